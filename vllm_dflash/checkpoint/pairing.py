@@ -1,0 +1,80 @@
+"""Does this drafter fit this target? Checked before any engine process starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """What pairing needs to know about a target model."""
+
+    model: str
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    supports_taps: bool
+    """Whether vLLM's class of this architecture can hand out hidden states of its layers."""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+
+def check_pair(drafter: DrafterSpec, target: TargetFacts) -> None:
+    """Raise `DrafterError` with every reason why the drafter cannot draft for the target."""
+    faults = []
+    if not target.supports_taps:
+        faults.append(
+            f"{target.architecture} gives no hidden states to drafters in this vLLM"
+            " (its class lacks SupportsEagle3), so it cannot be used with DFlash; try"
+            " --model-impl transformers or another target"
+        )
+    outside = [tap for tap in drafter.taps if tap >= target.num_layers]
+    if outside:
+        faults.append(
+            f"target_layer_ids {outside} lie outside the target, whose {target.num_layers} layers"
+            f" are numbered 0 to {target.num_layers - 1}"
+        )
+    if drafter.num_target_layers not in (None, target.num_layers):
+        faults.append(
+            f"num_target_layers is {drafter.num_target_layers} in the drafter, the target has"
+            f" {target.num_layers} layers"
+        )
+    if drafter.target_hidden_size != target.hidden_size:
+        faults.append(
+            f"the drafter reads hidden states of size {drafter.target_hidden_size}, the target's"
+            f" hidden_size is {target.hidden_size}"
+        )
+    if drafter.hidden_size != target.hidden_size:
+        faults.append(
+            f"hidden_size is {drafter.hidden_size} in the drafter and {target.hidden_size} in the"
+            " target, whose embedding and head it shares"
+        )
+    if drafter.vocab_size != target.vocab_size:
+        faults.append(
+            f"vocab_size is {drafter.vocab_size} in the drafter and {target.vocab_size} in the"
+            " target"
+        )
+    if drafter.mask_token_id >= target.vocab_size:
+        faults.append(
+            f"mask_token_id {drafter.mask_token_id} is outside the target's vocabulary of"
+            f" {target.vocab_size} entries"
+        )
+    if drafter.num_heads % target.tensor_parallel_size:
+        faults.append(
+            f"the drafter's {drafter.num_heads} attention heads do not divide by"
+            f" tensor_parallel_size {target.tensor_parallel_size}"
+        )
+    if target.pipeline_parallel_size > 1:
+        faults.append(
+            f"pipeline_parallel_size is {target.pipeline_parallel_size}: the drafter shares the"
+            " embedding of the first stage and the head of the last, so it must be 1"
+        )
+    if faults:
+        raise DrafterError(
+            f"drafter {drafter.model!r} does not fit target {target.model!r}: "
+            + "; ".join(faults)
+            + ". Choose a drafter trained for this target."
+        )

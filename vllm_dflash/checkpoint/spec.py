@@ -1,0 +1,64 @@
+"""`DrafterSpec`: everything the rest of the package knows about a drafter checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+class DrafterError(ValueError):
+    """A drafter that cannot be used. The message names the field, both values and the remedy."""
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """A DFlash drafter, whatever dialect its checkpoint is written in.
+
+    Nothing downstream of the checkpoint reader looks at the raw config again.
+    """
+
+    model: str
+    """Folder or repository the checkpoint was read from."""
+    dialect: str
+    """Which way of writing the config this was, for messages."""
+    block_size: int
+    """B: one bonus token and B - 1 mask tokens."""
+    mask_token_id: int
+    taps: tuple[int, ...]
+    """0-based target layers whose OUTPUT is the drafter's context (HF `hidden_states[i + 1]`),
+    in ascending order, which is the order of the columns of `fc.weight`."""
+    target_hidden_size: int
+    num_target_layers: int | None
+    """Layers of the target it was trained for, where the checkpoint says so."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_act: str
+    rms_norm_eps: float
+    attention_bias: bool
+    rope_parameters: dict[str, Any]
+    """As transformers 5 writes it: `rope_type`, `rope_theta` and the type's own fields."""
+    max_position_embeddings: int
+    windows: tuple[int | None, ...]
+    """Sliding window of each layer in tokens; None attends to the whole context."""
+    causal: tuple[bool, ...]
+    """Whether each layer's attention is causal inside the block; DFlash's own is not."""
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """K at most: one row of the block is the bonus token."""
+        return self.block_size - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form, to travel to the workers; inverse of `from_dict`."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> DrafterSpec:
+        """Rebuild a spec from `to_dict`, also after a trip through JSON."""
+        tuples = {name: tuple(fields[name]) for name in ("taps", "windows", "causal")}
+        return cls(**{**fields, **tuples})

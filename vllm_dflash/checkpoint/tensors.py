@@ -1,0 +1,82 @@
+"""The tensors a drafter checkpoint must hold, and what a folder really holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+
+Shape = tuple[int, ...]
+
+
+def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
+    """Names and shapes of a z-lab checkpoint: no embedding and no head, those are the target's."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    tensors: dict[str, Shape] = {
+        "fc.weight": (hidden, len(spec.taps) * spec.target_hidden_size),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    for number in range(spec.num_layers):
+        layer = f"layers.{number}"
+        attention = f"{layer}.self_attn"
+        tensors |= {
+            f"{layer}.input_layernorm.weight": (hidden,),
+            f"{layer}.post_attention_layernorm.weight": (hidden,),
+            f"{attention}.q_proj.weight": (q_size, hidden),
+            f"{attention}.k_proj.weight": (kv_size, hidden),
+            f"{attention}.v_proj.weight": (kv_size, hidden),
+            f"{attention}.o_proj.weight": (hidden, q_size),
+            f"{attention}.q_norm.weight": (spec.head_dim,),
+            f"{attention}.k_norm.weight": (spec.head_dim,),
+            f"{layer}.mlp.gate_proj.weight": (inner, hidden),
+            f"{layer}.mlp.up_proj.weight": (inner, hidden),
+            f"{layer}.mlp.down_proj.weight": (hidden, inner),
+        }
+        if spec.attention_bias:
+            tensors |= {
+                f"{attention}.q_proj.bias": (q_size,),
+                f"{attention}.k_proj.bias": (kv_size,),
+                f"{attention}.v_proj.bias": (kv_size,),
+                f"{attention}.o_proj.bias": (hidden,),
+            }
+    return tensors
+
+
+def read_headers(folder: Path) -> dict[str, Shape]:
+    """Names and shapes in every `*.safetensors` of a folder; reads headers, not weights.
+
+    Raises:
+        DrafterError: there is no such file, or one cannot be read.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise DrafterError(f"drafter {str(folder)!r}: the folder holds no *.safetensors file.")
+    shapes: dict[str, Shape] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}
+        except (SafetensorError, OSError) as error:
+            raise DrafterError(f"drafter file {str(file)!r} cannot be read: {error}") from error
+    return shapes
+
+
+def check_tensors(spec: DrafterSpec, found: Mapping[str, Shape]) -> None:
+    """Refuse missing, surplus or misshapen tensors, each by name. Raises `DrafterError`."""
+    expected = expected_tensors(spec)
+    faults = [f"missing {name} {list(expected[name])}" for name in sorted(expected.keys() - found)]
+    faults += [f"surplus {name} {list(found[name])}" for name in sorted(found.keys() - expected)]
+    faults += [
+        f"{name} has shape {list(found[name])}, config.json implies {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    if faults:
+        raise DrafterError(
+            f"drafter {spec.model!r}: the weights do not match config.json: {'; '.join(faults)}"
+        )

@@ -1,0 +1,111 @@
+"""What a user may write in `--speculative-config` for DFlash, and what it comes to."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
+
+ADDITIONAL_CONFIG_KEY = "vllm_dflash"
+"""Where the resolved options travel inside vLLM's `additional_config`."""
+
+WITHOUT_MEANING = {
+    "disable_padded_drafter_batch": "rejected rows never reach the drafter anyway",
+    "use_heterogeneous_vocab": "a DFlash drafter shares the target's vocabulary",
+    "num_speculative_tokens_per_batch_size": "set num_speculative_tokens instead",
+}
+"""vLLM options that vllm-dflash refuses when they are set, and why."""
+
+
+@dataclass(frozen=True)
+class DFlashOptions:
+    """The resolved options of one engine, as its workers read them."""
+
+    num_speculative_tokens: int
+    """K: drafted tokens per request and step at most."""
+    drafter: DrafterSpec
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form for `additional_config`; inverse of `from_dict`."""
+        return {
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "drafter": self.drafter.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> DFlashOptions:
+        """Rebuild the options in a worker."""
+        return cls(fields["num_speculative_tokens"], DrafterSpec.from_dict(fields["drafter"]))
+
+
+def check_keys(speculative_config: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse unknown options, naming the nearest known one, and options without meaning here.
+
+    Raises:
+        ValueError: with a message that says what to write instead.
+    """
+    for key, value in speculative_config.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f". Known: {', '.join(sorted(known))}."
+            raise ValueError(f"unknown option {key!r} in the speculative config{hint}")
+        if value and key in WITHOUT_MEANING:
+            raise ValueError(
+                f"remove {key!r} from the speculative config: {WITHOUT_MEANING[key]}."
+            )
+
+
+def resolve_num_speculative_tokens(asked: int | None, drafter: DrafterSpec) -> int:
+    """K: what the user asked for, else all the drafter was trained for.
+
+    Raises:
+        DrafterError: K is no positive integer, or larger than the drafter's block allows.
+    """
+    if asked is None:
+        return drafter.max_draft_tokens
+    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+        raise DrafterError(f"num_speculative_tokens must be a positive integer, not {asked!r}.")
+    if asked > drafter.max_draft_tokens:
+        raise DrafterError(
+            f"num_speculative_tokens is {asked}, but drafter {drafter.model!r} was trained with"
+            f" block_size {drafter.block_size}: one bonus token and {drafter.max_draft_tokens}"
+            " drafted ones. Rows beyond its block are positions it never learned, so they would"
+            " cost verification and be rejected. Ask for at most"
+            f" {drafter.max_draft_tokens}, or leave num_speculative_tokens out."
+        )
+    return asked
+
+
+def fill_in_defaults(engine_args: EngineArgs, options: DFlashOptions) -> None:
+    """Write into the user's speculative config what vLLM needs and DFlash knows."""
+    config = dict(engine_args.speculative_config or {})
+    if engine_args.spec_method is None:
+        config["method"] = "dflash"
+    if engine_args.spec_tokens is None:
+        for spelling in ("num-speculative-tokens", "num_speculative_tokens"):
+            config.pop(spelling, None)
+        config["num_speculative_tokens"] = options.num_speculative_tokens
+    if config.get("draft_sample_method") == "probabilistic":
+        warn_about_sampling()
+        config["draft_sample_method"] = "greedy"
+    # A prefix-cache hit restores the drafter's context with the target's, block by block: unlike
+    # EAGLE's, its rows are not shifted by one token, so the last block need not be dropped.
+    config.setdefault("disable_eagle_block_drop", True)
+    engine_args.speculative_config = config
+
+
+def warn_about_sampling() -> None:
+    """Say why drafts are not sampled."""
+    from vllm.logger import init_logger
+
+    init_logger("vllm.dflash").warning(
+        "draft_sample_method 'probabilistic' is ignored: DFlash predicts each position without"
+        " knowing the ones before it, so sampling them independently ruins acceptance. Drafts"
+        " stay at the most likely token, which is lossless at any temperature."
+    )

@@ -1,0 +1,161 @@
+"""Every hook we place in vLLM, on one page: why, how, and what would replace it.
+
+`register` runs once in every vLLM process (entry point group `vllm.general_plugins`) and places
+hook 1. The others are placed only where `method: "dflash"` was selected, so plain serving and
+other speculative methods run unmodified vLLM. This module imports nothing heavy: vLLM only logs
+an ImportError of a plugin, and would then silently run its own DFlash.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm_dflash import __version__
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    from vllm_dflash.options import DFlashOptions
+    from vllm_dflash.runner.v1 import DFlashProposer
+
+CPU_WORKER = "vllm_dflash.runner.worker.DFlashCPUWorker"
+DRAFT_MODEL = "vllm_dflash.drafter.model:DFlashDraftModel"
+
+
+def register() -> None:
+    """Hook 1: `EngineArgs.create_speculative_config`. Entry point; idempotent.
+
+    Why: the one place where `LLM(...)` and `vllm serve` pass the user's speculative config before
+    any process starts, so a pair that does not fit can be refused and defaults filled in.
+    How: wrapped; calls the original untouched unless the method is dflash.
+    Replaced by: a registry of speculative methods in vLLM.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    from vllm_dflash.seams import FRONT_END, check_seams
+
+    if not hasattr(EngineArgs, "create_speculative_config"):
+        check_seams(FRONT_END)  # raises, by name: there is nowhere else to notice a selection
+    original = EngineArgs.create_speculative_config
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def create_speculative_config(
+        self: EngineArgs, *args: Any, **kwargs: Any
+    ) -> SpeculativeConfig | None:
+        from vllm_dflash.selection import requested_options
+
+        requested = requested_options(self)
+        if requested is not None:
+            _select(self, requested, functools.partial(_bind, original, self, *args, **kwargs))
+        return original(self, *args, **kwargs)
+
+    EngineArgs.create_speculative_config = create_speculative_config
+
+
+def _bind(original: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """The two configs `create_speculative_config` was called with, by name."""
+    import inspect
+
+    bound = inspect.signature(original).bind(*args, **kwargs).arguments
+    return bound["target_model_config"], bound["target_parallel_config"]
+
+
+def _select(
+    engine_args: EngineArgs,
+    requested: dict[str, Any],
+    configs: Callable[[], tuple[ModelConfig, ParallelConfig]],
+) -> None:
+    """Hooks 2 to 4, placed once DFlash is selected: worker class, options, draft model.
+
+    2. `parallel_config.worker_cls`. Why: our worker installs our proposer, and a node without
+       this package fails by name when it imports the class. How: vLLM's own setting.
+    3. `additional_config`. Why: carries the checked options to all workers, and is part of the
+       compile cache's key. How: vLLM's own setting.
+    4. `ModelRegistry.register_model`. Why: our draft model stands for the architecture
+       `DFlashDraftModel`. How: vLLM's own registry.
+    """
+    import vllm
+
+    from vllm_dflash.options import ADDITIONAL_CONFIG_KEY, fill_in_defaults
+    from vllm_dflash.seams import FRONT_END, check_seams, check_version
+    from vllm_dflash.selection import choose_worker, resolve
+
+    check_version(vllm.__version__)
+    check_seams(FRONT_END)
+    target, parallel = configs()
+    worker = choose_worker(parallel.worker_cls)
+    options = resolve(requested, target, parallel)
+    parallel.worker_cls = worker
+    engine_args.additional_config = {
+        **engine_args.additional_config,
+        ADDITIONAL_CONFIG_KEY: options.to_dict(),
+    }
+    fill_in_defaults(engine_args, options)
+    register_draft_model()
+
+
+def register_draft_model() -> None:
+    """Hook 4, in the front end and in every worker. vLLM warns that it replaces its own."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    ModelRegistry.register_model("DFlashDraftModel", DRAFT_MODEL)
+
+
+def install_v1_proposer(proposer: type[DFlashProposer]) -> None:
+    """Hook 5, in a worker: the name `DFlashProposer` in the V1 runner's module is ours.
+
+    Why: the runner builds its drafter from this name and checks instances against it.
+    How: rebound in this process, before the runner is built; nothing of vLLM's class is used.
+    Replaced by: `method: custom_class`, once that gets hidden states and a KV cache.
+    """
+    import vllm
+    from vllm.v1.worker import gpu_model_runner
+
+    from vllm_dflash.seams import V1_WORKER, check_seams, check_version
+
+    check_version(vllm.__version__)
+    check_seams(V1_WORKER)
+    gpu_model_runner.DFlashProposer = proposer
+    register_draft_model()
+
+
+def attach_to_v1_runner(runner: GPUModelRunner, proposer: type[DFlashProposer]) -> None:
+    """Hook 6, in a worker: `_input_fits_in_drafter` of this runner.
+
+    Why: vLLM compares the longest request of the batch with the context limit; one long request
+    would switch drafting off for all and leave holes in the drafter's cache. Our proposer
+    limits each request by itself. How: replaced on the instance.
+    Replaced by: a per-request limit in vLLM.
+
+    Raises:
+        RuntimeError: the runner was built with another proposer.
+    """
+    drafter = getattr(runner, "drafter", None)
+    if type(drafter) is not proposer:
+        raise RuntimeError(
+            f"vllm-dflash {__version__} was selected, but the model runner built"
+            f" {type(drafter).__module__}.{type(drafter).__qualname__} as its drafter."
+        )
+    runner._input_fits_in_drafter = lambda common_attn_metadata: common_attn_metadata is not None
+
+
+def log_active(options: DFlashOptions, runner: str) -> None:
+    """The one line that says which DFlash runs."""
+    from vllm.logger import init_logger
+
+    drafter = options.drafter
+    init_logger("vllm.dflash").info(
+        "vllm-dflash %s is active: runner %s, block size %d, drafting up to %d tokens a step,"
+        " taps %s",
+        __version__,
+        runner,
+        drafter.block_size,
+        options.num_speculative_tokens,
+        list(drafter.taps),
+    )

@@ -1,0 +1,105 @@
+"""Which rows go where: pure functions over a batch, vectorised, without vLLM or torch.
+
+R requests in the batch, D of them drafted, Q = sum of (1 + k) rows of their blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.integer]
+
+
+def kept_rows(query_start_loc: Ints, num_rejected: Ints) -> Ints:
+    """Rows of the target's batch that become context: all but each request's rejected tail.
+
+    Args:
+        query_start_loc: first row of each request and the total, [R + 1].
+        num_rejected: drafts the target rejected, which are each request's last rows, [R].
+
+    Returns:
+        Row numbers, ascending, [C] int64.
+    """
+    starts = query_start_loc[:-1].astype(np.int64)
+    kept = np.diff(query_start_loc) - num_rejected
+    ends = np.cumsum(kept)
+    return np.repeat(starts - (ends - kept), kept) + np.arange(ends[-1] if len(ends) else 0)
+
+
+def draft_lengths(
+    context_lens: Ints, length_limits: Ints, wanted: int, may_draft: npt.NDArray[np.bool_]
+) -> Ints:
+    """How many tokens to draft for each request, at most, [R].
+
+    A verified block of k drafts makes a request k + 1 tokens longer than its context and bonus
+    token, so more than `limit - context - 2` could never be used. One request's limit does not
+    touch another's.
+
+    Args:
+        context_lens: tokens before the bonus token, [R].
+        length_limits: tokens a request may come to, prompt included, [R].
+        wanted: K.
+        may_draft: False for requests still in their prompt, [R].
+    """
+    room = np.clip(length_limits - context_lens - 2, 0, wanted)
+    return np.where(may_draft, room, 0)
+
+
+@dataclass(frozen=True)
+class BlockInputs:
+    """Inputs of one batched block forward."""
+
+    requests: Ints
+    """Batch rows of the drafted requests, [D]."""
+    input_ids: npt.NDArray[np.int32]
+    """Bonus token, then mask tokens, request by request, [Q]."""
+    positions: npt.NDArray[np.int64]
+    """[Q]."""
+    slots: npt.NDArray[np.int64]
+    """Scratch slots behind each request's context, [Q]."""
+    query_start_loc: npt.NDArray[np.int32]
+    """[D + 1]."""
+    seq_lens: npt.NDArray[np.int32]
+    """Context plus block, [D]."""
+    mask_rows: Ints
+    """Rows that predict a token, request by request, [Q - D]."""
+
+
+def block_inputs(
+    context_lens: Ints,
+    draft_lens: Ints,
+    bonus_ids: Ints,
+    mask_token_id: int,
+    block_table: Ints,
+    block_size: int,
+) -> BlockInputs:
+    """Lay out one block per request that drafts anything; blocks may differ in width.
+
+    Args:
+        context_lens: tokens before the bonus token, whose position this is, [R].
+        draft_lens: k of each request, 0 to leave it out, [R].
+        bonus_ids: newest token of each request, [R].
+        mask_token_id: what stands for a token to be drafted.
+        block_table: cache blocks of each request, [R, max blocks].
+        block_size: tokens per cache block (not per drafted block).
+    """
+    requests = np.nonzero(draft_lens > 0)[0]
+    widths = draft_lens[requests] + 1
+    query_start_loc = np.zeros(len(requests) + 1, dtype=np.int32)
+    np.cumsum(widths, out=query_start_loc[1:])
+    owners = np.repeat(requests, widths)  # [Q]
+    offsets = np.arange(query_start_loc[-1]) - np.repeat(query_start_loc[:-1], widths)
+    positions = context_lens[owners].astype(np.int64) + offsets
+    blocks = block_table[owners, positions // block_size].astype(np.int64)
+    return BlockInputs(
+        requests=requests,
+        input_ids=np.where(offsets == 0, bonus_ids[owners], mask_token_id).astype(np.int32),
+        positions=positions,
+        slots=blocks * block_size + positions % block_size,
+        query_start_loc=query_start_loc,
+        seq_lens=(context_lens[requests] + widths).astype(np.int32),
+        mask_rows=np.nonzero(offsets)[0],
+    )

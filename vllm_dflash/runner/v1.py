@@ -1,0 +1,261 @@
+"""The proposer for vLLM's V1 model runner: context every step, drafts where there is room."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import nn
+from vllm.config import CUDAGraphMode, VllmConfig, replace
+from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from vllm_dflash.drafter.model import DFlashDraftModel
+from vllm_dflash.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
+from vllm_dflash.runner.block_layout import BlockInputs, block_inputs, draft_lengths, kept_rows
+from vllm_dflash.runner.statistics import DraftStatistics
+
+
+class DFlashProposer(SpecDecodeBaseProposer):
+    """Drafts a block per request in one forward; replaces vLLM's class of the same name.
+
+    Every step: store the context of all scheduled tokens the target did not reject, then draft
+    for the requests that can use drafts. Where none can, nothing but the context is computed.
+
+    Written for synchronous scheduling, which is what the V1 runner does on CPUs: the ragged
+    lists it returns tell the scheduler each request's length.
+    """
+
+    model: DFlashDraftModel
+    runner: GPUModelRunner
+
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, runner: GPUModelRunner
+    ) -> None:
+        super().__init__(vllm_config, device, pass_hidden_states_to_model=True, runner=runner)
+        options = DFlashOptions.from_dict(vllm_config.additional_config[ADDITIONAL_CONFIG_KEY])
+        self.spec = options.drafter
+        self.runner = runner
+        self.statistics = DraftStatistics()
+        self.length_limit = min(
+            self.max_model_len, self.draft_model_config.max_model_len or self.max_model_len
+        )
+        self.max_query_tokens = self.max_batch_size * (1 + self.num_speculative_tokens)
+        # The base class's buffers for models that draft token by token.
+        self.parallel_drafting_hidden_state_tensor = None
+
+    # --- start-up -------------------------------------------------------------------------
+
+    def _create_draft_vllm_config(self) -> VllmConfig:
+        base = super()._create_draft_vllm_config()
+        attention = replace(base.attention_config, use_non_causal=not all(self.spec.causal))
+        return replace(base, attention_config=attention)
+
+    def _raise_if_mrope(self) -> None:
+        """Our positions are text positions, whatever the target's scheme."""
+
+    def _warn_if_multimodal(self) -> None:
+        """Image tokens are context like any other: the drafter sees the target's features."""
+
+    def _maybe_share_embeddings(self, target_language_model: nn.Module) -> None:
+        self.model.share_vocabulary(target_language_model)
+
+    def _maybe_share_lm_head(self, target_language_model: nn.Module) -> None:
+        """The head came with the embedding."""
+
+    def initialize_attn_backend(
+        self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int] | None = None
+    ) -> None:
+        super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
+        numbers = {a.attn.layer_name: i for i, a in enumerate(self.model.context.attentions)}
+        # Metadata carries the causality, so layers that differ in it need their own.
+        self._causal_layers = {
+            causal: [name for name, i in numbers.items() if self.spec.causal[i] is causal]
+            for causal in sorted(set(self.spec.causal))
+        }
+
+    @torch.inference_mode()
+    def dummy_run(
+        self,
+        num_tokens: int,
+        use_cudagraphs: bool = True,
+        is_graph_capturing: bool = False,
+        slot_mappings: dict[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Profile and compile: the largest context and the largest block, writing nothing."""
+        width = len(self.spec.taps) * self.spec.target_hidden_size
+        features = torch.zeros(num_tokens, width, dtype=self.dtype, device=self.device)
+        positions = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
+        self.model.context.project(features, positions)
+        num_queries = min(num_tokens, self.max_query_tokens)
+        hidden = self._run_block(None, {}, self.input_ids[:num_queries], positions[:num_queries])
+        self.model.compute_logits(hidden)
+
+    # --- every step -----------------------------------------------------------------------
+
+    def prepare_inputs_padded(
+        self,
+        common_attn_metadata: CommonAttentionMetadata,
+        spec_decode_metadata: SpecDecodeMetadata,
+        valid_sampled_tokens_count: torch.Tensor,
+    ) -> tuple[CommonAttentionMetadata, torch.Tensor, torch.Tensor]:
+        """vLLM's own, which is also the one place that sees what became of the drafts."""
+        self.statistics.observe_verification(
+            spec_decode_metadata.num_draft_tokens, valid_sampled_tokens_count.tolist()
+        )
+        return super().prepare_inputs_padded(
+            common_attn_metadata, spec_decode_metadata, valid_sampled_tokens_count
+        )
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        num_speculative_tokens: int,
+        target_token_ids: torch.Tensor,
+        target_positions: torch.Tensor,
+        target_hidden_states: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        token_indices_to_sample: torch.Tensor | None,
+        common_attn_metadata: CommonAttentionMetadata,
+        sampling_metadata: SamplingMetadata,
+        mm_embed_inputs: tuple[list[torch.Tensor], torch.Tensor] | None = None,
+        num_rejected_tokens_gpu: torch.Tensor | None = None,
+        slot_mappings: dict[str, torch.Tensor] | list[dict[str, torch.Tensor]] | None = None,
+    ) -> list[list[int]]:
+        """Store this step's context and draft the next tokens.
+
+        Args:
+            num_speculative_tokens: K for this step.
+            target_positions: of this step's T scheduled rows, [T] or [3, T] under M-RoPE.
+            target_hidden_states: taps concatenated in ascending layer order, [T, m * H].
+            next_token_ids: the bonus token of each request, [R].
+            common_attn_metadata: of the target's batch, rejected rows included.
+            num_rejected_tokens_gpu: rejected rows at each request's end, [R]; None if no
+                drafts were verified.
+
+        Returns:
+            Drafts of each request, empty where none can be used.
+        """
+        self.statistics.steps += 1
+        batch = common_attn_metadata
+        num_rejected = np.zeros(batch.num_reqs, dtype=np.int32)
+        if num_rejected_tokens_gpu is not None:
+            num_rejected = num_rejected_tokens_gpu.numpy()
+        self._store_context(target_positions, target_hidden_states, batch, num_rejected)
+
+        context_lens = batch.seq_lens[: batch.num_reqs].numpy() - num_rejected
+        lengths = draft_lengths(
+            context_lens,
+            self._length_limits(batch.num_reqs),
+            num_speculative_tokens,
+            ~self.runner.discard_request_mask.np[: batch.num_reqs],
+        )
+        drafts: list[list[int]] = [[] for _ in range(batch.num_reqs)]
+        if not lengths.any():
+            return drafts
+        self.statistics.drafted_steps += 1
+        inputs = block_inputs(
+            context_lens,
+            lengths,
+            next_token_ids.numpy(),
+            self.spec.mask_token_id,
+            batch.block_table_tensor.numpy(),
+            self.block_size,
+        )
+        for request, tokens in zip(inputs.requests, self._draft(inputs, batch), strict=True):
+            drafts[request] = tokens
+        return drafts
+
+    def _store_context(
+        self,
+        positions: torch.Tensor,
+        features: torch.Tensor,
+        batch: CommonAttentionMetadata,
+        num_rejected: np.ndarray,
+    ) -> None:
+        slots = batch.slot_mapping[: len(features)]
+        if positions.ndim == 2:
+            positions = positions[0]
+        if num_rejected.any():
+            rows = torch.from_numpy(kept_rows(batch.query_start_loc_cpu.numpy(), num_rejected))
+            positions, features, slots = positions[rows], features[rows], slots[rows]
+        self.model.context.store(features, positions, slots)
+
+    def _length_limits(self, num_reqs: int) -> np.ndarray:
+        """Tokens each request may come to: its own end or the context limit, [R]."""
+        limits = np.full(num_reqs, self.length_limit, dtype=np.int64)
+        for row, req_id in enumerate(self.runner.input_batch.req_ids[:num_reqs]):
+            request = self.runner.requests[req_id]
+            if request.sampling_params is not None and request.sampling_params.max_tokens:
+                end = request.num_prompt_tokens + request.sampling_params.max_tokens
+                limits[row] = min(limits[row], end)
+        return limits
+
+    def _draft(self, inputs: BlockInputs, batch: CommonAttentionMetadata) -> list[list[int]]:
+        """Run the blocks and take each row's argmax. Returns drafts of the D requests.
+
+        A request's drafts end before its first row of logits that are not finite.
+        """
+        widths = np.diff(inputs.query_start_loc)
+        query_start_loc = torch.from_numpy(inputs.query_start_loc)
+        slots = torch.from_numpy(inputs.slots)
+        metadata = CommonAttentionMetadata(
+            query_start_loc=query_start_loc,
+            query_start_loc_cpu=query_start_loc,
+            seq_lens=torch.from_numpy(inputs.seq_lens),
+            seq_lens_cpu_upper_bound=torch.from_numpy(inputs.seq_lens),
+            num_reqs=len(inputs.requests),
+            num_actual_tokens=len(slots),
+            max_query_len=int(widths.max()),
+            max_seq_len=int(inputs.seq_lens.max()),
+            block_table_tensor=batch.block_table_tensor[torch.from_numpy(inputs.requests)],
+            slot_mapping=slots,
+        )
+        hidden = self._run_block(
+            self._attention_metadata(metadata),
+            dict.fromkeys(self._draft_attn_layer_names, slots),
+            torch.from_numpy(inputs.input_ids),
+            torch.from_numpy(inputs.positions),
+        )
+        logits = self.model.compute_logits(hidden[torch.from_numpy(inputs.mask_rows)])  # [Q - D, V]
+        best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
+        finite = torch.isfinite(best).tolist()
+        token_ids = tokens.tolist()
+        drafts = []
+        end = 0
+        for length in (widths - 1).tolist():
+            start, end = end, end + length
+            usable = next((i for i in range(start, end) if not finite[i]), end)
+            self.statistics.nan_drafts += end - usable
+            drafts.append(token_ids[start:usable])
+        return drafts
+
+    def _attention_metadata(self, metadata: CommonAttentionMetadata) -> dict[str, object]:
+        per_layer: dict[str, object] = {}
+        for causal, layer_names in self._causal_layers.items():
+            metadata = dataclasses.replace(metadata, causal=causal)
+            _, built = self.build_per_group_and_layer_attn_metadata(metadata)
+            per_layer |= {name: built[name] for name in layer_names}
+        return per_layer
+
+    def _run_block(
+        self,
+        attn_metadata: dict[str, object] | None,
+        slot_mapping: dict[str, torch.Tensor],
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        with set_forward_context(
+            attn_metadata,
+            self.vllm_config,
+            num_tokens=len(input_ids),
+            cudagraph_runtime_mode=CUDAGraphMode.NONE,
+            slot_mapping=slot_mapping,
+        ):
+            return self.model(input_ids, positions)

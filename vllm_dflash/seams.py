@@ -1,0 +1,125 @@
+"""The parts of vLLM we rely on, checked by version and by signature."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from importlib import import_module
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+SUPPORTED_VLLM = SpecifierSet(">=0.32.0,<0.33")
+
+
+class UnsupportedVllmError(RuntimeError):
+    """This vLLM is not one vllm-dflash was built for; the message names what differs."""
+
+
+@dataclass(frozen=True)
+class Seam:
+    """A function or attribute of vLLM that a hook of ours depends on."""
+
+    path: str
+    """`module:attribute`, dots allowed in the attribute."""
+    parameters: tuple[str, ...] | None = None
+    """Parameter names we pass or receive, in order; None for something that is not called."""
+
+
+PROPOSER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
+RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+
+FRONT_END = (
+    Seam(
+        "vllm.engine.arg_utils:EngineArgs.create_speculative_config",
+        ("self", "target_model_config", "target_parallel_config"),
+    ),
+    Seam("vllm.model_executor.models.registry:ModelRegistry.register_model", ("model_arch", "model_cls")),
+)
+"""Used in the process that builds the engine's config."""
+
+V1_WORKER = (
+    Seam("vllm.v1.worker.gpu_model_runner:DFlashProposer"),
+    Seam("vllm.v1.worker.cpu_worker:CPUWorker.init_device", ("self",)),
+    Seam(f"{RUNNER}._input_fits_in_drafter", ("self", "common_attn_metadata")),
+    Seam(
+        f"{PROPOSER}.__init__",
+        ("self", "vllm_config", "device", "pass_hidden_states_to_model", "runner"),
+    ),
+    Seam(
+        f"{PROPOSER}.propose",
+        (
+            "self",
+            "num_speculative_tokens",
+            "target_token_ids",
+            "target_positions",
+            "target_hidden_states",
+            "next_token_ids",
+            "token_indices_to_sample",
+            "common_attn_metadata",
+            "sampling_metadata",
+            "mm_embed_inputs",
+            "num_rejected_tokens_gpu",
+            "slot_mappings",
+        ),
+    ),
+    Seam(
+        f"{PROPOSER}.prepare_inputs_padded",
+        ("self", "common_attn_metadata", "spec_decode_metadata", "valid_sampled_tokens_count"),
+    ),
+    Seam(
+        f"{PROPOSER}.dummy_run",
+        ("self", "num_tokens", "use_cudagraphs", "is_graph_capturing", "slot_mappings"),
+    ),
+    Seam(
+        f"{PROPOSER}.initialize_attn_backend", ("self", "kv_cache_config", "kernel_block_sizes")
+    ),
+    Seam(
+        f"{PROPOSER}.build_per_group_and_layer_attn_metadata",
+        ("self", "common_attn_metadata", "draft_index"),
+    ),
+    Seam(f"{PROPOSER}._create_draft_vllm_config", ("self",)),
+    Seam(f"{PROPOSER}._maybe_share_embeddings", ("self", "target_language_model")),
+    Seam(f"{PROPOSER}._maybe_share_lm_head", ("self", "target_language_model")),
+    Seam("vllm._custom_ops:rms_norm", ("out", "input", "weight", "epsilon")),
+    Seam(
+        "vllm._custom_ops:rotary_embedding",
+        ("positions", "query", "key", "head_size", "cos_sin_cache", "is_neox", "rope_dim_offset", "inverse"),
+    ),
+)
+"""Used in a worker with the V1 model runner."""
+
+
+def check_version(version: str) -> None:
+    """Refuse a vLLM outside `SUPPORTED_VLLM`. Raises `UnsupportedVllmError`."""
+    if Version(version).public not in SUPPORTED_VLLM:
+        from vllm_dflash import __version__
+
+        raise UnsupportedVllmError(
+            f"vllm-dflash {__version__} supports vLLM {SUPPORTED_VLLM}, this is vLLM {version}."
+            " Install a matching pair, or set VLLM_PLUGINS='' to run without vllm-dflash."
+        )
+
+
+def check_seams(seams: tuple[Seam, ...]) -> None:
+    """Refuse a vLLM whose functions have changed. Raises `UnsupportedVllmError`."""
+    for seam in seams:
+        module, _, attribute = seam.path.partition(":")
+        try:
+            target = import_module(module)
+            for name in attribute.split("."):
+                target = getattr(target, name)
+        except (ImportError, AttributeError) as error:
+            raise UnsupportedVllmError(
+                f"vllm-dflash relies on {seam.path}, which this vLLM does not have ({error})."
+                " Set VLLM_PLUGINS='' to run without vllm-dflash."
+            ) from error
+        if seam.parameters is None:
+            continue
+        found = tuple(inspect.signature(target).parameters)
+        if found != seam.parameters:
+            raise UnsupportedVllmError(
+                f"vllm-dflash relies on {seam.path}({', '.join(seam.parameters)}), but this vLLM"
+                f" has {attribute.rpartition('.')[2]}({', '.join(found)})."
+                " Set VLLM_PLUGINS='' to run without vllm-dflash."
+            )

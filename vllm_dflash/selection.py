@@ -1,0 +1,113 @@
+"""`method: "dflash"`: from what the user wrote to a checked pair, before any process starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_dflash.checkpoint.pairing import TargetFacts, check_pair
+from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.checkpoint.tensors import check_tensors, read_headers
+from vllm_dflash.options import DFlashOptions, check_keys, resolve_num_speculative_tokens
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, ParallelConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+
+def requested_options(engine_args: EngineArgs) -> dict[str, Any] | None:
+    """What the user asked of DFlash, whichever flags it came by; None for any other method."""
+    requested = {
+        key.replace("-", "_"): value
+        for key, value in (engine_args.speculative_config or {}).items()
+    }
+    for key, value in (
+        ("method", engine_args.spec_method),
+        ("model", engine_args.spec_model),
+        ("num_speculative_tokens", engine_args.spec_tokens),
+    ):
+        if value is not None:
+            requested.setdefault(key, value)
+    method = requested.get("method")
+    # Without a method, vLLM takes a drafter with this in its name for a DFlash one.
+    guessed = method is None and "dflash" in str(requested.get("model", "")).lower()
+    return requested if method == "dflash" or guessed else None
+
+
+def resolve(
+    requested: Mapping[str, Any], target: ModelConfig, parallel: ParallelConfig
+) -> DFlashOptions:
+    """Check the options, the drafter and the pair.
+
+    Raises:
+        ValueError: (`DrafterError` included) with a message that says what to change.
+    """
+    from vllm.config import SpeculativeConfig
+
+    check_keys(requested, {field.name for field in fields(SpeculativeConfig)})
+    model = requested.get("model")
+    if not model:
+        raise DrafterError(
+            "method 'dflash' needs a drafter: add 'model' to the speculative config, for example"
+            ' {"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16"}.'
+        )
+    drafter = read_drafter(model, requested.get("revision"))
+    check_pair(drafter, target_facts(target, parallel))
+    if Path(model).is_dir():
+        check_tensors(drafter, read_headers(Path(model)))
+    num_speculative_tokens = resolve_num_speculative_tokens(
+        requested.get("num_speculative_tokens"), drafter
+    )
+    return DFlashOptions(num_speculative_tokens, drafter)
+
+
+def target_facts(target: ModelConfig, parallel: ParallelConfig) -> TargetFacts:
+    """Read what pairing needs from vLLM's own configs; imports the target's model class."""
+    from vllm.model_executor.models.interfaces import supports_eagle3
+
+    model_class, architecture = target.registry.resolve_model_cls(
+        target.architectures, model_config=target
+    )
+    return TargetFacts(
+        model=target.model,
+        architecture=architecture,
+        num_layers=target.get_total_num_hidden_layers(),
+        hidden_size=target.get_hidden_size(),
+        vocab_size=target.get_vocab_size(),
+        supports_taps=supports_eagle3(model_class),
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        pipeline_parallel_size=parallel.pipeline_parallel_size,
+    )
+
+
+def choose_worker(worker_cls: str) -> str:
+    """The worker class for this platform and model runner.
+
+    Raises:
+        ValueError: another worker class was asked for, or the platform is not supported yet.
+    """
+    from vllm import envs
+    from vllm.platforms import current_platform
+
+    from vllm_dflash.plugin import CPU_WORKER
+
+    if worker_cls not in ("auto", CPU_WORKER):
+        raise ValueError(
+            f"method 'dflash' brings its own worker class, but worker_cls is {worker_cls!r}."
+            " Leave worker_cls out, or set VLLM_PLUGINS='' to run without vllm-dflash."
+        )
+    without = "Set VLLM_PLUGINS='' for vLLM's own DFlash."
+    if not current_platform.is_cpu():
+        raise ValueError(
+            "this version of vllm-dflash supports vLLM's CPU platform only, not"
+            f" {current_platform.device_name!r}. {without}"
+        )
+    if envs.VLLM_USE_V2_MODEL_RUNNER:
+        raise ValueError(
+            "this version of vllm-dflash supports the V1 model runner only; unset"
+            f" VLLM_USE_V2_MODEL_RUNNER. {without}"
+        )
+    return CPU_WORKER
