@@ -48,12 +48,13 @@ def register() -> None:
     def create_speculative_config(
         self: EngineArgs, *args: Any, **kwargs: Any
     ) -> SpeculativeConfig | None:
-        from vllm_dflash.selection import requested_options
+        from vllm_dflash.selection import hide_layer_types, requested_options
 
         requested = requested_options(self)
-        if requested is not None:
-            _select(self, requested, functools.partial(_bind, original, self, *args, **kwargs))
-        return original(self, *args, **kwargs)
+        if requested is None:
+            return original(self, *args, **kwargs)
+        _select(self, requested, functools.partial(_bind, original, self, *args, **kwargs))
+        return hide_layer_types(original(self, *args, **kwargs))
 
     EngineArgs.create_speculative_config = create_speculative_config
 

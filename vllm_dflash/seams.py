@@ -75,8 +75,12 @@ V1_WORKER = (
         f"{PROPOSER}.initialize_attn_backend", ("self", "kv_cache_config", "kernel_block_sizes")
     ),
     Seam(
-        f"{PROPOSER}.build_per_group_and_layer_attn_metadata",
+        "vllm.v1.worker.utils:AttentionGroup.build_metadata_for_drafting",
         ("self", "common_attn_metadata", "draft_index"),
+    ),
+    Seam(
+        "vllm.v1.worker.utils:AttentionGroup.create_metadata_builders",
+        ("self", "vllm_config", "device", "kernel_block_size", "num_metadata_builders"),
     ),
     Seam(f"{PROPOSER}._create_draft_vllm_config", ("self",)),
     Seam(f"{PROPOSER}._maybe_share_embeddings", ("self", "target_language_model")),

@@ -14,7 +14,7 @@ from vllm_dflash.checkpoint.tensors import check_tensors, read_headers
 from vllm_dflash.options import DFlashOptions, check_keys, resolve_num_speculative_tokens
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, ParallelConfig
+    from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
     from vllm.engine.arg_utils import EngineArgs
 
 
@@ -111,3 +111,16 @@ def choose_worker(worker_cls: str) -> str:
             f" VLLM_USE_V2_MODEL_RUNNER. {without}"
         )
     return CPU_WORKER
+
+
+def hide_layer_types(config: SpeculativeConfig) -> SpeculativeConfig:
+    """Keep vLLM from refusing drafters that mix sliding and full layers on the V1 runner.
+
+    It refuses them for needing several cache groups, by the `layer_types` of the draft config.
+    Our drafter keeps all layers in one group and takes its windows from `DrafterSpec`.
+    """
+    draft = config.draft_model_config
+    for hf_config in (draft.hf_config, draft.hf_text_config):
+        if getattr(hf_config, "layer_types", None):
+            hf_config.layer_types = ["full_attention"] * len(hf_config.layer_types)
+    return config

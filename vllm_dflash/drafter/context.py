@@ -36,15 +36,13 @@ class ContextProjection(nn.Module):
         self.attentions: list[BlockAttention] = []  # a plain list: they belong to the block
 
     def fuse_layers(self, attentions: list[BlockAttention]) -> None:
-        """Stack the layers' K/V projections and K norms; call once the weights are loaded."""
+        """Stack the layers' K/V projections; call once the weights are loaded."""
         self.attentions = attentions
-        projections = [a.qkv_proj for a in attentions]
-        # [L * 2 * kv_size, H]: the rows behind q of every layer
-        self.kv_weight = torch.cat([p.weight.data[a.q_size :] for a, p in zip(attentions, projections, strict=True)])
+        # The rows behind q of every layer: [L * 2 * kv_size, H] and [L * 2 * kv_size].
+        self.kv_weight = torch.cat([a.qkv_proj.weight.data[a.q_size :] for a in attentions])
         self.kv_bias = None
-        if projections[0].bias is not None:
-            self.kv_bias = torch.cat([p.bias.data[a.q_size :] for a, p in zip(attentions, projections, strict=True)])
-        self.k_norm_weight = torch.stack([a.k_norm.weight.data for a in attentions])  # [L, D]
+        if attentions[0].qkv_proj.bias is not None:
+            self.kv_bias = torch.cat([a.qkv_proj.bias.data[a.q_size :] for a in attentions])
 
     def project(
         self, features: torch.Tensor, positions: torch.Tensor
@@ -66,8 +64,9 @@ class ContextProjection(nn.Module):
         kv = kv.view(num_rows, num_layers, 2, -1, self.head_dim)
         k, v = kv.permute(2, 1, 0, 3, 4).contiguous()  # [L, C, kv_heads, D] each
         normed = torch.empty_like(k)
-        # One kernel for all layers: the weight's row is chosen by the outermost index.
-        ops.rms_norm(normed, k, self.k_norm_weight, self.eps)
+        # Layer by layer: vLLM's CPU kernel takes one weight row, whatever it is given.
+        for layer, attention in enumerate(self.attentions):
+            ops.rms_norm(normed[layer], k[layer], attention.k_norm.weight.data, self.eps)
         rotary = self.attentions[0].rotary_emb
         cos_sin = rotary._match_cos_sin_cache_dtype(normed)
         rotated = normed.view(num_layers * num_rows, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.drafter.model import DFlashDraftModel
 from vllm_dflash.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
@@ -73,12 +75,25 @@ class DFlashProposer(SpecDecodeBaseProposer):
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int] | None = None
     ) -> None:
         super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
-        numbers = {a.attn.layer_name: i for i, a in enumerate(self.model.context.attentions)}
-        # Metadata carries the causality, so layers that differ in it need their own.
-        self._causal_layers = {
-            causal: [name for name, i in numbers.items() if self.spec.causal[i] is causal]
-            for causal in sorted(set(self.spec.causal))
-        }
+        whole = self.draft_attn_groups[0]
+        # Attention metadata carries causality and is scheduled for one window, so layers that
+        # differ in either need their own.
+        layers_by_kind: dict[tuple[int | None, bool], list[str]] = defaultdict(list)
+        for attention, window, causal in zip(
+            self.model.context.attentions, self.spec.windows, self.spec.causal, strict=True
+        ):
+            layers_by_kind[window, causal].append(attention.attn.layer_name)
+        self._groups_with_causality = []
+        for (_, causal), layer_names in layers_by_kind.items():
+            group = AttentionGroup(
+                whole.backend, layer_names, whole.kv_cache_spec, self.kv_cache_gid
+            )
+            group.create_metadata_builders(
+                self.vllm_config,
+                self.device,
+                kernel_block_sizes[self.kv_cache_gid] if kernel_block_sizes else None,
+            )
+            self._groups_with_causality.append((group, causal))
 
     @torch.inference_mode()
     def dummy_run(
@@ -238,10 +253,11 @@ class DFlashProposer(SpecDecodeBaseProposer):
 
     def _attention_metadata(self, metadata: CommonAttentionMetadata) -> dict[str, object]:
         per_layer: dict[str, object] = {}
-        for causal, layer_names in self._causal_layers.items():
-            metadata = dataclasses.replace(metadata, causal=causal)
-            _, built = self.build_per_group_and_layer_attn_metadata(metadata)
-            per_layer |= {name: built[name] for name in layer_names}
+        for group, causal in self._groups_with_causality:
+            built = group.build_metadata_for_drafting(
+                dataclasses.replace(metadata, causal=causal), draft_index=0
+            )
+            per_layer |= dict.fromkeys(group.layer_names, built)
         return per_layer
 
     def _run_block(
