@@ -1,0 +1,128 @@
+"""What `propose` does to each request, on a real paged cache; hazards of the design by name."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from drafter_harness import CACHE_BLOCK, DrafterHarness, Row
+from pairs import Pair, make_pair
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(Path(tmp_path_factory.mktemp("pair")))
+
+
+@pytest.fixture
+def harness(pair: Pair) -> DrafterHarness:
+    return DrafterHarness(pair)
+
+
+def features(num_rows: int, seed: int) -> torch.Tensor:
+    return torch.randn(num_rows, 2 * 64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_batched_drafting_equals_drafting_each_request_alone(pair: Pair) -> None:
+    rows = [Row(i, features(length, i), bonus=20 + i) for i, length in enumerate((1, 33, 64, 7))]
+    together = DrafterHarness(pair).step(rows)
+    for row, drafts in zip(rows, together, strict=True):
+        assert DrafterHarness(pair).step([row]) == [drafts]
+
+
+def test_a_request_near_the_context_limit_affects_only_itself(pair: Pair) -> None:
+    limit = 256
+    contexts = {"far": 50, "at 5": limit - 7, "at 1": limit - 3, "at 0": limit - 2}
+    rows = [Row(i, features(n, i), bonus=9) for i, n in enumerate(contexts.values())]
+    drafts = DrafterHarness(pair).step(rows)
+    assert [len(d) for d in drafts] == [7, 5, 1, 0]
+    # The far request drafts exactly what it would without the long ones.
+    assert DrafterHarness(pair).step(rows[:1]) == drafts[:1]
+
+
+def test_context_is_stored_for_requests_that_draft_nothing(pair: Pair) -> None:
+    """Nothing is left unwritten: at the limit, in the prompt, or when K is zero."""
+    whole = features(40, 0)
+    expected = DrafterHarness(pair).step([Row(0, whole, bonus=3)])
+    harness = DrafterHarness(pair)
+    assert harness.step([Row(0, whole[:13], in_prompt=True)]) == [[]]
+    assert harness.step([Row(0, whole[13:30], bonus=1)], num_speculative_tokens=0) == [[]]
+    harness.max_tokens = harness.lengths[0] + 5 + 2  # ends here: no draft could be used
+    assert harness.step([Row(0, whole[30:35], bonus=2)]) == [[]]
+    assert harness.proposer.statistics.drafted_steps == 0
+    harness.max_tokens = 10_000
+    assert harness.step([Row(0, whole[35:], bonus=3)]) == expected
+
+
+def test_block_forward_does_not_run_when_nobody_drafts(harness: DrafterHarness) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("the block forward ran")
+
+    harness.proposer.model.block.forward = fail
+    assert harness.step([Row(0, features(5, 0), in_prompt=True)]) == [[]]
+    with pytest.raises(AssertionError, match="the block forward ran"):
+        harness.step([Row(0, features(5, 0))])
+
+
+def test_drafts_never_outrun_max_tokens(harness: DrafterHarness) -> None:
+    harness.max_tokens = 20
+    lengths = [len(harness.step([Row(0, features(n, n))])[0]) for n in (10, 2, 3, 3)]
+    # Context 10, 12, 15, 18: room for the bonus token, the drafts and one token behind them.
+    assert lengths == [7, 6, 3, 0]
+
+
+def test_rejected_rows_must_not_be_stored(pair: Pair) -> None:
+    """Hazard 3: with garbage in the rejected rows the next drafts are the same."""
+    clean, dirty = DrafterHarness(pair), DrafterHarness(pair)
+    first = features(20, 0)
+    for harness in (clean, dirty):
+        harness.step([Row(0, first)])
+    accepted, after = features(3, 1), features(2, 2)
+    clean.step([Row(0, accepted)])
+    dirty.step([Row(0, torch.cat([accepted, torch.full((5, 128), 1e9)]), num_rejected=5)])
+    assert dirty.lengths == clean.lengths
+    assert dirty.step([Row(0, after)]) == clean.step([Row(0, after)])
+
+
+def test_unwritten_cache_pages_may_hold_nan(pair: Pair) -> None:
+    """Hazard 5: blocks nobody was given are NaN all along in this harness, and stay unread."""
+    harness = DrafterHarness(pair)
+    drafts = harness.step([Row(0, features(CACHE_BLOCK * 2 - 3, 0))])
+    assert harness.proposer.statistics.nan_drafts == 0
+    assert len(drafts[0]) == 7
+    untouched = harness.blocks[1].long()
+    assert all(cache[untouched].isnan().all() for cache in harness.caches)
+
+
+def test_slot_reuse_after_an_abort_sees_nothing_of_the_old_request(pair: Pair) -> None:
+    """Hazard 6: another request gets the row and the cache blocks of an aborted one."""
+    harness = DrafterHarness(pair)
+    harness.step([Row(0, features(90, 0))])
+    harness.lengths[0] = 0
+    row = Row(0, features(21, 5), bonus=4)
+    assert harness.step([row]) == DrafterHarness(pair).step([row])
+
+
+def test_a_slot_of_minus_one_writes_nothing(harness: DrafterHarness) -> None:
+    """Hazard 4: padding rows are inert."""
+    slots = torch.full((6,), -1)
+    harness.proposer.model.context.store(features(6, 0), torch.arange(6), slots)
+    assert all(cache.isnan().all() for cache in harness.caches)
+
+
+def test_nan_logits_never_become_drafts(harness: DrafterHarness) -> None:
+    bad = features(8, 1)
+    bad[3] = float("nan")
+    drafts = harness.step([Row(0, features(8, 0)), Row(1, bad), Row(2, features(8, 2))])
+    assert [len(d) for d in drafts] == [7, 0, 7]
+    assert harness.proposer.statistics.nan_drafts == 7
+
+
+def test_statistics_count_what_was_verified(harness: DrafterHarness) -> None:
+    from types import SimpleNamespace
+
+    statistics = harness.proposer.statistics
+    statistics.observe_verification([7, 0, 3, 5], [4, 1, 1, 0])
+    counted = SimpleNamespace(**statistics.to_dict())
+    assert (counted.draft_tokens, counted.accepted_tokens) == (10, 3)
+    assert counted.mean_acceptance_length == 1 + 3 / 2
+    assert counted.mean_draft_length == 10 / 2
