@@ -1,0 +1,73 @@
+"""vLLM engines in the tests' own process, and the demo pair they serve."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+
+from vllm_dflash.runner.v1 import DFlashProposer
+
+DEMO = Path(__file__).parent.parent / "models" / "demo"
+TARGET, DRAFTER = DEMO / "target", DEMO / "drafter"
+DFLASH = {"method": "dflash", "model": str(DRAFTER)}
+
+
+def held_out_prompts(count: int) -> list[str]:
+    with (DEMO / "held_out.jsonl").open() as file:
+        return [json.loads(line)["prompt"] for line in file][:count]
+
+
+@contextmanager
+def engine(**arguments: Any) -> Iterator[LLM]:
+    """An engine on the demo target in float32, eager, in this process."""
+    settings = {"model": str(TARGET), "dtype": "float32", "enforce_eager": True}
+    settings |= {"max_model_len": 512, "disable_log_stats": False, "seed": 0}
+    cleanup_dist_env_and_memory()
+    llm = LLM(**settings | arguments)
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def proposer_of(llm: LLM) -> DFlashProposer:
+    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    return worker.model_runner.drafter
+
+
+def greedy(max_tokens: int, **changes: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **changes)
+
+
+def token_ids(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[list[int]]:
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
+    """Watch an engine: tokens of each verify step, per request, filled while it generates."""
+    proposer = proposer_of(llm)
+    lengths: dict[str, list[int]] = {}
+    original = proposer.statistics.observe_verification
+
+    def observe(num_draft_tokens: list[int], num_valid_tokens: list[int]) -> None:
+        original(num_draft_tokens, num_valid_tokens)
+        req_ids = proposer.runner.input_batch.req_ids
+        for req_id, drafted, produced in zip(
+            req_ids, num_draft_tokens, num_valid_tokens, strict=True
+        ):
+            if drafted and produced:
+                lengths.setdefault(req_id, []).append(produced)
+
+    proposer.statistics.observe_verification = observe  # type: ignore[method-assign]
+    return lengths
