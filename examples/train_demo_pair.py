@@ -9,12 +9,13 @@ steps are one file each in `examples/demo_pair/`.
 import argparse
 from pathlib import Path
 
+from rich.progress import Progress
+from transformers import AutoTokenizer
+
 from demo_pair.continuations import write_continuations
 from demo_pair.corpus import cut_prompts, read_corpus
 from demo_pair.drafter import train_drafter
 from demo_pair.target import train_target
-from rich.progress import Progress
-from transformers import AutoTokenizer
 
 
 def main() -> None:

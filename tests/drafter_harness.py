@@ -106,9 +106,7 @@ class DrafterHarness:
         counts = [len(row.features) for row in rows]
         starts = [self.lengths[row.request] for row in rows]
         query_start_loc = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
-        positions = torch.cat(
-            [torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)]
-        )
+        positions = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)])
         block_table = torch.stack([self.blocks[row.request] for row in rows])
         owners = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts))
         slots = block_table[owners, positions // CACHE_BLOCK].long() * CACHE_BLOCK

@@ -12,6 +12,7 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
+from vllm_dflash.runner.block_layout import Ints
 from vllm_dflash.runner.v1 import DFlashProposer
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
@@ -60,11 +61,11 @@ def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
     lengths: dict[str, list[int]] = {}
     original = proposer.statistics.observe_verification
 
-    def observe(num_draft_tokens: list[int], num_valid_tokens: list[int]) -> None:
+    def observe(num_draft_tokens: Ints, num_valid_tokens: Ints) -> None:
         original(num_draft_tokens, num_valid_tokens)
         req_ids = proposer.runner.input_batch.req_ids
         for req_id, drafted, produced in zip(
-            req_ids, num_draft_tokens, num_valid_tokens, strict=True
+            req_ids, num_draft_tokens.tolist(), num_valid_tokens.tolist(), strict=True
         ):
             if drafted and produced:
                 lengths.setdefault(req_id, []).append(produced)

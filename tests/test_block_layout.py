@@ -4,7 +4,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dflash.runner.block_layout import block_inputs, draft_lengths, kept_rows
+from vllm_dflash.runner.block_layout import (
+    block_inputs,
+    bonus_tokens,
+    draft_lengths,
+    kept_rows,
+)
 
 CACHE_BLOCK = 4
 MASK = 999
@@ -61,9 +66,7 @@ def test_block_inputs_against_a_loop_over_tokens(batch: list[tuple[int, int]]) -
                 mask_rows.append(len(ids))
             ids.append(MASK if offset else bonus[row])
             positions.append(position)
-            slots.append(
-                table[row, position // CACHE_BLOCK] * CACHE_BLOCK + position % CACHE_BLOCK
-            )
+            slots.append(table[row, position // CACHE_BLOCK] * CACHE_BLOCK + position % CACHE_BLOCK)
         starts.append(len(ids))
         seq_lens.append(context + 1 + length)
     assert got.requests.tolist() == drafted
@@ -73,3 +76,19 @@ def test_block_inputs_against_a_loop_over_tokens(batch: list[tuple[int, int]]) -
     assert got.query_start_loc.tolist() == starts
     assert got.seq_lens.tolist() == seq_lens
     assert got.mask_rows.tolist() == mask_rows
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=6))
+def test_bonus_token_is_the_last_valid_one(batch: list[tuple[int, bool]]) -> None:
+    vocab_size, width = 50, 6
+    sampled = np.full((len(batch), width), -1, dtype=np.int32)
+    for row, (accepted, _) in enumerate(batch):
+        sampled[row, : accepted + 1] = np.arange(accepted + 1) + 10 * row % vocab_size
+    sampled[0, 1:] = vocab_size  # beyond the vocabulary: no tokens
+    discarded = np.array([is_discarded for _, is_discarded in batch])
+    bonus, counts = bonus_tokens(sampled, discarded, vocab_size)
+    for row, (accepted, is_discarded) in enumerate(batch):
+        produced = 0 if is_discarded else 1 if row == 0 else accepted + 1
+        assert counts[row] == produced
+        if produced:
+            assert bonus[row] == sampled[row, produced - 1]

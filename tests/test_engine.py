@@ -59,13 +59,13 @@ def test_acceptance_of_every_step_equals_the_reference() -> None:
     spec = read_drafter(str(DRAFTER))
     drafter = ReferenceDrafter.load(spec, DRAFTER).float()
     prompts = PROMPTS[:8]
-    with engine(
-        speculative_config=dict(DFLASH), max_num_seqs=8, max_num_batched_tokens=96
-    ) as llm:
+    with engine(speculative_config=dict(DFLASH), max_num_seqs=8, max_num_batched_tokens=96) as llm:
         lengths = acceptance_by_request(llm)
         outputs = llm.generate(prompts, greedy(NEW_TOKENS), use_tqdm=False)
         stop_ids = {llm.get_tokenizer().eos_token_id}
-        observed = [lengths[req_id] for req_id in sorted(lengths, key=lambda name: int(name.split("-")[0]))]
+        observed = [
+            lengths[req_id] for req_id in sorted(lengths, key=lambda name: int(name.split("-")[0]))
+        ]
     expected = [
         generate(target, drafter, list(output.prompt_token_ids), NEW_TOKENS, stop_ids=stop_ids)
         for output in outputs

@@ -45,9 +45,7 @@ def test_fewer_drafts_than_the_block_holds(pair: Pair) -> None:
 
 
 def test_the_separate_flags_select_it_too(pair: Pair) -> None:
-    args = engine_args(
-        pair, spec_method="dflash", spec_model=str(pair.drafter), spec_tokens=4
-    )
+    args = engine_args(pair, spec_method="dflash", spec_model=str(pair.drafter), spec_tokens=4)
     config = args.create_engine_config()
     assert config.parallel_config.worker_cls == plugin.CPU_WORKER
     assert config.speculative_config.num_speculative_tokens == 4

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from drafter_harness import CACHE_BLOCK, DrafterHarness, Row
@@ -121,7 +122,7 @@ def test_statistics_count_what_was_verified(harness: DrafterHarness) -> None:
     from types import SimpleNamespace
 
     statistics = harness.proposer.statistics
-    statistics.observe_verification([7, 0, 3, 5], [4, 1, 1, 0])
+    statistics.observe_verification(np.array([7, 0, 3, 5]), np.array([4, 1, 1, 0]))
     counted = SimpleNamespace(**statistics.to_dict())
     assert (counted.draft_tokens, counted.accepted_tokens) == (10, 3)
     assert counted.mean_acceptance_length == 1 + 3 / 2

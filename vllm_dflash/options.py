@@ -53,12 +53,12 @@ def check_keys(speculative_config: Mapping[str, Any], known: Collection[str]) ->
     for key, value in speculative_config.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f". Known: {', '.join(sorted(known))}."
+            hint = (
+                f"; did you mean {near[0]!r}?" if near else f". Known: {', '.join(sorted(known))}."
+            )
             raise ValueError(f"unknown option {key!r} in the speculative config{hint}")
         if value and key in WITHOUT_MEANING:
-            raise ValueError(
-                f"remove {key!r} from the speculative config: {WITHOUT_MEANING[key]}."
-            )
+            raise ValueError(f"remove {key!r} from the speculative config: {WITHOUT_MEANING[key]}.")
 
 
 def resolve_num_speculative_tokens(asked: int | None, drafter: DrafterSpec) -> int:

@@ -91,7 +91,12 @@ def _select(
     check_seams(FRONT_END)
     target, parallel = configs()
     worker = choose_worker(parallel.worker_cls)
-    options = resolve(requested, target, parallel)
+    options = resolve(
+        requested,
+        target,
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        pipeline_parallel_size=parallel.pipeline_parallel_size,
+    )
     parallel.worker_cls = worker
     engine_args.additional_config = {
         **engine_args.additional_config,

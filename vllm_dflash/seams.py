@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -34,7 +35,10 @@ FRONT_END = (
         "vllm.engine.arg_utils:EngineArgs.create_speculative_config",
         ("self", "target_model_config", "target_parallel_config"),
     ),
-    Seam("vllm.model_executor.models.registry:ModelRegistry.register_model", ("model_arch", "model_cls")),
+    Seam(
+        "vllm.model_executor.models.registry:ModelRegistry.register_model",
+        ("model_arch", "model_cls"),
+    ),
 )
 """Used in the process that builds the engine's config."""
 
@@ -64,6 +68,10 @@ V1_WORKER = (
         ),
     ),
     Seam(
+        f"{PROPOSER}.prepare_next_token_ids_padded",
+        ("self", "sampled_token_ids", "requests", "gpu_input_batch", "discard_request_mask"),
+    ),
+    Seam(
         f"{PROPOSER}.prepare_inputs_padded",
         ("self", "common_attn_metadata", "spec_decode_metadata", "valid_sampled_tokens_count"),
     ),
@@ -71,9 +79,7 @@ V1_WORKER = (
         f"{PROPOSER}.dummy_run",
         ("self", "num_tokens", "use_cudagraphs", "is_graph_capturing", "slot_mappings"),
     ),
-    Seam(
-        f"{PROPOSER}.initialize_attn_backend", ("self", "kv_cache_config", "kernel_block_sizes")
-    ),
+    Seam(f"{PROPOSER}.initialize_attn_backend", ("self", "kv_cache_config", "kernel_block_sizes")),
     Seam(
         "vllm.v1.worker.utils:AttentionGroup.build_metadata_for_drafting",
         ("self", "common_attn_metadata", "draft_index"),
@@ -88,7 +94,16 @@ V1_WORKER = (
     Seam("vllm._custom_ops:rms_norm", ("out", "input", "weight", "epsilon")),
     Seam(
         "vllm._custom_ops:rotary_embedding",
-        ("positions", "query", "key", "head_size", "cos_sin_cache", "is_neox", "rope_dim_offset", "inverse"),
+        (
+            "positions",
+            "query",
+            "key",
+            "head_size",
+            "cos_sin_cache",
+            "is_neox",
+            "rope_dim_offset",
+            "inverse",
+        ),
     ),
 )
 """Used in a worker with the V1 model runner."""
@@ -110,7 +125,7 @@ def check_seams(seams: tuple[Seam, ...]) -> None:
     for seam in seams:
         module, _, attribute = seam.path.partition(":")
         try:
-            target = import_module(module)
+            target: Any = import_module(module)
             for name in attribute.split("."):
                 target = getattr(target, name)
         except (ImportError, AttributeError) as error:

@@ -14,7 +14,7 @@ from vllm_dflash.checkpoint.tensors import check_tensors, read_headers
 from vllm_dflash.options import DFlashOptions, check_keys, resolve_num_speculative_tokens
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
+    from vllm.config import ModelConfig, SpeculativeConfig
     from vllm.engine.arg_utils import EngineArgs
 
 
@@ -38,7 +38,11 @@ def requested_options(engine_args: EngineArgs) -> dict[str, Any] | None:
 
 
 def resolve(
-    requested: Mapping[str, Any], target: ModelConfig, parallel: ParallelConfig
+    requested: Mapping[str, Any],
+    target: ModelConfig,
+    *,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
 ) -> DFlashOptions:
     """Check the options, the drafter and the pair.
 
@@ -55,7 +59,7 @@ def resolve(
             ' {"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16"}.'
         )
     drafter = read_drafter(model, requested.get("revision"))
-    check_pair(drafter, target_facts(target, parallel))
+    check_pair(drafter, target_facts(target, tensor_parallel_size, pipeline_parallel_size))
     if Path(model).is_dir():
         check_tensors(drafter, read_headers(Path(model)))
     num_speculative_tokens = resolve_num_speculative_tokens(
@@ -64,7 +68,9 @@ def resolve(
     return DFlashOptions(num_speculative_tokens, drafter)
 
 
-def target_facts(target: ModelConfig, parallel: ParallelConfig) -> TargetFacts:
+def target_facts(
+    target: ModelConfig, tensor_parallel_size: int, pipeline_parallel_size: int
+) -> TargetFacts:
     """Read what pairing needs from vLLM's own configs; imports the target's model class."""
     from vllm.model_executor.models.interfaces import supports_eagle3
 
@@ -78,8 +84,8 @@ def target_facts(target: ModelConfig, parallel: ParallelConfig) -> TargetFacts:
         hidden_size=target.get_hidden_size(),
         vocab_size=target.get_vocab_size(),
         supports_taps=supports_eagle3(model_class),
-        tensor_parallel_size=parallel.tensor_parallel_size,
-        pipeline_parallel_size=parallel.pipeline_parallel_size,
+        tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
     )
 
 

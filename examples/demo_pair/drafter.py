@@ -139,7 +139,8 @@ def train_drafter(
                 progress.console.print(f"drafter: step {step}, {average:.2f} in training")
     progress.console.print(f"drafter: {step} steps, {average:.2f} tokens a step in training")
     out.mkdir(parents=True, exist_ok=True)
-    state = {name: p.detach().to(torch.bfloat16).contiguous() for name, p in
-             drafter.named_parameters()}
+    state = {
+        name: p.detach().to(torch.bfloat16).contiguous() for name, p in drafter.named_parameters()
+    }
     save_file(state, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -52,9 +52,7 @@ def learning_rate(fraction: float) -> float:
     return min(1.0, fraction / 0.02) * 0.5 * (1 + math.cos(math.pi * min(1.0, fraction)))
 
 
-def step_all(
-    optimizers: list[torch.optim.Optimizer], module: torch.nn.Module, lr: float
-) -> None:
+def step_all(optimizers: list[torch.optim.Optimizer], module: torch.nn.Module, lr: float) -> None:
     """Clip, set the learning rate, step and zero."""
     torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
     for optimizer in optimizers:

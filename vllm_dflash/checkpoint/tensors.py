@@ -60,7 +60,8 @@ def read_headers(folder: Path) -> dict[str, Shape]:
     for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:
-                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}
+                names = tensors.keys()  # a method of safetensors; the file is no mapping
+                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
         except (SafetensorError, OSError) as error:
             raise DrafterError(f"drafter file {str(file)!r} cannot be read: {error}") from error
     return shapes

@@ -1,0 +1,1 @@
+"""The draft model, built from vLLM's layers."""

@@ -36,13 +36,20 @@ class ContextProjection(nn.Module):
         self.attentions: list[BlockAttention] = []  # a plain list: they belong to the block
 
     def fuse_layers(self, attentions: list[BlockAttention]) -> None:
-        """Stack the layers' K/V projections; call once the weights are loaded."""
+        """Stack the layers' K and V projections and K norms; call once the weights are loaded."""
         self.attentions = attentions
-        # The rows behind q of every layer: [L * 2 * kv_size, H] and [L * 2 * kv_size].
-        self.kv_weight = torch.cat([a.qkv_proj.weight.data[a.q_size :] for a in attentions])
-        self.kv_bias = None
+        # [L * kv_size, H] each: behind q in every layer's stacked projection come k, then v.
+        self.k_weight, self.v_weight = self._stack([a.qkv_proj.weight for a in attentions])
+        self.k_bias: torch.Tensor | None = None
+        self.v_bias: torch.Tensor | None = None
         if attentions[0].qkv_proj.bias is not None:
-            self.kv_bias = torch.cat([a.qkv_proj.bias.data[a.q_size :] for a in attentions])
+            self.k_bias, self.v_bias = self._stack([a.qkv_proj.bias for a in attentions])
+        self.k_norm_weight = torch.stack([a.k_norm.weight.data for a in attentions])[:, None]
+
+    def _stack(self, projections: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes = [self.attentions[0].q_size] + [self.attentions[0].kv_size] * 2
+        _, k, v = zip(*(projection.data.split(sizes) for projection in projections), strict=True)
+        return torch.cat(k), torch.cat(v)
 
     def project(
         self, features: torch.Tensor, positions: torch.Tensor
@@ -54,32 +61,33 @@ class ContextProjection(nn.Module):
             positions: absolute position of each row, [C] int64.
 
         Returns:
-            Normed and rotated keys, and values: [L, C, kv_heads, D] each.
+            Normed and rotated keys, and values: [C, L, kv_heads, D] each.
         """
         fused = self.fc(features)  # [C, H]
         z = torch.empty_like(fused)
-        ops.rms_norm(z, fused, self.hidden_norm.weight.data, self.eps)
-        num_rows, num_layers = len(features), len(self.attentions)
-        kv = F.linear(z, self.kv_weight, self.kv_bias)  # [C, L * 2 * kv_size]
-        kv = kv.view(num_rows, num_layers, 2, -1, self.head_dim)
-        k, v = kv.permute(2, 1, 0, 3, 4).contiguous()  # [L, C, kv_heads, D] each
+        ops.rms_norm(z, fused, self.hidden_norm.weight, self.eps)
+        shape = (len(features), len(self.attentions), -1, self.head_dim)
+        k = F.linear(z, self.k_weight, self.k_bias).view(shape)
+        v = F.linear(z, self.v_weight, self.v_bias).view(shape)
         normed = torch.empty_like(k)
-        # Layer by layer: vLLM's CPU kernel takes one weight row, whatever it is given.
-        for layer, attention in enumerate(self.attentions):
-            ops.rms_norm(normed[layer], k[layer], attention.k_norm.weight.data, self.eps)
+        # The layers' norm weights differ, and vLLM's CPU kernel takes only one: norm, then scale.
+        ops.rms_norm(normed, k, None, self.eps)
+        normed.mul_(self.k_norm_weight)
         rotary = self.attentions[0].rotary_emb
-        cos_sin = rotary._match_cos_sin_cache_dtype(normed)
-        rotated = normed.view(num_layers * num_rows, -1)
+        # To the rotation, L layers of kv_heads are L * kv_heads heads of one token.
         ops.rotary_embedding(
-            positions.repeat(num_layers), rotated, None, self.head_dim, cos_sin, rotary.is_neox_style
+            positions,
+            normed.flatten(1),
+            None,
+            self.head_dim,
+            rotary._match_cos_sin_cache_dtype(normed),
+            rotary.is_neox_style,
         )
         return normed, v
 
-    def store(
-        self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
-    ) -> None:
+    def store(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         """Write the context K/V of C rows to their slots [C] int64; a slot of -1 writes nothing."""
-        k, v = self.project(features, positions)
-        for layer, attention in enumerate(self.attentions):
+        keys, values = self.project(features, positions)
+        for attention, k, v in zip(self.attentions, keys.unbind(1), values.unbind(1), strict=True):
             attn = attention.attn
-            attn.impl.do_kv_cache_update(attn, k[layer], v[layer], attn.kv_cache, slots)
+            attn.impl.do_kv_cache_update(attn, k, v, attn.kv_cache, slots)

@@ -138,6 +138,10 @@ class DraftBlock(nn.Module):
         )
         self.norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
 
+    def attentions(self) -> list[BlockAttention]:
+        """The attention of each layer, in order."""
+        return [module for module in self.modules() if isinstance(module, BlockAttention)]
+
     def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Embeddings [Q, H] of the blocks and their positions [Q] to hidden states [Q, H]."""
         residual = None

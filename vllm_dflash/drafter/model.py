@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -50,21 +51,20 @@ class DFlashDraftModel(nn.Module):
             first_layer=vllm_config.model_config.get_total_num_hidden_layers(),
             prefix=prefix,
         )
-        # Behind a list, so that the target does not become a submodule of its drafter.
-        self._target: list[nn.Module] = []
 
-    def share_vocabulary(self, target: nn.Module) -> None:
+    def share_vocabulary(self, target: Any) -> None:
         """Use the target's own embedding and head functions.
 
         Going through its functions, not its weights, applies whatever it does to them (Gemma's
         embedding scale, a logit softcap, tensor-parallel gathering) exactly once and rounded
         exactly as it rounds.
         """
-        self._target = [target]
+        self._embed: Callable[[torch.Tensor], torch.Tensor] = target.embed_input_ids
+        self._head: Callable[[torch.Tensor], torch.Tensor] = target.compute_logits
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """The target's embeddings of [Q] token ids: [Q, H]."""
-        return self._target[0].embed_input_ids(input_ids)
+        return self._embed(input_ids)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Blocks of any number of requests, [Q] ids and positions, to hidden states [Q, H]."""
@@ -72,7 +72,7 @@ class DFlashDraftModel(nn.Module):
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The target's logits [Q, V] of hidden states [Q, H]."""
-        return self._target[0].compute_logits(hidden_states)
+        return self._head(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a z-lab checkpoint, all or nothing.
@@ -90,5 +90,5 @@ class DFlashDraftModel(nn.Module):
             yield from drained
 
         loaded = AutoWeightsLoader(self).load_weights(recorded(), mapper=self.checkpoint_names)
-        self.context.fuse_layers([layer.self_attn for layer in self.block.layers])
+        self.context.fuse_layers(self.block.attentions())
         return loaded

@@ -1,0 +1,1 @@
+"""The proposer and the workers that install it."""

@@ -13,6 +13,24 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.integer]
 
 
+def bonus_tokens(
+    sampled: Ints, discarded: npt.NDArray[np.bool_], vocab_size: int
+) -> tuple[Ints, Ints]:
+    """Each request's newest token and how many tokens it got.
+
+    Args:
+        sampled: accepted drafts and the token behind them, then -1, [R, 1 + K].
+        discarded: requests whose sample does not count, because they are in their prompt, [R].
+        vocab_size: ids from here on are no tokens either.
+
+    Returns:
+        Token ids (of no meaning where the count is 0) and counts, [R] each.
+    """
+    valid = (sampled >= 0) & (sampled < vocab_size)
+    counts = valid.sum(axis=1, dtype=np.int32) * ~discarded
+    return sampled[np.arange(len(sampled)), counts - 1], counts
+
+
 def kept_rows(query_start_loc: Ints, num_rejected: Ints) -> Ints:
     """Rows of the target's batch that become context: all but each request's rejected tail.
 
@@ -44,8 +62,8 @@ def draft_lengths(
         wanted: K.
         may_draft: False for requests still in their prompt, [R].
     """
-    room = np.clip(length_limits - context_lens - 2, 0, wanted)
-    return np.where(may_draft, room, 0)
+    room = np.minimum(length_limits - context_lens - 2, wanted)
+    return np.maximum(room, 0) * may_draft
 
 
 @dataclass(frozen=True)
@@ -91,14 +109,15 @@ def block_inputs(
     query_start_loc = np.zeros(len(requests) + 1, dtype=np.int32)
     np.cumsum(widths, out=query_start_loc[1:])
     owners = np.repeat(requests, widths)  # [Q]
-    offsets = np.arange(query_start_loc[-1]) - np.repeat(query_start_loc[:-1], widths)
-    positions = context_lens[owners].astype(np.int64) + offsets
-    blocks = block_table[owners, positions // block_size].astype(np.int64)
+    offsets = np.arange(len(owners)) - np.repeat(query_start_loc[:-1], widths)
+    positions = context_lens[owners] + offsets  # [Q] int64
+    columns, inside = np.divmod(positions, block_size)
+    blocks = block_table[owners, columns]
     return BlockInputs(
         requests=requests,
         input_ids=np.where(offsets == 0, bonus_ids[owners], mask_token_id).astype(np.int32),
         positions=positions,
-        slots=blocks * block_size + positions % block_size,
+        slots=blocks.astype(np.int64) * block_size + inside,
         query_start_loc=query_start_loc,
         seq_lens=(context_lens[requests] + widths).astype(np.int32),
         mask_rows=np.nonzero(offsets)[0],

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from vllm_dflash.runner.block_layout import Ints
 
 
 @dataclass
@@ -22,16 +23,13 @@ class DraftStatistics:
     nan_drafts: int = 0
     """Drafts thrown away because their logits were not finite."""
 
-    def observe_verification(
-        self, num_draft_tokens: Sequence[int], num_valid_tokens: Sequence[int]
-    ) -> None:
-        """Count one verified batch: drafts and produced tokens (bonus included) per request."""
-        for drafted, produced in zip(num_draft_tokens, num_valid_tokens, strict=True):
-            # A request whose sample was discarded (an aborted prefill) verified nothing.
-            if drafted > 0 and produced > 0:
-                self.verifications += 1
-                self.draft_tokens += drafted
-                self.accepted_tokens += produced - 1
+    def observe_verification(self, drafted: Ints, produced: Ints) -> None:
+        """Count one verified batch: drafts and produced tokens (bonus included), [R] each."""
+        # A request whose sample was discarded verified nothing.
+        verified = (drafted > 0) & (produced > 0)
+        self.verifications += int(verified.sum())
+        self.draft_tokens += int(drafted[verified].sum())
+        self.accepted_tokens += int(produced[verified].sum() - verified.sum())
 
     def to_dict(self) -> dict[str, Any]:
         """Counters and the means derived from them; plain values only."""

@@ -15,12 +15,19 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.drafter.model import DFlashDraftModel
 from vllm_dflash.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
-from vllm_dflash.runner.block_layout import BlockInputs, block_inputs, draft_lengths, kept_rows
+from vllm_dflash.runner.block_layout import (
+    BlockInputs,
+    block_inputs,
+    bonus_tokens,
+    draft_lengths,
+    kept_rows,
+)
 from vllm_dflash.runner.statistics import DraftStatistics
 
 
@@ -74,6 +81,7 @@ class DFlashProposer(SpecDecodeBaseProposer):
     def initialize_attn_backend(
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int] | None = None
     ) -> None:
+        """Find the drafter's cache group, and build metadata for each kind of layer in it."""
         super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
         whole = self.draft_attn_groups[0]
         # Attention metadata carries causality and is scheduled for one window, so layers that
@@ -114,19 +122,40 @@ class DFlashProposer(SpecDecodeBaseProposer):
 
     # --- every step -----------------------------------------------------------------------
 
+    def prepare_next_token_ids_padded(
+        self,
+        sampled_token_ids: torch.Tensor,
+        requests: dict[str, CachedRequestState],
+        gpu_input_batch: InputBatch,
+        discard_request_mask: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Bonus token and number of tokens each request really got, [R] each.
+
+        Unlike vLLM's own, looks no token up for requests still in their prompt: those are not
+        drafted, so their bonus token is never read.
+        """
+        bonus, counts = bonus_tokens(
+            sampled_token_ids.numpy(),
+            discard_request_mask.numpy()[: len(sampled_token_ids)],
+            gpu_input_batch.vocab_size,
+        )
+        return torch.from_numpy(bonus), torch.from_numpy(counts)
+
     def prepare_inputs_padded(
         self,
         common_attn_metadata: CommonAttentionMetadata,
         spec_decode_metadata: SpecDecodeMetadata,
         valid_sampled_tokens_count: torch.Tensor,
-    ) -> tuple[CommonAttentionMetadata, torch.Tensor, torch.Tensor]:
-        """vLLM's own, which is also the one place that sees what became of the drafts."""
-        self.statistics.observe_verification(
-            spec_decode_metadata.num_draft_tokens, valid_sampled_tokens_count.tolist()
-        )
-        return super().prepare_inputs_padded(
-            common_attn_metadata, spec_decode_metadata, valid_sampled_tokens_count
-        )
+    ) -> tuple[CommonAttentionMetadata, None, torch.Tensor]:
+        """The batch as it is, and how many drafts of each request were rejected, [R].
+
+        Also the one place that sees what became of the drafts.
+        """
+        drafted = np.array(spec_decode_metadata.num_draft_tokens, dtype=np.int32)
+        produced = valid_sampled_tokens_count.numpy()
+        self.statistics.observe_verification(drafted, produced)
+        rejected = np.where(drafted > 0, drafted + 1 - produced, 0)
+        return common_attn_metadata, None, torch.from_numpy(rejected)
 
     @torch.inference_mode()
     def propose(

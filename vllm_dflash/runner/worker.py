@@ -15,6 +15,7 @@ class DFlashCPUWorker(CPUWorker):
     """vLLM's CPU worker with our proposer in its V1 model runner."""
 
     def init_device(self) -> None:
+        """Build the model runner around our proposer."""
         plugin.install_v1_proposer(DFlashProposer)
         super().init_device()
         plugin.attach_to_v1_runner(self.model_runner, DFlashProposer)
