@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import openai
+import psutil
 import pytest
 from engines import DRAFTER, TARGET, held_out_prompts
 
@@ -68,14 +69,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             pytest.fail(log.read_text()[-4000:])
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         yield Server(url, log, client)
+        # Read before the shutdown, in which vLLM may report its own engine as dead.
+        assert "Traceback" not in log.read_text()
     finally:
+        engines = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-    assert "Traceback" not in log.read_text()
+    assert not psutil.wait_procs(engines, timeout=10)[1]
 
 
 def test_one_line_says_that_we_are_active(server: Server) -> None:

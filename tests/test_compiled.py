@@ -1,0 +1,40 @@
+"""Compiled, as vLLM runs by default: the same tokens, and compiled once."""
+
+import pytest
+from engines import DFLASH, engine, greedy, held_out_prompts, proposer_of, token_ids
+from torch._dynamo.callback import callback_handler
+
+pytestmark = pytest.mark.engine
+
+
+def test_no_recompilation_after_warm_up(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Hazard 10: whatever the batch, the draft length or the phase."""
+    monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "1")
+    compilations: list[object] = []
+    count = callback_handler.register_start_callback(compilations.append)
+    prompts = held_out_prompts(24)
+    try:
+        with engine(
+            speculative_config=dict(DFLASH),
+            enforce_eager=False,
+            max_num_seqs=16,
+            max_num_batched_tokens=128,
+        ) as llm:
+            log = "".join(capfd.readouterr())
+            compilations_at_start = len(compilations)
+            for batch in (1, 2, 3, 7, 16, 24):
+                for max_tokens in (1, 2, 5, 30):
+                    compiled = token_ids(llm, prompts[:batch], greedy(max_tokens))
+            (stats,) = llm.collective_rpc("dflash_stats")
+            compiled_block = proposer_of(llm).model.block
+            assert not compiled_block.do_not_compile
+    finally:
+        callback_handler.remove_start_callback(count)
+    assert compilations_at_start >= 2  # the target and the drafter, so the counting works
+    assert len(compilations) == compilations_at_start
+    assert "Traceback" not in log
+    assert stats["mean_acceptance_length"] > 2
+    with engine(max_num_seqs=16, max_num_batched_tokens=128) as llm:
+        assert compiled == token_ids(llm, prompts, greedy(30))
