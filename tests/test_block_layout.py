@@ -9,6 +9,7 @@ from vllm_dflash.runner.block_layout import (
     bonus_tokens,
     draft_lengths,
     kept_rows,
+    split_drafts,
 )
 
 CACHE_BLOCK = 4
@@ -92,3 +93,19 @@ def test_bonus_token_is_the_last_valid_one(batch: list[tuple[int, bool]]) -> Non
         assert counts[row] == produced
         if produced:
             assert bonus[row] == sampled[row, produced - 1]
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=7), max_size=5))
+def test_drafts_end_before_the_first_that_is_not_finite(finite: list[list[bool]]) -> None:
+    flat = [ok for request in finite for ok in request]
+    lengths = np.array([len(request) for request in finite], dtype=int)
+    drafts = split_drafts(range(len(flat)), np.array(flat, dtype=bool), lengths)
+    first = 0
+    for request, got in zip(finite, drafts, strict=True):
+        expected = []
+        for offset, ok in enumerate(request):
+            if not ok:
+                break
+            expected.append(first + offset)
+        assert got == expected
+        first += len(request)

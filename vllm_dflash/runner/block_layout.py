@@ -5,6 +5,7 @@ R requests in the batch, D of them drafted, Q = sum of (1 + k) rows of their blo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,3 +123,24 @@ def block_inputs(
         seq_lens=(context_lens[requests] + widths).astype(np.int32),
         mask_rows=np.nonzero(offsets)[0],
     )
+
+
+def split_drafts(
+    token_ids: Sequence[int], finite: npt.NDArray[np.bool_], lengths: Ints
+) -> list[list[int]]:
+    """Cut the drafted tokens of a batch into one list per request.
+
+    Args:
+        token_ids: request by request, [Q - D].
+        finite: whether each token's logits were; a request's drafts end before the first that
+            were not, [Q - D].
+        lengths: k of each drafted request, [D].
+    """
+    all_finite = bool(finite.all())
+    drafts = []
+    end = 0
+    for length in lengths.tolist():
+        start, end = end, end + length
+        usable = length if all_finite else int(np.cumprod(finite[start:end]).sum())
+        drafts.append(list(token_ids[start : start + usable]))
+    return drafts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 
 import numpy as np
@@ -27,6 +26,7 @@ from vllm_dflash.runner.block_layout import (
     bonus_tokens,
     draft_lengths,
     kept_rows,
+    split_drafts,
 )
 from vllm_dflash.runner.statistics import DraftStatistics
 
@@ -242,10 +242,7 @@ class DFlashProposer(SpecDecodeBaseProposer):
         return limits
 
     def _draft(self, inputs: BlockInputs, batch: CommonAttentionMetadata) -> list[list[int]]:
-        """Run the blocks and take each row's argmax. Returns drafts of the D requests.
-
-        A request's drafts end before its first row of logits that are not finite.
-        """
+        """Run the blocks and take each row's argmax. Returns drafts of the D requests."""
         widths = np.diff(inputs.query_start_loc)
         query_start_loc = torch.from_numpy(inputs.query_start_loc)
         slots = torch.from_numpy(inputs.slots)
@@ -269,23 +266,15 @@ class DFlashProposer(SpecDecodeBaseProposer):
         )
         logits = self.model.compute_logits(hidden[torch.from_numpy(inputs.mask_rows)])  # [Q - D, V]
         best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
-        finite = torch.isfinite(best).tolist()
-        token_ids = tokens.tolist()
-        drafts = []
-        end = 0
-        for length in (widths - 1).tolist():
-            start, end = end, end + length
-            usable = next((i for i in range(start, end) if not finite[i]), end)
-            self.statistics.nan_drafts += end - usable
-            drafts.append(token_ids[start:usable])
+        drafts = split_drafts(tokens.tolist(), np.isfinite(best.float().numpy()), widths - 1)
+        self.statistics.nan_drafts += len(tokens) - sum(map(len, drafts))
         return drafts
 
     def _attention_metadata(self, metadata: CommonAttentionMetadata) -> dict[str, object]:
         per_layer: dict[str, object] = {}
         for group, causal in self._groups_with_causality:
-            built = group.build_metadata_for_drafting(
-                dataclasses.replace(metadata, causal=causal), draft_index=0
-            )
+            metadata.causal = causal
+            built = group.build_metadata_for_drafting(metadata, draft_index=0)
             per_layer |= dict.fromkeys(group.layer_names, built)
         return per_layer
 
