@@ -30,6 +30,7 @@ def engine(**arguments: Any) -> Iterator[LLM]:
     """An engine on the demo target in float32, eager, in this process."""
     settings = {"model": str(TARGET), "dtype": "float32", "enforce_eager": True}
     settings |= {"max_model_len": 512, "disable_log_stats": False, "seed": 0}
+    settings |= {"block_size": 32}  # smaller than the prompts, so that prefixes are cached
     cleanup_dist_env_and_memory()
     llm = LLM(**settings | arguments)
     try:
@@ -53,6 +54,12 @@ def greedy(max_tokens: int, **changes: Any) -> SamplingParams:
 def token_ids(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[list[int]]:
     outputs = llm.generate(prompts, params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def prefix_cache_hits(llm: LLM) -> int:
+    """Prompt tokens found in the prefix cache so far."""
+    (hits,) = (m.value for m in llm.get_metrics() if m.name == "vllm:prefix_cache_hits")
+    return hits
 
 
 def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:

@@ -1,5 +1,7 @@
 """The whole engine on the demo pair: float32, greedy, against plain vLLM and the reference."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from engines import (
@@ -10,6 +12,7 @@ from engines import (
     engine,
     greedy,
     held_out_prompts,
+    prefix_cache_hits,
     token_ids,
 )
 from transformers import Qwen3ForCausalLM
@@ -22,17 +25,27 @@ NEW_TOKENS = 48
 PROMPTS = held_out_prompts(24)
 
 
+@dataclass
+class Plain:
+    """Plain vLLM on the same prompts, twice."""
+
+    tokens: list[list[int]]
+    prefix_hits: int
+
+
 @pytest.fixture(scope="module")
-def plain() -> list[list[int]]:
+def plain() -> Plain:
     with engine() as llm:
-        return token_ids(llm, PROMPTS, greedy(NEW_TOKENS))
+        tokens = token_ids(llm, PROMPTS, greedy(NEW_TOKENS))
+        assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == tokens
+        return Plain(tokens, prefix_cache_hits(llm))
 
 
 @pytest.mark.parametrize(
     ("concurrency", "batched_tokens"), [(1, 64), (8, 32), (32, 64)], ids=lambda n: str(n)
 )
 def test_output_is_identical_to_plain_decoding(
-    plain: list[list[int]], concurrency: int, batched_tokens: int
+    plain: Plain, concurrency: int, batched_tokens: int
 ) -> None:
     """Chunked prefill forced small, prefix caching on, every prompt twice."""
     with engine(
@@ -41,9 +54,11 @@ def test_output_is_identical_to_plain_decoding(
         max_num_batched_tokens=batched_tokens,
         enable_prefix_caching=True,
     ) as llm:
-        assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == plain
-        assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == plain
+        assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == plain.tokens
+        (cold,) = llm.collective_rpc("dflash_stats")
+        assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == plain.tokens
         (stats,) = llm.collective_rpc("dflash_stats")
+        prefix_hits = prefix_cache_hits(llm)
     assert stats["proposer"] == "vllm_dflash.runner.v1.DFlashProposer"
     assert stats["runner"] == "v1"
     assert stats["block_size"] == 8
@@ -51,6 +66,9 @@ def test_output_is_identical_to_plain_decoding(
     assert stats["mean_acceptance_length"] > 2.5
     assert 0 < stats["accepted_tokens"] < stats["draft_tokens"]
     assert stats["drafted_steps"] <= stats["steps"]
+    # Hazard 1: cached prefixes bring the drafter's context along, their last block included.
+    assert prefix_hits == plain.prefix_hits > 0
+    assert stats["accepted_tokens"] == 2 * cold["accepted_tokens"]
 
 
 def test_acceptance_of_every_step_equals_the_reference() -> None:
@@ -72,3 +90,55 @@ def test_acceptance_of_every_step_equals_the_reference() -> None:
     ]
     assert [list(o.outputs[0].token_ids) for o in outputs] == [e.tokens for e in expected]
     assert observed == [e.acceptance_lengths for e in expected]
+
+
+def test_a_request_near_the_limit_does_not_stop_the_others() -> None:
+    """vLLM's V1 runner would leave everybody undrafted from 504 tokens on, junk drafts included."""
+    prompts = PROMPTS[:4]
+    long, short = greedy(10_000, ignore_eos=True), greedy(NEW_TOKENS, ignore_eos=True)
+    with engine() as llm:
+        expected = token_ids(llm, prompts, [long, short, short, short])
+    with engine(speculative_config=dict(DFLASH), max_num_seqs=2) as llm:
+        lengths = acceptance_by_request(llm)
+        outputs = llm.generate(prompts, [long, short, short, short], use_tqdm=False)
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert [list(output.outputs[0].token_ids) for output in outputs] == expected
+    long_output = outputs[0]
+    assert len(long_output.prompt_token_ids) + len(long_output.outputs[0].token_ids) == 512
+    # Every token but the first came from a verification, or from the last, undrafted step.
+    verified = sum(sum(one) for one in lengths.values())
+    produced = sum(len(tokens) - 1 for tokens in expected)
+    assert produced - len(prompts) <= verified <= produced
+    assert stats["mean_draft_length"] > 6
+
+
+def test_a_seeded_sample_at_temperature_one_is_drafted_too() -> None:
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=NEW_TOKENS)
+    with engine(speculative_config=dict(DFLASH), max_num_seqs=8) as llm:
+        first = token_ids(llm, PROMPTS[:8], params)
+        assert token_ids(llm, PROMPTS[:8], params) == first
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert 1 < stats["mean_acceptance_length"] < 4
+
+
+def test_prometheus_counters_agree_with_ours() -> None:
+    with engine(speculative_config=dict(DFLASH), max_num_seqs=8) as llm:
+        token_ids(llm, PROMPTS[:8], greedy(NEW_TOKENS))
+        (stats,) = llm.collective_rpc("dflash_stats")
+        counters = {
+            metric.name.removeprefix("vllm:spec_decode_num_"): metric.value
+            for metric in llm.get_metrics()
+            if metric.name.startswith("vllm:spec_decode_num_") and hasattr(metric, "value")
+        }
+    assert counters["draft_tokens"] == stats["draft_tokens"]
+    assert counters["accepted_tokens"] == stats["accepted_tokens"]
+
+
+def test_max_tokens_of_one_never_drafts() -> None:
+    with engine(speculative_config=dict(DFLASH), max_num_seqs=8) as llm:
+        token_ids(llm, PROMPTS[:8], greedy(1))
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["steps"] > 0
+    assert stats["drafted_steps"] == 0

@@ -1,0 +1,61 @@
+"""float32, greedy: is DFlash's output plain vLLM's, token for token?
+
+    scripts/run.sh python benchmarks/lossless.py
+
+Every prompt at several concurrencies, with chunked prefill forced small and prefix caching on,
+twice, so that the second time hits the prefix cache. Exits with 1 where any token differs.
+"""
+
+import argparse
+from pathlib import Path
+
+from engine_child import DEMO, EngineChild, drafter_of, read_prompts
+from rich.progress import track
+
+
+def main() -> None:
+    """Compare and print one line per setting."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pair", type=Path, default=DEMO)
+    parser.add_argument("--prompts", type=Path, default=DEMO / "held_out.jsonl")
+    parser.add_argument("--count", type=int, default=96)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--out", type=Path, default=Path("out/lossless"))
+    arguments = parser.parse_args()
+    prompts = read_prompts(arguments.prompts, arguments.count)
+    sampling = {"temperature": 0.0, "max_tokens": arguments.tokens}
+    engine = {"model": str(arguments.pair / "target"), "dtype": "float32", "max_model_len": 512}
+    # Cache blocks smaller than the prompts, or there would be no prefix to hit.
+    engine |= {"disable_log_stats": False, "block_size": 32}
+    with EngineChild(arguments.out / "plain.log", plugins="", **engine) as child:
+        expected = child.ask(prompts=prompts, sampling=sampling)["token_ids"]
+    differing = 0
+    settings = [(1, 64), (8, 48), (32, 64)]
+    for concurrency, batched_tokens in track(settings, "Comparing"):
+        log = arguments.out / f"dflash-{concurrency}.log"
+        with EngineChild(
+            log,
+            **engine,
+            speculative_config=drafter_of(arguments.pair),
+            max_num_seqs=concurrency,
+            max_num_batched_tokens=batched_tokens,
+            enable_prefix_caching=True,
+        ) as child:
+            for attempt in ("cold", "cached prefixes"):
+                answer = child.ask(prompts=prompts, sampling=sampling)
+                wrong = sum(
+                    ours != plain for ours, plain in zip(answer["token_ids"], expected, strict=True)
+                )
+                differing += wrong
+                counts = answer["counts"]
+                length = 1 + counts["accepted_tokens"] / counts["drafts"]
+                print(
+                    f"concurrency {concurrency:2}, {batched_tokens} tokens a step, {attempt}:"
+                    f" {len(prompts) - wrong} of {len(prompts)} identical,"
+                    f" acceptance length {length:.2f}"
+                )
+    raise SystemExit(1 if differing else 0)
+
+
+if __name__ == "__main__":
+    main()

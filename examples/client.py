@@ -1,0 +1,39 @@
+"""Stream a completion from a server started with examples/serve.sh, then show its counters."""
+
+import argparse
+import re
+
+import httpx
+import openai
+
+
+def main() -> None:
+    """Ask, print as it comes, and read /metrics."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--prompt", default="import os\n\n\ndef read_file(path):\n")
+    parser.add_argument("--tokens", type=int, default=64)
+    arguments = parser.parse_args()
+    client = openai.OpenAI(base_url=f"{arguments.url}/v1", api_key="none")
+    try:
+        stream = client.completions.create(
+            model="demo",
+            prompt=arguments.prompt,
+            max_tokens=arguments.tokens,
+            temperature=0.0,
+            stream=True,
+        )
+    except openai.APIConnectionError as error:
+        raise SystemExit(f"no server at {arguments.url}: start examples/serve.sh first") from error
+    print(arguments.prompt, end="")
+    for chunk in stream:
+        print(chunk.choices[0].text, end="", flush=True)
+    metrics = httpx.get(f"{arguments.url}/metrics").text
+    print("\n")
+    for name, value in re.findall(r"^vllm:spec_decode_(num_\w+_total)\{.*?\} (\S+)", metrics, re.M):
+        if "per_pos" not in name:
+            print(f"{name:32} {value}")
+
+
+if __name__ == "__main__":
+    main()
