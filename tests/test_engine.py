@@ -16,6 +16,7 @@ from engines import (
     token_ids,
 )
 from transformers import Qwen3ForCausalLM
+from vllm import SamplingParams
 
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.reference import ReferenceDrafter, generate
@@ -112,15 +113,21 @@ def test_a_request_near_the_limit_does_not_stop_the_others() -> None:
     assert stats["mean_draft_length"] > 6
 
 
-def test_a_seeded_sample_at_temperature_one_is_drafted_too() -> None:
-    from vllm import SamplingParams
-
-    params = SamplingParams(temperature=1.0, seed=5, max_tokens=NEW_TOKENS)
-    with engine(speculative_config=dict(DFLASH), max_num_seqs=8) as llm:
-        first = token_ids(llm, PROMPTS[:8], params)
-        assert token_ids(llm, PROMPTS[:8], params) == first
-        (stats,) = llm.collective_rpc("dflash_stats")
-    assert 1 < stats["mean_acceptance_length"] < 4
+def test_samples_at_temperature_one_are_as_likely_as_plain_ones() -> None:
+    """vLLM's own CPU sampler writes noise here, at less than half the log-probability."""
+    params = SamplingParams(temperature=1.0, top_k=500, seed=5, max_tokens=NEW_TOKENS, logprobs=0)
+    likely, tokens = [], []
+    for asked in (None, DFLASH, DFLASH):
+        with engine(speculative_config=asked and dict(asked), max_num_seqs=8) as llm:
+            outputs = [o.outputs[0] for o in llm.generate(PROMPTS, params, use_tqdm=False)]
+        tokens.append([list(output.token_ids) for output in outputs])
+        values = [next(iter(d.values())).logprob for o in outputs for d in o.logprobs]
+        likely.append(sum(values) / len(values))
+    plain, ours, again = likely
+    # About 1,100 tokens with a standard deviation of 2.2 nat each, dependent within a prompt.
+    assert abs(ours - plain) < 0.4
+    assert tokens[1] == tokens[2]
+    assert ours == again
 
 
 def test_prometheus_counters_agree_with_ours() -> None:

@@ -132,16 +132,19 @@ def install_v1_proposer(proposer: type[DFlashProposer]) -> None:
 
 
 def attach_to_v1_runner(runner: GPUModelRunner, proposer: type[DFlashProposer]) -> None:
-    """Hook 6, in a worker: `_input_fits_in_drafter` of this runner.
+    """Hook 6, in a worker: `_input_fits_in_drafter` and `rejection_sampler` of this runner.
 
     Why: vLLM compares the longest request of the batch with the context limit; one long request
     would switch drafting off for all and leave holes in the drafter's cache. Our proposer
-    limits each request by itself. How: replaced on the instance.
-    Replaced by: a per-request limit in vLLM.
+    limits each request by itself. And its rejection sampler fails at top-k on steps without
+    drafts; ours samples those as plain decoding does. How: replaced on the instance.
+    Replaced by: a per-request limit, and a check for an empty batch, in vLLM.
 
     Raises:
         RuntimeError: the runner was built with another proposer.
     """
+    from vllm_dflash.runner.sampling import DraftRejectionSampler
+
     drafter = getattr(runner, "drafter", None)
     if type(drafter) is not proposer:
         raise RuntimeError(
@@ -149,6 +152,24 @@ def attach_to_v1_runner(runner: GPUModelRunner, proposer: type[DFlashProposer]) 
             f" {type(drafter).__module__}.{type(drafter).__qualname__} as its drafter."
         )
     runner._input_fits_in_drafter = lambda common_attn_metadata: common_attn_metadata is not None
+    runner.rejection_sampler = DraftRejectionSampler(
+        runner.sampler, runner.speculative_config, runner.device
+    )
+
+
+def mend_cpu_sampling() -> None:
+    """Hook 7, in a CPU worker: `expand_batch_to_tokens` of vLLM's rejection sampler.
+
+    Why: vLLM 0.32.0's CPU version of its kernel writes into a converted copy, so every sampled
+    request was verified at a temperature, top-k and top-p read from uninitialised memory: drafts
+    were lossless at temperature 0 only. How: rebound in this process.
+    Replaced by: a fix of `_expand_kernel_impl` in vLLM.
+    """
+    from vllm.v1.sample import rejection_sampler
+
+    from vllm_dflash.runner.sampling import expand_batch_to_tokens
+
+    rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 
 
 def log_active(options: DFlashOptions, runner: str) -> None:

@@ -91,6 +91,18 @@ V1_WORKER = (
     Seam(f"{PROPOSER}._create_draft_vllm_config", ("self",)),
     Seam(f"{PROPOSER}._maybe_share_embeddings", ("self", "target_language_model")),
     Seam(f"{PROPOSER}._maybe_share_lm_head", ("self", "target_language_model")),
+    Seam(
+        "vllm.v1.sample.rejection_sampler:RejectionSampler.__init__",
+        ("self", "sampler", "spec_config", "device"),
+    ),
+    Seam(
+        "vllm.v1.sample.rejection_sampler:RejectionSampler.forward",
+        ("self", "metadata", "draft_probs", "logits", "sampling_metadata"),
+    ),
+    Seam(
+        "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
+        ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"),
+    ),
     Seam("vllm._custom_ops:rms_norm", ("out", "input", "weight", "epsilon")),
     Seam(
         "vllm._custom_ops:rotary_embedding",

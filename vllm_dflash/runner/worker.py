@@ -17,6 +17,7 @@ class DFlashCPUWorker(CPUWorker):
     def init_device(self) -> None:
         """Build the model runner around our proposer."""
         plugin.install_v1_proposer(DFlashProposer)
+        plugin.mend_cpu_sampling()
         super().init_device()
         plugin.attach_to_v1_runner(self.model_runner, DFlashProposer)
         if self.rank == 0:
