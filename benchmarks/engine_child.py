@@ -78,19 +78,28 @@ class EngineChild:
 
 
 def watch_drafting(worker: Any) -> None:
-    """In a worker: time everything the runner does to draft, for any proposer."""
+    """In a worker: time everything from the sampled tokens to lists of drafts, for any proposer.
+
+    Proposers return lists or tensors; handing a tensor over is part of the time.
+    """
     runner = worker.model_runner
-    original: Callable[..., Any] = runner.propose_draft_token_ids
     worker.drafting = [0, 0.0]
 
-    def timed(*arguments: Any, **named: Any) -> Any:
-        started = time.perf_counter()
-        result = original(*arguments, **named)
-        worker.drafting[0] += 1
-        worker.drafting[1] += time.perf_counter() - started
-        return result
+    def watch(name: str, *, counts: bool) -> None:
+        original: Callable[..., Any] = getattr(runner, name)
 
-    runner.propose_draft_token_ids = timed
+        def timed(*arguments: Any, **named: Any) -> Any:
+            started = time.perf_counter()
+            result = original(*arguments, **named)
+            worker.drafting[0] += counts
+            worker.drafting[1] += time.perf_counter() - started
+            return result
+
+        setattr(runner, name, timed)
+
+    watch("propose_draft_token_ids", counts=True)
+    watch("_copy_draft_token_ids_to_cpu", counts=False)
+    watch("take_draft_token_ids", counts=False)
 
 
 def read_drafting(worker: Any) -> tuple[int, float]:

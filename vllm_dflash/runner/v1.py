@@ -226,10 +226,12 @@ class DFlashProposer(SpecDecodeBaseProposer):
         slots = batch.slot_mapping[: len(features)]
         if positions.ndim == 2:
             positions = positions[0]
-        if num_rejected.any():
+        rows: slice | torch.Tensor
+        if num_rejected[:-1].any():
             rows = torch.from_numpy(kept_rows(batch.query_start_loc_cpu.numpy(), num_rejected))
-            positions, features, slots = positions[rows], features[rows], slots[rows]
-        self.model.context.store(features, positions, slots)
+        else:  # what is kept is in one piece, so nothing need be copied
+            rows = slice(len(features) - int(num_rejected[-1]))
+        self.model.context.store(features[rows], positions[rows], slots[rows])
 
     def _length_limits(self, num_reqs: int) -> np.ndarray:
         """Tokens each request may come to: its own end or the context limit, [R]."""
