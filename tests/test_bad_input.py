@@ -3,6 +3,7 @@
 `create_engine_config` is what both `LLM(...)` and `vllm serve` call before starting anything.
 """
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ import pytest
 from pairs import Pair, drafter_config, make_pair, save_drafter
 from safetensors.torch import load_file, save_file
 from vllm.engine.arg_utils import EngineArgs
+
+from vllm_dflash.checkpoint.pairing import TargetFacts, check_pair
+from vllm_dflash.checkpoint.spec import DrafterError
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +190,50 @@ def test_another_worker_class(pair: Pair) -> None:
     )
     with pytest.raises(ValueError, match=r"worker_cls is 'some\.other\.Worker'"):
         args.create_engine_config()
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        ({"tensor_parallel_size": 3}, "4 attention heads do not divide by tensor_parallel_size 3"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
+        ({"data_parallel_size": 2}, "data_parallel_size is 2"),
+        ({"multimodal": True}, "is multimodal"),
+    ],
+)
+def test_parallelism_and_targets_that_do_not_fit(
+    pair: Pair, parallel: dict[str, Any], message: str
+) -> None:
+    facts = TargetFacts("t", "Qwen3ForCausalLM", 4, 64, 320, supports_taps=True)
+    check_pair(pair.spec, facts)
+    with pytest.raises(DrafterError, match=message):
+        check_pair(pair.spec, dataclasses.replace(facts, **parallel))
+
+
+def test_key_value_heads_that_neither_divide_nor_are_divided(tmp_path: Path) -> None:
+    config = drafter_config(num_attention_heads=6, num_key_value_heads=3)
+    spec = save_drafter(tmp_path, config)
+    facts = TargetFacts("t", "Qwen3ForCausalLM", 4, 64, 320, True, tensor_parallel_size=2)
+    with pytest.raises(DrafterError, match="3 key/value heads neither divide"):
+        check_pair(spec, facts)
+
+
+def test_lora(pair: Pair) -> None:
+    args = EngineArgs(
+        model=str(pair.target),
+        skip_tokenizer_init=True,
+        enable_lora=True,
+        speculative_config={"method": "dflash", "model": str(pair.drafter)},
+    )
+    with pytest.raises(ValueError, match="does not support LoRA yet"):
+        args.create_engine_config()
+
+
+def test_rope_per_layer_type(pair: Pair, tmp_path: Path) -> None:
+    config = drafter_config(rope_parameters={"full_attention": {"rope_theta": 1.0}})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    message = refusal(pair, model=str(tmp_path))
+    assert "rope_parameters per layer type (full_attention) are not supported yet" in message
 
 
 @pytest.mark.server

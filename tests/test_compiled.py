@@ -14,22 +14,22 @@ def test_no_recompilation_after_warm_up(
     monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "1")
     compilations: list[object] = []
     count = callback_handler.register_start_callback(compilations.append)
-    prompts = held_out_prompts(24)
+    prompts = held_out_prompts(36)
     try:
         with engine(
             speculative_config=dict(DFLASH),
             enforce_eager=False,
-            max_num_seqs=16,
-            max_num_batched_tokens=128,
+            max_num_seqs=32,
+            max_num_batched_tokens=64,
         ) as llm:
-            log = "".join(capfd.readouterr())
             compilations_at_start = len(compilations)
-            for batch in (1, 2, 3, 7, 16, 24):
+            for batch in (1, 2, 3, 7, 16, 36):
                 for max_tokens in (1, 2, 5, 30):
                     compiled = token_ids(llm, prompts[:batch], greedy(max_tokens))
             (stats,) = llm.collective_rpc("dflash_stats")
             compiled_block = proposer_of(llm).model.block
             assert not compiled_block.do_not_compile
+            log = "".join(capfd.readouterr())
     finally:
         callback_handler.remove_start_callback(count)
     assert compilations_at_start >= 2  # the target and the drafter, so the counting works

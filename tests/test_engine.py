@@ -1,6 +1,7 @@
 """The whole engine on the demo pair: float32, greedy, against plain vLLM and the reference."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,17 +14,19 @@ from engines import (
     greedy,
     held_out_prompts,
     prefix_cache_hits,
+    proposer_of,
     token_ids,
 )
-from transformers import Qwen3ForCausalLM
+from pairs import make_pair
+from transformers import DynamicCache, Qwen3ForCausalLM
 from vllm import SamplingParams
 
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.reference import ReferenceDrafter, generate
+from vllm_dflash.reference import ReferenceDrafter, generate, target_step
 
 pytestmark = pytest.mark.engine
 NEW_TOKENS = 48
-PROMPTS = held_out_prompts(24)
+PROMPTS = held_out_prompts(36)
 
 
 @dataclass
@@ -149,3 +152,71 @@ def test_max_tokens_of_one_never_drafts() -> None:
         (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["steps"] > 0
     assert stats["drafted_steps"] == 0
+
+
+def test_a_drafter_shaped_unlike_its_target(tmp_path: Path) -> None:
+    """Other heads than the target's, sliding and full layers mixed, contexts beyond the window."""
+    pair = make_pair(
+        tmp_path,
+        head_dim=64,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        sliding_window=16,
+    )
+    prompts = [
+        {"prompt_token_ids": [(7 * row + 3 * i) % 300 for i in range(length)]}
+        for row, length in enumerate((5, 40, 90, 150))
+    ]
+    settings = {"model": str(pair.target), "skip_tokenizer_init": True, "max_model_len": 256}
+    params = greedy(24, detokenize=False, ignore_eos=True)
+    with engine(**settings) as llm:
+        expected = token_ids(llm, prompts, params)
+    speculative = {"method": "dflash", "model": str(pair.drafter)}
+    with engine(**settings, speculative_config=speculative, max_num_batched_tokens=64) as llm:
+        lengths = acceptance_by_request(llm)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        (stats,) = llm.collective_rpc("dflash_stats")
+        numbers = sorted(lengths, key=lambda name: int(name.split("-")[0]))
+        observed = [lengths[req_id] for req_id in numbers]
+    assert [list(output.outputs[0].token_ids) for output in outputs] == expected
+    assert stats["nan_drafts"] == 0
+    target, drafter = pair.load_target(), pair.load_drafter()
+    for prompt, tokens, got in zip(prompts, expected, observed, strict=True):
+        reference = generate(target, drafter, prompt["prompt_token_ids"], 24)
+        assert reference.tokens == tokens
+        assert reference.acceptance_lengths == got
+
+
+def test_a_preempted_request_goes_on_as_if_nothing_had_happened(plain: Plain) -> None:
+    """Hazard 1: too little cache for all, so requests are thrown out and computed again."""
+    prompts = PROMPTS[:8]
+    with engine(speculative_config=dict(DFLASH), max_num_seqs=8, num_gpu_blocks_override=24) as llm:
+        assert token_ids(llm, prompts, greedy(NEW_TOKENS)) == plain.tokens[:8]
+        (preemptions,) = (m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert preemptions > 0
+    assert stats["mean_acceptance_length"] > 2.5
+
+
+def test_a_tap_on_the_last_layer(tmp_path: Path) -> None:
+    """vLLM hands out its output before the final norm; so does the reference."""
+    pair = make_pair(tmp_path, dflash_config={"target_layer_ids": [1, 3]})
+    prompt = {"prompt_token_ids": [i % 300 for i in range(50)]}
+    seen = []
+    speculative = {"method": "dflash", "model": str(pair.drafter)}
+    with engine(
+        model=str(pair.target),
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        speculative_config=speculative,
+    ) as llm:
+        context = proposer_of(llm).model.context
+        store = context.store
+        context.store = lambda features, *rest: (seen.append(features), store(features, *rest))
+        llm.generate([prompt], greedy(1, detokenize=False), use_tqdm=False)
+    target = pair.load_target()
+    ids = torch.tensor([prompt["prompt_token_ids"]])
+    _, expected = target_step(target, ids, DynamicCache(config=target.config), (1, 3))
+    assert (seen[0] - expected).abs().max() < 1e-4 * expected.abs().max()

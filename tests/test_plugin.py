@@ -1,5 +1,6 @@
 """Activation: what is hooked, when, and that a changed vLLM is refused by name."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -59,9 +60,11 @@ def test_a_name_with_dflash_in_it_selects_it_without_a_method(pair: Pair, tmp_pa
 
 
 def test_dashes_in_option_names(pair: Pair) -> None:
-    asked = speculative(pair, **{"num-speculative-tokens": 2})
+    options = {"num-speculative-tokens": 2, "disable-eagle-block-drop": False}
+    asked = speculative(pair, **options)
     config = engine_args(pair, speculative_config=asked).create_engine_config()
     assert config.speculative_config.num_speculative_tokens == 2
+    assert config.speculative_config.use_eagle_block_drop()
 
 
 def test_sampled_drafts_are_overruled_with_a_warning(
@@ -69,7 +72,7 @@ def test_sampled_drafts_are_overruled_with_a_warning(
 ) -> None:
     warned = []
     monkeypatch.setattr("vllm_dflash.options.warn_about_sampling", lambda: warned.append(True))
-    asked = speculative(pair, draft_sample_method="probabilistic")
+    asked = speculative(pair, **{"draft-sample-method": "probabilistic"})
     config = engine_args(pair, speculative_config=asked).create_engine_config()
     assert warned == [True]
     assert config.speculative_config.draft_sample_method == "greedy"
@@ -89,7 +92,19 @@ def test_registering_twice_wraps_once() -> None:
     wrapped = EngineArgs.create_speculative_config
     plugin.register()
     assert EngineArgs.create_speculative_config is wrapped
-    assert not hasattr(wrapped.__wrapped__, "__wrapped__")
+    assert not hasattr(wrapped.__wrapped__, "wrapped_by_vllm_dflash")
+
+
+def test_another_plugins_wrapper_does_not_keep_us_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = EngineArgs.create_speculative_config.__wrapped__
+
+    @functools.wraps(original)
+    def foreign(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(EngineArgs, "create_speculative_config", foreign)
+    plugin.register()
+    assert EngineArgs.create_speculative_config.wrapped_by_vllm_dflash
 
 
 @pytest.mark.parametrize(("plugins", "ours"), [(None, "True"), ("dflash", "True"), ("", "False")])
@@ -97,7 +112,7 @@ def test_vllm_plugins_keeps_its_meaning(plugins: str | None, ours: str) -> None:
     script = (
         "from vllm.plugins import load_general_plugins; load_general_plugins()\n"
         "from vllm.engine.arg_utils import EngineArgs\n"
-        "print(hasattr(EngineArgs.create_speculative_config, '__wrapped__'))"
+        "print(hasattr(EngineArgs.create_speculative_config, 'wrapped_by_vllm_dflash'))"
     )
     environment = {k: v for k, v in os.environ.items() if k != "VLLM_PLUGINS"}
     if plugins is not None:
@@ -125,6 +140,22 @@ def test_a_vllm_outside_the_range_is_refused_by_version(
     with pytest.raises(seams.UnsupportedVllmError, match=message):
         args.create_engine_config()
     engine_args(pair).create_engine_config()  # plain serving does not care
+
+
+def test_a_vllm_without_a_version_is_refused() -> None:
+    with pytest.raises(seams.UnsupportedVllmError, match="this is vLLM dev"):
+        seams.check_version("dev")
+
+
+def test_a_worker_without_the_package_stops_by_name() -> None:
+    script = (
+        "import sys; sys.modules['vllm_dflash'] = None\n"
+        "from vllm.utils.import_utils import resolve_obj_by_qualname\n"
+        f"resolve_obj_by_qualname({plugin.CPU_WORKER!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "vllm_dflash" in done.stderr.splitlines()[-1]
 
 
 def test_a_changed_signature_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

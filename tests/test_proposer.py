@@ -71,16 +71,22 @@ def test_drafts_never_outrun_max_tokens(harness: DrafterHarness) -> None:
     assert lengths == [7, 6, 3, 0]
 
 
-def test_rejected_rows_must_not_be_stored(pair: Pair) -> None:
-    """Hazard 3: with garbage in the rejected rows the next drafts are the same."""
-    clean, dirty = DrafterHarness(pair), DrafterHarness(pair)
-    first = features(20, 0)
-    for harness in (clean, dirty):
-        harness.step([Row(0, first)])
-    accepted, after = features(3, 1), features(2, 2)
-    clean.step([Row(0, accepted)])
-    dirty.step([Row(0, torch.cat([accepted, torch.full((5, 128), 1e9)]), num_rejected=5)])
-    assert dirty.lengths == clean.lengths
+@pytest.mark.parametrize("others", [0, 2], ids=["alone", "in company"])
+def test_rejected_rows_must_not_be_stored(pair: Pair, others: int) -> None:
+    """Hazard 3: the slots of rejected rows stay as they were."""
+    harness = DrafterHarness(pair)
+    harness.allocate(0, 64)
+    rows = [Row(0, features(25, 1), num_rejected=5)]
+    rows += [Row(number, features(4, number)) for number in range(1, 1 + others)]
+    harness.step(rows, num_speculative_tokens=0)
+    assert harness.lengths[0] == 20
+    block = int(harness.blocks[0, 0])
+    per_token = 2 * pair.spec.num_kv_heads * pair.spec.head_dim  # numbers of one key and value
+    assert [int((cache[block] != 0).sum()) for cache in harness.caches] == [20 * per_token] * 2
+    dirty, clean = DrafterHarness(pair), DrafterHarness(pair)
+    kept, tail, after = features(23, 0), torch.full((5, 128), 1e9), features(2, 2)
+    dirty.step([Row(0, torch.cat([kept, tail]), num_rejected=5)])
+    clean.step([Row(0, kept)])
     assert dirty.step([Row(0, after)]) == clean.step([Row(0, after)])
 
 

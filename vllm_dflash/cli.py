@@ -52,7 +52,7 @@ def inspect_pair(drafter: str, target: str) -> int:
         print(f"target {target!r} cannot be read: {error}", file=sys.stderr)
         return UNREADABLE
     try:
-        resolve({"method": "dflash", "model": drafter}, target_config, tensor_parallel_size=1)
+        resolve({"method": "dflash", "model": drafter}, target_config)
     except ValueError as error:
         print(f"\nDoes not fit: {error}", file=sys.stderr)
         return DOES_NOT_FIT

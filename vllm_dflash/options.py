@@ -17,6 +17,8 @@ ADDITIONAL_CONFIG_KEY = "vllm_dflash"
 
 WITHOUT_MEANING = {
     "disable_padded_drafter_batch": "rejected rows never reach the drafter anyway",
+    "use_local_argmax_reduction": "the target's own head function gives whole rows of logits",
+    "enable_adaptive_verification": "only vLLM's Model Runner V2 has it",
     "use_heterogeneous_vocab": "a DFlash drafter shares the target's vocabulary",
     "num_speculative_tokens_per_batch_size": "set num_speculative_tokens instead",
 }
@@ -84,12 +86,13 @@ def resolve_num_speculative_tokens(asked: int | None, drafter: DrafterSpec) -> i
 
 def fill_in_defaults(engine_args: EngineArgs, options: DFlashOptions) -> None:
     """Write into the user's speculative config what vLLM needs and DFlash knows."""
-    config = dict(engine_args.speculative_config or {})
+    config = {
+        key.replace("-", "_"): value
+        for key, value in (engine_args.speculative_config or {}).items()
+    }
     if engine_args.spec_method is None:
         config["method"] = "dflash"
     if engine_args.spec_tokens is None:
-        for spelling in ("num-speculative-tokens", "num_speculative_tokens"):
-            config.pop(spelling, None)
         config["num_speculative_tokens"] = options.num_speculative_tokens
     if config.get("draft_sample_method") == "probabilistic":
         warn_about_sampling()

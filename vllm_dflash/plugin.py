@@ -41,7 +41,7 @@ def register() -> None:
     if not hasattr(EngineArgs, "create_speculative_config"):
         check_seams(FRONT_END)  # raises, by name: there is nowhere else to notice a selection
     original = EngineArgs.create_speculative_config
-    if hasattr(original, "__wrapped__"):
+    if hasattr(original, "wrapped_by_vllm_dflash"):
         return
 
     @functools.wraps(original)
@@ -56,6 +56,7 @@ def register() -> None:
         _select(self, requested, functools.partial(_bind, original, self, *args, **kwargs))
         return hide_layer_types(original(self, *args, **kwargs))
 
+    create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     EngineArgs.create_speculative_config = create_speculative_config
 
 
@@ -91,12 +92,12 @@ def _select(
     check_seams(FRONT_END)
     target, parallel = configs()
     worker = choose_worker(parallel.worker_cls)
-    options = resolve(
-        requested,
-        target,
-        tensor_parallel_size=parallel.tensor_parallel_size,
-        pipeline_parallel_size=parallel.pipeline_parallel_size,
-    )
+    if engine_args.enable_lora:
+        raise ValueError(
+            "method 'dflash' does not support LoRA yet: the drafter shares the target's embedding"
+            " and head, which LoRA wraps. Leave enable_lora out."
+        )
+    options = resolve(requested, target, parallel)
     parallel.worker_cls = worker
     engine_args.additional_config = {
         **engine_args.additional_config,

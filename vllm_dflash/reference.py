@@ -171,9 +171,22 @@ def target_step(
     target: PreTrainedModel, token_ids: torch.Tensor, cache: DynamicCache, taps: Collection[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the target over new tokens [1, T]. Returns logits [T, V] and features [T, m * H]."""
-    out = target(token_ids, past_key_values=cache, use_cache=True, output_hidden_states=True)
-    features = torch.cat([out.hidden_states[tap + 1][0] for tap in taps], dim=-1)
-    return out.logits[0], features
+    # Hooks, since Hugging Face norms the last entry of `hidden_states`, and taps are not normed.
+    outputs: dict[int, torch.Tensor] = {}
+
+    def keep(tap: int, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
+        outputs[tap] = output[0] if isinstance(output, tuple) else output
+
+    layers = target.get_decoder().layers
+    hooks = [
+        layers[tap].register_forward_hook(lambda *call, tap=tap: keep(tap, call[2])) for tap in taps
+    ]
+    try:
+        logits = target(token_ids, past_key_values=cache, use_cache=True).logits[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return logits, torch.cat([outputs[tap][0] for tap in taps], dim=-1)
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 SUPPORTED_VLLM = SpecifierSet(">=0.32.0,<0.33")
 
@@ -123,7 +123,11 @@ V1_WORKER = (
 
 def check_version(version: str) -> None:
     """Refuse a vLLM outside `SUPPORTED_VLLM`. Raises `UnsupportedVllmError`."""
-    if Version(version).public not in SUPPORTED_VLLM:
+    try:
+        supported = Version(version).public in SUPPORTED_VLLM
+    except InvalidVersion:
+        supported = False
+    if not supported:
         from vllm_dflash import __version__
 
         raise UnsupportedVllmError(

@@ -14,7 +14,7 @@ from vllm_dflash.checkpoint.tensors import check_tensors, read_headers
 from vllm_dflash.options import DFlashOptions, check_keys, resolve_num_speculative_tokens
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, SpeculativeConfig
+    from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
     from vllm.engine.arg_utils import EngineArgs
 
 
@@ -40,9 +40,7 @@ def requested_options(engine_args: EngineArgs) -> dict[str, Any] | None:
 def resolve(
     requested: Mapping[str, Any],
     target: ModelConfig,
-    *,
-    tensor_parallel_size: int = 1,
-    pipeline_parallel_size: int = 1,
+    parallel: ParallelConfig | None = None,
 ) -> DFlashOptions:
     """Check the options, the drafter and the pair.
 
@@ -59,7 +57,7 @@ def resolve(
             ' {"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16"}.'
         )
     drafter = read_drafter(model, requested.get("revision"))
-    check_pair(drafter, target_facts(target, tensor_parallel_size, pipeline_parallel_size))
+    check_pair(drafter, target_facts(target, parallel))
     if Path(model).is_dir():
         check_tensors(drafter, read_headers(Path(model)))
     num_speculative_tokens = resolve_num_speculative_tokens(
@@ -68,9 +66,7 @@ def resolve(
     return DFlashOptions(num_speculative_tokens, drafter)
 
 
-def target_facts(
-    target: ModelConfig, tensor_parallel_size: int, pipeline_parallel_size: int
-) -> TargetFacts:
+def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> TargetFacts:
     """Read what pairing needs from vLLM's own configs; imports the target's model class."""
     from vllm.model_executor.models.interfaces import supports_eagle3
 
@@ -84,8 +80,10 @@ def target_facts(
         hidden_size=target.get_hidden_size(),
         vocab_size=target.get_vocab_size(),
         supports_taps=supports_eagle3(model_class),
-        tensor_parallel_size=tensor_parallel_size,
-        pipeline_parallel_size=pipeline_parallel_size,
+        multimodal=target.is_multimodal_model,
+        tensor_parallel_size=parallel.tensor_parallel_size if parallel else 1,
+        pipeline_parallel_size=parallel.pipeline_parallel_size if parallel else 1,
+        data_parallel_size=parallel.data_parallel_size if parallel else 1,
     )
 
 

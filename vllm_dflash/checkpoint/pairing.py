@@ -18,8 +18,10 @@ class TargetFacts:
     vocab_size: int
     supports_taps: bool
     """Whether vLLM's class of this architecture can hand out hidden states of its layers."""
+    multimodal: bool = False
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
 
 
 def check_pair(drafter: DrafterSpec, target: TargetFacts) -> None:
@@ -62,19 +64,42 @@ def check_pair(drafter: DrafterSpec, target: TargetFacts) -> None:
             f"mask_token_id {drafter.mask_token_id} is outside the target's vocabulary of"
             f" {target.vocab_size} entries"
         )
-    if drafter.num_heads % target.tensor_parallel_size:
-        faults.append(
-            f"the drafter's {drafter.num_heads} attention heads do not divide by"
-            f" tensor_parallel_size {target.tensor_parallel_size}"
-        )
-    if target.pipeline_parallel_size > 1:
-        faults.append(
-            f"pipeline_parallel_size is {target.pipeline_parallel_size}: the drafter shares the"
-            " embedding of the first stage and the head of the last, so it must be 1"
-        )
+    if target.multimodal:
+        faults.append(f"{target.architecture} is multimodal, which is not supported yet")
+    faults += _parallel_faults(drafter, target)
     if faults:
         raise DrafterError(
             f"drafter {drafter.model!r} does not fit target {target.model!r}: "
             + "; ".join(faults)
             + ". Choose a drafter trained for this target."
         )
+
+
+def _parallel_faults(drafter: DrafterSpec, target: TargetFacts) -> list[str]:
+    faults = []
+    tp_size = target.tensor_parallel_size
+    for what, count in (
+        ("attention heads", drafter.num_heads),
+        ("intermediate_size", drafter.intermediate_size),
+    ):
+        if count % tp_size:
+            faults.append(
+                f"the drafter's {count} {what} do not divide by tensor_parallel_size {tp_size}"
+            )
+    kv_heads = drafter.num_kv_heads
+    if kv_heads % tp_size and tp_size % kv_heads:
+        faults.append(
+            f"the drafter's {kv_heads} key/value heads neither divide by tensor_parallel_size"
+            f" {tp_size} nor divide it"
+        )
+    if target.pipeline_parallel_size > 1:
+        faults.append(
+            f"pipeline_parallel_size is {target.pipeline_parallel_size}: the drafter shares the"
+            " embedding of the first stage and the head of the last, so it must be 1"
+        )
+    if target.data_parallel_size > 1:
+        faults.append(
+            f"data_parallel_size is {target.data_parallel_size}: ranks that draft and ranks that"
+            " do not would wait for each other, so it must be 1 for now; run one server a replica"
+        )
+    return faults

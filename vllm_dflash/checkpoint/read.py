@@ -86,7 +86,7 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
         hidden_act=str(field("hidden_act", "silu")),
         rms_norm_eps=float(field("rms_norm_eps", 1e-6)),
         attention_bias=bool(field("attention_bias", False)),
-        rope_parameters=_read_rope(config),
+        rope_parameters=_read_rope(model, config),
         max_position_embeddings=integer("max_position_embeddings", default=32768),
         windows=_read_windows(model, config, nested, num_layers),
         causal=_read_causal(config, nested, num_layers),
@@ -143,9 +143,15 @@ def _read_taps(model: str, ids: Any) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _read_rope(config: dict[str, Any]) -> dict[str, Any]:
+def _read_rope(model: str, config: dict[str, Any]) -> dict[str, Any]:
     """Normalise `rope_parameters` (transformers 5) and `rope_theta`/`rope_scaling` (4)."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    nested = [name for name, value in rope.items() if isinstance(value, dict)]
+    if nested:
+        raise DrafterError(
+            f"drafter {model!r}: rope_parameters per layer type ({', '.join(nested)}) are not"
+            " supported yet."
+        )
     rope.setdefault("rope_type", rope.pop("type", "default"))
     rope.setdefault("rope_theta", config.get("rope_theta", 1_000_000.0))
     return rope

@@ -66,12 +66,6 @@ class DFlashProposer(SpecDecodeBaseProposer):
         attention = replace(base.attention_config, use_non_causal=not all(self.spec.causal))
         return replace(base, attention_config=attention)
 
-    def _raise_if_mrope(self) -> None:
-        """Our positions are text positions, whatever the target's scheme."""
-
-    def _warn_if_multimodal(self) -> None:
-        """Image tokens are context like any other: the drafter sees the target's features."""
-
     def _maybe_share_embeddings(self, target_language_model: nn.Module) -> None:
         self.model.share_vocabulary(target_language_model)
 
@@ -176,7 +170,7 @@ class DFlashProposer(SpecDecodeBaseProposer):
 
         Args:
             num_speculative_tokens: K for this step.
-            target_positions: of this step's T scheduled rows, [T] or [3, T] under M-RoPE.
+            target_positions: of this step's T scheduled rows, [T].
             target_hidden_states: taps concatenated in ascending layer order, [T, m * H].
             next_token_ids: the bonus token of each request, [R].
             common_attn_metadata: of the target's batch, rejected rows included.
@@ -224,8 +218,6 @@ class DFlashProposer(SpecDecodeBaseProposer):
         num_rejected: np.ndarray,
     ) -> None:
         slots = batch.slot_mapping[: len(features)]
-        if positions.ndim == 2:
-            positions = positions[0]
         rows: slice | torch.Tensor
         if num_rejected[:-1].any():
             rows = torch.from_numpy(kept_rows(batch.query_start_loc_cpu.numpy(), num_rejected))
