@@ -30,7 +30,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.verbose:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    with (MODELS / "held_out.jsonl").open() as file:
+    with (arguments.models / "held_out.jsonl").open() as file:
         prompts = [json.loads(line)["prompt"] for line in file][: arguments.prompts]
 
     console = Console()

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from transformers import AutoTokenizer
 
 from demo_pair.continuations import write_continuations
-from demo_pair.corpus import cut_prompts, read_corpus
+from demo_pair.corpus import cut_prompts, read_corpus, write_held_out
 from demo_pair.drafter import train_drafter
 from demo_pair.target import train_target
 
@@ -30,6 +30,7 @@ def main() -> None:
     target.mkdir(parents=True, exist_ok=True)
 
     training, held_out = read_corpus()
+    write_held_out(held_out, arguments.out / "held_out.jsonl")
     with Progress() as progress:
         minutes = arguments.target_minutes
         train_target(training, held_out, target, minutes=minutes, progress=progress)

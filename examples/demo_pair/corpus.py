@@ -1,5 +1,6 @@
 """The text the demo pair is trained on: the Python standard library's own source."""
 
+import json
 import random
 import sysconfig
 from pathlib import Path
@@ -21,6 +22,13 @@ def read_corpus() -> tuple[list[str], list[str]]:
         if text.strip():
             (held_out if number % HELD_OUT_EVERY == 7 else training).append(text)
     return training, held_out
+
+
+def write_held_out(texts: list[str], out: Path, count: int = 200) -> None:
+    """Write prompts of the held-out files as JSON lines, to measure the pair on."""
+    prompts = dict.fromkeys(cut_prompts(texts, count, seed=1))
+    lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
+    out.write_text("".join(lines))
 
 
 def cut_prompts(texts: list[str], count: int, *, lines: int = 12, seed: int = 0) -> list[str]:
