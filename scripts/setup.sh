@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make .venv from requirements/cpu.lock. Does nothing when that has been done.
-# Needs Python 3.11 with pip, and a C++ compiler, which vLLM compiles its models with.
+# Needs Python 3.11 with pip. A C++ compiler and Python's headers are installed where root may.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -14,11 +14,17 @@ fi
     echo "Python 3.11 is needed, $("$python" --version) was found. Set PYTHON=/path/to/python3.11." >&2
     exit 1
 }
-if ! command -v g++ >/dev/null; then
+# vLLM compiles its models with the system's compiler, against Python's headers.
+headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+needed=()
+command -v g++ >/dev/null || needed+=(g++)
+[ -e "$headers/Python.h" ] || needed+=(python3-dev)
+if [ ${#needed[@]} -gt 0 ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        apt-get update -qq && apt-get install -y -qq --no-install-recommends g++
+        echo "Installing Debian packages: ${needed[*]}"
+        { apt-get update && apt-get install -y --no-install-recommends "${needed[@]}"; } >/dev/null
     else
-        echo "A C++ compiler is needed: install g++ (Debian: apt-get install g++)." >&2
+        echo "A C++ compiler and Python's headers are needed. Install: ${needed[*]}" >&2
         exit 1
     fi
 fi
