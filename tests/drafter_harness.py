@@ -96,7 +96,7 @@ class DrafterHarness:
         return self.logits
 
     def allocate(self, request: int, num_tokens: int) -> None:
-        """Zero the blocks a request uses, as vLLM does when it hands them out."""
+        """Make the blocks a request uses what an unused cache holds: zeros."""
         used = self.blocks[request, : -(-num_tokens // CACHE_BLOCK)].long()
         for cache in self.caches:
             cache[used] = torch.nan_to_num(cache[used], nan=0.0)
