@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
 ADDITIONAL_CONFIG_KEY = "vllm_dflash"
@@ -41,9 +42,20 @@ class DFlashOptions:
         }
 
     @classmethod
+    def of(cls, vllm_config: VllmConfig) -> DFlashOptions:
+        """The options a worker was started with."""
+        return cls.from_dict(vllm_config.additional_config[ADDITIONAL_CONFIG_KEY])
+
+    @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> DFlashOptions:
-        """Rebuild the options in a worker."""
+        """Rebuild the options from `to_dict`."""
         return cls(fields["num_speculative_tokens"], DrafterSpec.from_dict(fields["drafter"]))
+
+
+def written_options(engine_args: EngineArgs) -> dict[str, Any]:
+    """A copy of the user's speculative config, with the underscores that vLLM turns dashes into."""
+    config = engine_args.speculative_config or {}
+    return {key.replace("-", "_"): value for key, value in config.items()}
 
 
 def check_keys(speculative_config: Mapping[str, Any], known: Collection[str]) -> None:
@@ -86,10 +98,7 @@ def resolve_num_speculative_tokens(asked: int | None, drafter: DrafterSpec) -> i
 
 def fill_in_defaults(engine_args: EngineArgs, options: DFlashOptions) -> None:
     """Write into the user's speculative config what vLLM needs and DFlash knows."""
-    config = {
-        key.replace("-", "_"): value
-        for key, value in (engine_args.speculative_config or {}).items()
-    }
+    config = written_options(engine_args)
     if engine_args.spec_method is None:
         config["method"] = "dflash"
     if engine_args.spec_tokens is None:

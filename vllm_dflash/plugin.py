@@ -9,7 +9,6 @@ an ImportError of a plugin, and would then silently run its own DFlash.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash import __version__
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from vllm_dflash.options import DFlashOptions
     from vllm_dflash.runner.v1 import DFlashProposer
+    from vllm_dflash.seams import Seam
 
 CPU_WORKER = "vllm_dflash.runner.worker.DFlashCPUWorker"
 DRAFT_MODEL = "vllm_dflash.drafter.model:DFlashDraftModel"
@@ -53,25 +53,29 @@ def register() -> None:
         requested = requested_options(self)
         if requested is None:
             return original(self, *args, **kwargs)
-        _select(self, requested, functools.partial(_bind, original, self, *args, **kwargs))
+        _check_vllm(FRONT_END)
+        _select(self, requested, *args, **kwargs)
         return hide_layer_types(original(self, *args, **kwargs))
 
     create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     EngineArgs.create_speculative_config = create_speculative_config
 
 
-def _bind(original: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    """The two configs `create_speculative_config` was called with, by name."""
-    import inspect
+def _check_vllm(seams: tuple[Seam, ...]) -> None:
+    """Stop, by name, where this vLLM is not the one our hooks were written for."""
+    import vllm
 
-    bound = inspect.signature(original).bind(*args, **kwargs).arguments
-    return bound["target_model_config"], bound["target_parallel_config"]
+    from vllm_dflash.seams import check_seams, check_version
+
+    check_version(vllm.__version__)
+    check_seams(seams)
 
 
 def _select(
     engine_args: EngineArgs,
     requested: dict[str, Any],
-    configs: Callable[[], tuple[ModelConfig, ParallelConfig]],
+    target_model_config: ModelConfig,
+    target_parallel_config: ParallelConfig,
 ) -> None:
     """Hooks 2 to 4, placed once DFlash is selected: worker class, options, draft model.
 
@@ -82,23 +86,17 @@ def _select(
     4. `ModelRegistry.register_model`. Why: our draft model stands for the architecture
        `DFlashDraftModel`. How: vLLM's own registry.
     """
-    import vllm
-
     from vllm_dflash.options import ADDITIONAL_CONFIG_KEY, fill_in_defaults
-    from vllm_dflash.seams import FRONT_END, check_seams, check_version
     from vllm_dflash.selection import choose_worker, resolve
 
-    check_version(vllm.__version__)
-    check_seams(FRONT_END)
-    target, parallel = configs()
-    worker = choose_worker(parallel.worker_cls)
+    worker = choose_worker(target_parallel_config.worker_cls)
     if engine_args.enable_lora:
         raise ValueError(
             "method 'dflash' does not support LoRA yet: the drafter shares the target's embedding"
             " and head, which LoRA wraps. Leave enable_lora out."
         )
-    options = resolve(requested, target, parallel)
-    parallel.worker_cls = worker
+    options = resolve(requested, target_model_config, target_parallel_config)
+    target_parallel_config.worker_cls = worker
     engine_args.additional_config = {
         **engine_args.additional_config,
         ADDITIONAL_CONFIG_KEY: options.to_dict(),
@@ -121,13 +119,11 @@ def install_v1_proposer(proposer: type[DFlashProposer]) -> None:
     How: rebound in this process, before the runner is built; nothing of vLLM's class is used.
     Replaced by: `method: custom_class`, once that gets hidden states and a KV cache.
     """
-    import vllm
     from vllm.v1.worker import gpu_model_runner
 
-    from vllm_dflash.seams import V1_WORKER, check_seams, check_version
+    from vllm_dflash.seams import V1_WORKER
 
-    check_version(vllm.__version__)
-    check_seams(V1_WORKER)
+    _check_vllm(V1_WORKER)
     gpu_model_runner.DFlashProposer = proposer
     register_draft_model()
 

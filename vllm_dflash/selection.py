@@ -11,7 +11,12 @@ from vllm_dflash.checkpoint.pairing import TargetFacts, check_pair
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.checkpoint.tensors import check_tensors, read_headers
-from vllm_dflash.options import DFlashOptions, check_keys, resolve_num_speculative_tokens
+from vllm_dflash.options import (
+    DFlashOptions,
+    check_keys,
+    resolve_num_speculative_tokens,
+    written_options,
+)
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
@@ -20,10 +25,7 @@ if TYPE_CHECKING:
 
 def requested_options(engine_args: EngineArgs) -> dict[str, Any] | None:
     """What the user asked of DFlash, whichever flags it came by; None for any other method."""
-    requested = {
-        key.replace("-", "_"): value
-        for key, value in (engine_args.speculative_config or {}).items()
-    }
+    requested = written_options(engine_args)
     for key, value in (
         ("method", engine_args.spec_method),
         ("model", engine_args.spec_model),

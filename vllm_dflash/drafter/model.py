@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,10 +10,10 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
-from vllm_dflash.checkpoint.tensors import Shape, check_tensors
+from vllm_dflash.checkpoint.tensors import check_tensors
 from vllm_dflash.drafter.context import ContextProjection
 from vllm_dflash.drafter.layers import DraftBlock
-from vllm_dflash.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
+from vllm_dflash.options import DFlashOptions
 
 
 class DFlashDraftModel(nn.Module):
@@ -41,8 +41,7 @@ class DFlashDraftModel(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        options = DFlashOptions.from_dict(vllm_config.additional_config[ADDITIONAL_CONFIG_KEY])
-        self.spec = options.drafter
+        self.spec = DFlashOptions.of(vllm_config).drafter
         prefix = prefix or "dflash"
         self.context = ContextProjection(self.spec, prefix=f"{prefix}.context")
         self.block = DraftBlock(
@@ -80,15 +79,9 @@ class DFlashDraftModel(nn.Module):
         Raises:
             DrafterError: tensors are missing, surplus or misshapen; each is named.
         """
-        found: dict[str, Shape] = {}
-
-        def recorded() -> Iterator[tuple[str, torch.Tensor]]:
-            # Drained first: a misfit must be named before vLLM's loaders trip over it.
-            drained = list(weights)
-            found.update({name: tuple(tensor.shape) for name, tensor in drained})
-            check_tensors(self.spec, found)
-            yield from drained
-
-        loaded = AutoWeightsLoader(self).load_weights(recorded(), mapper=self.checkpoint_names)
+        # All of them at once: a misfit must be named before vLLM's loaders trip over it.
+        tensors = list(weights)
+        check_tensors(self.spec, {name: tuple(tensor.shape) for name, tensor in tensors})
+        loaded = AutoWeightsLoader(self).load_weights(tensors, mapper=self.checkpoint_names)
         self.context.fuse_layers(self.block.attentions())
         return loaded

@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.drafter.model import DFlashDraftModel
-from vllm_dflash.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
+from vllm_dflash.options import DFlashOptions
 from vllm_dflash.runner.block_layout import (
     BlockInputs,
     block_inputs,
@@ -48,8 +48,7 @@ class DFlashProposer(SpecDecodeBaseProposer):
         self, vllm_config: VllmConfig, device: torch.device, runner: GPUModelRunner
     ) -> None:
         super().__init__(vllm_config, device, pass_hidden_states_to_model=True, runner=runner)
-        options = DFlashOptions.from_dict(vllm_config.additional_config[ADDITIONAL_CONFIG_KEY])
-        self.spec = options.drafter
+        self.spec = DFlashOptions.of(vllm_config).drafter
         self.runner = runner
         self.statistics = DraftStatistics()
         self.length_limit = min(

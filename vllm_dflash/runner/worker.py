@@ -7,7 +7,7 @@ from typing import Any
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_dflash import plugin
-from vllm_dflash.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
+from vllm_dflash.options import DFlashOptions
 from vllm_dflash.runner.v1 import DFlashProposer
 
 
@@ -21,10 +21,7 @@ class DFlashCPUWorker(CPUWorker):
         super().init_device()
         plugin.attach_to_v1_runner(self.model_runner, DFlashProposer)
         if self.rank == 0:
-            options = DFlashOptions.from_dict(
-                self.vllm_config.additional_config[ADDITIONAL_CONFIG_KEY]
-            )
-            plugin.log_active(options, runner="v1")
+            plugin.log_active(DFlashOptions.of(self.vllm_config), runner="v1")
 
     def dflash_stats(self) -> dict[str, Any]:
         """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them."""
