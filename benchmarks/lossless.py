@@ -9,8 +9,12 @@ twice, so that the second time hits the prefix cache. Exits with 1 where any tok
 import argparse
 from pathlib import Path
 
-from engine_child import DEMO, EngineChild, drafter_of, read_prompts
 from rich.progress import track
+
+from vllm_dflash.bench.engine_child import EngineChild
+from vllm_dflash.bench.prompts import read_prompts
+
+DEMO = Path(__file__).parent.parent / "models" / "demo"
 
 
 def main() -> None:
@@ -28,7 +32,7 @@ def main() -> None:
     # Cache blocks smaller than the prompts, or there would be no prefix to hit.
     engine |= {"disable_log_stats": False, "block_size": 32}
     with EngineChild(arguments.out / "plain.log", plugins="", **engine) as child:
-        expected = child.ask(prompts=prompts, sampling=sampling)["token_ids"]
+        expected = child.ask("generate", prompts=prompts, sampling=sampling)["token_ids"]
     differing = 0
     settings = [(1, 64), (8, 48), (32, 64)]
     for concurrency, batched_tokens in track(settings, "Comparing"):
@@ -36,19 +40,19 @@ def main() -> None:
         with EngineChild(
             log,
             **engine,
-            speculative_config=drafter_of(arguments.pair),
+            speculative_config={"method": "dflash", "model": str(arguments.pair / "drafter")},
             max_num_seqs=concurrency,
             max_num_batched_tokens=batched_tokens,
             enable_prefix_caching=True,
         ) as child:
             for attempt in ("cold", "cached prefixes"):
-                answer = child.ask(prompts=prompts, sampling=sampling)
+                answer = child.ask("generate", prompts=prompts, sampling=sampling)
                 wrong = sum(
                     ours != plain for ours, plain in zip(answer["token_ids"], expected, strict=True)
                 )
                 differing += wrong
                 counts = answer["counts"]
-                length = 1 + counts["accepted_tokens"] / counts["drafts"]
+                length = 1 + counts["accepted_tokens"] / max(1, counts["drafts"])
                 print(
                     f"concurrency {concurrency:2}, {batched_tokens} tokens a step, {attempt}:"
                     f" {len(prompts) - wrong} of {len(prompts)} identical,"

@@ -14,10 +14,14 @@ from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
-from engine_child import DEMO, EngineChild, drafter_of, read_prompts
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+from vllm_dflash.bench.engine_child import EngineChild
+from vllm_dflash.bench.prompts import read_prompts
+
+DEMO = Path(__file__).parent.parent / "models" / "demo"
 
 
 def main() -> None:
@@ -33,18 +37,23 @@ def main() -> None:
     parser.add_argument("--draft-tokens", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("out/side_by_side"))
     arguments = parser.parse_args()
-    speculative = drafter_of(arguments.pair)
-    speculative["num_speculative_tokens"] = arguments.draft_tokens
+    speculative = {
+        "method": "dflash",
+        "model": str(arguments.pair / "drafter"),
+        "num_speculative_tokens": arguments.draft_tokens,
+    }
     engine = {"model": str(arguments.pair / "target"), "max_model_len": 1024, "max_num_seqs": 64}
     engine |= {"disable_log_stats": False, "enable_prefix_caching": False}
     sides = {
         "plain": {"plugins": ""},
         "native": {"plugins": "", "speculative_config": speculative},
-        "ours": {"speculative_config": speculative},
+        "ours": {"speculative_config": speculative | {"draft_length": "fixed"}},
     }
     sampling = {"temperature": 0.0, "max_tokens": arguments.tokens, "ignore_eos": True}
     prompts = read_prompts(arguments.prompts, 200)
     measured = defaultdict(list)
+    # The functions that time draft steps travel to the workers pickled.
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     with ExitStack() as stack:
         children = {
             side: stack.enter_context(
@@ -52,6 +61,8 @@ def main() -> None:
             )
             for side, changes in sides.items()
         }
+        for side in ("native", "ours"):
+            children[side].ask("watch_drafting")
         schedule = [
             (round_number, concurrency)
             for round_number in range(-arguments.warmup_rounds, arguments.rounds)
@@ -62,7 +73,7 @@ def main() -> None:
             chosen = [prompts[(round_number * 16 + i) % len(prompts)] for i in range(count)]
             for side, child in children.items():
                 answers = [
-                    child.ask(prompts=chosen[i : i + concurrency], sampling=sampling)
+                    child.ask("generate", prompts=chosen[i : i + concurrency], sampling=sampling)
                     for i in range(0, count, concurrency)
                 ]
                 if round_number >= 0:

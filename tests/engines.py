@@ -18,6 +18,7 @@ from vllm_dflash.runner.v1 import DFlashProposer
 DEMO = Path(__file__).parent.parent / "models" / "demo"
 TARGET, DRAFTER = DEMO / "target", DEMO / "drafter"
 DFLASH = {"method": "dflash", "model": str(DRAFTER)}
+FIXED = {**DFLASH, "draft_length": "fixed"}
 
 
 def held_out_prompts(count: int) -> list[str]:

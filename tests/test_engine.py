@@ -8,6 +8,7 @@ import torch
 from engines import (
     DFLASH,
     DRAFTER,
+    FIXED,
     TARGET,
     acceptance_by_request,
     engine,
@@ -45,15 +46,16 @@ def plain() -> Plain:
         return Plain(tokens, prefix_cache_hits(llm))
 
 
+@pytest.mark.parametrize("draft_length", ["fixed", "adaptive"])
 @pytest.mark.parametrize(
     ("concurrency", "batched_tokens"), [(1, 64), (8, 32), (32, 64)], ids=lambda n: str(n)
 )
 def test_output_is_identical_to_plain_decoding(
-    plain: Plain, concurrency: int, batched_tokens: int
+    plain: Plain, concurrency: int, batched_tokens: int, draft_length: str
 ) -> None:
     """Chunked prefill forced small, prefix caching on, every prompt twice."""
     with engine(
-        speculative_config=dict(DFLASH),
+        speculative_config={**DFLASH, "draft_length": draft_length},
         max_num_seqs=concurrency,
         max_num_batched_tokens=batched_tokens,
         enable_prefix_caching=True,
@@ -66,13 +68,18 @@ def test_output_is_identical_to_plain_decoding(
     assert stats["proposer"] == "vllm_dflash.runner.v1.DFlashProposer"
     assert stats["runner"] == "v1"
     assert stats["block_size"] == 8
+    assert stats["draft_length"] == draft_length
     assert stats["nan_drafts"] == 0
-    assert stats["mean_acceptance_length"] > 2.5
     assert 0 < stats["accepted_tokens"] < stats["draft_tokens"]
-    assert stats["drafted_steps"] <= stats["steps"]
+    assert stats["drafted_steps"] + stats["skipped_steps"] <= stats["steps"]
     # Hazard 1: cached prefixes bring the drafter's context along, their last block included.
     assert prefix_hits == plain.prefix_hits > 0
-    assert stats["accepted_tokens"] == 2 * cold["accepted_tokens"]
+    if draft_length == "fixed":
+        assert stats["skipped_steps"] == 0
+        assert stats["mean_acceptance_length"] > 2.5
+        assert stats["accepted_tokens"] == 2 * cold["accepted_tokens"]
+    else:
+        assert sum(stats["draft_lengths"]) > 0
 
 
 def test_acceptance_of_every_step_equals_the_reference() -> None:
@@ -81,7 +88,7 @@ def test_acceptance_of_every_step_equals_the_reference() -> None:
     spec = read_drafter(str(DRAFTER))
     drafter = ReferenceDrafter.load(spec, DRAFTER).float()
     prompts = PROMPTS[:8]
-    with engine(speculative_config=dict(DFLASH), max_num_seqs=8, max_num_batched_tokens=96) as llm:
+    with engine(speculative_config=dict(FIXED), max_num_seqs=8, max_num_batched_tokens=96) as llm:
         lengths = acceptance_by_request(llm)
         outputs = llm.generate(prompts, greedy(NEW_TOKENS), use_tqdm=False)
         stop_ids = {llm.get_tokenizer().eos_token_id}
@@ -102,7 +109,7 @@ def test_a_request_near_the_limit_does_not_stop_the_others() -> None:
     long, short = greedy(10_000, ignore_eos=True), greedy(NEW_TOKENS, ignore_eos=True)
     with engine() as llm:
         expected = token_ids(llm, prompts, [long, short, short, short])
-    with engine(speculative_config=dict(DFLASH), max_num_seqs=2) as llm:
+    with engine(speculative_config=dict(FIXED), max_num_seqs=2) as llm:
         lengths = acceptance_by_request(llm)
         outputs = llm.generate(prompts, [long, short, short, short], use_tqdm=False)
         (stats,) = llm.collective_rpc("dflash_stats")
@@ -120,15 +127,17 @@ def test_samples_at_temperature_one_are_as_likely_as_plain_ones() -> None:
     """vLLM's own CPU sampler writes noise here, at less than half the log-probability."""
     params = SamplingParams(temperature=1.0, top_k=500, seed=5, max_tokens=NEW_TOKENS, logprobs=0)
     likely, tokens = [], []
-    for asked in (None, DFLASH, DFLASH):
+    for asked in (None, FIXED, FIXED, DFLASH):
         with engine(speculative_config=asked and dict(asked), max_num_seqs=8) as llm:
             outputs = [o.outputs[0] for o in llm.generate(PROMPTS, params, use_tqdm=False)]
         tokens.append([list(output.token_ids) for output in outputs])
         values = [next(iter(d.values())).logprob for o in outputs for d in o.logprobs]
         likely.append(sum(values) / len(values))
-    plain, ours, again = likely
+    plain, ours, again, adaptive = likely
     # About 1,100 tokens with a standard deviation of 2.2 nat each, dependent within a prompt.
     assert abs(ours - plain) < 0.4
+    assert abs(adaptive - plain) < 0.4
+    # At a fixed length, what a seed draws does not depend on how fast the machine is.
     assert tokens[1] == tokens[2]
     assert ours == again
 
@@ -173,7 +182,7 @@ def test_a_drafter_shaped_unlike_its_target(tmp_path: Path) -> None:
     params = greedy(24, detokenize=False, ignore_eos=True)
     with engine(**settings) as llm:
         expected = token_ids(llm, prompts, params)
-    speculative = {"method": "dflash", "model": str(pair.drafter)}
+    speculative = {**FIXED, "model": str(pair.drafter)}
     with engine(**settings, speculative_config=speculative, max_num_batched_tokens=64) as llm:
         lengths = acceptance_by_request(llm)
         outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -192,7 +201,7 @@ def test_a_drafter_shaped_unlike_its_target(tmp_path: Path) -> None:
 def test_a_preempted_request_goes_on_as_if_nothing_had_happened(plain: Plain) -> None:
     """Hazard 1: too little cache for all, so requests are thrown out and computed again."""
     prompts = PROMPTS[:8]
-    with engine(speculative_config=dict(DFLASH), max_num_seqs=8, num_gpu_blocks_override=24) as llm:
+    with engine(speculative_config=dict(FIXED), max_num_seqs=8, num_gpu_blocks_override=24) as llm:
         assert token_ids(llm, prompts, greedy(NEW_TOKENS)) == plain.tokens[:8]
         (preemptions,) = (m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
         (stats,) = llm.collective_rpc("dflash_stats")
@@ -205,7 +214,7 @@ def test_a_tap_on_the_last_layer(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, dflash_config={"target_layer_ids": [1, 3]})
     prompt = {"prompt_token_ids": [i % 300 for i in range(50)]}
     seen = []
-    speculative = {"method": "dflash", "model": str(pair.drafter)}
+    speculative = {**FIXED, "model": str(pair.drafter)}
     with engine(
         model=str(pair.target),
         skip_tokenizer_init=True,

@@ -1,4 +1,4 @@
-"""Command line: `vllm-dflash inspect DRAFTER --target TARGET`."""
+"""Command line: `vllm-dflash inspect DRAFTER --target TARGET` and `vllm-dflash bench`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import sys
 
 from vllm_dflash import __version__
+from vllm_dflash.bench.command import add_bench
 
 FITS, DOES_NOT_FIT, UNREADABLE = 0, 1, 2
 
@@ -27,8 +28,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     inspect.add_argument("drafter", help="folder or repository of the drafter")
     inspect.add_argument("--target", required=True, help="folder or repository of the target")
+    inspect.set_defaults(run=lambda parsed: inspect_pair(parsed.drafter, parsed.target))
+    add_bench(commands)
     parsed = parser.parse_args(arguments)
-    return inspect_pair(parsed.drafter, parsed.target)
+    return parsed.run(parsed)
 
 
 def inspect_pair(drafter: str, target: str) -> int:

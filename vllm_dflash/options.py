@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 ADDITIONAL_CONFIG_KEY = "vllm_dflash"
 """Where the resolved options travel inside vLLM's `additional_config`."""
 
+DRAFT_LENGTHS = ("adaptive", "fixed")
+OWN_KEYS = {"draft_length"}
+"""Options of ours that vLLM does not know and must not see."""
+
 WITHOUT_MEANING = {
     "disable_padded_drafter_batch": "rejected rows never reach the drafter anyway",
     "use_local_argmax_reduction": "the target's own head function gives whole rows of logits",
@@ -32,12 +36,15 @@ class DFlashOptions:
 
     num_speculative_tokens: int
     """K: drafted tokens per request and step at most."""
+    draft_length: str
+    """`adaptive`: planned every step, from 0 to K. `fixed`: K."""
     drafter: DrafterSpec
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form for `additional_config`; inverse of `from_dict`."""
         return {
             "num_speculative_tokens": self.num_speculative_tokens,
+            "draft_length": self.draft_length,
             "drafter": self.drafter.to_dict(),
         }
 
@@ -49,7 +56,8 @@ class DFlashOptions:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> DFlashOptions:
         """Rebuild the options from `to_dict`."""
-        return cls(fields["num_speculative_tokens"], DrafterSpec.from_dict(fields["drafter"]))
+        drafter = DrafterSpec.from_dict(fields["drafter"])
+        return cls(fields["num_speculative_tokens"], fields["draft_length"], drafter)
 
 
 def written_options(engine_args: EngineArgs) -> dict[str, Any]:
@@ -96,9 +104,28 @@ def resolve_num_speculative_tokens(asked: int | None, drafter: DrafterSpec) -> i
     return asked
 
 
+def resolve_draft_length(asked: object) -> str:
+    """`adaptive` unless the user asked otherwise.
+
+    Raises:
+        ValueError: neither of the two.
+    """
+    if asked is None:
+        return DRAFT_LENGTHS[0]
+    if asked not in DRAFT_LENGTHS:
+        raise ValueError(
+            f"draft_length must be one of {', '.join(map(repr, DRAFT_LENGTHS))}, not {asked!r}:"
+            " 'adaptive' plans the length of every draft, down to none where drafting does not"
+            " pay; 'fixed' always drafts num_speculative_tokens."
+        )
+    return str(asked)
+
+
 def fill_in_defaults(engine_args: EngineArgs, options: DFlashOptions) -> None:
     """Write into the user's speculative config what vLLM needs and DFlash knows."""
     config = written_options(engine_args)
+    for key in OWN_KEYS:
+        config.pop(key, None)
     if engine_args.spec_method is None:
         config["method"] = "dflash"
     if engine_args.spec_tokens is None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     from vllm_dflash.options import DFlashOptions
+    from vllm_dflash.planning.costs import Curve, StepCosts
     from vllm_dflash.runner.v1 import DFlashProposer
     from vllm_dflash.seams import Seam
 
@@ -182,4 +183,23 @@ def log_active(options: DFlashOptions, runner: str) -> None:
         drafter.block_size,
         options.num_speculative_tokens,
         list(drafter.taps),
+    )
+
+
+def log_profile(costs: StepCosts, seconds: float) -> None:
+    """The line that says what the planner starts from."""
+    from vllm.logger import init_logger
+
+    def milliseconds(curve: Curve) -> str:
+        last = int(curve.counts[-1])
+        return ", ".join(
+            f"{1000 * float(curve.at(count)):.1f} ms for {count}"
+            for count in sorted({min(count, last) for count in (1, 8, 64, last)})
+        )
+
+    init_logger("vllm.dflash").info(
+        "draft lengths are planned from costs measured in %.1f s, by tokens: target %s; drafter %s",
+        seconds,
+        milliseconds(costs.verify),
+        milliseconds(costs.draft),
     )

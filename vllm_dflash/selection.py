@@ -12,8 +12,10 @@ from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.checkpoint.tensors import check_tensors, read_headers
 from vllm_dflash.options import (
+    OWN_KEYS,
     DFlashOptions,
     check_keys,
+    resolve_draft_length,
     resolve_num_speculative_tokens,
     written_options,
 )
@@ -51,7 +53,7 @@ def resolve(
     """
     from vllm.config import SpeculativeConfig
 
-    check_keys(requested, {field.name for field in fields(SpeculativeConfig)})
+    check_keys(requested, OWN_KEYS | {field.name for field in fields(SpeculativeConfig)})
     model = requested.get("model")
     if not model:
         raise DrafterError(
@@ -65,7 +67,8 @@ def resolve(
     num_speculative_tokens = resolve_num_speculative_tokens(
         requested.get("num_speculative_tokens"), drafter
     )
-    return DFlashOptions(num_speculative_tokens, drafter)
+    draft_length = resolve_draft_length(requested.get("draft_length"))
+    return DFlashOptions(num_speculative_tokens, draft_length, drafter)
 
 
 def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> TargetFacts:

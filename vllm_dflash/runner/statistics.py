@@ -2,26 +2,75 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_dflash.runner.block_layout import Ints
+import numpy as np
+
+from vllm_dflash.planning import Ints
+from vllm_dflash.planning.costs import StepEstimate, StepTimes
+from vllm_dflash.planning.planner import Plan
+
+
+@dataclass
+class CostRecord:
+    """One kind of time: sums of what was estimated beforehand and of what was measured."""
+
+    count: int = 0
+    estimated: float = 0.0
+    measured: float = 0.0
+
+    def add(self, estimated: float, measured: float) -> None:
+        """One more, seconds."""
+        self.count += 1
+        self.estimated += estimated
+        self.measured += measured
+
+    def to_dict(self) -> dict[str, float]:
+        """Means in milliseconds."""
+        milli = 1000.0 / max(self.count, 1)
+        return {
+            "estimated": round(self.estimated * milli, 3),
+            "measured": round(self.measured * milli, 3),
+        }
 
 
 @dataclass
 class DraftStatistics:
     """Counters since the engine started. A verification is one request in one step with drafts."""
 
+    max_draft: int
+    """K."""
     steps: int = 0
     """Steps of the engine that sampled or prefilled anything."""
     drafted_steps: int = 0
     """Steps in which the drafter's block forward ran."""
+    skipped_steps: int = 0
+    """Steps in which somebody could have used drafts and it did not run."""
+    probes: int = 0
+    """Drafted steps that were only to see how drafts would do."""
     verifications: int = 0
     draft_tokens: int = 0
     """Drafts the target verified (as vLLM counts them; drafts never scheduled do not count)."""
     accepted_tokens: int = 0
     nan_drafts: int = 0
     """Drafts thrown away because their logits were not finite."""
+    seconds: float = 0.0
+    """Time of all steps that followed another without a pause."""
+    planning_seconds: float = 0.0
+    draft_lengths: Ints = field(init=False)
+    """How often each length from 0 to K was chosen for a request in a drafted step, [K + 1]."""
+    costs: dict[str, CostRecord] = field(init=False)
+    predicted_tokens: float = 0.0
+    produced_tokens: float = 0.0
+    plain_tokens: float = 0.0
+    """Tokens of decoding steps: as planned, as they came, and as plain decoding would have
+    produced in the same time by the cost model."""
+    _speedup: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.draft_lengths = np.zeros(self.max_draft + 1, dtype=np.int64)
+        self.costs = {name: CostRecord() for name in ("step", "draft", "context")}
 
     def observe_verification(self, drafted: Ints, produced: Ints) -> None:
         """Count one verified batch: drafts and produced tokens (bonus included), [R] each."""
@@ -31,15 +80,48 @@ class DraftStatistics:
         self.draft_tokens += int(drafted[verified].sum())
         self.accepted_tokens += int(produced[verified].sum() - verified.sum())
 
+    def observe_plan(self, plan: Plan, *, possible: bool) -> None:
+        """Count a step that drafted, or did not although it was possible."""
+        self.steps += 1
+        self.drafted_steps += plan.width > 0
+        self.skipped_steps += possible and plan.width == 0
+        self.probes += plan.is_probe
+        self._speedup = plan.speedup
+
+    def observe_step(self, times: StepTimes, estimate: StepEstimate, produced: int) -> None:
+        """Compare a decoding step that produced that many tokens with what was expected."""
+        self.costs["step"].add(estimate.step_seconds, times.step_seconds)
+        if times.draft_rows:
+            self.costs["draft"].add(estimate.draft_seconds, times.draft_seconds)
+        if times.context_rows:
+            self.costs["context"].add(estimate.context_seconds, times.context_seconds)
+        seconds = times.step_seconds + times.draft_seconds + times.context_seconds
+        plain = times.num_requests * seconds / estimate.plain_seconds
+        self.plain_tokens += plain
+        self.predicted_tokens += plain * self._speedup
+        self.produced_tokens += produced
+
+    def observe_lengths(self, lengths: Ints) -> None:
+        """Count the lengths chosen in a drafted step, one per request of the batch."""
+        self.draft_lengths += np.bincount(lengths, minlength=self.max_draft + 1)
+
     def to_dict(self) -> dict[str, Any]:
         """Counters and the means derived from them; plain values only."""
         count = self.verifications
+        plain = self.plain_tokens
         return {
             "steps": self.steps,
             "drafted_steps": self.drafted_steps,
+            "skipped_steps": self.skipped_steps,
+            "probes": self.probes,
             "draft_tokens": self.draft_tokens,
             "accepted_tokens": self.accepted_tokens,
             "mean_acceptance_length": 1 + self.accepted_tokens / count if count else 0.0,
             "mean_draft_length": self.draft_tokens / count if count else 0.0,
+            "draft_lengths": self.draft_lengths.tolist(),
             "nan_drafts": self.nan_drafts,
+            "costs_ms": {name: record.to_dict() for name, record in self.costs.items()},
+            "predicted_speedup": self.predicted_tokens / plain if plain else 0.0,
+            "measured_speedup": self.produced_tokens / plain if plain else 0.0,
+            "planning_share": self.planning_seconds / self.seconds if self.seconds else 0.0,
         }

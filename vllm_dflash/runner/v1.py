@@ -1,14 +1,17 @@
-"""The proposer for vLLM's V1 model runner: context every step, drafts where there is room."""
+"""The proposer for vLLM's V1 model runner: context every step, drafts where they pay."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import nn
-from vllm.config import CUDAGraphMode, VllmConfig, replace
-from vllm.forward_context import set_forward_context
+from vllm.config import VllmConfig, replace
+from vllm.distributed import get_tp_group
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.sample.metadata import SamplingMetadata
@@ -20,22 +23,25 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.drafter.model import DFlashDraftModel
 from vllm_dflash.options import DFlashOptions
-from vllm_dflash.runner.block_layout import (
-    BlockInputs,
-    block_inputs,
-    bonus_tokens,
-    draft_lengths,
-    kept_rows,
-    split_drafts,
-)
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.fixed import FixedLength, LengthPolicy
+from vllm_dflash.planning.planner import Plan, Planner
+from vllm_dflash.runner.backlog import ContextBacklog
+from vllm_dflash.runner.block_layout import block_inputs, bonus_tokens, draft_lengths, kept_rows
+from vllm_dflash.runner.clock import StepClock
+from vllm_dflash.runner.drafting import BlockForward
 from vllm_dflash.runner.statistics import DraftStatistics
+
+BACKLOG_ROWS = 128
+"""Context rows kept back at most: about where projecting more at a time is no cheaper per row."""
 
 
 class DFlashProposer(SpecDecodeBaseProposer):
     """Drafts a block per request in one forward; replaces vLLM's class of the same name.
 
-    Every step: store the context of all scheduled tokens the target did not reject, then draft
-    for the requests that can use drafts. Where none can, nothing but the context is computed.
+    Every step: take the context of all scheduled tokens the target did not reject, then draft
+    for the requests for which the length policy says so. Where it says nobody, nothing is
+    computed, and context is stored now and then.
 
     Written for synchronous scheduling, which is what the V1 runner does on CPUs: the ragged
     lists it returns tell the scheduler each request's length.
@@ -50,11 +56,20 @@ class DFlashProposer(SpecDecodeBaseProposer):
         super().__init__(vllm_config, device, pass_hidden_states_to_model=True, runner=runner)
         self.spec = DFlashOptions.of(vllm_config).drafter
         self.runner = runner
-        self.statistics = DraftStatistics()
+        self.lengths: LengthPolicy = FixedLength(self.num_speculative_tokens)
+        self.clock = StepClock()
+        self.statistics = DraftStatistics(self.num_speculative_tokens)
+        self.has_drafts = False
+        """Whether the last step drafted anything for anybody."""
         self.length_limit = min(
             self.max_model_len, self.draft_model_config.max_model_len or self.max_model_len
         )
-        self.max_query_tokens = self.max_batch_size * (1 + self.num_speculative_tokens)
+        self.feature_width = len(self.spec.taps) * self.spec.target_hidden_size
+        self._max_query_tokens = self.max_batch_size * (1 + self.num_speculative_tokens)
+        self._num_verified = self._num_accepted = 0
+        self._rest = 0
+        self._resting_ids: list[str] = []
+        self._is_left_out = False
         # The base class's buffers for models that draft token by token.
         self.parallel_drafting_hidden_state_tensor = None
 
@@ -71,6 +86,12 @@ class DFlashProposer(SpecDecodeBaseProposer):
     def _maybe_share_lm_head(self, target_language_model: nn.Module) -> None:
         """The head came with the embedding."""
 
+    def load_model(self, target_model: nn.Module) -> None:
+        """Load the drafter."""
+        super().load_model(target_model)
+        self.block = BlockForward(self.model, self.vllm_config, [])
+        self.backlog = ContextBacklog(self.model.context, capacity=0)
+
     def initialize_attn_backend(
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int] | None = None
     ) -> None:
@@ -84,7 +105,7 @@ class DFlashProposer(SpecDecodeBaseProposer):
             self.model.context.attentions, self.spec.windows, self.spec.causal, strict=True
         ):
             layers_by_kind[window, causal].append(attention.attn.layer_name)
-        self._groups_with_causality = []
+        groups = []
         for (_, causal), layer_names in layers_by_kind.items():
             group = AttentionGroup(
                 whole.backend, layer_names, whole.kv_cache_spec, self.kv_cache_gid
@@ -94,7 +115,8 @@ class DFlashProposer(SpecDecodeBaseProposer):
                 self.device,
                 kernel_block_sizes[self.kv_cache_gid] if kernel_block_sizes else None,
             )
-            self._groups_with_causality.append((group, causal))
+            groups.append((group, causal))
+        self.block = BlockForward(self.model, self.vllm_config, groups)
 
     @torch.inference_mode()
     def dummy_run(
@@ -105,13 +127,28 @@ class DFlashProposer(SpecDecodeBaseProposer):
         slot_mappings: dict[str, torch.Tensor] | None = None,
     ) -> None:
         """Profile and compile: the largest context and the largest block, writing nothing."""
-        width = len(self.spec.taps) * self.spec.target_hidden_size
-        features = torch.zeros(num_tokens, width, dtype=self.dtype, device=self.device)
+        if self._is_left_out:
+            return
+        features = torch.zeros(num_tokens, self.feature_width, dtype=self.dtype, device=self.device)
         positions = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
         self.model.context.project(features, positions)
-        num_queries = min(num_tokens, self.max_query_tokens)
-        hidden = self._run_block(None, {}, self.input_ids[:num_queries], positions[:num_queries])
+        num_queries = min(num_tokens, self._max_query_tokens)
+        hidden = self.block.run(None, {}, self.input_ids[:num_queries], positions[:num_queries])
         self.model.compute_logits(hidden)
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Dummy runs of the runner inside are of the target alone."""
+        self._is_left_out = True
+        yield
+        self._is_left_out = False
+
+    def adapt_lengths(self, costs: StepCosts) -> None:
+        """From now on plan draft lengths, starting from these costs."""
+        self.lengths = Planner(self.num_speculative_tokens, self.max_batch_size, costs)
+        # A connector hands the cache on with each step, so it must be complete.
+        if self.vllm_config.kv_transfer_config is None:
+            self.backlog = ContextBacklog(self.model.context, BACKLOG_ROWS)
 
     # --- every step -----------------------------------------------------------------------
 
@@ -144,9 +181,17 @@ class DFlashProposer(SpecDecodeBaseProposer):
 
         Also the one place that sees what became of the drafts.
         """
+        if not any(spec_decode_metadata.num_draft_tokens):
+            return common_attn_metadata, None, torch.zeros_like(valid_sampled_tokens_count)
         drafted = np.array(spec_decode_metadata.num_draft_tokens, dtype=np.int32)
         produced = valid_sampled_tokens_count.numpy()
+        self._num_verified = int(drafted.sum())
+        self._num_accepted = int(np.maximum(produced - 1, 0)[drafted > 0].sum())
         self.statistics.observe_verification(drafted, produced)
+        verified = np.where(produced > 0, drafted, 0)  # a discarded sample says nothing
+        with self.clock.timing("planning"):
+            ids = self._batch_ids(len(drafted))
+            self.lengths.observe_verification(ids, verified, produced - 1)
         rejected = np.where(drafted > 0, drafted + 1 - produced, 0)
         return common_attn_metadata, None, torch.from_numpy(rejected)
 
@@ -165,7 +210,7 @@ class DFlashProposer(SpecDecodeBaseProposer):
         num_rejected_tokens_gpu: torch.Tensor | None = None,
         slot_mappings: dict[str, torch.Tensor] | list[dict[str, torch.Tensor]] | None = None,
     ) -> list[list[int]]:
-        """Store this step's context and draft the next tokens.
+        """Take this step's context and draft the next tokens.
 
         Args:
             num_speculative_tokens: K for this step.
@@ -177,43 +222,98 @@ class DFlashProposer(SpecDecodeBaseProposer):
                 drafts were verified.
 
         Returns:
-            Drafts of each request, empty where none can be used.
+            Drafts of each request, empty where none are worth it.
         """
-        self.statistics.steps += 1
         batch = common_attn_metadata
+        ids = self._batch_ids(batch.num_reqs)
         num_rejected = np.zeros(batch.num_reqs, dtype=np.int32)
         if num_rejected_tokens_gpu is not None:
             num_rejected = num_rejected_tokens_gpu.numpy()
-        self._store_context(target_positions, target_hidden_states, batch, num_rejected)
+        past_prompt = ~self.runner.discard_request_mask.np[: batch.num_reqs]
+        self.has_drafts = False
+        self._begin_step(batch, ids, past_prompt)
+        self._take_context(target_positions, target_hidden_states, batch, ids, num_rejected)
+        drafts: list[list[int]] = [[] for _ in ids]
+        if self._rests(ids):
+            self.statistics.steps += 1
+            self.statistics.skipped_steps += 1
+            return drafts
 
         context_lens = batch.seq_lens[: batch.num_reqs].numpy() - num_rejected
-        lengths = draft_lengths(
-            context_lens,
-            self._length_limits(batch.num_reqs),
-            num_speculative_tokens,
-            ~self.runner.discard_request_mask.np[: batch.num_reqs],
+        room = draft_lengths(
+            context_lens, self._length_limits(ids), num_speculative_tokens, past_prompt
         )
-        drafts: list[list[int]] = [[] for _ in range(batch.num_reqs)]
-        if not lengths.any():
+        plan = self._plan(ids, room)
+        self.statistics.observe_plan(plan, possible=bool(room.any()))
+        if not plan.width:
+            self._rest, self._resting_ids = plan.rest, ids
             return drafts
-        self.statistics.drafted_steps += 1
+        self._store_context()
         inputs = block_inputs(
             context_lens,
-            lengths,
+            np.minimum(room, plan.width) * plan.drafted,
             next_token_ids.numpy(),
             self.spec.mask_token_id,
             batch.block_table_tensor.numpy(),
             self.block_size,
         )
-        for request, tokens in zip(inputs.requests, self._draft(inputs, batch), strict=True):
-            drafts[request] = tokens
+        with self.clock.timing("draft"):
+            drafted = self.block.draft(inputs, batch.block_table_tensor)
+        self.clock.draft_rows = len(inputs.input_ids)
+        with self.clock.timing("planning"):
+            usable = np.zeros_like(room)
+            usable[inputs.requests] = [len(tokens) for tokens in drafted.tokens]
+            lengths = self.lengths.lengths(plan, ids, usable, drafted.confidence)
+        for request, tokens, length in zip(
+            inputs.requests.tolist(), drafted.tokens, lengths.tolist(), strict=True
+        ):
+            drafts[request] = tokens[:length]
+        self.has_drafts = bool(lengths.any())
+        self.statistics.nan_drafts += len(inputs.mask_rows) - int(usable.sum())
+        self.statistics.observe_lengths(lengths)
         return drafts
 
-    def _store_context(
+    def end_step(self) -> None:
+        """The runner is done with a step: learn what it cost."""
+        wall, times = self.clock.end(more_alike=self._rest > 0)
+        accepted, self._num_accepted, self._num_verified = self._num_accepted, 0, 0
+        self.statistics.seconds += wall
+        self.statistics.planning_seconds = self.clock.planning_seconds
+        if times is None:
+            return
+        with self.clock.timing("planning"):
+            estimate = self.lengths.observe_step(times)
+        if estimate is not None:
+            produced = times.num_requests + accepted
+            self.statistics.observe_step(times, estimate, produced)
+
+    def _batch_ids(self, num_requests: int) -> list[str]:
+        return self.runner.input_batch.req_ids[:num_requests]
+
+    def _begin_step(
+        self, batch: CommonAttentionMetadata, ids: list[str], past_prompt: np.ndarray
+    ) -> None:
+        num_decoded = len(ids) + self._num_verified
+        self.clock.begin(
+            ids,
+            batch.num_actual_tokens,
+            only_decodes=batch.num_actual_tokens == num_decoded and bool(past_prompt.all()),
+        )
+
+    def _rests(self, ids: list[str]) -> bool:
+        """Whether an earlier plan said that nobody drafts in this step either."""
+        if not self._rest or ids != self._resting_ids:
+            self._rest = 0
+            return False
+        self._rest -= 1
+        return True
+
+    def _take_context(
         self,
         positions: torch.Tensor,
         features: torch.Tensor,
         batch: CommonAttentionMetadata,
+        ids: list[str],
         num_rejected: np.ndarray,
     ) -> None:
         slots = batch.slot_mapping[: len(features)]
@@ -222,67 +322,34 @@ class DFlashProposer(SpecDecodeBaseProposer):
             rows = torch.from_numpy(kept_rows(batch.query_start_loc_cpu.numpy(), num_rejected))
         else:  # what is kept is in one piece, so nothing need be copied
             rows = slice(len(features) - int(num_rejected[-1]))
-        self.model.context.store(features[rows], positions[rows], slots[rows])
+        if not self.backlog.is_safe(ids):
+            self._store_context()
+        self.backlog.add(features[rows], positions[rows], slots[rows], ids)
+        if self.backlog.is_full():
+            self._store_context()
 
-    def _length_limits(self, num_reqs: int) -> np.ndarray:
+    def _store_context(self) -> None:
+        with self.clock.timing("context"):
+            self.clock.context_rows += self.backlog.store()
+
+    def _length_limits(self, ids: list[str]) -> np.ndarray:
         """Tokens each request may come to: its own end or the context limit, [R]."""
-        limits = np.full(num_reqs, self.length_limit, dtype=np.int64)
-        for row, req_id in enumerate(self.runner.input_batch.req_ids[:num_reqs]):
+        limits = np.full(len(ids), self.length_limit, dtype=np.int64)
+        for row, req_id in enumerate(ids):
             request = self.runner.requests[req_id]
             if request.sampling_params is not None and request.sampling_params.max_tokens:
                 end = request.num_prompt_tokens + request.sampling_params.max_tokens
                 limits[row] = min(limits[row], end)
         return limits
 
-    def _draft(self, inputs: BlockInputs, batch: CommonAttentionMetadata) -> list[list[int]]:
-        """Run the blocks and take each row's argmax. Returns drafts of the D requests."""
-        widths = np.diff(inputs.query_start_loc)
-        query_start_loc = torch.from_numpy(inputs.query_start_loc)
-        slots = torch.from_numpy(inputs.slots)
-        metadata = CommonAttentionMetadata(
-            query_start_loc=query_start_loc,
-            query_start_loc_cpu=query_start_loc,
-            seq_lens=torch.from_numpy(inputs.seq_lens),
-            seq_lens_cpu_upper_bound=torch.from_numpy(inputs.seq_lens),
-            num_reqs=len(inputs.requests),
-            num_actual_tokens=len(slots),
-            max_query_len=int(widths.max()),
-            max_seq_len=int(inputs.seq_lens.max()),
-            block_table_tensor=batch.block_table_tensor[torch.from_numpy(inputs.requests)],
-            slot_mapping=slots,
-        )
-        hidden = self._run_block(
-            self._attention_metadata(metadata),
-            dict.fromkeys(self._draft_attn_layer_names, slots),
-            torch.from_numpy(inputs.input_ids),
-            torch.from_numpy(inputs.positions),
-        )
-        logits = self.model.compute_logits(hidden[torch.from_numpy(inputs.mask_rows)])  # [Q - D, V]
-        best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
-        drafts = split_drafts(tokens.tolist(), np.isfinite(best.float().numpy()), widths - 1)
-        self.statistics.nan_drafts += len(tokens) - sum(map(len, drafts))
-        return drafts
-
-    def _attention_metadata(self, metadata: CommonAttentionMetadata) -> dict[str, object]:
-        per_layer: dict[str, object] = {}
-        for group, causal in self._groups_with_causality:
-            metadata.causal = causal
-            built = group.build_metadata_for_drafting(metadata, draft_index=0)
-            per_layer |= dict.fromkeys(group.layer_names, built)
-        return per_layer
-
-    def _run_block(
-        self,
-        attn_metadata: dict[str, object] | None,
-        slot_mapping: dict[str, torch.Tensor],
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-    ) -> torch.Tensor:
-        with set_forward_context(
-            attn_metadata,
-            self.vllm_config,
-            num_tokens=len(input_ids),
-            cudagraph_runtime_mode=CUDAGraphMode.NONE,
-            slot_mapping=slot_mapping,
-        ):
-            return self.model(input_ids, positions)
+    def _plan(self, ids: list[str], room: np.ndarray) -> Plan:
+        """Whom to draft and how wide, the same on every tensor-parallel rank."""
+        with self.clock.timing("planning"):
+            plan = self.lengths.plan(ids, room, self.backlog.num_rows)
+        group = get_tp_group()
+        if group.world_size > 1:  # measured times differ, and all ranks must run the same block
+            decision = torch.tensor([plan.width, *plan.drafted.tolist()], dtype=torch.int32)
+            group.broadcast(decision, src=0)
+            width, *drafted = decision.tolist()
+            plan = dataclasses.replace(plan, width=width, drafted=np.array(drafted, dtype=bool))
+        return plan

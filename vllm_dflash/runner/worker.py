@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed import get_tp_group
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_dflash import plugin
 from vllm_dflash.options import DFlashOptions
+from vllm_dflash.runner.profiling import profile_costs
 from vllm_dflash.runner.v1 import DFlashProposer
 
 
@@ -23,6 +31,45 @@ class DFlashCPUWorker(CPUWorker):
         if self.rank == 0:
             plugin.log_active(DFlashOptions.of(self.vllm_config), runner="v1")
 
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Warm up, then measure what steps cost, for the planner to start from."""
+        times = super().compile_or_warm_up_model()
+        if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
+            started = time.perf_counter()
+            with set_current_vllm_config(self.vllm_config):
+                costs = profile_costs(self.model_runner, _first_ranks)
+            self.model_runner.drafter.adapt_lengths(costs)
+            if self.rank == 0:
+                plugin.log_profile(costs, time.perf_counter() - started)
+        return times
+
+    def execute_model(
+        self, scheduler_output: SchedulerOutput
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        """Run the target, and sample and draft in the same call unless a grammar has a say.
+
+        A speculative step takes one more call from the engine than a plain one, to fetch the
+        drafts. This saves it again.
+        """
+        output = super().execute_model(scheduler_output)
+        if output is None and not scheduler_output.has_structured_output_requests:
+            return self.sample_tokens(None)
+        return output
+
+    def sample_tokens(
+        self, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        """Sample and draft: the end of a step."""
+        output = super().sample_tokens(grammar_output)
+        self.model_runner.drafter.end_step()
+        return output
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """Drafts for the scheduler; nothing where nobody has any, which spares it looking."""
+        if not self.model_runner.drafter.has_drafts:
+            return None
+        return super().take_draft_token_ids()
+
     def dflash_stats(self) -> dict[str, Any]:
         """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them."""
         proposer = self.model_runner.drafter
@@ -31,5 +78,14 @@ class DFlashCPUWorker(CPUWorker):
             "proposer": f"{kind.__module__}.{kind.__qualname__}",
             "runner": "v1",
             "block_size": proposer.spec.block_size,
+            "draft_length": DFlashOptions.of(self.vllm_config).draft_length,
             **proposer.statistics.to_dict(),
         }
+
+
+def _first_ranks(value: float) -> float:
+    """What rank 0 measured."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return value
+    return float(group.broadcast(torch.tensor([value], dtype=torch.float64), src=0))

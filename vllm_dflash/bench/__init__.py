@@ -1,0 +1,1 @@
+"""`vllm-dflash bench`: plain decoding, vLLM's native DFlash and ours, side by side."""

@@ -1,0 +1,35 @@
+"""Prompts of a benchmark, easy and hard to draft for."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def read_prompts(path: Path, count: int | None = None) -> list[str]:
+    """The first prompts of a JSON-lines file; all of them without a count."""
+    with path.open() as file:
+        return [json.loads(line)["prompt"] for line in file][:count]
+
+
+def in_order_of_round(prompts: Sequence[str], round_number: int) -> list[str]:
+    """The prompts in an order that is this round's own."""
+    order = list(prompts)
+    random.Random(f"order {round_number}").shuffle(order)
+    return order
+
+
+def easy_and_hard(prompts: Sequence[str]) -> list[str]:
+    """Every other prompt with its words shuffled: text that no drafter can foresee."""
+    return [
+        prompt if number % 2 == 0 else _words_shuffled(prompt)
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _words_shuffled(prompt: str) -> str:
+    words = prompt.split()
+    random.Random(prompt).shuffle(words)
+    return " ".join(words)

@@ -1,0 +1,52 @@
+"""The engines that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+OURS = "ours"
+PLAIN = "plain"
+PLUGIN, NO_PLUGIN = "dflash", ""
+"""Values of VLLM_PLUGINS."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One engine."""
+
+    name: str
+    kind: Literal["plain", "native", "ours", "ours fixed"]
+    plugins: str
+    speculative_config: dict[str, Any] | None
+
+    @property
+    def draft_tokens(self) -> int | None:
+        """K where it is fixed."""
+        return (self.speculative_config or {}).get("num_speculative_tokens")
+
+    @property
+    def draft_length(self) -> str:
+        """What tells this side from others of vLLM as it comes, in a few letters."""
+        return PLAIN if self.draft_tokens is None else f"K={self.draft_tokens}"
+
+
+def make_sides(drafter: str, native_k: Iterable[int], ours_fixed_k: Iterable[int]) -> list[Side]:
+    """Plain decoding, native DFlash at each fixed K, and ours: adaptive and at each fixed K."""
+    dflash = {"method": "dflash", "model": drafter}
+    natives = [
+        Side(f"native K={k}", "native", NO_PLUGIN, dflash | {"num_speculative_tokens": k})
+        for k in native_k
+    ]
+    fixed = [
+        Side(
+            f"ours K={k}",
+            "ours fixed",
+            PLUGIN,
+            dflash | {"draft_length": "fixed", "num_speculative_tokens": k},
+        )
+        for k in ours_fixed_k
+    ]
+    plain = Side(PLAIN, "plain", NO_PLUGIN, None)
+    return [plain, *natives, Side(OURS, "ours", PLUGIN, dflash), *fixed]

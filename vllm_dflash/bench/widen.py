@@ -1,0 +1,152 @@
+"""Make a small trained pair cost as much as a large one, without changing what it computes.
+
+The widths are padded with zeros and identity layers are appended (Net2Net, arXiv 1511.05641), so
+both models predict what they predicted, and acceptance stays that of trained models on real text,
+while time and memory are those of the larger shapes. Kernels do not skip zeros.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+TARGET, DRAFTER = "target", "drafter"  # folders of a pair
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+NORMS_OF_HIDDEN = ("input_layernorm", "post_attention_layernorm", "hidden_norm", "norm")
+FULL_ATTENTION = "full_attention"
+OF_VOCABULARY = ("embed_tokens", "lm_head")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model of the Qwen3 family."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    layers: int
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> Shape:
+        """The shape a `config.json` describes."""
+        return cls(
+            config["hidden_size"],
+            config["intermediate_size"],
+            config["num_attention_heads"],
+            config["num_key_value_heads"],
+            config["num_hidden_layers"],
+        )
+
+
+WIDE_TARGET = Shape(hidden=1024, intermediate=3072, heads=16, kv_heads=8, layers=16)
+"""203 M parameters from the demo pair's target."""
+WIDE_DRAFTER = Shape(hidden=1024, intermediate=1792, heads=8, kv_heads=4, layers=3)
+"""24 M parameters of its own from the demo pair's drafter: an eighth of the target."""
+
+
+def widen_pair(
+    pair: Path, out: Path, target: Shape = WIDE_TARGET, drafter: Shape = WIDE_DRAFTER
+) -> None:
+    """Write a widened copy of the pair in `pair/target` and `pair/drafter` to `out`.
+
+    Raises:
+        ValueError: a size is smaller than the original's, the hidden sizes are not related by a
+            power of four (by which norms rescale exactly in binary), heads are grouped
+            differently, the drafter's depth differs, or a layer has a sliding window.
+    """
+    configs = {name: json.loads((pair / name / CONFIG).read_text()) for name in (TARGET, DRAFTER)}
+    if target.hidden != drafter.hidden:
+        raise ValueError("a drafter shares its target's hidden size.")
+    if drafter.layers != configs[DRAFTER]["num_hidden_layers"]:
+        raise ValueError("a drafter has no identity layers: its context is per layer.")
+    for name, shape in ((TARGET, target), (DRAFTER, drafter)):
+        config = configs[name]
+        weights = widen(load_file(pair / name / WEIGHTS), config, shape)
+        config |= _sizes(config, shape)
+        if name == DRAFTER:
+            config["num_target_layers"] = target.layers
+        shutil.copytree(pair / name, out / name, dirs_exist_ok=True)
+        (out / name / CONFIG).write_text(json.dumps(config, indent=2))
+        save_file(weights, out / name / WEIGHTS, metadata={"format": "pt"})
+
+
+def _sizes(config: dict[str, Any], shape: Shape) -> dict[str, Any]:
+    """The entries of a config that change."""
+    return {
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "num_hidden_layers": shape.layers,
+        # Mean squares shrink with the zeros in them, and epsilon with the mean squares.
+        "rms_norm_eps": config["rms_norm_eps"] * config["hidden_size"] / shape.hidden,
+        "layer_types": [FULL_ATTENTION] * shape.layers,
+        "max_window_layers": shape.layers,
+    }
+
+
+def widen(
+    weights: dict[str, torch.Tensor], config: dict[str, Any], shape: Shape
+) -> dict[str, torch.Tensor]:
+    """Widened copies of a checkpoint's tensors; `config` is the original's."""
+    old = Shape.of(config)
+    shrink = math.isqrt(shape.hidden // old.hidden)
+    if shape.hidden != old.hidden * shrink * shrink or shrink & (shrink - 1):
+        raise ValueError(f"hidden size {shape.hidden} is not {old.hidden} times a power of four.")
+    if shape.layers < old.layers:
+        raise ValueError(f"{old.layers} layers cannot become {shape.layers}.")
+    if any(kind != FULL_ATTENTION for kind in config.get("layer_types", [])):
+        raise ValueError("layers with a sliding window are not widened.")
+    if shape.heads * old.kv_heads != old.heads * shape.kv_heads:
+        raise ValueError("query heads per key/value head must stay as they are.")
+    head_dim = config["head_dim"]
+    rows: dict[str, int] = {
+        "q_proj": shape.heads * head_dim,
+        "k_proj": shape.kv_heads * head_dim,
+        "v_proj": shape.kv_heads * head_dim,
+        "gate_proj": shape.intermediate,
+        "up_proj": shape.intermediate,
+    }
+    columns = {"o_proj": shape.heads * head_dim, "down_proj": shape.intermediate}
+
+    def wide(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        part = name.split(".")[-2]
+        if part in ("q_norm", "k_norm"):
+            return tensor
+        if part in NORMS_OF_HIDDEN:
+            return _padded(tensor / shrink, (shape.hidden,))
+        if part in OF_VOCABULARY:
+            return _padded(tensor, (len(tensor), shape.hidden))
+        if part == "fc":  # one block of columns per tap
+            taps = tensor.unflatten(1, (-1, old.hidden))
+            return _padded(taps, (shape.hidden, taps.shape[1], shape.hidden)).flatten(1)
+        return _padded(tensor, (rows.get(part, shape.hidden), columns.get(part, shape.hidden)))
+
+    result = {name: wide(name, tensor).contiguous() for name, tensor in weights.items()}
+    for layer in range(old.layers, shape.layers):
+        for name in [name for name in weights if ".layers.0." in f".{name}"]:
+            new = name.replace("layers.0.", f"layers.{layer}.")
+            result[new] = _identity(name, result[name])
+    return result
+
+
+def _identity(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A layer that adds nothing to the residual stream: its two output projections are zero."""
+    is_output = name.split(".")[-2] in ("o_proj", "down_proj")
+    return torch.zeros_like(tensor) if is_output else tensor.clone()
+
+
+def _padded(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    if any(new < old for new, old in zip(shape, tensor.shape, strict=True)):
+        raise ValueError(f"cannot widen {tuple(tensor.shape)} to {shape}.")
+    padded = tensor.new_zeros(shape)
+    padded[tuple(slice(size) for size in tensor.shape)] = tensor
+    return padded

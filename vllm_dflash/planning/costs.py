@@ -1,0 +1,171 @@
+"""What a step costs: curves profiled at start-up, corrected by every measured step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vllm_dflash.planning import Floats, Ints
+
+LARGEST_SURPRISE = 0.3
+"""A measured time counts as at most this much, relatively, off its prediction: a step that was
+interrupted, or met a batch size whose kernel had to be built, says nothing about the next."""
+CURVE_RATE = 0.05
+LEVEL_RATE = 0.15
+FAR_SHARE = 0.15
+"""Part of a correction that reaches points far from the measured one: a machine that gets slower
+gets slower everywhere."""
+
+
+def repeated(rate: float, times: int) -> float:
+    """The rate that goes as far in one correction as `rate` does in several."""
+    return 1.0 - (1.0 - rate) ** times
+
+
+class Curve:
+    """Seconds against a count: piecewise linear, non-decreasing, corrected where it is used."""
+
+    def __init__(self, counts: Ints, seconds: Floats) -> None:
+        """Start from measured points; counts ascending, at least two."""
+        self.counts = np.asarray(counts, dtype=np.float64)
+        self.seconds = np.maximum.accumulate(np.asarray(seconds, dtype=np.float64))
+
+    def at(self, counts: Ints | Floats | float) -> Floats:
+        """Seconds for each count; beyond the last point the last slope goes on."""
+        slope = (self.seconds[-1] - self.seconds[-2]) / (self.counts[-1] - self.counts[-2])
+        beyond = np.maximum(np.asarray(counts) - self.counts[-1], 0.0) * slope
+        return np.interp(counts, self.counts, self.seconds) + beyond
+
+    def correct(self, count: float, seconds: float, rate: float = CURVE_RATE) -> None:
+        """Move the curve towards a measurement, most near its count."""
+        predicted = float(self.at(count))
+        if predicted <= 0.0:
+            return
+        surprise = np.clip(seconds / predicted - 1.0, -LARGEST_SURPRISE, LARGEST_SURPRISE)
+        octaves = np.abs(np.log2(np.maximum(self.counts, 0.5) / max(count, 0.5)))
+        share = np.maximum(FAR_SHARE, 1.0 - (octaves - octaves.min()))
+        self.seconds = np.maximum.accumulate(self.seconds * (1.0 + rate * share * surprise))
+
+
+class Level:
+    """An additive time by number of requests, learned from nothing; may be negative."""
+
+    def __init__(self, max_requests: int) -> None:
+        self.octaves = np.arange(np.ceil(np.log2(max(max_requests, 2))) + 1)
+        self.seconds = np.zeros_like(self.octaves)
+        self.seen = np.zeros_like(self.octaves)
+
+    def at(self, num_requests: int) -> float:
+        """Seconds for that many requests."""
+        return float(np.interp(np.log2(num_requests), self.octaves, self.seconds))
+
+    def is_known(self, num_requests: int) -> bool:
+        """Whether steps of about that many requests were seen."""
+        return bool(self.seen[round(np.log2(num_requests))] > 0)
+
+    def correct(self, num_requests: int, surprise: float, num_steps: int) -> None:
+        """Move towards steps that took, in the mean, `surprise` seconds longer than predicted.
+
+        The first measurements count in full, later ones by `LEVEL_RATE`. Numbers of requests that
+        were never seen follow their nearest seen neighbour.
+        """
+        share = np.maximum(0.0, 1.0 - np.abs(self.octaves - np.log2(num_requests)))
+        rate = np.maximum(repeated(LEVEL_RATE, num_steps), num_steps / (self.seen + num_steps))
+        self.seconds += np.where(share > 0, rate * share * surprise, 0.0)
+        self.seen += share * num_steps
+        known = np.flatnonzero(self.seen)
+        nearest = known[np.abs(known[None] - np.arange(len(self.seen))[:, None]).argmin(axis=1)]
+        self.seconds = np.where(self.seen > 0, self.seconds, self.seconds[nearest])
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """A measured step that held no prompt, or the mean of several that were alike."""
+
+    num_requests: int
+    num_tokens: int
+    """Rows the target ran: one per request and its drafts."""
+    step_seconds: float
+    """From the end of the step before to the end of this one, less the two below."""
+    draft_rows: int
+    """Rows of the drafter's block forward; 0 where it did not run."""
+    draft_seconds: float
+    context_rows: int
+    context_seconds: float
+    num_steps: int = 1
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """What a step was expected to take, in the parts of `StepTimes`."""
+
+    step_seconds: float
+    draft_seconds: float
+    context_seconds: float
+    plain_seconds: float
+    """What its requests would have taken for one token each without any drafts."""
+
+
+class StepCosts:
+    """Seconds of a step in three parts: everything around the target, draft, context."""
+
+    def __init__(self, verify: Curve, draft: Curve, context: Curve, max_requests: int) -> None:
+        """Start from profiled curves.
+
+        Args:
+            verify: target's forward against rows.
+            draft: drafter's block forward against rows, up to having the tokens.
+            context: projecting and storing context against rows.
+            max_requests: the largest batch.
+        """
+        self.verify = verify
+        self.draft = draft
+        self.context = context
+        # What the profile did not see (scheduling, attention over long contexts, sampling)
+        # depends on the number of requests; verifying drafts adds to it.
+        self.plain_level = Level(max_requests)
+        self.verify_level = Level(max_requests)
+
+    def step(self, num_requests: int, num_tokens: Ints | Floats) -> Floats:
+        """Seconds of everything but draft and context, for each number of target rows."""
+        level = self.plain_level.at(num_requests)
+        extra = self.verify_level.at(num_requests)
+        drafted = np.asarray(num_tokens) > num_requests
+        # No step is faster than its forward pass, whatever was learned elsewhere.
+        forward = self.verify.at(num_tokens)
+        return np.maximum(forward + level + extra * drafted, 0.5 * forward)
+
+    def plain(self, num_requests: int) -> float:
+        """Seconds of a step that drafts and verifies nothing; its context can wait."""
+        return float(self.step(num_requests, np.array(num_requests)))
+
+    def estimate(self, times: StepTimes) -> StepEstimate:
+        """What a step that did as much as this one is expected to take."""
+        return StepEstimate(
+            float(self.step(times.num_requests, np.array(times.num_tokens))),
+            float(self.draft.at(times.draft_rows)) if times.draft_rows else 0.0,
+            float(self.context.at(times.context_rows)) if times.context_rows else 0.0,
+            self.plain(times.num_requests),
+        )
+
+    def observe(self, times: StepTimes) -> StepEstimate:
+        """Learn from a measured step; returns what was expected of it."""
+        estimate = self.estimate(times)
+        predicted = estimate.step_seconds
+        bound = LARGEST_SURPRISE * predicted
+        surprise = float(np.clip(times.step_seconds - predicted, -bound, bound))
+        drafted = times.num_tokens > times.num_requests
+        # Until undrafted steps were seen, what surprises is taken to be in those as well.
+        plain = not drafted or not self.plain_level.is_known(times.num_requests)
+        (self.plain_level if plain else self.verify_level).correct(
+            times.num_requests, surprise, times.num_steps
+        )
+        forward = float(self.verify.at(times.num_tokens))
+        rate = repeated(CURVE_RATE, times.num_steps)
+        self.verify.correct(times.num_tokens, forward + surprise, rate)
+        if times.draft_rows:
+            self.draft.correct(times.draft_rows, times.draft_seconds, LEVEL_RATE)
+        if times.context_rows:
+            self.context.correct(times.context_rows, times.context_seconds, LEVEL_RATE)
+        return estimate

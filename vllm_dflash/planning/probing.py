@@ -1,0 +1,37 @@
+"""When to draft although it does not seem to pay, to notice that it does again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_SHARE = 0.02
+LEAST_SHARE = 0.002
+
+
+@dataclass
+class ProbeSchedule:
+    """Probes take at most a share of the time; the share halves with every probe in vain.
+
+    So the intervals between probes grow, from about every 20 steps to a few hundred, and a drafter
+    that is never worth it costs `LEAST_SHARE` of the time in the long run.
+    """
+
+    share: float = FIRST_SHARE
+    saved: float = 0.0
+    """Seconds that may be spent on probing by now."""
+    count: int = 0
+    """Probes so far."""
+
+    def is_due(self, step_seconds: float, probe_seconds: float) -> bool:
+        """Whether to probe now, after another step without drafts."""
+        self.saved += self.share * step_seconds
+        if self.saved < probe_seconds:
+            return False
+        self.saved = 0.0
+        self.count += 1
+        self.share = max(self.share / 2, LEAST_SHARE)
+        return True
+
+    def restart(self) -> None:
+        """Drafting pays: should it stop to, begin with short intervals again."""
+        self.share, self.saved = FIRST_SHARE, 0.0
