@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from vllm_dflash import __version__
 
 if TYPE_CHECKING:
+    from logging import Logger
+
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -170,12 +172,17 @@ def mend_cpu_sampling() -> None:
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 
 
-def log_active(options: DFlashOptions, runner: str) -> None:
-    """The one line that says which DFlash runs."""
+def logger() -> Logger:
+    """Ours, under vLLM's, so that its settings apply."""
     from vllm.logger import init_logger
 
+    return init_logger("vllm.dflash")
+
+
+def log_active(options: DFlashOptions, runner: str) -> None:
+    """The one line that says which DFlash runs."""
     drafter = options.drafter
-    init_logger("vllm.dflash").info(
+    logger().info(
         "vllm-dflash %s is active: runner %s, block size %d, drafting up to %d tokens a step,"
         " taps %s",
         __version__,
@@ -188,7 +195,6 @@ def log_active(options: DFlashOptions, runner: str) -> None:
 
 def log_profile(costs: StepCosts, seconds: float) -> None:
     """The line that says what the planner starts from."""
-    from vllm.logger import init_logger
 
     def milliseconds(curve: Curve) -> str:
         last = int(curve.counts[-1])
@@ -197,7 +203,7 @@ def log_profile(costs: StepCosts, seconds: float) -> None:
             for count in sorted({min(count, last) for count in (1, 8, 64, last)})
         )
 
-    init_logger("vllm.dflash").info(
+    logger().info(
         "draft lengths are planned from costs measured in %.1f s, by tokens: target %s; drafter %s",
         seconds,
         milliseconds(costs.verify),

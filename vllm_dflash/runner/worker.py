@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.config import set_current_vllm_config
 from vllm.distributed import get_tp_group
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -15,6 +16,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_dflash import plugin
 from vllm_dflash.options import DFlashOptions
+from vllm_dflash.runner.periodic_log import PeriodicLog
 from vllm_dflash.runner.profiling import profile_costs
 from vllm_dflash.runner.v1 import DFlashProposer
 
@@ -28,6 +30,7 @@ class DFlashCPUWorker(CPUWorker):
         plugin.mend_cpu_sampling()
         super().init_device()
         plugin.attach_to_v1_runner(self.model_runner, DFlashProposer)
+        self._log: PeriodicLog | None = None
         if self.rank == 0:
             plugin.log_active(DFlashOptions.of(self.vllm_config), runner="v1")
 
@@ -41,6 +44,10 @@ class DFlashCPUWorker(CPUWorker):
             self.model_runner.drafter.adapt_lengths(costs)
             if self.rank == 0:
                 plugin.log_profile(costs, time.perf_counter() - started)
+                statistics = self.model_runner.drafter.statistics
+                self._log = PeriodicLog(
+                    statistics, envs.VLLM_LOG_STATS_INTERVAL, plugin.logger().info
+                )
         return times
 
     def execute_model(
@@ -62,6 +69,8 @@ class DFlashCPUWorker(CPUWorker):
         """Sample and draft: the end of a step."""
         output = super().sample_tokens(grammar_output)
         self.model_runner.drafter.end_step()
+        if self._log is not None:
+            self._log.tick()
         return output
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
