@@ -77,6 +77,7 @@ class World:
         room = np.full(num, MAX_DRAFT)
         waiting = np.zeros(num, dtype=int)  # drafts to verify in the coming step
         truth = np.zeros((num, MAX_DRAFT))
+        pending = np.zeros(num, dtype=int)
         rest = 0
         for _ in range(steps):
             lucky = np.cumprod(self._rng.random((num, MAX_DRAFT)) < truth, axis=1).sum(axis=1)
@@ -86,15 +87,16 @@ class World:
             verify *= 1 + self.noise * self._rng.normal()
             if waiting.any():
                 self.policy.observe_verification(ids, waiting, accepted)
+            pending += 1 + accepted
             if rest:
                 rest -= 1
                 plan = NOBODY
             else:
-                plan = self.policy.plan(ids, room, stored_rows=num)
+                plan = self.policy.plan(ids, room, pending)
                 rest = plan.rest
             truth = self._truth(ids)
             draft = context = 0.0
-            rows = 0
+            rows = stored = 0
             verified = num + int(waiting.sum())
             waiting = np.zeros(num, dtype=int)
             if plan.width:
@@ -103,10 +105,10 @@ class World:
                 confidence = truth[plan.drafted, : plan.width] ** self.overrated
                 waiting[plan.drafted] = self.policy.lengths(plan, ids, room, confidence)
                 self.drafted_steps.append(self.steps)
-                context = float(self._costs.context.at(verified))
-            self.policy.observe_step(
-                StepTimes(num, verified, verify, rows, draft, verified if rows else 0, context)
-            )
+                stored = int(pending[plan.drafted].sum())
+                pending[plan.drafted] = 0
+                context = float(self._costs.context.at(stored))
+            self.policy.observe_step(StepTimes(num, verified, verify, rows, draft, stored, context))
             self.tokens += num + int(accepted.sum())
             self.seconds += verify + draft + context
             self.steps += 1

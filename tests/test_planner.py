@@ -39,7 +39,7 @@ def test_useless_drafts_cost_next_to_nothing(num_requests: int) -> None:
 
 
 @pytest.mark.parametrize("overrated", [0.4, 2.5])
-@pytest.mark.parametrize("num_requests", [1, 8, 32])
+@pytest.mark.parametrize("num_requests", [1, 8, 16])
 def test_a_drafter_that_misjudges_itself(num_requests: int, overrated: float) -> None:
     """Confidence is calibrated, so too much or too little of it costs little."""
     honest = rate_of(planner(), num_requests, steps=1000)
@@ -111,11 +111,11 @@ def test_nobody_is_drafted_who_has_no_room() -> None:
     ours = planner()
     ids, room = names(3), np.array([0, MAX_DRAFT, 2])
     for _ in range(5):
-        plan = ours.plan(ids, room, stored_rows=3)
+        plan = ours.plan(ids, room, np.ones(3, int))
         assert not plan.drafted[0]
         lengths = ours.lengths(plan, ids, room, np.full((plan.drafted.sum(), plan.width), 0.99))
         assert (lengths <= room[plan.drafted]).all()
-    nothing = ours.plan(ids, np.zeros(3, int), stored_rows=3)
+    nothing = ours.plan(ids, np.zeros(3, int), np.ones(3, int))
     assert nothing.width == 0
     assert not nothing.drafted.any()
 
@@ -123,7 +123,7 @@ def test_nobody_is_drafted_who_has_no_room() -> None:
 def test_a_batch_with_sure_and_unsure_requests_gets_ragged_lengths() -> None:
     ours = planner()
     ids, room = names(8), np.full(8, MAX_DRAFT)
-    plan = ours.plan(ids, room, stored_rows=8)
+    plan = ours.plan(ids, room, np.ones(8, int))
     assert plan.drafted.all()
     confidence = np.full((8, plan.width), 0.97)
     confidence[4:] = 0.1
@@ -169,7 +169,7 @@ def test_more_requests_than_rows_over_time() -> None:
 def test_fixed_length_is_always_k() -> None:
     fixed = FixedLength(5)
     room = np.array([7, 0, 3])
-    plan = fixed.plan(names(3), room, stored_rows=3)
+    plan = fixed.plan(names(3), room, np.ones(3, int))
     assert plan.width == 5
     assert fixed.lengths(plan, names(3), room, np.zeros((2, 5))).tolist() == [5, 3]
 

@@ -103,6 +103,29 @@ V1_WORKER = (
         "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
         ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"),
     ),
+    Seam(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run",
+        (
+            "self",
+            "num_tokens",
+            "cudagraph_runtime_mode",
+            "force_attention",
+            "uniform_decode",
+            "allow_microbatching",
+            "skip_eplb",
+            "is_profile",
+            "create_mixed_batch",
+            "remove_lora",
+            "is_graph_capturing",
+            "num_active_loras",
+            "profile_seq_lens",
+            "randomize_inputs",
+        ),
+    ),
+    Seam("vllm.v1.worker.cpu_worker:CPUWorker.execute_model", ("self", "scheduler_output")),
+    Seam("vllm.v1.worker.cpu_worker:CPUWorker.sample_tokens", ("self", "grammar_output")),
+    Seam("vllm.v1.worker.cpu_worker:CPUWorker.take_draft_token_ids", ("self",)),
+    Seam("vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model", ("self",)),
     Seam("vllm._custom_ops:rms_norm", ("out", "input", "weight", "epsilon")),
     Seam(
         "vllm._custom_ops:rotary_embedding",
@@ -119,6 +142,19 @@ V1_WORKER = (
     ),
 )
 """Used in a worker with the V1 model runner."""
+
+ENGINE = (
+    Seam("vllm.v1.executor.multiproc_executor:MultiprocExecutor.take_draft_token_ids", ("self",)),
+    Seam(
+        "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+        ("self", "scheduler_output", "model_runner_output"),
+    ),
+    Seam(
+        "vllm.v1.core.sched.scheduler:Scheduler.update_draft_token_ids",
+        ("self", "draft_token_ids"),
+    ),
+)
+"""Used in the engine's process."""
 
 
 def check_version(version: str) -> None:

@@ -15,7 +15,7 @@ from vllm_dflash.planning.planner import Plan
 class LengthPolicy(Protocol):
     """What a runner asks, in this order: `plan`, `lengths`, and then how it went."""
 
-    def plan(self, ids: Sequence[str], room: Ints, stored_rows: int) -> Plan:
+    def plan(self, ids: Sequence[str], room: Ints, pending: Ints) -> Plan:
         """Whom to draft, and how wide."""
 
     def lengths(self, plan: Plan, ids: Sequence[str], room: Ints, confidence: Floats) -> Ints:
@@ -34,7 +34,7 @@ class FixedLength:
     def __init__(self, max_draft: int) -> None:
         self.max_draft = max_draft
 
-    def plan(self, ids: Sequence[str], room: Ints, stored_rows: int) -> Plan:
+    def plan(self, ids: Sequence[str], room: Ints, pending: Ints) -> Plan:
         """Everybody who can use drafts."""
         drafted = room > 0
         width = min(self.max_draft, int(room.max())) if drafted.any() else 0

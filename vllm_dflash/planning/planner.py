@@ -34,6 +34,8 @@ PROBE_SHARE = 16
 """A probe drafts one in this many requests, and at least one."""
 PROBE_LENGTH = 3
 """Drafts a probe has verified whatever they seem worth, to see whether estimates still hold."""
+CATCH_UP_STEPS = 64
+"""Steps over which the cost of storing context that was kept back is spread."""
 REST_STEPS = 7
 """Undrafted steps between two that are planned: planning is to cost nothing where it says no."""
 OUTLOOK_RATE = 0.5
@@ -88,13 +90,13 @@ class Planner:
             self.bias.forget(fresh)
         return rows
 
-    def plan(self, ids: Sequence[str], room: Ints, stored_rows: int) -> Plan:
+    def plan(self, ids: Sequence[str], room: Ints, pending: Ints) -> Plan:
         """Decide whom to draft and how wide, for a batch of R requests past their prompts.
 
         Args:
             ids: of the requests, R of them.
             room: drafts each can use at most, [R].
-            stored_rows: context rows that must be stored before drafting.
+            pending: context rows of each to be stored before it can be drafted, [R].
         """
         rows = self._rows(ids)
         num_requests = len(ids)
@@ -106,30 +108,34 @@ class Planner:
         if not able.any():
             return nobody
         widest = min(self.max_draft, int(room.max()))
-        best, tokens = self._best(self._outlook[rows], able, widest, stored_rows)
+        best, tokens = self._best(self._outlook[rows], able, widest, pending)
         speedup = best.price / plain_rate
         if speedup > MARGIN:
             self.probes.restart()
             return replace(best, speedup=speedup)
         if speedup > CLOSE:
             nobody = replace(nobody, rest=CLOSE_REST_STEPS)
+        # What the best plan loses if it is right; and a probe catches up for itself alone.
         lost = tokens / best.price - tokens / plain_rate
-        few, cost = self._few(able, widest, num_requests, stored_rows)
-        if not self.probes.is_due((1 + nobody.rest) * seconds, min(lost, cost)):
+        lost += float(self.costs.context.at(pending[best.drafted].sum()))
+        few, cost = self._few(able, widest, pending)
+        if not self.probes.is_due(
+            (1 + nobody.rest) * seconds, min(lost, cost), is_close=speedup > CLOSE
+        ):
             return nobody
         probe = best if lost < cost else few
         return replace(probe, price=plain_rate, is_probe=True)
 
-    def _best(
-        self, outlook: Floats, able: Bools, widest: int, stored_rows: int
-    ) -> tuple[Plan, float]:
+    def _best(self, outlook: Floats, able: Bools, widest: int, pending: Ints) -> tuple[Plan, float]:
         """The requests and width that promise the best rate, and the tokens expected of them."""
         num_requests = len(outlook)
         outcomes = self.forecast.outcomes(outlook[able])
         kept, gain = outcomes.kept[..., :widest], outcomes.gain[..., :widest]  # [G, T, w]
         widths = np.arange(1, widest + 1)
         block_rows = outcomes.drafted[:, None] * (1 + widths)  # [G, w]
-        context = float(self.costs.context.at(stored_rows + num_requests))
+        # What is behind has to be caught up with once, and then pays for many steps.
+        context_rows = outcomes.drafted * (1 + pending[able].mean() / CATCH_UP_STEPS)  # [G]
+        context = self.costs.context.at(context_rows)[:, None, None]
         drafting = self.costs.draft.at(block_rows)[:, None] + context  # [G, 1, w]
         tokens = num_requests + gain
         rates = tokens / (self.costs.step(num_requests, num_requests + kept) + drafting)
@@ -140,17 +146,15 @@ class Planner:
         plan = Plan(drafted, int(widths[index]), price=float(rates.flat[best]), speedup=1.0)
         return plan, float(tokens.flat[best])
 
-    def _few(
-        self, able: Bools, widest: int, num_requests: int, stored_rows: int
-    ) -> tuple[Plan, float]:
-        """A few requests in turn, drafted to the full, and the seconds that takes."""
-        candidates = np.flatnonzero(able)
-        count = min(len(candidates), 1 + num_requests // PROBE_SHARE)
+    def _few(self, able: Bools, widest: int, pending: Ints) -> tuple[Plan, float]:
+        """A few requests with little to catch up, drafted to the full, and the seconds it takes."""
+        num_requests = len(able)
+        count = min(int(able.sum()), 1 + num_requests // PROBE_SHARE)
         drafted = np.zeros(num_requests, dtype=bool)
-        drafted[candidates[(self.probes.count + np.arange(count)) % len(candidates)]] = True
+        drafted[np.argsort(np.where(able, pending, np.inf), kind="stable")[:count]] = True
         verify = self.costs.step(num_requests, num_requests + np.array([0, count * PROBE_LENGTH]))
         cost = float(self.costs.draft.at(count * (1 + widest)) + verify[1] - verify[0])
-        cost += float(self.costs.context.at(stored_rows + num_requests))
+        cost += float(self.costs.context.at(pending[drafted].sum()))
         return Plan(drafted, widest, price=0.0, speedup=1.0, least=PROBE_LENGTH), cost
 
     def lengths(self, plan: Plan, ids: Sequence[str], room: Ints, confidence: Floats) -> Ints:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 FIRST_SHARE = 0.02
 LEAST_SHARE = 0.002
+CLOSE_SHARE = 0.008
+"""Where drafting nearly pays, there is more to find out, and less to lose."""
 
 
 @dataclass
@@ -22,9 +24,10 @@ class ProbeSchedule:
     count: int = 0
     """Probes so far."""
 
-    def is_due(self, step_seconds: float, probe_seconds: float) -> bool:
-        """Whether to probe now, after another step without drafts."""
-        self.saved += self.share * step_seconds
+    def is_due(self, step_seconds: float, probe_seconds: float, *, is_close: bool) -> bool:
+        """Whether to probe now, after so many more seconds without drafts."""
+        share = max(self.share, CLOSE_SHARE) if is_close else self.share
+        self.saved += share * step_seconds
         if self.saved < probe_seconds:
             return False
         self.saved = 0.0

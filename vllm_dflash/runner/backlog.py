@@ -1,67 +1,126 @@
-"""Context rows that wait to be stored until somebody drafts."""
+"""Context rows that wait to be stored until their request is drafted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
+import numpy as np
 import torch
 
 from vllm_dflash.drafter.context import ContextProjection
+from vllm_dflash.planning import Bools, Ints
+
+NOBODY = -1
+MAX_BYTES = 256 << 20
+MAX_ROWS = 16384
 
 
 class ContextBacklog:
-    """Keeps target features back and stores them in one go.
+    """Keeps target features back, by request, and stores a request's when it is drafted.
 
-    Projecting one row reads the same weights as projecting a hundred. While nothing is drafted,
-    the context of many steps costs little more than that of one.
+    Projecting context costs a few percent of the target's own work, for requests that are never
+    drafted as well. So rows wait here, and those of a request that ends undrafted are dropped.
+    Storing many rows at a time is cheaper, too: one row reads the same weights as a hundred.
 
-    Rows are stored at the latest when a request of theirs leaves the batch: its cache blocks may
-    be given to another request, or found again by a prefix, from the next step on. What the new
-    owner computes comes later and so overwrites what was stored here.
+    The rows lie in a ring. Where it is full, the oldest are stored after all, so nothing is
+    missing that a running request could need.
     """
 
-    def __init__(self, context: ContextProjection, capacity: int) -> None:
-        """Keep at most `capacity` rows back."""
+    def __init__(
+        self, context: ContextProjection, width: int, dtype: torch.dtype, max_requests: int
+    ) -> None:
+        """For features of `width` numbers, of `max_requests` at a time."""
         self._context = context
-        self._capacity = capacity
-        self._pieces: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        self._owners: set[str] = set()
+        self.capacity = int(min(MAX_ROWS, MAX_BYTES // (width * dtype.itemsize)))
+        self._features = torch.empty(self.capacity, width, dtype=dtype)  # taken up as it fills
+        self._positions = torch.empty(self.capacity, dtype=torch.int64)
+        self._slots = torch.empty(self.capacity, dtype=torch.int64)
+        self._owner = np.full(self.capacity, NOBODY)
+        self._next = 0
+        self._number: dict[str, int] = {}
+        self._free = list(range(max_requests))
+        self._was_drafted = np.zeros(max_requests, dtype=bool)
         self._batch: Sequence[str] = ()
-        self.num_rows = 0
+
+    def update_batch(
+        self, batch: Sequence[str], running: Container[str], *, may_return: bool
+    ) -> int:
+        """Make room for the requests of a batch; call before `add`.
+
+        The cache blocks of a request that has left may be given to another one from this step
+        on. Stored now, its rows come before what the new owner computes, which overwrites them.
+
+        Args:
+            batch: ids of this step's requests.
+            running: ids of all requests that go on some time.
+            may_return: whether cached blocks of ended requests may be found again by a prefix.
+
+        Returns:
+            How many rows were stored.
+        """
+        if batch == self._batch:
+            return 0
+        self._batch = batch
+        left = [name for name in self._number if name not in set(batch)]
+        numbers = np.array([self._number.pop(name) for name in left], dtype=np.int64)
+        keep = [
+            name in running or (may_return and bool(self._was_drafted[number]))
+            for name, number in zip(left, numbers, strict=True)
+        ]
+        stored = self._store(self._rows_of(numbers[keep])) if any(keep) else 0
+        self._owner[self._rows_of(numbers)] = NOBODY
+        self._free.extend(numbers.tolist())
+        for name in batch:
+            if name not in self._number:
+                self._number[name] = self._free.pop()
+                self._was_drafted[self._number[name]] = False
+        return stored
 
     def add(
-        self,
-        features: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        batch: Sequence[str],
-    ) -> None:
-        """Take rows [C, m * H], positions [C], slots [C] of this batch; the tensors stay."""
-        self._pieces.append((features, positions, slots))
-        if batch != self._batch:
-            self._owners.update(batch)
-            self._batch = batch
-        self.num_rows += len(features)
+        self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, counts: Ints
+    ) -> int:
+        """Take rows [C, m * H], positions [C] and slots [C], `counts` of each request [R].
 
-    def is_safe(self, batch: Sequence[str]) -> bool:
-        """Whether every row belongs to a request that is in the batch."""
-        return batch == self._batch or self._owners.issubset(batch)
-
-    def is_full(self) -> bool:
-        """Whether more rows are kept back than should be."""
-        return self.num_rows > self._capacity
-
-    def store(self) -> int:
-        """Store all rows. Returns how many there were."""
-        stored = self.num_rows
-        if self._pieces:
-            features, positions, slots = (
-                pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-                for pieces in zip(*self._pieces, strict=True)
-            )
+        Returns:
+            How many rows were stored, to make room or because they are too many to keep.
+        """
+        count = len(features)
+        if count > self.capacity // 4:
             self._context.store(features, positions, slots)
-            self._pieces.clear()
-        self._owners.clear()
-        self._batch = ()
-        self.num_rows = 0
+            return count
+        if self._next + count > self.capacity:
+            self._next = 0
+        here = slice(self._next, self._next + count)
+        stored = self._store(here.start + np.flatnonzero(self._owner[here] != NOBODY))
+        self._features[here] = features
+        self._positions[here] = positions
+        self._slots[here] = slots
+        self._owner[here] = np.repeat(self._numbers(), counts)
+        self._next += count
         return stored
+
+    def pending(self) -> Ints:
+        """Rows kept back of each request of the batch, [R]."""
+        per_number = np.bincount(self._owner + 1, minlength=len(self._was_drafted) + 1)
+        return per_number[1 + self._numbers()]
+
+    def store(self, drafted: Bools) -> int:
+        """Store all rows of the drafted requests of the batch, [R]. Returns how many."""
+        numbers = self._numbers()[drafted]
+        self._was_drafted[numbers] = True
+        return self._store(self._rows_of(numbers))
+
+    def _numbers(self) -> Ints:
+        return np.array([self._number[name] for name in self._batch], dtype=np.int64)
+
+    def _rows_of(self, numbers: Ints) -> Ints:
+        wanted = np.zeros(len(self._was_drafted) + 1, dtype=bool)  # the last one is nobody's
+        wanted[numbers] = True
+        return np.flatnonzero(wanted[self._owner])
+
+    def _store(self, rows: Ints) -> int:
+        if len(rows):
+            index = torch.from_numpy(rows)
+            self._context.store(self._features[index], self._positions[index], self._slots[index])
+            self._owner[rows] = NOBODY
+        return len(rows)

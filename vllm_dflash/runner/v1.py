@@ -32,9 +32,6 @@ from vllm_dflash.runner.clock import StepClock
 from vllm_dflash.runner.drafting import BlockForward
 from vllm_dflash.runner.statistics import DraftStatistics
 
-BACKLOG_ROWS = 128
-"""Context rows kept back at most: about where projecting more at a time is no cheaper per row."""
-
 
 class DFlashProposer(SpecDecodeBaseProposer):
     """Drafts a block per request in one forward; replaces vLLM's class of the same name.
@@ -57,6 +54,8 @@ class DFlashProposer(SpecDecodeBaseProposer):
         self.spec = DFlashOptions.of(vllm_config).drafter
         self.runner = runner
         self.lengths: LengthPolicy = FixedLength(self.num_speculative_tokens)
+        self.backlog: ContextBacklog | None = None
+        """Without one, context is stored in every step."""
         self.clock = StepClock()
         self.statistics = DraftStatistics(self.num_speculative_tokens)
         self.has_drafts = False
@@ -65,6 +64,7 @@ class DFlashProposer(SpecDecodeBaseProposer):
             self.max_model_len, self.draft_model_config.max_model_len or self.max_model_len
         )
         self.feature_width = len(self.spec.taps) * self.spec.target_hidden_size
+        self._caches_prefixes = vllm_config.cache_config.enable_prefix_caching
         self._max_query_tokens = self.max_batch_size * (1 + self.num_speculative_tokens)
         self._num_verified = self._num_accepted = 0
         self._rest = 0
@@ -90,7 +90,6 @@ class DFlashProposer(SpecDecodeBaseProposer):
         """Load the drafter."""
         super().load_model(target_model)
         self.block = BlockForward(self.model, self.vllm_config, [])
-        self.backlog = ContextBacklog(self.model.context, capacity=0)
 
     def initialize_attn_backend(
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int] | None = None
@@ -148,7 +147,9 @@ class DFlashProposer(SpecDecodeBaseProposer):
         self.lengths = Planner(self.num_speculative_tokens, self.max_batch_size, costs)
         # A connector hands the cache on with each step, so it must be complete.
         if self.vllm_config.kv_transfer_config is None:
-            self.backlog = ContextBacklog(self.model.context, BACKLOG_ROWS)
+            self.backlog = ContextBacklog(
+                self.model.context, self.feature_width, self.dtype, self.max_batch_size
+            )
 
     # --- every step -----------------------------------------------------------------------
 
@@ -248,7 +249,9 @@ class DFlashProposer(SpecDecodeBaseProposer):
         if not plan.width:
             self._rest, self._resting_ids = plan.rest, ids
             return drafts
-        self._store_context()
+        if self.backlog is not None:
+            with self.clock.timing("context"):
+                self.clock.context_rows += self.backlog.store(plan.drafted)
         inputs = block_inputs(
             context_lens,
             np.minimum(room, plan.width) * plan.drafted,
@@ -317,20 +320,23 @@ class DFlashProposer(SpecDecodeBaseProposer):
         num_rejected: np.ndarray,
     ) -> None:
         slots = batch.slot_mapping[: len(features)]
+        row_starts = batch.query_start_loc_cpu.numpy()
         rows: slice | torch.Tensor
         if num_rejected[:-1].any():
-            rows = torch.from_numpy(kept_rows(batch.query_start_loc_cpu.numpy(), num_rejected))
+            rows = torch.from_numpy(kept_rows(row_starts, num_rejected))
         else:  # what is kept is in one piece, so nothing need be copied
             rows = slice(len(features) - int(num_rejected[-1]))
-        if not self.backlog.is_safe(ids):
-            self._store_context()
-        self.backlog.add(features[rows], positions[rows], slots[rows], ids)
-        if self.backlog.is_full():
-            self._store_context()
-
-    def _store_context(self) -> None:
+        kept = features[rows], positions[rows], slots[rows]
         with self.clock.timing("context"):
-            self.clock.context_rows += self.backlog.store()
+            if self.backlog is None:
+                self.model.context.store(*kept)
+                stored = len(kept[0])
+            else:
+                stored = self.backlog.update_batch(
+                    ids, self.runner.requests, may_return=self._caches_prefixes
+                )
+                stored += self.backlog.add(*kept, np.diff(row_starts) - num_rejected)
+        self.clock.context_rows += stored
 
     def _length_limits(self, ids: list[str]) -> np.ndarray:
         """Tokens each request may come to: its own end or the context limit, [R]."""
@@ -345,7 +351,8 @@ class DFlashProposer(SpecDecodeBaseProposer):
     def _plan(self, ids: list[str], room: np.ndarray) -> Plan:
         """Whom to draft and how wide, the same on every tensor-parallel rank."""
         with self.clock.timing("planning"):
-            plan = self.lengths.plan(ids, room, self.backlog.num_rows)
+            pending = np.zeros_like(room) if self.backlog is None else self.backlog.pending()
+            plan = self.lengths.plan(ids, room, pending)
         group = get_tp_group()
         if group.world_size > 1:  # measured times differ, and all ranks must run the same block
             decision = torch.tensor([plan.width, *plan.drafted.tolist()], dtype=torch.int32)

@@ -10,7 +10,7 @@ from vllm import envs
 from vllm.config import set_current_vllm_config
 from vllm.distributed import get_tp_group
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.worker_base import CompilationTimes
 
@@ -18,6 +18,7 @@ from vllm_dflash import plugin
 from vllm_dflash.options import DFlashOptions
 from vllm_dflash.runner.periodic_log import PeriodicLog
 from vllm_dflash.runner.profiling import profile_costs
+from vllm_dflash.runner.scheduler import attach_drafts
 from vllm_dflash.runner.v1 import DFlashProposer
 
 
@@ -55,8 +56,7 @@ class DFlashCPUWorker(CPUWorker):
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
         """Run the target, and sample and draft in the same call unless a grammar has a say.
 
-        A speculative step takes one more call from the engine than a plain one, to fetch the
-        drafts. This saves it again.
+        Saves a call from the engine, which between processes takes a while.
         """
         output = super().execute_model(scheduler_output)
         if output is None and not scheduler_output.has_structured_output_requests:
@@ -68,16 +68,19 @@ class DFlashCPUWorker(CPUWorker):
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
         """Sample and draft: the end of a step."""
         output = super().sample_tokens(grammar_output)
+        if self._hands_drafts_over and self.model_runner.drafter.has_drafts:
+            attach_drafts(output, self.take_draft_token_ids())
         self.model_runner.drafter.end_step()
         if self._log is not None:
             self._log.tick()
         return output
 
-    def take_draft_token_ids(self) -> DraftTokenIds | None:
-        """Drafts for the scheduler; nothing where nobody has any, which spares it looking."""
-        if not self.model_runner.drafter.has_drafts:
-            return None
-        return super().take_draft_token_ids()
+    @property
+    def _hands_drafts_over(self) -> bool:
+        """Whether the engine finds drafts in a step's output, and does not call for them."""
+        parallel, scheduler = self.parallel_config, self.vllm_config.scheduler_config
+        is_ours = scheduler.scheduler_cls == plugin.SCHEDULER
+        return is_ours and parallel.distributed_executor_backend == "mp"
 
     def dflash_stats(self) -> dict[str, Any]:
         """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them."""
