@@ -18,6 +18,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from vllm_dflash.checkpoint.pairing import TargetFacts, check_pair
 from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.options import DFlashOptions
 
 
 @pytest.fixture(scope="module")
@@ -247,3 +248,24 @@ def test_vllm_serve_exits_with_the_message(pair: Pair) -> None:
     assert done.returncode != 0
     assert "drafter '/nowhere/drafter': this folder does not exist" in output
     assert "EngineCore" not in output
+
+
+@pytest.mark.parametrize("asked", ["adaptve", 3, False, ["fixed"]])
+def test_unknown_draft_length(pair: Pair, asked: Any) -> None:
+    message = refusal(pair, draft_length=asked)
+    assert f"not {asked!r}" in message
+    assert "'adaptive'" in message
+    assert "'fixed'" in message
+
+
+@pytest.mark.parametrize("asked", [None, "adaptive", "fixed"])
+def test_draft_length_reaches_the_workers(pair: Pair, asked: str | None) -> None:
+    speculative = {"method": "dflash", "model": str(pair.drafter), "draft-length": asked}
+    args = EngineArgs(
+        model=str(pair.target),
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        speculative_config={key: value for key, value in speculative.items() if value},
+    )
+    config = args.create_engine_config()
+    assert DFlashOptions.of(config).draft_length == (asked or "adaptive")

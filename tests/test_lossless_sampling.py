@@ -19,7 +19,7 @@ from vllm_dflash.planning.planner import Planner
 
 pytestmark = pytest.mark.engine
 SAMPLES = 3000
-NEW_TOKENS = 5
+NEW_TOKENS = 7
 LEAST_EXPECTED = 8
 """Continuations expected less often than this are counted together."""
 
@@ -52,10 +52,10 @@ def continuations(first_seed: int, speculative: dict[str, Any] | None) -> tuple[
         )
         for i in range(SAMPLES)
     ]
-    with engine(speculative_config=speculative, max_num_seqs=12) as llm:
+    with engine(speculative_config=speculative, max_num_seqs=4) as llm:
         if speculative:
             proposer = proposer_of(llm)
-            proposer.lengths = PlannerByTheBook(7, 12, profiled_costs(12))
+            proposer.lengths = PlannerByTheBook(7, 4, profiled_costs(4))
         outputs = llm.generate([prompt] * SAMPLES, params, use_tqdm=False)
         stats = llm.collective_rpc("dflash_stats")[0] if speculative else {}
     return [tuple(output.outputs[0].token_ids) for output in outputs], stats

@@ -7,6 +7,10 @@ import pytest
 import torch
 from drafter_harness import CACHE_BLOCK, DrafterHarness, Row
 from pairs import Pair, make_pair
+from planner_world import profiled_costs
+
+from vllm_dflash.planning.fixed import FixedLength
+from vllm_dflash.planning.planner import Plan
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +56,50 @@ def test_context_is_stored_for_requests_that_draft_nothing(pair: Pair) -> None:
     assert harness.proposer.statistics.drafted_steps == 0
     harness.max_tokens = 10_000
     assert harness.step([Row(0, whole[35:], bonus=3)]) == expected
+
+
+def test_context_kept_back_gives_the_same_drafts(pair: Pair) -> None:
+    """Undrafted steps store nothing; what is drafted after them has all its context."""
+    whole = features(60, 0)
+    expected = DrafterHarness(pair).step([Row(0, whole, bonus=3)])
+    harness = DrafterHarness(pair)
+    proposer = harness.proposer
+    proposer.adapt_lengths(profiled_costs())
+    proposer.lengths = FixedLength(7)  # drafts whenever there is room
+    stored = []
+    store = proposer.model.context.store
+    proposer.model.context.store = lambda *rows: (stored.append(len(rows[0])), store(*rows))
+    assert harness.step([Row(0, whole[:33], in_prompt=True)]) == [[]]
+    tail = torch.full((4, 128), 1e9)
+    harness.step(
+        [Row(0, torch.cat([whole[33:40], tail]), num_rejected=4), Row(1, whole[:5])],
+        num_speculative_tokens=0,
+    )
+    assert not stored
+    assert harness.step([Row(0, whole[40:], bonus=3)]) == expected
+    # Request 1 was not in that batch, but has not ended: its rows were stored as it left.
+    assert stored == [5, 60]
+
+
+def test_resting_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> None:
+    harness = DrafterHarness(pair)
+    proposer = harness.proposer
+    proposer.adapt_lengths(profiled_costs())
+    planned = []
+
+    class Never(FixedLength):
+        def plan(self, ids: list[str], room: np.ndarray, pending: np.ndarray) -> Plan:
+            planned.append((list(ids), pending.tolist()))
+            return Plan(np.zeros(len(ids), dtype=bool), 0, 1.0, 1.0, rest=2)
+
+    proposer.lengths = Never(7)
+    for _ in range(4):
+        assert harness.step([Row(0, features(2, 0))]) == [[]]
+    assert planned == [(["0"], [2]), (["0"], [8])]
+    harness.step([Row(0, features(1, 0)), Row(1, features(3, 0))])
+    assert planned[2:] == [(["0", "1"], [9, 3])]
+    assert proposer.statistics.skipped_steps == 5
+    assert not proposer.has_drafts
 
 
 def test_block_forward_does_not_run_when_nobody_drafts(harness: DrafterHarness) -> None:

@@ -20,11 +20,11 @@ class CostRecord:
     estimated: float = 0.0
     measured: float = 0.0
 
-    def add(self, estimated: float, measured: float) -> None:
-        """One more, seconds."""
-        self.count += 1
-        self.estimated += estimated
-        self.measured += measured
+    def add(self, estimated: float, measured: float, times: int = 1) -> None:
+        """So many more, seconds each."""
+        self.count += times
+        self.estimated += times * estimated
+        self.measured += times * measured
 
     def to_dict(self) -> dict[str, float]:
         """Means in milliseconds."""
@@ -89,14 +89,14 @@ class DraftStatistics:
         self._speedup = plan.speedup
 
     def observe_step(self, times: StepTimes, estimate: StepEstimate, produced: int) -> None:
-        """Compare a decoding step that produced that many tokens with what was expected."""
-        self.costs["step"].add(estimate.step_seconds, times.step_seconds)
+        """Compare decoding steps that produced that many tokens with what was expected."""
+        self.costs["step"].add(estimate.step_seconds, times.step_seconds, times.num_steps)
         if times.draft_rows:
             self.costs["draft"].add(estimate.draft_seconds, times.draft_seconds)
         if times.context_rows:
             self.costs["context"].add(estimate.context_seconds, times.context_seconds)
         seconds = times.step_seconds + times.draft_seconds + times.context_seconds
-        plain = times.num_requests * seconds / estimate.plain_seconds
+        plain = times.num_steps * times.num_requests * seconds / estimate.plain_seconds
         self.plain_tokens += plain
         self.predicted_tokens += plain * self._speedup
         self.produced_tokens += produced

@@ -278,7 +278,8 @@ class DFlashProposer(SpecDecodeBaseProposer):
 
     def end_step(self) -> None:
         """The runner is done with a step: learn what it cost."""
-        wall, times = self.clock.end(more_alike=self._rest > 0)
+        # A step that verified drafts is unlike the undrafted ones that may follow it.
+        wall, times = self.clock.end(more_alike=self._rest > 0 and not self._num_verified)
         accepted, self._num_accepted, self._num_verified = self._num_accepted, 0, 0
         self.statistics.seconds += wall
         self.statistics.planning_seconds = self.clock.planning_seconds
@@ -287,7 +288,7 @@ class DFlashProposer(SpecDecodeBaseProposer):
         with self.clock.timing("planning"):
             estimate = self.lengths.observe_step(times)
         if estimate is not None:
-            produced = times.num_requests + accepted
+            produced = times.num_steps * times.num_requests + accepted
             self.statistics.observe_step(times, estimate, produced)
 
     def _batch_ids(self, num_requests: int) -> list[str]:
