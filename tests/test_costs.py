@@ -85,3 +85,21 @@ def test_no_step_is_thought_to_take_no_time() -> None:
     for _ in range(50):
         costs.observe(StepTimes(64, 64, 0.0, 0, 0.0, 0, 0.0))
     assert (costs.step(1, np.array([1, 8])) > 0).all()
+
+
+def test_steps_shared_with_prompts_leave_less_to_gain() -> None:
+    """Reading the weights is the prompts' cost then, so a row costs decoding just its own."""
+    costs = profiled_costs()
+    tokens = np.array([8, 16, 24])
+    alone = costs.decoding(8, tokens)
+    assert alone == pytest.approx(costs.step(8, tokens))
+    for _ in range(400):
+        costs.observe_batch(64)
+    shared = costs.decoding(8, tokens)
+    assert shared == pytest.approx(costs.step(8, tokens + 64) - costs.verify.at(64), rel=1e-3)
+    assert (shared < alone).all()
+    # Relative to a plain step, verifying is dearer than it is alone.
+    assert shared[1] / shared[0] > alone[1] / alone[0]
+    for _ in range(400):
+        costs.observe_batch(0)
+    assert costs.decoding(8, tokens) == pytest.approx(alone)

@@ -13,6 +13,9 @@ LARGEST_SURPRISE = 0.3
 interrupted, or met a batch size whose kernel had to be built, says nothing about the next."""
 CURVE_RATE = 0.05
 LEVEL_RATE = 0.15
+PROMPT_RATE = 1 / 32
+"""Weight of the newest step in how often, and how many, prompt rows share a step."""
+MIN_PROMPT_SHARE = 0.01
 FAR_SHARE = 0.15
 """Part of a correction that reaches points far from the measured one: a machine that gets slower
 gets slower everywhere."""
@@ -126,6 +129,10 @@ class StepCosts:
         # depends on the number of requests; verifying drafts adds to it.
         self.plain_level = Level(max_requests)
         self.verify_level = Level(max_requests)
+        self.prompt_share = 0.0
+        """Part of the steps that hold prompt rows, too."""
+        self.prompt_rows = 0.0
+        """How many, in those that do."""
 
     def step(self, num_requests: int, num_tokens: Ints | Floats) -> Floats:
         """Seconds of everything but draft and context, for each number of target rows."""
@@ -136,9 +143,30 @@ class StepCosts:
         forward = self.verify.at(num_tokens)
         return np.maximum(forward + level + extra * drafted, 0.5 * forward)
 
+    def observe_batch(self, prompt_rows: int) -> None:
+        """Learn how many rows of a step belonged to prompts."""
+        self.prompt_share += PROMPT_RATE * ((prompt_rows > 0) - self.prompt_share)
+        if prompt_rows:
+            self.prompt_rows += max(PROMPT_RATE, self.prompt_rows == 0) * (
+                prompt_rows - self.prompt_rows
+            )
+
+    def decoding(self, num_requests: int, num_tokens: Ints | Floats) -> Floats:
+        """Seconds that decoding will take of the next step, as far as can be known.
+
+        Prompts have to be read in any case. In a step that they share, reading the weights is
+        their cost, and decoding is charged only with what its rows add.
+        """
+        alone = self.step(num_requests, num_tokens)
+        if self.prompt_share < MIN_PROMPT_SHARE:
+            return alone
+        together = self.step(num_requests, np.add(num_tokens, self.prompt_rows))
+        added = together - self.verify.at(self.prompt_rows)
+        return alone + self.prompt_share * (np.minimum(added, alone) - alone)
+
     def plain(self, num_requests: int) -> float:
-        """Seconds of a step that drafts and verifies nothing; its context can wait."""
-        return float(self.step(num_requests, np.array(num_requests)))
+        """Seconds of decoding in a step that verifies nothing; its context can wait."""
+        return float(self.decoding(num_requests, np.array(num_requests)))
 
     def estimate(self, times: StepTimes) -> StepEstimate:
         """What a step that did as much as this one is expected to take."""
@@ -146,7 +174,7 @@ class StepCosts:
             float(self.step(times.num_requests, np.array(times.num_tokens))),
             float(self.draft.at(times.draft_rows)) if times.draft_rows else 0.0,
             float(self.context.at(times.context_rows)) if times.context_rows else 0.0,
-            self.plain(times.num_requests),
+            float(self.step(times.num_requests, np.array(times.num_requests))),
         )
 
     def observe(self, times: StepTimes) -> StepEstimate:

@@ -24,6 +24,9 @@ class LengthPolicy(Protocol):
     def observe_verification(self, ids: Sequence[str], drafted: Ints, accepted: Ints) -> None:
         """What became of drafts."""
 
+    def observe_batch(self, prompt_rows: int) -> None:
+        """How many rows of a step belonged to prompts."""
+
     def observe_step(self, times: StepTimes) -> StepEstimate | None:
         """How long a step took; returns what was expected, if anything was."""
 
@@ -45,6 +48,9 @@ class FixedLength:
         return np.minimum(room[plan.drafted], plan.width)
 
     def observe_verification(self, ids: Sequence[str], drafted: Ints, accepted: Ints) -> None:
+        """Changes nothing."""
+
+    def observe_batch(self, prompt_rows: int) -> None:
         """Changes nothing."""
 
     def observe_step(self, times: StepTimes) -> StepEstimate | None:

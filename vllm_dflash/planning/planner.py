@@ -138,7 +138,7 @@ class Planner:
         context = self.costs.context.at(context_rows)[:, None, None]
         drafting = self.costs.draft.at(block_rows)[:, None] + context  # [G, 1, w]
         tokens = num_requests + gain
-        rates = tokens / (self.costs.step(num_requests, num_requests + kept) + drafting)
+        rates = tokens / (self.costs.decoding(num_requests, num_requests + kept) + drafting)
         rates[outcomes.drafted == 0] = 0.0
         best = int(rates.argmax())
         group, _, index = np.unravel_index(best, rates.shape)
@@ -152,7 +152,9 @@ class Planner:
         count = min(int(able.sum()), 1 + num_requests // PROBE_SHARE)
         drafted = np.zeros(num_requests, dtype=bool)
         drafted[np.argsort(np.where(able, pending, np.inf), kind="stable")[:count]] = True
-        verify = self.costs.step(num_requests, num_requests + np.array([0, count * PROBE_LENGTH]))
+        verify = self.costs.decoding(
+            num_requests, num_requests + np.array([0, count * PROBE_LENGTH])
+        )
         cost = float(self.costs.draft.at(count * (1 + widest)) + verify[1] - verify[0])
         cost += float(self.costs.context.at(pending[drafted].sum()))
         return Plan(drafted, widest, price=0.0, speedup=1.0, least=PROBE_LENGTH), cost
@@ -177,7 +179,7 @@ class Planner:
         room = np.minimum(room[plan.drafted], width)
         candidates = Candidates.chains(curves, room)
         tokens = len(ids) + np.arange(len(candidates.survival) + 1)
-        chosen = select(candidates, self.costs.step(len(ids), tokens), plan.price)
+        chosen = select(candidates, self.costs.decoding(len(ids), tokens), plan.price)
         lengths = np.bincount(candidates.request[chosen], minlength=len(rows))
         return np.maximum(lengths, np.minimum(room, plan.least))
 
@@ -194,6 +196,10 @@ class Planner:
         expected = (self._survival[rows] * verified).sum(axis=1)
         self.calibration.observe(self._confidence[rows], drafted, accepted)
         self.bias.observe(rows, expected, accepted)
+
+    def observe_batch(self, prompt_rows: int) -> None:
+        """Learn how many rows of a step belonged to prompts."""
+        self.costs.observe_batch(prompt_rows)
 
     def observe_step(self, times: StepTimes) -> StepEstimate | None:
         """Learn what a step cost; returns what was expected."""

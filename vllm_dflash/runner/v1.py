@@ -297,7 +297,8 @@ class DFlashProposer(SpecDecodeBaseProposer):
     def _begin_step(
         self, batch: CommonAttentionMetadata, ids: list[str], past_prompt: np.ndarray
     ) -> None:
-        num_decoded = len(ids) + self._num_verified
+        num_decoded = int(past_prompt.sum()) + self._num_verified
+        self.lengths.observe_batch(batch.num_actual_tokens - num_decoded)
         self.clock.begin(
             ids,
             batch.num_actual_tokens,
