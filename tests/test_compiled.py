@@ -35,6 +35,6 @@ def test_no_recompilation_after_warm_up(
     assert compilations_at_start >= 2  # the target and the drafter, so the counting works
     assert len(compilations) == compilations_at_start
     assert "Traceback" not in log
-    assert stats["mean_acceptance_length"] > 2
+    assert stats["accepted_tokens"] > 100
     with engine(max_num_seqs=16, max_num_batched_tokens=128) as llm:
         assert compiled == token_ids(llm, prompts, greedy(30))

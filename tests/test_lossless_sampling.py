@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from engines import DFLASH, engine, held_out_prompts, proposer_of
-from planner_world import profiled_costs
+from planner_world import CONTEXT_MS, curve
 from vllm import SamplingParams
 from vllm.v1.sample import rejection_sampler
 
-from vllm_dflash.planning.costs import StepTimes
+from vllm_dflash.planning.costs import StepCosts, StepTimes
 from vllm_dflash.planning.planner import Planner
 
 pytestmark = pytest.mark.engine
@@ -25,7 +25,14 @@ LEAST_EXPECTED = 8
 
 
 class PlannerByTheBook(Planner):
-    """Plans from costs that do not depend on the machine."""
+    """Plans from costs that do not depend on the machine, and make cutting drafts worth it."""
+
+    def __init__(self) -> None:
+        verify = curve({1: 12.0, 4: 12.4, 16: 16.0, 64: 40.0})
+        super().__init__(7, 4, StepCosts(verify, curve({2: 0.5, 64: 2.0}), curve(CONTEXT_MS), 4))
+
+    def observe_batch(self, prompt_rows: int) -> None:
+        """Learn nothing."""
 
     def observe_step(self, times: StepTimes) -> None:
         """Learn nothing."""
@@ -55,7 +62,7 @@ def continuations(first_seed: int, speculative: dict[str, Any] | None) -> tuple[
     with engine(speculative_config=speculative, max_num_seqs=4) as llm:
         if speculative:
             proposer = proposer_of(llm)
-            proposer.lengths = PlannerByTheBook(7, 4, profiled_costs(4))
+            proposer.lengths = PlannerByTheBook()
         outputs = llm.generate([prompt] * SAMPLES, params, use_tqdm=False)
         stats = llm.collective_rpc("dflash_stats")[0] if speculative else {}
     return [tuple(output.outputs[0].token_ids) for output in outputs], stats
@@ -75,8 +82,8 @@ def test_adaptive_drafting_leaves_the_distribution_as_it_is(
     plain: list[tuple[int, ...]],
 ) -> None:
     ours, stats = continuations(1_000_000, dict(DFLASH))
-    # Drafts were cut to many lengths, and some steps had none: all of it is being tested.
-    assert sum(count > 50 for count in stats["draft_lengths"]) >= 4
+    # Drafts were cut to several lengths: that is what is being tested.
+    assert sum(count > 50 for count in stats["draft_lengths"]) >= 3
     assert stats["accepted_tokens"] > SAMPLES
     values = [p_value(*pair) for pair in zip(compared(plain), compared(ours), strict=True)]
     assert min(values) > 0.01
