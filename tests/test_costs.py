@@ -103,3 +103,14 @@ def test_steps_shared_with_prompts_leave_less_to_gain() -> None:
     for _ in range(400):
         costs.observe_batch(0)
     assert costs.decoding(8, tokens) == pytest.approx(alone)
+
+
+def test_no_decoding_is_thought_to_be_free() -> None:
+    """Steps faster than their profile, shared with prompts on a flat stretch of the curve."""
+    costs = profiled_costs()
+    costs.verify = curve({1: 1.0, 64: 1.0, 128: 1.0})
+    for _ in range(100):
+        costs.observe(StepTimes(8, 8, 0.0001, 0, 0.0, 0, 0.0))
+        costs.observe_batch(60)
+    assert (costs.decoding(8, np.array([8, 16, 64])) > 0).all()
+    assert costs.plain(8) > 0

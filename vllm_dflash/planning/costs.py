@@ -15,7 +15,7 @@ CURVE_RATE = 0.05
 LEVEL_RATE = 0.15
 PROMPT_RATE = 1 / 32
 """Weight of the newest step in how often, and how many, prompt rows share a step."""
-MIN_PROMPT_SHARE = 0.01
+MIN_PROMPT_SHARE, LEAST_SHARE = 0.01, 0.1
 FAR_SHARE = 0.15
 """Part of a correction that reaches points far from the measured one: a machine that gets slower
 gets slower everywhere."""
@@ -160,9 +160,11 @@ class StepCosts:
         alone = self.step(num_requests, num_tokens)
         if self.prompt_share < MIN_PROMPT_SHARE:
             return alone
-        together = self.step(num_requests, np.add(num_tokens, self.prompt_rows))
-        added = together - self.verify.at(self.prompt_rows)
-        return alone + self.prompt_share * (np.minimum(added, alone) - alone)
+        with_prompts = self.verify.at(np.add(num_tokens, self.prompt_rows))
+        added = with_prompts - self.verify.at(self.prompt_rows)
+        # A curve that is flat there says only that rows cost less than can be measured.
+        shared = np.clip(added, LEAST_SHARE * alone, alone)
+        return alone + self.prompt_share * (shared - alone)
 
     def plain(self, num_requests: int) -> float:
         """Seconds of decoding in a step that verifies nothing; its context can wait."""
