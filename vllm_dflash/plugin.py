@@ -16,7 +16,7 @@ from vllm_dflash import __version__
 if TYPE_CHECKING:
     from logging import Logger
 
-    from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
+    from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.outputs import DraftTokenIds
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -179,6 +179,12 @@ def mend_cpu_sampling() -> None:
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 
 
+def drafts_come_with_the_output(vllm_config: VllmConfig) -> bool:
+    """Whether workers send drafts along and the engine does not call for them: both ask here."""
+    is_ours = vllm_config.scheduler_config.scheduler_cls == SCHEDULER
+    return is_ours and vllm_config.parallel_config.distributed_executor_backend == "mp"
+
+
 def spare_the_call_for_drafts() -> None:
     """Hook 9, in the engine's process: `MultiprocExecutor.take_draft_token_ids`.
 
@@ -198,7 +204,7 @@ def spare_the_call_for_drafts() -> None:
 
     @functools.wraps(original)
     def take_draft_token_ids(self: MultiprocExecutor) -> DraftTokenIds | None:
-        if self.vllm_config.scheduler_config.scheduler_cls == SCHEDULER:
+        if drafts_come_with_the_output(self.vllm_config):
             return None
         return original(self)
 

@@ -10,7 +10,6 @@ from vllm_dflash.bench.loads.poisson import poisson_arrivals
 from vllm_dflash.bench.prompts import easy_and_hard, in_order_of_round
 
 CLOSED, MIXED, SWING, POISSON = "closed", "mixed", "swing", "poisson"
-LOADS = (CLOSED, MIXED, SWING, POISSON)
 THROUGHPUT_LOADS = (CLOSED, MIXED)
 SATURATION = 16
 """Concurrency at which plain decoding's throughput is what rates are fractions of."""

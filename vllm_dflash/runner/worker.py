@@ -68,19 +68,13 @@ class DFlashCPUWorker(CPUWorker):
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
         """Sample and draft: the end of a step."""
         output = super().sample_tokens(grammar_output)
-        if self._hands_drafts_over and self.model_runner.drafter.has_drafts:
+        has_drafts = self.model_runner.drafter.has_drafts
+        if has_drafts and plugin.drafts_come_with_the_output(self.vllm_config):
             attach_drafts(output, self.take_draft_token_ids())
         self.model_runner.drafter.end_step()
         if self._log is not None:
             self._log.tick()
         return output
-
-    @property
-    def _hands_drafts_over(self) -> bool:
-        """Whether the engine finds drafts in a step's output, and does not call for them."""
-        parallel, scheduler = self.parallel_config, self.vllm_config.scheduler_config
-        is_ours = scheduler.scheduler_cls == plugin.SCHEDULER
-        return is_ours and parallel.distributed_executor_backend == "mp"
 
     def dflash_stats(self) -> dict[str, Any]:
         """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them."""
