@@ -10,6 +10,7 @@ test: setup
 	scripts/run.sh ruff format --check .
 	scripts/run.sh mypy
 	scripts/run.sh pytest $(PYTEST_ARGS)
+	scripts/run.sh pytest --runner v2 $(PYTEST_ARGS)
 
 setup:
 	@bash scripts/setup.sh

@@ -1,9 +1,47 @@
-"""Settings every test runs under."""
+"""Settings every test runs under, and which model runner they run on."""
 
 import os
+
+import pytest
 
 # Before vLLM is imported: engines in the tests' own process, small caches, no telemetry.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+RUNNERS = ("v1", "v2")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--runner",
+        choices=RUNNERS,
+        default="v1",
+        help="v1: all tests, those of both runners on V1. v2: the latter on Model Runner V2, which"
+        " on a CPU needs Triton's interpreter and so a process of its own.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--runner") == "v2":
+        from interpreter import use_model_runner_v2
+
+        use_model_runner_v2()
+
+
+@pytest.fixture(params=RUNNERS, scope="session")
+def runner(request: pytest.FixtureRequest) -> str:
+    """The model runner of this process; a test that asks for it is a test of both."""
+    return request.param
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = config.getoption("--runner")
+
+    def runner_of(item: pytest.Item) -> str:
+        callspec = getattr(item, "callspec", None)
+        return callspec.params.get("runner", "v1") if callspec else "v1"
+
+    others = [item for item in items if runner_of(item) != chosen]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if runner_of(item) == chosen]

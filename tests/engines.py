@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,10 @@ from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
 from vllm_dflash.runner.block_layout import Ints
-from vllm_dflash.runner.v1 import DFlashProposer
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
 TARGET, DRAFTER = DEMO / "target", DEMO / "drafter"
+USES_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
 DFLASH = {"method": "dflash", "model": str(DRAFTER)}
 FIXED = {**DFLASH, "draft_length": "fixed"}
 
@@ -43,9 +44,9 @@ def engine(**arguments: Any) -> Iterator[LLM]:
         cleanup_dist_env_and_memory()
 
 
-def proposer_of(llm: LLM) -> DFlashProposer:
-    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-    return worker.model_runner.drafter
+def proposer_of(llm: LLM) -> Any:
+    """Our proposer, or on Model Runner V2 our speculator."""
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.drafter
 
 
 def greedy(max_tokens: int, **changes: Any) -> SamplingParams:
@@ -71,7 +72,7 @@ def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
 
     def observe(num_draft_tokens: Ints, num_valid_tokens: Ints) -> None:
         original(num_draft_tokens, num_valid_tokens)
-        req_ids = proposer.runner.input_batch.req_ids
+        req_ids = proposer._batch_ids(len(num_draft_tokens))
         for req_id, drafted, produced in zip(
             req_ids, num_draft_tokens.tolist(), num_valid_tokens.tolist(), strict=True
         ):
@@ -80,3 +81,17 @@ def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
 
     proposer.statistics.observe_verification = observe  # type: ignore[method-assign]
     return lengths
+
+
+def tokens_by_step(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[list[int]]:
+    """How many tokens each step brought each prompt; what is behind its end is cut."""
+    engine = llm.llm_engine
+    for number, prompt in enumerate(prompts):
+        engine.add_request(str(number), prompt, params)
+    steps: list[list[int]] = [[] for _ in prompts]
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            number = int(output.request_id)
+            if new := len(output.outputs[0].token_ids) - sum(steps[number]):
+                steps[number].append(new)
+    return steps

@@ -8,8 +8,9 @@ import numpy as np
 
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.costs import Curve, StepCosts, StepTimes
-from vllm_dflash.planning.fixed import FixedLength, LengthPolicy
+from vllm_dflash.planning.fixed import FixedLength
 from vllm_dflash.planning.planner import Plan, Planner
+from vllm_dflash.planning.policy import LengthPolicy
 
 MAX_DRAFT = 7
 VERIFY_MS = {

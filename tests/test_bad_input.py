@@ -83,7 +83,23 @@ def test_taps_out_of_order(pair: Pair, tmp_path: Path) -> None:
 
 def test_hidden_size_does_not_fit(pair: Pair, tmp_path: Path) -> None:
     message = refusal(pair, model=changed_drafter(tmp_path, hidden_size=96))
-    assert "hidden_size is 96 in the drafter and 64 in the target" in message
+    assert "reads hidden states of size 96, the target's hidden_size is 64" in message
+
+
+def test_another_width_needs_an_embedding_and_a_head(pair: Pair, tmp_path: Path) -> None:
+    model = changed_drafter(tmp_path, hidden_size=96, target_hidden_size=64)
+    file = Path(model) / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["embed_tokens.weight"], tensors["lm_head.weight"]
+    save_file(tensors, file)
+    message = refusal(pair, model=model)
+    assert "missing embed_tokens.weight [320, 96]" in message
+    assert "missing lm_head.weight [320, 96]" in message
+
+
+def test_speculators_of_another_kind(pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "eagle3"}))
+    assert "speculators_model_type is 'eagle3'" in refusal(pair, model=str(tmp_path))
 
 
 def test_vocabulary_does_not_fit(pair: Pair, tmp_path: Path) -> None:
@@ -170,8 +186,6 @@ def test_no_weights_at_all(pair: Pair, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("attention_sink_bias", True),
-        ("attention_value_scale", 2.0),
         ("sample_from_anchor", True),
         ("use_aux_hidden_state", False),
     ],
@@ -179,7 +193,7 @@ def test_no_weights_at_all(pair: Pair, tmp_path: Path) -> None:
 def test_what_is_not_supported_yet(pair: Pair, tmp_path: Path, field: str, value: object) -> None:
     config = drafter_config(dflash_config={field: value})
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert f"{field}={value!r} is not supported yet" in refusal(pair, model=str(tmp_path))
+    assert f"{field} is {str(value).lower()}, so" in refusal(pair, model=str(tmp_path))
 
 
 def test_another_worker_class(pair: Pair) -> None:
@@ -234,7 +248,7 @@ def test_rope_per_layer_type(pair: Pair, tmp_path: Path) -> None:
     config = drafter_config(rope_parameters={"full_attention": {"rope_theta": 1.0}})
     (tmp_path / "config.json").write_text(json.dumps(config))
     message = refusal(pair, model=str(tmp_path))
-    assert "rope_parameters per layer type (full_attention) are not supported yet" in message
+    assert "rope_parameters differs by layer type (full_attention)" in message
 
 
 @pytest.mark.server

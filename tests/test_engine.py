@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from engines import (
     DRAFTER,
     FIXED,
     TARGET,
+    USES_V2,
     acceptance_by_request,
     engine,
     greedy,
@@ -25,9 +27,10 @@ from vllm import SamplingParams
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.reference import ReferenceDrafter, generate, target_step
 
-pytestmark = pytest.mark.engine
-NEW_TOKENS = 48
-PROMPTS = held_out_prompts(36)
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("runner")]
+# Triton's interpreter takes ten times as long, so Model Runner V2 gets fewer prompts.
+NEW_TOKENS, PROMPTS = (24, held_out_prompts(10)) if USES_V2 else (48, held_out_prompts(36))
+LEAST_ACCEPTANCE = 2.0 if USES_V2 else 2.5  # short texts end in the middle of their last drafts
 
 
 @dataclass
@@ -51,7 +54,7 @@ def plain() -> Plain:
     ("concurrency", "batched_tokens"), [(1, 64), (8, 32), (32, 64)], ids=lambda n: str(n)
 )
 def test_output_is_identical_to_plain_decoding(
-    plain: Plain, concurrency: int, batched_tokens: int, draft_length: str
+    plain: Plain, runner: str, concurrency: int, batched_tokens: int, draft_length: str
 ) -> None:
     """Chunked prefill forced small, prefix caching on, every prompt twice."""
     with engine(
@@ -65,8 +68,10 @@ def test_output_is_identical_to_plain_decoding(
         assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == plain.tokens
         (stats,) = llm.collective_rpc("dflash_stats")
         prefix_hits = prefix_cache_hits(llm)
-    assert stats["proposer"] == "vllm_dflash.runner.v1.DFlashProposer"
-    assert stats["runner"] == "v1"
+    drafter = {"v1": "DFlashProposer", "v2": "DFlashSpeculator"}[runner]
+    assert stats["proposer"] == f"vllm_dflash.runner.{runner}.{drafter}"
+    assert stats["runner"] == runner
+    assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
     assert stats["block_size"] == 8
     assert stats["draft_length"] == draft_length
     assert stats["nan_drafts"] == 0
@@ -76,7 +81,7 @@ def test_output_is_identical_to_plain_decoding(
     assert prefix_hits == plain.prefix_hits > 0
     if draft_length == "fixed":
         assert stats["skipped_steps"] == 0
-        assert stats["mean_acceptance_length"] > 2.5
+        assert stats["mean_acceptance_length"] > LEAST_ACCEPTANCE
         assert stats["accepted_tokens"] == 2 * cold["accepted_tokens"]
     else:
         assert sum(stats["draft_lengths"]) > 0
@@ -125,7 +130,9 @@ def test_a_request_near_the_limit_does_not_stop_the_others() -> None:
 
 def test_samples_at_temperature_one_are_as_likely_as_plain_ones() -> None:
     """vLLM's own CPU sampler writes noise here, at less than half the log-probability."""
-    params = SamplingParams(temperature=1.0, top_k=500, seed=5, max_tokens=NEW_TOKENS, logprobs=0)
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=NEW_TOKENS, logprobs=0)
+    if not USES_V2:  # whose kernel for top-k the interpreter cannot run
+        params.top_k = 500
     likely, tokens = [], []
     for asked in (None, FIXED, FIXED, DFLASH):
         with engine(speculative_config=asked and dict(asked), max_num_seqs=8) as llm:
@@ -201,17 +208,37 @@ def test_a_drafter_shaped_unlike_its_target(tmp_path: Path) -> None:
 def test_a_preempted_request_goes_on_as_if_nothing_had_happened(plain: Plain) -> None:
     """Hazard 1: too little cache for all, so requests are thrown out and computed again."""
     prompts = PROMPTS[:8]
-    with engine(speculative_config=dict(FIXED), max_num_seqs=8, num_gpu_blocks_override=24) as llm:
+    blocks = 18 if USES_V2 else 24  # enough for all prompts, but not for what becomes of them
+    speculative = dict(FIXED)
+    with engine(
+        speculative_config=speculative, max_num_seqs=8, num_gpu_blocks_override=blocks
+    ) as llm:
         assert token_ids(llm, prompts, greedy(NEW_TOKENS)) == plain.tokens[:8]
         (preemptions,) = (m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
         (stats,) = llm.collective_rpc("dflash_stats")
     assert preemptions > 0
-    assert stats["mean_acceptance_length"] > 2.5
+    assert stats["mean_acceptance_length"] > LEAST_ACCEPTANCE
 
 
-def test_a_tap_on_the_last_layer(tmp_path: Path) -> None:
-    """vLLM hands out its output before the final norm; so does the reference."""
-    pair = make_pair(tmp_path, dflash_config={"target_layer_ids": [1, 3]})
+TOP_LEVEL = {
+    "mask_token_id": 301,
+    "target_layer_ids": [1, 3],
+    "dflash_config": {"mask_token_id": None, "target_layer_ids": None},
+}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"dflash_config": {"target_layer_ids": [1, 3]}},
+        TOP_LEVEL,
+        {"speculators": True, "dflash_config": {"target_layer_ids": [1, 3]}},
+    ],
+    ids=["z-lab", "top level", "speculators"],
+)
+def test_taps_in_every_dialect(tmp_path: Path, written: dict[str, Any]) -> None:
+    """One of them on the last layer: vLLM hands out its output before the final norm."""
+    pair = make_pair(tmp_path, **written)
     prompt = {"prompt_token_ids": [i % 300 for i in range(50)]}
     seen = []
     speculative = {**FIXED, "model": str(pair.drafter)}
@@ -222,10 +249,10 @@ def test_a_tap_on_the_last_layer(tmp_path: Path) -> None:
         speculative_config=speculative,
     ) as llm:
         context = proposer_of(llm).model.context
-        store = context.store
-        context.store = lambda features, *rest: (seen.append(features), store(features, *rest))
+        fuse = context.fuse
+        context.fuse = lambda features: seen.append(features) or fuse(features)
         llm.generate([prompt], greedy(1, detokenize=False), use_tqdm=False)
     target = pair.load_target()
     ids = torch.tensor([prompt["prompt_token_ids"]])
     _, expected = target_step(target, ids, DynamicCache(config=target.config), (1, 3))
-    assert (seen[0] - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert (seen[0][:50] - expected).abs().max() < 1e-4 * expected.abs().max()

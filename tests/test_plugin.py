@@ -190,4 +190,16 @@ def test_a_runner_with_another_drafter_is_refused() -> None:
 
 
 def test_this_vllm_has_every_seam() -> None:
-    seams.check_seams(seams.FRONT_END + seams.V1_WORKER)
+    seams.check_seams(seams.FRONT_END + seams.V1_WORKER + seams.V2_WORKER + seams.ENGINE)
+
+
+def test_a_changed_v2_signature_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
+
+    def propose(self: object, batch: int) -> None: ...
+
+    monkeypatch.setattr(DFlashSpeculator, "propose", propose)
+    with pytest.raises(
+        seams.UnsupportedVllmError, match=r"speculator:DFlashSpeculator.propose.*has propose"
+    ):
+        plugin.install_v2_speculator()

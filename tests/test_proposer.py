@@ -12,6 +12,8 @@ from planner_world import profiled_costs
 from vllm_dflash.planning.fixed import FixedLength
 from vllm_dflash.planning.planner import Plan
 
+on_both_runners = pytest.mark.usefixtures("runner")
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
@@ -27,6 +29,7 @@ def features(num_rows: int, seed: int) -> torch.Tensor:
     return torch.randn(num_rows, 2 * 64, generator=torch.Generator().manual_seed(seed))
 
 
+@on_both_runners
 def test_batched_drafting_equals_drafting_each_request_alone(pair: Pair) -> None:
     rows = [Row(i, features(length, i), bonus=20 + i) for i, length in enumerate((1, 33, 64, 7))]
     together = DrafterHarness(pair).step(rows)
@@ -34,6 +37,7 @@ def test_batched_drafting_equals_drafting_each_request_alone(pair: Pair) -> None
         assert DrafterHarness(pair).step([row]) == [drafts]
 
 
+@on_both_runners
 def test_a_request_near_the_context_limit_affects_only_itself(pair: Pair) -> None:
     limit = 256
     contexts = {"far": 50, "at 5": limit - 7, "at 1": limit - 3, "at 0": limit - 2}
@@ -44,6 +48,7 @@ def test_a_request_near_the_context_limit_affects_only_itself(pair: Pair) -> Non
     assert DrafterHarness(pair).step(rows[:1]) == drafts[:1]
 
 
+@on_both_runners
 def test_context_is_stored_for_requests_that_draft_nothing(pair: Pair) -> None:
     """Nothing is left unwritten: at the limit, in the prompt, or when K is zero."""
     whole = features(40, 0)
@@ -101,6 +106,7 @@ def test_resting_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> No
     assert not proposer.has_drafts
 
 
+@on_both_runners
 def test_block_forward_does_not_run_when_nobody_drafts(harness: DrafterHarness) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("the block forward ran")
@@ -111,6 +117,7 @@ def test_block_forward_does_not_run_when_nobody_drafts(harness: DrafterHarness) 
         harness.step([Row(0, features(5, 0))])
 
 
+@on_both_runners
 def test_drafts_never_outrun_max_tokens(harness: DrafterHarness) -> None:
     harness.max_tokens = 20
     lengths = [len(harness.step([Row(0, features(n, n))])[0]) for n in (10, 2, 3, 3)]
@@ -118,6 +125,7 @@ def test_drafts_never_outrun_max_tokens(harness: DrafterHarness) -> None:
     assert lengths == [7, 6, 3, 0]
 
 
+@on_both_runners
 @pytest.mark.parametrize("others", [0, 2], ids=["alone", "in company"])
 def test_rejected_rows_must_not_be_stored(pair: Pair, others: int) -> None:
     """Hazard 3: the slots of rejected rows stay as they were."""
@@ -137,16 +145,18 @@ def test_rejected_rows_must_not_be_stored(pair: Pair, others: int) -> None:
     assert dirty.step([Row(0, after)]) == clean.step([Row(0, after)])
 
 
+@on_both_runners
 def test_unwritten_cache_pages_may_hold_nan(pair: Pair) -> None:
     """Hazard 5: blocks nobody was given are NaN all along in this harness, and stay unread."""
     harness = DrafterHarness(pair)
     drafts = harness.step([Row(0, features(CACHE_BLOCK * 2 - 3, 0))])
-    assert harness.proposer.statistics.nan_drafts == 0
+    assert harness.proposer.collect_statistics().nan_drafts == 0
     assert len(drafts[0]) == 7
     untouched = harness.blocks[1].long()
     assert all(cache[untouched].isnan().all() for cache in harness.caches)
 
 
+@on_both_runners
 def test_slot_reuse_after_an_abort_sees_nothing_of_the_old_request(pair: Pair) -> None:
     """Hazard 6: another request gets the row and the cache blocks of an aborted one."""
     harness = DrafterHarness(pair)
@@ -156,6 +166,7 @@ def test_slot_reuse_after_an_abort_sees_nothing_of_the_old_request(pair: Pair) -
     assert harness.step([row]) == DrafterHarness(pair).step([row])
 
 
+@on_both_runners
 def test_a_slot_of_minus_one_writes_nothing(harness: DrafterHarness) -> None:
     """Hazard 4: padding rows are inert."""
     slots = torch.full((6,), -1)
@@ -163,12 +174,13 @@ def test_a_slot_of_minus_one_writes_nothing(harness: DrafterHarness) -> None:
     assert all(cache.isnan().all() for cache in harness.caches)
 
 
+@on_both_runners
 def test_nan_logits_never_become_drafts(harness: DrafterHarness) -> None:
     bad = features(8, 1)
     bad[3] = float("nan")
     drafts = harness.step([Row(0, features(8, 0)), Row(1, bad), Row(2, features(8, 2))])
     assert [len(d) for d in drafts] == [7, 0, 7]
-    assert harness.proposer.statistics.nan_drafts == 7
+    assert harness.proposer.collect_statistics().nan_drafts == 7
 
 
 def test_statistics_count_what_was_verified(harness: DrafterHarness) -> None:

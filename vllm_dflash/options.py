@@ -23,7 +23,6 @@ OWN_KEYS = {"draft_length"}
 WITHOUT_MEANING = {
     "disable_padded_drafter_batch": "rejected rows never reach the drafter anyway",
     "use_local_argmax_reduction": "the target's own head function gives whole rows of logits",
-    "enable_adaptive_verification": "only vLLM's Model Runner V2 has it",
     "use_heterogeneous_vocab": "a DFlash drafter shares the target's vocabulary",
     "num_speculative_tokens_per_batch_size": "set num_speculative_tokens instead",
 }
@@ -121,9 +120,11 @@ def resolve_draft_length(asked: object) -> str:
     return str(asked)
 
 
-def fill_in_defaults(engine_args: EngineArgs, options: DFlashOptions) -> None:
+def fill_in_defaults(
+    engine_args: EngineArgs, options: DFlashOptions, verification: Mapping[str, Any]
+) -> None:
     """Write into the user's speculative config what vLLM needs and DFlash knows."""
-    config = written_options(engine_args)
+    config = {**written_options(engine_args), **verification}
     for key in OWN_KEYS:
         config.pop(key, None)
     if engine_args.spec_method is None:

@@ -19,15 +19,18 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.outputs import DraftTokenIds
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     from vllm_dflash.options import DFlashOptions
     from vllm_dflash.planning.costs import Curve, StepCosts
     from vllm_dflash.runner.v1 import DFlashProposer
+    from vllm_dflash.runner.v2 import DFlashSpeculator
     from vllm_dflash.seams import Seam
 
 CPU_WORKER = "vllm_dflash.runner.worker.DFlashCPUWorker"
-SCHEDULER = "vllm_dflash.runner.scheduler.DFlashScheduler"
+GPU_WORKER = "vllm_dflash.runner.worker.DFlashGPUWorker"
+SCHEDULER = "vllm_dflash.runner.scheduler.build_scheduler"
 DRAFT_MODEL = "vllm_dflash.drafter.model:DFlashDraftModel"
 
 
@@ -53,14 +56,21 @@ def register() -> None:
     def create_speculative_config(
         self: EngineArgs, *args: Any, **kwargs: Any
     ) -> SpeculativeConfig | None:
-        from vllm_dflash.selection import hide_layer_types, requested_options
+        from huggingface_hub.errors import StrictDataclassError
+
+        from vllm_dflash.checkpoint.spec import DrafterError
+        from vllm_dflash.selection import describe_to_vllm, requested_options
 
         requested = requested_options(self)
         if requested is None:
             return original(self, *args, **kwargs)
         _check_vllm(FRONT_END)
-        _select(self, requested, *args, **kwargs)
-        return hide_layer_types(original(self, *args, **kwargs))
+        options = _select(self, requested, *args, **kwargs)
+        try:
+            config = original(self, *args, **kwargs)
+        except StrictDataclassError as error:  # what transformers does not accept in a config
+            raise DrafterError(f"drafter {options.drafter.model!r}: bad config: {error}") from error
+        return describe_to_vllm(config, options.drafter)
 
     create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     EngineArgs.create_speculative_config = create_speculative_config
@@ -81,21 +91,22 @@ def _select(
     requested: dict[str, Any],
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
-) -> None:
+) -> DFlashOptions:
     """Hooks 2 to 5, placed once DFlash is selected: worker, options, scheduler, draft model.
 
     2. `parallel_config.worker_cls`. Why: our worker installs our proposer, and a node without
        this package fails by name when it imports the class. How: vLLM's own setting.
     3. `additional_config`. Why: carries the checked options to all workers, and is part of the
        compile cache's key. How: vLLM's own setting.
-    4. `scheduler_cls`, unless the user chose one. Why: our scheduler finds the drafts in a step's
-       output, which saves a call to the workers in every step. How: vLLM's own setting (it warns
-       about all classes that are not its own).
+    4. `scheduler_cls`, unless the user chose one. Why: our synchronous scheduler finds the drafts
+       in a step's output, which saves a call to the workers in every step; our asynchronous one
+       chooses each step's draft length. How: vLLM's own setting (it warns about all classes that
+       are not its own).
     5. `ModelRegistry.register_model`. Why: our draft model stands for the architecture
        `DFlashDraftModel`. How: vLLM's own registry.
     """
     from vllm_dflash.options import ADDITIONAL_CONFIG_KEY, fill_in_defaults
-    from vllm_dflash.selection import choose_worker, resolve
+    from vllm_dflash.selection import choose_verification, choose_worker, resolve
 
     worker = choose_worker(target_parallel_config.worker_cls)
     if engine_args.enable_lora:
@@ -111,8 +122,12 @@ def _select(
     }
     if engine_args.scheduler_cls is None:
         engine_args.scheduler_cls = SCHEDULER
-    fill_in_defaults(engine_args, options)
+    if worker == CPU_WORKER and engine_args.disable_hybrid_kv_cache_manager is None:
+        # Targets with sliding layers get several cache groups, and the V1 runner's drafters one.
+        engine_args.disable_hybrid_kv_cache_manager = True
+    fill_in_defaults(engine_args, options, choose_verification(engine_args, options))
     register_draft_model()
+    return options
 
 
 def register_draft_model() -> None:
@@ -138,7 +153,7 @@ def install_v1_proposer(proposer: type[DFlashProposer]) -> None:
     register_draft_model()
 
 
-def attach_to_v1_runner(runner: GPUModelRunner, proposer: type[DFlashProposer]) -> None:
+def attach_to_v1_runner(runner: GPUModelRunner, proposer: type[DFlashProposer]) -> DFlashProposer:
     """Hook 7, in a worker: `_input_fits_in_drafter` and `rejection_sampler` of this runner.
 
     Why: vLLM compares the longest request of the batch with the context limit; one long request
@@ -152,16 +167,53 @@ def attach_to_v1_runner(runner: GPUModelRunner, proposer: type[DFlashProposer]) 
     """
     from vllm_dflash.runner.sampling import DraftRejectionSampler
 
-    drafter = getattr(runner, "drafter", None)
-    if type(drafter) is not proposer:
-        raise RuntimeError(
-            f"vllm-dflash {__version__} was selected, but the model runner built"
-            f" {type(drafter).__module__}.{type(drafter).__qualname__} as its drafter."
-        )
+    drafter = _expect(getattr(runner, "drafter", None), proposer)
     runner._input_fits_in_drafter = lambda common_attn_metadata: common_attn_metadata is not None
     runner.rejection_sampler = DraftRejectionSampler(
         runner.sampler, runner.speculative_config, runner.device
     )
+    return drafter
+
+
+def install_v2_speculator() -> None:
+    """Hook 10, in a worker: the name `DFlashSpeculator` in its module of Model Runner V2 is ours.
+
+    Why: V2 builds its speculator from this name. How: rebound in this process, before the runner
+    is built; ours is a subclass of it. Replaced by: a registry of speculators in vLLM.
+    """
+    from vllm.v1.worker.gpu.spec_decode.dflash import speculator
+
+    from vllm_dflash.seams import V2_WORKER
+
+    if not hasattr(speculator.DFlashSpeculator, "of_vllm_dflash"):
+        _check_vllm(V2_WORKER)
+        from vllm_dflash.runner.v2 import DFlashSpeculator
+
+        speculator.DFlashSpeculator = DFlashSpeculator
+    register_draft_model()
+
+
+def attach_to_v2_runner(runner: GPUModelRunnerV2) -> DFlashSpeculator:
+    """Part of hook 10: what vLLM gives to its n-gram speculator, ours reads, too.
+
+    Raises:
+        RuntimeError: the runner was built with another speculator.
+    """
+    from vllm_dflash.runner.v2 import DFlashSpeculator
+
+    speculator = _expect(runner.speculator, DFlashSpeculator)
+    speculator.req_states = runner.req_states
+    return speculator
+
+
+def _expect(drafter: Any, kind: type) -> Any:
+    """The drafter the runner has built, if it is ours."""
+    if type(drafter) is not kind:
+        raise RuntimeError(
+            f"vllm-dflash {__version__} was selected, but the model runner built"
+            f" {type(drafter).__module__}.{type(drafter).__qualname__} as its drafter."
+        )
+    return drafter
 
 
 def mend_cpu_sampling() -> None:
@@ -181,8 +233,11 @@ def mend_cpu_sampling() -> None:
 
 def drafts_come_with_the_output(vllm_config: VllmConfig) -> bool:
     """Whether workers send drafts along and the engine does not call for them: both ask here."""
-    is_ours = vllm_config.scheduler_config.scheduler_cls == SCHEDULER
-    return is_ours and vllm_config.parallel_config.distributed_executor_backend == "mp"
+    return (
+        vllm_config.scheduler_config.scheduler_cls == SCHEDULER
+        and not vllm_config.use_v2_model_runner
+        and vllm_config.parallel_config.distributed_executor_backend == "mp"
+    )
 
 
 def spare_the_call_for_drafts() -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel, Qwen3Config
@@ -36,6 +35,8 @@ class BlockAttention(nn.Module):
     def __init__(self, spec: DrafterSpec) -> None:
         super().__init__()
         self.head_dim = spec.head_dim
+        self.value_scale = spec.value_scale or 1.0
+        self.is_neox_style = spec.is_neox_style
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.q_proj = nn.Linear(spec.hidden_size, q_size, bias=spec.attention_bias)
         self.k_proj = nn.Linear(spec.hidden_size, kv_size, bias=spec.attention_bias)
@@ -43,6 +44,9 @@ class BlockAttention(nn.Module):
         self.o_proj = nn.Linear(q_size, spec.hidden_size, bias=spec.attention_bias)
         self.q_norm = Qwen3RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
         self.k_norm = Qwen3RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
+        self.attention_sink_bias: nn.Parameter | None = None
+        if spec.attention_sinks:
+            self.attention_sink_bias = nn.Parameter(torch.zeros(spec.num_heads))
 
     def forward(
         self,
@@ -57,13 +61,30 @@ class BlockAttention(nn.Module):
         rows = torch.cat([z, x], dim=1)  # [R, C + Q, H]
         q = self.q_norm(heads(self.q_proj(x))).transpose(1, 2)  # [R, heads, Q, D]
         k = self.k_norm(heads(self.k_proj(rows))).transpose(1, 2)  # [R, kv, C + Q, D]
-        v = heads(self.v_proj(rows)).transpose(1, 2)
+        v = heads(self.v_proj(rows)).transpose(1, 2) * self.value_scale
         cos, sin = rope
         num_queries = x.shape[1]
-        q, _ = apply_rotary_pos_emb(q, q, cos[:, -num_queries:], sin[:, -num_queries:])
-        k, _ = apply_rotary_pos_emb(k, k, cos, sin)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
-        return self.o_proj(out.transpose(1, 2).flatten(2))  # [R, Q, H]
+        q = self.rotate(q, cos[:, -num_queries:], sin[:, -num_queries:])
+        k = self.rotate(k, cos, sin)
+        groups = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        scores = q @ k.transpose(-1, -2) * self.head_dim**-0.5  # [R, heads, Q, C + Q]
+        scores = scores.masked_fill(~visible, -torch.inf)
+        if self.attention_sink_bias is not None:
+            # A logit that takes its share of the attention, and has no value.
+            sink = self.attention_sink_bias.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sink.to(scores)], dim=-1)
+        weights = scores.softmax(dim=-1)[..., : k.shape[2]]
+        return self.o_proj((weights @ v).transpose(1, 2).flatten(2))  # [R, Q, H]
+
+    def rotate(self, t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Rotary embedding of [R, heads, T, D], in halves (neox) or in neighbouring pairs."""
+        if not self.is_neox_style:
+            t = torch.cat([t[..., ::2], t[..., 1::2]], dim=-1)
+        t, _ = apply_rotary_pos_emb(t, t, cos, sin)
+        if not self.is_neox_style:
+            t = torch.stack(t.chunk(2, dim=-1), dim=-1).flatten(-2)
+        return t
 
 
 class DrafterLayer(nn.Module):
@@ -90,6 +111,8 @@ class DrafterLayer(nn.Module):
 class ReferenceDrafter(nn.Module):
     """A DFlash drafter whose parameters carry the names of the z-lab checkpoints."""
 
+    d2t: torch.Tensor | None
+
     def __init__(self, spec: DrafterSpec) -> None:
         super().__init__()
         self.spec = spec
@@ -108,6 +131,10 @@ class ReferenceDrafter(nn.Module):
         self.hidden_norm = Qwen3RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.layers = nn.ModuleList(DrafterLayer(spec, config) for _ in range(spec.num_layers))
         self.norm = Qwen3RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.embed_tokens: nn.Embedding | None = None
+        self.lm_head: nn.Linear | None = None
+        self.register_buffer("d2t", None)
+        self.mask_embedding: torch.Tensor | None = None
         self.rotary = Qwen3RotaryEmbedding(config)
 
     @classmethod
@@ -117,8 +144,42 @@ class ReferenceDrafter(nn.Module):
         tensors: dict[str, torch.Tensor] = {}
         for file in sorted(Path(folder).glob("*.safetensors")):
             tensors |= load_file(file)
+        tensors.pop("t2d", None)
+        if "embed_tokens.weight" in tensors:
+            drafter.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
+        if "lm_head.weight" in tensors:
+            drafter.lm_head = nn.Linear(spec.hidden_size, spec.draft_vocab_size, bias=False)
+        if "d2t" in tensors:
+            drafter.d2t = torch.zeros(spec.draft_vocab_size, dtype=torch.int64)
         drafter.load_state_dict(tensors, strict=True)
+        mask_file = Path(folder) / "mask_embedding.pt"
+        if mask_file.exists():
+            state = torch.load(mask_file, weights_only=True)
+            drafter.mask_embedding = state["embedding"] if isinstance(state, dict) else state
         return drafter.eval()
+
+    def embed(self, token_ids: torch.Tensor, target: PreTrainedModel) -> torch.Tensor:
+        """Embeddings of token ids, the target's unless the drafter has its own. [T] -> [T, H]."""
+        table = target.get_input_embeddings() if self.embed_tokens is None else self.embed_tokens
+        x = table(token_ids)
+        if self.mask_embedding is not None:
+            x[token_ids == self.spec.mask_token_id] = self.mask_embedding.reshape(-1).to(x)
+        return x
+
+    def logits(self, hidden: torch.Tensor, target: PreTrainedModel) -> torch.Tensor:
+        """Logits of hidden states, as the target makes them unless the drafter has its own head."""
+        if self.lm_head is not None:
+            return self.lm_head(hidden) * self.spec.logit_scale
+        config = target.config.get_text_config()
+        logits = target.get_output_embeddings()(hidden)
+        logits = logits * getattr(config, "logit_scale", 1.0)  # Cohere
+        logits = logits / getattr(config, "logits_scaling", 1.0)  # Granite
+        cap = getattr(config, "final_logit_softcapping", None)  # Gemma
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
+        """Columns of the logits as token ids of the target."""
+        return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
 
     def context(self, features: torch.Tensor) -> torch.Tensor:
         """Z: fuse the taps, concatenated in ascending layer order. [..., m * H] -> [..., H]."""
@@ -197,14 +258,14 @@ def draft(
     bonus: int,
     num_draft_tokens: int,
 ) -> torch.Tensor:
-    """Logits [K, V] of one block behind C context rows; row i is for position C + 1 + i."""
+    """Logits [K, V'] of one block behind C context rows; row i is for position C + 1 + i."""
     masks = [drafter.spec.mask_token_id] * num_draft_tokens
-    embed, head = target.get_input_embeddings(), target.get_output_embeddings()
     block_ids = torch.tensor([[bonus, *masks]], device=features.device)
     positions = torch.arange(len(features) + 1 + num_draft_tokens, device=features.device)
     z = drafter.context(features[None])
-    hidden = drafter(embed(block_ids), z, positions[None])  # [1, 1 + K, H]
-    return head(hidden[0, 1:])
+    block = drafter.embed(block_ids, target)
+    hidden = drafter(block, z, positions[None])  # [1, 1 + K, H]
+    return drafter.logits(hidden[0, 1:], target)
 
 
 @torch.inference_mode()
@@ -232,7 +293,8 @@ def generate(
         k = min(k_max, max_new_tokens - len(tokens) - 1)
         drafts = []
         if k > 0:
-            drafts = draft(target, drafter, features, tokens[-1], k).argmax(-1).tolist()
+            columns = draft(target, drafter, features, tokens[-1], k).argmax(-1)
+            drafts = drafter.target_ids(columns).tolist()
         # Verify: one target pass over the bonus token and the drafts.
         block = torch.tensor([[tokens[-1], *drafts]], device=device)
         logits, new_features = target_step(target, block, cache, spec.taps)

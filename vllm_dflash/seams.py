@@ -153,8 +153,119 @@ ENGINE = (
         "vllm.v1.core.sched.scheduler:Scheduler.update_draft_token_ids",
         ("self", "draft_token_ids"),
     ),
+    Seam(
+        "vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule",
+        ("self", "scheduler_output"),
+    ),
 )
 """Used in the engine's process."""
+
+
+V2 = "vllm.v1.worker.gpu"
+SPECULATOR = f"{V2}.spec_decode.dflash.speculator:DFlashSpeculator"
+
+V2_WORKER = (
+    Seam(f"{SPECULATOR}.__init__", ("self", "vllm_config", "device")),
+    Seam(
+        f"{SPECULATOR}.propose",
+        (
+            "self",
+            "input_batch",
+            "attn_metadata",
+            "slot_mappings",
+            "last_hidden_states",
+            "aux_hidden_states",
+            "num_sampled",
+            "num_rejected",
+            "last_sampled",
+            "next_prefill_tokens",
+            "temperature",
+            "seeds",
+            "dp_sync_state",
+            "dummy_run",
+            "skip_attn_for_dummy_run",
+            "mm_inputs",
+            "is_profile",
+            "num_speculative_tokens",
+        ),
+    ),
+    Seam(f"{SPECULATOR}.load_draft_model", ("self", "target_model", "target_attn_layer_names")),
+    Seam(
+        f"{SPECULATOR}.set_attn",
+        (
+            "self",
+            "model_state",
+            "kv_cache_config",
+            "block_tables",
+            "target_input_buffers",
+            "target_attn_groups",
+        ),
+    ),
+    Seam(
+        f"{SPECULATOR}._generate_draft",
+        (
+            "self",
+            "num_reqs",
+            "num_tokens_padded",
+            "attn_metadata",
+            "slot_mappings",
+            "num_tokens_across_dp",
+            "cudagraph_runtime_mode",
+        ),
+    ),
+    Seam(
+        f"{SPECULATOR}._build_uniform_attn_metadata",
+        (
+            "self",
+            "batch_desc",
+            "num_reqs",
+            "num_query_per_req",
+            "seq_lens_cpu_upper_bound",
+            "step",
+            "causal",
+            "dcp_local_seq_lens",
+        ),
+    ),
+    Seam(
+        f"{SPECULATOR}.sample_draft",
+        (
+            "self",
+            "hidden_states",
+            "sample_src_positions",
+            "idx_mapping",
+            "temperature",
+            "seeds",
+            "draft_step",
+            "draft_logits",
+            "spec_step_idx",
+        ),
+    ),
+    Seam(
+        f"{SPECULATOR}.observe_verification",
+        ("self", "idx_mapping", "num_sampled", "num_rejected"),
+    ),
+    Seam(
+        f"{SPECULATOR}._maybe_predict_acceptance", ("self", "logits", "idx_mapping", "draft_step")
+    ),
+    Seam(
+        f"{V2}.model_runner:GPUModelRunner._dummy_run",
+        (
+            "self",
+            "num_tokens",
+            "args",
+            "skip_attn",
+            "uniform_decode",
+            "context_len",
+            "skip_eplb",
+            "is_profile",
+            "valid_dummy_state_slots",
+            "randomize_inputs",
+            "kwargs",
+        ),
+    ),
+    Seam(f"{V2}.model_runner:GPUModelRunner.take_draft_token_ids", ("self",)),
+)
+"""Used in a worker with Model Runner V2."""
 
 
 def check_version(version: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.pairing import TargetFacts, check_pair
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import check_tensors, read_headers
 from vllm_dflash.options import (
     OWN_KEYS,
@@ -93,43 +93,76 @@ def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> Target
 
 
 def choose_worker(worker_cls: str) -> str:
-    """The worker class for this platform and model runner.
+    """The worker class for this platform.
 
     Raises:
-        ValueError: another worker class was asked for, or the platform is not supported yet.
+        ValueError: another worker class was asked for, or the platform is not supported.
     """
-    from vllm import envs
     from vllm.platforms import current_platform
 
-    from vllm_dflash.plugin import CPU_WORKER
+    from vllm_dflash.plugin import CPU_WORKER, GPU_WORKER
 
-    if worker_cls not in ("auto", CPU_WORKER):
+    if current_platform.is_cpu():
+        ours = CPU_WORKER
+    elif current_platform.is_cuda():
+        ours = GPU_WORKER
+    else:
+        raise ValueError(
+            "vllm-dflash supports vLLM's CPU and CUDA platforms, not"
+            f" {current_platform.device_name!r}. Set VLLM_PLUGINS='' for vLLM's own DFlash."
+        )
+    if worker_cls not in ("auto", ours):
         raise ValueError(
             f"method 'dflash' brings its own worker class, but worker_cls is {worker_cls!r}."
             " Leave worker_cls out, or set VLLM_PLUGINS='' to run without vllm-dflash."
         )
-    without = "Set VLLM_PLUGINS='' for vLLM's own DFlash."
-    if not current_platform.is_cpu():
-        raise ValueError(
-            "this version of vllm-dflash supports vLLM's CPU platform only, not"
-            f" {current_platform.device_name!r}. {without}"
-        )
-    if envs.VLLM_USE_V2_MODEL_RUNNER:
-        raise ValueError(
-            "this version of vllm-dflash supports the V1 model runner only; unset"
-            f" VLLM_USE_V2_MODEL_RUNNER. {without}"
-        )
-    return CPU_WORKER
+    return ours
 
 
-def hide_layer_types(config: SpeculativeConfig) -> SpeculativeConfig:
-    """Keep vLLM from refusing drafters that mix sliding and full layers on the V1 runner.
+def choose_verification(engine_args: EngineArgs, options: DFlashOptions) -> dict[str, Any]:
+    """Settings of vLLM's own that let draft lengths vary under CUDA graphs.
 
-    It refuses them for needing several cache groups, by the `layer_types` of the draft config.
-    Our drafter keeps all layers in one group and takes its windows from `DrafterSpec`.
+    Adaptive verification trims each request's drafts on the device; its graphs take ragged
+    batches. Where it does not hold, graphs are captured for a few lengths, which vLLM takes from
+    a table by batch size; our scheduler chooses among those lengths by what they bring.
+    """
+    from vllm.platforms import current_platform
+
+    is_planned_in_worker = engine_args.async_scheduling is False
+    if options.draft_length != "adaptive" or is_planned_in_worker or not current_platform.is_cuda():
+        return {}
+    written = written_options(engine_args)
+    compilation = engine_args.compilation_config
+    mode = getattr(compilation, "cudagraph_mode", None)
+    has_full_graphs = not engine_args.enforce_eager and (mode is None or mode.has_full_cudagraphs())
+    if "enable_adaptive_verification" not in written and has_full_graphs:
+        return {"enable_adaptive_verification": True}
+    if written.get("enable_adaptive_verification") or not has_full_graphs:
+        return {}
+    return {"num_speculative_tokens_per_batch_size": length_table(options.num_speculative_tokens)}
+
+
+def length_table(max_draft: int) -> list[tuple[int, int, int]]:
+    """A table of vLLM's that names the draft lengths to capture graphs for: 0, about 1/4, 1/2, K.
+
+    Which batch sizes stand beside them means nothing.
+    """
+    lengths = sorted({0, round(max_draft / 4), round(max_draft / 2), max_draft}, reverse=True)
+    return [(size, size, length) for size, length in enumerate(lengths, start=1)]
+
+
+def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> SpeculativeConfig:
+    """Say in vLLM's copy of the draft config what vLLM itself reads there, in its own words.
+
+    Taps and mask token, which checkpoints keep in several places. And `layer_types`: vLLM refuses
+    drafters that mix sliding and full layers on the V1 runner for needing several cache groups;
+    ours keeps all layers in one and takes its windows from `DrafterSpec`.
     """
     draft = config.draft_model_config
     for hf_config in (draft.hf_config, draft.hf_text_config):
+        nested = dict(getattr(hf_config, "dflash_config", None) or {})
+        nested |= {"mask_token_id": drafter.mask_token_id, "target_layer_ids": list(drafter.taps)}
+        hf_config.dflash_config = nested
         if getattr(hf_config, "layer_types", None):
             hf_config.layer_types = ["full_attention"] * len(hf_config.layer_types)
     return config

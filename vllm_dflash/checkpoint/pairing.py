@@ -49,11 +49,6 @@ def check_pair(drafter: DrafterSpec, target: TargetFacts) -> None:
             f"the drafter reads hidden states of size {drafter.target_hidden_size}, the target's"
             f" hidden_size is {target.hidden_size}"
         )
-    if drafter.hidden_size != target.hidden_size:
-        faults.append(
-            f"hidden_size is {drafter.hidden_size} in the drafter and {target.hidden_size} in the"
-            " target, whose embedding and head it shares"
-        )
     if drafter.vocab_size != target.vocab_size:
         faults.append(
             f"vocab_size is {drafter.vocab_size} in the drafter and {target.vocab_size} in the"

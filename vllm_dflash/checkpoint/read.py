@@ -1,7 +1,8 @@
 """Read a drafter's `config.json` into a `DrafterSpec`.
 
-Dialect read today: z-lab's (`dflash_config` beside Qwen3-like fields), with the fields of
-`dflash_config` also accepted at top level. The others are refused by name.
+Dialects: z-lab's (`dflash_config` beside Qwen3-like fields, or its fields at top level) and the
+speculators library's (`transformer_layer_config`, tap numbers that count the embedding). The
+second is turned into the first, so one parser reads both. Others are refused by name.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from vllm_dflash.checkpoint.fields import ConfigFields
+from vllm_dflash.checkpoint.rope import read_rope
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+from vllm_dflash.checkpoint.speculators import from_speculators
 
-SLIDING = "sliding_attention"
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def read_drafter(model: str, revision: str | None = None) -> DrafterSpec:
@@ -42,22 +46,18 @@ def _load_config(model: str, revision: str | None) -> dict[str, Any]:
 
 def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
     """Turn a parsed `config.json` into a spec. Pure. Raises `DrafterError`."""
+    dialect = "z-lab"
+    if config.get("speculators_model_type") is not None:
+        dialect, config = "speculators", from_speculators(model, config)
     nested = config.get("dflash_config") or {}
+    if not isinstance(nested, dict):
+        raise DrafterError(
+            f"drafter {model!r}: dflash_config must be an object, config.json says {nested!r}."
+        )
     _refuse_what_is_no_dflash(model, config, nested)
 
-    def field(name: str, default: Any = None) -> Any:
-        value = nested.get(name)
-        return config.get(name, default) if value is None else value
-
-    def integer(name: str, *, least: int = 1, default: Any = None) -> int:
-        value = field(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise DrafterError(
-                f"drafter {model!r}: {name} must be an integer of at least {least},"
-                f" config.json says {value!r}."
-            )
-        return value
-
+    fields = ConfigFields(model, config, nested)
+    integer = fields.integer
     num_layers = integer("num_hidden_layers")
     num_heads = integer("num_attention_heads")
     hidden_size = integer("hidden_size")
@@ -67,63 +67,71 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
             f"drafter {model!r}: num_attention_heads ({num_heads}) must be a multiple of"
             f" num_key_value_heads ({num_kv_heads})."
         )
-    num_target_layers = field("num_target_layers")
+    head_dim = integer("head_dim", default=hidden_size // num_heads)
+    if head_dim % 2:
+        raise DrafterError(
+            f"drafter {model!r}: head_dim must be even to be rotated, it is {head_dim}."
+        )
+    if fields.get("hidden_act", "silu") != "silu":
+        raise fields.refuse(
+            "hidden_act", "'silu', which is all that vLLM's gated MLP has", fields.get("hidden_act")
+        )
+    vocab_size = integer("vocab_size")
+    has_value_scale = fields.get("attention_value_scale") is not None
     return DrafterSpec(
         model=model,
-        dialect="z-lab",
+        dialect=dialect,
         block_size=integer("block_size", least=2),
         mask_token_id=integer("mask_token_id", least=0),
-        taps=_read_taps(model, field("target_layer_ids")),
+        taps=_read_taps(model, fields.get("target_layer_ids")),
         target_hidden_size=integer("target_hidden_size", default=hidden_size),
-        num_target_layers=None if num_target_layers is None else int(num_target_layers),
-        vocab_size=integer("vocab_size"),
+        num_target_layers=(
+            None if fields.get("num_target_layers") is None else integer("num_target_layers")
+        ),
+        vocab_size=vocab_size,
+        draft_vocab_size=integer("draft_vocab_size", default=vocab_size),
         hidden_size=hidden_size,
         intermediate_size=integer("intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=integer("head_dim", default=hidden_size // num_heads),
-        hidden_act=str(field("hidden_act", "silu")),
-        rms_norm_eps=float(field("rms_norm_eps", 1e-6)),
-        attention_bias=bool(field("attention_bias", False)),
-        rope_parameters=_read_rope(model, config),
+        head_dim=head_dim,
+        hidden_act="silu",
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        attention_bias=fields.flag("attention_bias", False),
+        rope_parameters=read_rope(model, config),
         max_position_embeddings=integer("max_position_embeddings", default=32768),
         windows=_read_windows(model, config, nested, num_layers),
-        causal=_read_causal(config, nested, num_layers),
+        causal=_read_causal(fields, num_layers),
+        attention_sinks=fields.flag(
+            "attention_sink_bias", config.get("add_swa_attention_sink_bias", False)
+        ),
+        value_scale=fields.number("attention_value_scale", 1.0) if has_value_scale else None,
+        logit_scale=fields.number("logit_scale", 1.0),
+        is_neox_style=fields.flag("is_neox_style", True),
     )
 
 
 def _refuse_what_is_no_dflash(model: str, config: dict[str, Any], nested: dict[str, Any]) -> None:
     architectures = config.get("architectures") or []
-    if config.get("speculators_model_type"):
-        raise DrafterError(
-            f"drafter {model!r}: speculators format"
-            f" (speculators_model_type={config['speculators_model_type']!r}) is not read yet;"
-            " use the z-lab checkpoint, or VLLM_PLUGINS='' for vLLM's own DFlash."
-        )
-    if "DFlashDraftModel" not in architectures:
+    if not isinstance(architectures, list) or "DFlashDraftModel" not in architectures:
         raise DrafterError(
             f"drafter {model!r} is not a DFlash checkpoint that can be read: config.json has"
             f" architectures {architectures}, expected ['DFlashDraftModel']."
         )
     if config.get("quantization_config"):
         raise DrafterError(f"drafter {model!r}: quantised drafters are not supported yet.")
-    draft_vocab_size = config.get("draft_vocab_size")
-    unsupported = {
-        "attention_sink_bias": nested.get("attention_sink_bias") or None,
-        "attention_value_scale": nested.get("attention_value_scale"),
-        "sample_from_anchor": nested.get("sample_from_anchor") or None,
-        "use_aux_hidden_state": False if nested.get("use_aux_hidden_state") is False else None,
-        "draft_vocab_size": draft_vocab_size
-        if draft_vocab_size != config.get("vocab_size")
-        else None,
-    }
-    for name, value in unsupported.items():
-        if value is not None:
-            raise DrafterError(
-                f"drafter {model!r}: {name}={value!r} is not supported yet;"
-                " VLLM_PLUGINS='' gives vLLM's own DFlash."
-            )
+    if nested.get("sample_from_anchor"):
+        raise DrafterError(
+            f"drafter {model!r}: sample_from_anchor is true, so its first row predicts as well;"
+            " neither vllm-dflash nor vLLM's own DFlash runs such drafters."
+        )
+    if nested.get("use_aux_hidden_state", config.get("use_aux_hidden_state")) is False:
+        raise DrafterError(
+            f"drafter {model!r}: use_aux_hidden_state is false, so it reads the target's last"
+            " hidden states instead of taps, which is not supported; VLLM_PLUGINS='' gives"
+            " vLLM's own DFlash."
+        )
 
 
 def _read_taps(model: str, ids: Any) -> tuple[int, ...]:
@@ -143,25 +151,18 @@ def _read_taps(model: str, ids: Any) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _read_rope(model: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Normalise `rope_parameters` (transformers 5) and `rope_theta`/`rope_scaling` (4)."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    nested = [name for name, value in rope.items() if isinstance(value, dict)]
-    if nested:
-        raise DrafterError(
-            f"drafter {model!r}: rope_parameters per layer type ({', '.join(nested)}) are not"
-            " supported yet."
-        )
-    rope.setdefault("rope_type", rope.pop("type", "default"))
-    rope.setdefault("rope_theta", config.get("rope_theta", 1_000_000.0))
-    return rope
-
-
 def _read_windows(
     model: str, config: dict[str, Any], nested: dict[str, Any], num_layers: int
 ) -> tuple[int | None, ...]:
     """Sliding window per layer, resolved as vLLM's own DFlash model resolves it."""
     layer_types = config.get("layer_types")
+    if layer_types is not None and not (
+        isinstance(layer_types, list) and all(kind in (FULL, SLIDING) for kind in layer_types)
+    ):
+        raise DrafterError(
+            f"drafter {model!r}: layer_types must be a list of {FULL!r} and {SLIDING!r},"
+            f" config.json says {layer_types!r}."
+        )
     if layer_types is not None and len(layer_types) != num_layers:
         raise DrafterError(
             f"drafter {model!r}: layer_types names {len(layer_types)} layers,"
@@ -171,7 +172,7 @@ def _read_windows(
     if nested.get("use_swa") and not any(sliding):
         sliding = [True] * num_layers
     window = nested.get("swa_window_size", config.get("sliding_window"))
-    if any(sliding) and (not isinstance(window, int) or window < 1):
+    if any(sliding) and (type(window) is not int or not 1 <= window < 1 << 31):
         raise DrafterError(
             f"drafter {model!r}: a sliding layer needs dflash_config.swa_window_size or"
             f" sliding_window, config.json says {window!r}."
@@ -179,12 +180,10 @@ def _read_windows(
     return tuple(window if is_sliding else None for is_sliding in sliding)
 
 
-def _read_causal(
-    config: dict[str, Any], nested: dict[str, Any], num_layers: int
-) -> tuple[bool, ...]:
+def _read_causal(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
     """Causality per layer: an explicit setting wins, else only sliding layers are causal."""
-    for explicit in (config.get("is_causal"), nested.get("causal")):
-        if explicit is not None:
-            return (bool(explicit),) * num_layers
-    layer_types = config.get("layer_types") or [""] * num_layers
+    for name, source in (("is_causal", fields.config), ("causal", fields.nested)):
+        if source.get(name) is not None:
+            return (fields.flag(name, False),) * num_layers
+    layer_types = fields.config.get("layer_types") or [""] * num_layers
     return tuple(kind == SLIDING for kind in layer_types)

@@ -31,6 +31,9 @@ class DrafterSpec:
     num_target_layers: int | None
     """Layers of the target it was trained for, where the checkpoint says so."""
     vocab_size: int
+    """Of the target: ids that drafts are made of, and the mask token's."""
+    draft_vocab_size: int
+    """Rows of the drafter's own head; a smaller vocabulary comes with a map to the target's."""
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -47,11 +50,24 @@ class DrafterSpec:
     """Sliding window of each layer in tokens; None attends to the whole context."""
     causal: tuple[bool, ...]
     """Whether each layer's attention is causal inside the block; DFlash's own is not."""
+    attention_sinks: bool = False
+    """Whether each head has a logit of its own that attention may go to instead of any key."""
+    value_scale: float | None = None
+    """Factor on all values, of the context as well as of the block."""
+    logit_scale: float = 1.0
+    """Factor on the logits of the drafter's own head; a shared head is the target's, as it is."""
+    is_neox_style: bool = True
+    """Whether rotation pairs the two halves of a head, or else neighbouring numbers."""
 
     @property
     def max_draft_tokens(self) -> int:
         """K at most: one row of the block is the bonus token."""
         return self.block_size - 1
+
+    @property
+    def needs_own_vocabulary(self) -> bool:
+        """Whether the target's embedding and head are of another size and cannot serve."""
+        return self.hidden_size != self.target_hidden_size
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, to travel to the workers; inverse of `from_dict`."""

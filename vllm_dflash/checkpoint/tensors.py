@@ -12,8 +12,26 @@ from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 Shape = tuple[int, ...]
 
 
+def vocabulary_tensors(spec: DrafterSpec) -> dict[str, Shape]:
+    """Names and shapes of an embedding and a head of the drafter's own."""
+    return {
+        "embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
+        "lm_head.weight": (spec.draft_vocab_size, spec.hidden_size),
+        "d2t": (spec.draft_vocab_size,),
+        "t2d": (spec.vocab_size,),
+    }
+
+
+def required_vocabulary(spec: DrafterSpec) -> set[str]:
+    """Which of them this drafter cannot do without."""
+    required = {"embed_tokens.weight", "lm_head.weight"} if spec.needs_own_vocabulary else set()
+    if spec.draft_vocab_size != spec.vocab_size:
+        required |= {"lm_head.weight", "d2t"}
+    return required
+
+
 def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
-    """Names and shapes of a z-lab checkpoint: no embedding and no head, those are the target's."""
+    """Names and shapes of everything between the embedding and the head."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     tensors: dict[str, Shape] = {
@@ -37,6 +55,8 @@ def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
             f"{layer}.mlp.up_proj.weight": (inner, hidden),
             f"{layer}.mlp.down_proj.weight": (hidden, inner),
         }
+        if spec.attention_sinks:
+            tensors[f"{attention}.attention_sink_bias"] = (spec.num_heads,)
         if spec.attention_bias:
             tensors |= {
                 f"{attention}.q_proj.bias": (q_size,),
@@ -69,7 +89,10 @@ def read_headers(folder: Path) -> dict[str, Shape]:
 
 def check_tensors(spec: DrafterSpec, found: Mapping[str, Shape]) -> None:
     """Refuse missing, surplus or misshapen tensors, each by name. Raises `DrafterError`."""
+    vocabulary = vocabulary_tensors(spec)
     expected = expected_tensors(spec)
+    wanted = found.keys() & vocabulary | required_vocabulary(spec)
+    expected |= {name: vocabulary[name] for name in wanted}
     faults = [f"missing {name} {list(expected[name])}" for name in sorted(expected.keys() - found)]
     faults += [f"surplus {name} {list(found[name])}" for name in sorted(found.keys() - expected)]
     faults += [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -25,6 +27,7 @@ class ContextProjection(nn.Module):
         super().__init__()
         self.head_dim = spec.head_dim
         self.eps = spec.rms_norm_eps
+        self.value_scale = spec.value_scale
         self.fc = ReplicatedLinear(
             len(spec.taps) * spec.target_hidden_size,
             spec.hidden_size,
@@ -51,24 +54,30 @@ class ContextProjection(nn.Module):
         _, k, v = zip(*(projection.data.split(sizes) for projection in projections), strict=True)
         return torch.cat(k), torch.cat(v)
 
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """The taps' common representation Z: [C, m * H_target] to [C, H], normed once for all."""
+        fused = self.fc(features)
+        z = torch.empty_like(fused)
+        ops.rms_norm(z, fused, self.hidden_norm.weight, self.eps)
+        return z
+
     def project(
-        self, features: torch.Tensor, positions: torch.Tensor
+        self, z: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of C context rows for all L layers.
 
         Args:
-            features: taps concatenated in ascending layer order, [C, m * H].
+            z: fused rows, [C, H].
             positions: absolute position of each row, [C] int64.
 
         Returns:
             Normed and rotated keys, and values: [C, L, kv_heads, D] each.
         """
-        fused = self.fc(features)  # [C, H]
-        z = torch.empty_like(fused)
-        ops.rms_norm(z, fused, self.hidden_norm.weight, self.eps)
-        shape = (len(features), len(self.attentions), -1, self.head_dim)
+        shape = (len(z), len(self.attentions), -1, self.head_dim)
         k = F.linear(z, self.k_weight, self.k_bias).view(shape)
         v = F.linear(z, self.v_weight, self.v_bias).view(shape)
+        if self.value_scale is not None:
+            v.mul_(self.value_scale)
         normed = torch.empty_like(k)
         # The layers' norm weights differ, and vLLM's CPU kernel takes only one: norm, then scale.
         ops.rms_norm(normed, k, None, self.eps)
@@ -86,8 +95,18 @@ class ContextProjection(nn.Module):
         return normed, v
 
     def store(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        """Write the context K/V of C rows to their slots [C] int64; a slot of -1 writes nothing."""
-        keys, values = self.project(features, positions)
-        for attention, k, v in zip(self.attentions, keys.unbind(1), values.unbind(1), strict=True):
+        """Write the context K/V of C rows to their slots [C] int64; a slot of -1 writes nothing.
+
+        Features are taps concatenated in ascending layer order, [C, m * H_target].
+        """
+        self.store_fused(self.fuse(features), positions, [slots] * len(self.attentions))
+
+    def store_fused(
+        self, z: torch.Tensor, positions: torch.Tensor, slots: Sequence[torch.Tensor]
+    ) -> None:
+        """The same for fused rows [C, H], with the slots of each layer's own cache group."""
+        keys, values = self.project(z, positions)
+        layers = zip(self.attentions, keys.unbind(1), values.unbind(1), slots, strict=True)
+        for attention, k, v, layer_slots in layers:
             attn = attention.attn
-            attn.impl.do_kv_cache_update(attn, k, v, attn.kv_cache, slots)
+            attn.impl.do_kv_cache_update(attn, k, v, attn.kv_cache, layer_slots)

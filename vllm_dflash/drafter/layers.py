@@ -11,7 +11,9 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
 from vllm.model_executor.models.qwen2 import Qwen2MLP
+from vllm.model_executor.utils import set_weight_attrs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 from vllm_dflash.checkpoint.spec import DrafterSpec
@@ -47,11 +49,15 @@ class BlockAttention(nn.Module):
     once the tokens are verified. Whether it is causal is a matter of the attention metadata.
     """
 
+    window: int | None
+    causal: bool
+
     def __init__(
         self, vllm_config: VllmConfig, spec: DrafterSpec, number: int, *, prefix: str
     ) -> None:
         super().__init__()
         tp_size = get_tensor_model_parallel_world_size()
+        self.window, self.causal = spec.windows[number], spec.causal[number]
         self.head_dim = spec.head_dim
         num_heads = spec.num_heads // tp_size
         num_kv_heads = max(1, spec.num_kv_heads // tp_size)
@@ -75,15 +81,24 @@ class BlockAttention(nn.Module):
         # The drafter lives in the target's positions, however far those go.
         max_position = max(spec.max_position_embeddings, vllm_config.model_config.max_model_len)
         self.rotary_emb = get_rope(
-            spec.head_dim, max_position=max_position, rope_parameters=dict(spec.rope_parameters)
+            spec.head_dim,
+            max_position=max_position,
+            is_neox_style=spec.is_neox_style,
+            rope_parameters=dict(spec.rope_parameters),
         )
+        self.value_scale = spec.value_scale
+        self.attention_sink_bias: nn.Parameter | None = None
+        if spec.attention_sinks:
+            self.attention_sink_bias = nn.Parameter(torch.empty(num_heads), requires_grad=False)
+            set_weight_attrs(self.attention_sink_bias, {"weight_loader": sharded_weight_loader(0)})
         self.attn = DraftAttentionCache(
             num_heads,
             spec.head_dim,
             spec.head_dim**-0.5,
             num_kv_heads=num_kv_heads,
             cache_config=vllm_config.cache_config,
-            per_layer_sliding_window=spec.windows[number],
+            per_layer_sliding_window=self.window,
+            sinks=self.attention_sink_bias,
             prefix=f"{prefix}.attn",
         )
 
@@ -93,6 +108,8 @@ class BlockAttention(nn.Module):
         q = self.q_norm(q.unflatten(-1, (-1, self.head_dim))).flatten(-2)
         k = self.k_norm(k.unflatten(-1, (-1, self.head_dim))).flatten(-2)
         q, k = self.rotary_emb(positions, q, k)
+        if self.value_scale is not None:
+            v = v * self.value_scale
         out, _ = self.o_proj(self.attn(q, k, v))
         return out  # [Q, H]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,12 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm_dflash.checkpoint.tensors import check_tensors
 from vllm_dflash.drafter.context import ContextProjection
 from vllm_dflash.drafter.layers import DraftBlock
+from vllm_dflash.drafter.vocabulary import DraftVocabulary, read_mask_embedding
 from vllm_dflash.options import DFlashOptions
 
 
 class DFlashDraftModel(nn.Module):
-    """A drafter that shares its target's embedding and head (arXiv 2602.06036).
+    """A drafter, which shares its target's embedding and head or has its own (arXiv 2602.06036).
 
     Used in three steps: `share_vocabulary` once, `context.store` for every scheduled token of
     every step, and `forward` then `compute_logits` for the blocks that are drafted.
@@ -29,6 +30,10 @@ class DFlashDraftModel(nn.Module):
             "hidden_norm.": "context.hidden_norm.",
             "layers.": "block.layers.",
             "norm.": "block.norm.",
+            "embed_tokens.": "vocabulary.embed_tokens.",
+            "lm_head.": "vocabulary.lm_head.",
+            "d2t": "vocabulary.d2t",
+            "t2d": None,  # which ids of the target it has; the way back is all that is needed
         },
         orig_to_new_stacked={
             ".q_proj": (".qkv_proj", "q"),
@@ -50,31 +55,60 @@ class DFlashDraftModel(nn.Module):
             first_layer=vllm_config.model_config.get_total_num_hidden_layers(),
             prefix=prefix,
         )
+        self._revision = vllm_config.speculative_config.draft_model_config.revision
 
     def share_vocabulary(self, target: Any) -> None:
-        """Use the target's own embedding and head functions.
-
-        Going through its functions, not its weights, applies whatever it does to them (Gemma's
-        embedding scale, a logit softcap, tensor-parallel gathering) exactly once and rounded
-        exactly as it rounds.
-        """
-        self._embed: Callable[[torch.Tensor], torch.Tensor] = target.embed_input_ids
-        self._head: Callable[[torch.Tensor], torch.Tensor] = target.compute_logits
+        """Use the target's embedding and head where the checkpoint has none of its own."""
+        self.vocabulary.share(target)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """The target's embeddings of [Q] token ids: [Q, H]."""
-        return self._embed(input_ids)
+        """Embeddings of [Q] token ids: [Q, H]."""
+        return self.vocabulary.embed(input_ids)
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Blocks of any number of requests, [Q] ids and positions, to hidden states [Q, H]."""
+        assert inputs_embeds is None  # in the signature because vLLM's runners name it
         return self.block(self.embed_input_ids(input_ids), positions)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The target's logits [Q, V] of hidden states [Q, H]."""
-        return self._head(hidden_states)
+        """Logits [Q, V'] of hidden states [Q, H]; `target_ids` makes tokens of their columns."""
+        return self.vocabulary.logits(hidden_states)
+
+    def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
+        """Columns of logits to token ids of the target."""
+        return self.vocabulary.target_ids(draft_ids)
+
+    # --- what Model Runner V2 calls -----------------------------------------------------------
+
+    def combine_hidden_states(self, features: torch.Tensor) -> torch.Tensor:
+        """Taps concatenated in ascending layer order [T, m * H_target] to fused rows [T, H]."""
+        return self.context.fuse(features)
+
+    def get_draft_kv_cache_layer_names(self) -> list[str]:
+        """Names of the layers, in the order in which their slots are handed over."""
+        return [attention.attn.layer_name for attention in self.context.attentions]
+
+    def precompute_and_store_context_kv(
+        self,
+        context_states: torch.Tensor,
+        context_positions: torch.Tensor,
+        context_slot_mapping: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """Store fused rows [C, H] at each layer's slots [C]; without slots, compute only."""
+        if context_slot_mapping is None:
+            self.context.project(context_states, context_positions)
+        else:
+            self.context.store_fused(context_states, context_positions, context_slot_mapping)
+
+    # --- loading ------------------------------------------------------------------------------
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a z-lab checkpoint, all or nothing.
+        """Load a checkpoint, all or nothing.
 
         Raises:
             DrafterError: tensors are missing, surplus or misshapen; each is named.
@@ -82,6 +116,13 @@ class DFlashDraftModel(nn.Module):
         # All of them at once: a misfit must be named before vLLM's loaders trip over it.
         tensors = list(weights)
         check_tensors(self.spec, {name: tuple(tensor.shape) for name, tensor in tensors})
+        device = self.context.fc.weight.device
+        with device:
+            self.vocabulary = DraftVocabulary(
+                self.spec,
+                {name for name, _ in tensors},
+                read_mask_embedding(self.spec, self._revision, device),
+            )
         loaded = AutoWeightsLoader(self).load_weights(tensors, mapper=self.checkpoint_names)
         self.context.fuse_layers(self.block.attentions())
         return loaded

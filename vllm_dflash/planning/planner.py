@@ -65,9 +65,21 @@ class Plan:
 class Planner:
     """State and decisions of one worker."""
 
-    def __init__(self, max_draft: int, max_requests: int, costs: StepCosts) -> None:
-        """Plan for up to `max_draft` tokens (K) a request, and `max_requests` a batch."""
+    def __init__(
+        self,
+        max_draft: int,
+        max_requests: int,
+        costs: StepCosts,
+        *,
+        whole_batch: bool = False,
+    ) -> None:
+        """Plan for up to `max_draft` tokens (K) a request, and `max_requests` a batch.
+
+        With `whole_batch`, blocks are drafted for everybody and to the full, or for nobody, as a
+        captured graph has it.
+        """
         self.max_draft = max_draft
+        self.whole_batch = whole_batch
         self.costs = costs
         self.calibration = Calibration(max_draft)
         self.forecast = Forecast(max_draft)
@@ -133,6 +145,8 @@ class Planner:
         kept, gain = outcomes.kept[..., :widest], outcomes.gain[..., :widest]  # [G, T, w]
         widths = np.arange(1, widest + 1)
         block_rows = outcomes.drafted[:, None] * (1 + widths)  # [G, w]
+        if self.whole_batch:
+            block_rows = np.full_like(block_rows, num_requests * (1 + self.max_draft))
         # What is behind has to be caught up with once, and then pays for many steps.
         context_rows = outcomes.drafted * (1 + pending[able].mean() / CATCH_UP_STEPS)  # [G]
         context = self.costs.context.at(context_rows)[:, None, None]
@@ -140,6 +154,8 @@ class Planner:
         tokens = num_requests + gain
         rates = tokens / (self.costs.decoding(num_requests, num_requests + kept) + drafting)
         rates[outcomes.drafted == 0] = 0.0
+        if self.whole_batch:
+            rates[:-1] = rates[..., :-1] = 0.0
         best = int(rates.argmax())
         group, _, index = np.unravel_index(best, rates.shape)
         drafted = able & (outlook >= outcomes.least_outlook[group])
@@ -149,13 +165,18 @@ class Planner:
     def _few(self, able: Bools, widest: int, pending: Ints) -> tuple[Plan, float]:
         """A few requests with little to catch up, drafted to the full, and the seconds it takes."""
         num_requests = len(able)
-        count = min(int(able.sum()), 1 + num_requests // PROBE_SHARE)
+        count = int(able.sum())
+        if not self.whole_batch:
+            count = min(count, 1 + num_requests // PROBE_SHARE)
         drafted = np.zeros(num_requests, dtype=bool)
         drafted[np.argsort(np.where(able, pending, np.inf), kind="stable")[:count]] = True
         verify = self.costs.decoding(
             num_requests, num_requests + np.array([0, count * PROBE_LENGTH])
         )
-        cost = float(self.costs.draft.at(count * (1 + widest)) + verify[1] - verify[0])
+        block_rows = count * (1 + widest)
+        if self.whole_batch:
+            block_rows = num_requests * (1 + self.max_draft)
+        cost = float(self.costs.draft.at(block_rows) + verify[1] - verify[0])
         cost += float(self.costs.context.at(pending[drafted].sum()))
         return Plan(drafted, widest, price=0.0, speedup=1.0, least=PROBE_LENGTH), cost
 

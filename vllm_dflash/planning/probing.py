@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST_SHARE = 0.02
+FIRST_SHARE = 0.015
 LEAST_SHARE = 0.002
-CLOSE_SHARE = 0.008
+CLOSE_SHARE = 0.005
 """Where drafting nearly pays, there is more to find out, and less to lose."""
 
 
@@ -14,7 +14,7 @@ CLOSE_SHARE = 0.008
 class ProbeSchedule:
     """Probes take at most a share of the time; the share halves with every probe in vain.
 
-    So the intervals between probes grow, from about every 20 steps to a few hundred, and a drafter
+    So the intervals between probes grow, from some dozens of steps to a few hundred, and a drafter
     that is never worth it costs `LEAST_SHARE` of the time in the long run.
     """
 

@@ -13,6 +13,8 @@ from vllm_dflash.planning import Bools, Ints
 NOBODY = -1
 MAX_BYTES = 256 << 20
 MAX_ROWS = 16384
+MAX_ARRIVED, MAX_ARRIVED_ROWS = 16, 256
+"""Steps, and rows of theirs, that are put into the ring together, which spares small copies."""
 
 
 class ContextBacklog:
@@ -41,6 +43,12 @@ class ContextBacklog:
         self._free = list(range(max_requests))
         self._was_drafted = np.zeros(max_requests, dtype=bool)
         self._batch: Sequence[str] = ()
+        self._arrived: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Ints]] = []
+        self._num_arrived = 0
+
+    def buffers(self) -> list[torch.Tensor]:
+        """What it allocated once and for all."""
+        return [self._features, self._positions, self._slots]
 
     def update_batch(
         self, batch: Sequence[str], running: Container[str], *, may_return: bool
@@ -60,6 +68,7 @@ class ContextBacklog:
         """
         if batch == self._batch:
             return 0
+        settled = self._settle()
         self._batch = batch
         left = [name for name in self._number if name not in set(batch)]
         numbers = np.array([self._number.pop(name) for name in left], dtype=np.int64)
@@ -67,14 +76,14 @@ class ContextBacklog:
             name in running or (may_return and bool(self._was_drafted[number]))
             for name, number in zip(left, numbers, strict=True)
         ]
-        stored = self._store(self._rows_of(numbers[keep])) if any(keep) else 0
+        stored = self._store_rows(self._rows_of(numbers[keep])) if any(keep) else 0
         self._owner[self._rows_of(numbers)] = NOBODY
         self._free.extend(numbers.tolist())
         for name in batch:
             if name not in self._number:
                 self._number[name] = self._free.pop()
                 self._was_drafted[self._number[name]] = False
-        return stored
+        return settled + stored
 
     def add(
         self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, counts: Ints
@@ -88,19 +97,38 @@ class ContextBacklog:
         if count > self.capacity // 4:
             self._context.store(features, positions, slots)
             return count
+        # The features are this step's own; the other two lie in buffers that the next step fills.
+        owner = np.repeat(self._numbers(), counts)
+        self._arrived.append((features, positions.clone(), slots.clone(), owner))
+        self._num_arrived += count
+        most = min(MAX_ARRIVED_ROWS, self.capacity // 4)
+        if len(self._arrived) < MAX_ARRIVED and self._num_arrived < most:
+            return 0
+        return self._settle()
+
+    def _settle(self) -> int:
+        """Move the rows of the last steps into the ring; returns how many had to make room."""
+        if not self._arrived:
+            return 0
+        features, positions, slots, owners = zip(*self._arrived, strict=True)
+        self._arrived.clear()
+        self._num_arrived = 0
+        owner = np.concatenate(owners)
+        count = len(owner)
         if self._next + count > self.capacity:
             self._next = 0
         here = slice(self._next, self._next + count)
-        stored = self._store(here.start + np.flatnonzero(self._owner[here] != NOBODY))
-        self._features[here] = features
-        self._positions[here] = positions
-        self._slots[here] = slots
-        self._owner[here] = np.repeat(self._numbers(), counts)
+        stored = self._store_rows(here.start + np.flatnonzero(self._owner[here] != NOBODY))
+        torch.cat(features, out=self._features[here])
+        torch.cat(positions, out=self._positions[here])
+        torch.cat(slots, out=self._slots[here])
+        self._owner[here] = owner
         self._next += count
         return stored
 
     def pending(self) -> Ints:
         """Rows kept back of each request of the batch, [R]."""
+        self._settle()
         per_number = np.bincount(self._owner + 1, minlength=len(self._was_drafted) + 1)
         return per_number[1 + self._numbers()]
 
@@ -108,7 +136,7 @@ class ContextBacklog:
         """Store all rows of the drafted requests of the batch, [R]. Returns how many."""
         numbers = self._numbers()[drafted]
         self._was_drafted[numbers] = True
-        return self._store(self._rows_of(numbers))
+        return self._settle() + self._store_rows(self._rows_of(numbers))
 
     def _numbers(self) -> Ints:
         return np.array([self._number[name] for name in self._batch], dtype=np.int64)
@@ -118,7 +146,7 @@ class ContextBacklog:
         wanted[numbers] = True
         return np.flatnonzero(wanted[self._owner])
 
-    def _store(self, rows: Ints) -> int:
+    def _store_rows(self, rows: Ints) -> int:
         if len(rows):
             index = torch.from_numpy(rows)
             self._context.store(self._features[index], self._positions[index], self._slots[index])

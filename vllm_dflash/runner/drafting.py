@@ -9,10 +9,10 @@ import torch
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.drafter.model import DFlashDraftModel
 from vllm_dflash.planning import Floats
+from vllm_dflash.runner.attention_groups import DraftAttentionGroup
 from vllm_dflash.runner.block_layout import BlockInputs, split_drafts
 
 
@@ -33,13 +33,13 @@ class BlockForward:
         self,
         model: DFlashDraftModel,
         vllm_config: VllmConfig,
-        groups: list[tuple[AttentionGroup, bool]],
+        groups: list[DraftAttentionGroup],
     ) -> None:
-        """Layers that share attention metadata come as groups, each with its causality."""
+        """Layers that share attention metadata come as groups."""
         self._model = model
         self._vllm_config = vllm_config
         self._groups = groups
-        self._layer_names = [name for group, _ in groups for name in group.layer_names]
+        self._layer_names = [name for group in groups for name in group.layer_names]
 
     def draft(self, inputs: BlockInputs, block_table: torch.Tensor) -> BlockDrafts:
         """Draft for the D requests of the layout; block table of the whole batch, [R, blocks]."""
@@ -76,6 +76,7 @@ class BlockForward:
         best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
         probability = torch.exp(best - logits.logsumexp(dim=-1))
         finite = torch.isfinite(best)
+        tokens = self._model.target_ids(tokens)
         return tokens.tolist(), finite.numpy(), torch.where(finite, probability, 0.0).numpy()
 
     def run(
@@ -97,8 +98,7 @@ class BlockForward:
 
     def _attention_metadata(self, metadata: CommonAttentionMetadata) -> dict[str, object]:
         per_layer: dict[str, object] = {}
-        for group, causal in self._groups:
-            metadata.causal = causal
+        for group in self._groups:
             built = group.build_metadata_for_drafting(metadata, draft_index=0)
             per_layer |= dict.fromkeys(group.layer_names, built)
         return per_layer

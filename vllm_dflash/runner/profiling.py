@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_dflash.planning.costs import Curve, StepCosts
@@ -15,6 +16,7 @@ SECONDS_PER_CURVE = 4.0
 """A curve is profiled up to where this is used up; beyond, its last slope goes on."""
 REPEATS = 3
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+FREE = Curve(np.array([1, 2]), np.zeros(2))
 CONTEXT_TOKENS = 128
 """Length of the dummy requests the target is profiled with."""
 
@@ -63,7 +65,7 @@ def measure_curve(
 
 
 @torch.inference_mode()
-def profile_costs(runner: GPUModelRunner, agree: Callable[[float], float]) -> StepCosts:
+def profile_v1(runner: GPUModelRunner, agree: Callable[[float], float]) -> StepCosts:
     """Measure with dummy batches; the same calls on every rank. Takes a few seconds."""
     proposer = runner.drafter
     max_requests = proposer.max_batch_size
@@ -94,3 +96,32 @@ def profile_costs(runner: GPUModelRunner, agree: Callable[[float], float]) -> St
         measure_curve(store, rows, agree, SECONDS_PER_CURVE / 4),
         max_requests,
     )
+
+
+@torch.inference_mode()
+def profile_v2(runner: GPUModelRunnerV2, agree: Callable[[float], float]) -> StepCosts:
+    """The same for Model Runner V2, whose draft step is one graph: blocks and context together.
+
+    Its dummy runs go through both models, so the drafter is what they take longer with it.
+    """
+    speculator = runner.speculator
+    max_requests = runner.max_num_reqs
+    block_rows = speculator.num_query_per_req
+    most = min(runner.max_num_tokens, max_requests * block_rows)
+    # A batch of more rows than requests is drafted like a full one.
+    few = [rows for rows in STEPS if rows <= min(max_requests, most // block_rows)]
+
+    def verify(count: int) -> None:
+        with speculator.left_out():
+            runner._dummy_run(count)
+        torch.accelerator.synchronize()
+
+    def whole(count: int) -> None:
+        runner._dummy_run(count)
+        torch.accelerator.synchronize()
+
+    verify_curve = measure_curve(verify, profiled_rows(max_requests, most), agree)
+    both = measure_curve(whole, few, agree) if len(few) > 1 else verify_curve
+    seconds = np.maximum(both.seconds - verify_curve.at(both.counts), 0.0)
+    draft_curve = Curve(both.counts * block_rows, seconds)
+    return StepCosts(verify_curve, draft_curve, FREE, max_requests)

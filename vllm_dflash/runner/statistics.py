@@ -88,6 +88,13 @@ class DraftStatistics:
         self.probes += plan.is_probe
         self._speedup = plan.speedup
 
+    def observe_length(self, length: int, num_requests: int) -> None:
+        """Count a step in which all of so many requests were given the same draft length."""
+        self.steps += 1
+        self.drafted_steps += length > 0
+        self.skipped_steps += length == 0
+        self.draft_lengths[length] += num_requests
+
     def observe_step(self, times: StepTimes, estimate: StepEstimate, produced: int) -> None:
         """Compare decoding steps that produced that many tokens with what was expected."""
         self.costs["step"].add(estimate.step_seconds, times.step_seconds, times.num_steps)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import torch
 from torch import nn
 from vllm.config import VllmConfig, replace
-from vllm.distributed import get_tp_group
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.sample.metadata import SamplingMetadata
@@ -19,21 +13,25 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.drafter.model import DFlashDraftModel
 from vllm_dflash.options import DFlashOptions
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.fixed import FixedLength, LengthPolicy
+from vllm_dflash.planning.fixed import FixedLength
 from vllm_dflash.planning.planner import Plan, Planner
+from vllm_dflash.planning.policy import LengthPolicy
+from vllm_dflash.runner.accounting import StepAccounting
+from vllm_dflash.runner.agreement import agreed_plan
+from vllm_dflash.runner.attention_groups import split_by_kind
 from vllm_dflash.runner.backlog import ContextBacklog
 from vllm_dflash.runner.block_layout import block_inputs, bonus_tokens, draft_lengths, kept_rows
 from vllm_dflash.runner.clock import StepClock
 from vllm_dflash.runner.drafting import BlockForward
 from vllm_dflash.runner.statistics import DraftStatistics
+from vllm_dflash.runner.warm import WarmState
 
 
-class DFlashProposer(SpecDecodeBaseProposer):
+class DFlashProposer(StepAccounting, SpecDecodeBaseProposer):
     """Drafts a block per request in one forward; replaces vLLM's class of the same name.
 
     Every step: take the context of all scheduled tokens the target did not reject, then draft
@@ -58,6 +56,7 @@ class DFlashProposer(SpecDecodeBaseProposer):
         """Without one, context is stored in every step."""
         self.clock = StepClock()
         self.statistics = DraftStatistics(self.num_speculative_tokens)
+        self.warm = WarmState(self._persistent_buffers)
         self.has_drafts = False
         """Whether the last step drafted anything for anybody."""
         self.length_limit = min(
@@ -66,10 +65,8 @@ class DFlashProposer(SpecDecodeBaseProposer):
         self.feature_width = len(self.spec.taps) * self.spec.target_hidden_size
         self._caches_prefixes = vllm_config.cache_config.enable_prefix_caching
         self._max_query_tokens = self.max_batch_size * (1 + self.num_speculative_tokens)
-        self._num_verified = self._num_accepted = 0
         self._rest = 0
         self._resting_ids: list[str] = []
-        self._is_left_out = False
         # The base class's buffers for models that draft token by token.
         self.parallel_drafting_hidden_state_tensor = None
 
@@ -96,25 +93,13 @@ class DFlashProposer(SpecDecodeBaseProposer):
     ) -> None:
         """Find the drafter's cache group, and build metadata for each kind of layer in it."""
         super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
-        whole = self.draft_attn_groups[0]
-        # Attention metadata carries causality and is scheduled for one window, so layers that
-        # differ in either need their own.
-        layers_by_kind: dict[tuple[int | None, bool], list[str]] = defaultdict(list)
-        for attention, window, causal in zip(
-            self.model.context.attentions, self.spec.windows, self.spec.causal, strict=True
-        ):
-            layers_by_kind[window, causal].append(attention.attn.layer_name)
-        groups = []
-        for (_, causal), layer_names in layers_by_kind.items():
-            group = AttentionGroup(
-                whole.backend, layer_names, whole.kv_cache_spec, self.kv_cache_gid
-            )
-            group.create_metadata_builders(
-                self.vllm_config,
-                self.device,
-                kernel_block_sizes[self.kv_cache_gid] if kernel_block_sizes else None,
-            )
-            groups.append((group, causal))
+        groups = split_by_kind(
+            self.draft_attn_groups[0],
+            self.model.context.attentions,
+            self.vllm_config,
+            self.device,
+            kernel_block_sizes[self.kv_cache_gid] if kernel_block_sizes else None,
+        )
         self.block = BlockForward(self.model, self.vllm_config, groups)
 
     @torch.inference_mode()
@@ -130,17 +115,10 @@ class DFlashProposer(SpecDecodeBaseProposer):
             return
         features = torch.zeros(num_tokens, self.feature_width, dtype=self.dtype, device=self.device)
         positions = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
-        self.model.context.project(features, positions)
+        self.model.context.project(self.model.context.fuse(features), positions)
         num_queries = min(num_tokens, self._max_query_tokens)
         hidden = self.block.run(None, {}, self.input_ids[:num_queries], positions[:num_queries])
         self.model.compute_logits(hidden)
-
-    @contextmanager
-    def left_out(self) -> Iterator[None]:
-        """Dummy runs of the runner inside are of the target alone."""
-        self._is_left_out = True
-        yield
-        self._is_left_out = False
 
     def adapt_lengths(self, costs: StepCosts) -> None:
         """From now on plan draft lengths, starting from these costs."""
@@ -277,19 +255,16 @@ class DFlashProposer(SpecDecodeBaseProposer):
         return drafts
 
     def end_step(self) -> None:
-        """The runner is done with a step: learn what it cost."""
+        """The runner is done with a step."""
         # A step that verified drafts is unlike the undrafted ones that may follow it.
-        wall, times = self.clock.end(more_alike=self._rest > 0 and not self._num_verified)
-        accepted, self._num_accepted, self._num_verified = self._num_accepted, 0, 0
-        self.statistics.seconds += wall
-        self.statistics.planning_seconds = self.clock.planning_seconds
-        if times is None:
-            return
-        with self.clock.timing("planning"):
-            estimate = self.lengths.observe_step(times)
-        if estimate is not None:
-            produced = times.num_steps * times.num_requests + accepted
-            self.statistics.observe_step(times, estimate, produced)
+        self.account_for_step(more_alike=self._rest > 0 and not self._num_verified)
+
+    def collect_statistics(self) -> DraftStatistics:
+        """What was counted so far."""
+        return self.statistics
+
+    def _persistent_buffers(self) -> list[torch.Tensor]:
+        return [] if self.backlog is None else self.backlog.buffers()
 
     def _batch_ids(self, num_requests: int) -> list[str]:
         return self.runner.input_batch.req_ids[:num_requests]
@@ -355,10 +330,4 @@ class DFlashProposer(SpecDecodeBaseProposer):
         with self.clock.timing("planning"):
             pending = np.zeros_like(room) if self.backlog is None else self.backlog.pending()
             plan = self.lengths.plan(ids, room, pending)
-        group = get_tp_group()
-        if group.world_size > 1:  # measured times differ, and all ranks must run the same block
-            decision = torch.tensor([plan.width, *plan.drafted.tolist()], dtype=torch.int32)
-            group.broadcast(decision, src=0)
-            width, *drafted = decision.tolist()
-            plan = dataclasses.replace(plan, width=width, drafted=np.array(drafted, dtype=bool))
-        return plan
+        return agreed_plan(plan)

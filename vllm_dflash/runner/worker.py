@@ -1,55 +1,118 @@
-"""Worker classes: where vLLM meets our proposer in each worker process."""
+"""Worker classes: where vLLM meets our drafting code in each worker process."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-import torch
 from vllm import envs
 from vllm.config import set_current_vllm_config
-from vllm.distributed import get_tp_group
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_dflash import plugin
 from vllm_dflash.options import DFlashOptions
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.runner.agreement import agreed_seconds
 from vllm_dflash.runner.periodic_log import PeriodicLog
-from vllm_dflash.runner.profiling import profile_costs
-from vllm_dflash.runner.scheduler import attach_drafts
+from vllm_dflash.runner.profiling import profile_v1, profile_v2
+from vllm_dflash.runner.scheduler import attach_costs, attach_drafts
 from vllm_dflash.runner.v1 import DFlashProposer
 
 
-class DFlashCPUWorker(CPUWorker):
-    """vLLM's CPU worker with our proposer in its V1 model runner."""
+class DraftingWorker(Worker):
+    """What both platforms' workers add to vLLM's."""
+
+    drafter: Any
+    """Our proposer (V1) or speculator (V2)."""
 
     def init_device(self) -> None:
-        """Build the model runner around our proposer."""
-        plugin.install_v1_proposer(DFlashProposer)
-        plugin.mend_cpu_sampling()
-        super().init_device()
-        plugin.attach_to_v1_runner(self.model_runner, DFlashProposer)
+        """Build the model runner around our drafting code."""
         self._log: PeriodicLog | None = None
+        self._costs_to_send: StepCosts | None = None
+        if self.use_v2_model_runner:
+            plugin.install_v2_speculator()
+        else:
+            plugin.install_v1_proposer(DFlashProposer)
+        super().init_device()
+        if self.use_v2_model_runner:
+            self.drafter = plugin.attach_to_v2_runner(self.model_runner)
+        else:
+            self.drafter = plugin.attach_to_v1_runner(self.model_runner, DFlashProposer)
         if self.rank == 0:
-            plugin.log_active(DFlashOptions.of(self.vllm_config), runner="v1")
+            plugin.log_active(DFlashOptions.of(self.vllm_config), runner=self._runner)
+
+    @property
+    def _runner(self) -> str:
+        return "v2" if self.use_v2_model_runner else "v1"
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up, then measure what steps cost, for the planner to start from."""
         times = super().compile_or_warm_up_model()
         if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
-            started = time.perf_counter()
-            with set_current_vllm_config(self.vllm_config):
-                costs = profile_costs(self.model_runner, _first_ranks)
-            self.model_runner.drafter.adapt_lengths(costs)
-            if self.rank == 0:
-                plugin.log_profile(costs, time.perf_counter() - started)
-                statistics = self.model_runner.drafter.statistics
-                self._log = PeriodicLog(
-                    statistics, envs.VLLM_LOG_STATS_INTERVAL, plugin.logger().info
-                )
+            self._plan_lengths()
+        self.drafter.warm.seal()
         return times
+
+    def _plan_lengths(self) -> None:
+        started = time.perf_counter()
+        profile = profile_v2 if self.use_v2_model_runner else profile_v1
+        with set_current_vllm_config(self.vllm_config):
+            costs = profile(self.model_runner, agreed_seconds)
+        if self.vllm_config.scheduler_config.async_scheduling:
+            self._costs_to_send = costs
+        else:
+            self.drafter.adapt_lengths(costs)
+        if self.rank == 0:
+            plugin.log_profile(costs, time.perf_counter() - started)
+            self._log = PeriodicLog(
+                self.drafter.statistics, envs.VLLM_LOG_STATS_INTERVAL, plugin.logger().info
+            )
+
+    def sample_tokens(
+        self, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        """Sample and draft: the end of a step."""
+        output = super().sample_tokens(grammar_output)
+        if self.use_v2_model_runner:
+            if self._costs_to_send is not None:
+                attach_costs(output.model_runner_output, self._costs_to_send)
+                self._costs_to_send = None
+        elif self.drafter.has_drafts and plugin.drafts_come_with_the_output(self.vllm_config):
+            attach_drafts(output, self.take_draft_token_ids())
+        self.drafter.end_step()
+        if self._log is not None:
+            self._log.tick()
+        return output
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """The drafts, each request's cut to what was planned."""
+        drafts = super().take_draft_token_ids()
+        return self.drafter.cut(drafts) if self.use_v2_model_runner else drafts
+
+    def dflash_stats(self) -> dict[str, Any]:
+        """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them."""
+        kind = type(self.drafter)
+        return {
+            "proposer": f"{kind.__module__}.{kind.__qualname__}",
+            "runner": self._runner,
+            "block_size": self.drafter.spec.block_size,
+            "draft_length": DFlashOptions.of(self.vllm_config).draft_length,
+            **self.drafter.collect_statistics().to_dict(),
+            **self.drafter.warm.to_dict(),
+        }
+
+
+class DFlashCPUWorker(DraftingWorker, CPUWorker):
+    """vLLM's CPU worker with our drafting code in its model runner."""
+
+    def init_device(self) -> None:
+        """Mend what this vLLM's CPU kernels get wrong, then build the model runner."""
+        plugin.mend_cpu_sampling()
+        super().init_device()
 
     def execute_model(
         self, scheduler_output: SchedulerOutput
@@ -59,39 +122,21 @@ class DFlashCPUWorker(CPUWorker):
         Saves a call from the engine, which between processes takes a while.
         """
         output = super().execute_model(scheduler_output)
-        if output is None and not scheduler_output.has_structured_output_requests:
-            return self.sample_tokens(None)
-        return output
-
-    def sample_tokens(
-        self, grammar_output: GrammarOutput | None
-    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
-        """Sample and draft: the end of a step."""
-        output = super().sample_tokens(grammar_output)
-        has_drafts = self.model_runner.drafter.has_drafts
-        if has_drafts and plugin.drafts_come_with_the_output(self.vllm_config):
-            attach_drafts(output, self.take_draft_token_ids())
-        self.model_runner.drafter.end_step()
-        if self._log is not None:
-            self._log.tick()
-        return output
-
-    def dflash_stats(self) -> dict[str, Any]:
-        """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them."""
-        proposer = self.model_runner.drafter
-        kind = type(proposer)
-        return {
-            "proposer": f"{kind.__module__}.{kind.__qualname__}",
-            "runner": "v1",
-            "block_size": proposer.spec.block_size,
-            "draft_length": DFlashOptions.of(self.vllm_config).draft_length,
-            **proposer.statistics.to_dict(),
-        }
+        may_go_on = not (
+            self.use_v2_model_runner or scheduler_output.has_structured_output_requests
+        )
+        return self.sample_tokens(None) if output is None and may_go_on else output
 
 
-def _first_ranks(value: float) -> float:
-    """What rank 0 measured."""
-    group = get_tp_group()
-    if group.world_size == 1:
-        return value
-    return float(group.broadcast(torch.tensor([value], dtype=torch.float64), src=0))
+class DFlashGPUWorker(DraftingWorker):
+    """vLLM's CUDA worker with our speculator in its model runner."""
+
+    def init_device(self) -> None:
+        """Build the model runner. Raises `ValueError` if that would be V1's."""
+        if not self.use_v2_model_runner:
+            raise ValueError(
+                "on CUDA, vllm-dflash supports Model Runner V2 only, and this configuration gets"
+                " V1: unset VLLM_USE_V2_MODEL_RUNNER and leave out what V2 does not support yet"
+                " (vLLM's log names it). VLLM_PLUGINS='' gives vLLM's own DFlash."
+            )
+        super().init_device()

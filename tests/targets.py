@@ -1,0 +1,70 @@
+"""Tiny random targets of several families, written to disk as real checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+EXPERTS = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
+SLIDING = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2}
+
+
+def _builder(name: str, **fields: Any) -> Callable[[], PreTrainedModel]:
+    def build() -> PreTrainedModel:
+        config = getattr(transformers, f"{name}Config")(**{**SHAPE, **fields})
+        architecture = name.removesuffix("Text")
+        return getattr(transformers, f"{architecture}ForCausalLM")(config)
+
+    return build
+
+
+BUILDERS = {
+    "llama": _builder("Llama"),
+    "llama-tied": _builder("Llama", tie_word_embeddings=True),
+    "qwen2": _builder("Qwen2", num_attention_heads=2, num_key_value_heads=1),  # heads of 32
+    "qwen3-tied": _builder("Qwen3", tie_word_embeddings=True),
+    "qwen3-moe": _builder("Qwen3Moe", **EXPERTS),
+    "gemma3": _builder("Gemma3Text", query_pre_attn_scalar=32, **SLIDING),
+    "gemma4": _builder(
+        "Gemma4Text",
+        final_logit_softcapping=5.0,
+        hidden_size_per_layer_input=0,
+        num_kv_shared_layers=0,
+        global_head_dim=32,
+        num_global_key_value_heads=2,
+        **SLIDING,
+    ),
+    "granite": _builder("Granite", embedding_multiplier=3.0, logits_scaling=4.0),
+}
+ENGINE_SETTINGS: dict[str, dict[str, Any]] = {
+    "gemma3": {"model_impl": "transformers"},
+}
+
+
+def make_target(folder: Path, family: str) -> PreTrainedModel:
+    """Write a random target of this family whose weights all matter; returns it."""
+    torch.manual_seed(0)
+    target = BUILDERS[family]().float().eval()
+    with torch.no_grad():
+        for name, parameter in target.named_parameters():
+            if "norm" in name:
+                parameter.normal_(parameter.mean().item(), 0.2)
+            elif parameter.ndim > 1:
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+    target.save_pretrained(folder)
+    return target

@@ -1,0 +1,121 @@
+"""What only Model Runner V2 has: asynchronous scheduling, and vLLM's speculator beside ours."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import (
+    DFLASH,
+    DRAFTER,
+    FIXED,
+    TARGET,
+    engine,
+    greedy,
+    held_out_prompts,
+    proposer_of,
+    token_ids,
+    tokens_by_step,
+)
+from native_child import NEW_TOKENS
+from safetensors.torch import load_file, save_file
+from vllm.platforms import current_platform
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.parametrize("runner", ["v2"], indirect=True),
+    pytest.mark.usefixtures("runner"),
+]
+PROMPTS = held_out_prompts(8)
+
+
+@pytest.fixture
+def asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM switches asynchronous scheduling off on CPUs; the runner can do it all the same."""
+    check = current_platform.check_and_update_config
+
+    def keep_it_on(vllm_config: Any) -> None:
+        check(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    monkeypatch.setattr(type(current_platform), "check_and_update_config", staticmethod(keep_it_on))
+
+
+def test_the_same_acceptance_as_vllms_own_speculator(tmp_path: Path) -> None:
+    """For a drafter whose layers share a key norm: vLLM's CPU kernel knows only the first's."""
+    drafter = tmp_path / "drafter"
+    shutil.copytree(DRAFTER, drafter)
+    tensors = load_file(drafter / "model.safetensors")
+    for name in tensors:
+        if name.endswith("k_norm.weight"):
+            tensors[name] = tensors["layers.0.self_attn.k_norm.weight"].clone()
+    save_file(tensors, drafter / "model.safetensors", metadata={"format": "pt"})
+    child = subprocess.run(
+        [sys.executable, "native_child.py", str(TARGET), str(drafter), json.dumps(PROMPTS)],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "VLLM_PLUGINS": ""},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert child.returncode == 0, child.stderr[-3000:]
+    native = json.loads(child.stdout.splitlines()[-1])
+    speculative = {**FIXED, "model": str(drafter)}
+    with engine(speculative_config=speculative, max_num_seqs=8) as llm:
+        ours = tokens_by_step(llm, PROMPTS, greedy(NEW_TOKENS, ignore_eos=True))
+    assert ours == native
+    assert max(map(max, ours)) > 4
+
+
+@pytest.mark.parametrize("draft_length", ["fixed", "adaptive"])
+def test_asynchronous_scheduling_gives_the_same_tokens(
+    asynchronous: None, draft_length: str
+) -> None:
+    params = greedy(40)
+    with engine() as llm:
+        expected = token_ids(llm, PROMPTS, params)
+    speculative = {**DFLASH, "draft_length": draft_length}
+    with engine(speculative_config=speculative, max_num_seqs=4) as llm:
+        core = llm.llm_engine.engine_core.engine_core
+        assert core.async_scheduling
+        assert type(core.scheduler).__name__ == "DFlashAsyncScheduler"
+        assert not proposer_of(llm).plans_lengths
+        assert token_ids(llm, PROMPTS, params) == expected
+        (stats,) = llm.collective_rpc("dflash_stats")
+        if draft_length == "adaptive":
+            assert core.scheduler.lengths.costs is not None
+    assert stats["accepted_tokens"] > 0
+    assert stats["nan_drafts"] == 0
+    assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
+
+
+def test_asynchronous_steps_without_drafts_store_context_and_draft_nothing(
+    asynchronous: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever lengths the scheduler chooses, from none to all, the output stays the same."""
+    params = greedy(40)
+    with engine() as llm:
+        expected = token_ids(llm, PROMPTS, params)
+    with engine(speculative_config=dict(DFLASH), max_num_seqs=4) as llm:
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        lengths = iter([7, 0, 0, 3, 1, 0, 7, 7, 2, 0] * 1000)
+        monkeypatch.setattr(scheduler.lengths, "choose", lambda num_requests: next(lengths))
+        drafted = []
+        block = proposer_of(llm).model.block
+        forward = block.forward
+
+        def counted(*args: torch.Tensor) -> torch.Tensor:
+            drafted.append(len(args[0]))
+            return forward(*args)
+
+        monkeypatch.setattr(block, "forward", counted)
+        assert token_ids(llm, PROMPTS, params) == expected
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["skipped_steps"] > 0
+    assert len(drafted) == stats["drafted_steps"]
+    assert stats["mean_acceptance_length"] > 1.8

@@ -1,0 +1,104 @@
+"""Where a block's embeddings and logits come from: the target, or the drafter's own tensors."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
+from vllm.transformers_utils.repo_utils import get_hf_file_bytes
+
+from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+
+MASK_EMBEDDING_FILE = "mask_embedding.pt"
+
+
+class DraftVocabulary(nn.Module):
+    """Embedding and head of a drafter, each its own where its checkpoint brings one.
+
+    What it does not bring is the target's: through the target's functions, not its weights, so
+    that whatever those do (Gemma's embedding scale, a logit softcap, tensor-parallel gathering)
+    is done exactly once and rounded exactly as the target rounds it.
+    """
+
+    def __init__(
+        self, spec: DrafterSpec, found: Container[str], mask_embedding: torch.Tensor | None
+    ) -> None:
+        """For a checkpoint with the `found` tensors, and possibly a mask embedding [H]."""
+        super().__init__()
+        self.mask_token_id = spec.mask_token_id
+        self._embed: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._head: Callable[[torch.Tensor], torch.Tensor] | None = None
+        if "embed_tokens.weight" in found:
+            self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size)
+            self._embed = lambda token_ids: self.embed_tokens(token_ids)
+        if "lm_head.weight" in found:
+            self.lm_head = ParallelLMHead(spec.draft_vocab_size, spec.hidden_size)
+            self.logits_processor = LogitsProcessor(spec.draft_vocab_size, scale=spec.logit_scale)
+            self._head = lambda hidden: self.logits_processor(self.lm_head, hidden)
+        self.d2t: nn.Parameter | None = None
+        if "d2t" in found:
+            offsets = torch.zeros(spec.draft_vocab_size, dtype=torch.int64)
+            self.d2t = nn.Parameter(offsets, requires_grad=False)
+        self.mask_embedding = mask_embedding
+
+    def share(self, target: Any) -> None:
+        """Take the target's function for whatever the checkpoint did not bring."""
+        if self._embed is None:
+            self._embed = lambda token_ids: target.embed_input_ids(token_ids)
+        if self._head is None:
+            self._head = lambda hidden: target.compute_logits(hidden)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[Q] token ids of the target to embeddings [Q, H]."""
+        assert self._embed is not None
+        x = self._embed(token_ids)
+        if self.mask_embedding is None:
+            return x
+        is_mask = (token_ids == self.mask_token_id).unsqueeze(-1)
+        return torch.where(is_mask, self.mask_embedding.to(x.dtype), x)
+
+    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Hidden states [Q, H] to logits over the drafter's vocabulary, [Q, V']."""
+        assert self._head is not None
+        return self._head(hidden_states)
+
+    def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
+        """Ids in the drafter's vocabulary to the target's: `d2t` holds what to add to each."""
+        return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
+
+
+def read_mask_embedding(
+    spec: DrafterSpec, revision: str | None, device: torch.device
+) -> torch.Tensor | None:
+    """The embedding of the mask token, [H], where the checkpoint keeps it in a file of its own.
+
+    Raises:
+        DrafterError: it is for another mask token, or of another size.
+    """
+    content = get_hf_file_bytes(MASK_EMBEDDING_FILE, spec.model, revision)
+    if content is None:
+        return None
+    state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+    if isinstance(state, dict):
+        token = state.get("mask_token_id", spec.mask_token_id)
+        if token != spec.mask_token_id:
+            raise DrafterError(
+                f"drafter {spec.model!r}: {MASK_EMBEDDING_FILE} is for mask_token_id {token},"
+                f" config.json says {spec.mask_token_id}."
+            )
+        state = state["embedding"]
+    embedding = state.reshape(-1)
+    if len(embedding) != spec.hidden_size:
+        raise DrafterError(
+            f"drafter {spec.model!r}: {MASK_EMBEDDING_FILE} has {len(embedding)} numbers,"
+            f" hidden_size is {spec.hidden_size}."
+        )
+    return embedding

@@ -1,0 +1,71 @@
+"""One draft length for the whole batch, chosen a step ahead: what asynchronous scheduling allows.
+
+The next step is scheduled while this one still runs, so nothing that its tokens or its drafter's
+confidence would tell is known yet. What is known is how many drafts were accepted by position
+lately, and what steps cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.costs import StepCosts, StepTimes
+from vllm_dflash.planning.planner import CLOSE, MARGIN, PROBE_LENGTH
+from vllm_dflash.planning.probing import ProbeSchedule
+from vllm_dflash.planning.survival import Calibration
+
+
+class UniformLength:
+    """Chooses each step's draft length, from nothing to K, for all requests alike."""
+
+    def __init__(self, max_draft: int, choices: Iterable[int]) -> None:
+        """Choose among these lengths, 0 and K (`max_draft`) among them."""
+        self.max_draft = max_draft
+        self.costs: StepCosts | None = None
+        """Until they are known, every step drafts K."""
+        self.probes = ProbeSchedule()
+        self._calibration = Calibration(max_draft)
+        self._choices = np.array(sorted(choices))
+
+    def survival(self) -> Floats:
+        """Probability that the first 1 to K drafts are all accepted, [K]."""
+        return np.cumprod(self._calibration.acceptance(np.ones((1, self.max_draft)))[0])
+
+    def choose(self, num_requests: int) -> int:
+        """Drafts for each of so many requests in the next step."""
+        if self.costs is None or not num_requests:
+            return self.max_draft
+        gain = np.concatenate([[0.0], np.cumsum(self.survival())])[self._choices]
+        drafting = float(self.costs.draft.at(num_requests * (1 + self.max_draft)))
+        seconds = self.costs.decoding(num_requests, num_requests * (1 + self._choices))
+        seconds = seconds + drafting * (self._choices > 0)
+        rates = num_requests * (1 + gain) / seconds
+        best = int(rates.argmax())
+        if best and rates[best] > MARGIN * rates[0]:
+            self.probes.restart()
+            return int(self._choices[best])
+        trial = int(np.searchsorted(self._choices, min(PROBE_LENGTH, self.max_draft)))
+        cost = float(seconds[trial] - seconds[0])
+        is_close = bool(rates[1:].max() > CLOSE * rates[0])
+        if self.probes.is_due(float(seconds[0]), cost, is_close=is_close):
+            return int(self._choices[trial])
+        return 0
+
+    def observe_verification(self, drafted: Ints, accepted: Ints) -> None:
+        """Learn what became of drafts: how many of each request were verified, accepted, [R]."""
+        known = drafted > 0
+        drafted, accepted = drafted[known], accepted[known]
+        if len(drafted):
+            # Without a confidence, every draft stands for its position alone.
+            self._calibration.observe(np.ones((len(drafted), self.max_draft)), drafted, accepted)
+
+    def observe_step(self, num_requests: int, num_tokens: int, length: int, seconds: float) -> None:
+        """Learn from a step of decoding alone, at whose end `length` drafts were made for each."""
+        if self.costs is None:
+            return
+        if length:
+            seconds -= float(self.costs.draft.at(num_requests * (1 + self.max_draft)))
+        self.costs.observe(StepTimes(num_requests, num_tokens, seconds, 0, 0.0, 0, 0.0))
