@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+from planner_world import steady_costs
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
+from vllm_dflash.runner import worker
 from vllm_dflash.runner.block_layout import Ints
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
@@ -42,6 +45,18 @@ def engine(**arguments: Any) -> Iterator[LLM]:
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on no engine measures what its steps cost, so that draft lengths repeat.
+
+    What the planner sees is the drafts' luck alone; on a busy machine, or in an interpreter, it
+    would rightly draft nothing.
+    """
+    for profile in ("profile_v1", "profile_v2"):
+        monkeypatch.setattr(
+            worker, profile, lambda runner, agree: steady_costs(runner.max_num_reqs)
+        )
 
 
 def proposer_of(llm: LLM) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vllm_dflash.planning import Floats
-from vllm_dflash.planning.costs import Curve, StepCosts, StepTimes
+from vllm_dflash.planning.costs import Curve, StepCosts, StepEstimate, StepTimes
 from vllm_dflash.planning.fixed import FixedLength
 from vllm_dflash.planning.planner import Plan, Planner
 from vllm_dflash.planning.policy import LengthPolicy
@@ -139,3 +139,16 @@ def rate_of(policy: LengthPolicy, num_requests: int, steps: int = 600, **world: 
     simulated = World(policy, **world)  # type: ignore[arg-type]
     simulated.run(names(num_requests), steps)
     return simulated.rate
+
+
+class SteadyCosts(StepCosts):
+    """Costs that stay what they are however long the machine takes, so decisions repeat."""
+
+    def observe(self, times: StepTimes) -> StepEstimate:
+        return self.estimate(times)
+
+
+def steady_costs(max_requests: int) -> SteadyCosts:
+    """Drafting pays, for some requests and to some length."""
+    draft, context = {2: 1.0, 256: 3.0}, {1: 0.0, 64: 0.5}
+    return SteadyCosts(curve(VERIFY_MS), curve(draft), curve(context), max_requests)

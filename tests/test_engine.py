@@ -14,6 +14,7 @@ from engines import (
     USES_V2,
     acceptance_by_request,
     engine,
+    fix_costs,
     greedy,
     held_out_prompts,
     prefix_cache_hits,
@@ -54,9 +55,15 @@ def plain() -> Plain:
     ("concurrency", "batched_tokens"), [(1, 64), (8, 32), (32, 64)], ids=lambda n: str(n)
 )
 def test_output_is_identical_to_plain_decoding(
-    plain: Plain, runner: str, concurrency: int, batched_tokens: int, draft_length: str
+    plain: Plain,
+    runner: str,
+    concurrency: int,
+    batched_tokens: int,
+    draft_length: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Chunked prefill forced small, prefix caching on, every prompt twice."""
+    fix_costs(monkeypatch)
     with engine(
         speculative_config={**DFLASH, "draft_length": draft_length},
         max_num_seqs=concurrency,
@@ -84,7 +91,7 @@ def test_output_is_identical_to_plain_decoding(
         assert stats["mean_acceptance_length"] > LEAST_ACCEPTANCE
         assert stats["accepted_tokens"] == 2 * cold["accepted_tokens"]
     else:
-        assert sum(stats["draft_lengths"]) > 0
+        assert sum(count > 0 for count in stats["draft_lengths"][1:]) > 2
 
 
 def test_acceptance_of_every_step_equals_the_reference() -> None:

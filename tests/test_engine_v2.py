@@ -16,6 +16,7 @@ from engines import (
     FIXED,
     TARGET,
     engine,
+    fix_costs,
     greedy,
     held_out_prompts,
     proposer_of,
@@ -74,8 +75,9 @@ def test_the_same_acceptance_as_vllms_own_speculator(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("draft_length", ["fixed", "adaptive"])
 def test_asynchronous_scheduling_gives_the_same_tokens(
-    asynchronous: None, draft_length: str
+    asynchronous: None, draft_length: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fix_costs(monkeypatch)
     params = greedy(40)
     with engine() as llm:
         expected = token_ids(llm, PROMPTS, params)
