@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 SHAPE = {
@@ -22,6 +25,16 @@ SHAPE = {
 }
 EXPERTS = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
 SLIDING = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2}
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 8.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 64,
+}
 
 
 def _builder(name: str, **fields: Any) -> Callable[[], PreTrainedModel]:
@@ -39,6 +52,14 @@ BUILDERS = {
     "qwen2": _builder("Qwen2", num_attention_heads=2, num_key_value_heads=1),  # heads of 32
     "qwen3-tied": _builder("Qwen3", tie_word_embeddings=True),
     "qwen3-moe": _builder("Qwen3Moe", **EXPERTS),
+    "gemma2": _builder(
+        "Gemma2",
+        query_pre_attn_scalar=32,
+        final_logit_softcapping=5.0,
+        attn_logit_softcapping=10.0,
+        attn_implementation="eager",  # the only one that caps attention
+        **SLIDING,
+    ),
     "gemma3": _builder("Gemma3Text", query_pre_attn_scalar=32, **SLIDING),
     "gemma4": _builder(
         "Gemma4Text",
@@ -49,9 +70,25 @@ BUILDERS = {
         num_global_key_value_heads=2,
         **SLIDING,
     ),
+    "gpt-oss": _builder(
+        "GptOss", num_local_experts=4, num_experts_per_tok=2, rope_parameters=YARN, **SLIDING
+    ),
+    "mistral": _builder("Mistral", sliding_window=24),  # in every layer
     "granite": _builder("Granite", embedding_multiplier=3.0, logits_scaling=4.0),
 }
+# With linear attention, which vLLM's CPU kernels compute in bfloat16 only.
+HYBRID = _builder(
+    "Qwen3Next",
+    layer_types=["linear_attention"] * 3 + ["full_attention"],
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=128,  # the kernels take no less
+    linear_value_head_dim=128,
+    shared_expert_intermediate_size=48,
+    **EXPERTS,
+)
 ENGINE_SETTINGS: dict[str, dict[str, Any]] = {
+    "gemma2": {"model_impl": "transformers"},
     "gemma3": {"model_impl": "transformers"},
 }
 
@@ -59,12 +96,41 @@ ENGINE_SETTINGS: dict[str, dict[str, Any]] = {
 def make_target(folder: Path, family: str) -> PreTrainedModel:
     """Write a random target of this family whose weights all matter; returns it."""
     torch.manual_seed(0)
-    target = BUILDERS[family]().float().eval()
+    target = (BUILDERS | {"hybrid": HYBRID})[family]().float().eval()
     with torch.no_grad():
         for name, parameter in target.named_parameters():
             if "norm" in name:
                 parameter.normal_(parameter.mean().item(), 0.2)
+            elif "sinks" in name:
+                parameter.normal_()
             elif parameter.ndim > 1:
                 parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
     target.save_pretrained(folder)
     return target
+
+
+def quantise(source: Path, folder: Path) -> None:
+    """Write a target's linear layers in 8-bit integers (compressed-tensors W8A8), by channel."""
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if ".layers." in name and "_proj.weight" in name]:
+        weight = tensors[name].float()
+        scale = weight.abs().amax(dim=1, keepdim=True) / 127  # [out, 1]
+        tensors[name] = (weight / scale).round().to(torch.int8)
+        tensors[f"{name}_scale"] = scale
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    eight_bits = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": eight_bits | {"strategy": "channel", "dynamic": False},
+        "input_activations": eight_bits | {"strategy": "token", "dynamic": True},
+    }
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    (folder / "config.json").write_text(json.dumps(config))

@@ -213,7 +213,8 @@ def test_another_worker_class(pair: Pair) -> None:
         ({"tensor_parallel_size": 3}, "4 attention heads do not divide by tensor_parallel_size 3"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
         ({"data_parallel_size": 2}, "data_parallel_size is 2"),
-        ({"multimodal": True}, "is multimodal"),
+        ({"multimodal": True, "on_cpu": True}, "is multimodal"),
+        ({"has_linear_attention": True, "on_cpu": True}, "linear attention"),
     ],
 )
 def test_parallelism_and_targets_that_do_not_fit(
@@ -221,6 +222,7 @@ def test_parallelism_and_targets_that_do_not_fit(
 ) -> None:
     facts = TargetFacts("t", "Qwen3ForCausalLM", 4, 64, 320, supports_taps=True)
     check_pair(pair.spec, facts)
+    check_pair(pair.spec, dataclasses.replace(facts, multimodal=True, has_linear_attention=True))
     with pytest.raises(DrafterError, match=message):
         check_pair(pair.spec, dataclasses.replace(facts, **parallel))
 

@@ -7,9 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from engines import FIXED, engine, greedy, proposer_of, token_ids, tokens_by_step
+from engines import (
+    FIXED,
+    TARGET,
+    engine,
+    greedy,
+    held_out_prompts,
+    proposer_of,
+    token_ids,
+    tokens_by_step,
+)
 from pairs import drafter_config, save_drafter
-from targets import BUILDERS, ENGINE_SETTINGS, make_target
+from targets import BUILDERS, ENGINE_SETTINGS, make_target, quantise
 from transformers import DynamicCache, PreTrainedModel
 from vllm import LLM
 
@@ -134,3 +143,15 @@ def test_a_wrong_embedding_scale_breaks_parity(
     monkeypatch.setattr(DraftVocabulary, "share", share_wrongly)
     with family.drafting() as llm:
         assert largest_error(family, llm, PROMPTS[0]) > 0.01
+
+
+def test_a_quantised_target(runner: str, tmp_path: Path) -> None:
+    """The demo pair with an 8-bit target: its own output, and drafts as good as before."""
+    quantise(TARGET, tmp_path / "target")
+    prompts, params = held_out_prompts(8), greedy(24)
+    with engine(model=str(tmp_path / "target")) as llm:
+        expected = token_ids(llm, prompts, params)
+    with engine(model=str(tmp_path / "target"), speculative_config=dict(FIXED)) as llm:
+        assert token_ids(llm, prompts, params) == expected
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["mean_acceptance_length"] > 2.0

@@ -2,84 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
-import signal
-import socket
+import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import openai
-import psutil
 import pytest
 from engines import DRAFTER, TARGET, held_out_prompts
+from servers import MODEL, VLLM, Server, serving
 
 pytestmark = pytest.mark.server
-MODEL = "demo"
 PROMPT = held_out_prompts(1)[0]
 
 
-@dataclass
-class Server:
-    url: str
-    log: Path
-    client: openai.OpenAI
-
-    def metric(self, name: str) -> float:
-        """Sum of a Prometheus counter over its labels."""
-        text = httpx.get(f"{self.url}/metrics").text
-        values = re.findall(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", text, re.MULTILINE)
-        return sum(float(value) for value in values)
-
-    def complete(self, prompt: str, max_tokens: int = 48) -> str:
-        answer = self.client.completions.create(
-            model=MODEL, prompt=prompt, max_tokens=max_tokens, temperature=0.0
-        )
-        return answer.choices[0].text
+def dflash(drafter: Path) -> list[str]:
+    return [
+        f"--speculative-config.{key}={value}"
+        for key, value in (("method", "dflash"), ("model", drafter))
+    ]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("server") / "log"
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(TARGET)]
-    command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--max-model-len", "512", "--max-num-seqs", "16"]
-    command += ["--speculative-config.method", "dflash"]
-    command += ["--speculative-config.model", str(DRAFTER)]
-    url = f"http://127.0.0.1:{port}"
-    with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    try:
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline:
-            assert process.poll() is None, log.read_text()[-4000:]
-            try:
-                if httpx.get(f"{url}/health").status_code == 200:
-                    break
-            except httpx.HTTPError:
-                time.sleep(0.5)
-        else:
-            pytest.fail(log.read_text()[-4000:])
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        yield Server(url, log, client)
-        # Read before the shutdown, in which vLLM may report its own engine as dead.
-        assert "Traceback" not in log.read_text()
-    finally:
-        engines = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-    assert not psutil.wait_procs(engines, timeout=10)[1]
+    with serving(log, TARGET, "--max-num-seqs=16", *dflash(DRAFTER)) as ready:
+        yield ready
 
 
 def test_one_line_says_that_we_are_active(server: Server) -> None:
@@ -158,3 +110,32 @@ def test_a_request_that_ends_at_the_context_limit_among_others(server: Server) -
     *_, last = stream
     assert last.usage is not None
     assert last.usage.completion_tokens == room
+
+
+def test_a_drafter_that_mixes_windows_is_served(tmp_path: Path) -> None:
+    """vLLM alone refuses it, with its V1 runner."""
+    drafter = tmp_path / "drafter"
+    shutil.copytree(DRAFTER, drafter)
+    config = json.loads((drafter / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    config["layer_types"] = ["sliding_attention"] * (layers - 1) + ["full_attention"]
+    config |= {"sliding_window": 32, "dflash_config": {**config["dflash_config"], "causal": False}}
+    (drafter / "config.json").write_text(json.dumps(config))
+    with serving(tmp_path / "log", TARGET, "--enforce-eager", *dflash(drafter)) as server:
+        assert server.complete(PROMPT)
+        assert server.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
+    native = subprocess.run(
+        [
+            VLLM,
+            "serve",
+            str(TARGET),
+            *dflash(drafter),
+            "--speculative-config.num_speculative_tokens=7",
+        ],
+        env={**os.environ, "VLLM_PLUGINS": ""},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert native.returncode != 0
+    assert "sliding" in native.stderr + native.stdout

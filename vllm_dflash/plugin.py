@@ -9,6 +9,7 @@ an ImportError of a plugin, and would then silently run its own DFlash.
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash import __version__
@@ -105,6 +106,8 @@ def _select(
     5. `ModelRegistry.register_model`. Why: our draft model stands for the architecture
        `DFlashDraftModel`. How: vLLM's own registry.
     """
+    from vllm import envs
+
     from vllm_dflash.options import ADDITIONAL_CONFIG_KEY, fill_in_defaults
     from vllm_dflash.selection import choose_verification, choose_worker, resolve
 
@@ -122,7 +125,8 @@ def _select(
     }
     if engine_args.scheduler_cls is None:
         engine_args.scheduler_cls = SCHEDULER
-    if worker == CPU_WORKER and engine_args.disable_hybrid_kv_cache_manager is None:
+    is_v1 = worker == CPU_WORKER and not envs.VLLM_USE_V2_MODEL_RUNNER
+    if is_v1 and engine_args.disable_hybrid_kv_cache_manager is None:
         # Targets with sliding layers get several cache groups, and the V1 runner's drafters one.
         engine_args.disable_hybrid_kv_cache_manager = True
     fill_in_defaults(engine_args, options, choose_verification(engine_args, options))
@@ -229,6 +233,24 @@ def mend_cpu_sampling() -> None:
     from vllm_dflash.runner.sampling import expand_batch_to_tokens
 
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+
+
+def mend_cpu_sinks(vllm_config: VllmConfig) -> None:
+    """Part of hook 8: `VLLM_CPU_ATTN_SPLIT_KV` for targets like gpt-oss.
+
+    Why: their sliding and full layers share a cache group on the V1 runner, so vLLM plans
+    attention for no window; its CPU kernel then splits the keys of a sliding layer, and where a
+    part lies outside the window and the layer has sinks, reads what nobody wrote: wrong tokens
+    from plain decoding as well (`--disable-hybrid-kv-cache-manager`). How: vLLM's own setting,
+    once the layers are known. Replaced by: a fix of vLLM's `cpu_attention_with_kv_cache`.
+    """
+    from vllm.model_executor.layers.attention import Attention
+
+    layers = vllm_config.compilation_config.static_forward_context.values()
+    attentions = [layer for layer in layers if isinstance(layer, Attention)]
+    windows = {layer.sliding_window for layer in attentions}
+    if len(windows) > 1 and any(layer.has_sink for layer in attentions):
+        os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
 
 
 def drafts_come_with_the_output(vllm_config: VllmConfig) -> bool:

@@ -74,6 +74,7 @@ def resolve(
 def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> TargetFacts:
     """Read what pairing needs from vLLM's own configs; imports the target's model class."""
     from vllm.model_executor.models.interfaces import supports_eagle3
+    from vllm.platforms import current_platform
 
     model_class, architecture = target.registry.resolve_model_cls(
         target.architectures, model_config=target
@@ -86,6 +87,8 @@ def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> Target
         vocab_size=target.get_vocab_size(),
         supports_taps=supports_eagle3(model_class),
         multimodal=target.is_multimodal_model,
+        has_linear_attention=target.is_hybrid,
+        on_cpu=current_platform.is_cpu(),
         tensor_parallel_size=parallel.tensor_parallel_size if parallel else 1,
         pipeline_parallel_size=parallel.pipeline_parallel_size if parallel else 1,
         data_parallel_size=parallel.data_parallel_size if parallel else 1,

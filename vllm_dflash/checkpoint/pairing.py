@@ -19,6 +19,8 @@ class TargetFacts:
     supports_taps: bool
     """Whether vLLM's class of this architecture can hand out hidden states of its layers."""
     multimodal: bool = False
+    has_linear_attention: bool = False
+    on_cpu: bool = False
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
@@ -59,8 +61,16 @@ def check_pair(drafter: DrafterSpec, target: TargetFacts) -> None:
             f"mask_token_id {drafter.mask_token_id} is outside the target's vocabulary of"
             f" {target.vocab_size} entries"
         )
-    if target.multimodal:
-        faults.append(f"{target.architecture} is multimodal, which is not supported yet")
+    if target.on_cpu and target.multimodal:
+        faults.append(
+            f"{target.architecture} is multimodal, which is supported on CUDA only; where there is"
+            " a checkpoint of the text model alone, use that"
+        )
+    if target.on_cpu and target.has_linear_attention:
+        faults.append(
+            f"{target.architecture} has linear attention, whose state vLLM's CPU kernels lose where"
+            " a draft is shorter than num_speculative_tokens; it needs CUDA"
+        )
     faults += _parallel_faults(drafter, target)
     if faults:
         raise DrafterError(

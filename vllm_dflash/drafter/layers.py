@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from vllm.compilation.decorators import support_torch_compile
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, replace
 from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
@@ -96,7 +96,8 @@ class BlockAttention(nn.Module):
             spec.head_dim,
             spec.head_dim**-0.5,
             num_kv_heads=num_kv_heads,
-            cache_config=vllm_config.cache_config,
+            # The target's own window, where all its layers have one, is not ours.
+            cache_config=replace(vllm_config.cache_config, sliding_window=None),
             per_layer_sliding_window=self.window,
             sinks=self.attention_sink_bias,
             prefix=f"{prefix}.attn",

@@ -114,6 +114,11 @@ class DFlashCPUWorker(DraftingWorker, CPUWorker):
         plugin.mend_cpu_sampling()
         super().init_device()
 
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load both models."""
+        super().load_model(*args, **kwargs)
+        plugin.mend_cpu_sinks(self.vllm_config)
+
     def execute_model(
         self, scheduler_output: SchedulerOutput
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:

@@ -1,0 +1,94 @@
+"""Real `vllm serve` processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+VLLM = str(Path(sys.executable).with_name("vllm"))
+MODEL = "demo"
+SECONDS_TO_START, SECONDS_TO_LEAVE = 300, 60
+
+
+@dataclass
+class Server:
+    url: str
+    log: Path
+    client: openai.OpenAI
+    process: subprocess.Popen[bytes]
+
+    def metric(self, name: str) -> float:
+        """Sum of a Prometheus counter over its labels."""
+        text = httpx.get(f"{self.url}/metrics").text
+        values = re.findall(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", text, re.MULTILINE)
+        return sum(float(value) for value in values)
+
+    def complete(self, prompt: str, max_tokens: int = 48) -> str:
+        answer = self.client.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=max_tokens, temperature=0.0
+        )
+        return answer.choices[0].text
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def serving(
+    log: Path, target: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """A server of this target, ready for requests; ended by Ctrl-C, nothing left behind."""
+    port = free_port()
+    command = [VLLM, "serve", str(target), "--served-model-name", MODEL]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512", *arguments]
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+        )
+    try:
+        deadline = time.monotonic() + SECONDS_TO_START
+        while time.monotonic() < deadline:
+            assert process.poll() is None, log.read_text()[-4000:]
+            try:
+                if httpx.get(f"{url}/health").status_code == 200:
+                    break
+            except httpx.HTTPError:
+                time.sleep(0.5)
+        else:
+            pytest.fail(log.read_text()[-4000:])
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        yield Server(url, log, client, process)
+        # Read before the shutdown, in which vLLM may report its own engine as dead.
+        assert "Traceback" not in log.read_text()
+    finally:
+        engines = []
+        if process.poll() is None:
+            engines = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(SECONDS_TO_LEAVE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    assert not psutil.wait_procs(engines, timeout=10)[1]
