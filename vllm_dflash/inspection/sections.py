@@ -63,12 +63,7 @@ def verdict(found: Inspection) -> list[str]:
     if found.faults:
         reasons = [f"  - {fault.message}" for fault in found.faults]
         lines += [f"Does not fit {found.target_model}:", *reasons]
-        if any(fault.kind == "pair" for fault in found.faults):
-            lines.append("Choose a drafter that was trained for this target.")
-        if any(fault.kind == "tensors" for fault in found.faults):
-            lines.append(
-                "Download the drafter again: its weights are not those of its config.json."
-            )
+        lines += [REMEDIES[kind] for kind in dict.fromkeys(fault.kind for fault in found.faults)]
         return lines
     return [*lines, f"Fits {found.target_model}. Use it with:", found.command or ""]
 

@@ -1,0 +1,381 @@
+"""`vllm-dflash inspect`: verdicts, exit codes, JSON, and that no weights are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pairs import Pair, drafter_config, make_pair, save_drafter
+from safetensors.torch import load_file, save_file
+
+from vllm_dflash import cli
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.tensors import expected_tensors
+from vllm_dflash.inspection import result
+from vllm_dflash.inspection.inspect import inspect_pair
+from vllm_dflash.inspection.result import Inspection
+from vllm_dflash.inspection.target import EngineOptions
+
+ROOT = Path(__file__).parent.parent
+DEMO = ROOT / "models" / "demo"
+SMALL = EngineOptions(dtype="float32", max_model_len=256)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(Path(tmp_path_factory.mktemp("pair")))
+
+
+def conforms(value: Any, kind: Any) -> bool:
+    """Whether a value of a JSON object is what the result's annotation says."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return any(conforms(value, one) for one in arguments)
+    if kind is Any:
+        return True
+    if origin is list:
+        return isinstance(value, list) and all(conforms(one, arguments[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(conforms(v, arguments[1]) for v in value.values())
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return (
+            isinstance(value, dict)
+            and value.keys() == hints.keys()
+            and all(conforms(value[name], hint) for name, hint in hints.items())
+        )
+    return type(value) is kind
+
+
+def check_schema(found: dict[str, Any]) -> None:
+    """The object of `--json`, which has the same keys whatever was found."""
+    found = dict(found)
+    assert found.pop("schema") == result.SCHEMA
+    assert found.pop("status") == result.STATUS[found.pop("exit_code")]
+    hints = typing.get_type_hints(Inspection)
+    assert found.keys() == hints.keys()
+    assert [name for name, hint in hints.items() if not conforms(found[name], hint)] == []
+
+
+def inspect(
+    drafter: Path | str, target: Path | str, options: EngineOptions = SMALL, **changes: Any
+) -> Inspection:
+    found = inspect_pair(str(drafter), str(target), options=options, **changes)
+    check_schema(json.loads(json.dumps(found.to_dict())))
+    assert (found.command is None) == (found.exit_code != result.FITS)
+    return found
+
+
+def changed(folder: Path, **changes: Any) -> Path:
+    """A drafter whose weights fit its config, but whose config has these changes."""
+    save_drafter(folder / "drafter", drafter_config(**changes))
+    return folder / "drafter"
+
+
+def test_a_pair_that_fits(pair: Pair) -> None:
+    found = inspect(pair.drafter, pair.target, revision="main")
+    assert found.exit_code == 0
+    assert not found.faults
+    assert not found.not_checked
+    assert found.speculative_config == {
+        "method": "dflash",
+        "model": str(pair.drafter),
+        "revision": "main",
+    }
+    assert found.command is not None
+    words = shlex.split(found.command)
+    assert words[:3] == ["vllm", "serve", str(pair.target)]
+    assert words[3:-2] == ["--dtype", "float32", "--max-model-len", "256"]
+    assert json.loads(words[-1]) == found.speculative_config
+    assert found.drafter is not None
+    assert (found.drafter.dialect, found.drafter.block_size) == ("z-lab", 8)
+    assert [layer.window for layer in found.drafter.layers] == [None, None]
+    tensors = load_file(pair.drafter / "model.safetensors")
+    assert found.tensors is not None
+    assert found.tensors.parameters == sum(tensor.numel() for tensor in tensors.values())
+    assert found.tensors.num_bytes == 4 * found.tensors.parameters
+    assert found.tensors.dtypes == {"F32": len(tensors)}
+    assert {name: one["shape"] for name, one in found.tensors.inventory.items()} == {
+        name: list(tensor.shape) for name, tensor in tensors.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"dflash_config": {"target_layer_ids": [1, 4]}}, {}, "[4] lie outside the target"),
+        ({"num_target_layers": 36}, {}, "num_target_layers is 36 in the drafter, the target has 4"),
+        ({"hidden_size": 96}, {}, "states of size 96, the target's hidden_size is 64"),
+        ({"vocab_size": 310}, {}, "vocab_size is 310 in the drafter and 320 in the target"),
+        ({"dflash_config": {"mask_token_id": 320}}, {}, "mask_token_id 320 is outside"),
+        ({}, {"tensor_parallel_size": 3}, "the target's 4 attention heads do not divide"),
+        ({"num_key_value_heads": 4}, {"tensor_parallel_size": 3}, "drafter's 4 key/value heads"),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else None,
+)
+def test_a_pair_that_does_not_fit(
+    pair: Pair, tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    asked = dataclasses.replace(SMALL, **options)
+    found = inspect(changed(tmp_path, **changes), pair.target, asked)
+    assert found.exit_code == 1
+    assert {fault.kind for fault in found.faults} == {"parallel" if options else "pair"}
+    assert any(message in fault.message for fault in found.faults)
+    assert (found.memory is None) == bool(options)
+
+
+def test_a_target_without_taps(pair: Pair, tmp_path: Path) -> None:
+    from transformers import OPTConfig
+
+    shape = {"hidden_size": 64, "ffn_dim": 96, "num_attention_heads": 2, "word_embed_proj_dim": 64}
+    config = OPTConfig(vocab_size=320, num_hidden_layers=4, architectures=["OPTForCausalLM"])
+    config.update({**shape, "max_position_embeddings": 512})
+    config.save_pretrained(tmp_path)
+    found = inspect(pair.drafter, tmp_path)
+    assert found.exit_code == 1
+    assert "gives no hidden states" in found.faults[0].message
+    assert any("holds no *.safetensors" in gap for gap in found.not_checked)
+
+
+def test_every_fault_of_the_tensors_is_named(pair: Pair, tmp_path: Path) -> None:
+    shutil.copytree(pair.drafter, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["layers.1.mlp.up_proj.weight"]
+    tensors["layers.2.mlp.up_proj.weight"] = tensors["norm.weight"].clone()
+    tensors["fc.weight"] = tensors["fc.weight"][:, :64].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = inspect(tmp_path, pair.target)
+    assert found.exit_code == 1
+    assert [fault.kind for fault in found.faults] == ["tensors"] * 3
+    assert found.tensors is not None
+    assert found.tensors.missing == {"layers.1.mlp.up_proj.weight": [96, 64]}
+    assert found.tensors.surplus == {"layers.2.mlp.up_proj.weight": [64]}
+    assert found.tensors.misshapen == {"fc.weight": {"found": [64, 64], "expected": [64, 128]}}
+
+
+def test_integers_are_warned_about(pair: Pair, tmp_path: Path) -> None:
+    shutil.copytree(pair.drafter, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["fc.weight"] = tensors["fc.weight"].char()
+    save_file(tensors, tmp_path / "model.safetensors")
+    (warning,) = inspect(tmp_path, pair.target).warnings
+    assert "stored as I8" in warning
+
+
+def cut(folder: Path) -> str:
+    file = folder / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 1)  # the header is whole
+    return "download it again"
+
+
+def replace_config(text: str) -> Any:
+    return lambda folder: (folder / "config.json").write_text(text) and "config.json"
+
+
+def name_more_files(folder: Path) -> str:
+    index = {"weight_map": {"norm.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return "lacks 'model-00002-of-00002.safetensors'"
+
+
+def lose(name: str, message: str) -> Any:
+    return lambda folder: (folder / name).unlink() or message
+
+
+DAMAGE = {
+    "folder": lambda folder: shutil.rmtree(folder) or "does not exist",
+    "config": lose("config.json", "has no config.json"),
+    "bad config": replace_config("{"),
+    "odd config": replace_config('{"architectures": "x", "model_type": 3}'),
+    "truncated": cut,
+    "shard": name_more_files,
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "no weights"])
+def test_a_drafter_that_cannot_be_read(pair: Pair, tmp_path: Path, damage: str) -> None:
+    shutil.copytree(pair.drafter, tmp_path / "it")
+    harm = {**DAMAGE, "no weights": lose("model.safetensors", "Download its weights")}[damage]
+    message = harm(tmp_path / "it")
+    found = inspect(tmp_path / "it", pair.target)
+    assert found.exit_code == 2
+    assert found.error is not None
+    assert message in found.error
+    assert found.error.startswith("drafter ")
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_target_that_cannot_be_read(pair: Pair, tmp_path: Path, damage: str) -> None:
+    shutil.copytree(pair.target, tmp_path / "it")
+    message = DAMAGE[damage](tmp_path / "it")
+    found = inspect(pair.drafter, tmp_path / "it")
+    assert found.exit_code == 2
+    assert found.error is not None
+    assert found.error.startswith("target ")
+    assert message in found.error or damage in ("bad config", "odd config")
+    assert found.drafter is not None  # what could be read is there
+
+
+QWEN3_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
+
+
+def test_a_large_pair_without_reading_a_weight(tmp_path: Path) -> None:
+    """Two gigabytes of drafter that are holes in a file, and a target of 36 layers without any."""
+    from transformers import Qwen3Config
+
+    config = drafter_config(
+        **QWEN3_8B,
+        num_hidden_layers=5,
+        num_target_layers=36,
+        block_size=16,
+        dflash_config={"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]},
+    )
+    drafter, target = tmp_path / "drafter", tmp_path / "target"
+    drafter.mkdir()
+    (drafter / "config.json").write_text(json.dumps(config))
+    header, end = {}, 0
+    for name, (rows, *columns) in expected_tensors(parse_config("it", config)).items():
+        begin, end = end, end + 2 * rows * (columns[0] if columns else 1)
+        header[name] = {"dtype": "BF16", "shape": [rows, *columns], "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    file = drafter / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(file, 8 + len(text) + end)
+    Qwen3Config(
+        **QWEN3_8B, num_hidden_layers=36, architectures=["Qwen3ForCausalLM"], dtype="bfloat16"
+    ).save_pretrained(target)
+    inspect(DEMO / "drafter", DEMO / "target")  # so that libraries are in memory
+    before = psutil.Process().memory_info().rss
+    found = inspect(drafter, target, EngineOptions(), kv_cache_memory=16 << 30)
+    assert psutil.Process().memory_info().rss - before < 100 << 20
+    assert found.exit_code == 0
+    assert found.tensors is not None
+    assert found.memory is not None
+    assert found.memory.cache is not None
+    assert found.memory.drafter_weights == found.tensors.num_bytes == end > 2_000_000_000
+    assert found.memory.cache.target_bytes_per_token == 36 * 2 * 8 * 128 * 2
+    assert found.memory.cache.drafter_bytes_per_token == 5 * 2 * 8 * 128 * 2
+    assert found.memory.cache.drafter_share == pytest.approx(5 / 41)
+    (budget,) = found.memory.cache.budgets
+    assert budget.tokens == pytest.approx((16 << 30) / (41 * 4096), rel=0.01)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_ranks_share_the_cache(pair: Pair, size: int) -> None:
+    """Two key/value heads: four ranks keep one each."""
+    asked = dataclasses.replace(SMALL, tensor_parallel_size=size)
+    found = inspect(pair.drafter, pair.target, asked, kv_cache_memory=1 << 20)
+    assert found.memory is not None
+    assert found.memory.cache is not None
+    layer = 2 * max(1, 2 // size) * 32 * 4
+    assert found.memory.cache.target_bytes_per_token == 4 * layer
+    assert found.memory.cache.drafter_bytes_per_token == 2 * layer
+
+
+@pytest.mark.parametrize("gib", ["2", ""])
+def test_the_budget_of_the_environment(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, gib: str
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", gib)
+    found = inspect(pair.drafter, pair.target)
+    assert found.memory is not None
+    assert found.memory.cache is not None
+    budgets = [budget.num_bytes for budget in found.memory.cache.budgets]
+    assert found.memory.cache.budget_source == ("VLLM_CPU_KVCACHE_SPACE" if gib else None)
+    assert budgets == [2 << 30] if gib else len(budgets) > 2
+
+
+def test_too_little_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked for is a fault; what the environment happens to say, a warning."""
+    options = EngineOptions(dtype="float32")
+    found = inspect(pair.drafter, pair.target, options, kv_cache_memory=1 << 20)
+    assert found.exit_code == 1
+    assert found.faults[0].kind == "memory"
+    monkeypatch.setattr("vllm_dflash.inspection.memory._environment_budget", lambda: 1 << 20)
+    found = inspect(pair.drafter, pair.target, options)
+    assert found.exit_code == 0
+    assert "do not hold one request of max_model_len 512" in found.warnings[0]
+
+
+def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vllm_dflash.cli", *arguments]
+    # Terminal colours are asked for, and yet no terminal is there.
+    environment = {**os.environ, "FORCE_COLOR": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def examples() -> list[list[str]]:
+    """Of `--help`, as words behind `vllm-dflash`."""
+    text = run_cli("inspect", "--help").stdout.partition("examples:")[2].replace("\\\n", " ")
+    return [shlex.split(line)[1:] for line in text.splitlines() if "vllm-dflash inspect" in line]
+
+
+def test_the_examples_of_help_when_piped(examples: list[list[str]]) -> None:
+    """Text without escape codes, and a JSON object with nothing around it."""
+    as_text, as_json, _ = examples
+    done = run_cli(*as_text)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert not re.search("[┃│]", done.stdout)
+    assert done.stdout.rstrip().endswith(
+        """--speculative-config '{"method": "dflash", "model": "models/demo/drafter"}'"""
+    )
+    done = run_cli(*as_json)
+    assert done.returncode == 0, done.stderr
+    check_schema(json.loads(done.stdout))
+
+
+def test_json_when_it_cannot_be_read(capfd: pytest.CaptureFixture[str]) -> None:
+    code = cli.main(["inspect", "/nowhere", "--target", str(DEMO / "target"), "--json"])
+    found = json.loads(capfd.readouterr().out)
+    check_schema(found)
+    assert code == found["exit_code"] == 2
+    assert "does not exist" in found["error"]
+
+
+def test_what_is_said_and_where(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["inspect", str(pair.drafter), "--target", str(DEMO / "target")]
+    assert cli.main(words) == 1
+    said = capsys.readouterr().out
+    assert "Does not fit" in said
+    assert "num_target_layers is 4 in the drafter, the target has 6 layers" in said
+    assert cli.main(["inspect", "/nowhere", *words[2:]]) == 2
+    assert "Cannot be read: drafter '/nowhere'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--kv-cache-memory", "lots"], "write 4GiB"),
+        (["--kv-cache-memory", "0"], "write 4GiB"),
+        (["--tensor-parallel-size", "0"], "no positive number"),
+    ],
+)
+def test_bad_arguments(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["inspect", "drafter", "--target", "target", *words])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
