@@ -5,77 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import shlex
 import shutil
-import subprocess
-import sys
-import types
-import typing
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from inspected import SMALL, inspect
 from pairs import Pair, drafter_config, make_pair, save_drafter
 from safetensors.torch import load_file, save_file
 
-from vllm_dflash import cli
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.tensors import expected_tensors
-from vllm_dflash.inspection import result
-from vllm_dflash.inspection.inspect import inspect_pair
-from vllm_dflash.inspection.result import Inspection
 from vllm_dflash.inspection.target import EngineOptions
 
-ROOT = Path(__file__).parent.parent
-DEMO = ROOT / "models" / "demo"
-SMALL = EngineOptions(dtype="float32", max_model_len=256)
+DEMO = Path(__file__).parent.parent / "models" / "demo"
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(Path(tmp_path_factory.mktemp("pair")))
-
-
-def conforms(value: Any, kind: Any) -> bool:
-    """Whether a value of a JSON object is what the result's annotation says."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        return any(conforms(value, one) for one in arguments)
-    if kind is Any:
-        return True
-    if origin is list:
-        return isinstance(value, list) and all(conforms(one, arguments[0]) for one in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(conforms(v, arguments[1]) for v in value.values())
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        return (
-            isinstance(value, dict)
-            and value.keys() == hints.keys()
-            and all(conforms(value[name], hint) for name, hint in hints.items())
-        )
-    return type(value) is kind
-
-
-def check_schema(found: dict[str, Any]) -> None:
-    """The object of `--json`, which has the same keys whatever was found."""
-    found = dict(found)
-    assert found.pop("schema") == result.SCHEMA
-    assert found.pop("status") == result.STATUS[found.pop("exit_code")]
-    hints = typing.get_type_hints(Inspection)
-    assert found.keys() == hints.keys()
-    assert [name for name, hint in hints.items() if not conforms(found[name], hint)] == []
-
-
-def inspect(
-    drafter: Path | str, target: Path | str, options: EngineOptions = SMALL, **changes: Any
-) -> Inspection:
-    found = inspect_pair(str(drafter), str(target), options=options, **changes)
-    check_schema(json.loads(json.dumps(found.to_dict())))
-    assert (found.command is None) == (found.exit_code != result.FITS)
-    return found
 
 
 def changed(folder: Path, **changes: Any) -> Path:
@@ -315,67 +265,3 @@ def test_too_little_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     found = inspect(pair.drafter, pair.target, options)
     assert found.exit_code == 0
     assert "do not hold one request of max_model_len 512" in found.warnings[0]
-
-
-def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "vllm_dflash.cli", *arguments]
-    # Terminal colours are asked for, and yet no terminal is there.
-    environment = {**os.environ, "FORCE_COLOR": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=300
-    )
-
-
-@pytest.fixture(scope="module")
-def examples() -> list[list[str]]:
-    """Of `--help`, as words behind `vllm-dflash`."""
-    text = run_cli("inspect", "--help").stdout.partition("examples:")[2].replace("\\\n", " ")
-    return [shlex.split(line)[1:] for line in text.splitlines() if "vllm-dflash inspect" in line]
-
-
-def test_the_examples_of_help_when_piped(examples: list[list[str]]) -> None:
-    """Text without escape codes, and a JSON object with nothing around it."""
-    as_text, as_json, _ = examples
-    done = run_cli(*as_text)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    assert not re.search("[┃│]", done.stdout)
-    assert done.stdout.rstrip().endswith(
-        """--speculative-config '{"method": "dflash", "model": "models/demo/drafter"}'"""
-    )
-    done = run_cli(*as_json)
-    assert done.returncode == 0, done.stderr
-    check_schema(json.loads(done.stdout))
-
-
-def test_json_when_it_cannot_be_read(capfd: pytest.CaptureFixture[str]) -> None:
-    code = cli.main(["inspect", "/nowhere", "--target", str(DEMO / "target"), "--json"])
-    found = json.loads(capfd.readouterr().out)
-    check_schema(found)
-    assert code == found["exit_code"] == 2
-    assert "does not exist" in found["error"]
-
-
-def test_what_is_said_and_where(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["inspect", str(pair.drafter), "--target", str(DEMO / "target")]
-    assert cli.main(words) == 1
-    said = capsys.readouterr().out
-    assert "Does not fit" in said
-    assert "num_target_layers is 4 in the drafter, the target has 6 layers" in said
-    assert cli.main(["inspect", "/nowhere", *words[2:]]) == 2
-    assert "Cannot be read: drafter '/nowhere'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--kv-cache-memory", "lots"], "write 4GiB"),
-        (["--kv-cache-memory", "0"], "write 4GiB"),
-        (["--tensor-parallel-size", "0"], "no positive number"),
-    ],
-)
-def test_bad_arguments(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["inspect", "drafter", "--target", "target", *words])
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
