@@ -15,6 +15,7 @@ import pytest
 from inspected import SMALL, inspect
 from pairs import Pair, drafter_config, make_pair, save_drafter
 from safetensors.torch import load_file, save_file
+from targets import make_target
 
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.tensors import expected_tensors
@@ -261,6 +262,29 @@ def test_the_budget_of_the_environment(
     budgets = [budget.num_bytes for budget in found.memory.cache.budgets]
     assert found.memory.cache.budget_source == ("VLLM_CPU_KVCACHE_SPACE" if gib else None)
     assert budgets == [2 << 30] if gib else len(budgets) > 2
+
+
+def test_windows_that_are_lost(tmp_path: Path) -> None:
+    """Long contexts of a target with windows: they cost more with DFlash than its drafter does."""
+    make_target(tmp_path, "gemma4")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 65536}))
+    found = inspect(changed(tmp_path), tmp_path, EngineOptions(), kv_cache_memory=4 << 30)
+    assert any(one.startswith("2 of the target's layers look back") for one in found.warnings)
+    assert any("longer ones go on undrafted" in one for one in found.warnings)
+    assert found.memory is not None
+    assert found.memory.cache is not None
+    (budget,) = found.memory.cache.budgets
+    assert budget.tokens_without is not None
+    assert budget.tokens < (1 - found.memory.cache.drafter_share) * budget.tokens_without
+
+
+def test_a_block_size_that_attention_cannot_use(pair: Pair) -> None:
+    """vLLM refuses it, too, but only when its worker has loaded everything."""
+    found = inspect(pair.drafter, pair.target, dataclasses.replace(SMALL, block_size=48))
+    assert found.exit_code == 1
+    assert [fault.kind for fault in found.faults] == ["memory"]
+    assert "No common block size for 48" in found.faults[0].message
 
 
 def test_too_little_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from inspected import check_schema
 from pairs import drafter_config, save_drafter
 
 from vllm_dflash import cli
+from vllm_dflash.inspection import result
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "models" / "demo"
@@ -83,3 +85,10 @@ def test_bad_arguments(words: list[str], message: str, capsys: pytest.CaptureFix
         cli.main(["inspect", "drafter", "--target", "target", *words])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_every_key_is_documented() -> None:
+    documented = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs" / "inspect.md").read_text()))
+    kinds = [one for one in vars(result).values() if dataclasses.is_dataclass(one)]
+    keys = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    assert keys - documented == set()

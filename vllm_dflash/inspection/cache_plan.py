@@ -26,6 +26,7 @@ SEAMS = (
         ("vllm_config", "kv_cache_groups", "available_memory"),
     ),
     Seam(f"{UTILS}:get_kv_cache_capacity", ("vllm_config", "kv_cache_config")),
+    Seam(f"{UTILS}:validate_kv_cache_layout", ("layout", "kv_cache_groups")),
     Seam(f"{UTILS}:_pool_bytes_per_block", ("vllm_config", "kv_cache_groups")),
     Seam(f"{UTILS}:_max_memory_usage_bytes_from_groups", ("vllm_config", "kv_cache_groups")),
     Seam(
@@ -33,12 +34,20 @@ SEAMS = (
         ("vllm_config", "kv_cache_groups", "available_memory"),
     ),
     Seam("vllm.v1.worker.utils:customize_attention_spec", ("backend", "spec")),
+    Seam(
+        "vllm.v1.worker.utils:select_common_block_size",
+        ("kv_manager_block_size", "backends", "kv_cache_specs"),
+    ),
     Seam("vllm.v1.attention.backends.utils:get_supported_kv_cache_layouts", ("backends",)),
     Seam(
         "vllm.v1.attention.backends.utils:resolve_kv_cache_layout",
         ("vllm_config", "supported_layouts", "kv_cache_specs"),
     ),
 )
+
+
+class CacheRefusedError(ValueError):
+    """vLLM cannot make a cache of some layers; the message is its own."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ class CachePlan:
             one_group: whether vLLM's hybrid cache manager is off; None: as `config` says.
 
         Raises:
-            ValueError: vLLM cannot put these layers into one cache.
+            CacheRefusedError: vLLM cannot make a cache of these layers.
             UnsupportedVllmError: this vLLM has other functions.
         """
         from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
@@ -80,8 +89,13 @@ class CachePlan:
         check_seams(SEAMS)
         self._config = config
         self._one_group = one_group
-        with self._settings():
-            self._groups: list[KVCacheGroupSpec] = get_kv_cache_groups(config, self._specs(layers))
+        try:
+            with self._settings():
+                specs = self._specs(layers)
+                self._groups: list[KVCacheGroupSpec] = get_kv_cache_groups(config, specs)
+            self.bytes_per_block = self._bytes_per_block()
+        except (ValueError, NotImplementedError) as error:
+            raise CacheRefusedError(str(error)) from error
 
     @property
     def num_groups(self) -> int:
@@ -92,14 +106,6 @@ class CachePlan:
     def block_size(self) -> int:
         """Tokens of a block, of the first group."""
         return self._groups[0].kv_cache_spec.block_size
-
-    @property
-    def bytes_per_block(self) -> int:
-        """What a block takes of the pool."""
-        from vllm.v1.core.kv_cache_utils import _pool_bytes_per_block
-
-        with self._settings():
-            return _pool_bytes_per_block(self._config, self._groups)
 
     def request_bytes(self) -> int:
         """What one request of `max_model_len` tokens takes of the pool."""
@@ -130,6 +136,14 @@ class CachePlan:
             holds_one_request=self.request_bytes() <= usable,
         )
 
+    def _bytes_per_block(self) -> int:
+        from vllm.v1.core.kv_cache_utils import _pool_bytes_per_block, validate_kv_cache_layout
+
+        with self._settings():
+            layout = self._config.cache_config.get_resolved_kv_cache_layout()
+            validate_kv_cache_layout(layout, self._groups)
+            return _pool_bytes_per_block(self._config, self._groups)
+
     @contextmanager
     def _settings(self) -> Iterator[None]:
         """The config as an engine with these layers would have it, for the time being."""
@@ -151,7 +165,7 @@ class CachePlan:
             resolve_kv_cache_layout,
         )
         from vllm.v1.attention.selector import get_attn_backend
-        from vllm.v1.worker.utils import customize_attention_spec
+        from vllm.v1.worker.utils import customize_attention_spec, select_common_block_size
 
         dtype, cache_dtype = self._config.model_config.dtype, self._config.cache_config.cache_dtype
         specs, backends = {}, []
@@ -166,6 +180,9 @@ class CachePlan:
                 )
                 backends.append(backend)
                 specs[f"layers.{number}"] = customize_attention_spec(backend, self._spec(layer))
+        select_common_block_size(
+            self._config.cache_config.block_size, backends, list(specs.values())
+        )
         layouts = get_supported_kv_cache_layouts(backends)
         names = [layout.name for layout in layouts]
         self._layout = resolve_kv_cache_layout(self._config, [names], specs.values()).name

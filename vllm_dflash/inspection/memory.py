@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.inspection.cache_layers import UnknownCacheError, drafter_layers, target_layers
-from vllm_dflash.inspection.cache_plan import CachePlan, Capacity
+from vllm_dflash.inspection.cache_plan import CachePlan, CacheRefusedError, Capacity
 from vllm_dflash.inspection.result import Budget, CacheFacts, Fault, Inspection, MemoryFacts
 from vllm_dflash.inspection.sizes import GIB, format_size
 from vllm_dflash.inspection.target import EngineOptions, engine_config
@@ -57,9 +57,13 @@ def memory_facts(
     try:
         config = engine_config(found.target_model, options)
         cache = _cache_facts(found, spec, config, kv_cache_memory, tp_size)
+    except CacheRefusedError as error:
+        found.faults.append(
+            Fault("memory", f"vLLM makes no KV cache for these two, so it does not start: {error}")
+        )
     except UnknownCacheError as error:
         found.not_checked.append(f"KV cache: {error}, so its size is only known once it runs")
-    except (ValueError, NotImplementedError, UnsupportedVllmError) as error:
+    except (ValueError, UnsupportedVllmError) as error:
         found.not_checked.append(f"KV cache: {error}")
     found.memory = MemoryFacts(
         platform=current_platform.device_name,
@@ -99,9 +103,13 @@ def _cache_facts(
 
     of_target, of_drafter = target_layers(config, tp_size), drafter_layers(spec, tp_size)
     one_group = True if current_platform.is_cpu() else None  # as the plugin sets it
-    plain = CachePlan(config, of_target)
     alone = CachePlan(config, of_target, one_group=one_group)
     both = CachePlan(config, [*of_target, *of_drafter], one_group=one_group)
+    try:
+        plain = CachePlan(config, of_target)
+    except CacheRefusedError as error:
+        plain = None
+        found.not_checked.append(f"KV cache without DFlash: {error}")
     itemsize = kv_cache_dtype_str_to_dtype(
         config.cache_config.cache_dtype, config.model_config
     ).itemsize
@@ -110,19 +118,22 @@ def _cache_facts(
         source = ENVIRONMENT
     budgets = EXAMPLES if kv_cache_memory is None else (kv_cache_memory,)
     sliding = sum(layer.window is not None for layer in of_target)
-    if sliding and one_group and plain.request_bytes() < alone.request_bytes():
+    if sliding and one_group and plain and plain.request_bytes() < alone.request_bytes():
         found.warnings.append(SHARED_POOL.format(sliding))
     return CacheFacts(
         block_size=both.block_size,
         groups=both.num_groups,
-        groups_without=plain.num_groups,
+        groups_without=plain.num_groups if plain else None,
         drafter_bytes_per_token=sum(layer.bytes_per_token(itemsize) for layer in of_drafter),
         target_bytes_per_token=sum(layer.bytes_per_token(itemsize) for layer in of_target),
         bytes_per_block=both.bytes_per_block,
         drafter_share=1 - alone.request_bytes() / both.request_bytes(),
         sliding_target_layers=sliding,
         budget_source=source,
-        budgets=[_budget(both.capacity(budget), plain.capacity(budget)) for budget in budgets],
+        budgets=[
+            _budget(both.capacity(budget), plain.capacity(budget) if plain else None)
+            for budget in budgets
+        ],
     )
 
 
@@ -134,16 +145,16 @@ def _environment_budget() -> int | None:
     return int(written) * GIB if written and current_platform.is_cpu() else None
 
 
-def _budget(both: Capacity, plain: Capacity) -> Budget:
+def _budget(both: Capacity, plain: Capacity | None) -> Budget:
     return Budget(
         num_bytes=both.budget,
         tokens=both.tokens,
         max_concurrency=both.max_concurrency,
         longest_request=both.longest_request,
         holds_one_request=both.holds_one_request,
-        tokens_without=plain.tokens,
-        max_concurrency_without=plain.max_concurrency,
-        longest_request_without=plain.longest_request,
+        tokens_without=plain.tokens if plain else None,
+        max_concurrency_without=plain.max_concurrency if plain else None,
+        longest_request_without=plain.longest_request if plain else None,
     )
 
 

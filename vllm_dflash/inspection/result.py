@@ -102,9 +102,10 @@ class Budget:
     """Tokens; the largest `--max-model-len` that fits, up to the target's limit."""
     holds_one_request: bool
     """Of `max_model_len`; vLLM does not start otherwise."""
-    tokens_without: int
-    max_concurrency_without: float
-    longest_request_without: int
+    tokens_without: int | None
+    """None where vLLM makes no cache of the target alone."""
+    max_concurrency_without: float | None
+    longest_request_without: int | None
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class CacheFacts:
     """Tokens of a block."""
     groups: int
     """Groups of layers with a block table each, as vLLM's cache manager makes them."""
-    groups_without: int
+    groups_without: int | None
     """The same without a drafter."""
     drafter_bytes_per_token: int
     target_bytes_per_token: int

@@ -23,7 +23,7 @@ REMEDIES = {
     "pair": "Choose a drafter that was trained for this target.",
     "parallel": "Choose another --tensor-parallel-size.",
     "tensors": "Download the drafter again: its weights are not those its config.json implies.",
-    "memory": "Choose another --max-model-len or --kv-cache-memory.",
+    "memory": "Choose another --max-model-len, --block-size or --kv-cache-memory.",
 }
 """What to do about each kind of fault."""
 
@@ -167,7 +167,7 @@ def _memory(facts: MemoryFacts) -> list[Section]:
         ("target's K/V of a token", format_size(cache.target_bytes_per_token)),
         ("drafter's share of the KV cache", f"{cache.drafter_share:.1%}"),
         ("blocks", f"{cache.block_size} tokens, {format_size(cache.bytes_per_block)}"),
-        ("cache groups", f"{cache.groups}; without DFlash {cache.groups_without}"),
+        ("cache groups (without DFlash)", _both("{}", cache.groups, cache.groups_without)),
     ]
     return [Section(title, rows), _budgets(cache, facts.max_model_len)]
 
@@ -176,9 +176,9 @@ def _budgets(cache: CacheFacts, max_model_len: int) -> Section:
     rows: Rows = [
         (
             format_size(budget.num_bytes),
-            f"{budget.tokens:,} ({budget.tokens_without:,})",
-            f"{budget.max_concurrency:.2f} ({budget.max_concurrency_without:.2f})",
-            f"{budget.longest_request:,} ({budget.longest_request_without:,})",
+            _both("{:,}", budget.tokens, budget.tokens_without),
+            _both("{:.2f}", budget.max_concurrency, budget.max_concurrency_without),
+            _both("{:,}", budget.longest_request, budget.longest_request_without),
         )
         for budget in cache.budgets
     ]
@@ -190,3 +190,7 @@ def _budgets(cache: CacheFacts, max_model_len: int) -> Section:
     )
     given = f", {cache.budget_source}" if cache.budget_source else ", examples"
     return Section(f"What it holds (without DFlash){given}", rows, columns, right_from=0)
+
+
+def _both(form: str, drafting: float, plain: float | None) -> str:
+    return f"{form.format(drafting)} ({'unknown' if plain is None else form.format(plain)})"
