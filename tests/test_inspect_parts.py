@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -9,10 +10,10 @@ from pairs import as_speculators, drafter_config
 
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.inspection.family import resembles
-from vllm_dflash.inspection.result import LayerFacts
+from vllm_dflash.inspection.result import Inspection, LayerFacts, TargetFacts
 from vllm_dflash.inspection.sections import Section, layer_ranges
 from vllm_dflash.inspection.sizes import format_size, parse_size
-from vllm_dflash.inspection.text import plain
+from vllm_dflash.inspection.text import plain, print_inspection
 from vllm_dflash.inspection.weights import loaded_weights
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
@@ -103,3 +104,18 @@ def test_ranks_divide_the_weights() -> None:
 def test_columns_line_up_and_names_are_no_markup() -> None:
     section = Section("t", [("[red]a", "1"), ("b", "22")], ("name", "n"), right_from=1)
     assert plain(section) == "t\n  name     n\n  [red]a   1\n  b       22"
+
+
+def test_tables_where_a_person_looks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = TargetFacts("[red]t[/red]", "A", 1, 2, 3, "bfloat16", 4, None, None)
+    found = Inspection("d", "t", target=target)
+    print_inspection(found)
+    piped = capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_inspection(found)
+    seen = capsys.readouterr().out
+    assert "│" not in piped
+    assert "│" in seen
+    assert "[red]t[/red]" in seen
