@@ -28,6 +28,16 @@ class TargetFacts:
 
 def check_pair(drafter: DrafterSpec, target: TargetFacts) -> None:
     """Raise `DrafterError` with every reason why the drafter cannot draft for the target."""
+    if faults := pair_faults(drafter, target):
+        raise DrafterError(
+            f"drafter {drafter.model!r} does not fit target {target.model!r}: "
+            + "; ".join(faults)
+            + ". Choose a drafter trained for this target."
+        )
+
+
+def pair_faults(drafter: DrafterSpec, target: TargetFacts) -> list[str]:
+    """Every reason why the drafter cannot draft for the target, with both values."""
     faults = []
     if not target.supports_taps:
         faults.append(
@@ -71,16 +81,11 @@ def check_pair(drafter: DrafterSpec, target: TargetFacts) -> None:
             f"{target.architecture} has linear attention, whose state vLLM's CPU kernels lose where"
             " a draft is shorter than num_speculative_tokens; it needs CUDA"
         )
-    faults += _parallel_faults(drafter, target)
-    if faults:
-        raise DrafterError(
-            f"drafter {drafter.model!r} does not fit target {target.model!r}: "
-            + "; ".join(faults)
-            + ". Choose a drafter trained for this target."
-        )
+    return faults + parallel_faults(drafter, target)
 
 
-def _parallel_faults(drafter: DrafterSpec, target: TargetFacts) -> list[str]:
+def parallel_faults(drafter: DrafterSpec, target: TargetFacts) -> list[str]:
+    """Those of them that come from how many ranks the engine has."""
     faults = []
     tp_size = target.tensor_parallel_size
     for what, count in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -87,19 +88,47 @@ def read_headers(folder: Path) -> dict[str, Shape]:
     return shapes
 
 
-def check_tensors(spec: DrafterSpec, found: Mapping[str, Shape]) -> None:
-    """Refuse missing, surplus or misshapen tensors, each by name. Raises `DrafterError`."""
+@dataclass(frozen=True)
+class TensorFaults:
+    """Where the tensors of a checkpoint are not those its config implies, by name."""
+
+    missing: dict[str, Shape]
+    surplus: dict[str, Shape]
+    misshapen: dict[str, tuple[Shape, Shape]]
+    """Shape found and shape implied."""
+
+    def messages(self) -> list[str]:
+        """One sentence each, in order."""
+        return [
+            *(f"missing {name} {list(shape)}" for name, shape in self.missing.items()),
+            *(f"surplus {name} {list(shape)}" for name, shape in self.surplus.items()),
+            *(
+                f"{name} has shape {list(found)}, config.json implies {list(implied)}"
+                for name, (found, implied) in self.misshapen.items()
+            ),
+        ]
+
+
+def compare_tensors(spec: DrafterSpec, found: Mapping[str, Shape]) -> TensorFaults:
+    """What is missing, surplus or misshapen among the `found` names and shapes."""
     vocabulary = vocabulary_tensors(spec)
     expected = expected_tensors(spec)
     wanted = found.keys() & vocabulary | required_vocabulary(spec)
-    expected |= {name: vocabulary[name] for name in wanted}
-    faults = [f"missing {name} {list(expected[name])}" for name in sorted(expected.keys() - found)]
-    faults += [f"surplus {name} {list(found[name])}" for name in sorted(found.keys() - expected)]
-    faults += [
-        f"{name} has shape {list(found[name])}, config.json implies {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and found[name] != shape
-    ]
+    expected |= {name: vocabulary[name] for name in sorted(wanted)}
+    return TensorFaults(
+        missing={name: expected[name] for name in sorted(expected.keys() - found)},
+        surplus={name: found[name] for name in sorted(found.keys() - expected)},
+        misshapen={
+            name: (found[name], shape)
+            for name, shape in expected.items()
+            if name in found and found[name] != shape
+        },
+    )
+
+
+def check_tensors(spec: DrafterSpec, found: Mapping[str, Shape]) -> None:
+    """Refuse missing, surplus or misshapen tensors, each by name. Raises `DrafterError`."""
+    faults = compare_tensors(spec, found).messages()
     if faults:
         raise DrafterError(
             f"drafter {spec.model!r}: the weights do not match config.json: {'; '.join(faults)}"

@@ -1,0 +1,64 @@
+"""What a drafter's weights take in memory once vLLM has loaded them."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from vllm_dflash.checkpoint.spec import DrafterSpec
+from vllm_dflash.checkpoint.tensors import expected_tensors
+
+VOCABULARY_ALIGNMENT = 64
+"""vLLM pads embeddings and heads to a multiple of this many rows."""
+D2T_BYTES = 8
+SPLIT_ROWS = ("q_proj.weight", "q_proj.bias", "gate_proj.weight", "up_proj.weight")
+SPLIT_COLUMNS = ("o_proj.weight", "down_proj.weight")
+PER_KV_HEAD = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
+
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    """Bytes on each tensor-parallel rank; the target's embedding and head do not count."""
+
+    parameters: int
+    """The draft model's parameters."""
+    context_projection: int
+    """A second copy of all layers' K and V projections, stacked for the context."""
+
+    @property
+    def total(self) -> int:
+        """Both of them."""
+        return self.parameters + self.context_projection
+
+
+def loaded_weights(
+    spec: DrafterSpec, found: Container[str], itemsize: int, tp_size: int = 1
+) -> LoadedWeights:
+    """Sizes of a drafter whose checkpoint has the `found` tensors, in a type of `itemsize` bytes.
+
+    `tp_size` must divide the attention heads and the MLP, as `pair_faults` demands.
+    """
+    kv_heads = max(1, spec.num_kv_heads // tp_size)
+    numbers = 0
+    for name, shape in expected_tensors(spec).items():
+        count = 1
+        for size in shape:
+            count *= size
+        if name.endswith(PER_KV_HEAD):
+            count = count // spec.num_kv_heads * kv_heads
+        elif name.endswith((*SPLIT_ROWS, *SPLIT_COLUMNS, "attention_sink_bias")):
+            count //= tp_size
+        numbers += count
+    for name, rows in (
+        ("embed_tokens.weight", spec.vocab_size),
+        ("lm_head.weight", spec.draft_vocab_size),
+    ):
+        if name in found:
+            padded = -(-rows // VOCABULARY_ALIGNMENT) * VOCABULARY_ALIGNMENT
+            numbers += padded // tp_size * spec.hidden_size
+    parameters = numbers * itemsize
+    if "d2t" in found:
+        parameters += spec.draft_vocab_size * D2T_BYTES
+    inputs = spec.hidden_size + (1 if spec.attention_bias else 0)
+    per_layer = 2 * kv_heads * spec.head_dim * inputs + spec.head_dim  # and the K norm
+    return LoadedWeights(parameters, spec.num_layers * per_layer * itemsize)
