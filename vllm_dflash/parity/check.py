@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.parity.causes import likely_cause
 from vllm_dflash.parity.compare import compare_request
 from vllm_dflash.parity.engine_side import (
@@ -53,6 +54,7 @@ def check_parity(
         OSError: a model is missing.
         RuntimeError: the engine did not start.
     """
+    read_drafter(drafter)  # refuses a bad one before anything is loaded
     on_progress("Starting the engine")
     arguments = engine_arguments(drafter, target, dtype, _shorter(target, max_model_len)) | engine
     with tempfile.TemporaryDirectory(prefix="vllm-dflash-parity-") as folder:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 
+SECONDS_TO_LEAVE = 30.0
+"""vLLM's own limit is 5; what it kills then leaves shared memory behind."""
+
+
 @dataclass(frozen=True)
 class EngineSide:
     """What an engine did with some prompts."""
@@ -48,7 +52,7 @@ def running(arguments: dict[str, Any]) -> Iterator[LLM]:
     try:
         yield llm
     finally:
-        llm.llm_engine.engine_core.shutdown()
+        llm.llm_engine.engine_core.shutdown(timeout=SECONDS_TO_LEAVE)
 
 
 def record_prompts(

@@ -104,11 +104,11 @@ class ParityReport:
         import rich.table
 
         table = rich.table.Table("prompt", "", "accepted drafts, step by step")
-        table.add_column("mean", justify="right")
+        table.add_column("acceptance length", justify="right")
         for number, one in enumerate(self.acceptance, start=1):
             for name, accepted in (("engine", one.engine), ("reference", one.reference)):
                 steps = " ".join(map(str, accepted))
-                mean = f"{sum(accepted) / len(accepted):.2f}" if accepted else "-"
+                mean = f"{1 + sum(accepted) / len(accepted):.2f}" if accepted else "-"
                 table.add_row(str(number) if name == "engine" else "", name, steps, mean)
         return table
 
