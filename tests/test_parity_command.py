@@ -8,17 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vllm_dflash import cli
+from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.parity import check
 from vllm_dflash.parity.command import COULD_NOT_RUN, DIFFERS, EQUAL, INTERRUPTED
 from vllm_dflash.parity.compare import Acceptance
 from vllm_dflash.parity.report import ParityReport
-from vllm_dflash.parity.stages import Place, Stage
+from vllm_dflash.parity.settings import BUILT_IN_PROMPTS
+from vllm_dflash.parity.stages import Place, Stage, stage_names
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
 PAIR = [str(DEMO / "drafter"), "--target", str(DEMO / "target")]
@@ -51,7 +54,6 @@ FAULTY = report(
 
 def answers(monkeypatch: pytest.MonkeyPatch, outcome: ParityReport | BaseException) -> None:
     def check_parity(*args: Any, **kwargs: Any) -> ParityReport:
-        print("noise of an engine")
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
@@ -69,7 +71,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, outcome: ParityReport | BaseExcepti
         (KeyError("a bug"), COULD_NOT_RUN),
         (KeyboardInterrupt(), INTERRUPTED),
     ],
-    ids=str,
+    ids=["equal", "differs", "nan drafts", "does not fit", "bug", "interrupted"],
 )
 def test_exit_codes(
     monkeypatch: pytest.MonkeyPatch,
@@ -80,7 +82,6 @@ def test_exit_codes(
     answers(monkeypatch, outcome)
     assert cli.main(["parity", *PAIR]) == code
     out, err = capfd.readouterr()
-    assert "noise" not in out
     if isinstance(outcome, Exception):
         assert not out
         assert str(outcome.args[0]) in err
@@ -138,10 +139,9 @@ def test_tables_mark_the_first_difference(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere/drafter", "--target", str(DEMO / "target")], "nowhere/drafter"),
+        (["./nowhere/drafter", "--target", str(DEMO / "target")], "nowhere/drafter"),
         ([str(DEMO / "drafter"), "--target", "./nowhere"], "nowhere"),
         ([*PAIR, "--prompts", "nothing.jsonl"], "pass another --prompts"),
-        ([*PAIR, "--max-model-len", "60", "--tokens", "50"], "--max-model-len"),
     ],
 )
 def test_refused_before_an_engine_starts(
@@ -153,33 +153,56 @@ def test_refused_before_an_engine_starts(
     assert message in err
 
 
-def processes_of(session: int) -> list[str]:
-    """Command lines of the living processes of a session."""
-    found = []
+@pytest.mark.engine
+def test_json_of_the_demo_pair(capfd: pytest.CaptureFixture[str]) -> None:
+    """stdout is JSON and nothing else."""
+    assert cli.main(["parity", *PAIR, "--json", "--tokens", "8"]) == EQUAL
+    report = json.loads(capfd.readouterr().out)
+    assert (report["verdict"], report["runner"], report["dtype"]) == ("equal", "v1", "float32")
+    assert [stage["stage"] for stage in report["stages"]] == stage_names(read_drafter(PAIR[0]))
+    assert max(max(stage["end_to_end"], stage["alone"]) for stage in report["stages"]) <= 1e-4
+    assert len(report["acceptance"]) == len(BUILT_IN_PROMPTS)
+    assert all(one["engine"] == one["reference"] != [] for one in report["acceptance"])
+
+
+def descendants(pid: int) -> set[int]:
+    """Living processes started by a process, directly or not."""
+    parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            state, *fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[2]) == session and state != "Z":
-                found.append((folder / "cmdline").read_text())
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
         except (FileNotFoundError, ProcessLookupError):
             continue
+        if state != "Z":
+            parents[int(folder.name)] = int(parent)
+    found, newest = set(), {pid}
+    while newest:
+        newest = {child for child, parent in parents.items() if parent in newest}
+        found |= newest
     return found
 
 
-def wait_for(is_true: Any, seconds: float) -> bool:
+def is_alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for(is_true: Callable[[], bool], seconds: float) -> bool:
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if is_true():
-            return True
+    while not is_true():
+        if time.monotonic() > end:
+            return False
         time.sleep(0.1)
-    return False
+    return True
 
 
 @pytest.mark.engine
 def test_interrupting_leaves_no_process(tmp_path: Path) -> None:
-    """Ctrl-C while the engine's processes start: a terminal sends it to all of them."""
-    command = subprocess.Popen(
-        [sys.executable, "-m", "vllm_dflash.cli", "parity", *PAIR, "--tokens", "1000"],
+    """Ctrl-C while the engine's processes start, which vLLM by itself does not survive."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "vllm_dflash.cli", "parity", *PAIR],
         env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -187,14 +210,13 @@ def test_interrupting_leaves_no_process(tmp_path: Path) -> None:
         start_new_session=True,
         # Processes that a shell starts in the background ignore interrupts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    try:
-        assert wait_for(lambda: len(processes_of(command.pid)) >= 3, 120)
+    ) as command:
+        # The engine's process, and two that vLLM starts.
+        assert wait_for(lambda: len(descendants(command.pid)) >= 3, 120)
+        started = descendants(command.pid)
         os.killpg(command.pid, signal.SIGINT)
         out, err = command.communicate(timeout=60)
-        assert (command.returncode, out) == (INTERRUPTED, ""), err
-        assert wait_for(lambda: not processes_of(command.pid), 10), processes_of(command.pid)
-    finally:
-        if processes_of(command.pid):
-            os.killpg(command.pid, signal.SIGKILL)
+    assert (command.returncode, out) == (INTERRUPTED, ""), err
+    assert "Traceback" not in err
+    assert wait_for(lambda: not any(map(is_alive, started)), 10)
     assert not list(tmp_path.glob("vllm-dflash-parity-*"))

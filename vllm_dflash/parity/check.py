@@ -10,12 +10,8 @@ from typing import Any
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.parity.causes import likely_cause
 from vllm_dflash.parity.compare import compare_request
-from vllm_dflash.parity.engine_side import (
-    EngineSide,
-    engine_arguments,
-    record_prompts,
-    running,
-)
+from vllm_dflash.parity.engine_child import record_in_child
+from vllm_dflash.parity.engine_side import EngineSide, Prompt, engine_arguments
 from vllm_dflash.parity.oracle import Oracle
 from vllm_dflash.parity.report import ACCUMULATED, ParityReport, first_difference
 from vllm_dflash.parity.settings import BUILT_IN_PROMPTS, MAX_MODEL_LEN, TOKENS, TOLERANCES
@@ -26,7 +22,7 @@ def check_parity(
     drafter: str,
     target: str,
     *,
-    prompts: Sequence[str | list[int]] = BUILT_IN_PROMPTS,
+    prompts: Sequence[Prompt] = BUILT_IN_PROMPTS,
     tokens: int = TOKENS,
     dtype: str = "float32",
     tolerance: float | None = None,
@@ -52,14 +48,13 @@ def check_parity(
     Raises:
         ValueError: options or pair do not fit.
         OSError: a model is missing.
-        RuntimeError: the engine did not start.
+        EngineFailed: the engine did not start, or died.
     """
     read_drafter(drafter)  # refuses a bad one before anything is loaded
     on_progress("Starting the engine")
     arguments = engine_arguments(drafter, target, dtype, _shorter(target, max_model_len)) | engine
     with tempfile.TemporaryDirectory(prefix="vllm-dflash-parity-") as folder:
-        with running(arguments) as llm:
-            side = record_prompts(llm, prompts, tokens, Path(folder), on_progress)
+        side = record_in_child(arguments, prompts, tokens, Path(folder), on_progress)
         return compare(side, drafter, target, dtype, tolerance, on_progress)
 
 

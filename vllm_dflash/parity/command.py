@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +89,8 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_parity(parsed: argparse.Namespace) -> int:
     """Compare and print. Returns the exit code."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        with _only_ours_on_stdout():
-            report = _check(parsed)
+        report = _check(parsed)
     except KeyboardInterrupt:
         print("vllm-dflash parity: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -137,20 +132,6 @@ def _check(parsed: argparse.Namespace) -> ParityReport:
             on_progress=status.update,
             **engine,
         )
-
-
-@contextlib.contextmanager
-def _only_ours_on_stdout() -> Iterator[None]:
-    """What vLLM and its processes print goes to stderr, so that stdout is the report alone."""
-    sys.stdout.flush()
-    ours = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(ours, 1)
-        os.close(ours)
 
 
 def _print(report: ParityReport, *, as_json: bool) -> None:
