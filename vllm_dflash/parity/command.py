@@ -106,7 +106,9 @@ def run_parity(parsed: argparse.Namespace) -> int:
 
 def _check(parsed: argparse.Namespace) -> ParityReport:
     from rich.console import Console
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     prompts: tuple[str, ...] = BUILT_IN_PROMPTS
     if parsed.prompts is not None:
         from vllm_dflash.bench.prompts import read_prompts

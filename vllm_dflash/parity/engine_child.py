@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,12 +22,16 @@ from typing import Any
 
 from vllm_dflash.parity.engine_side import EngineSide, Prompt, Written, record_prompts
 
-SECONDS_TO_LEAVE, SECONDS_WHEN_INTERRUPTED = 20.0, 3.0
-LINES_OF_LOG = 60
+SECONDS_TO_LEAVE, SECONDS_TO_DIE = 20.0, 10.0
+ERROR_LINE = re.compile(
+    r"^(?:\(\w+ pid=\d+\) ERROR [^]]*\] )?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$",
+    re.MULTILINE,
+)
+"""The last line of a traceback, with or without what vLLM puts before its log's lines."""
 
 
 class EngineFailed(RuntimeError):
-    """The engine ended without a result. The message holds the end of its log."""
+    """The engine ended without a result. The message says why."""
 
 
 def record_in_child(
@@ -56,8 +62,17 @@ def record_in_child(
                 raise ValueError(message["refused"])
             else:
                 return Written(**message["written"]).load(folder)
-    last = log.read_text(errors="replace").splitlines()[-LINES_OF_LOG:]
-    raise EngineFailed("\n".join(["the engine failed; the end of its log:", *last]))
+    raise EngineFailed(_what_failed(log))
+
+
+def _what_failed(log: Path) -> str:
+    """The errors a log names, the root cause first, and where a copy of all of it lies."""
+    text = log.read_text(errors="replace")
+    descriptor, kept = tempfile.mkstemp(prefix="vllm-dflash-parity-", suffix=".log")
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    errors = dict.fromkeys(match.group(1) for match in ERROR_LINE.finditer(text))
+    return "\n  ".join(["the engine failed:", *errors, f"its log: {kept}"])
 
 
 @contextlib.contextmanager
@@ -76,7 +91,7 @@ def _child(log: int) -> Iterator[subprocess.Popen[str]]:
             yield child
         except BaseException:
             child.send_signal(signal.SIGINT)  # nobody waits for its result any more
-            patience = SECONDS_WHEN_INTERRUPTED
+            patience = SECONDS_TO_DIE
             raise
         finally:
             try:
@@ -114,7 +129,7 @@ def main(job: dict[str, Any]) -> None:
         return
     tell("written", asdict(written))
     # vLLM's own limit is 5 s; what it kills then leaves shared memory behind.
-    llm.llm_engine.engine_core.shutdown(timeout=SECONDS_TO_LEAVE)
+    llm.llm_engine.engine_core.shutdown(timeout=SECONDS_TO_LEAVE / 2)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,14 @@ class DraftingWorker(Worker):
         }
 
     def record_drafting(self) -> None:
-        """From now on write down what is drafted with; needs an eager engine."""
+        """From now on write down all that is computed for drafts (`vllm-dflash parity`).
+
+        Raises:
+            ValueError: the engine is compiled, or takes more than one request at a time.
+        """
+        is_eager = self.vllm_config.model_config.enforce_eager
+        if not is_eager or self.vllm_config.scheduler_config.max_num_seqs != 1:
+            raise ValueError("record_drafting needs enforce_eager=True and max_num_seqs=1.")
         self._recorder = DraftRecorder(self.drafter)
 
     def take_recording(self, path: str) -> None:
