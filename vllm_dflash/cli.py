@@ -1,4 +1,4 @@
-"""Command line: `vllm-dflash inspect DRAFTER --target TARGET` and `vllm-dflash bench`."""
+"""Command line: `vllm-dflash COMMAND`. Each command stands in the package of its name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from vllm_dflash import __version__
 from vllm_dflash.bench.command import add_bench
 from vllm_dflash.inspection.command import add_inspect
+from vllm_dflash.parity.command import add_parity
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -17,8 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"vllm-dflash {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    add_inspect(commands)
-    add_bench(commands)
+    for add_command in (add_inspect, add_parity, add_bench):
+        add_command(commands)
     parsed = parser.parse_args(arguments)
     return parsed.run(parsed)
 

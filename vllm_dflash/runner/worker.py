@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from vllm import envs
@@ -15,6 +16,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_dflash import plugin
 from vllm_dflash.options import DFlashOptions
+from vllm_dflash.parity.recorder import DraftRecorder
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.runner.agreement import agreed_seconds
 from vllm_dflash.runner.periodic_log import PeriodicLog
@@ -104,6 +106,21 @@ class DraftingWorker(Worker):
             **self.drafter.collect_statistics().to_dict(),
             **self.drafter.warm.to_dict(),
         }
+
+    def record_drafting(self) -> None:
+        """From now on write down all that is computed for drafts (`vllm-dflash parity`).
+
+        Raises:
+            ValueError: the engine is compiled, or takes more than one request at a time.
+        """
+        is_eager = self.vllm_config.model_config.enforce_eager
+        if not is_eager or self.vllm_config.scheduler_config.max_num_seqs != 1:
+            raise ValueError("record_drafting needs enforce_eager=True and max_num_seqs=1.")
+        self._recorder = DraftRecorder(self.drafter)
+
+    def take_recording(self, path: str) -> None:
+        """Stop, and write it to a safetensors file for `Recording.load`."""
+        self._recorder.finish(Path(path))
 
 
 class DFlashCPUWorker(DraftingWorker, CPUWorker):

@@ -1,0 +1,124 @@
+"""`vllm-dflash parity` on real engines: a clean pair, and planted faults that it must locate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import DEMO, USES_V2, engine, held_out_prompts
+from pairs import drafter_config, save_drafter
+from targets import make_target
+
+from vllm_dflash import selection
+from vllm_dflash.drafter import layers
+from vllm_dflash.drafter.vocabulary import DraftVocabulary
+from vllm_dflash.parity.check import compare
+from vllm_dflash.parity.engine_side import engine_arguments, record_prompts
+from vllm_dflash.parity.report import ParityReport
+from vllm_dflash.parity.stages import stage_names
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("runner")]
+PROMPTS = [[(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 50))]
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+TOKENS = 8 if USES_V2 else 32
+
+
+def test_a_clean_pair(runner: str, tmp_path: Path) -> None:
+    """Trained, so that drafts are accepted, and different ones at every step."""
+    target, drafter = str(DEMO / "target"), str(DEMO / "drafter")
+    with engine(**engine_arguments(drafter, target, "float32", 512)) as llm:
+        side = record_prompts(llm, held_out_prompts(2), TOKENS, tmp_path).load(tmp_path)
+    report = compare(side, drafter, target)
+    assert report.is_equal
+    assert report.culprit is report.cause is None
+    assert report.runner == runner
+    assert report.non_finite == report.nan_drafts == 0
+    stages = {stage.name: stage for stage in report.stages}
+    assert max(stage.worst for stage in stages.values()) <= 1e-4
+    # Two implementations never round alike: these were really compared.
+    assert min(stages[name].alone for name in ("tap of layer 4", "context Z", "layer 2")) > 0
+    assert len(report.acceptance) == 2
+    for prompt in report.acceptance:
+        assert prompt.engine == prompt.reference
+        # All tokens but the first, and but a last one behind an undrafted step.
+        assert TOKENS - 2 <= sum(prompt.engine) + len(prompt.engine) < TOKENS
+    assert sum(sum(prompt.engine) for prompt in report.acceptance) > 0
+
+
+def report_with_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> ParityReport:
+    """On a random Gemma 4 and a random drafter of a sliding and a full layer."""
+    make_target(folder / "target", "gemma4")
+    spec = save_drafter(folder / "drafter", drafter_config(**MIXED))
+    target, drafter = str(folder / "target"), str(folder / "drafter")
+    arguments = engine_arguments(drafter, target, "float32", 256)
+    plant(monkeypatch)
+    with engine(**arguments, skip_tokenizer_init=True) as llm:
+        side = record_prompts(llm, PROMPTS, TOKENS, folder).load(folder)
+    report = compare(side, drafter, target)
+    assert [stage.name for stage in report.stages] == stage_names(spec)
+    return report
+
+
+def without_embedding_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    share = DraftVocabulary.share
+
+    def share_wrongly(self: DraftVocabulary, target: Any) -> None:
+        share(self, target)
+        right = self._embed
+        self._embed = lambda token_ids: right(token_ids) / 64**0.5
+
+    monkeypatch.setattr(DraftVocabulary, "share", share_wrongly)
+
+
+def taps_one_higher(monkeypatch: pytest.MonkeyPatch) -> None:
+    describe = selection.describe_to_vllm
+
+    def describe_wrongly(config: Any, drafter: Any) -> Any:
+        config = describe(config, drafter)
+        draft = config.draft_model_config
+        for hf_config in (draft.hf_config, draft.hf_text_config):
+            hf_config.dflash_config["target_layer_ids"] = [tap + 1 for tap in drafter.taps]
+        return config
+
+    monkeypatch.setattr(selection, "describe_to_vllm", describe_wrongly)
+
+
+def rope_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    get_rope = layers.get_rope
+
+    def get_wrong_rope(*args: Any, is_neox_style: bool, **kwargs: Any) -> Any:
+        return get_rope(*args, is_neox_style=not is_neox_style, **kwargs)
+
+    monkeypatch.setattr(layers, "get_rope", get_wrong_rope)
+
+
+FAULTS = [
+    (without_embedding_scale, "embedding", "the engine's are 0.125 times the reference's"),
+    (taps_one_higher, "tap of layer 0", "it is the output of layer 1, not of layer 0"),
+    (rope_in_pairs, "layer 0", "rope layout: the engine rotates neighbouring pairs"),
+]
+
+
+@pytest.mark.parametrize(("plant", "culprit", "cause"), FAULTS[2:] if USES_V2 else FAULTS)
+def test_a_planted_fault_is_located(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    culprit: str,
+    cause: str,
+) -> None:
+    """What comes behind the culprit is wrong from end to end, and right by itself."""
+    report = report_with_fault(tmp_path, monkeypatch, plant)
+    assert not report.is_equal
+    assert report.culprit == culprit
+    assert report.cause is not None
+    assert report.cause.startswith(cause)
+    stages = {stage.name: stage for stage in report.stages}
+    assert stages["logits"].end_to_end > 0.01
+    assert stages["logits"].alone < 1e-4
+    if culprit != "layer 0":
+        assert stages["layer 0"].alone < 1e-4 < stages["layer 0"].end_to_end

@@ -1,0 +1,1 @@
+"""`vllm-dflash parity`: does the engine's drafter compute what `reference.py` computes?"""

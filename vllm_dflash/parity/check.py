@@ -1,0 +1,107 @@
+"""`check_parity`: run the engine, run the reference, compare."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.parity.causes import likely_cause
+from vllm_dflash.parity.compare import compare_request
+from vllm_dflash.parity.engine_child import record_in_child
+from vllm_dflash.parity.engine_side import EngineSide, Prompt, engine_arguments
+from vllm_dflash.parity.oracle import Oracle
+from vllm_dflash.parity.report import ACCUMULATED, ParityReport, first_difference
+from vllm_dflash.parity.settings import BUILT_IN_PROMPTS, MAX_MODEL_LEN, TOKENS, TOLERANCES
+from vllm_dflash.parity.stages import StageErrors
+
+
+def check_parity(
+    drafter: str,
+    target: str,
+    *,
+    prompts: Sequence[Prompt] = BUILT_IN_PROMPTS,
+    tokens: int = TOKENS,
+    dtype: str = "float32",
+    tolerance: float | None = None,
+    max_model_len: int = MAX_MODEL_LEN,
+    on_progress: Callable[[str], None] = lambda _: None,
+    **engine: Any,
+) -> ParityReport:
+    """Compare the engine's drafter with the reference, stage by stage, on a pair.
+
+    Both run on this machine, one after the other; the reference on the CPU.
+
+    Args:
+        drafter: folder or repository.
+        target: folder or repository.
+        prompts: texts, or lists of token ids.
+        tokens: new tokens of each prompt.
+        dtype: of both sides, `float32` or `bfloat16`.
+        tolerance: largest relative error that counts as equal; by dtype unless given.
+        max_model_len: of the engine, or less if the target has less.
+        on_progress: told what is going on.
+        engine: more arguments of `vllm.LLM`, for targets that need some (`model_impl`).
+
+    Raises:
+        ValueError: options or pair do not fit.
+        OSError: a model is missing.
+        EngineFailed: the engine did not start, or died.
+    """
+    read_drafter(drafter)  # refuses a bad one before anything is loaded
+    on_progress("Starting the engine")
+    arguments = engine_arguments(drafter, target, dtype, _shorter(target, max_model_len)) | engine
+    with tempfile.TemporaryDirectory(prefix="vllm-dflash-parity-") as folder:
+        side = record_in_child(arguments, prompts, tokens, Path(folder), on_progress)
+        return compare(side, drafter, target, dtype, tolerance, on_progress)
+
+
+def compare(
+    side: EngineSide,
+    drafter: str,
+    target: str,
+    dtype: str = "float32",
+    tolerance: float | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> ParityReport:
+    """The engine's side against the reference's. Raises as `check_parity` does."""
+    import torch
+
+    tolerance = TOLERANCES[dtype] if tolerance is None else tolerance
+    on_progress("Loading the reference")
+    oracle = Oracle.load(target, drafter, getattr(torch, dtype))
+    errors = StageErrors(oracle.drafter.spec)
+    acceptance = []
+    for number, request in enumerate(side.requests):
+        on_progress(f"Comparing prompt {number + 1} of {len(side.requests)}")
+        acceptance.append(compare_request(oracle, request, number, errors))
+    if not any(one.engine for one in acceptance):
+        raise ValueError("the engine drafted nothing: pass more --tokens or other prompts.")
+    stages = errors.stages()
+    culprit, cause = first_difference(stages, tolerance), None
+    if culprit is not None:
+        cause = likely_cause(culprit, oracle, side.requests, tolerance)
+    elif any(stage.worst > tolerance for stage in stages):
+        cause = ACCUMULATED
+    return ParityReport(
+        drafter=drafter,
+        target=target,
+        runner=side.runner,
+        dtype=dtype,
+        tolerance=tolerance,
+        stages=stages,
+        acceptance=tuple(acceptance),
+        nan_drafts=side.nan_drafts,
+        culprit=culprit.name if culprit else None,
+        cause=cause,
+    )
+
+
+def _shorter(target: str, max_model_len: int) -> int:
+    """The length asked for, unless the target's own is less."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(target).get_text_config()
+    return min(max_model_len, getattr(config, "max_position_embeddings", None) or max_model_len)
