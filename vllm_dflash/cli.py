@@ -1,4 +1,4 @@
-"""Command line: `vllm-dflash inspect DRAFTER --target TARGET` and `vllm-dflash bench`."""
+"""Command line: `vllm-dflash inspect`, `bench` and `verify`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 from vllm_dflash import __version__
 from vllm_dflash.bench.command import add_bench
+from vllm_dflash.verify.command import add_verify
 
 FITS, DOES_NOT_FIT, UNREADABLE = 0, 1, 2
 
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     inspect.add_argument("--target", required=True, help="folder or repository of the target")
     inspect.set_defaults(run=lambda parsed: inspect_pair(parsed.drafter, parsed.target))
     add_bench(commands)
+    add_verify(commands)
     parsed = parser.parse_args(arguments)
     return parsed.run(parsed)
 
