@@ -133,6 +133,17 @@ def test_a_text_that_ends_too_soon_where_a_piece_ends() -> None:
     assert found[-1] == Divergence(len(text), None, plain.best(PROMPT + text), math.inf)
 
 
+def test_a_stop_token_at_the_end_of_a_piece() -> None:
+    """Nothing is wrong, and nothing is asked for behind it."""
+    plain = Plain()
+    last = len(PROMPT) + FIRST_PIECE
+    plain.best = lambda tokens: STOP if len(tokens) == last else 2  # type: ignore[method-assign]
+    text = plain.write(PROMPT, 50, lambda tokens: 3 if len(tokens) == 2 else plain.best(tokens))
+    (found,) = plain.compare(text, limit=50)
+    assert [one.position for one in found] == [0]
+    assert len(plain.rounds) == 1
+
+
 @given(st.integers(1, 60), st.integers(1, VOCABULARY - 1))
 def test_a_text_that_goes_on_behind_its_end(limit: int, token: int) -> None:
     plain = Plain()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,29 @@ def test_the_planting_itself_changes_nothing(
     plant(monkeypatch, as_it_is)
     assert gate(plain).verdict == "lossless"
     assert len(steps) > 100
+
+
+def test_a_close_second_is_a_tie(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rounding would have it: the second best token of a row where it is this close."""
+    close = 0.1
+    original = rejection_sampler.rejection_sample
+
+    def rejection_sample(*arguments: Any, **named: Any) -> torch.Tensor:
+        before, logits, after = arguments[:5], arguments[5].clone(), arguments[6:]
+        best, second = logits.topk(2).indices.unbind(-1)
+        rows = torch.arange(len(logits))
+        change = logits[rows, best] - logits[rows, second] < close
+        logits[rows[change], best[change]] -= 2 * close
+        return original(*before, logits, *after, **named)
+
+    monkeypatch.setattr(rejection_sampler, "rejection_sample", rejection_sample)
+    result = verify(PROMPTS, open_dflash, lambda: nullcontext(plain), replace(SETTINGS, tie=0.2))
+    assert result.verdict == "lossless"
+    for level in result.levels:
+        assert level.regressions == 0
+        assert level.ties > level.with_ties > 0  # it goes on behind the first
+        assert level.worst is not None
+        assert 0 < level.worst.regret < close + 1e-3
 
 
 def test_regret_is_that_of_the_full_distribution(plain: Engine) -> None:

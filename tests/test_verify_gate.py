@@ -17,8 +17,8 @@ from vllm_dflash.verify.report import make_notes, make_table
 from vllm_dflash.verify.result import Drafting, Finding, Level, Verification
 
 STOP = 9
-REGRET = {5: 0.125, 6: 0.5}
-"""Of tokens that are not the next number; others have a whole nat."""
+REGRET = {(4, 5): 0.125, (7, 6): 0.5}
+"""By the next number and the one that is written instead; others have a whole nat."""
 
 
 class Counting:
@@ -48,12 +48,14 @@ class Counting:
         assert seconds > 0
         number, request = self.queue.pop()  # the last one is finished first
         text = list(request.tokens)
-        while len(text) - len(request.tokens) < request.max_tokens and text[-1:] != [STOP]:
+        room = min(request.max_tokens, self.known["max_model_len"] - len(text))
+        assert room > 0
+        while len(text) - len(request.tokens) < room and text[-1] != STOP:
             text.append(self.wrong.get(text[-1] + 1, text[-1] + 1))
         self.drafts += 2.0
         best = request.tokens[-1] + 1
         scored = request.scored
-        regret = None if scored is None else REGRET.get(scored, 1.0) * (scored != best)
+        regret = None if scored is None else REGRET.get((best, scored), 1.0) * (scored != best)
         return [Finished(number, text[len(request.tokens) :], regret)]
 
     def counts(self) -> dict[str, float]:
@@ -177,7 +179,10 @@ def test_engines_that_differ_are_not_compared() -> None:
 
 
 def test_texts_end_at_the_context_limit() -> None:
-    assert gate(Counting(max_model_len=4)).verdict == "lossless"
+    """Nothing can be continued behind a tie in the last place."""
+    result = gate(Counting({4: 5}, max_model_len=4), Counting(max_model_len=4))
+    assert result.verdict == "lossless"
+    assert [one.position for one in result.levels[0].texts[0]] == [2]
 
 
 def test_worst_is_whatever_cannot_be_compared() -> None:
