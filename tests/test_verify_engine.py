@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,11 @@ from vllm_dflash.verify.result import Verification
 from vllm_dflash.verify.vllm_engine import VllmEngine
 
 pytestmark = pytest.mark.engine
-PROMPTS = held_out_prompts(12)
-SETTINGS = Settings(concurrency=(1, 8), tokens=32)
+PROMPTS = held_out_prompts(8)
+SETTINGS = Settings(concurrency=(2, 8), tokens=32)
 PLACEHOLDER = -1
 
-Rows = list[list[int]]
-"""Tokens of each request in a step: accepted drafts, then one of the target's own."""
+Gate = Callable[..., Verification]
 Accept = Callable[[list[int], list[int], list[int]], list[int]]
 """From a request's drafts, the target's choice behind each token it was given, and the sound
 tokens, to other tokens."""
@@ -89,19 +88,29 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield child
 
 
-@contextmanager
-def open_dflash(**changes: Any) -> Iterator[Engine]:
-    arguments = {"speculative_config": dict(FIXED), "max_num_seqs": 8} | changes
-    with engine(**arguments) as llm:
+@pytest.fixture(scope="module")
+def dflash() -> Iterator[VllmEngine]:
+    with engine(speculative_config=dict(FIXED), max_num_seqs=8) as llm:
         yield VllmEngine(llm.llm_engine)
 
 
-def gate(plain: Engine) -> Verification:
-    return verify(PROMPTS, open_dflash, lambda: nullcontext(plain), SETTINGS)
+@pytest.fixture
+def gate(plain: Engine, dflash: Engine) -> Gate:
+    """The gate on engines that run already: what is planted is looked up in every step."""
+
+    def verify_demo(**changes: Any) -> Verification:
+        return verify(
+            PROMPTS,
+            lambda: nullcontext(dflash),
+            lambda: nullcontext(plain),
+            replace(SETTINGS, **changes),
+        )
+
+    return verify_demo
 
 
-def test_float32_is_lossless(plain: Engine) -> None:
-    result = gate(plain)
+def test_float32_is_lossless(gate: Gate) -> None:
+    result = gate()
     assert result.verdict == "lossless"
     assert result.tie == 0
     for level in result.levels:
@@ -112,10 +121,10 @@ def test_float32_is_lossless(plain: Engine) -> None:
 
 @pytest.mark.parametrize("fault", [one_too_many, unverified])
 def test_a_planted_fault_is_caught(
-    plain: Engine, monkeypatch: pytest.MonkeyPatch, fault: Accept
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, fault: Accept
 ) -> None:
     plant(monkeypatch, fault)
-    result = gate(plain)
+    result = gate()
     assert (result.verdict, result.exit_code) == ("regression", 1)
     for level in result.levels:
         assert level.with_regressions == len(PROMPTS)
@@ -125,9 +134,7 @@ def test_a_planted_fault_is_caught(
         assert level.worst.regret > 1
 
 
-def test_the_planting_itself_changes_nothing(
-    plain: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_planting_itself_changes_nothing(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
 
     def as_it_is(drafts: list[int], choices: list[int], sound: list[int]) -> list[int]:
@@ -137,11 +144,11 @@ def test_the_planting_itself_changes_nothing(
         return sound
 
     plant(monkeypatch, as_it_is)
-    assert gate(plain).verdict == "lossless"
+    assert gate().verdict == "lossless"
     assert len(steps) > 100
 
 
-def test_a_close_second_is_a_tie(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_second_is_a_tie(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """As rounding would have it: the second best token of a row where it is this close."""
     close = 0.1
     original = rejection_sampler.rejection_sample
@@ -155,7 +162,7 @@ def test_a_close_second_is_a_tie(plain: Engine, monkeypatch: pytest.MonkeyPatch)
         return original(*before, logits, *after, **named)
 
     monkeypatch.setattr(rejection_sampler, "rejection_sample", rejection_sample)
-    result = verify(PROMPTS, open_dflash, lambda: nullcontext(plain), replace(SETTINGS, tie=0.2))
+    result = gate(tie=0.2)
     assert result.verdict == "lossless"
     for level in result.levels:
         assert level.regressions == 0
@@ -182,23 +189,32 @@ def test_regret_is_that_of_the_full_distribution(plain: Engine) -> None:
     assert {one.tokens[0] for one in scored} == {int(logits.argmax())} == {written.tokens[0]}
 
 
-def test_concurrency_is_exact(plain: Engine) -> None:
-    """What an engine of this process has in flight, whatever it could take."""
+def test_concurrency_is_exact(
+    plain: Engine, dflash: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in flight, whatever the engine could take."""
     in_flight = []
-    with engine(max_num_seqs=8) as llm:
-        step = llm.llm_engine.step
+    engine = dflash._engine
+    step = engine.step
 
-        def counted() -> Any:
-            in_flight.append(llm.llm_engine.get_num_unfinished_requests())
-            return step()
+    def counted() -> Any:
+        in_flight.append(engine.get_num_unfinished_requests())
+        return step()
 
-        llm.llm_engine.step = counted
-        own = VllmEngine(llm.llm_engine)
-        requests = [Request(tokens, 4 + i) for i, tokens in enumerate(own.encode(PROMPTS[:7]))]
-        finished = complete(own, requests, 3)
-        assert own.facts().stop_tokens == [0]
-        assert own.facts().drafter is None
-        assert own.counts() == {}
+    monkeypatch.setattr(engine, "step", counted)
+    requests = [Request(tokens, 16 + i) for i, tokens in enumerate(dflash.encode(PROMPTS[:7]))]
+    finished = complete(dflash, requests, 3)
     assert max(in_flight) == 3
     assert in_flight.count(3) > len(in_flight) / 2
     assert finished == complete(plain, requests, 1)
+
+
+def test_facts(plain: Engine, dflash: Engine) -> None:
+    ours, theirs = dflash.facts(), plain.facts()
+    assert (ours.stop_tokens, ours.dtype, ours.max_model_len) == ([0], "float32", 512)
+    assert (ours.max_num_seqs, theirs.drafter) == (8, None)
+    assert theirs.max_model_len == 512
+    assert ours.drafter is not None
+    assert ours.drafter.startswith("vllm-dflash ")
+    assert plain.counts() == {}
+    assert plain.decode(plain.encode(["return self"])[0])[-1] == " self"
