@@ -175,10 +175,13 @@ def test_bfloat16_from_end_to_end(tmp_path: Path) -> None:
     assert "vllm-dflash" not in log
 
 
-def test_an_unknown_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "flags", [["--max-modle-len", "512"], ["another/model"], ["--speculative-config", "{}"]]
+)
+def test_flags_that_are_not_taken(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     with pytest.raises(SystemExit):
-        start(str(TARGET), None, None, ["--max-modle-len", "512"])
-    assert "--max-modle-len" in capsys.readouterr().err
+        start(str(TARGET), None, None, flags)
+    assert ("--max-modle-len" if "512" in flags else "after --") in capsys.readouterr().err
 
 
 @pytest.mark.engine

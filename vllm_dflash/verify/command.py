@@ -184,9 +184,7 @@ def verify_pair(
         raise
     if logs is None:
         shutil.rmtree(folder, ignore_errors=True)
-    result.about.update(
-        target=target, speculative_config=speculative_config, flags=[*flags], dtype_flag=dtype
-    )
+    result.about.update(target=target, speculative_config=speculative_config, flags=[*flags])
     return result
 
 

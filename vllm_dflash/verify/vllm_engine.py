@@ -155,7 +155,10 @@ def start(
     from vllm.v1.engine.llm_engine import LLMEngine
 
     parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
-    arguments = EngineArgs.from_cli_args(parser.parse_args(flags))
+    parsed = parser.parse_args(flags)
+    if parsed.model_tag not in (None, target) or parsed.speculative_config is not None:
+        parser.error("the target and the speculative config are not among the flags after --")
+    arguments = EngineArgs.from_cli_args(parsed)
     arguments.model = target
     arguments.speculative_config = speculative_config
     arguments.disable_log_stats = False
