@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.progress import track
 
-from vllm_dflash.bench.engine_child import EngineChild
+from vllm_dflash.bench.engine_child import BenchChild
 from vllm_dflash.bench.prompts import read_prompts
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
@@ -31,13 +31,13 @@ def main() -> None:
     engine = {"model": str(arguments.pair / "target"), "dtype": "float32", "max_model_len": 512}
     # Cache blocks smaller than the prompts, or there would be no prefix to hit.
     engine |= {"disable_log_stats": False, "block_size": 32}
-    with EngineChild(arguments.out / "plain.log", plugins="", **engine) as child:
+    with BenchChild(arguments.out / "plain.log", plugins="", **engine) as child:
         expected = child.ask("generate", prompts=prompts, sampling=sampling)["token_ids"]
     differing = 0
     settings = [(1, 64), (8, 48), (32, 64)]
     for concurrency, batched_tokens in track(settings, "Comparing"):
         log = arguments.out / f"dflash-{concurrency}.log"
-        with EngineChild(
+        with BenchChild(
             log,
             **engine,
             speculative_config={"method": "dflash", "model": str(arguments.pair / "drafter")},

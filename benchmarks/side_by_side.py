@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from vllm_dflash.bench.engine_child import EngineChild
+from vllm_dflash.bench.engine_child import BenchChild
 from vllm_dflash.bench.prompts import read_prompts
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
@@ -57,7 +57,7 @@ def main() -> None:
     with ExitStack() as stack:
         children = {
             side: stack.enter_context(
-                EngineChild(arguments.out / f"{side}.log", **engine, **changes)
+                BenchChild(arguments.out / f"{side}.log", **engine, **changes)
             )
             for side, changes in sides.items()
         }

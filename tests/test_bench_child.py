@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_dflash.bench.engine_child import EngineChild, EngineDied
+from vllm_dflash.bench.engine_child import BenchChild
 from vllm_dflash.bench.prompts import read_prompts
+from vllm_dflash.engine_child import EngineDied
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
 PROMPTS = read_prompts(DEMO / "held_out.jsonl", 8)
@@ -21,22 +22,22 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineChild]:
+def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchChild]:
     log = Path(tmp_path_factory.mktemp("child")) / "child.log"
     arguments = {"model": str(DEMO / "target"), "max_model_len": 512, "enforce_eager": True}
     arguments["disable_log_stats"] = False  # for `generate`
-    with EngineChild(log, plugins="", **arguments) as child:
+    with BenchChild(log, plugins="", **arguments) as child:
         yield child
 
 
-def test_closed(child: EngineChild) -> None:
+def test_closed(child: BenchChild) -> None:
     result = child.ask("closed", prompts=PROMPTS, concurrency=3, tokens=8, seconds=0.3)
     assert result["tokens"] > 20
     assert result["tokens_per_output"] == 1  # nothing drafts
     assert result["tokens_per_second"] == pytest.approx(result["tokens"] / result["seconds"])
 
 
-def test_loads_leave_nothing_behind(child: EngineChild) -> None:
+def test_loads_leave_nothing_behind(child: BenchChild) -> None:
     for _ in range(2):
         result = child.ask("swing", prompts=PROMPTS, phases=[(4, 40), (1, 10)], tokens=16)
         assert len(result["seconds"]) == 2
@@ -47,7 +48,7 @@ def test_loads_leave_nothing_behind(child: EngineChild) -> None:
         )
 
 
-def test_generate(child: EngineChild) -> None:
+def test_generate(child: BenchChild) -> None:
     sampling = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
     answer = child.ask("generate", prompts=PROMPTS[:3], sampling=sampling)
     assert [len(ids) for ids in answer["token_ids"]] == [6, 6, 6]
@@ -55,7 +56,7 @@ def test_generate(child: EngineChild) -> None:
 
 def test_death_is_reported_with_the_log(tmp_path: Path) -> None:
     log = tmp_path / "dead.log"
-    with EngineChild(log, model=str(tmp_path / "nothing")) as child:
+    with BenchChild(log, model=str(tmp_path / "nothing")) as child:
         with pytest.raises(EngineDied) as death:
             child.ask("versions")
         with pytest.raises(EngineDied):
@@ -88,7 +89,7 @@ def _interruptible() -> Iterator[None]:
 @pytest.mark.usefixtures("_interruptible")
 def test_interrupting_a_wait_ends_the_child(tmp_path: Path) -> None:
     threading.Timer(4, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with EngineChild(tmp_path / "log", model=str(DEMO / "target")) as child:
+    with BenchChild(tmp_path / "log", model=str(DEMO / "target")) as child:
         group = child._process.pid
         os.killpg(group, 0)
         with pytest.raises(KeyboardInterrupt):
@@ -101,7 +102,7 @@ def test_a_killed_child_is_noticed_and_leaves_no_process(
 ) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     arguments = {"model": str(DEMO / "target"), "max_model_len": 512, "enforce_eager": True}
-    with EngineChild(tmp_path / "log", plugins="", **arguments) as child:
+    with BenchChild(tmp_path / "log", plugins="", **arguments) as child:
         child.ask("versions")
         group = child._process.pid
         os.kill(group, signal.SIGKILL)

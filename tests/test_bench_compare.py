@@ -15,10 +15,10 @@ from rich.console import Console
 
 from vllm_dflash.bench import compare
 from vllm_dflash.bench.compare import Comparison
-from vllm_dflash.bench.engine_child import EngineDied
 from vllm_dflash.bench.plan import CLOSED, SWING, Workload
 from vllm_dflash.bench.record import Record, describe
 from vllm_dflash.bench.sides import make_sides
+from vllm_dflash.engine_child import EngineDied
 
 Asked = tuple[str, str, dict[str, Any]]
 
@@ -55,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
                     counts = [count for count, _ in arguments["phases"]]
                     return {"concurrency": counts, "seconds": [1.0] * len(counts)}
 
-    monkeypatch.setattr(compare, "EngineChild", InstantChild)
+    monkeypatch.setattr(compare, "BenchChild", InstantChild)
     return questions
 
 
@@ -120,7 +120,7 @@ def test_swing_is_sized_by_plain_decoding(tmp_path: Path, asked: list[Asked]) ->
 def test_a_death_leaves_complete_rounds_and_no_child(
     tmp_path: Path, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = compare.EngineChild.ask
+    ask = compare.BenchChild.ask
     log = tmp_path / "log"
     log.write_text("it broke")
 
@@ -129,7 +129,7 @@ def test_a_death_leaves_complete_rounds_and_no_child(
             raise EngineDied(log)
         return ask(child, question, **arguments)
 
-    monkeypatch.setattr(compare.EngineChild, "ask", mortal)
+    monkeypatch.setattr(compare.BenchChild, "ask", mortal)
     with pytest.raises(EngineDied, match="it broke"):
         comparison(tmp_path, CLOSED).run()
     saved = json.loads((tmp_path / "result.json").read_text())

@@ -9,6 +9,7 @@ from vllm_dflash import __version__
 from vllm_dflash.bench.command import add_bench
 from vllm_dflash.inspection.command import add_inspect
 from vllm_dflash.parity.command import add_parity
+from vllm_dflash.verify.command import add_verify
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"vllm-dflash {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_command in (add_inspect, add_parity, add_bench):
+    for add_command in (add_inspect, add_verify, add_parity, add_bench):
         add_command(commands)
     parsed = parser.parse_args(arguments)
     return parsed.run(parsed)

@@ -177,7 +177,7 @@ def run_bench(parsed: argparse.Namespace) -> int:
     missing = [name for name in ("matplotlib", "rich") if find_spec(name) is None]
     if missing:
         return _fail(EXTRA_MISSING.format(" and ".join(missing)))
-    from vllm_dflash.bench.engine_child import EngineDied
+    from vllm_dflash.engine_child import EngineDied
 
     try:
         comparison = _prepare(parsed)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from vllm_dflash.bench.engine_child import EngineChild
+from vllm_dflash.bench.engine_child import BenchChild
 from vllm_dflash.bench.output import write_report
 from vllm_dflash.bench.plan import Measurement, Workload, plan_round
 from vllm_dflash.bench.record import Record
@@ -53,8 +53,8 @@ class Comparison:
             ) as progress:
                 return self._measure(children, plain_rates, progress)
 
-    def _start(self, stack: ExitStack) -> dict[str, EngineChild]:
-        children: dict[str, EngineChild] = {}
+    def _start(self, stack: ExitStack) -> dict[str, BenchChild]:
+        children: dict[str, BenchChild] = {}
         for number, side in enumerate(self.record.sides, 1):
             of = f"engine {number} of {len(self.record.sides)}"
             with self.console.status(f"Starting {of}: {side.name}"):
@@ -62,14 +62,14 @@ class Comparison:
                 arguments = dict(self.engine)
                 if side.speculative_config:
                     arguments["speculative_config"] = side.speculative_config
-                child = stack.enter_context(EngineChild(log, plugins=side.plugins, **arguments))
+                child = stack.enter_context(BenchChild(log, plugins=side.plugins, **arguments))
                 self.record.about["versions"] |= child.ask("versions")
                 children[side.name] = child
         for child in children.values():
             stack.callback(child.dismiss)  # all of them, before the first is waited for
         return children
 
-    def _calibrate(self, plain: EngineChild) -> dict[int, float]:
+    def _calibrate(self, plain: BenchChild) -> dict[int, float]:
         """Plain decoding's tokens per second where the plan needs them; roughly will do."""
         rates: dict[int, float] = {}
         for concurrency in self.workload.calibrated:
@@ -88,7 +88,7 @@ class Comparison:
 
     def _measure(
         self,
-        children: Mapping[str, EngineChild],
+        children: Mapping[str, BenchChild],
         plain_rates: Mapping[int, float],
         progress: Progress,
     ) -> list[Table]:
@@ -120,7 +120,7 @@ class Comparison:
         return tables
 
 
-def _ask(child: EngineChild, side: Side, measurement: Measurement) -> dict[str, Any]:
+def _ask(child: BenchChild, side: Side, measurement: Measurement) -> dict[str, Any]:
     result = child.ask(measurement.question, **measurement.arguments)
     return {
         "load": measurement.load,

@@ -23,6 +23,7 @@ from vllm_dflash.runner.periodic_log import PeriodicLog
 from vllm_dflash.runner.profiling import profile_v1, profile_v2
 from vllm_dflash.runner.scheduler import attach_costs, attach_drafts
 from vllm_dflash.runner.v1 import DFlashProposer
+from vllm_dflash.runner.watch import DraftWatch
 
 
 class DraftingWorker(Worker):
@@ -34,6 +35,7 @@ class DraftingWorker(Worker):
     def init_device(self) -> None:
         """Build the model runner around our drafting code."""
         self._log: PeriodicLog | None = None
+        self._watch: DraftWatch | None = None
         self._costs_to_send: StepCosts | None = None
         if self.use_v2_model_runner:
             plugin.install_v2_speculator()
@@ -45,7 +47,14 @@ class DraftingWorker(Worker):
         else:
             self.drafter = plugin.attach_to_v1_runner(self.model_runner, DFlashProposer)
         if self.rank == 0:
-            plugin.log_active(DFlashOptions.of(self.vllm_config), runner=self._runner)
+            options = DFlashOptions.of(self.vllm_config)
+            plugin.log_active(options, runner=self._runner)
+            self._watch = DraftWatch(
+                self.drafter.collect_statistics,
+                plugin.logger().warning,
+                target=self.model_config.model,
+                drafter=options.drafter.model,
+            )
 
     @property
     def _runner(self) -> str:
@@ -86,6 +95,8 @@ class DraftingWorker(Worker):
         elif self.drafter.has_drafts and plugin.drafts_come_with_the_output(self.vllm_config):
             attach_drafts(output, self.take_draft_token_ids())
         self.drafter.end_step()
+        if self._watch is not None:
+            self._watch.tick()
         if self._log is not None:
             self._log.tick()
         return output

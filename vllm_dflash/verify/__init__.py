@@ -1,0 +1,1 @@
+"""`vllm-dflash verify`: is DFlash's output plain decoding's? The losslessness gate."""

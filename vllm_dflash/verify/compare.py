@@ -1,0 +1,147 @@
+"""Token by token: where DFlash's text leaves plain decoding's, and by how much.
+
+Pure. What plain decoding would have written or how it likes a token is asked for: `compare` yields
+questions and is sent answers; `compare_all` collects those of many texts into rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+Tokens = tuple[int, ...]
+FIRST_PIECE = 16
+"""Tokens asked for behind a divergence; twice as many each time they agree. All at once would be
+wasted on a text that diverges again and again."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """What both wrote behind a prompt."""
+
+    prompt: Tokens
+    plain: Tokens
+    dflash: Tokens
+    limit: int
+    """Tokens at which a text ends that no stop token ended before."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """To plain decoding, about a text that starts with `prefix` (the prompt's tokens included)."""
+
+    prefix: Tokens
+    token: int | None
+    """What is its regret as the next one? None: nothing is to be scored."""
+    max_tokens: int
+    """How many tokens are wanted behind prefix and token; at most, a stop token ends them."""
+
+    @property
+    def continued(self) -> Tokens:
+        """What is continued."""
+        return self.prefix if self.token is None else (*self.prefix, self.token)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of plain decoding."""
+
+    regret: float
+    """In nat: the best token's log-probability minus that of the token that was asked about."""
+    continuation: Tokens
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where DFlash's text is not what plain decoding would have written behind the same tokens."""
+
+    position: int
+    """Tokens of the text before it."""
+    dflash: int | None
+    plain: int | None
+    """The tokens; None: this text has ended."""
+    regret: float
+    """Of DFlash's token, in nat; infinite where one of them has ended."""
+
+    def is_tie(self, tie: float) -> bool:
+        """Whether rounding explains it: plain decoding likes the token almost as much as its own.
+
+        Regret that is not a number is no tie.
+        """
+        return self.regret <= tie
+
+
+def compare(
+    text: Text, stop_tokens: AbstractSet[int]
+) -> Generator[Question, Answer, list[Divergence]]:
+    """Find every divergence. Behind each, plain decoding goes on from DFlash's own tokens."""
+    ours = text.dflash
+    start, plain, asked = 0, text.plain, text.limit
+    found: list[Divergence] = []
+    while True:
+        at = start + _length_in_common(ours[start:], plain)
+        wanted = plain[at - start] if at - start < len(plain) else None
+        got = ours[at] if at < len(ours) else None
+        stopped = bool(plain) and plain[-1] in stop_tokens
+        if wanted is None and len(plain) == asked and not stopped and at < text.limit:
+            # So far so good, and plain decoding has not ended.
+            asked = min(2 * asked, text.limit - at)
+            answer = yield Question((*text.prompt, *ours[:at]), None, asked)
+            start, plain = at, answer.continuation
+            continue
+        if wanted is None or got is None:
+            if wanted != got:
+                found.append(Divergence(at, got, wanted, math.inf))
+            return found
+        next_one = at + 1
+        ends = got in stop_tokens or next_one == text.limit
+        asked = 0 if ends else min(FIRST_PIECE, text.limit - next_one)
+        answer = yield Question((*text.prompt, *ours[:at]), got, asked)
+        found.append(Divergence(at, got, wanted, answer.regret))
+        if ends:
+            if next_one < len(ours):
+                found.append(Divergence(next_one, ours[next_one], None, math.inf))
+            return found
+        start, plain = next_one, answer.continuation
+
+
+def compare_all(
+    texts: Sequence[Text],
+    stop_tokens: AbstractSet[int],
+    ask: Callable[[list[Question]], Sequence[Answer]],
+    on_round: Callable[[int], None] = lambda settled: None,
+) -> list[list[Divergence]]:
+    """Compare many texts, asking about all of them at a time and nothing twice in a round.
+
+    Args:
+        texts: any number.
+        stop_tokens: those that end a text.
+        ask: gives one answer per question.
+        on_round: told before each round how many texts need no more answers.
+
+    Returns:
+        The divergences of each text, in order.
+    """
+    found: list[list[Divergence]] = [[] for _ in texts]
+    comparisons = {number: compare(text, stop_tokens) for number, text in enumerate(texts)}
+    answers: dict[int, Answer | None] = dict.fromkeys(comparisons)
+    while comparisons:
+        questions: dict[int, Question] = {}
+        for number, comparison in list(comparisons.items()):
+            try:
+                questions[number] = comparison.send(answers[number])  # type: ignore[arg-type]
+            except StopIteration as end:
+                found[number] = end.value
+                del comparisons[number]
+        on_round(len(texts) - len(comparisons))
+        distinct = list(dict.fromkeys(questions.values()))
+        told = dict(zip(distinct, ask(distinct), strict=True)) if distinct else {}
+        answers = {number: told[question] for number, question in questions.items()}
+    return found
+
+
+def _length_in_common(one: Tokens, other: Tokens) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
