@@ -57,7 +57,7 @@ def test_missing_libraries_are_named_with_the_command_that_brings_them(
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     assert bench(tmp_path) == command.FAILED
     error = capsys.readouterr().err
-    assert "matplotlib and rich" in error
+    assert "needs matplotlib" in error
     assert 'pip install "vllm-dflash[bench]"' in error
 
 

@@ -20,7 +20,7 @@ LOADS = {
 }
 FULL: dict[str, Any] = {"seconds": 6.0, "rounds": 5, "concurrency": [1, 2, 4, 8, 16, 32]}
 QUICK: dict[str, Any] = {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
-EXTRA_MISSING = 'vllm-dflash bench needs {}: pip install "vllm-dflash[bench]"'
+EXTRA_MISSING = 'vllm-dflash bench needs matplotlib: pip install "vllm-dflash[bench]"'
 INTERRUPTED, FAILED = 130, 1
 WIDTH_OF_FILES = 120
 
@@ -174,9 +174,8 @@ def run_bench(parsed: argparse.Namespace) -> int:
     for name, value in (QUICK if parsed.quick else FULL).items():
         if getattr(parsed, name) is None:
             setattr(parsed, name, value)
-    missing = [name for name in ("matplotlib", "rich") if find_spec(name) is None]
-    if missing:
-        return _fail(EXTRA_MISSING.format(" and ".join(missing)))
+    if find_spec("matplotlib") is None:
+        return _fail(EXTRA_MISSING)
     from vllm_dflash.engine_child import EngineDied
 
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 
 from vllm_dflash.inspection.result import Inspection
 from vllm_dflash.inspection.sections import Section, make_sections, verdict
@@ -12,7 +11,7 @@ from vllm_dflash.inspection.sections import Section, make_sections, verdict
 def print_inspection(found: Inspection) -> None:
     """To standard output; what cannot be read is said on standard error."""
     sections, lines = make_sections(found), verdict(found)
-    if sys.stdout.isatty() and find_spec("rich") is not None:
+    if sys.stdout.isatty():
         for section in sections:
             _print_rich(section)
         print()

@@ -9,7 +9,6 @@ import shutil
 import sys
 import tempfile
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +98,6 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_verify(parsed: argparse.Namespace) -> int:
     """Verify and print. Returns the exit code."""
-    if find_spec("rich") is None:
-        return _fail('needs rich: pip install "vllm-dflash[bench]"')
     from vllm_dflash.bench.prompts import read_prompts
     from vllm_dflash.engine_child import EngineDied
     from vllm_dflash.verify.gate import Settings
