@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from vllm.engine.arg_utils import EngineArgs
 
 from vllm_dflash.checkpoint.pairing import TargetFacts, check_pair
+from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.options import DFlashOptions
 
@@ -285,3 +286,40 @@ def test_draft_length_reaches_the_workers(pair: Pair, asked: str | None) -> None
     )
     config = args.create_engine_config()
     assert DFlashOptions.of(config).draft_length == (asked or "adaptive")
+
+
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+
+
+def test_overrides_stand_in_for_config_json(pair: Pair) -> None:
+    written = read_drafter(str(pair.drafter))
+    assert (written.windows, written.causal) == ((None, None), (False, False))
+    spec = read_drafter(str(pair.drafter), overrides=WINDOWS)
+    assert (spec.windows, spec.causal) == ((20, None), (True, False))
+    spec = read_drafter(str(pair.drafter), overrides={**WINDOWS, "is_causal": False})
+    assert (spec.windows, spec.causal) == ((20, None), (False, False))
+    nested = read_drafter(str(pair.drafter), overrides={"dflash_config": {"mask_token_id": 7}})
+    assert nested == dataclasses.replace(written, mask_token_id=7)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"sliding_windows": 20}, "'sliding_windows' changes nothing"),
+        ({**WINDOWS, "sliding_window_size": 9}, "'sliding_window_size' changes nothing"),
+        ({**WINDOWS, "sliding_window": "wide"}, "config.json says 'wide'"),
+        (["is_causal"], "drafter_overrides must be an object"),
+    ],
+)
+def test_overrides_that_mean_nothing(pair: Pair, overrides: object, message: str) -> None:
+    args = EngineArgs(
+        model=str(pair.target),
+        skip_tokenizer_init=True,
+        speculative_config={
+            "method": "dflash",
+            "model": str(pair.drafter),
+            "drafter_overrides": overrides,
+        },
+    )
+    with pytest.raises(ValueError, match=message):
+        args.create_engine_config()

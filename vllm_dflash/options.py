@@ -17,7 +17,7 @@ ADDITIONAL_CONFIG_KEY = "vllm_dflash"
 """Where the resolved options travel inside vLLM's `additional_config`."""
 
 DRAFT_LENGTHS = ("adaptive", "fixed")
-OWN_KEYS = {"draft_length"}
+OWN_KEYS = {"draft_length", "drafter_overrides"}
 """Options of ours that vLLM does not know and must not see."""
 
 WITHOUT_MEANING = {
@@ -118,6 +118,18 @@ def resolve_draft_length(asked: object) -> str:
             " pay; 'fixed' always drafts num_speculative_tokens."
         )
     return str(asked)
+
+
+def resolve_drafter_overrides(asked: object) -> Mapping[str, Any]:
+    """Fields that stand in for those of the drafter's `config.json`. Raises `ValueError`."""
+    if asked is None:
+        return {}
+    if not isinstance(asked, Mapping):
+        raise ValueError(
+            f"drafter_overrides must be an object with fields of the drafter's config.json, for"
+            f' example {{"sliding_window": 2048}}, not {asked!r}.'
+        )
+    return asked
 
 
 def fill_in_defaults(

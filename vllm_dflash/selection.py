@@ -16,6 +16,7 @@ from vllm_dflash.options import (
     DFlashOptions,
     check_keys,
     resolve_draft_length,
+    resolve_drafter_overrides,
     resolve_num_speculative_tokens,
     written_options,
 )
@@ -60,7 +61,8 @@ def resolve(
             "method 'dflash' needs a drafter: add 'model' to the speculative config, for example"
             ' {"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16"}.'
         )
-    drafter = read_drafter(model, requested.get("revision"))
+    overrides = resolve_drafter_overrides(requested.get("drafter_overrides"))
+    drafter = read_drafter(model, requested.get("revision"), overrides)
     check_pair(drafter, target_facts(target, parallel))
     if Path(model).is_dir():
         check_tensors(drafter, read_headers(Path(model)))

@@ -7,6 +7,8 @@ second is turned into the first, so one parser reads both. Others are refused by
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,40 @@ from vllm_dflash.checkpoint.speculators import from_speculators
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def read_drafter(model: str, revision: str | None = None) -> DrafterSpec:
+def read_drafter(
+    model: str, revision: str | None = None, overrides: Mapping[str, Any] | None = None
+) -> DrafterSpec:
     """Read the spec of the drafter at `model`, a folder or a repository of the hub.
 
+    Args:
+        model: the folder, or the name of the repository.
+        revision: of the repository.
+        overrides: fields that stand in for those of `config.json`; `dflash_config` is merged.
+
     Raises:
-        DrafterError: the drafter is missing, is no DFlash checkpoint, or needs what we lack.
+        DrafterError: the drafter is missing, is no DFlash checkpoint, or needs what we lack; or
+            an override means nothing.
     """
-    return parse_config(model, _load_config(model, revision))
+    config = _load_config(model, revision)
+    if not overrides:
+        return parse_config(model, config)
+    spec = parse_config(model, _overridden(config, overrides))
+    for name in overrides:
+        others = {key: value for key, value in overrides.items() if key != name}
+        with contextlib.suppress(DrafterError):  # without this one, the config would not do
+            if parse_config(model, _overridden(config, others)) == spec:
+                raise ValueError(
+                    f"drafter_overrides: {name!r} changes nothing in how drafter {model!r} is read."
+                )
+    return spec
+
+
+def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**config, **overrides}
+    nested = [fields.get("dflash_config") for fields in (config, overrides)]
+    if all(isinstance(fields, Mapping) for fields in nested):
+        merged["dflash_config"] = {**nested[0], **nested[1]}  # type: ignore[dict-item]
+    return merged
 
 
 def _load_config(model: str, revision: str | None) -> dict[str, Any]:
