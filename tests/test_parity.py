@@ -10,12 +10,13 @@ import pytest
 from engines import DEMO, USES_V2, engine, held_out_prompts
 from pairs import drafter_config, save_drafter
 from targets import make_target
+from vllm import LLM
 
 from vllm_dflash import selection
 from vllm_dflash.drafter import layers
 from vllm_dflash.drafter.vocabulary import DraftVocabulary
 from vllm_dflash.parity.check import compare
-from vllm_dflash.parity.engine_side import engine_arguments, record_prompts
+from vllm_dflash.parity.engine_side import Answers, Ask, engine_arguments, record_prompts
 from vllm_dflash.parity.report import ParityReport
 from vllm_dflash.parity.stages import stage_names
 
@@ -25,11 +26,23 @@ MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window
 TOKENS = 8 if USES_V2 else 32
 
 
+def here(llm: LLM) -> Ask:
+    """Ask an engine of this process."""
+    answers = Answers(llm)
+    return lambda question, **arguments: getattr(answers, question)(**arguments)
+
+
 def test_a_clean_pair(runner: str, tmp_path: Path) -> None:
     """Trained, so that drafts are accepted, and different ones at every step."""
     target, drafter = str(DEMO / "target"), str(DEMO / "drafter")
     with engine(**engine_arguments(drafter, target, "float32", 512)) as llm:
-        side = record_prompts(llm, held_out_prompts(2), TOKENS, tmp_path).load(tmp_path)
+        ask = here(llm)
+        with pytest.raises(ValueError, match=r"prompt 2 has 510 tokens.*the engine takes 512"):
+            record_prompts(ask, [[1], [1] * 510], TOKENS, tmp_path)
+        assert not list(tmp_path.iterdir())
+        progress: list[str] = []
+        side = record_prompts(ask, held_out_prompts(2), TOKENS, tmp_path, progress.append)
+    assert progress[1:] == [f"Generating from prompt {number} of 2" for number in (1, 2)]
     report = compare(side, drafter, target)
     assert report.is_equal
     assert report.culprit is report.cause is None
@@ -57,7 +70,7 @@ def report_with_fault(
     arguments = engine_arguments(drafter, target, "float32", 256)
     plant(monkeypatch)
     with engine(**arguments, skip_tokenizer_init=True) as llm:
-        side = record_prompts(llm, PROMPTS, TOKENS, folder).load(folder)
+        side = record_prompts(here(llm), PROMPTS, TOKENS, folder)
     report = compare(side, drafter, target)
     assert [stage.name for stage in report.stages] == stage_names(spec)
     return report
