@@ -98,6 +98,8 @@ def test_errors_of_a_log() -> None:
         "(EngineCore pid=6) Traceback (most recent call last):\n"
         "(EngineCore pid=6)   raise ValueError: no\n"
         "(EngineCore pid=6) Exception\n"
+        "[rank0]: Traceback (most recent call last):\n"
+        "[rank0]: vllm.exceptions.VLLMValidationError: must be non-negative\n"
         "Traceback (most recent call last):\n"
         "RuntimeError: Engine core initialization failed.\n"
         "RuntimeError: Engine core initialization failed.\n"
@@ -105,6 +107,7 @@ def test_errors_of_a_log() -> None:
     assert errors_in(log) == [
         "safetensors_rust.SafetensorError: short",
         "Exception",
+        "vllm.exceptions.VLLMValidationError: must be non-negative",
         "RuntimeError: Engine core initialization failed.",
     ]
 

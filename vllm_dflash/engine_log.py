@@ -6,11 +6,11 @@ import re
 
 LAST_LINES = 15
 ERROR_LINE = re.compile(
-    r"^(?:\(\w+ pid=\d+\) )?(?:ERROR [^]]*\] )?"
+    r"^(?:\(\w+ pid=\d+\) )?(?:\[rank\d+\]: )?(?:ERROR [^]]*\] )?"
     r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: .*)?)$",
     re.MULTILINE,
 )
-"""The last line of a traceback, with or without what vLLM puts before its log's lines."""
+"""The last line of a traceback, with or without what vLLM and PyTorch put before it."""
 
 
 def errors_in(log: str) -> list[str]:
