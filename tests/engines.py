@@ -59,9 +59,18 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
+def _worker_of(llm: LLM) -> Any:
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+
+
 def proposer_of(llm: LLM) -> Any:
     """Our proposer, or on Model Runner V2 our speculator."""
-    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.drafter
+    return _worker_of(llm).drafter
+
+
+def target_of(llm: LLM) -> Any:
+    """The target's model."""
+    return _worker_of(llm).model_runner.get_model()
 
 
 def greedy(max_tokens: int, **changes: Any) -> SamplingParams:

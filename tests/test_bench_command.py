@@ -61,6 +61,30 @@ def test_missing_libraries_are_named_with_the_command_that_brings_them(
     assert 'pip install "vllm-dflash[bench]"' in error
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ValueError("the pair does not fit"), command.FAILED, "the pair does not fit"),
+        (KeyboardInterrupt(), command.INTERRUPTED, "holds the rounds that are complete"),
+    ],
+    ids=["refused by an engine", "interrupted"],
+)
+def test_what_ends_a_comparison(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    message: str,
+) -> None:
+    def fail(self: Comparison) -> None:
+        raise error
+
+    monkeypatch.setattr(Comparison, "run", fail)
+    assert bench(tmp_path, *NOT_WIDENED) == code
+    assert message in capsys.readouterr().err
+
+
 def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> None:
     assert bench(tmp_path, *NOT_WIDENED, "--native-k", "9", "7", "3", "--ours-fixed-k", "2") == 0
     (comparison,) = comparisons

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from engines import DEMO, USES_V2, engine, held_out_prompts
+from engines import DEMO, USES_V2, engine, held_out_prompts, proposer_of, target_of
 from pairs import drafter_config, save_drafter
 from targets import make_target
+from vllm import LLM
 
-from vllm_dflash import selection
-from vllm_dflash.drafter import layers
-from vllm_dflash.drafter.vocabulary import DraftVocabulary
+from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.parity.check import compare
-from vllm_dflash.parity.engine_side import engine_arguments, record_prompts
-from vllm_dflash.parity.report import ParityReport
+from vllm_dflash.parity.engine_side import Answers, Ask, engine_arguments, record_prompts
 from vllm_dflash.parity.stages import stage_names
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("runner")]
@@ -25,11 +22,23 @@ MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window
 TOKENS = 8 if USES_V2 else 32
 
 
+def here(llm: LLM) -> Ask:
+    """Ask an engine of this process."""
+    answers = Answers(llm)
+    return lambda question, **arguments: getattr(answers, question)(**arguments)
+
+
 def test_a_clean_pair(runner: str, tmp_path: Path) -> None:
     """Trained, so that drafts are accepted, and different ones at every step."""
     target, drafter = str(DEMO / "target"), str(DEMO / "drafter")
     with engine(**engine_arguments(drafter, target, "float32", 512)) as llm:
-        side = record_prompts(llm, held_out_prompts(2), TOKENS, tmp_path).load(tmp_path)
+        ask = here(llm)
+        with pytest.raises(ValueError, match=r"prompt 2 has 510 tokens.*the engine takes 512"):
+            record_prompts(ask, [[1], [1] * 510], TOKENS, tmp_path)
+        assert not list(tmp_path.iterdir())
+        progress: list[str] = []
+        side = record_prompts(ask, held_out_prompts(2), TOKENS, tmp_path, progress.append)
+    assert progress[1:] == [f"Generating from prompt {number} of 2" for number in (1, 2)]
     report = compare(side, drafter, target)
     assert report.is_equal
     assert report.culprit is report.cause is None
@@ -47,53 +56,35 @@ def test_a_clean_pair(runner: str, tmp_path: Path) -> None:
     assert sum(sum(prompt.engine) for prompt in report.acceptance) > 0
 
 
-def report_with_fault(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
-) -> ParityReport:
-    """On a random Gemma 4 and a random drafter of a sliding and a full layer."""
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, LLM]]:
+    """A random Gemma 4 and a random drafter of a sliding and a full layer; faults come later."""
+    folder = tmp_path_factory.mktemp("faulty")
     make_target(folder / "target", "gemma4")
-    spec = save_drafter(folder / "drafter", drafter_config(**MIXED))
+    save_drafter(folder / "drafter", drafter_config(**MIXED))
     target, drafter = str(folder / "target"), str(folder / "drafter")
     arguments = engine_arguments(drafter, target, "float32", 256)
-    plant(monkeypatch)
     with engine(**arguments, skip_tokenizer_init=True) as llm:
-        side = record_prompts(llm, PROMPTS, TOKENS, folder).load(folder)
-    report = compare(side, drafter, target)
-    assert [stage.name for stage in report.stages] == stage_names(spec)
-    return report
+        yield folder, llm
 
 
-def without_embedding_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    share = DraftVocabulary.share
-
-    def share_wrongly(self: DraftVocabulary, target: Any) -> None:
-        share(self, target)
-        right = self._embed
-        self._embed = lambda token_ids: right(token_ids) / 64**0.5
-
-    monkeypatch.setattr(DraftVocabulary, "share", share_wrongly)
+def without_embedding_scale(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    vocabulary = proposer_of(llm).model.vocabulary
+    right = vocabulary._embed
+    monkeypatch.setattr(vocabulary, "_embed", lambda token_ids: right(token_ids) / 64**0.5)
 
 
-def taps_one_higher(monkeypatch: pytest.MonkeyPatch) -> None:
-    describe = selection.describe_to_vllm
-
-    def describe_wrongly(config: Any, drafter: Any) -> Any:
-        config = describe(config, drafter)
-        draft = config.draft_model_config
-        for hf_config in (draft.hf_config, draft.hf_text_config):
-            hf_config.dflash_config["target_layer_ids"] = [tap + 1 for tap in drafter.taps]
-        return config
-
-    monkeypatch.setattr(selection, "describe_to_vllm", describe_wrongly)
+def taps_one_higher(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    model = target_of(llm)
+    (tapped,) = (one for one in model.modules() if getattr(one, "aux_hidden_state_layers", ()))
+    higher = tuple(tap + 1 for tap in tapped.aux_hidden_state_layers)
+    monkeypatch.setattr(tapped, "aux_hidden_state_layers", higher)
 
 
-def rope_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    get_rope = layers.get_rope
-
-    def get_wrong_rope(*args: Any, is_neox_style: bool, **kwargs: Any) -> Any:
-        return get_rope(*args, is_neox_style=not is_neox_style, **kwargs)
-
-    monkeypatch.setattr(layers, "get_rope", get_wrong_rope)
+def rope_in_pairs(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    attentions = proposer_of(llm).model.context.attentions
+    for rope in {attention.rotary_emb for attention in attentions}:  # vLLM makes one for all
+        monkeypatch.setattr(rope, "is_neox_style", not rope.is_neox_style)
 
 
 FAULTS = [
@@ -105,14 +96,20 @@ FAULTS = [
 
 @pytest.mark.parametrize(("plant", "culprit", "cause"), FAULTS[2:] if USES_V2 else FAULTS)
 def test_a_planted_fault_is_located(
+    faulty: tuple[Path, LLM],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    plant: Callable[[pytest.MonkeyPatch], None],
+    plant: Callable[[pytest.MonkeyPatch, LLM], None],
     culprit: str,
     cause: str,
 ) -> None:
     """What comes behind the culprit is wrong from end to end, and right by itself."""
-    report = report_with_fault(tmp_path, monkeypatch, plant)
+    folder, llm = faulty
+    plant(monkeypatch, llm)
+    side = record_prompts(here(llm), PROMPTS, TOKENS, tmp_path)
+    report = compare(side, str(folder / "drafter"), str(folder / "target"))
+    spec = read_drafter(str(folder / "drafter"))
+    assert [stage.name for stage in report.stages] == stage_names(spec)
     assert not report.is_equal
     assert report.culprit == culprit
     assert report.cause is not None

@@ -19,7 +19,6 @@ from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.parity import check
 from vllm_dflash.parity.command import COULD_NOT_RUN, DIFFERS, EQUAL, INTERRUPTED
 from vllm_dflash.parity.compare import Acceptance
-from vllm_dflash.parity.engine_child import _what_failed
 from vllm_dflash.parity.report import ParityReport
 from vllm_dflash.parity.settings import BUILT_IN_PROMPTS
 from vllm_dflash.parity.stages import Place, Stage, stage_names
@@ -164,27 +163,6 @@ def test_json_of_the_demo_pair(capfd: pytest.CaptureFixture[str]) -> None:
     assert max(max(stage["end_to_end"], stage["alone"]) for stage in report["stages"]) <= 1e-4
     assert len(report["acceptance"]) == len(BUILT_IN_PROMPTS)
     assert all(one["engine"] == one["reference"] != [] for one in report["acceptance"])
-
-
-def test_a_failure_names_the_root_cause_first(tmp_path: Path) -> None:
-    log = tmp_path / "engine.log"
-    log.write_text(
-        "(Worker pid=7) WARNING 11-21 09:10:00 [cpu.py:3] ValueError is not what this is\n"
-        "(Worker pid=7) ERROR 11-21 09:10:00 [mp.py:8]   File 'model.py', line 3, in load\n"
-        "(Worker pid=7) ERROR 11-21 09:10:00 [mp.py:8] safetensors_rust.SafetensorError: short\n"
-        "Traceback (most recent call last):\n"
-        "RuntimeError: Engine core initialization failed.\n"
-        "RuntimeError: Engine core initialization failed.\n"
-    )
-    first, *errors, last = _what_failed(log).splitlines()
-    assert first == "the engine failed:"
-    assert [error.strip() for error in errors] == [
-        "safetensors_rust.SafetensorError: short",
-        "RuntimeError: Engine core initialization failed.",
-    ]
-    kept = Path(last.partition("its log: ")[2])
-    assert kept.read_text() == log.read_text()
-    kept.unlink()
 
 
 def descendants(pid: int) -> set[int]:

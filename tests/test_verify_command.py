@@ -1,16 +1,11 @@
-"""`vllm-dflash verify` as a command: what it refuses, runs, writes, and leaves behind."""
+"""`vllm-dflash verify` as a command: what it refuses, runs and writes."""
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from engines import DEMO, FIXED, TARGET
 
@@ -128,6 +123,15 @@ def test_an_engine_that_dies(
     assert "last words" in capsys.readouterr().err
 
 
+def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*arguments: Any, **named: Any) -> Verification:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "verify_pair", interrupt)
+    assert cli.main(["verify", *PAIR]) == command.INTERRUPTED
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
 def test_plain_decoding_keeps_the_plugins_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "dflash,mine")
     assert other_plugins() == ["mine"]
@@ -136,23 +140,11 @@ def test_plain_decoding_keeps_the_plugins_of_others(monkeypatch: pytest.MonkeyPa
     assert "lora_hf_hub_resolver" in other_plugins()  # vLLM's own
 
 
-def run(*arguments: str, **settings: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "vllm_dflash.cli", "verify", *PAIR, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Processes that a shell starts in the background ignore interrupts.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        **settings,
-    )
-
-
 ENGINE_FLAGS = ["--", "--enforce-eager", "--max-model-len", "512", "--port", "8123"]
 
 
 @pytest.mark.engine
-def test_bfloat16_from_end_to_end(tmp_path: Path) -> None:
+def test_bfloat16_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Also that flags of `vllm serve` are taken, those of its server included."""
     file = tmp_path / "prompts"
     file.write_text(
@@ -160,9 +152,8 @@ def test_bfloat16_from_end_to_end(tmp_path: Path) -> None:
     )
     arguments = ["--prompts", str(file), "--concurrency", "1", "4", "--tokens", "32"]
     arguments += ["--dtype", "bfloat16", "--json", "--logs", str(tmp_path / "logs")]
-    command_line = run(*arguments, *ENGINE_FLAGS)
-    printed, progress = command_line.communicate(timeout=300)
-    assert command_line.returncode == 0, progress
+    assert cli.main(["verify", *PAIR, *arguments, *ENGINE_FLAGS]) == 0
+    printed, progress = capfd.readouterr()
     assert "DFlash, concurrency 4: 8 texts" in progress
     result = json.loads(printed)
     assert result["verdict"] == "lossless"
@@ -182,23 +173,3 @@ def test_flags_that_are_not_taken(capsys: pytest.CaptureFixture[str], flags: lis
     with pytest.raises(SystemExit):
         start(str(TARGET), None, None, flags)
     assert ("--max-modle-len" if "512" in flags else "after --") in capsys.readouterr().err
-
-
-@pytest.mark.engine
-def test_an_interrupt_leaves_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")  # as users have it
-    arguments = ["--concurrency", "1", "--tokens", "400", "--logs", str(tmp_path)]
-    command_line = run(*arguments, *ENGINE_FLAGS)
-    assert command_line.stderr is not None
-    for line in command_line.stderr:
-        if line.startswith("DFlash, concurrency 1: "):
-            break
-    time.sleep(1)
-    engines = psutil.Process(command_line.pid).children(recursive=True)
-    assert len(engines) >= 2  # the child, and the engine's own process
-    command_line.send_signal(signal.SIGINT)
-    _, error = command_line.communicate(timeout=60)
-    assert command_line.returncode == command.INTERRUPTED
-    assert error.splitlines()[-1] == "interrupted"
-    _, alive = psutil.wait_procs(engines, timeout=20)
-    assert alive == []

@@ -1,7 +1,9 @@
 """One vLLM engine in a process of its own, driven by JSON lines over a pair of pipes.
 
 Engines of different kinds can so follow each other or live side by side; an idle one waits for its
-input.
+input. vLLM's own start cannot be interrupted safely: a Ctrl-C that reaches one of its processes
+while that starts leaves the others waiting for it. So all of them live in a session that Ctrl-C
+does not reach, and are ended as one.
 """
 
 from __future__ import annotations
@@ -10,24 +12,47 @@ import contextlib
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-LINES_OF_LOG = 15
-SECONDS_TO_LEAVE = 60
+from vllm_dflash.engine_log import describe_death
+
+SECONDS_TO_LEAVE = 60.0
+SECONDS_TO_STOP = 10.0
+"""For a child that is interrupted, because nobody waits for its answer any more."""
+SECONDS_TO_CLOSE = SECONDS_TO_LEAVE / 2
+"""For an engine's own processes. vLLM's limit is 5 s; what it kills leaves shared memory behind."""
 
 
 class EngineDied(RuntimeError):
-    """A child ended before it answered. The message holds the end of its log."""
+    """A child ended before it answered. The message names its errors, the root cause first."""
 
     def __init__(self, log: Path) -> None:
-        last = log.read_text(errors="replace").splitlines()[-LINES_OF_LOG:]
-        super().__init__("\n".join([f"an engine died; the end of its log, {log}:", *last]))
+        """`log` is that of the child; the message says where it lies."""
+        text = log.read_text(errors="replace")
+        super().__init__(f"{describe_death(text)}\nits log: {log}")
+
+
+@contextlib.contextmanager
+def temporary_logs(prefix: str) -> Iterator[Path]:
+    """A folder for logs, which is kept only where an engine died."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    except EngineDied:
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class EngineChild:
@@ -47,7 +72,7 @@ class EngineChild:
             answers: where, "module:callable", what starts the engine is found. It is called in
                 the process with these
             arguments: (which JSON can hold) and returns an object whose public methods are the
-                questions.
+                questions; `close`, if there is one, is called when there are no more of them.
             log: everything vLLM prints goes to this file.
             environment: variables that the process does not share with this one.
         """
@@ -72,6 +97,7 @@ class EngineChild:
         The first one waits until the engine has started.
 
         Raises:
+            ValueError: the engine refused its arguments (then there is none), or this question.
             EngineDied: there will be no answer.
         """
         assert self._process.stdin is not None
@@ -80,11 +106,14 @@ class EngineChild:
         with contextlib.suppress(BrokenPipeError):  # dead already: there is no answer either
             self._process.stdin.write(json.dumps([question, arguments]) + "\n")
             self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
+        line = self._process.stdout.readline()
+        if not line:
             raise EngineDied(self._log)
         self._answering = False
-        return json.loads(answer)
+        message = json.loads(line)
+        if "refused" in message:
+            raise ValueError(message["refused"])
+        return message["answer"]
 
     def dismiss(self) -> None:
         """It may leave. Several can do so at the same time; `__exit__` waits for each."""
@@ -101,12 +130,14 @@ class EngineChild:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        patience = SECONDS_TO_LEAVE
         try:
             self.dismiss()
-            if self._answering:  # nobody waits for the answer any more
+            if self._answering:
                 self._process.send_signal(signal.SIGINT)
+                patience = SECONDS_TO_STOP
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(SECONDS_TO_LEAVE)
+                self._process.wait(patience)
         finally:  # also when somebody is too impatient to wait
             # vLLM's own processes outlive a child that could not take leave of them.
             with contextlib.suppress(ProcessLookupError):
@@ -115,17 +146,35 @@ class EngineChild:
 
 
 def serve(answers: str, arguments: dict[str, Any]) -> None:
-    """Answer until the input ends."""
-    # What vLLM prints goes to the log. Processes it spawns do not inherit the duplicate, so the
-    # end of the answers' pipe tells the parent that this process died.
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    """Answer until the input ends, a line of JSON each."""
+    # What vLLM prints goes to the log. Processes it starts do not get the duplicate, so the end
+    # of the answers' pipe tells the parent that this process died.
+    pipe = os.dup(sys.stdout.fileno())
+    os.register_at_fork(after_in_child=lambda: os.close(pipe))
+    output = os.fdopen(pipe, "w", closefd=False)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def tell(kind: str, value: Any) -> None:
+        print(json.dumps({kind: value}), file=output, flush=True)
+
     module, _, name = answers.partition(":")
-    known = getattr(importlib.import_module(module), name)(**arguments)
+    try:
+        known = getattr(importlib.import_module(module), name)(**arguments)
+    except ValueError as error:
+        traceback.print_exc()
+        tell("refused", str(error))
+        return
     for line in sys.stdin:
         question, details = json.loads(line)
-        answer = getattr(known, question)(**details)
-        print(json.dumps(answer), file=output, flush=True)
+        try:
+            answer = getattr(known, question)(**details)
+        except ValueError as error:
+            traceback.print_exc()
+            tell("refused", str(error))
+        else:
+            tell("answer", answer)
+    if hasattr(known, "close"):
+        known.close()
 
 
 if __name__ == "__main__":

@@ -187,7 +187,7 @@ def run_bench(parsed: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"interrupted; {parsed.out} holds the rounds that are complete", file=sys.stderr)
         return INTERRUPTED
-    except EngineDied as error:
+    except (EngineDied, ValueError) as error:
         return _fail(str(error))
     for table in tables:
         comparison.console.print(table.rich())

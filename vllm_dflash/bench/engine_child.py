@@ -11,7 +11,7 @@ from vllm_dflash.bench.draft_time import read_drafting, watch_drafting
 from vllm_dflash.bench.loads.closed import measure_closed
 from vllm_dflash.bench.loads.poisson import measure_poisson
 from vllm_dflash.bench.loads.swing import measure_swing
-from vllm_dflash.engine_child import EngineChild
+from vllm_dflash.engine_child import SECONDS_TO_CLOSE, EngineChild
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -95,6 +95,10 @@ class Answers:
             "tokens_per_second": sum(map(len, token_ids)) / seconds,
             "counts": {name: after[name] - before[name] for name in after},
         }
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self._llm.llm_engine.engine_core.shutdown(timeout=SECONDS_TO_CLOSE)
 
     def _counts(self) -> dict[str, float]:
         counts = {

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.engine_child import EngineChild, temporary_logs
 from vllm_dflash.parity.causes import likely_cause
 from vllm_dflash.parity.compare import compare_request
-from vllm_dflash.parity.engine_child import record_in_child
-from vllm_dflash.parity.engine_side import EngineSide, Prompt, engine_arguments
+from vllm_dflash.parity.engine_side import (
+    START,
+    EngineSide,
+    Prompt,
+    engine_arguments,
+    record_prompts,
+)
 from vllm_dflash.parity.oracle import Oracle
 from vllm_dflash.parity.report import ACCUMULATED, ParityReport, first_difference
 from vllm_dflash.parity.settings import BUILT_IN_PROMPTS, MAX_MODEL_LEN, TOKENS, TOLERANCES
@@ -48,13 +54,17 @@ def check_parity(
     Raises:
         ValueError: options or pair do not fit.
         OSError: a model is missing.
-        EngineFailed: the engine did not start, or died.
+        EngineDied: the engine did not start, or died; its log is kept.
     """
     read_drafter(drafter)  # refuses a bad one before anything is loaded
-    on_progress("Starting the engine")
     arguments = engine_arguments(drafter, target, dtype, _shorter(target, max_model_len)) | engine
-    with tempfile.TemporaryDirectory(prefix="vllm-dflash-parity-") as folder:
-        side = record_in_child(arguments, prompts, tokens, Path(folder), on_progress)
+    with (
+        tempfile.TemporaryDirectory(prefix="vllm-dflash-parity-") as folder,
+        temporary_logs("vllm-dflash-parity-") as logs,
+    ):
+        log = logs / "engine.log"
+        with EngineChild(START, arguments, log, environment={}) as child:
+            side = record_prompts(child.ask, prompts, tokens, Path(folder), on_progress)
         return compare(side, drafter, target, dtype, tolerance, on_progress)
 
 

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_dflash.engine_child import SECONDS_TO_CLOSE
 from vllm_dflash.parity.compare import Request
 from vllm_dflash.parity.recorded import Recording
 
 if TYPE_CHECKING:
     from vllm import LLM
 
+START = f"{__name__}:start"
 Prompt = str | list[int]
+Ask = Callable[..., Any]
+"""Puts a question, by the name of a method of `Answers` and with its arguments."""
 
 
 @dataclass(frozen=True)
@@ -24,31 +28,6 @@ class EngineSide:
     runner: str
     """Of vLLM: `v1` or `v2`."""
     nan_drafts: int
-
-
-@dataclass(frozen=True)
-class Written:
-    """The same while the recordings are files, one a request; JSON-able."""
-
-    token_ids: list[list[int]]
-    prompt_lengths: list[int]
-    runner: str
-    nan_drafts: int
-
-    def load(self, folder: Path) -> EngineSide:
-        """Read the recordings from the folder they were written to."""
-        requests = [
-            Request(ids, length, Recording.load(recording_file(folder, number)))
-            for number, (ids, length) in enumerate(
-                zip(self.token_ids, self.prompt_lengths, strict=True)
-            )
-        ]
-        return EngineSide(requests, self.runner, self.nan_drafts)
-
-
-def recording_file(folder: Path, number: int) -> Path:
-    """Where the recording of a prompt lies."""
-    return folder / f"{number}.safetensors"
 
 
 def engine_arguments(drafter: str, target: str, dtype: str, max_model_len: int) -> dict[str, Any]:
@@ -67,40 +46,76 @@ def engine_arguments(drafter: str, target: str, dtype: str, max_model_len: int) 
 
 
 def record_prompts(
-    llm: LLM,
+    ask: Ask,
     prompts: Sequence[Prompt],
     tokens: int,
     folder: Path,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> Written:
+) -> EngineSide:
     """Generate so many tokens from each prompt, text or token ids, one after the other.
 
-    The recordings go to the folder, which is all that worker and caller need to share.
+    The recordings go through the folder, which is all that the engine and the caller share.
 
     Raises:
-        ValueError: a prompt is longer than the engine's context.
+        ValueError: a prompt is longer than the engine's context. Nothing is generated then.
     """
-    from vllm import SamplingParams
-
-    greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-    (before,) = llm.collective_rpc("dflash_stats")
-    token_ids, prompt_lengths = [], []
-    for number, prompt in enumerate(prompts):
-        on_progress(f"Generating from prompt {number + 1} of {len(prompts)}")
-        ids = llm.get_tokenizer().encode(prompt) if isinstance(prompt, str) else list(prompt)
+    on_progress("Starting the engine")
+    before = ask("facts")
+    token_ids = [ask("encode", text=one) if isinstance(one, str) else one for one in prompts]
+    for number, ids in enumerate(token_ids):
         needed = len(ids) + tokens + before["block_size"]
-        if not ids or needed > llm.model_config.max_model_len:
+        if not ids or needed > before["max_model_len"]:
             raise ValueError(
                 f"prompt {number + 1} has {len(ids)} tokens; with {tokens} new ones and a block it"
-                f" needs {needed}, the engine takes {llm.model_config.max_model_len}: raise"
+                f" needs {needed}, the engine takes {before['max_model_len']}: raise"
                 " --max-model-len, lower --tokens or pass other prompts."
             )
-        llm.collective_rpc("record_drafting")
-        request: Any = {"prompt_token_ids": ids}
-        (output,) = llm.generate([request], greedy, use_tqdm=False)
-        llm.collective_rpc("take_recording", args=(str(recording_file(folder, number)),))
-        token_ids.append(ids + list(output.outputs[0].token_ids))
-        prompt_lengths.append(len(ids))
-    (after,) = llm.collective_rpc("dflash_stats")
-    nan_drafts = after["nan_drafts"] - before["nan_drafts"]
-    return Written(token_ids, prompt_lengths, after["runner"], nan_drafts)
+    requests = []
+    for number, ids in enumerate(token_ids):
+        on_progress(f"Generating from prompt {number + 1} of {len(prompts)}")
+        file = folder / f"{number}.safetensors"
+        written = ask("record", token_ids=ids, tokens=tokens, file=str(file))
+        requests.append(Request([*ids, *written], len(ids), Recording.load(file)))
+    nan_drafts = ask("facts")["nan_drafts"] - before["nan_drafts"]
+    return EngineSide(requests, before["runner"], nan_drafts)
+
+
+def start(**engine_arguments: Any) -> Answers:
+    """An engine in this process."""
+    from vllm import LLM
+
+    return Answers(LLM(**engine_arguments))
+
+
+class Answers:
+    """What can be asked of an engine, with values that JSON can hold."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+
+    def facts(self) -> dict[str, Any]:
+        """About the engine: max_model_len, and the worker's counters since it started."""
+        (stats,) = self._llm.collective_rpc("dflash_stats")
+        counters = {name: stats[name] for name in ("block_size", "runner", "nan_drafts")}
+        return counters | {"max_model_len": self._llm.model_config.max_model_len}
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text, as a prompt."""
+        return list(self._llm.get_tokenizer().encode(text))
+
+    def record(self, token_ids: list[int], tokens: int, file: str) -> list[int]:
+        """The tokens that follow these, greedily; what was computed meanwhile goes to the file."""
+        from vllm import SamplingParams
+
+        greedy = SamplingParams(
+            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
+        )
+        self._llm.collective_rpc("record_drafting")
+        request: Any = {"prompt_token_ids": token_ids}
+        (output,) = self._llm.generate([request], greedy, use_tqdm=False)
+        self._llm.collective_rpc("take_recording", args=(file,))
+        return list(output.outputs[0].token_ids)
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self._llm.llm_engine.engine_core.shutdown(timeout=SECONDS_TO_CLOSE)

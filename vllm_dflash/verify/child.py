@@ -34,7 +34,8 @@ def open_child(
     """An engine with this speculative config; without one, and without our plugin, a plain one.
 
     Raises:
-        EngineDied: (also later) with the end of the log.
+        ValueError: (also later) the engine refused its arguments.
+        EngineDied: (also later) it did.
     """
     started_with = {
         "target": arguments.target,

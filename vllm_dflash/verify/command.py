@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import shutil
 import sys
-import tempfile
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,15 +158,14 @@ def verify_pair(
 
     Raises:
         ValueError: something does not fit.
-        EngineDied: an engine did; the message holds the end of its log.
+        EngineDied: an engine did; the message says why, and where its log is.
     """
-    from vllm_dflash.engine_child import EngineDied
+    from vllm_dflash.engine_child import temporary_logs
     from vllm_dflash.verify.child import EngineArguments, open_child
     from vllm_dflash.verify.gate import verify
 
     arguments = EngineArguments(target, dtype, flags)
-    folder = logs or Path(tempfile.mkdtemp(prefix="vllm-dflash-verify-"))
-    try:
+    with nullcontext(logs) if logs else temporary_logs("vllm-dflash-verify-") as folder:
         result = verify(
             prompts,
             partial(open_child, arguments, speculative_config, folder / "dflash.log"),
@@ -175,12 +173,6 @@ def verify_pair(
             settings,
             progress,
         )
-    except BaseException as error:
-        if logs is None and not isinstance(error, EngineDied):
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    if logs is None:
-        shutil.rmtree(folder, ignore_errors=True)
     result.about.update(target=target, speculative_config=speculative_config, flags=[*flags])
     return result
 

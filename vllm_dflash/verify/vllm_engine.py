@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash import __version__
+from vllm_dflash.engine_child import SECONDS_TO_CLOSE
 from vllm_dflash.verify.engine import Facts, Finished, Request
 
 if TYPE_CHECKING:
@@ -95,6 +96,10 @@ class VllmEngine:
             if metric.name.startswith(SPEC_METRICS) and hasattr(metric, "value")
         }
 
+    def close(self) -> None:
+        """End the engine's processes."""
+        self._engine.engine_core.shutdown(timeout=SECONDS_TO_CLOSE)
+
     def _add(self, number: int, request: Request) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -134,6 +139,7 @@ class Answers:
         self.submit = engine.submit
         self.advance = engine.advance
         self.counts = engine.counts
+        self.close = engine.close
 
     def facts(self) -> dict[str, Any]:
         """See `Facts`."""

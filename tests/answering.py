@@ -1,0 +1,59 @@
+"""Stands in for an engine in a child process: no vLLM, but what can go wrong with it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import time
+from pathlib import Path
+
+ROOT_CAUSE = "(Worker pid=7) ERROR 11-21 09:10:00 [mp.py:8] weights.LoadError: too short"
+
+
+def start(folder: str, refusal: str | None = None, hangs: bool = False) -> Answers:
+    answers = Answers(Path(folder))
+    if refusal is not None:
+        raise ValueError(refusal)
+    if hangs:
+        answers.hang()
+    return answers
+
+
+class Answers:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def double(self, number: int) -> int:
+        print("printed while answering")
+        return 2 * number
+
+    def refuse(self, why: str) -> None:
+        raise ValueError(why)
+
+    def fail(self) -> None:
+        print(ROOT_CAUSE, file=sys.stderr)
+        raise RuntimeError("Engine core initialization failed.")
+
+    def leave(self) -> None:
+        """Die without an error."""
+        print("last words")
+        sys.exit(3)
+
+    def start_process(self) -> None:
+        """One that nothing but SIGKILL ends; its parent waits for it when leaving."""
+        multiprocessing.get_context("fork").Process(target=_stay).start()
+
+    def hang(self) -> None:
+        self.start_process()
+        (self._folder / "hanging").touch()
+        time.sleep(600)
+
+    def close(self) -> None:
+        (self._folder / "closed").touch()
+
+
+def _stay() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
