@@ -154,6 +154,13 @@ def test_refused_before_an_engine_starts(
     assert message in err
 
 
+@pytest.mark.parametrize("tolerance", ["nan", "inf", "-1"])
+def test_tolerances_without_meaning(tolerance: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["parity", *PAIR, "--tolerance", tolerance])
+    assert end.value.code == COULD_NOT_RUN
+
+
 @pytest.mark.engine
 def test_json_of_the_demo_pair(capfd: pytest.CaptureFixture[str]) -> None:
     """stdout is JSON and nothing else."""

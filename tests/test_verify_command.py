@@ -47,9 +47,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (["--target", "x"], "--speculative-config"),
         (["--target", "x", "--speculative-config", "{"], "not JSON"),
         (["--target", "x", "--speculative-config", "{}"], "expected an object"),
-        ([*PAIR, "--concurrency", "0"], "less than 1"),
-        ([*PAIR, "--tie", "-0.1"], "not 0 or more"),
-        ([*PAIR, "--tie", "nan"], "not 0 or more"),
+        ([*PAIR, "--concurrency", "0"], "no positive whole number"),
+        ([*PAIR, "--tokens", "ten"], "ten is no positive whole number"),
+        ([*PAIR, "--tie", "-0.1"], "no number from 0 on"),
+        ([*PAIR, "--tie", "nan"], "no number from 0 on"),
+        ([*PAIR, "--tie", "inf"], "no number from 0 on"),
+        ([*PAIR, "--tie", "some"], "no number from 0 on"),
     ],
 )
 def test_bad_arguments(
