@@ -112,6 +112,15 @@ def test_json_and_file(
     assert printed["levels"][0]["drafts_verified"] == 9
 
 
+def test_a_file_that_cannot_be_written_costs_no_result(
+    asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["verify", *PAIR, "--json", "--out", str(tmp_path)]) == command.COULD_NOT_RUN
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["verdict"] == "lossless"
+    assert str(tmp_path) in printed.err
+
+
 def test_table(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", *PAIR]) == 0
     assert "lossless" in capsys.readouterr().out.splitlines()[-1]

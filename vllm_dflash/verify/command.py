@@ -121,9 +121,6 @@ def run_verify(parsed: argparse.Namespace) -> int:
             progress=progress_on(sys.stderr),
         )
         result.about["command"] = shlex.join(["vllm-dflash", *sys.argv[1:]])
-        if parsed.out:
-            parsed.out.parent.mkdir(parents=True, exist_ok=True)
-            parsed.out.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -133,6 +130,13 @@ def run_verify(parsed: argparse.Namespace) -> int:
         print(json.dumps(result.to_dict(), indent=1))
     else:
         _print(result)
+    # Last: what took so long is not lost to a folder that cannot be written.
+    if parsed.out:
+        try:
+            parsed.out.parent.mkdir(parents=True, exist_ok=True)
+            parsed.out.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
+        except OSError as error:
+            return _fail(str(error))
     return result.exit_code
 
 
