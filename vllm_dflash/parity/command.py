@@ -110,13 +110,14 @@ def _check(parsed: argparse.Namespace) -> ParityReport:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    prompts: tuple[str, ...] = BUILT_IN_PROMPTS
+    prompts: tuple[str, ...] = BUILT_IN_PROMPTS[: parsed.num_prompts]
     if parsed.prompts is not None:
         from vllm_dflash.bench.prompts import read_prompts
 
-        if not parsed.prompts.is_file():
+        is_there = parsed.prompts.is_file()
+        prompts = tuple(read_prompts(parsed.prompts, parsed.num_prompts)) if is_there else ()
+        if not prompts:
             raise ValueError(f"there are no prompts in {parsed.prompts}: pass another --prompts.")
-        prompts = tuple(read_prompts(parsed.prompts, parsed.num_prompts))
     engine: dict[str, Any] = {}
     if parsed.model_impl is not None:
         engine["model_impl"] = parsed.model_impl

@@ -73,10 +73,11 @@ class ParityReport:
     def rich(self) -> RenderableType:
         """For a terminal."""
         import rich.console
+        from rich.markup import escape
 
         return rich.console.Group(
-            f"{self.drafter} for {self.target}: runner {self.runner}, {self.dtype},"
-            f" tolerance {self.tolerance:g}",
+            f"{escape(self.drafter)} for {escape(self.target)}: runner {self.runner},"
+            f" {self.dtype}, tolerance {self.tolerance:g}",
             self._stages(),
             self._acceptance(),
             self._verdict(),
