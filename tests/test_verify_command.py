@@ -188,7 +188,14 @@ def test_bfloat16_from_end_to_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [["--max-modle-len", "512"], ["another/model"], ["--speculative-config", "{}"]]
+    "flags",
+    [
+        ["--max-modle-len", "512"],
+        ["another/model"],
+        ["--speculative-config", "{}"],
+        ["--spec-method", "ngram"],
+        ["--spec-model", "another/drafter"],
+    ],
 )
 def test_flags_that_are_not_taken(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     with pytest.raises(SystemExit):
