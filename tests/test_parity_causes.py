@@ -131,6 +131,23 @@ def test_a_spoilt_value_is_found(
     assert cause in report.cause
 
 
+@pytest.mark.parametrize(
+    ("spoil", "culprit"),
+    [(spoil_context, "context rows"), (spoil_bonus, "block rows"), (spoil_drafts, "drafts")],
+)
+def test_no_tolerance_excuses_a_wrong_row(
+    pair: Pair,
+    request_: Request,
+    spoil: Callable[[Recording, DraftStep], None],
+    culprit: str,
+) -> None:
+    """As wide as in bfloat16, and wider: what is right or wrong was not rounded."""
+    spoil(request_.recording, request_.recording.steps[1])
+    side = EngineSide([request_], "v1", 0)
+    report = compare(side, str(pair.drafter), str(pair.target), tolerance=0.5)
+    assert (report.culprit, report.is_equal) == (culprit, False)
+
+
 def test_a_verification_of_other_drafts(pair: Pair, request_: Request) -> None:
     request_.recording.steps[-1].num_accepted += 1
     report = report_on(pair, request_)
@@ -232,3 +249,9 @@ def test_errors_are_relative_to_the_row() -> None:
 def test_an_oracle_loads_what_is_on_disk(pair: Pair) -> None:
     oracle = Oracle.load(str(pair.target), str(pair.drafter), torch.bfloat16)
     assert oracle.target.dtype == oracle.drafter.fc.weight.dtype == torch.bfloat16
+
+
+def test_positions_are_exact_in_any_dtype(pair: Pair) -> None:
+    oracle = Oracle.load(str(pair.target), str(pair.drafter), torch.bfloat16)
+    exact = pair.load_drafter().rotary.inv_freq
+    assert torch.equal(oracle.drafter.rotary.inv_freq, exact)

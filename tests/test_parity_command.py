@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,14 @@ def test_tables_mark_the_first_difference(
     assert "Acceptance differs only where" in out
 
 
+def test_names_of_models_are_no_markup(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, replace(CLEAN, drafter="[red]d", target="t[/red][/x]"))
+    assert cli.main(["parity", *PAIR]) == EQUAL
+    assert "[red]d for t[/red][/x]: runner v1" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -151,6 +160,20 @@ def test_refused_before_an_engine_starts(
     out, err = capfd.readouterr()
     assert not out
     assert message in err
+
+
+def test_a_file_without_prompts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").write_text("\n")
+    arguments = [*PAIR, "--prompts", str(tmp_path / "empty")]
+    assert cli.main(["parity", *arguments]) == COULD_NOT_RUN
+    assert "pass another --prompts" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("tolerance", ["nan", "inf", "-1"])
+def test_tolerances_without_meaning(tolerance: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["parity", *PAIR, "--tolerance", tolerance])
+    assert end.value.code == COULD_NOT_RUN
 
 
 @pytest.mark.engine

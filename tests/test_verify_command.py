@@ -42,9 +42,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (["--target", "x"], "--speculative-config"),
         (["--target", "x", "--speculative-config", "{"], "not JSON"),
         (["--target", "x", "--speculative-config", "{}"], "expected an object"),
-        ([*PAIR, "--concurrency", "0"], "less than 1"),
-        ([*PAIR, "--tie", "-0.1"], "not 0 or more"),
-        ([*PAIR, "--tie", "nan"], "not 0 or more"),
+        ([*PAIR, "--concurrency", "0"], "no positive whole number"),
+        ([*PAIR, "--tokens", "ten"], "ten is no positive whole number"),
+        ([*PAIR, "--tie", "-0.1"], "no number from 0 on"),
+        ([*PAIR, "--tie", "nan"], "no number from 0 on"),
+        ([*PAIR, "--tie", "inf"], "no number from 0 on"),
+        ([*PAIR, "--tie", "some"], "no number from 0 on"),
     ],
 )
 def test_bad_arguments(
@@ -102,6 +105,15 @@ def test_json_and_file(
     assert printed == json.loads(file.read_text())
     assert printed["verdict"] == "lossless"
     assert printed["levels"][0]["drafts_verified"] == 9
+
+
+def test_a_file_that_cannot_be_written_costs_no_result(
+    asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["verify", *PAIR, "--json", "--out", str(tmp_path)]) == command.COULD_NOT_RUN
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["verdict"] == "lossless"
+    assert str(tmp_path) in printed.err
 
 
 def test_table(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +179,14 @@ def test_bfloat16_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    "flags", [["--max-modle-len", "512"], ["another/model"], ["--speculative-config", "{}"]]
+    "flags",
+    [
+        ["--max-modle-len", "512"],
+        ["another/model"],
+        ["--speculative-config", "{}"],
+        ["--spec-method", "ngram"],
+        ["--spec-model", "another/drafter"],
+    ],
 )
 def test_flags_that_are_not_taken(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     with pytest.raises(SystemExit):

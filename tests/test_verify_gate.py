@@ -28,11 +28,12 @@ class Counting:
         self.wrong = wrong or {}
         """What it writes instead of a number."""
         self.known = {"dtype": "bfloat16", "max_model_len": 100, "max_num_seqs": 4} | facts
+        self.known.setdefault("drafter", None)
         self.submitted: list[tuple[int, int]] = []
         self.drafts = 0.0
 
     def facts(self) -> Facts:
-        return Facts(stop_tokens=[STOP], drafter="somebody", versions={}, **self.known)
+        return Facts(stop_tokens=[STOP], versions={}, **self.known)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return [[int(digit) for digit in text] for text in texts]
@@ -178,6 +179,11 @@ def test_engines_that_differ_are_not_compared() -> None:
         gate(Counting(dtype="float32"), Counting())
 
 
+def test_plain_decoding_that_drafts_is_no_witness() -> None:
+    with pytest.raises(ValueError, match="drafts as well"):
+        gate(Counting(), Counting(drafter="somebody"))
+
+
 def test_texts_end_at_the_context_limit() -> None:
     """Nothing can be continued behind a tie in the last place."""
     result = gate(Counting({4: 5}, max_model_len=4), Counting(max_model_len=4))
@@ -197,6 +203,8 @@ def test_worst_is_whatever_cannot_be_compared() -> None:
 
 def test_report_and_lines() -> None:
     result = gate(Counting({4: 5}))
+    assert make_notes(result)[-1].startswith("lossless but for rounding: ")
+    assert make_notes(gate(Counting()))[-1].startswith("lossless: ")
     row = make_table(result).rows[0]
     assert row == ["1", "1", "2", "0", "2", "0", "0.125", "18", "2.00"]
     assert make_notes(result)[0] == (

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_dflash.arguments import positive
+
 if TYPE_CHECKING:
     from vllm_dflash.bench.compare import Comparison
     from vllm_dflash.bench.pair import Pair
@@ -69,7 +71,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     sides = parser.add_argument_group("engines")
     sides.add_argument(
         "--native-k",
-        type=_positive,
+        type=positive,
         nargs="*",
         default=[1, 3, 5, 7],
         metavar="K",
@@ -78,7 +80,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     sides.add_argument(
         "--ours-fixed-k",
-        type=_positive,
+        type=positive,
         nargs="*",
         default=[],
         metavar="K",
@@ -86,14 +88,14 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     sides.add_argument(
         "--max-model-len",
-        type=_positive,
+        type=positive,
         default=1024,
         metavar="N",
         help="of every engine (default: 1024)",
     )
     sides.add_argument(
         "--max-num-seqs",
-        type=_positive,
+        type=positive,
         default=64,
         metavar="N",
         help="of every engine (default: 64)",
@@ -109,14 +111,14 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     load.add_argument(
         "--concurrency",
-        type=_positive,
+        type=positive,
         nargs="+",
         metavar="N",
         help="of closed and mixed (default: 1 2 4 8 16 32)",
     )
     load.add_argument(
         "--phases",
-        type=_positive,
+        type=positive,
         nargs="+",
         default=[1, 32, 4, 16, 1, 32, 8, 2],
         metavar="N",
@@ -133,7 +135,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     load.add_argument(
         "--tokens",
-        type=_positive,
+        type=positive,
         default=96,
         metavar="N",
         help="new tokens a request (default: 96)",
@@ -145,7 +147,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="length of a measurement; of a phase of swing, and a third of poisson's, as long as"
         " plain decoding takes (default: 6)",
     )
-    load.add_argument("--rounds", type=_positive, metavar="N", help="(default: 5)")
+    load.add_argument("--rounds", type=positive, metavar="N", help="(default: 5)")
     load.add_argument(
         "--warmup-rounds",
         type=int,
@@ -258,13 +260,6 @@ def _choose_pair(parsed: argparse.Namespace) -> Pair:
 
 def _distinct(values: list[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
 
 
 def _fail(message: str) -> int:

@@ -8,6 +8,7 @@ import os
 import sys
 from contextlib import redirect_stdout
 
+from vllm_dflash.arguments import positive
 from vllm_dflash.inspection.result import DOES_NOT_FIT, FITS, UNREADABLE
 from vllm_dflash.inspection.sizes import parse_size
 
@@ -43,9 +44,9 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="memory of the KV cache on each rank, such as 4GiB (default: VLLM_CPU_KVCACHE_SPACE"
         " where vLLM runs on a CPU and it is set, else some examples)",
     )
-    engine.add_argument("--tensor-parallel-size", type=_positive, default=1, metavar="N")
-    engine.add_argument("--max-model-len", type=_positive, metavar="N")
-    engine.add_argument("--block-size", type=_positive, metavar="N", help="tokens of a KV block")
+    engine.add_argument("--tensor-parallel-size", type=positive, default=1, metavar="N")
+    engine.add_argument("--max-model-len", type=positive, metavar="N")
+    engine.add_argument("--block-size", type=positive, metavar="N", help="tokens of a KV block")
     engine.add_argument("--dtype", help="of weights: auto, bfloat16, float16, float32")
     engine.add_argument("--kv-cache-dtype", help="of the KV cache: auto, fp8 and so on")
     engine.add_argument("--model-impl", help="vLLM's, such as transformers")
@@ -90,9 +91,3 @@ def _size(text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no positive number")
-    return int(text)

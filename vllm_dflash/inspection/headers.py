@@ -84,11 +84,11 @@ def read_headers_of(model: str, revision: str | None = None) -> Headers:
 
 
 def read_folder(folder: Path) -> Headers:
-    """Headers of every `*.safetensors` in a folder. Raises as `read_headers_of`."""
+    """Headers of the `*.safetensors` of a folder. Raises as `read_headers_of`."""
     from safetensors import SafetensorError, safe_open
 
-    _check_index(folder)
-    files = sorted(folder.glob("*.safetensors"))
+    # As vLLM reads them: beside an index, other files hold the same weights once more.
+    files = _indexed(folder) or sorted(folder.glob("*.safetensors"))
     if not files:
         raise HeadersNotCheckedError(f"{str(folder)!r} holds no *.safetensors file")
     tensors: dict[str, Tensor] = {}
@@ -107,23 +107,24 @@ def read_folder(folder: Path) -> Headers:
     return Headers(tuple(file.name for file in files), tensors)
 
 
-def _check_index(folder: Path) -> None:
-    """Refuse a folder that lacks a file its index names."""
+def _indexed(folder: Path) -> list[Path]:
+    """The files an index names; none without an index. Refuses a folder that lacks one of them."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
-        return
+        return []
     try:
-        named = set(json.loads(index.read_text())["weight_map"].values())
+        named = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise HeadersUnreadableError(
             f"{str(index)!r} cannot be read: {error!r}. Download it again."
         ) from error
-    missing = sorted(name for name in named if not (folder / str(name)).is_file())
+    missing = sorted(name for name in named if not (folder / name).is_file())
     if missing:
         raise HeadersUnreadableError(
             f"{str(folder)!r} lacks {', '.join(map(repr, missing))}, which {index.name} names:"
             " download them."
         )
+    return [folder / name for name in sorted(named)]
 
 
 def _tensor(name: str, shape: list[int], dtype: str) -> Tensor:
@@ -133,7 +134,7 @@ def _tensor(name: str, shape: list[int], dtype: str) -> Tensor:
 
 
 def _cached(model: str, revision: str | None) -> Path | None:
-    """The snapshot of a repository in the local cache, if its weights are there."""
+    """The snapshot of a repository in the local cache, if all its weights are there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -141,7 +142,10 @@ def _cached(model: str, revision: str | None) -> Path | None:
         folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (OSError, HFValidationError):
         return None
-    return folder if any(folder.glob("*.safetensors")) else None
+    try:
+        return folder if _indexed(folder) or (folder / "model.safetensors").is_file() else None
+    except HeadersUnreadableError:  # a download that was broken off; the hub has all of it
+        return None
 
 
 def _read_hub(model: str, revision: str | None) -> Headers:

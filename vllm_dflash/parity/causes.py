@@ -58,11 +58,12 @@ def likely_cause(culprit: Stage, oracle: Oracle, requests: list[Request], tolera
         )
     assert culprit.place is not None
     request = requests[culprit.place.prompt]
-    step = request.recording.steps[culprit.place.step] if request.recording.steps else None
     for column, tap in enumerate(spec.taps):
         if culprit.name == tap_stage(tap):
             return _tap_cause(oracle, request, column, tolerance) or USUAL_TAP
-    assert step is not None
+    if culprit.name == TEXT:  # which needs no draft to be wrong
+        return USUAL[TEXT]
+    step = request.recording.steps[culprit.place.step]
     if culprit.name == EMBEDDING:
         expected = oracle.embed(step.input_ids)
         return _factor_cause(step.embedding, expected, tolerance) or USUAL[EMBEDDING]

@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_dflash.arguments import not_negative, positive
 from vllm_dflash.parity.settings import BUILT_IN_PROMPTS, MAX_MODEL_LEN, TOKENS, TOLERANCES
 
 if TYPE_CHECKING:
@@ -46,14 +47,14 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--num-prompts",
-        type=_positive,
+        type=positive,
         default=PROMPTS_OF_A_FILE,
         metavar="N",
         help=f"how many of them, from the first on (default: {PROMPTS_OF_A_FILE})",
     )
     parser.add_argument(
         "--tokens",
-        type=_positive,
+        type=positive,
         default=TOKENS,
         metavar="N",
         help=f"new tokens of each prompt (default: {TOKENS})",
@@ -67,13 +68,13 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     by_dtype = ", ".join(f"{value:g} in {dtype}" for dtype, value in TOLERANCES.items())
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=not_negative,
         metavar="X",
         help=f"largest relative error that counts as equal (default: {by_dtype})",
     )
     parser.add_argument(
         "--max-model-len",
-        type=_positive,
+        type=positive,
         default=MAX_MODEL_LEN,
         metavar="N",
         help=f"of the engine (default: {MAX_MODEL_LEN}, or the target's if that is less)",
@@ -109,13 +110,14 @@ def _check(parsed: argparse.Namespace) -> ParityReport:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    prompts: tuple[str, ...] = BUILT_IN_PROMPTS
+    prompts: tuple[str, ...] = BUILT_IN_PROMPTS[: parsed.num_prompts]
     if parsed.prompts is not None:
         from vllm_dflash.bench.prompts import read_prompts
 
-        if not parsed.prompts.is_file():
+        is_there = parsed.prompts.is_file()
+        prompts = tuple(read_prompts(parsed.prompts, parsed.num_prompts)) if is_there else ()
+        if not prompts:
             raise ValueError(f"there are no prompts in {parsed.prompts}: pass another --prompts.")
-        prompts = tuple(read_prompts(parsed.prompts, parsed.num_prompts))
     engine: dict[str, Any] = {}
     if parsed.model_impl is not None:
         engine["model_impl"] = parsed.model_impl
@@ -143,10 +145,3 @@ def _print(report: ParityReport, *, as_json: bool) -> None:
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES).print(report.rich())
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.parity.stages import ACCEPTANCE, BLOCK_ROWS, CONTEXT_ROWS, Stage
+from vllm_dflash.parity.stages import ACCEPTANCE, BLOCK_ROWS, CONTEXT_ROWS, DRAFTS, Stage
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 COUNTED = (CONTEXT_ROWS, BLOCK_ROWS, ACCEPTANCE)
 """Stages whose error is a share of rows or steps that are wrong."""
+EXACT_ALONE = (*COUNTED, DRAFTS)
+"""Stages that round nothing: by themselves they are right in every row or wrong."""
 ACCUMULATED = (
     "each stage alone is within the tolerance, and their errors add up to more than it from one"
     " end to the other: rounding, which a wider --tolerance allows for"
@@ -71,10 +73,11 @@ class ParityReport:
     def rich(self) -> RenderableType:
         """For a terminal."""
         import rich.console
+        from rich.markup import escape
 
         return rich.console.Group(
-            f"{self.drafter} for {self.target}: runner {self.runner}, {self.dtype},"
-            f" tolerance {self.tolerance:g}",
+            f"{escape(self.drafter)} for {escape(self.target)}: runner {self.runner},"
+            f" {self.dtype}, tolerance {self.tolerance:g}",
             self._stages(),
             self._acceptance(),
             self._verdict(),
@@ -94,7 +97,7 @@ class ParityReport:
             elif stage.non_finite:
                 note = f"{stage.non_finite} NaN or infinite"
             elif not is_within(stage, self.tolerance):
-                own = stage.alone > self.tolerance
+                own = differs_alone(stage, self.tolerance)
                 note = f"differs, at {stage.place}" if own else "passed on from above"
             errors = [_written(stage, error) for error in (stage.end_to_end, stage.alone)]
             table.add_row(stage.name, *errors, note)
@@ -130,13 +133,19 @@ class ParityReport:
 
 def is_within(stage: Stage, tolerance: float) -> bool:
     """Whether a stage counts as equal."""
-    return stage.worst <= tolerance and not stage.non_finite
+    return stage.end_to_end <= tolerance and not differs_alone(stage, tolerance)
+
+
+def differs_alone(stage: Stage, tolerance: float) -> bool:
+    """Whether a stage is wrong by itself, and not only for what came before it."""
+    allowed = 0.0 if stage.name in EXACT_ALONE else tolerance
+    return stage.alone > allowed or stage.non_finite > 0
 
 
 def first_difference(stages: tuple[Stage, ...], tolerance: float) -> Stage | None:
     """The first stage that differs by itself; what comes behind may only inherit it."""
     for stage in stages:
-        if stage.alone > tolerance or stage.non_finite:
+        if differs_alone(stage, tolerance):
             return stage
     return None
 

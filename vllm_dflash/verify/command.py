@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_dflash.arguments import not_negative, positive
+
 if TYPE_CHECKING:
     from vllm_dflash.verify.gate import Settings
     from vllm_dflash.verify.progress import Progress
@@ -58,7 +60,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--concurrency",
-        type=_positive,
+        type=positive,
         nargs="+",
         default=[1, 8, 32],
         metavar="N",
@@ -66,14 +68,14 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--tokens",
-        type=_positive,
+        type=positive,
         default=128,
         metavar="N",
         help="new tokens a text at most (default: 128)",
     )
     parser.add_argument(
         "--tie",
-        type=_not_negative,
+        type=not_negative,
         metavar="NAT",
         help="how much less plain decoding may like a token than its own for rounding to explain"
         " it (default: 0.20; in float32 0)",
@@ -118,9 +120,6 @@ def run_verify(parsed: argparse.Namespace) -> int:
             progress=progress_on(sys.stderr),
         )
         result.about["command"] = shlex.join(["vllm-dflash", *sys.argv[1:]])
-        if parsed.out:
-            parsed.out.parent.mkdir(parents=True, exist_ok=True)
-            parsed.out.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -130,6 +129,13 @@ def run_verify(parsed: argparse.Namespace) -> int:
         print(json.dumps(result.to_dict(), indent=1))
     else:
         _print(result)
+    # Last: what took so long is not lost to a folder that cannot be written.
+    if parsed.out:
+        try:
+            parsed.out.parent.mkdir(parents=True, exist_ok=True)
+            parsed.out.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
+        except OSError as error:
+            return _fail(str(error))
     return result.exit_code
 
 
@@ -198,20 +204,6 @@ def _json_object(text: str) -> dict[str, Any]:
             'expected an object such as {"method": "dflash", "model": "..."}'
         )
     return value
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
-
-
-def _not_negative(text: str) -> float:
-    number = float(text)
-    if not number >= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
-    return number
 
 
 def _fail(message: str) -> int:

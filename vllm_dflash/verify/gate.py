@@ -56,7 +56,8 @@ def verify(
         progress: told what goes on (default: nobody is).
 
     Raises:
-        ValueError: a prompt, a concurrency or a dtype that these engines cannot take together.
+        ValueError: a prompt or a concurrency that the engines cannot take, or engines that say
+            nothing about each other.
         EngineDied: an engine in a child process did.
     """
     settings = settings or Settings()
@@ -71,9 +72,8 @@ def verify(
         writings = [_write(dflash, requests, count, progress) for count in settings.concurrency]
     with open_plain() as plain:
         with progress.stage("starting plain decoding's engine", None):
-            dtype = plain.facts().dtype
-        if dtype != facts.dtype:
-            raise ValueError(f"DFlash's engine runs in {facts.dtype}, plain decoding's in {dtype}.")
+            of_plain = plain.facts()
+        check_engines(facts, of_plain)
         reference = _texts(plain, requests, max(settings.concurrency), "plain decoding", progress)
         texts = [
             Text(tuple(tokens), tuple(theirs), tuple(ours), limit)
@@ -130,6 +130,19 @@ def check_concurrency(settings: Settings, facts: Facts) -> None:
         raise ValueError(
             f"concurrency {most} is more than the {facts.max_num_seqs} requests the engine takes"
             " at a time: raise its --max-num-seqs, or lower --concurrency."
+        )
+
+
+def check_engines(dflash: Facts, plain: Facts) -> None:
+    """Raises ValueError where plain decoding is not the plain decoding of the same model."""
+    if dflash.dtype != plain.dtype:
+        raise ValueError(
+            f"DFlash's engine runs in {dflash.dtype}, plain decoding's in {plain.dtype}."
+        )
+    if plain.drafter is not None:
+        raise ValueError(
+            f"plain decoding's engine drafts as well ({plain.drafter}): leave speculative decoding"
+            " out of the flags for both engines."
         )
 
 

@@ -10,6 +10,10 @@ VERDICTS = {
     "regression": "REGRESSION: DFlash writes what plain decoding would not",
     "nothing drafted": "nothing verified: no draft reached the target at any concurrency",
 }
+WITH_TIES = (
+    "lossless but for rounding: where DFlash's texts part from plain decoding's, that likes both"
+    " tokens as well, to within {:g} nat"
+)
 FIX_LENGTHS = 'add "draft_length": "fixed" to the speculative config to have drafts in every step.'
 
 
@@ -38,6 +42,9 @@ def make_notes(result: Verification) -> list[str]:
         for level in result.levels
         if not level.drafting.verified
     ]
+    has_ties = any(level.ties for level in result.levels)
+    if result.verdict == "lossless" and has_ties:
+        return [*notes, WITH_TIES.format(result.tie)]
     return [*notes, VERDICTS[result.verdict]]
 
 

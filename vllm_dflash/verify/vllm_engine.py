@@ -162,7 +162,8 @@ def start(
 
     parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
     parsed = parser.parse_args(flags)
-    if parsed.model_tag not in (None, target) or parsed.speculative_config is not None:
+    speculative = (parsed.speculative_config, parsed.spec_method, parsed.spec_model)
+    if parsed.model_tag not in (None, target) or any(one is not None for one in speculative):
         parser.error("the target and the speculative config are not among the flags after --")
     arguments = EngineArgs.from_cli_args(parsed)
     arguments.model = target
