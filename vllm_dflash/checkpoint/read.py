@@ -42,6 +42,8 @@ def _load_config(model: str, revision: str | None) -> dict[str, Any]:
     # The last three: where the JSON is no object, or nested without end.
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DrafterError(f"drafter {model!r}: config.json cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise DrafterError(f"drafter {model!r}: config.json cannot be read: it is no object.")
     return config
 
 
