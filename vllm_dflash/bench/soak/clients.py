@@ -56,6 +56,16 @@ class Tally:
         return sum(sum(statuses.values()) for statuses in self.outcomes.values())
 
 
+def connected(url: str) -> httpx.AsyncClient:
+    """A client of any number of connections.
+
+    The server closes those that idle for 5 s, which is also when httpx would stop to use them: a
+    request sent at that moment is lost. So they are given up long before.
+    """
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=1.0)
+    return httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits)
+
+
 async def serve_one(client: Client, tally: Tally, until: float, first: list[Behaviour]) -> None:
     """Request after request until `time.monotonic` says so; those in `first` before any other."""
     weights = [behaviour.weight for behaviour in BEHAVIOURS]
@@ -76,9 +86,8 @@ async def run_clients(
 ) -> None:
     """`count` clients at once. Each behaviour is taken once before they choose by chance."""
     waiting = list(BEHAVIOURS)
-    limits = httpx.Limits(max_connections=None)
     async with (
-        httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as http,
+        connected(url) as http,
         asyncio.TaskGroup() as group,
     ):
         for number in range(count):
@@ -88,7 +97,7 @@ async def run_clients(
 
 async def ask_again(url: str, prompt: str, until: float, every: float, answers: list[str]) -> None:
     """The fixed greedy request, again and again, while all the others go on."""
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+    async with connected(url) as http:
         while time.monotonic() < until:
             answers.append(await fixed_answer(http, prompt))
             await asyncio.sleep(min(every, max(0.0, until - time.monotonic())))

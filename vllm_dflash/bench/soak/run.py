@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import httpx
 
 from vllm_dflash.bench.prompts import read_prompts
-from vllm_dflash.bench.soak.clients import Tally, ask_again, fixed_answer, run_clients
+from vllm_dflash.bench.soak.clients import Tally, ask_again, connected, fixed_answer, run_clients
 from vllm_dflash.bench.soak.server import Sample, SoakServer, read_metrics
 from vllm_dflash.bench.soak.verdict import (
     Check,
@@ -98,6 +99,7 @@ class Soaked:
             "figures": self.figures,
             "outcomes": self.tally.outcomes,
             "faults": self.tally.faults[:100],
+            "answers": Counter(self.answers),
             "samples": [
                 {**asdict(sample), "seconds": sample.seconds - self.started}
                 for sample in self.samples
@@ -134,7 +136,7 @@ def soak(settings: Settings, tell: Tell = lambda seconds, tally, sample: None) -
 async def _drive(server: SoakServer, settings: Settings, tell: Tell) -> Soaked:
     prompts = read_prompts(settings.prompts)
     fixed, tally, samples = prompts[0], Tally(), list[Sample]()
-    async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+    async with connected(server.url) as http:
         answers = [await fixed_answer(http, fixed)]
         started = time.monotonic()
         until = started + 60 * settings.minutes
