@@ -55,20 +55,21 @@ def register() -> None:
 
     @functools.wraps(original)
     def create_speculative_config(
-        self: EngineArgs, *args: Any, **kwargs: Any
+        self: EngineArgs, target_model_config: ModelConfig, *args: Any, **kwargs: Any
     ) -> SpeculativeConfig | None:
         from huggingface_hub.errors import StrictDataclassError
 
         from vllm_dflash.checkpoint.spec import DrafterError
-        from vllm_dflash.selection import describe_to_vllm, requested_options
+        from vllm_dflash.selection import describe_to_vllm, requested_options, trusting_no_code
 
         requested = requested_options(self)
         if requested is None:
-            return original(self, *args, **kwargs)
+            return original(self, target_model_config, *args, **kwargs)
         _check_vllm(FRONT_END)
-        options = _select(self, requested, *args, **kwargs)
+        options = _select(self, requested, target_model_config, *args, **kwargs)
         try:
-            config = original(self, *args, **kwargs)
+            with trusting_no_code(target_model_config):
+                config = original(self, target_model_config, *args, **kwargs)
         except StrictDataclassError as error:  # what transformers does not accept in a config
             raise DrafterError(f"drafter {options.drafter.model!r}: bad config: {error}") from error
         return describe_to_vllm(config, options.drafter)

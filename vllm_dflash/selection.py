@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_dflash.checkpoint.mask_embedding import check_mask_embedding
 from vllm_dflash.checkpoint.pairing import TargetFacts, check_pair
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
@@ -66,6 +68,7 @@ def resolve(
     check_pair(drafter, target_facts(target, parallel))
     if Path(model).is_dir():
         check_tensors(drafter, read_headers(Path(model)))
+        check_mask_embedding(drafter, Path(model))
     num_speculative_tokens = resolve_num_speculative_tokens(
         requested.get("num_speculative_tokens"), drafter
     )
@@ -154,6 +157,20 @@ def length_table(max_draft: int) -> list[tuple[int, int, int]]:
     """
     lengths = sorted({0, round(max_draft / 4), round(max_draft / 2), max_draft}, reverse=True)
     return [(size, size, length) for size, length in enumerate(lengths, start=1)]
+
+
+@contextmanager
+def trusting_no_code(target: ModelConfig) -> Iterator[None]:
+    """While vLLM reads the drafter's config: `trust_remote_code` is for the target alone.
+
+    vLLM hands the target's setting down to the drafter, whose `auto_map` could then name a file of
+    its folder to be imported. A DFlash drafter is data: no code of its checkpoint is of use to us.
+    """
+    trusted, target.trust_remote_code = target.trust_remote_code, False
+    try:
+        yield
+    finally:
+        target.trust_remote_code = trusted
 
 
 def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> SpeculativeConfig:

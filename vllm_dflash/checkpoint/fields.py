@@ -12,6 +12,12 @@ MOST = {"block_size": 1024, "num_hidden_layers": 1024, "max_position_embeddings"
 LARGEST_INTEGER = 1 << 31
 
 
+def shown(value: Any) -> str:
+    """A value of a config in a message, however large it is."""
+    written = repr(value)
+    return written if len(written) <= 300 else f"{written[:300]}... ({len(written)} characters)"
+
+
 @dataclass(frozen=True)
 class ConfigFields:
     """Fields of a drafter's config, each either inside `dflash_config` or at top level."""
@@ -30,7 +36,7 @@ class ConfigFields:
     def refuse(self, name: str, wanted: str, value: Any) -> DrafterError:
         """The error that says what a field must be, and what it is."""
         return DrafterError(
-            f"drafter {self.model!r}: {name} must be {wanted}, config.json says {value!r}."
+            f"drafter {self.model!r}: {name} must be {wanted}, config.json says {shown(value)}."
         )
 
     def integer(self, name: str, *, least: int = 1, default: Any = None) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from vllm_dflash.checkpoint.fields import ConfigFields
+from vllm_dflash.checkpoint.fields import MOST, ConfigFields, shown
 from vllm_dflash.checkpoint.rope import read_rope
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.speculators import from_speculators
@@ -68,8 +68,11 @@ def _load_config(model: str, revision: str | None) -> dict[str, Any]:
         )
     try:
         config, _ = PretrainedConfig.get_config_dict(model, revision=revision)
-    except (OSError, ValueError) as error:
+    # The last three: where the JSON is no object, or nested without end.
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DrafterError(f"drafter {model!r}: config.json cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise DrafterError(f"drafter {model!r}: config.json cannot be read: it is no object.")
     return config
 
 
@@ -81,7 +84,7 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
     nested = config.get("dflash_config") or {}
     if not isinstance(nested, dict):
         raise DrafterError(
-            f"drafter {model!r}: dflash_config must be an object, config.json says {nested!r}."
+            f"drafter {model!r}: dflash_config must be an object, config.json says {shown(nested)}."
         )
     _refuse_what_is_no_dflash(model, config, nested)
 
@@ -106,6 +109,7 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
             "hidden_act", "'silu', which is all that vLLM's gated MLP has", fields.get("hidden_act")
         )
     vocab_size = integer("vocab_size")
+    max_positions = integer("max_position_embeddings", default=32768)
     has_value_scale = fields.get("attention_value_scale") is not None
     return DrafterSpec(
         model=model,
@@ -128,8 +132,8 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
         hidden_act="silu",
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         attention_bias=fields.flag("attention_bias", False),
-        rope_parameters=read_rope(model, config),
-        max_position_embeddings=integer("max_position_embeddings", default=32768),
+        rope_parameters=read_rope(model, config, max_positions),
+        max_position_embeddings=max_positions,
         windows=_read_windows(model, config, nested, num_layers),
         causal=_read_causal(fields, num_layers),
         attention_sinks=fields.flag(
@@ -168,14 +172,18 @@ def _read_taps(model: str, ids: Any) -> tuple[int, ...]:
     if not valid:
         raise DrafterError(
             f"drafter {model!r}: dflash_config.target_layer_ids must be a non-empty list of"
-            f" layer numbers, config.json says {ids!r}."
+            f" layer numbers, config.json says {shown(ids)}."
         )
     # vLLM sorts and de-duplicates the layers it captures, so any other order would silently
     # feed each column block of fc.weight from another layer.
     if ids != sorted(set(ids)):
         raise DrafterError(
             f"drafter {model!r}: dflash_config.target_layer_ids must be strictly ascending,"
-            f" config.json says {ids}."
+            f" config.json says {shown(ids)}."
+        )
+    if len(ids) > MOST["num_hidden_layers"]:
+        raise DrafterError(
+            f"drafter {model!r}: dflash_config.target_layer_ids names {len(ids)} layers."
         )
     return tuple(ids)
 
@@ -190,7 +198,7 @@ def _read_windows(
     ):
         raise DrafterError(
             f"drafter {model!r}: layer_types must be a list of {FULL!r} and {SLIDING!r},"
-            f" config.json says {layer_types!r}."
+            f" config.json says {shown(layer_types)}."
         )
     if layer_types is not None and len(layer_types) != num_layers:
         raise DrafterError(
@@ -204,7 +212,7 @@ def _read_windows(
     if any(sliding) and (type(window) is not int or not 1 <= window < 1 << 31):
         raise DrafterError(
             f"drafter {model!r}: a sliding layer needs dflash_config.swa_window_size or"
-            f" sliding_window, config.json says {window!r}."
+            f" sliding_window, config.json says {shown(window)}."
         )
     return tuple(window if is_sliding else None for is_sliding in sliding)
 

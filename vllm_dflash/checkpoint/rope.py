@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm_dflash.checkpoint.fields import LARGEST_INTEGER, MOST, shown
 from vllm_dflash.checkpoint.spec import DrafterError
 
 NEEDED = {
@@ -21,8 +22,22 @@ NEEDED = {
 """Rotary types that are known, and the fields each cannot do without."""
 
 
-def read_rope(model: str, config: dict[str, Any]) -> dict[str, Any]:
+OPTIONAL = (
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+)
+"""Numbers that may stand there, too."""
+
+
+def read_rope(model: str, config: dict[str, Any], max_positions: int) -> dict[str, Any]:
     """Normalise `rope_parameters` (transformers 5) and `rope_theta`/`rope_scaling` (4).
+
+    `max_positions`: the drafter's max_position_embeddings.
 
     Raises:
         DrafterError: a type we do not know, a missing or impossible number.
@@ -31,7 +46,7 @@ def read_rope(model: str, config: dict[str, Any]) -> dict[str, Any]:
     written = config.get(source) if source != "rope_theta" else {}
     if not isinstance(written, dict):
         raise DrafterError(
-            f"drafter {model!r}: {source} must be an object, config.json says {written!r}."
+            f"drafter {model!r}: {source} must be an object, config.json says {shown(written)}."
         )
     rope = dict(written)
     per_layer = [name for name, value in rope.items() if isinstance(value, dict)]
@@ -47,11 +62,40 @@ def read_rope(model: str, config: dict[str, Any]) -> dict[str, Any]:
         raise DrafterError(
             f"drafter {model!r}: {source} has rope_type {kind!r}; known are {', '.join(NEEDED)}."
         )
-    for name in ("rope_theta", *NEEDED[kind]):
+    if kind == "yarn" and rope.get("original_max_position_embeddings") is None:
+        rope["original_max_position_embeddings"] = max_positions  # as transformers does
+    for name in ("rope_theta", *NEEDED[kind], *OPTIONAL):
         value = rope.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        if name in OPTIONAL and (value is None or (value == 0 and name.startswith("mscale"))):
+            continue
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 0 < value < LARGEST_INTEGER  # nor infinite, nor NaN, which JSON may hold
+        ):
             raise DrafterError(
                 f"drafter {model!r}: {name} of {source} must be a positive number,"
-                f" config.json says {value!r}."
+                f" config.json says {shown(value)}."
             )
+    _check_reach(model, source, rope, max_positions)
     return rope
+
+
+def _check_reach(model: str, source: str, rope: dict[str, Any], max_positions: int) -> None:
+    """vLLM makes a table with a row for every position that these numbers promise."""
+    rows = max_positions
+    if rope["rope_type"] == "yarn":
+        rows = rope["original_max_position_embeddings"]
+    rows *= rope.get("factor") or 1
+    most = MOST["max_position_embeddings"]
+    if rope["rope_type"] != "llama3" and not 1 <= rows <= most:
+        raise DrafterError(
+            f"drafter {model!r}: factor of {source} stretches the positions to {rows:.0f}, which"
+            f" must be from 1 to {most}."
+        )
+    if rope.get("rope_dim") is not None or (rope.get("partial_rotary_factor") or 0) > 1:
+        raise DrafterError(
+            f"drafter {model!r}: {source} rotates more or less than a head (rope_dim"
+            f" {shown(rope.get('rope_dim'))}, partial_rotary_factor"
+            f" {shown(rope.get('partial_rotary_factor'))}), which is not supported."
+        )

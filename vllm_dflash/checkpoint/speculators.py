@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm_dflash.checkpoint.fields import shown
 from vllm_dflash.checkpoint.spec import DrafterError
 
 AT_TOP_LEVEL = ("block_size", "draft_vocab_size", "target_hidden_size", "quantization_config")
@@ -25,13 +26,13 @@ def from_speculators(model: str, config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(layer, dict):
         raise DrafterError(
             f"drafter {model!r}: transformer_layer_config must be an object, config.json says"
-            f" {layer!r}."
+            f" {shown(layer)}."
         )
     ids = config.get("aux_hidden_state_layer_ids")
     if not isinstance(ids, list) or not all(type(i) is int and i >= 1 for i in ids):
         raise DrafterError(
             f"drafter {model!r}: aux_hidden_state_layer_ids must be a list of numbers from 1 (the"
-            f" first layer's output) on, config.json says {ids!r}."
+            f" first layer's output) on, config.json says {shown(ids)}."
         )
     return {
         **layer,

@@ -11,6 +11,8 @@ from safetensors import SafetensorError, safe_open
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 
 Shape = tuple[int, ...]
+MOST_NAMED = 40
+"""Tensors that a refusal names; a config with a wrong depth misses thousands."""
 
 
 def vocabulary_tensors(spec: DrafterSpec) -> dict[str, Shape]:
@@ -79,6 +81,8 @@ def read_headers(folder: Path) -> dict[str, Shape]:
         raise DrafterError(f"drafter {str(folder)!r}: the folder holds no *.safetensors file.")
     shapes: dict[str, Shape] = {}
     for file in files:
+        if not file.is_file():  # a pipe would be waited for
+            raise DrafterError(f"drafter file {str(file)!r} cannot be read: it is no file.")
         try:
             with safe_open(file, framework="pt") as tensors:
                 names = tensors.keys()  # a method of safetensors; the file is no mapping
@@ -129,6 +133,8 @@ def compare_tensors(spec: DrafterSpec, found: Mapping[str, Shape]) -> TensorFaul
 def check_tensors(spec: DrafterSpec, found: Mapping[str, Shape]) -> None:
     """Refuse missing, surplus or misshapen tensors, each by name. Raises `DrafterError`."""
     faults = compare_tensors(spec, found).messages()
+    if len(faults) > MOST_NAMED:
+        faults = [*faults[:MOST_NAMED], f"and {len(faults) - MOST_NAMED} more"]
     if faults:
         raise DrafterError(
             f"drafter {spec.model!r}: the weights do not match config.json: {'; '.join(faults)}"

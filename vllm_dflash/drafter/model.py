@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -23,6 +23,10 @@ class DFlashDraftModel(nn.Module):
     Used in three steps: `share_vocabulary` once, `context.store` for every scheduled token of
     every step, and `forward` then `compute_logits` for the blocks that are drafted.
     """
+
+    allow_patterns_overrides: ClassVar = ["*.safetensors"]
+    """vLLM's loader takes these files and no others: no pickle, whatever `load_format` says, and
+    none that an index names."""
 
     checkpoint_names = WeightsMapper(
         orig_to_new_prefix={

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Container
 from typing import Any
 
@@ -15,9 +14,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
-from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
-
-MASK_EMBEDDING_FILE = "mask_embedding.pt"
+from vllm_dflash.checkpoint.mask_embedding import MASK_EMBEDDING_FILE, parse_mask_embedding
+from vllm_dflash.checkpoint.spec import DrafterSpec
 
 
 class DraftVocabulary(nn.Module):
@@ -81,24 +79,9 @@ def read_mask_embedding(
     """The embedding of the mask token, [H], where the checkpoint keeps it in a file of its own.
 
     Raises:
-        DrafterError: it is for another mask token, or of another size.
+        DrafterError: it is no tensor, for another mask token, or of another size.
     """
     content = get_hf_file_bytes(MASK_EMBEDDING_FILE, spec.model, revision)
     if content is None:
         return None
-    state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
-    if isinstance(state, dict):
-        token = state.get("mask_token_id", spec.mask_token_id)
-        if token != spec.mask_token_id:
-            raise DrafterError(
-                f"drafter {spec.model!r}: {MASK_EMBEDDING_FILE} is for mask_token_id {token},"
-                f" config.json says {spec.mask_token_id}."
-            )
-        state = state["embedding"]
-    embedding = state.reshape(-1)
-    if len(embedding) != spec.hidden_size:
-        raise DrafterError(
-            f"drafter {spec.model!r}: {MASK_EMBEDDING_FILE} has {len(embedding)} numbers,"
-            f" hidden_size is {spec.hidden_size}."
-        )
-    return embedding
+    return parse_mask_embedding(spec, content).to(device)

@@ -1,0 +1,165 @@
+"""What a soak's numbers say: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a soak may show at most."""
+
+    growth: float
+    """Memory of all server processes, in MiB a minute over the second half."""
+    slowdown: float
+    """Inter-token latency of the last third over that of the first, and tokens/s the other way."""
+    shutdown: float
+    """Seconds from Ctrl-C to the end of the last process."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that must hold, and what was seen."""
+
+    name: str
+    held: bool
+    seen: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def slope_per_minute(seconds: Sequence[float], values: Sequence[float]) -> float:
+    """Slope of the least-squares line through (seconds, values), per minute.
+
+    Raises:
+        ValueError: there are fewer than two different times.
+    """
+    times = np.asarray(seconds, dtype=float)
+    if len(times) < 2 or np.ptp(times) == 0:
+        raise ValueError(f"a slope needs two different times, there are {len(times)}")
+    centred = times - times.mean()
+    heights = np.asarray(values, dtype=float)
+    return 60.0 * float(centred @ (heights - heights.mean()) / (centred @ centred))
+
+
+def memory_growth(seconds: Sequence[float], num_bytes: Sequence[int]) -> float:
+    """MiB a minute over the second half of the time; the first half may fill caches."""
+    times = np.asarray(seconds, dtype=float)
+    late = times >= (times[0] + times[-1]) / 2
+    return slope_per_minute(times[late], np.asarray(num_bytes)[late] / MEBIBYTE)
+
+
+def first_and_last_third(
+    seconds: Sequence[float], values: Sequence[float], start: float, end: float
+) -> tuple[float, float]:
+    """Medians of the values whose times lie in each; NaN where there are none."""
+    times, heights = np.asarray(seconds, dtype=float), np.asarray(values, dtype=float)
+    third = (end - start) / 3
+    early, late = heights[times < start + third], heights[times >= end - third]
+    return (
+        float(np.median(early)) if len(early) else float("nan"),
+        float(np.median(late)) if len(late) else float("nan"),
+    )
+
+
+def rates(seconds: Sequence[float], counts: Sequence[float]) -> list[float]:
+    """Increase of a counter per second, between neighbouring samples."""
+    return [
+        (later - earlier) / (end - start)
+        for start, end, earlier, later in zip(
+            seconds, seconds[1:], counts, counts[1:], strict=False
+        )
+    ]
+
+
+def check_outcomes(outcomes: Mapping[str, Mapping[str, int]], faults: Sequence[str]) -> list[Check]:
+    """Every behaviour took place, and each ended as it should.
+
+    `outcomes`: behaviour -> status -> how often. `faults`: those that should not have been.
+    """
+    absent = [name for name, statuses in outcomes.items() if not sum(statuses.values())]
+    total = sum(sum(statuses.values()) for statuses in outcomes.values())
+    return [
+        Check(
+            "every behaviour took place",
+            not absent,
+            f"{total} requests" + (f"; never: {', '.join(absent)}" if absent else ""),
+        ),
+        Check(
+            "no error but the clients' own",
+            not faults,
+            "none" if not faults else f"{len(faults)}, first: {faults[0]}",
+        ),
+    ]
+
+
+def check_growth(growth: float, limits: Limits) -> Check:
+    """Memory is flat."""
+    return Check(
+        "memory is flat",
+        growth <= limits.growth,
+        f"{growth:+.2f} MiB a minute over the second half (at most {limits.growth:g})",
+    )
+
+
+def check_speed(
+    latencies: tuple[float, float], throughputs: tuple[float, float], limits: Limits
+) -> list[Check]:
+    """Neither latency (seconds) nor throughput (tokens/s) of the last third is far off the first.
+
+    What was never measured (NaN) has not held.
+    """
+    slower, fewer = latencies[1] / latencies[0], throughputs[0] / throughputs[1]
+    return [
+        Check(
+            "inter-token latency does not grow",
+            slower <= limits.slowdown,
+            f"{1000 * latencies[0]:.1f} ms in the first third, {1000 * latencies[1]:.1f} ms in the"
+            f" last: x {slower:.2f} (at most {limits.slowdown:g})",
+        ),
+        Check(
+            "tokens/s do not fall",
+            fewer <= limits.slowdown,
+            f"{throughputs[0]:.0f} in the first third, {throughputs[1]:.0f} in the last",
+        ),
+    ]
+
+
+def check_idle(metrics: Mapping[str, float]) -> Check:
+    """Nothing runs, nothing waits, no cache block is held."""
+    return Check(
+        "nothing is left behind in the engine",
+        not any(metrics.values()),
+        ", ".join(f"{name} {value:g}" for name, value in metrics.items()),
+    )
+
+
+def check_answers(expected: str, answers: Sequence[str]) -> Check:
+    """One prompt, greedy, always gave the same text, and it was not empty."""
+    different = sum(answer != expected for answer in answers)
+    return Check(
+        "greedy answers stay the same",
+        bool(expected) and bool(answers) and not different,
+        f"{len(answers) - different} of {len(answers)} identical to the first",
+    )
+
+
+def check_end(
+    seconds: float | None, exit_code: int | None, orphans: int, traceback: bool, limits: Limits
+) -> list[Check]:
+    """The log and the way out. No seconds: it had to be killed."""
+    in_time = seconds is not None and seconds <= limits.shutdown
+    took = "it had to be killed" if seconds is None else f"exit code {exit_code} in {seconds:.1f} s"
+    return [
+        Check("no traceback in the log", not traceback, "there is one" if traceback else "none"),
+        Check("Ctrl-C ends the server", in_time and exit_code == 0, took),
+        Check("no process is left", not orphans, f"{orphans} left" if orphans else "none"),
+    ]
