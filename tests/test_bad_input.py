@@ -305,8 +305,8 @@ def test_overrides_stand_in_for_config_json(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"sliding_windows": 20}, "'sliding_windows' changes nothing"),
-        ({**WINDOWS, "sliding_window_size": 9}, "'sliding_window_size' changes nothing"),
+        ({"sliding_windows": 20}, "'sliding_windows'. changes nothing"),
+        ({**WINDOWS, "sliding_window_size": 9}, "'sliding_window_size'. changes nothing"),
         ({**WINDOWS, "sliding_window": "wide"}, "config.json says 'wide'"),
         (["is_causal"], "drafter_overrides must be an object"),
     ],

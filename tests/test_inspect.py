@@ -35,6 +35,19 @@ def changed(folder: Path, **changes: Any) -> Path:
     return folder / "drafter"
 
 
+def test_overrides_of_the_drafters_config(pair: Pair) -> None:
+    overrides = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+    found = inspect(pair.drafter, pair.target, drafter_overrides=overrides)
+    assert found.exit_code == 0
+    assert found.drafter is not None
+    assert [layer.window for layer in found.drafter.layers] == [20, None]
+    assert found.speculative_config is not None
+    assert found.speculative_config["drafter_overrides"] == overrides
+    found = inspect(pair.drafter, pair.target, drafter_overrides={"sliding_windows": 20})
+    assert found.exit_code == 2
+    assert "changes nothing" in str(found.error)
+
+
 def test_a_pair_that_fits(pair: Pair) -> None:
     found = inspect(pair.drafter, pair.target, revision="main")
     assert found.exit_code == 0

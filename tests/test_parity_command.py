@@ -178,8 +178,10 @@ def test_tolerances_without_meaning(tolerance: str) -> None:
 
 @pytest.mark.engine
 def test_json_of_the_demo_pair(capfd: pytest.CaptureFixture[str]) -> None:
-    """stdout is JSON and nothing else."""
-    assert cli.main(["parity", *PAIR, "--json", "--tokens", "8"]) == EQUAL
+    """stdout is JSON and nothing else; both sides read the drafter with the overrides."""
+    overrides = json.dumps({"layer_types": ["sliding_attention"] * 3, "sliding_window": 16})
+    options = ["--json", "--tokens", "8", "--drafter-overrides", overrides]
+    assert cli.main(["parity", *PAIR, *options]) == EQUAL
     report = json.loads(capfd.readouterr().out)
     assert (report["verdict"], report["runner"], report["dtype"]) == ("equal", "v1", "float32")
     assert [stage["stage"] for stage in report["stages"]] == stage_names(read_drafter(PAIR[0]))

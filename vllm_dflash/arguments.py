@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
+from typing import Any
 
 
 def positive(text: str) -> int:
@@ -22,3 +24,25 @@ def not_negative(text: str) -> float:
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is no number from 0 on")
     return number
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """An object in JSON."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text} is no JSON object")
+    return value
+
+
+def add_drafter_options(parser: argparse.ArgumentParser) -> None:
+    """Options of the speculative config that say how the drafter is read."""
+    parser.add_argument("--revision", help="of the drafter's repository")
+    parser.add_argument(
+        "--drafter-overrides",
+        type=json_object,
+        metavar="JSON",
+        help="fields that stand in for those of the drafter's config.json",
+    )

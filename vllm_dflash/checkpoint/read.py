@@ -7,7 +7,6 @@ second is turned into the first, so one parser reads both. Others are refused by
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,14 +39,27 @@ def read_drafter(
     if not overrides:
         return parse_config(model, config)
     spec = parse_config(model, _overridden(config, overrides))
-    for name in overrides:
-        others = {key: value for key, value in overrides.items() if key != name}
-        with contextlib.suppress(DrafterError):  # without this one, the config would not do
-            if parse_config(model, _overridden(config, others)) == spec:
-                raise ValueError(
-                    f"drafter_overrides: {name!r} changes nothing in how drafter {model!r} is read."
-                )
+    idle = [name for name in overrides if _is_idle(name, overrides, model, config, spec)]
+    if idle:
+        raise DrafterError(
+            f"drafter {model!r}: drafter_overrides: {idle} changes nothing in how it is read."
+        )
     return spec
+
+
+def _is_idle(
+    name: str,
+    overrides: Mapping[str, Any],
+    model: str,
+    config: dict[str, Any],
+    spec: DrafterSpec,
+) -> bool:
+    """Whether the spec is the same without this one of the overrides."""
+    others = {key: value for key, value in overrides.items() if key != name}
+    try:
+        return parse_config(model, _overridden(config, others)) == spec
+    except DrafterError:  # which this one mends
+        return False
 
 
 def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import sys
 from contextlib import redirect_stdout
 
-from vllm_dflash.arguments import positive
+from vllm_dflash.arguments import add_drafter_options, positive
 from vllm_dflash.inspection.result import DOES_NOT_FIT, FITS, UNREADABLE
 from vllm_dflash.inspection.sizes import parse_size
 
@@ -32,7 +32,7 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("drafter", help="folder or repository of the drafter")
     parser.add_argument("--target", required=True, help="folder or repository of the target")
-    parser.add_argument("--revision", help="of the drafter's repository")
+    add_drafter_options(parser)
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object (docs/inspect.md) and no more"
     )
@@ -68,6 +68,7 @@ def run_inspect(parsed: argparse.Namespace) -> int:
             parsed.drafter,
             parsed.target,
             revision=parsed.revision,
+            drafter_overrides=parsed.drafter_overrides,
             kv_cache_memory=parsed.kv_cache_memory,
             options=EngineOptions(
                 tensor_parallel_size=parsed.tensor_parallel_size,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.pairing import pair_faults, parallel_faults
 from vllm_dflash.checkpoint.read import read_drafter
@@ -47,6 +48,7 @@ def inspect_pair(
     target: str,
     *,
     revision: str | None = None,
+    drafter_overrides: Mapping[str, Any] | None = None,
     kv_cache_memory: int | None = None,
     options: EngineOptions | None = None,
 ) -> Inspection:
@@ -59,6 +61,7 @@ def inspect_pair(
         drafter: folder or repository of the drafter.
         target: folder or repository of the target.
         revision: of the drafter's repository.
+        drafter_overrides: fields that stand in for those of its `config.json`.
         kv_cache_memory: bytes of KV cache on each rank; None: as `VLLM_CPU_KVCACHE_SPACE` says
             on the CPU platform, else a few examples.
         options: of the engine.
@@ -66,7 +69,7 @@ def inspect_pair(
     options = options or EngineOptions()
     found = Inspection(drafter, target)
     try:
-        spec = read_drafter(drafter, revision)
+        spec = read_drafter(drafter, revision, drafter_overrides)
         found.drafter = _drafter_facts(spec)
         headers = _read_weights(found, "drafter", drafter, revision)
         if headers is not None:
@@ -82,6 +85,8 @@ def inspect_pair(
         found.speculative_config = {"method": "dflash", "model": drafter}
         if revision:
             found.speculative_config["revision"] = revision
+        if drafter_overrides:
+            found.speculative_config["drafter_overrides"] = dict(drafter_overrides)
         found.command = _command(found, kv_cache_memory, options)
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ def check_parity(
     dtype: str = "float32",
     tolerance: float | None = None,
     max_model_len: int = MAX_MODEL_LEN,
+    revision: str | None = None,
+    drafter_overrides: Mapping[str, Any] | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
     **engine: Any,
 ) -> ParityReport:
@@ -48,6 +50,8 @@ def check_parity(
         dtype: of both sides, `float32` or `bfloat16`.
         tolerance: largest relative error that counts as equal; by dtype unless given.
         max_model_len: of the engine, or less if the target has less.
+        revision: of the drafter's repository.
+        drafter_overrides: fields that stand in for those of its `config.json`.
         on_progress: told what is going on.
         engine: more arguments of `vllm.LLM`, for targets that need some (`model_impl`).
 
@@ -56,8 +60,12 @@ def check_parity(
         OSError: a model is missing.
         EngineDied: the engine did not start, or died; its log is kept.
     """
-    read_drafter(drafter)  # refuses a bad one before anything is loaded
+    # Refuses a bad one before anything is loaded.
+    read_drafter(drafter, revision, drafter_overrides)
     arguments = engine_arguments(drafter, target, dtype, _shorter(target, max_model_len)) | engine
+    for key, value in (("revision", revision), ("drafter_overrides", drafter_overrides)):
+        if value:
+            arguments["speculative_config"][key] = value
     with (
         tempfile.TemporaryDirectory(prefix="vllm-dflash-parity-") as folder,
         temporary_logs("vllm-dflash-parity-") as logs,
@@ -65,7 +73,16 @@ def check_parity(
         log = logs / "engine.log"
         with EngineChild(START, arguments, log, environment={}) as child:
             side = record_prompts(child.ask, prompts, tokens, Path(folder), on_progress)
-        return compare(side, drafter, target, dtype, tolerance, on_progress)
+        return compare(
+            side,
+            drafter,
+            target,
+            dtype,
+            tolerance,
+            revision=revision,
+            drafter_overrides=drafter_overrides,
+            on_progress=on_progress,
+        )
 
 
 def compare(
@@ -74,6 +91,9 @@ def compare(
     target: str,
     dtype: str = "float32",
     tolerance: float | None = None,
+    *,
+    revision: str | None = None,
+    drafter_overrides: Mapping[str, Any] | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> ParityReport:
     """The engine's side against the reference's. Raises as `check_parity` does."""
@@ -81,7 +101,7 @@ def compare(
 
     tolerance = TOLERANCES[dtype] if tolerance is None else tolerance
     on_progress("Loading the reference")
-    oracle = Oracle.load(target, drafter, getattr(torch, dtype))
+    oracle = Oracle.load(target, drafter, getattr(torch, dtype), revision, drafter_overrides)
     errors = StageErrors(oracle.drafter.spec)
     acceptance = []
     for number, request in enumerate(side.requests):

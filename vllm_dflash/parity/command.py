@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.arguments import not_negative, positive
+from vllm_dflash.arguments import add_drafter_options, not_negative, positive
 from vllm_dflash.parity.settings import BUILT_IN_PROMPTS, MAX_MODEL_LEN, TOKENS, TOLERANCES
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help=f"of the engine (default: {MAX_MODEL_LEN}, or the target's if that is less)",
     )
+    add_drafter_options(parser)
     parser.add_argument(
         "--model-impl",
         metavar="NAME",
@@ -133,6 +134,8 @@ def _check(parsed: argparse.Namespace) -> ParityReport:
             dtype=parsed.dtype,
             tolerance=parsed.tolerance,
             max_model_len=parsed.max_model_len,
+            revision=parsed.revision,
+            drafter_overrides=parsed.drafter_overrides,
             on_progress=status.update,
             **engine,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,15 @@ class Oracle:
     drafter: ReferenceDrafter
 
     @classmethod
-    def load(cls, target: str, drafter: str, dtype: torch.dtype) -> Oracle:
-        """Load both; repositories are downloaded.
+    def load(
+        cls,
+        target: str,
+        drafter: str,
+        dtype: torch.dtype,
+        revision: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> Oracle:
+        """Load both; repositories are downloaded. Revision and overrides are the drafter's.
 
         Raises:
             OSError: one of them is missing.
@@ -32,10 +39,11 @@ class Oracle:
         """
         from huggingface_hub import snapshot_download
 
-        spec = read_drafter(drafter)
+        spec = read_drafter(drafter, revision, overrides)
         folder = drafter
         if not Path(drafter).is_dir():
-            folder = snapshot_download(drafter, allow_patterns=["*.safetensors", "*.pt"])
+            files = ["*.safetensors", "*.pt"]
+            folder = snapshot_download(drafter, revision=revision, allow_patterns=files)
         model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
         reference = ReferenceDrafter.load(spec, folder)
         frequencies = reference.rotary.inv_freq
