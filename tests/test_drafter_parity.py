@@ -1,5 +1,7 @@
 """The vLLM drafter against `reference.py`, in float32, on a poisoned paged cache."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from drafter_harness import DrafterHarness, Row
@@ -146,3 +148,15 @@ def test_hidden_states_equal_the_reference(pair: Pair) -> None:
             torch.arange(45 + pair.spec.block_size)[None],
         )
     assert_close(harness.hidden, expected[0, 1:])
+
+
+@pytest.mark.usefixtures("runner")
+def test_a_target_with_more_positions_than_the_rotary_table(tmp_path: Path) -> None:
+    """Context is stored at all of them; vLLM's table for YaRN has factor times original rows."""
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}
+    rope["original_max_position_embeddings"] = 16
+    pair = make_pair(tmp_path, rope_parameters=rope, max_position_embeddings=32)
+    harness = DrafterHarness(pair, max_model_len=256)
+    rotary = harness.proposer.model.context.attentions[0].rotary_emb
+    assert len(rotary.cos_sin_cache) >= 256 > 2 * 16
+    harness.step([Row(0, features_of(pair, 90, seed=1), bonus=7)])
