@@ -120,7 +120,7 @@ def expected() -> dict[tuple[int, int], list[int]]:
     [
         # Rows of requests that end undrafted are dropped, so a cached prefix may lack them.
         ("adaptive", {"enable_prefix_caching": False}),
-        ("fixed", {"num_gpu_blocks_override": 20, "max_model_len": 256}),
+        ("fixed", {"num_gpu_blocks_override": 12, "max_model_len": 224}),
     ],
     ids=["planned lengths", "little cache"],
 )
