@@ -49,6 +49,21 @@ def test_a_request_near_the_context_limit_affects_only_itself(pair: Pair) -> Non
 
 
 @on_both_runners
+def test_a_prompt_split_anywhere_drafts_the_same(pair: Pair) -> None:
+    """Hazard 2: chunks that sample nothing must store their context, whatever their size."""
+    whole = features(40, 0)
+    harness = DrafterHarness(pair)
+    expected = harness.step([Row(0, whole, bonus=3)])
+    for split in range(1, 40):
+        harness.lengths[0] = 0
+        blocks = harness.blocks[0].long()
+        for cache in harness.caches:
+            cache[blocks] = 0.0  # nothing of the last round may help
+        assert harness.step([Row(0, whole[:split], in_prompt=True)]) == [[]]
+        assert harness.step([Row(0, whole[split:], bonus=3)]) == expected, split
+
+
+@on_both_runners
 def test_context_is_stored_for_requests_that_draft_nothing(pair: Pair) -> None:
     """Nothing is left unwritten: at the limit, in the prompt, or when K is zero."""
     whole = features(40, 0)

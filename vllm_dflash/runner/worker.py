@@ -154,6 +154,8 @@ class DFlashCPUWorker(DraftingWorker, CPUWorker):
 
         Saves a call from the engine, which between processes takes a while.
         """
+        if not self.use_v2_model_runner:
+            self.drafter.clear_fresh_blocks(scheduler_output)
         output = super().execute_model(scheduler_output)
         may_go_on = not (
             self.use_v2_model_runner or scheduler_output.has_structured_output_requests
