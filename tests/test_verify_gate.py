@@ -177,6 +177,18 @@ def test_refused_with_the_remedy(engine: Counting, message: str) -> None:
 def test_engines_that_differ_are_not_compared() -> None:
     with pytest.raises(ValueError, match="float32, plain decoding's in bfloat16"):
         gate(Counting(dtype="float32"), Counting())
+    with pytest.raises(ValueError, match="takes 64 tokens, plain decoding's 100"):
+        gate(Counting(max_model_len=64), Counting())
+
+
+def test_a_judge_that_cannot_say_exonerates_nobody() -> None:
+    class Silent(Counting):
+        def advance(self, seconds: float) -> list[Finished]:
+            done = super().advance(seconds)
+            return [one._replace(regret=None) for one in done]
+
+    assert gate(Counting({4: 5})).verdict == "lossless"
+    assert gate(Counting({4: 5}), Silent()).verdict == "regression"
 
 
 def test_plain_decoding_that_drafts_is_no_witness() -> None:

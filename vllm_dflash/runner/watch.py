@@ -37,7 +37,8 @@ class DraftWatch:
     def tick(self) -> None:
         """A step has ended."""
         self._steps += 1
-        if self._steps % STEPS_BETWEEN_LOOKS == 0:
+        has_more_to_say = not (self._warned_of_nan and self._warned_of_zero)
+        if has_more_to_say and self._steps % STEPS_BETWEEN_LOOKS == 0:
             self.look()
 
     def look(self) -> None:

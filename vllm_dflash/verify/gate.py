@@ -5,6 +5,7 @@ One engine after the other, since on a GPU each of them takes most of the memory
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -117,9 +118,12 @@ class Judge:
         done = iter(complete(self.plain, requests, self.concurrency))
         answers = []
         for one in questions:
-            regret = next(done).regret if one.token is not None else None
+            regret = 0.0  # where nothing was to be scored
+            if one.token is not None:
+                told = next(done).regret
+                regret = math.nan if told is None else told  # no answer exonerates nobody
             continuation = tuple(next(done).tokens) if one.max_tokens else ()
-            answers.append(Answer(0.0 if regret is None else regret, continuation))
+            answers.append(Answer(regret, continuation))
         return answers
 
 
@@ -138,6 +142,11 @@ def check_engines(dflash: Facts, plain: Facts) -> None:
     if dflash.dtype != plain.dtype:
         raise ValueError(
             f"DFlash's engine runs in {dflash.dtype}, plain decoding's in {plain.dtype}."
+        )
+    if dflash.max_model_len != plain.max_model_len:
+        raise ValueError(
+            f"DFlash's engine takes {dflash.max_model_len} tokens, plain decoding's"
+            f" {plain.max_model_len}: set --max-model-len for both."
         )
     if plain.drafter is not None:
         raise ValueError(
