@@ -141,16 +141,17 @@ def test_samples_at_temperature_one_are_as_likely_as_plain_ones() -> None:
     if not USES_V2:  # whose kernel for top-k the interpreter cannot run
         params.top_k = 500
     likely, tokens = [], []
-    for asked in (None, FIXED, FIXED, DFLASH):
+    # Draft lengths that are planned cost another minute in the interpreter.
+    for asked in (None, FIXED, FIXED, *([] if USES_V2 else [DFLASH])):
         with engine(speculative_config=asked and dict(asked), max_num_seqs=8) as llm:
             outputs = [o.outputs[0] for o in llm.generate(PROMPTS, params, use_tqdm=False)]
         tokens.append([list(output.token_ids) for output in outputs])
         values = [next(iter(d.values())).logprob for o in outputs for d in o.logprobs]
         likely.append(sum(values) / len(values))
-    plain, ours, again, adaptive = likely
+    plain, ours, again, *adaptive = likely
     # About 1,100 tokens with a standard deviation of 2.2 nat each, dependent within a prompt.
     assert abs(ours - plain) < 0.4
-    assert abs(adaptive - plain) < 0.4
+    assert all(abs(value - plain) < 0.4 for value in adaptive)
     # At a fixed length, what a seed draws does not depend on how fast the machine is.
     assert tokens[1] == tokens[2]
     assert ours == again

@@ -11,6 +11,14 @@ from vllm_dflash import plugin
 from vllm_dflash.runner.statistics import DraftStatistics
 from vllm_dflash.runner.watch import ENOUGH_VERIFICATIONS, STEPS_BETWEEN_LOOKS, DraftWatch
 
+PROMPTS, PARAMS = held_out_prompts(4), greedy(20)
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    with engine() as llm:
+        return token_ids(llm, PROMPTS, PARAMS)
+
 
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -75,12 +83,9 @@ def test_acceptance_that_stops_after_a_good_start() -> None:
 @pytest.mark.engine
 @pytest.mark.usefixtures("runner")
 def test_a_broken_drafter_warns_and_harms_nobody(
-    warnings: list[str],
+    plain: list[list[int]], warnings: list[str]
 ) -> None:
     """Half of its logits are NaN; the output stays plain decoding's."""
-    prompts, params = held_out_prompts(4), greedy(20)
-    with engine() as llm:
-        expected = token_ids(llm, prompts, params)
     with engine(speculative_config=dict(FIXED), max_num_seqs=4) as llm:
         model = proposer_of(llm).model
         compute = model.compute_logits
@@ -92,7 +97,7 @@ def test_a_broken_drafter_warns_and_harms_nobody(
 
         model.compute_logits = broken
         for _ in range(4):
-            assert token_ids(llm, prompts, params) == expected
+            assert token_ids(llm, PROMPTS, PARAMS) == plain
         (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["nan_drafts"] > 0
     assert stats["accepted_tokens"] > 0  # of the drafts before a broken one
@@ -103,18 +108,18 @@ def test_a_broken_drafter_warns_and_harms_nobody(
 @pytest.mark.engine
 @pytest.mark.usefixtures("runner")
 def test_a_drafter_of_another_target_warns(
-    tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    plain: list[list[int]],
+    warnings: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Random weights that fit the demo target's shape."""
     monkeypatch.setattr("vllm_dflash.runner.watch.ENOUGH_VERIFICATIONS", 40)
     config = drafter_config(vocab_size=2048, target_hidden_size=256, hidden_size=256)
     config |= {"num_target_layers": 6}
     save_drafter(tmp_path, config)
-    prompts, params = held_out_prompts(4), greedy(20)
-    with engine() as llm:
-        expected = token_ids(llm, prompts, params)
     speculative = {**FIXED, "model": str(tmp_path)}
     with engine(speculative_config=speculative, max_num_seqs=4) as llm:
         for _ in range(4):
-            assert token_ids(llm, prompts, params) == expected
+            assert token_ids(llm, PROMPTS, PARAMS) == plain
     assert sum("0 were accepted" in warning for warning in warnings) == 1
