@@ -1,6 +1,7 @@
 """Settings every test runs under, and which model runner they run on."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -45,3 +46,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = [item for item in items if runner_of(item) != chosen]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if runner_of(item) == chosen]
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """Commands that run in the tests' process turn vLLM's log down, also for later children."""
+    names = ("VLLM_LOGGING_LEVEL", "VLLM_LOGGING_STREAM")
+    before = {name: os.environ.get(name) for name in names}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from engines import FIXED, engine
 from pairs import drafter_config, save_drafter
-from targets import make_target
+from targets import write_config
 
 
 def test_a_target_without_taps_is_refused(tmp_path: Path) -> None:
     """Before any process starts, with what to do about it."""
-    make_target(tmp_path / "target", "gemma2")
+    write_config(tmp_path / "target", "Gemma2")
     save_drafter(tmp_path / "drafter", drafter_config())
     speculative = {**FIXED, "model": str(tmp_path / "drafter")}
     with (
@@ -22,7 +22,7 @@ def test_a_target_without_taps_is_refused(tmp_path: Path) -> None:
 
 def test_a_hybrid_target_is_refused_on_cpus(tmp_path: Path) -> None:
     """vLLM's CPU kernels misplace its state after each draft that is shorter than K."""
-    make_target(tmp_path / "target", "hybrid")
+    write_config(tmp_path / "target", "Qwen3Next")
     save_drafter(tmp_path / "drafter", drafter_config())
     speculative = {**FIXED, "model": str(tmp_path / "drafter")}
     with (
