@@ -8,25 +8,21 @@ from pairs import drafter_config, save_drafter
 from targets import write_config
 
 
-def test_a_target_without_taps_is_refused(tmp_path: Path) -> None:
-    """Before any process starts, with what to do about it."""
-    write_config(tmp_path / "target", "Gemma2")
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("Gemma2", r"gives no hidden states .* --model-impl transformers"),
+        # vLLM's CPU kernels misplace its state after each draft that is shorter than K.
+        ("Qwen3Next", r"linear attention.* needs CUDA"),
+    ],
+    ids=["without taps", "hybrid"],
+)
+def test_refused_with_what_to_do_about_it(tmp_path: Path, family: str, message: str) -> None:
+    write_config(tmp_path / "target", family)
     save_drafter(tmp_path / "drafter", drafter_config())
     speculative = {**FIXED, "model": str(tmp_path / "drafter")}
     with (
-        pytest.raises(ValueError, match=r"gives no hidden states .* --model-impl transformers"),
-        engine(model=str(tmp_path / "target"), speculative_config=speculative),
-    ):
-        pass
-
-
-def test_a_hybrid_target_is_refused_on_cpus(tmp_path: Path) -> None:
-    """vLLM's CPU kernels misplace its state after each draft that is shorter than K."""
-    write_config(tmp_path / "target", "Qwen3Next")
-    save_drafter(tmp_path / "drafter", drafter_config())
-    speculative = {**FIXED, "model": str(tmp_path / "drafter")}
-    with (
-        pytest.raises(ValueError, match=r"linear attention.* needs CUDA"),
+        pytest.raises(ValueError, match=message),
         engine(model=str(tmp_path / "target"), speculative_config=speculative),
     ):
         pass

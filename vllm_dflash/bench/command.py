@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.arguments import positive
+from vllm_dflash.console import output_console
 
 if TYPE_CHECKING:
     from vllm_dflash.bench.compare import Comparison
@@ -24,7 +25,6 @@ FULL: dict[str, Any] = {"seconds": 6.0, "rounds": 5, "concurrency": [1, 2, 4, 8,
 QUICK: dict[str, Any] = {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
 EXTRA_MISSING = 'vllm-dflash bench needs matplotlib: pip install "vllm-dflash[bench]"'
 INTERRUPTED, FAILED = 130, 1
-WIDTH_OF_FILES = 120
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -199,7 +199,6 @@ def run_bench(parsed: argparse.Namespace) -> int:
 
 def _prepare(parsed: argparse.Namespace) -> Comparison:
     """Raises ValueError where something does not fit."""
-    from rich.console import Console
 
     from vllm_dflash.bench.compare import Comparison
     from vllm_dflash.bench.plan import Workload
@@ -221,7 +220,7 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
             f"the loads have up to {workload.highest_concurrency} requests in flight, the engines"
             f" take {parsed.max_num_seqs} at a time: raise --max-num-seqs."
         )
-    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
+    console = output_console()
     prompts_file = parsed.prompts or parsed.demo / "held_out.jsonl"
     if not prompts_file.is_file():
         raise ValueError(f"there are no prompts in {prompts_file}: pass --prompts.")

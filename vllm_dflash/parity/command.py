@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.arguments import add_drafter_options, not_negative, positive
+from vllm_dflash.console import output_console
 from vllm_dflash.parity.settings import BUILT_IN_PROMPTS, MAX_MODEL_LEN, TOKENS, TOLERANCES
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 EQUAL, DIFFERS, COULD_NOT_RUN, INTERRUPTED = 0, 1, 2, 130
 PROMPTS_OF_A_FILE = 4
-WIDTH_OF_FILES = 120
 
 
 def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -145,6 +145,5 @@ def _print(report: ParityReport, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.to_dict(), indent=2))
         return
-    from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES).print(report.rich())
+    output_console().print(report.rich())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.arguments import not_negative, positive
+from vllm_dflash.console import output_console
 
 if TYPE_CHECKING:
     from vllm_dflash.verify.gate import Settings
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from vllm_dflash.verify.result import Verification
 
 COULD_NOT_RUN, INTERRUPTED = 2, 130
-WIDTH_OF_FILES = 120
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -184,11 +184,10 @@ def verify_pair(
 
 
 def _print(result: Verification) -> None:
-    from rich.console import Console
 
     from vllm_dflash.verify.report import make_notes, make_table
 
-    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
+    console = output_console()
     console.print(make_table(result).rich())
     for note in make_notes(result):
         console.print(note, markup=False, highlight=False, soft_wrap=True)
