@@ -15,6 +15,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_dflash import plugin
+from vllm_dflash.checkpoint.ranks import describe_ranks
 from vllm_dflash.options import DFlashOptions
 from vllm_dflash.parity.recorder import DraftRecorder
 from vllm_dflash.planning.costs import StepCosts
@@ -49,6 +50,10 @@ class DraftingWorker(Worker):
         if self.rank == 0:
             options = DFlashOptions.of(self.vllm_config)
             plugin.log_active(options, runner=self._runner)
+            tp_size = self.parallel_config.tensor_parallel_size
+            if tp_size > 1:
+                about = describe_ranks(options.drafter, tp_size, options.drafter_ranks)
+                plugin.logger().info("tensor parallelism: %s", about)
             self._watch = DraftWatch(
                 self.drafter.collect_statistics,
                 plugin.logger().warning,
@@ -107,10 +112,14 @@ class DraftingWorker(Worker):
         return self.drafter.cut(drafts) if self.use_v2_model_runner else drafts
 
     def dflash_stats(self) -> dict[str, Any]:
-        """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them."""
+        """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them.
+
+        One for each rank, the first of which counts: it decides for all, by times it measured.
+        """
         kind = type(self.drafter)
         return {
             "proposer": f"{kind.__module__}.{kind.__qualname__}",
+            "rank": self.rank,
             "runner": self._runner,
             "block_size": self.drafter.spec.block_size,
             "draft_length": DFlashOptions.of(self.vllm_config).draft_length,
