@@ -90,4 +90,5 @@ class Watched:
     def shared_memory(self) -> list[str]:
         """Segments that this process has mapped."""
         with open("/proc/self/maps") as maps:
-            return sorted({line.split()[-1] for line in maps if "/dev/shm/" in line})
+            mapped = [line[line.index("/dev/shm/") :] for line in maps if "/dev/shm/" in line]
+        return sorted({name.strip().removesuffix(" (deleted)") for name in mapped})

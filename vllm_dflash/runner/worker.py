@@ -23,6 +23,7 @@ from vllm_dflash.runner.agreement import agreed_seconds
 from vllm_dflash.runner.periodic_log import PeriodicLog
 from vllm_dflash.runner.profiling import profile_v1, profile_v2
 from vllm_dflash.runner.scheduler import attach_costs, attach_drafts
+from vllm_dflash.runner.shared_memory import unlink_collective_memory
 from vllm_dflash.runner.v1 import DFlashProposer
 from vllm_dflash.runner.watch import DraftWatch
 
@@ -150,6 +151,7 @@ class DFlashCPUWorker(DraftingWorker, CPUWorker):
         """Mend what this vLLM's CPU kernels get wrong, then build the model runner."""
         plugin.mend_cpu_sampling()
         super().init_device()
+        unlink_collective_memory()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load both models."""
