@@ -175,6 +175,7 @@ def test_a_refused_drafter_leaves_the_targets_trust_alone(pair: Pair) -> None:
 
 PARALLEL = {
     "worker_cls": "auto",
+    "distributed_executor_backend": "uni",
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
     "data_parallel_size": 1,
