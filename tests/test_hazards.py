@@ -250,7 +250,7 @@ def test_a_request_near_the_context_limit_changes_no_other(
 
 
 def test_hazard_8_null_blocks_are_never_written(tmp_path: Path) -> None:
-    """The target gives up blocks behind its window of 24; the drafter's layers have one, too."""
+    """On V2 the target gives up blocks behind its window of 24; on V1 all layers share one group."""
     target = make_target(tmp_path / "target", "mistral")
     sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 20}
     save_drafter(tmp_path / "drafter", drafter_config(**sliding))
@@ -277,7 +277,7 @@ def test_hazard_8_null_blocks_are_never_written(tmp_path: Path) -> None:
         caches = [a.attn.kv_cache for a in proposer_of(llm).model.context.attentions]
         assert all((cache[0] == 0).all() for cache in caches)
         assert all((cache[1:] != 0).any() for cache in caches)
-    assert given_up > 0
+    assert (given_up > 0) == USES_V2
     assert all(0 not in draft.written for draft in seen)
     for number, prompt in enumerate(prompts):
         written = prompt

@@ -36,7 +36,7 @@ def drive(
     core = llm.llm_engine
     scheduler = core.engine_core.engine_core.scheduler
     asked: dict[str, tuple[int, int]] = {}
-    done = aborted = 0
+    done = aborted = thrown_out = 0
     while done + aborted < ARRIVALS:
         if len(asked) < ARRIVALS and chance.random() < 0.4:
             choice = chance.randrange(len(PROMPTS)), chance.randrange(len(SETTINGS))
@@ -48,6 +48,7 @@ def drive(
             core.abort_request([chance.choice(live)])
             aborted += 1
         if chance.random() < 0.03:  # all that run lose their cache and resume at once
+            thrown_out += len(scheduler.running)
             core.reset_prefix_cache(reset_running_requests=True)
         for output in core.step():
             if output.finished and output.outputs[0].finish_reason != "abort":
@@ -58,7 +59,7 @@ def drive(
         core.step()
     pool = scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block
-    return done
+    return done, thrown_out
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +94,12 @@ def test_random_traffic(
         speculative_config=speculative, max_num_seqs=6, max_num_batched_tokens=64, **changes
     ) as llm:
         context = ContextRows(llm)
-        ended = sum(drive(llm, seed, context, expected) for seed in range(RUNS))
+        runs = [drive(llm, seed, context, expected) for seed in range(RUNS)]
         (stats,) = llm.collective_rpc("dflash_stats")
         (preemptions,) = (m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
+    ended, thrown_out = map(sum, zip(*runs, strict=True))
+    assert thrown_out > 0
     assert ended > RUNS * ARRIVALS // 2
     assert stats["draft_tokens"] >= stats["accepted_tokens"] > 0
     assert stats["nan_drafts"] == 0
-    assert (preemptions > 0) == ("num_gpu_blocks_override" in changes)
+    assert (preemptions > thrown_out) == ("num_gpu_blocks_override" in changes)
