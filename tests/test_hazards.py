@@ -250,7 +250,7 @@ def test_a_request_near_the_context_limit_changes_no_other(
 
 
 def test_hazard_8_null_blocks_are_never_written(tmp_path: Path) -> None:
-    """On V2 the target gives up blocks behind its window of 24; on V1 all layers share one group."""
+    """On V2 the target gives up blocks behind its window; on V1 all layers share one group."""
     target = make_target(tmp_path / "target", "mistral")
     sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 20}
     save_drafter(tmp_path / "drafter", drafter_config(**sliding))
