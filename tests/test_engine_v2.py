@@ -32,8 +32,8 @@ pytestmark = [
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
     pytest.mark.usefixtures("runner"),
 ]
-PROMPTS = held_out_prompts(4)
-PARAMS = greedy(24)
+PROMPTS = held_out_prompts(8)[4:]
+PARAMS = greedy(32)
 
 
 @pytest.fixture

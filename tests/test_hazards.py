@@ -81,6 +81,8 @@ def llm(shared: LLM) -> Iterator[LLM]:
     """The engine as after its start, and proof that a test left it in order."""
     assert shared.reset_prefix_cache()
     yield shared
+    core = shared.llm_engine
+    core.abort_request(list(core.output_processor.external_req_ids))  # of a test that failed
     pool = shared.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block
     (stats,) = shared.collective_rpc("dflash_stats")
