@@ -122,6 +122,7 @@ V1_WORKER = (
             "randomize_inputs",
         ),
     ),
+    Seam("vllm.v1.worker.gpu_worker:Worker.initialize_from_config", ("self", "kv_cache_config")),
     Seam("vllm.v1.worker.cpu_worker:CPUWorker.execute_model", ("self", "scheduler_output")),
     Seam("vllm.v1.worker.cpu_worker:CPUWorker.sample_tokens", ("self", "grammar_output")),
     Seam("vllm.v1.worker.cpu_worker:CPUWorker.take_draft_token_ids", ("self",)),
