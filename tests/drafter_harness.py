@@ -52,7 +52,18 @@ class Harness:
 
     proposer: Any
 
-    def __init__(self, pair: Pair, *, max_model_len: int = 256, max_requests: int = 8) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        *,
+        max_model_len: int = 256,
+        max_requests: int = 8,
+        rank: int = 0,
+        num_ranks: int = 1,
+        rendezvous: str | None = None,
+        **speculative: Any,
+    ) -> None:
+        """Of several ranks, which meet at a file, all take the same steps in their processes."""
         args = EngineArgs(
             model=str(pair.target),
             skip_tokenizer_init=True,
@@ -60,7 +71,8 @@ class Harness:
             enforce_eager=True,
             max_model_len=max_model_len,
             max_num_seqs=max_requests,
-            speculative_config={"method": "dflash", "model": str(pair.drafter)},
+            tensor_parallel_size=num_ranks,
+            speculative_config={"method": "dflash", "model": str(pair.drafter), **speculative},
         )
         _set_torch_accelerator_to_noop()
         self.config = args.create_engine_config()
@@ -69,9 +81,9 @@ class Harness:
         num_blocks = 1 + max_requests * self.blocks_each
         with set_current_vllm_config(self.config):
             if not torch.distributed.is_initialized():
-                init = f"file://{tempfile.mkdtemp()}/init"
-                init_distributed_environment(1, 0, init, 0, "gloo")
-                ensure_model_parallel_initialized(1, 1)
+                init = f"file://{rendezvous or tempfile.mkdtemp() + '/init'}"
+                init_distributed_environment(num_ranks, rank, init, rank, "gloo")
+                ensure_model_parallel_initialized(num_ranks, 1)
             self._load(HfTarget(pair.load_target()))
             layers = {a.attn.layer_name: a.attn for a in self.proposer.model.context.attentions}
             for layer in layers.values():

@@ -250,7 +250,6 @@ def test_another_worker_class(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("parallel", "message"),
     [
-        ({"tensor_parallel_size": 3}, "4 attention heads do not divide by tensor_parallel_size 3"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
         ({"data_parallel_size": 2}, "data_parallel_size is 2"),
         ({"multimodal": True, "on_cpu": True}, "is multimodal"),
@@ -265,14 +264,6 @@ def test_parallelism_and_targets_that_do_not_fit(
     check_pair(pair.spec, dataclasses.replace(facts, multimodal=True, has_linear_attention=True))
     with pytest.raises(DrafterError, match=message):
         check_pair(pair.spec, dataclasses.replace(facts, **parallel))
-
-
-def test_key_value_heads_that_neither_divide_nor_are_divided(tmp_path: Path) -> None:
-    config = drafter_config(num_attention_heads=6, num_key_value_heads=3)
-    spec = save_drafter(tmp_path, config)
-    facts = TargetFacts("t", "Qwen3ForCausalLM", 4, 64, 320, True, tensor_parallel_size=2)
-    with pytest.raises(DrafterError, match="3 key/value heads neither divide"):
-        check_pair(spec, facts)
 
 
 def test_lora(pair: Pair) -> None:

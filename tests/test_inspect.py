@@ -20,6 +20,7 @@ from targets import make_target
 
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.tensors import expected_tensors
+from vllm_dflash.inspection.sections import make_sections
 from vllm_dflash.inspection.target import EngineOptions
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
@@ -86,7 +87,6 @@ def test_a_pair_that_fits(pair: Pair) -> None:
         ({"vocab_size": 310}, {}, "vocab_size is 310 in the drafter and 320 in the target"),
         ({"dflash_config": {"mask_token_id": 320}}, {}, "mask_token_id 320 is outside"),
         ({}, {"tensor_parallel_size": 3}, "the target's 4 attention heads do not divide"),
-        ({"num_key_value_heads": 4}, {"tensor_parallel_size": 3}, "drafter's 4 key/value heads"),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else None,
 )
@@ -266,6 +266,22 @@ def test_ranks_share_the_cache(pair: Pair, size: int) -> None:
     layer = 2 * max(1, 2 // size) * 32 * 4
     assert found.memory.cache.target_bytes_per_token == 4 * layer
     assert found.memory.cache.drafter_bytes_per_token == 2 * layer
+
+
+def test_a_drafter_that_does_not_divide_is_whole_on_every_rank(pair: Pair, tmp_path: Path) -> None:
+    asked = dataclasses.replace(SMALL, tensor_parallel_size=2)
+    shape = {"num_attention_heads": 6, "num_key_value_heads": 3}
+    found = inspect(changed(tmp_path, **shape), pair.target, asked, kv_cache_memory=1 << 20)
+    assert found.exit_code == 0
+    assert found.memory is not None
+    assert found.tensors is not None
+    assert found.memory.cache is not None
+    assert found.memory.drafter_tensor_parallel_size == 1
+    assert found.memory.drafter_weights == found.tensors.num_bytes
+    assert found.memory.cache.drafter_bytes_per_token == 2 * 2 * 3 * 32 * 4
+    assert found.memory.cache.target_bytes_per_token == 4 * 2 * 1 * 32 * 4
+    rows = [row for section in make_sections(found) for row in section.rows]
+    assert ("drafter's layers", "whole on every rank: do not divide") in rows
 
 
 @pytest.mark.parametrize("gib", ["2", ""])

@@ -38,6 +38,8 @@ class DFlashOptions:
     draft_length: str
     """`adaptive`: planned every step, from 0 to K. `fixed`: K."""
     drafter: DrafterSpec
+    drafter_ranks: int = 1
+    """Tensor-parallel ranks that the drafter's layers are split over; 1: each has them whole."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form for `additional_config`; inverse of `from_dict`."""
@@ -45,6 +47,7 @@ class DFlashOptions:
             "num_speculative_tokens": self.num_speculative_tokens,
             "draft_length": self.draft_length,
             "drafter": self.drafter.to_dict(),
+            "drafter_ranks": self.drafter_ranks,
         }
 
     @classmethod
@@ -55,8 +58,7 @@ class DFlashOptions:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> DFlashOptions:
         """Rebuild the options from `to_dict`."""
-        drafter = DrafterSpec.from_dict(fields["drafter"])
-        return cls(fields["num_speculative_tokens"], fields["draft_length"], drafter)
+        return cls(**{**fields, "drafter": DrafterSpec.from_dict(fields["drafter"])})
 
 
 def written_options(engine_args: EngineArgs) -> dict[str, Any]:
@@ -143,6 +145,8 @@ def fill_in_defaults(
         config["method"] = "dflash"
     if engine_args.spec_tokens is None:
         config["num_speculative_tokens"] = options.num_speculative_tokens
+    # vLLM checks for itself that a drafter divides.
+    config["draft_tensor_parallel_size"] = options.drafter_ranks
     if config.get("draft_sample_method") == "probabilistic":
         warn_about_sampling()
         config["draft_sample_method"] = "greedy"

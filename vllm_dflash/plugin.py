@@ -111,6 +111,7 @@ def _select(
 
     from vllm_dflash.options import ADDITIONAL_CONFIG_KEY, fill_in_defaults
     from vllm_dflash.selection import choose_verification, choose_worker, resolve
+    from vllm_dflash.thread_binding import check_thread_binding
 
     worker = choose_worker(target_parallel_config.worker_cls)
     if engine_args.enable_lora:
@@ -119,6 +120,8 @@ def _select(
             " and head, which LoRA wraps. Leave enable_lora out."
         )
     options = resolve(requested, target_model_config, target_parallel_config)
+    if target_parallel_config.distributed_executor_backend == "mp":
+        check_thread_binding(target_parallel_config.local_world_size)
     target_parallel_config.worker_cls = worker
     engine_args.additional_config = {
         **engine_args.additional_config,

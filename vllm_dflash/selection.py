@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.mask_embedding import check_mask_embedding
 from vllm_dflash.checkpoint.pairing import TargetFacts, check_pair
+from vllm_dflash.checkpoint.ranks import drafter_ranks
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import check_tensors, read_headers
@@ -73,7 +74,9 @@ def resolve(
         requested.get("num_speculative_tokens"), drafter
     )
     draft_length = resolve_draft_length(requested.get("draft_length"))
-    return DFlashOptions(num_speculative_tokens, draft_length, drafter)
+    tp_size = parallel.tensor_parallel_size if parallel else 1
+    ranks = drafter_ranks(drafter, tp_size, requested.get("draft_tensor_parallel_size"))
+    return DFlashOptions(num_speculative_tokens, draft_length, drafter, ranks)
 
 
 def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> TargetFacts:
@@ -94,7 +97,6 @@ def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> Target
         multimodal=target.is_multimodal_model,
         has_linear_attention=target.is_hybrid,
         on_cpu=current_platform.is_cpu(),
-        tensor_parallel_size=parallel.tensor_parallel_size if parallel else 1,
         pipeline_parallel_size=parallel.pipeline_parallel_size if parallel else 1,
         data_parallel_size=parallel.data_parallel_size if parallel else 1,
     )

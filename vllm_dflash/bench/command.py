@@ -100,6 +100,13 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="N",
         help="of every engine (default: 64)",
     )
+    sides.add_argument(
+        "--tensor-parallel-size",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="ranks of every engine (default: 1)",
+    )
     load = parser.add_argument_group("measurements")
     load.add_argument(
         "--load",
@@ -206,6 +213,7 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     from vllm_dflash.bench.record import Record, describe
     from vllm_dflash.bench.sides import make_sides
     from vllm_dflash.checkpoint.read import read_drafter
+    from vllm_dflash.thread_binding import check_thread_binding
 
     workload = Workload(
         loads=_distinct(parsed.load),
@@ -220,6 +228,7 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
             f"the loads have up to {workload.highest_concurrency} requests in flight, the engines"
             f" take {parsed.max_num_seqs} at a time: raise --max-num-seqs."
         )
+    check_thread_binding(parsed.tensor_parallel_size)
     console = output_console()
     prompts_file = parsed.prompts or parsed.demo / "held_out.jsonl"
     if not prompts_file.is_file():
@@ -236,6 +245,8 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
         # The prompts come by again and again; in use, they would not.
         "enable_prefix_caching": False,
     }
+    if parsed.tensor_parallel_size > 1:
+        engine["tensor_parallel_size"] = parsed.tensor_parallel_size
     native_k = [k for k in sorted({*parsed.native_k}) if k <= longest]
     record = Record(
         about=describe(sys.argv[1:], pair.name, engine, workload),

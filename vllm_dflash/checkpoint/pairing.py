@@ -21,7 +21,6 @@ class TargetFacts:
     multimodal: bool = False
     has_linear_attention: bool = False
     on_cpu: bool = False
-    tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
 
@@ -81,27 +80,15 @@ def pair_faults(drafter: DrafterSpec, target: TargetFacts) -> list[str]:
             f"{target.architecture} has linear attention, whose state vLLM's CPU kernels lose where"
             " a draft is shorter than num_speculative_tokens; it needs CUDA"
         )
-    return faults + parallel_faults(drafter, target)
+    return faults + parallel_faults(target)
 
 
-def parallel_faults(drafter: DrafterSpec, target: TargetFacts) -> list[str]:
-    """Those of them that come from how many ranks the engine has."""
+def parallel_faults(target: TargetFacts) -> list[str]:
+    """Those of them that come from how the engine is spread over processes.
+
+    Tensor parallelism is none: a drafter that does not divide is whole on every rank (`ranks.py`).
+    """
     faults = []
-    tp_size = target.tensor_parallel_size
-    for what, count in (
-        ("attention heads", drafter.num_heads),
-        ("intermediate_size", drafter.intermediate_size),
-    ):
-        if count % tp_size:
-            faults.append(
-                f"the drafter's {count} {what} do not divide by tensor_parallel_size {tp_size}"
-            )
-    kv_heads = drafter.num_kv_heads
-    if kv_heads % tp_size and tp_size % kv_heads:
-        faults.append(
-            f"the drafter's {kv_heads} key/value heads neither divide by tensor_parallel_size"
-            f" {tp_size} nor divide it"
-        )
     if target.pipeline_parallel_size > 1:
         faults.append(
             f"pipeline_parallel_size is {target.pipeline_parallel_size}: the drafter shares the"

@@ -6,17 +6,17 @@ import torch
 from torch import nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig, replace
-from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding, get_rope
 from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
-from vllm.model_executor.models.qwen2 import Qwen2MLP
+from vllm.model_executor.models.llama import LlamaMLP
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 from vllm_dflash.checkpoint.spec import DrafterSpec
+from vllm_dflash.options import DFlashOptions
 
 
 class DraftAttentionCache(Attention):
@@ -68,11 +68,11 @@ class BlockAttention(nn.Module):
         self, vllm_config: VllmConfig, spec: DrafterSpec, number: int, *, prefix: str
     ) -> None:
         super().__init__()
-        tp_size = get_tensor_model_parallel_world_size()
+        ranks = DFlashOptions.of(vllm_config).drafter_ranks
         self.window, self.causal = spec.windows[number], spec.causal[number]
         self.head_dim = spec.head_dim
-        num_heads = spec.num_heads // tp_size
-        num_kv_heads = max(1, spec.num_kv_heads // tp_size)
+        num_heads = spec.num_heads // ranks
+        num_kv_heads = max(1, spec.num_kv_heads // ranks)
         self.q_size, self.kv_size = num_heads * spec.head_dim, num_kv_heads * spec.head_dim
         self.qkv_proj = QKVParallelLinear(
             spec.hidden_size,
@@ -80,12 +80,14 @@ class BlockAttention(nn.Module):
             spec.num_heads,
             spec.num_kv_heads,
             bias=spec.attention_bias,
+            disable_tp=ranks == 1,
             prefix=f"{prefix}.qkv_proj",
         )
         self.o_proj = RowParallelLinear(
             spec.num_heads * spec.head_dim,
             spec.hidden_size,
             bias=spec.attention_bias,
+            disable_tp=ranks == 1,
             prefix=f"{prefix}.o_proj",
         )
         self.q_norm = RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
@@ -103,7 +105,9 @@ class BlockAttention(nn.Module):
         self.attention_sink_bias: nn.Parameter | None = None
         if spec.attention_sinks:
             self.attention_sink_bias = nn.Parameter(torch.empty(num_heads), requires_grad=False)
-            set_weight_attrs(self.attention_sink_bias, {"weight_loader": sharded_weight_loader(0)})
+            if ranks > 1:
+                loader = sharded_weight_loader(0)
+                set_weight_attrs(self.attention_sink_bias, {"weight_loader": loader})
         self.attn = DraftAttentionCache(
             num_heads,
             spec.head_dim,
@@ -136,8 +140,12 @@ class DrafterLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attn = BlockAttention(vllm_config, spec, number, prefix=f"{prefix}.self_attn")
-        self.mlp = Qwen2MLP(
-            spec.hidden_size, spec.intermediate_size, spec.hidden_act, prefix=f"{prefix}.mlp"
+        self.mlp = LlamaMLP(
+            spec.hidden_size,
+            spec.intermediate_size,
+            spec.hidden_act,
+            disable_tp=DFlashOptions.of(vllm_config).drafter_ranks == 1,
+            prefix=f"{prefix}.mlp",
         )
         self.input_layernorm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)

@@ -31,12 +31,12 @@ class CacheLayer:
         return self.kv_heads * self.head_size * itemsize * (1 if self.latent else 2)
 
 
-def drafter_layers(spec: DrafterSpec, tp_size: int) -> list[CacheLayer]:
-    """One for each layer of the drafter.
+def drafter_layers(spec: DrafterSpec, ranks: int) -> list[CacheLayer]:
+    """One for each layer of the drafter, split over so many ranks.
 
     Windows are left out: a sliding layer of ours keeps the whole context (`DraftAttentionCache`).
     """
-    layer = CacheLayer(max(1, spec.num_kv_heads // tp_size), spec.head_dim)
+    layer = CacheLayer(max(1, spec.num_kv_heads // ranks), spec.head_dim)
     return [layer] * spec.num_layers
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.checkpoint.pairing import pair_faults, parallel_faults
+from vllm_dflash.checkpoint.pairing import pair_faults
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import MAPS, Stored, compare_tensors, required_vocabulary
@@ -188,9 +187,8 @@ def _inspect_target(
         num_bytes=headers.num_bytes if headers else None,
     )
     found.faults += [Fault("pair", message) for message in pair_faults(spec, facts)]
-    ranks = dataclasses.replace(facts, tensor_parallel_size=options.tensor_parallel_size)
-    parallel = parallel_faults(spec, ranks) + rank_faults(model, options.tensor_parallel_size)
-    found.faults += [Fault("parallel", message) for message in parallel]
+    tp_size = options.tensor_parallel_size
+    found.faults += [Fault("parallel", message) for message in rank_faults(model, tp_size)]
     if spec.max_position_embeddings < model.max_model_len:
         found.warnings.append(
             f"the drafter knows {spec.max_position_embeddings} positions, requests may have"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from vllm_dflash.checkpoint.ranks import drafter_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.inspection.cache_layers import UnknownCacheError, drafter_layers, target_layers
 from vllm_dflash.inspection.cache_plan import CachePlan, CacheRefusedError, Capacity
@@ -49,7 +50,7 @@ def memory_facts(
     from vllm_dflash.seams import UnsupportedVllmError
 
     if any(fault.kind == "parallel" for fault in found.faults):
-        found.not_checked.append("memory: the pair does not divide among so many ranks")
+        found.not_checked.append("memory: the target does not divide among so many ranks")
         return
     tp_size = options.tensor_parallel_size
     weights = loaded_weights(spec, names, model.dtype.itemsize, tp_size)
@@ -68,6 +69,7 @@ def memory_facts(
     found.memory = MemoryFacts(
         platform=current_platform.device_name,
         tensor_parallel_size=tp_size,
+        drafter_tensor_parallel_size=drafter_ranks(spec, tp_size),
         dtype=str(model.dtype).removeprefix("torch."),
         kv_cache_dtype=options.kv_cache_dtype or "auto",
         max_model_len=model.max_model_len,
@@ -101,7 +103,8 @@ def _cache_facts(
     from vllm.platforms import current_platform
     from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
-    of_target, of_drafter = target_layers(config, tp_size), drafter_layers(spec, tp_size)
+    of_target = target_layers(config, tp_size)
+    of_drafter = drafter_layers(spec, drafter_ranks(spec, tp_size))
     one_group = True if current_platform.is_cpu() else None  # as the plugin sets it
     alone = CachePlan(config, of_target, one_group=one_group)
     both = CachePlan(config, [*of_target, *of_drafter], one_group=one_group)

@@ -137,6 +137,8 @@ class MemoryFacts:
 
     platform: str
     tensor_parallel_size: int
+    drafter_tensor_parallel_size: int
+    """Ranks that the drafter's layers are split over; 1: each has them whole."""
     dtype: str
     kv_cache_dtype: str
     max_model_len: int

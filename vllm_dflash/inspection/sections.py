@@ -156,6 +156,10 @@ def _memory(facts: MemoryFacts) -> list[Section]:
             f"{format_size(facts.drafter_context_projection)}, a copy for the context",
         ),
     ]
+    if size > 1:
+        is_split = facts.drafter_tensor_parallel_size > 1
+        layers = "split over the ranks" if is_split else "whole on every rank: do not divide"
+        rows.insert(0, ("drafter's layers", layers))
     if facts.waiting_context:
         rows.append(("waiting context", f"up to {format_size(facts.waiting_context)}"))
     title = f"Memory{ranks} (platform {facts.platform})"

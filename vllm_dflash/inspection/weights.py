@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
+from vllm_dflash.checkpoint.ranks import drafter_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.checkpoint.tensors import expected_tensors
 
@@ -36,9 +37,10 @@ def loaded_weights(
 ) -> LoadedWeights:
     """Sizes of a drafter whose checkpoint has the `found` tensors, in a type of `itemsize` bytes.
 
-    `tp_size` must divide the attention heads and the MLP, as `pair_faults` demands.
+    An embedding and a head of its own are split over all ranks, its layers where they divide.
     """
-    kv_heads = max(1, spec.num_kv_heads // tp_size)
+    ranks = drafter_ranks(spec, tp_size)
+    kv_heads = max(1, spec.num_kv_heads // ranks)
     numbers = 0
     for name, shape in expected_tensors(spec).items():
         count = 1
@@ -47,7 +49,7 @@ def loaded_weights(
         if name.endswith(PER_KV_HEAD):
             count = count // spec.num_kv_heads * kv_heads
         elif name.endswith((*SPLIT_ROWS, *SPLIT_COLUMNS, "attention_sink_bias")):
-            count //= tp_size
+            count //= ranks
         numbers += count
     for name, rows in (
         ("embed_tokens.weight", spec.vocab_size),

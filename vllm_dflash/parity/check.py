@@ -60,6 +60,13 @@ def check_parity(
         OSError: a model is missing.
         EngineDied: the engine did not start, or died; its log is kept.
     """
+    ranks = engine.get("tensor_parallel_size", 1)
+    if ranks != 1:
+        raise ValueError(
+            f"tensor_parallel_size is {ranks}, but parity reads every stage whole and a rank has"
+            " only its part: leave it out. What a split drafter writes is checked by `vllm-dflash"
+            f" verify ... -- --tensor-parallel-size {ranks}`."
+        )
     # Refuses a bad one before anything is loaded.
     read_drafter(drafter, revision, drafter_overrides)
     arguments = engine_arguments(drafter, target, dtype, _shorter(target, max_model_len)) | engine

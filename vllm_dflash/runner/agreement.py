@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from vllm.distributed import get_tp_group
 
+from vllm_dflash.planning import Ints
 from vllm_dflash.planning.planner import Plan
 
 
@@ -24,9 +23,29 @@ def agreed_seconds(seconds: float) -> float:
 
 
 def agreed_plan(plan: Plan) -> Plan:
-    """Whom to draft and how wide: measured times differ, but all ranks must run the same block."""
+    """Rank 0's plan: measured times differ, but all ranks must run the same blocks and rest alike.
+
+    A rank that plans while another rests waits for it for ever.
+    """
     if get_tp_group().world_size == 1:
         return plan
-    decision = torch.tensor([plan.width, *plan.drafted.tolist()], dtype=torch.int32)
-    width, *drafted = _from_rank_0(decision).tolist()
-    return replace(plan, width=width, drafted=np.array(drafted, dtype=bool))
+    chosen = (plan.width, plan.rest, plan.least, plan.is_probe, plan.price, plan.speedup)
+    decision = torch.tensor([*chosen, *plan.drafted.tolist()], dtype=torch.float64)
+    width, rest, least, is_probe, price, speedup, *drafted = _from_rank_0(decision).tolist()
+    return Plan(
+        drafted=np.array(drafted, dtype=bool),
+        width=int(width),
+        price=price,
+        speedup=speedup,
+        is_probe=bool(is_probe),
+        least=int(least),
+        rest=int(rest),
+    )
+
+
+def agreed_lengths(lengths: Ints) -> Ints:
+    """How many drafts of each request rank 0 has verified, [D]: confidences may be rounded
+    differently on another."""
+    if get_tp_group().world_size == 1:
+        return lengths
+    return _from_rank_0(torch.from_numpy(lengths.astype(np.int64))).numpy()

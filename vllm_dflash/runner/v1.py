@@ -23,7 +23,7 @@ from vllm_dflash.planning.fixed import FixedLength
 from vllm_dflash.planning.planner import Plan, Planner
 from vllm_dflash.planning.policy import LengthPolicy
 from vllm_dflash.runner.accounting import StepAccounting
-from vllm_dflash.runner.agreement import agreed_plan
+from vllm_dflash.runner.agreement import agreed_lengths, agreed_plan
 from vllm_dflash.runner.attention_groups import split_by_kind
 from vllm_dflash.runner.backlog import ContextBacklog
 from vllm_dflash.runner.block_layout import block_inputs, bonus_tokens, draft_lengths, kept_rows
@@ -252,6 +252,7 @@ class DFlashProposer(StepAccounting, SpecDecodeBaseProposer):
             usable = np.zeros_like(room)
             usable[inputs.requests] = [len(tokens) for tokens in drafted.tokens]
             lengths = self.lengths.lengths(plan, ids, usable, drafted.confidence)
+        lengths = agreed_lengths(lengths)
         for request, tokens, length in zip(
             inputs.requests.tolist(), drafted.tokens, lengths.tolist(), strict=True
         ):

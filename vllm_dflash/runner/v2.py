@@ -37,7 +37,7 @@ from vllm_dflash.planning.fixed import FixedLength
 from vllm_dflash.planning.planner import Plan, Planner
 from vllm_dflash.planning.policy import LengthPolicy
 from vllm_dflash.runner.accounting import StepAccounting
-from vllm_dflash.runner.agreement import agreed_plan
+from vllm_dflash.runner.agreement import agreed_lengths, agreed_plan
 from vllm_dflash.runner.attention_groups import split_by_kind
 from vllm_dflash.runner.block_layout import Ints, draft_lengths
 from vllm_dflash.runner.clock import StepClock
@@ -277,9 +277,8 @@ class DFlashSpeculator(StepAccounting, native.DFlashSpeculator):
             room = self._room.copy()
             room[plan.drafted] = np.minimum(room[plan.drafted], finite.sum(axis=1))
             with self.clock.timing("planning"):
-                lengths[plan.drafted] = self.lengths.lengths(
-                    plan, input_batch.req_ids, room, confidence * finite
-                )
+                chosen = self.lengths.lengths(plan, input_batch.req_ids, room, confidence * finite)
+            lengths[plan.drafted] = agreed_lengths(chosen)
             self.statistics.observe_lengths(lengths)
         self._handed_over = dict(zip(input_batch.req_ids, lengths.tolist(), strict=True))
 

@@ -16,6 +16,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_dflash import plugin
+from vllm_dflash.checkpoint.ranks import describe_ranks
 from vllm_dflash.options import DFlashOptions
 from vllm_dflash.parity.recorder import DraftRecorder
 from vllm_dflash.planning.costs import StepCosts
@@ -24,6 +25,7 @@ from vllm_dflash.runner.fresh_blocks import FreshBlocks
 from vllm_dflash.runner.periodic_log import PeriodicLog
 from vllm_dflash.runner.profiling import profile_v1, profile_v2
 from vllm_dflash.runner.scheduler import attach_costs, attach_drafts
+from vllm_dflash.runner.shared_memory import unlink_collective_memory
 from vllm_dflash.runner.v1 import DFlashProposer
 from vllm_dflash.runner.watch import DraftWatch
 
@@ -51,6 +53,10 @@ class DraftingWorker(Worker):
         if self.rank == 0:
             options = DFlashOptions.of(self.vllm_config)
             plugin.log_active(options, runner=self._runner)
+            tp_size = self.parallel_config.tensor_parallel_size
+            if tp_size > 1:
+                about = describe_ranks(options.drafter, tp_size, options.drafter_ranks)
+                plugin.logger().info("tensor parallelism: %s", about)
             self._watch = DraftWatch(
                 self.drafter.collect_statistics,
                 plugin.logger().warning,
@@ -109,10 +115,14 @@ class DraftingWorker(Worker):
         return self.drafter.cut(drafts) if self.use_v2_model_runner else drafts
 
     def dflash_stats(self) -> dict[str, Any]:
-        """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them."""
+        """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them.
+
+        One for each rank, the first of which counts: it decides for all, by times it measured.
+        """
         kind = type(self.drafter)
         return {
             "proposer": f"{kind.__module__}.{kind.__qualname__}",
+            "rank": self.rank,
             "runner": self._runner,
             "block_size": self.drafter.spec.block_size,
             "draft_length": DFlashOptions.of(self.vllm_config).draft_length,
@@ -143,6 +153,7 @@ class DFlashCPUWorker(DraftingWorker, CPUWorker):
         """Mend what this vLLM's CPU kernels get wrong, then build the model runner."""
         plugin.mend_cpu_sampling()
         super().init_device()
+        unlink_collective_memory()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load both models."""

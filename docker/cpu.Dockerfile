@@ -1,0 +1,28 @@
+# Serves with vLLM for CPU and vllm-dflash. From the repository's root:
+#   docker build --file docker/cpu.Dockerfile --tag vllm-dflash:cpu .
+#   docker run --rm --publish 127.0.0.1:8000:8000 vllm-dflash:cpu models/demo/target \
+#       --speculative-config '{"method": "dflash", "model": "models/demo/drafter"}'
+FROM python:3.11-slim
+
+# vLLM compiles models as it starts (g++; the image has Python's headers), and links libnuma.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ libnuma1 libtcmalloc-minimal4 \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 10001 vllm
+
+# Where pip finds the CPU build of torch; without it comes PyPI's CUDA build, of several GB.
+ARG PIP_EXTRA_INDEX_URL=""
+WORKDIR /opt/vllm-dflash
+COPY pyproject.toml README.md LICENSE ./
+COPY requirements requirements
+COPY scripts scripts
+COPY models models
+COPY vllm_dflash vllm_dflash
+RUN PIP_NO_CACHE_DIR=1 bash scripts/setup.sh
+
+USER 10001
+EXPOSE 8000
+HEALTHCHECK --start-period=10m CMD ["python", "-c", \
+    "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health')"]
+ENTRYPOINT ["scripts/run.sh", "vllm", "serve"]

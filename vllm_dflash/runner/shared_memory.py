@@ -1,0 +1,21 @@
+"""The memory through which tensor-parallel ranks on CPUs add up: nothing of it outlives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vllm.distributed import get_tp_group
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def unlink_collective_memory() -> None:
+    """Take the name off this rank's segment, which goes once no rank has it mapped any more.
+
+    All ranks have mapped it when their group is there. vLLM 0.32.0 leaves the names behind, 4 MiB a
+    rank and engine, however its workers end; so this is also for those that are killed.
+    """
+    collectives = getattr(get_tp_group().device_communicator, "dist_module", None)
+    name = getattr(collectives, "group_name", None)
+    if collectives is not None and name is not None:
+        (SHARED_MEMORY / f"{name}_{collectives.communicator.rank}").unlink(missing_ok=True)
