@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine: each is a `ray start` on a loopback address."""
+"""A Ray cluster on this machine alone: each node is a `ray start` on a loopback address."""
 
 from __future__ import annotations
 
@@ -20,49 +20,70 @@ import pytest
 from servers import free_port
 
 RAY = str(Path(sys.executable).with_name("ray"))
-SECONDS_TO_START, SECONDS_TO_LEAVE = 120, 20
-HEAD, OTHER = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for the machine's outer address
+SECONDS_TO_START, SECONDS_TO_LEAVE = 120, 5
+HEAD = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's outer address
+
+
+class RayCluster:
+    """A head node; others come and go. Nothing is left behind, no default address either."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._address = f"{HEAD}:{free_port()}"
+        self.access = {
+            "RAY_ADDRESS": self._address,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        }
+        """Variables by which programs find it and are let in."""
+
+    @contextmanager
+    def head(self) -> Iterator[None]:
+        port = self._address.rpartition(":")[2]
+        arguments = ["--head", f"--port={port}", "--include-dashboard=false"]
+        arguments += [f"--ray-client-server-port={free_port()}"]
+        with self._node(HEAD, arguments, {}):
+            yield
+
+    @contextmanager
+    def joined(self, ip: str, **environment: str) -> Iterator[None]:
+        """Another node, with these variables besides ours."""
+        with self._node(ip, [f"--address={self._address}"], environment):
+            yield
+
+    @contextmanager
+    def _node(self, ip: str, arguments: list[str], environment: dict[str, str]) -> Iterator[None]:
+        log = self._folder / f"{ip}.log"
+        access = {name: value for name, value in self.access.items() if name != "RAY_ADDRESS"}
+        node = _start(self._folder, ip, arguments, access | environment, log)
+        try:
+            _wait_for(node, log)
+            yield
+        finally:
+            left = _end(node)
+        assert not left, left
 
 
 @contextmanager
-def two_nodes(
-    cpus: int = 1, other: Mapping[str, str] | None = None
-) -> Iterator[dict[str, str]]:
-    """Variables by which programs find the cluster. Its second node has others besides ours.
-
-    Nothing is left behind: no process, no folder, no default address for others.
-    """
+def ray_cluster() -> Iterator[RayCluster]:
+    """A cluster of one node with one CPU."""
     folder = Path(tempfile.mkdtemp(prefix="vdf", dir="/tmp"))  # paths of sockets must be short
-    address = f"{HEAD}:{free_port()}"
-    port = address.rpartition(":")[2]
-    head = ["--head", f"--port={port}", "--include-dashboard=false"]
-    head += [f"--ray-client-server-port={free_port()}"]
-    access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    nodes = []
     try:
-        for ip, arguments, changes in (
-            (HEAD, head, access),
-            (OTHER, [f"--address={address}"], {**access, **(other or {})}),
-        ):
-            log = folder / f"{ip}.log"
-            nodes.append(_start(folder, ip, cpus, arguments, changes, log))
-            _wait_for(nodes[-1], log)
-        yield {"RAY_ADDRESS": address, **access}
+        cluster = RayCluster(folder)
+        with cluster.head():
+            yield cluster
     finally:
-        left = [process for node in nodes for process in _end(node)]
         shutil.rmtree(folder)
-    assert not left, left
 
 
 def _start(
     folder: Path,
     ip: str,
-    cpus: int,
     arguments: list[str],
     changes: Mapping[str, str],
     log: Path,
 ) -> subprocess.Popen[bytes]:
-    command = [RAY, "start", "--block", f"--node-ip-address={ip}", f"--num-cpus={cpus}"]
+    command = [RAY, "start", "--block", f"--node-ip-address={ip}", "--num-cpus=1"]
     command += ["--object-store-memory=80000000", "--disable-usage-stats"]
     # Of both: a node without one makes its cluster this machine's default.
     command += [f"--temp-dir={folder}"]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
-SECONDS_TO_LEAVE = 3.0
+SECONDS_TO_LEAVE = 4.0
 """For workers that are asked to; the engine's process itself has 5 s."""
 
 
