@@ -38,24 +38,26 @@ class RayCluster:
         """Variables by which programs find it and are let in."""
 
     @contextmanager
-    def head(self) -> Iterator[None]:
+    def head(self, cpus: int, environment: dict[str, str]) -> Iterator[None]:
         port = self._address.rpartition(":")[2]
         arguments = ["--head", f"--port={port}", "--include-dashboard=false"]
         arguments += [f"--ray-client-server-port={free_port()}"]
-        with self._node(HEAD, arguments, {}):
+        with self._node(HEAD, cpus, arguments, environment):
             yield
 
     @contextmanager
-    def joined(self, ip: str, **environment: str) -> Iterator[None]:
+    def joined(self, ip: str, cpus: int = 1, **environment: str) -> Iterator[None]:
         """Another node, with these variables besides ours."""
-        with self._node(ip, [f"--address={self._address}"], environment):
+        with self._node(ip, cpus, [f"--address={self._address}"], environment):
             yield
 
     @contextmanager
-    def _node(self, ip: str, arguments: list[str], environment: dict[str, str]) -> Iterator[None]:
+    def _node(
+        self, ip: str, cpus: int, arguments: list[str], environment: dict[str, str]
+    ) -> Iterator[None]:
         log = self._folder / f"{ip}.log"
         access = {name: value for name, value in self.access.items() if name != "RAY_ADDRESS"}
-        node = _start(self._folder, ip, arguments, access | environment, log)
+        node = _start(self._folder, ip, cpus, arguments, access | environment, log)
         try:
             _wait_for(node, log)
             yield
@@ -65,12 +67,12 @@ class RayCluster:
 
 
 @contextmanager
-def ray_cluster() -> Iterator[RayCluster]:
-    """A cluster of one node with one CPU."""
+def ray_cluster(cpus: int = 1, **environment: str) -> Iterator[RayCluster]:
+    """A cluster of one node, with these variables besides ours."""
     folder = Path(tempfile.mkdtemp(prefix="vdf", dir="/tmp"))  # paths of sockets must be short
     try:
         cluster = RayCluster(folder)
-        with cluster.head():
+        with cluster.head(cpus, environment):
             yield cluster
     finally:
         shutil.rmtree(folder)
@@ -79,11 +81,12 @@ def ray_cluster() -> Iterator[RayCluster]:
 def _start(
     folder: Path,
     ip: str,
+    cpus: int,
     arguments: list[str],
     changes: Mapping[str, str],
     log: Path,
 ) -> subprocess.Popen[bytes]:
-    command = [RAY, "start", "--block", f"--node-ip-address={ip}", "--num-cpus=1"]
+    command = [RAY, "start", "--block", f"--node-ip-address={ip}", f"--num-cpus={cpus}"]
     command += ["--object-store-memory=80000000", "--disable-usage-stats"]
     # Of both: a node without one makes its cluster this machine's default.
     command += [f"--temp-dir={folder}"]
