@@ -34,9 +34,7 @@ def expected() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def server(
-    tmp_path_factory: pytest.TempPathFactory, expected: list[str]
-) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, expected: list[str]) -> Iterator[Server]:
     """Two replicas; in the end nothing of them is left, although one is just starting then."""
     log, port = tmp_path_factory.mktemp("ray_serve") / "log", free_port()
     command = [sys.executable, str(EXAMPLE), "--port", str(port), "--max-model-len", "512"]
@@ -133,9 +131,7 @@ def is_clean(one: Asked) -> bool:
     """An error of OpenAI's form: a stream that has begun says so in an event."""
     if isinstance(one.error, openai.APIStatusError):
         body = one.error.body
-        return (
-            one.error.status_code in (500, 503) and isinstance(body, dict) and "message" in body
-        )
+        return one.error.status_code in (500, 503) and isinstance(body, dict) and "message" in body
     return one.is_stream and type(one.error) is openai.APIError and REPLICA_DIED in str(one.error)
 
 

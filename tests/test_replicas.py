@@ -166,7 +166,7 @@ def test_cores_are_shared_by_as_many_replicas_as_there_may_be(
 
 
 def test_settings_come_as_text_from_the_command_line_of_serve() -> None:
-    options = Settings(**{"min_replicas": "1", "max_replicas": "3"}).deployment_options()
+    options = Settings(min_replicas="1", max_replicas="3").deployment_options()
     assert "num_replicas" not in options
     assert options["autoscaling_config"]["max_replicas"] == 3
     assert Settings(min_replicas=2, max_replicas=2).deployment_options()["num_replicas"] == 2

@@ -21,7 +21,6 @@ from vllm_dflash.replicas.guard import Guard
 from vllm_dflash.replicas.settings import Settings
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
     from ray.serve import Application
 
 SECONDS_BETWEEN_LOOKS = 0.05
@@ -62,7 +61,7 @@ class Replica:
         self._arguments = read_arguments(arguments)
         self._resources = AsyncExitStack()
 
-    async def __serve_build_asgi_app__(self) -> FastAPI:
+    async def __serve_build_asgi_app__(self) -> App:
         """Start the engine; what Serve calls before the replica gets requests."""
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
@@ -75,9 +74,8 @@ class Replica:
         app = build_app(self._arguments, tasks, self._engine.model_config)
         await init_app_state(self._engine, app.state, self._arguments, tasks)
         app.state.server = Namespace()  # uvicorn's, which vLLM would tell to leave
-        app.add_middleware(ServedBy, name=f"{socket.gethostname()}/{os.getpid()}")
         self._watch = asyncio.create_task(self._leave_with_the_engine())
-        return app
+        return ServedBy(app, name=f"{socket.gethostname()}/{os.getpid()}")
 
     async def check_health(self) -> None:
         """Asked by Serve every `health_check_period_s`; raises where the engine is dead."""
@@ -107,9 +105,7 @@ class ServedBy:
     def __init__(self, app: App, name: str) -> None:
         self._app, self._header = app, (b"x-served-by", name.encode())
 
-    async def __call__(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send
-    ) -> None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Pass a request on, and its answer back."""
 
         async def send_signed(message: Message) -> None:
@@ -118,4 +114,3 @@ class ServedBy:
             await send(message)
 
         await self._app(scope, receive, send_signed)
-

@@ -47,9 +47,7 @@ class OpenAIErrors:
     def __init__(self, app: App) -> None:
         self._app = app
 
-    async def __call__(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send
-    ) -> None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Pass a request on and watch how its answer ends."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)

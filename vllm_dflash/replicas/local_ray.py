@@ -18,11 +18,13 @@ LONGEST_PARENT = 24
 
 
 @contextmanager
-def local_ray(num_cpus: float | None = None, address: str | None = None) -> Iterator[None]:
+def local_ray(
+    num_cpus: float | None = None, address: str | None = None, *, show_log: bool = True
+) -> Iterator[None]:
     """Start Ray on this machine, or connect to a cluster where `address` names one.
 
     What is started uses `num_cpus` cores (all, by default), ports that are free, and a temporary
-    folder that is removed in the end.
+    folder that is removed in the end. `show_log`: what its processes print, on standard output.
     """
     # Before anything of Ray Serve is imported, which reads it at once; Ray's processes inherit it.
     os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", PROXY_CALLBACK)
@@ -30,7 +32,7 @@ def local_ray(num_cpus: float | None = None, address: str | None = None) -> Iter
     import ray
 
     if address is not None:
-        ray.init(address=address, log_to_driver=True)
+        ray.init(address=address, log_to_driver=show_log)
         try:
             yield
         finally:
@@ -46,6 +48,7 @@ def local_ray(num_cpus: float | None = None, address: str | None = None) -> Iter
             num_cpus=num_cpus,
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
+            log_to_driver=show_log,
             _temp_dir=folder,
         )
         try:
