@@ -43,7 +43,7 @@ def test_parts_are_whole_or_absent(tmp_path: Path, form: str) -> None:
 def test_a_folder_holds_parts_of_one_run(tmp_path: Path) -> None:
     claim(tmp_path, {"model": "a", "max_tokens": 5})
     claim(tmp_path, {"model": "a", "max_tokens": 5})
-    with pytest.raises(ValueError, match="max_tokens was 5 and is 6.*another --out"):
+    with pytest.raises(ValueError, match=r"max_tokens was 5 and is 6.*another --out"):
         claim(tmp_path, {"model": "a", "max_tokens": 6})
     assert json.loads((tmp_path / ABOUT).read_text())["max_tokens"] == 5
 

@@ -42,7 +42,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, expected: list[str]) -> Ite
     folders = set(Path(tempfile.gettempdir()).glob("dflash-ray-*"))
     # An engine in this process has told vLLM's children to run without ones of their own.
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    with running(command, port, log, environment) as ready:
+    with running(command, port, log, environment) as ready:  # one of them is
+        wait_for("both ready", lambda: "Serving" in log.read_text(), 300)
         yield ready
         segments = shared_memory_of(children(ready))
     assert segments
@@ -143,7 +144,8 @@ def comes_back(server: Server, dead: int) -> None:
         assert time.monotonic() < deadline, "Serve did not bring the replica back"
         before = len(load.asked)
         with load.going_on():
-            wait_for("answers", lambda: load.finished_after(0) >= before + len(PROMPTS))
+            wanted = before + len(PROMPTS)
+            wait_for("answers", lambda wanted=wanted: load.finished_after(0) >= wanted)
         assert not [one.error for one in load.asked if one.error is not None]
         seen = {one.served_by for one in load.asked[before:]}
     assert dead not in seen

@@ -45,9 +45,8 @@ class BatchSettings:
 
     def about(self) -> dict[str, Any]:
         """What decides about the output: a folder holds parts of one such run."""
-        names = ("data", "model", "drafter", "form", "prompt_column", "id_column", "max_tokens")
-        names += ("temperature", "max_model_len", "dtype")
-        return {name: getattr(self, name) for name in names}
+        names = "data model drafter form prompt_column id_column max_tokens temperature"
+        return {name: getattr(self, name) for name in f"{names} max_model_len dtype".split()}
 
     def engine(self) -> dict[str, Any]:
         """Arguments of `vllm.LLM`."""

@@ -33,7 +33,8 @@ def build(settings: Settings) -> Application:
         ValueError: vLLM does not know one of `vllm_arguments`.
     """
     read_arguments(settings.serve_arguments())
-    return Replica.options(**settings.deployment_options()).bind(settings.serve_arguments())
+    replicas: Any = Replica  # what the decorators made of it
+    return replicas.options(**settings.deployment_options()).bind(settings.serve_arguments())
 
 
 def read_arguments(arguments: list[str]) -> Namespace:
