@@ -93,7 +93,8 @@ def test_a_run_goes_on_where_it_was_killed(folder: Path) -> None:
     family = psutil.Process(broken.pid).children(recursive=True)
     broken.send_signal(signal.SIGKILL)
     broken.communicate()
-    assert not psutil.wait_procs(family, timeout=60)[1]
+    # Ray's agents look for their raylet now and then; on a busy machine, minutes apart.
+    assert not psutil.wait_procs(family, timeout=180)[1]
     done = finished_ids(out)
     assert 2 * BATCH <= len(done) < ROWS
     before = {path: path.stat().st_mtime_ns for path in out.glob("part-*")}

@@ -103,7 +103,7 @@ def test_the_proxys_own_errors_become_json() -> None:
 
 
 GUARDED = """
-import subprocess, sys, time
+import os, subprocess, sys
 from multiprocessing import shared_memory
 from vllm_dflash.replicas.guard import Guard
 guard = Guard()
@@ -112,8 +112,7 @@ memory = shared_memory.SharedMemory(create=True, size=8)
 print(child.pid, guard._process.pid, memory.name, flush=True)
 if sys.stdin.readline():
     guard.dismiss()
-    memory.close()
-    memory.unlink()
+    print(os.path.exists(f"/dev/shm/{memory.name}"), flush=True)
 """
 
 
@@ -125,6 +124,7 @@ def test_no_process_outlives_a_guarded_one(death: str) -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        process_group=0,  # as Ray starts its workers
     )
     assert guarded.stdin is not None
     assert guarded.stdout is not None
@@ -139,6 +139,7 @@ def test_no_process_outlives_a_guarded_one(death: str) -> None:
         else:
             guarded.stdin.write("leave\n")
             guarded.stdin.flush()
+            assert guarded.stdout.readline() == "False\n"  # Ray would kill the tracker now
         guarded.wait(10)
         _, alive = psutil.wait_procs(others, timeout=10)
         assert [process.pid for process in alive] == ([child.pid] if death == "leave" else [])

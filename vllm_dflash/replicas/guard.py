@@ -37,9 +37,14 @@ class Guard:
         os.setpgid(0, group)
 
     def dismiss(self) -> None:
-        """There is nobody left to guard."""
+        """There is nobody left to guard: the children have ended.
+
+        Waits until the resource tracker has done its work, for Ray kills a worker's children where
+        that ends by itself.
+        """
         if self._process.poll() is None:
             self._process.communicate(b"dismissed")
+        resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 def main() -> None:

@@ -29,6 +29,8 @@ def local_ray(
     # Before anything of Ray Serve is imported, which reads it at once; Ray's processes inherit it.
     os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", PROXY_CALLBACK)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # A replica's guard and resource tracker are to outlive it for a moment.
+    os.environ.setdefault("RAY_kill_child_processes_on_worker_exit", "false")
     import ray
 
     if address is not None:
