@@ -39,10 +39,11 @@ def parse() -> argparse.Namespace:
     add("--pair", type=Path, default=DEMO, help="folder with target/ and drafter/")
     add("--prompts", type=Path, default=DEMO / "held_out.jsonl")
     add("--concurrency", type=int, nargs="+", default=[1, 8])
-    add("--rounds", type=int, default=6)
+    add("--rounds", type=int, default=5)
     add("--warmup-rounds", type=int, default=1)
-    add("--seconds", type=float, default=3.0, help="of each measurement")
+    add("--seconds", type=float, default=2.5, help="of each measurement")
     add("--tokens", type=int, default=96, help="of each request")
+    add("--eager", action="store_true", help="do not compile: starts sooner, runs slower")
     add("--out", type=Path, default=Path("out/ray_overhead"))
     return parser.parse_args()
 
@@ -102,6 +103,7 @@ def start(stack: ExitStack, arguments: argparse.Namespace) -> dict[str, BenchChi
         "max_model_len": 1024,
         "max_num_seqs": 64,
         "enable_prefix_caching": False,
+        "enforce_eager": arguments.eager,
     }
     places = {
         "processes": ("mp", {BINDING: both}),

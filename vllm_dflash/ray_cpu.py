@@ -116,6 +116,9 @@ class CPURayExecutor(RayExecutorV2):
         runtime_env = super()._build_runtime_env()
         variables = runtime_env["env_vars"]
         variables.setdefault("OMP_NUM_THREADS", str(self._threads))  # Ray's own is 1
+        # What vLLM sets for its processes: Intel OpenMP's threads would spin for 200 ms.
+        variables.setdefault("KMP_BLOCKTIME", "5")
+        variables.setdefault("KMP_TPAUSE", "0")
         preload = os.environ.get("LD_PRELOAD", "")
         files = preload.replace(":", " ").split()
         nodes = check_nodes(self.parallel_config.placement_group, runtime_env, files)
