@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,17 @@ def serving(
     port = free_port()
     command = [VLLM, "serve", str(target), "--served-model-name", MODEL]
     command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512", *arguments]
+    with running(command, port, log, environment) as server:
+        yield server
+        # Read before the shutdown, in which vLLM may report its own engine as dead.
+        assert "Traceback" not in log.read_text()
+
+
+@contextmanager
+def running(
+    command: Sequence[str], port: int, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """A command that serves at this port, once it is ready; ended by Ctrl-C."""
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -79,8 +90,6 @@ def serving(
             pytest.fail(log.read_text()[-4000:])
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         yield Server(url, log, client, process)
-        # Read before the shutdown, in which vLLM may report its own engine as dead.
-        assert "Traceback" not in log.read_text()
     finally:
         engines = []
         if process.poll() is None:

@@ -136,3 +136,18 @@ def test_a_drafted_request_finds_all_its_context(steps: list) -> None:
         for name, chosen in zip(batch, drafted, strict=True):
             if chosen:
                 assert expected.get(name, {}).items() <= cache.rows.items()
+
+
+def test_requests_that_are_computed_again_bring_nothing_of_before() -> None:
+    """Thrown out and resumed between two steps, in a batch that looks the same."""
+    cache = Cache()
+    backlog = make(cache)
+    backlog.update_batch(["a", "b"], {"a", "b"}, may_return=True)
+    backlog.store(np.array([True, True]))
+    add(backlog, [3, 2], 0)
+    backlog.forget({"a", "never seen"})
+    assert backlog.update_batch(["a", "b"], {"a", "b"}, may_return=True) == 0
+    add(backlog, [4, 1], 20)
+    assert backlog.pending().tolist() == [4, 3]
+    backlog.store(np.array([True, True]))
+    assert sorted(cache.rows) == [3, 4, 20, 21, 22, 23, 24]

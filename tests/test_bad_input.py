@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from drafter_harness import DrafterHarness
 from pairs import Pair, drafter_config, make_pair, save_drafter
 from safetensors.torch import load_file, save_file
 from vllm.engine.arg_utils import EngineArgs
 
+from vllm_dflash import selection
 from vllm_dflash.checkpoint.pairing import TargetFacts, check_pair
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.checkpoint.tensors import Stored, check_tensors, read_headers
 from vllm_dflash.options import DFlashOptions
 
 
@@ -168,6 +172,41 @@ def test_weights_that_do_not_match_the_config(pair: Pair, tmp_path: Path) -> Non
     assert "missing layers.1.mlp.up_proj.weight [96, 64]" in message
     assert "surplus layers.2.mlp.up_proj.weight [64]" in message
     assert "fc.weight has shape [64, 64], config.json implies [64, 128]" in message
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.bool])
+def test_weights_that_are_integers(pair: Pair, tmp_path: Path, dtype: torch.dtype) -> None:
+    """Quantised somehow, with nothing in config.json that says so: each is named."""
+    shutil.copytree(pair.drafter, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    odd = ("fc.weight", "layers.1.mlp.up_proj.weight")
+    for name in odd:
+        tensors[name] = tensors[name].to(dtype)
+    save_file(tensors, tmp_path / "model.safetensors")
+    message = refusal(pair, model=str(tmp_path))
+    stored = {"int8": "I8", "uint8": "U8", "int32": "I32", "bool": "BOOL"}
+    kind = stored[str(dtype).removeprefix("torch.")]
+    assert all(f"{name} is stored as {kind}: weights must be" in message for name in odd)
+    assert message.count("is stored as") == 2
+
+
+def test_integers_from_a_hub_are_refused_while_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose headers nobody read before."""
+    pair = make_pair(tmp_path)
+    tensors = load_file(pair.drafter / "model.safetensors")
+    tensors["fc.weight"] = tensors["fc.weight"].char()
+    save_file(tensors, pair.drafter / "model.safetensors")
+    monkeypatch.setattr(selection, "check_tensors", lambda *_: None)
+    with pytest.raises(DrafterError, match=r"fc\.weight is stored as int8"):
+        DrafterHarness(pair)
+
+
+def test_maps_between_vocabularies_are_integers(pair: Pair) -> None:
+    tensors = read_headers(pair.drafter)
+    maps = {"d2t": Stored((320,), "I64"), "t2d": Stored((320,), "BOOL")}
+    check_tensors(pair.spec, {**tensors, **maps})
 
 
 def test_weights_file_is_truncated(pair: Pair, tmp_path: Path) -> None:

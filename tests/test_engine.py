@@ -52,7 +52,9 @@ def plain() -> Plain:
 
 @pytest.mark.parametrize("draft_length", ["fixed", "adaptive"])
 @pytest.mark.parametrize(
-    ("concurrency", "batched_tokens"), [(1, 64), (8, 32), (32, 64)], ids=lambda n: str(n)
+    ("concurrency", "batched_tokens"),
+    [(1, 64), (8, 32)] if USES_V2 else [(1, 64), (8, 32), (32, 64)],
+    ids=lambda n: str(n),
 )
 def test_output_is_identical_to_plain_decoding(
     plain: Plain,
@@ -115,6 +117,7 @@ def test_acceptance_of_every_step_equals_the_reference() -> None:
     assert observed == [e.acceptance_lengths for e in expected]
 
 
+@pytest.mark.parametrize("runner", ["v1"], indirect=True)  # on both in test_hazards.py
 def test_a_request_near_the_limit_does_not_stop_the_others() -> None:
     """vLLM's V1 runner would leave everybody undrafted from 504 tokens on, junk drafts included."""
     prompts = PROMPTS[:4]
@@ -142,12 +145,16 @@ def test_samples_at_temperature_one_are_as_likely_as_plain_ones() -> None:
         params.top_k = 500
     likely, tokens = [], []
     # Draft lengths that are planned cost another minute in the interpreter.
-    for asked in (None, FIXED, FIXED, *([] if USES_V2 else [DFLASH])):
-        with engine(speculative_config=asked and dict(asked), max_num_seqs=8) as llm:
-            outputs = [o.outputs[0] for o in llm.generate(PROMPTS, params, use_tqdm=False)]
-        tokens.append([list(output.token_ids) for output in outputs])
-        values = [next(iter(d.values())).logprob for o in outputs for d in o.logprobs]
-        likely.append(sum(values) / len(values))
+    for asked in (None, FIXED, *([] if USES_V2 else [DFLASH])):
+        speculative = asked and dict(asked)
+        with engine(
+            speculative_config=speculative, max_num_seqs=8, enable_prefix_caching=False
+        ) as llm:
+            for _ in range(2 if asked is FIXED else 1):
+                outputs = [o.outputs[0] for o in llm.generate(PROMPTS, params, use_tqdm=False)]
+                tokens.append([list(output.token_ids) for output in outputs])
+                values = [next(iter(d.values())).logprob for o in outputs for d in o.logprobs]
+                likely.append(sum(values) / len(values))
     plain, ours, again, *adaptive = likely
     # About 1,100 tokens with a standard deviation of 2.2 nat each, dependent within a prompt.
     assert abs(ours - plain) < 0.4
@@ -157,8 +164,13 @@ def test_samples_at_temperature_one_are_as_likely_as_plain_ones() -> None:
     assert ours == again
 
 
-def test_prometheus_counters_agree_with_ours() -> None:
+def test_counters() -> None:
+    """A single token is never drafted for; Prometheus counts what we count."""
     with engine(speculative_config=dict(DFLASH), max_num_seqs=8) as llm:
+        token_ids(llm, PROMPTS[:8], greedy(1))
+        (stats,) = llm.collective_rpc("dflash_stats")
+        assert stats["steps"] > 0
+        assert stats["drafted_steps"] == 0
         token_ids(llm, PROMPTS[:8], greedy(NEW_TOKENS))
         (stats,) = llm.collective_rpc("dflash_stats")
         counters = {
@@ -168,14 +180,6 @@ def test_prometheus_counters_agree_with_ours() -> None:
         }
     assert counters["draft_tokens"] == stats["draft_tokens"]
     assert counters["accepted_tokens"] == stats["accepted_tokens"]
-
-
-def test_max_tokens_of_one_never_drafts() -> None:
-    with engine(speculative_config=dict(DFLASH), max_num_seqs=8) as llm:
-        token_ids(llm, PROMPTS[:8], greedy(1))
-        (stats,) = llm.collective_rpc("dflash_stats")
-    assert stats["steps"] > 0
-    assert stats["drafted_steps"] == 0
 
 
 def test_a_drafter_shaped_unlike_its_target(tmp_path: Path) -> None:
@@ -235,18 +239,18 @@ TOP_LEVEL = {
 }
 
 
-@pytest.mark.parametrize(
-    "written",
-    [
-        {"dflash_config": {"target_layer_ids": [1, 3]}},
-        TOP_LEVEL,
-        {"speculators": True, "dflash_config": {"target_layer_ids": [1, 3]}},
-    ],
-    ids=["z-lab", "top level", "speculators"],
-)
-def test_taps_in_every_dialect(tmp_path: Path, written: dict[str, Any]) -> None:
+DIALECTS: dict[str, dict[str, Any]] = {
+    "z-lab": {"dflash_config": {"target_layer_ids": [1, 3]}},
+    "top level": TOP_LEVEL,
+    "speculators": {"speculators": True, "dflash_config": {"target_layer_ids": [1, 3]}},
+}
+
+
+# A runner never sees the dialect, so one of them is enough on the slow one.
+@pytest.mark.parametrize("dialect", ["speculators"] if USES_V2 else DIALECTS)
+def test_taps_in_every_dialect(tmp_path: Path, dialect: str) -> None:
     """One of them on the last layer: vLLM hands out its output before the final norm."""
-    pair = make_pair(tmp_path, **written)
+    pair = make_pair(tmp_path, **DIALECTS[dialect])
     prompt = {"prompt_token_ids": [i % 300 for i in range(50)]}
     seen = []
     speculative = {**FIXED, "model": str(pair.drafter)}

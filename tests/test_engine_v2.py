@@ -32,7 +32,8 @@ pytestmark = [
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
     pytest.mark.usefixtures("runner"),
 ]
-PROMPTS = held_out_prompts(8)
+PROMPTS = held_out_prompts(8)[4:]
+PARAMS = greedy(32)
 
 
 @pytest.fixture
@@ -45,6 +46,13 @@ def asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
         vllm_config.scheduler_config.async_scheduling = True
 
     monkeypatch.setattr(type(current_platform), "check_and_update_config", staticmethod(keep_it_on))
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """What plain vLLM writes."""
+    with engine() as llm:
+        return token_ids(llm, PROMPTS, PARAMS)
 
 
 def test_the_same_acceptance_as_vllms_own_speculator(tmp_path: Path) -> None:
@@ -75,19 +83,19 @@ def test_the_same_acceptance_as_vllms_own_speculator(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("draft_length", ["fixed", "adaptive"])
 def test_asynchronous_scheduling_gives_the_same_tokens(
-    asynchronous: None, draft_length: str, monkeypatch: pytest.MonkeyPatch
+    asynchronous: None,
+    expected: list[list[int]],
+    draft_length: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fix_costs(monkeypatch)
-    params = greedy(40)
-    with engine() as llm:
-        expected = token_ids(llm, PROMPTS, params)
     speculative = {**DFLASH, "draft_length": draft_length}
     with engine(speculative_config=speculative, max_num_seqs=4) as llm:
         core = llm.llm_engine.engine_core.engine_core
         assert core.async_scheduling
         assert type(core.scheduler).__name__ == "DFlashAsyncScheduler"
         assert not proposer_of(llm).plans_lengths
-        assert token_ids(llm, PROMPTS, params) == expected
+        assert token_ids(llm, PROMPTS, PARAMS) == expected
         (stats,) = llm.collective_rpc("dflash_stats")
         if draft_length == "adaptive":
             assert core.scheduler.lengths.costs is not None
@@ -97,12 +105,9 @@ def test_asynchronous_scheduling_gives_the_same_tokens(
 
 
 def test_asynchronous_steps_without_drafts_store_context_and_draft_nothing(
-    asynchronous: None, monkeypatch: pytest.MonkeyPatch
+    asynchronous: None, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever lengths the scheduler chooses, from none to all, the output stays the same."""
-    params = greedy(40)
-    with engine() as llm:
-        expected = token_ids(llm, PROMPTS, params)
     with engine(speculative_config=dict(DFLASH), max_num_seqs=4) as llm:
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         lengths = iter([7, 0, 0, 3, 1, 0, 7, 7, 2, 0] * 1000)
@@ -116,7 +121,7 @@ def test_asynchronous_steps_without_drafts_store_context_and_draft_nothing(
             return forward(*args)
 
         monkeypatch.setattr(block, "forward", counted)
-        assert token_ids(llm, PROMPTS, params) == expected
+        assert token_ids(llm, PROMPTS, PARAMS) == expected
         (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["skipped_steps"] > 0
     assert len(drafted) == stats["drafted_steps"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inspected import SMALL, inspect
 from pairs import Pair, drafter_config, make_pair, save_drafter
 from safetensors.torch import load_file, save_file
@@ -129,13 +130,16 @@ def test_every_fault_of_the_tensors_is_named(pair: Pair, tmp_path: Path) -> None
     assert found.tensors.misshapen == {"fc.weight": {"found": [64, 64], "expected": [64, 128]}}
 
 
-def test_integers_are_warned_about(pair: Pair, tmp_path: Path) -> None:
+def test_integers_are_a_fault_and_eight_bit_floats_a_warning(pair: Pair, tmp_path: Path) -> None:
     shutil.copytree(pair.drafter, tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["fc.weight"] = tensors["fc.weight"].char()
+    tensors["norm.weight"] = tensors["norm.weight"].to(torch.float8_e4m3fn)
     save_file(tensors, tmp_path / "model.safetensors")
-    (warning,) = inspect(tmp_path, pair.target).warnings
-    assert "stored as I8" in warning
+    found = inspect(tmp_path, pair.target)
+    (fault,), (warning,) = found.faults, found.warnings
+    assert "fc.weight is stored as I8" in fault.message
+    assert "stored as F8_E4M3:" in warning
 
 
 def cut(folder: Path) -> str:

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
-from engines import DFLASH, engine, fix_costs, greedy, held_out_prompts, proposer_of, token_ids
+from context_rows import ContextRows
+from engines import DFLASH, engine, fix_costs, greedy, held_out_prompts, token_ids
 from vllm import LLM, SamplingParams
-
-from vllm_dflash.runner.backlog import NOBODY
 
 pytestmark = pytest.mark.engine
 RUNS = int(os.environ.get("DFLASH_TRAFFIC_RUNS", "2"))
@@ -31,58 +28,15 @@ SETTINGS = [
 ]
 
 
-@dataclass
-class Context:
-    """Which slots of the drafter's cache hold a row of which token, as told by our own code."""
-
-    proposer: Any
-    stored: dict[int, int] = field(default_factory=dict)
-    """Position of the row in each slot."""
-
-    def __post_init__(self) -> None:
-        context = self.proposer.model.context
-        store = context.store
-
-        def watch(features: Any, positions: Any, slots: Any) -> None:
-            store(features, positions, slots)
-            self.stored.update(zip(slots.tolist(), positions.tolist(), strict=True))
-
-        context.store = watch
-
-    def waiting(self) -> dict[int, int]:
-        """Position of the row that waits for each slot."""
-        backlog = self.proposer.backlog
-        if backlog is None:
-            return {}
-        backlog._settle()
-        rows = np.flatnonzero(backlog._owner != NOBODY)
-        slots, positions = backlog._slots[rows].tolist(), backlog._positions[rows].tolist()
-        return dict(zip(slots, positions, strict=True))
-
-    def missing(self) -> list[tuple[str, int]]:
-        """Tokens of live requests whose row is neither stored nor waits."""
-        runner = self.proposer.runner
-        block_size = self.proposer.block_size
-        waiting = self.waiting()
-        found = []
-        for name in runner.input_batch.req_ids:
-            request = runner.requests[name]
-            (blocks,) = request.block_ids
-            # The last step's rows are counted once the next one is scheduled.
-            for position in range(request.num_computed_tokens):
-                slot = blocks[position // block_size] * block_size + position % block_size
-                if waiting.get(slot, self.stored.get(slot)) != position:
-                    found.append((name, position))
-        return found
-
-
-def drive(llm: LLM, seed: int, context: Context, expected: dict[tuple[int, int], list[int]]) -> int:
+def drive(
+    llm: LLM, seed: int, context: ContextRows, expected: dict[tuple[int, int], list[int]]
+) -> int:
     """Serve random requests; returns how many ended of themselves."""
     chance = random.Random(seed)
     core = llm.llm_engine
     scheduler = core.engine_core.engine_core.scheduler
     asked: dict[str, tuple[int, int]] = {}
-    done = aborted = 0
+    done = aborted = thrown_out = 0
     while done + aborted < ARRIVALS:
         if len(asked) < ARRIVALS and chance.random() < 0.4:
             choice = chance.randrange(len(PROMPTS)), chance.randrange(len(SETTINGS))
@@ -93,6 +47,9 @@ def drive(llm: LLM, seed: int, context: Context, expected: dict[tuple[int, int],
         if live and chance.random() < 0.06:
             core.abort_request([chance.choice(live)])
             aborted += 1
+        if chance.random() < 0.03:  # all that run lose their cache and resume at once
+            thrown_out += len(scheduler.running)
+            core.reset_prefix_cache(reset_running_requests=True)
         for output in core.step():
             if output.finished and output.outputs[0].finish_reason != "abort":
                 assert list(output.outputs[0].token_ids) == expected[asked[output.request_id]]
@@ -102,7 +59,7 @@ def drive(llm: LLM, seed: int, context: Context, expected: dict[tuple[int, int],
         core.step()
     pool = scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block
-    return done
+    return done, thrown_out
 
 
 @pytest.fixture(scope="module")
@@ -136,11 +93,13 @@ def test_random_traffic(
     with engine(
         speculative_config=speculative, max_num_seqs=6, max_num_batched_tokens=64, **changes
     ) as llm:
-        context = Context(proposer_of(llm))
-        ended = sum(drive(llm, seed, context, expected) for seed in range(RUNS))
+        context = ContextRows(llm)
+        runs = [drive(llm, seed, context, expected) for seed in range(RUNS)]
         (stats,) = llm.collective_rpc("dflash_stats")
         (preemptions,) = (m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
+    ended, thrown_out = map(sum, zip(*runs, strict=True))
+    assert thrown_out > 0
     assert ended > RUNS * ARRIVALS // 2
     assert stats["draft_tokens"] >= stats["accepted_tokens"] > 0
     assert stats["nan_drafts"] == 0
-    assert (preemptions > 0) == ("num_gpu_blocks_override" in changes)
+    assert (preemptions > thrown_out) == ("num_gpu_blocks_override" in changes)

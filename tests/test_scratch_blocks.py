@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from engines import FIXED, engine, greedy, proposer_of, token_ids
-from pairs import drafter_config, save_drafter
-from targets import make_target
 from vllm import LLM
 
 pytestmark = pytest.mark.engine
@@ -53,28 +50,3 @@ def test_first_drafts_have_blocks_of_their_own() -> None:
         assert (proposer_of(llm).model.context.attentions[0].attn.kv_cache[0] == 0).all()
     assert len({name for name, *_ in seen}) == 2 * len(LENGTHS)
     assert all(written <= own and 0 not in own for _, written, own in seen)
-
-
-def test_null_blocks_of_a_sliding_target_are_never_written(tmp_path: Path) -> None:
-    """Hazard 8: the target gives up blocks behind its window of 24; the drafter keeps its own."""
-    make_target(tmp_path / "target", "mistral")
-    save_drafter(tmp_path / "drafter", drafter_config())
-    prompts = [{"prompt_token_ids": [(7 * n + 3 * i) % 300 for i in range(n)]} for n in (9, 150)]
-    params = greedy(24, detokenize=False, ignore_eos=True)
-    settings: dict[str, Any] = {"model": str(tmp_path / "target"), "skip_tokenizer_init": True}
-    settings |= {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 64}
-    speculative = {**FIXED, "model": str(tmp_path / "drafter")}
-    with engine(**settings) as llm:
-        expected = token_ids(llm, prompts, params)
-    with engine(**settings, speculative_config=speculative) as llm:
-        seen = watch(llm)
-        context = proposer_of(llm).model.context
-        slots = []
-        store = context.store
-        context.store = lambda *rows: (slots.extend(rows[2].tolist()), store(*rows))
-        assert token_ids(llm, prompts, params) == expected
-        caches = [attention.attn.kv_cache for attention in context.attentions]
-        assert all((cache[0] == 0).all() for cache in caches)
-    assert len(slots) >= 159
-    assert min(slots) >= BLOCK
-    assert all(written <= own and 0 not in written for _, written, own in seen)

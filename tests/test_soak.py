@@ -67,6 +67,7 @@ def test_thirds_and_rates() -> None:
         ((0.01, 0.012), (700, 600), [True, True]),
         ((0.01, 0.014), (700, 600), [False, True]),
         ((0.01, 0.012), (700, 500), [True, False]),
+        ((0.01, 0.01), (700, 0.0), [True, False]),
         ((math.nan, 0.01), (700, math.nan), [False, False]),
     ],
 )
@@ -144,6 +145,7 @@ def test_a_short_soak(tmp_path: Path) -> None:
         out=tmp_path,
         minutes=25 / 60,
         clients=8,
+        max_rows=128,
         sample_every=1.0,
         arguments=("--enforce-eager",),
         limits=Limits(growth=1000.0, slowdown=10.0, shutdown=30.0),

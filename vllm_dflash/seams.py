@@ -122,6 +122,7 @@ V1_WORKER = (
             "randomize_inputs",
         ),
     ),
+    Seam("vllm.v1.worker.gpu_worker:Worker.initialize_from_config", ("self", "kv_cache_config")),
     Seam("vllm.v1.worker.cpu_worker:CPUWorker.execute_model", ("self", "scheduler_output")),
     Seam("vllm.v1.worker.cpu_worker:CPUWorker.sample_tokens", ("self", "grammar_output")),
     Seam("vllm.v1.worker.cpu_worker:CPUWorker.take_draft_token_ids", ("self",)),
@@ -266,6 +267,43 @@ V2_WORKER = (
     Seam(f"{V2}.model_runner:GPUModelRunner.take_draft_token_ids", ("self",)),
 )
 """Used in a worker with Model Runner V2."""
+
+
+RAY = "vllm.v1.executor.ray_executor_v2"
+
+RAY_NODES = (Seam(f"{RAY}:RayExecutorV2._build_runtime_env", ("self",)),)
+"""Used in the engine's process with any Ray backend."""
+
+RAY_CPU = (
+    *RAY_NODES,
+    Seam(f"{RAY}:RayExecutorV2._init_executor", ("self",)),
+    Seam(f"{RAY}:RayExecutorV2._get_actor_resource_kwargs", ()),
+    Seam(f"{RAY}:RayExecutorV2._join_monitor_thread", ("self",)),
+    Seam(f"{RAY}:RayExecutorV2.shutdown", ("self",)),
+    Seam(f"{RAY}:RayWorkerProc.get_node_and_physical_gpu_ids", ("self",)),
+    Seam(
+        f"{RAY}:RayWorkerProc.initialize_worker",
+        (
+            "self",
+            "local_rank",
+            "env_vars",
+            "distributed_init_method",
+            "driver_env_vars",
+            "assigned_physical_gpu_ids",
+        ),
+    ),
+    Seam(
+        f"{RAY}:initialize_ray_cluster",
+        ("parallel_config", "ray_address", "require_gpu_on_driver"),
+    ),
+    Seam(f"{RAY}:get_bundles_sorted_by_node", ("placement_group",)),
+    Seam(
+        "vllm.distributed.device_communicators.cpu_communicator:"
+        "CpuCommunicator._all_group_ranks_share_shm_group_name",
+        ("self",),
+    ),
+)
+"""Used in the engine's process and in the workers with our Ray executor for CPUs."""
 
 
 def check_version(version: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +21,26 @@ SPEC_METRICS = "vllm:spec_decode_num_"
 
 
 class BenchChild(EngineChild):
-    """An engine with these arguments of `LLM`; `plugins=""` leaves vllm-dflash out."""
+    """An engine with these arguments of `LLM`; `plugins=""` leaves vllm-dflash out.
 
-    def __init__(self, log: Path, *, plugins: str | None = None, **engine_arguments: Any) -> None:
+    `variables` are of its environment.
+    """
+
+    def __init__(
+        self,
+        log: Path,
+        *,
+        plugins: str | None = None,
+        variables: Mapping[str, str] | None = None,
+        **engine_arguments: Any,
+    ) -> None:
         # Several live side by side.
         environment = (
             {} if "VLLM_CPU_KVCACHE_SPACE" in os.environ else {"VLLM_CPU_KVCACHE_SPACE": "1"}
         )
         if plugins is not None:
             environment["VLLM_PLUGINS"] = plugins
+        environment |= variables or {}
         super().__init__(f"{__name__}:start", engine_arguments, log, environment=environment)
 
 

@@ -5,14 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 
 Shape = tuple[int, ...]
+MAPS = ("d2t", "t2d")
+"""Between a drafter's vocabulary and its target's; all else is numbers."""
 MOST_NAMED = 40
 """Tensors that a refusal names; a config with a wrong depth misses thousands."""
+
+
+class Stored(NamedTuple):
+    """One tensor of a checkpoint."""
+
+    shape: Shape
+    dtype: str
+    """As safetensors or torch name it: `F32`, `float32`."""
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether it holds floating-point numbers, of whatever width."""
+        return self.dtype.upper().startswith(("F", "BF"))
 
 
 def vocabulary_tensors(spec: DrafterSpec) -> dict[str, Shape]:
@@ -70,8 +86,8 @@ def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
     return tensors
 
 
-def read_headers(folder: Path) -> dict[str, Shape]:
-    """Names and shapes in every `*.safetensors` of a folder; reads headers, not weights.
+def read_headers(folder: Path) -> dict[str, Stored]:
+    """What every `*.safetensors` of a folder holds; reads headers, not weights.
 
     Raises:
         DrafterError: there is no such file, or one cannot be read.
@@ -79,17 +95,18 @@ def read_headers(folder: Path) -> dict[str, Shape]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise DrafterError(f"drafter {str(folder)!r}: the folder holds no *.safetensors file.")
-    shapes: dict[str, Shape] = {}
+    found: dict[str, Stored] = {}
     for file in files:
         if not file.is_file():  # a pipe would be waited for
             raise DrafterError(f"drafter file {str(file)!r} cannot be read: it is no file.")
         try:
             with safe_open(file, framework="pt") as tensors:
-                names = tensors.keys()  # a method of safetensors; the file is no mapping
-                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
+                for name in tensors.keys():  # noqa: SIM118 - a method; the file is no mapping
+                    part = tensors.get_slice(name)
+                    found[name] = Stored(tuple(part.get_shape()), part.get_dtype())
         except (SafetensorError, OSError) as error:
             raise DrafterError(f"drafter file {str(file)!r} cannot be read: {error}") from error
-    return shapes
+    return found
 
 
 @dataclass(frozen=True)
@@ -100,6 +117,8 @@ class TensorFaults:
     surplus: dict[str, Shape]
     misshapen: dict[str, tuple[Shape, Shape]]
     """Shape found and shape implied."""
+    integers: dict[str, str]
+    """Weights that are not stored in floating point, and how they are."""
 
     def messages(self) -> list[str]:
         """One sentence each, in order."""
@@ -110,28 +129,38 @@ class TensorFaults:
                 f"{name} has shape {list(found)}, config.json implies {list(implied)}"
                 for name, (found, implied) in self.misshapen.items()
             ),
+            *(
+                f"{name} is stored as {dtype}: weights must be floating-point numbers (quantised"
+                " drafters are not supported yet)"
+                for name, dtype in self.integers.items()
+            ),
         ]
 
 
-def compare_tensors(spec: DrafterSpec, found: Mapping[str, Shape]) -> TensorFaults:
-    """What is missing, surplus or misshapen among the `found` names and shapes."""
+def compare_tensors(spec: DrafterSpec, found: Mapping[str, Stored]) -> TensorFaults:
+    """What is missing, surplus, misshapen or no weights among the `found` tensors, by name."""
     vocabulary = vocabulary_tensors(spec)
     expected = expected_tensors(spec)
     wanted = found.keys() & vocabulary | required_vocabulary(spec)
     expected |= {name: vocabulary[name] for name in sorted(wanted)}
     return TensorFaults(
         missing={name: expected[name] for name in sorted(expected.keys() - found)},
-        surplus={name: found[name] for name in sorted(found.keys() - expected)},
+        surplus={name: found[name].shape for name in sorted(found.keys() - expected)},
         misshapen={
-            name: (found[name], shape)
+            name: (found[name].shape, shape)
             for name, shape in expected.items()
-            if name in found and found[name] != shape
+            if name in found and found[name].shape != shape
+        },
+        integers={
+            name: found[name].dtype
+            for name in expected
+            if name in found and name not in MAPS and not found[name].is_floating
         },
     )
 
 
-def check_tensors(spec: DrafterSpec, found: Mapping[str, Shape]) -> None:
-    """Refuse missing, surplus or misshapen tensors, each by name. Raises `DrafterError`."""
+def check_tensors(spec: DrafterSpec, found: Mapping[str, Stored]) -> None:
+    """Refuse tensors that do not fit the config, each by name. Raises `DrafterError`."""
     faults = compare_tensors(spec, found).messages()
     if len(faults) > MOST_NAMED:
         faults = [*faults[:MOST_NAMED], f"and {len(faults) - MOST_NAMED} more"]

@@ -10,7 +10,7 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
-from vllm_dflash.checkpoint.tensors import check_tensors
+from vllm_dflash.checkpoint.tensors import Stored, check_tensors
 from vllm_dflash.drafter.context import ContextProjection
 from vllm_dflash.drafter.layers import DraftBlock
 from vllm_dflash.drafter.vocabulary import DraftVocabulary, read_mask_embedding
@@ -115,11 +115,17 @@ class DFlashDraftModel(nn.Module):
         """Load a checkpoint, all or nothing.
 
         Raises:
-            DrafterError: tensors are missing, surplus or misshapen; each is named.
+            DrafterError: tensors are missing, surplus, misshapen or integers; each is named.
         """
         # All of them at once: a misfit must be named before vLLM's loaders trip over it.
         tensors = list(weights)
-        check_tensors(self.spec, {name: tuple(tensor.shape) for name, tensor in tensors})
+        check_tensors(
+            self.spec,
+            {
+                name: Stored(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+                for name, tensor in tensors
+            },
+        )
         device = self.context.fc.weight.device
         with device:
             self.vocabulary = DraftVocabulary(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_dflash.checkpoint.pairing import pair_faults
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
-from vllm_dflash.checkpoint.tensors import compare_tensors, required_vocabulary
+from vllm_dflash.checkpoint.tensors import MAPS, Stored, compare_tensors, required_vocabulary
 from vllm_dflash.inspection.family import resembles
 from vllm_dflash.inspection.headers import (
     Headers,
@@ -140,10 +140,11 @@ def _drafter_facts(spec: DrafterSpec) -> DrafterFacts:
 
 
 def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> TensorFacts:
-    faults = compare_tensors(spec, {name: t.shape for name, t in headers.tensors.items()})
+    stored = {name: Stored(t.shape, t.dtype) for name, t in headers.tensors.items()}
+    faults = compare_tensors(spec, stored)
     found.faults += [Fault("tensors", message) for message in faults.messages()]
-    weights = [name for name in headers.tensors if name not in ("d2t", "t2d")]
-    odd = sorted({headers.tensors[name].dtype for name in weights} - FLOATS)
+    weights = [name for name in headers.tensors if name not in MAPS]
+    odd = sorted({stored[name].dtype for name in weights if stored[name].is_floating} - FLOATS)
     if odd:
         found.warnings.append(
             f"tensors are stored as {', '.join(odd)}: they are loaded as plain numbers, without"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 
 import numpy as np
 import torch
@@ -84,6 +84,17 @@ class ContextBacklog:
                 self._number[name] = self._free.pop()
                 self._was_drafted[self._number[name]] = False
         return settled + stored
+
+    def forget(self, resumed: Collection[str]) -> None:
+        """Drop rows of requests that lost their cache blocks and are computed again.
+
+        Those that were preempted have left the batch before, and `update_batch` saw to their rows;
+        but a reset of the prefix cache preempts and resumes requests between two steps.
+        """
+        numbers = [self._number[name] for name in resumed if name in self._number]
+        if numbers:
+            self._settle()
+            self._owner[self._rows_of(np.array(numbers, dtype=np.int64))] = NOBODY
 
     def add(
         self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, counts: Ints

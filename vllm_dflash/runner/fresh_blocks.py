@@ -1,16 +1,37 @@
 """Cache blocks that a step gives to its requests, cleared of what their last owners left.
 
-vLLM's CPU attention kernel reads a request's last block to its end. Keys and values behind the
-context count for nothing, unless one is NaN or infinite: then so is the result, and the request
-would go undrafted until it has overwritten them.
+vLLM's CPU attention kernel, which serves both model runners there, reads a request's last block to
+its end. Keys and values behind the context count for nothing, unless one is NaN or infinite: then
+so is the result, and the request would go undrafted until it has overwritten them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
+from vllm.model_executor.layers.attention import Attention
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+class FreshBlocks:
+    """Clears the drafter's part of every block that a step allocates."""
+
+    def __init__(self, cache: KVCacheConfig, layers: Sequence[Attention]) -> None:
+        """For the drafter's layers in an allocated cache."""
+        self._num_blocks = cache.num_blocks
+        self._groups = [
+            (number, group.kv_cache_spec.block_size, own)
+            for number, group in enumerate(cache.kv_cache_groups)
+            if (own := [layer for layer in layers if layer.layer_name in group.layer_names])
+        ]
+
+    def clear(self, step: SchedulerOutput) -> None:
+        """Leave nothing of earlier owners in the blocks of this step; call before it runs."""
+        for number, block_size, layers in self._groups:
+            if blocks := fresh_blocks(step, number, block_size):
+                clear_blocks((layer.kv_cache for layer in layers), self._num_blocks, blocks)
 
 
 def fresh_blocks(step: SchedulerOutput, group: int, block_size: int) -> list[int]:

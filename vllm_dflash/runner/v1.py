@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import torch
 from torch import nn
 from vllm.config import VllmConfig, replace
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
@@ -28,7 +29,6 @@ from vllm_dflash.runner.backlog import ContextBacklog
 from vllm_dflash.runner.block_layout import block_inputs, bonus_tokens, draft_lengths, kept_rows
 from vllm_dflash.runner.clock import StepClock
 from vllm_dflash.runner.drafting import BlockForward
-from vllm_dflash.runner.fresh_blocks import clear_blocks, fresh_blocks
 from vllm_dflash.runner.statistics import DraftStatistics
 from vllm_dflash.runner.warm import WarmState
 
@@ -103,10 +103,6 @@ class DFlashProposer(StepAccounting, SpecDecodeBaseProposer):
             kernel_block_sizes[self.kv_cache_gid] if kernel_block_sizes else None,
         )
         self.block = BlockForward(self.model, self.vllm_config, groups)
-        # In the scheduler's blocks, of which a kernel may make smaller ones.
-        self._num_blocks = kv_cache_config.num_blocks
-        cache_group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
-        self._scheduler_block_size = cache_group.kv_cache_spec.block_size
 
     @torch.inference_mode()
     def dummy_run(
@@ -137,12 +133,10 @@ class DFlashProposer(StepAccounting, SpecDecodeBaseProposer):
 
     # --- every step -----------------------------------------------------------------------
 
-    def clear_fresh_blocks(self, step: SchedulerOutput) -> None:
-        """Leave nothing of earlier owners in the blocks that this step allocates."""
-        blocks = fresh_blocks(step, self.kv_cache_gid, self._scheduler_block_size)
-        if blocks:
-            layers = self.model.context.attentions
-            clear_blocks((layer.attn.kv_cache for layer in layers), self._num_blocks, blocks)
+    def forget(self, resumed: Collection[str]) -> None:
+        """Take note that this step computes these requests from the start, in other blocks."""
+        if self.backlog is not None:
+            self.backlog.forget(resumed)
 
     def prepare_next_token_ids_padded(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 from vllm import envs
 from vllm.config import set_current_vllm_config
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
@@ -20,6 +21,7 @@ from vllm_dflash.options import DFlashOptions
 from vllm_dflash.parity.recorder import DraftRecorder
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.runner.agreement import agreed_seconds
+from vllm_dflash.runner.fresh_blocks import FreshBlocks
 from vllm_dflash.runner.periodic_log import PeriodicLog
 from vllm_dflash.runner.profiling import profile_v1, profile_v2
 from vllm_dflash.runner.scheduler import attach_costs, attach_drafts
@@ -158,6 +160,12 @@ class DFlashCPUWorker(DraftingWorker, CPUWorker):
         super().load_model(*args, **kwargs)
         plugin.mend_cpu_sinks(self.vllm_config)
 
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the cache."""
+        super().initialize_from_config(kv_cache_config)
+        layers = [attention.attn for attention in self.drafter.model.context.attentions]
+        self._fresh = FreshBlocks(kv_cache_config, layers)
+
     def execute_model(
         self, scheduler_output: SchedulerOutput
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
@@ -165,8 +173,9 @@ class DFlashCPUWorker(DraftingWorker, CPUWorker):
 
         Saves a call from the engine, which between processes takes a while.
         """
+        self._fresh.clear(scheduler_output)
         if not self.use_v2_model_runner:
-            self.drafter.clear_fresh_blocks(scheduler_output)
+            self.drafter.forget(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
         output = super().execute_model(scheduler_output)
         may_go_on = not (
             self.use_v2_model_runner or scheduler_output.has_structured_output_requests

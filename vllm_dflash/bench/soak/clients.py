@@ -103,6 +103,20 @@ async def ask_again(url: str, prompt: str, until: float, every: float, answers: 
             await asyncio.sleep(min(every, max(0.0, until - time.monotonic())))
 
 
+async def ask_every_length(http: httpx.AsyncClient, longest: int) -> None:
+    """Prompts of 1 to `longest` tokens, one at a time, all of them twice.
+
+    On CPUs oneDNN keeps kernels for each number of rows that a step ever had. They are memory that
+    is filled once, and this fills it before anybody measures.
+    """
+    chance = random.Random(0)  # no two prompts begin alike, or the prefix cache shortens them
+    for _ in range(2):
+        for length in range(1, longest + 1):
+            tokens = [chance.randrange(3, 1000) for _ in range(length)]
+            body = {"model": MODEL, "prompt": tokens, "max_tokens": 1}
+            (await http.post(COMPLETIONS, json=body)).raise_for_status()
+
+
 async def fixed_answer(http: httpx.AsyncClient, prompt: str) -> str:
     """Text of a greedy completion; the error's where there is none."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 48, "temperature": 0.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 from vllm_dflash.bench.soak.run import Soaked
 from vllm_dflash.bench.tables import Table
@@ -37,6 +38,8 @@ def make_tables(soaked: Soaked) -> list[Table]:
 def _text(value: float | tuple[float, ...]) -> str:
     if isinstance(value, tuple):
         return " -> ".join(_text(part) for part in value)
+    if math.isnan(value):
+        return "none"
     return f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
 
 

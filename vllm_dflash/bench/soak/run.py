@@ -13,7 +13,14 @@ from typing import Any
 import httpx
 
 from vllm_dflash.bench.prompts import read_prompts
-from vllm_dflash.bench.soak.clients import Tally, ask_again, connected, fixed_answer, run_clients
+from vllm_dflash.bench.soak.clients import (
+    Tally,
+    ask_again,
+    ask_every_length,
+    connected,
+    fixed_answer,
+    run_clients,
+)
 from vllm_dflash.bench.soak.server import Sample, SoakServer, read_metrics
 from vllm_dflash.bench.soak.verdict import (
     Check,
@@ -45,6 +52,8 @@ class Settings:
     plain: bool = False
     """vLLM without any drafter, to compare with."""
     max_model_len: int = 512
+    max_rows: int = 256
+    """Of a step (`--max-num-batched-tokens`): oneDNN keeps kernels for each number of them."""
     sample_every: float = 2.0
     arguments: tuple[str, ...] = ()
     """More of `vllm serve`'s."""
@@ -59,6 +68,7 @@ class Settings:
         command = [str(self.pair / "target"), "--dtype", "float32"]
         command += ["--max-model-len", str(self.max_model_len), "--block-size", "32"]
         command += ["--max-num-seqs", str(max(2, 3 * self.clients // 4))]
+        command += ["--max-num-batched-tokens", str(self.max_rows)]
         blocks_of_a_request = self.max_model_len // 32 + 1
         command += [
             "--num-gpu-blocks-override",
@@ -137,6 +147,7 @@ async def _drive(server: SoakServer, settings: Settings, tell: Tell) -> Soaked:
     prompts = read_prompts(settings.prompts)
     fixed, tally, samples = prompts[0], Tally(), list[Sample]()
     async with connected(server.url) as http:
+        await ask_every_length(http, min(settings.max_rows, settings.max_model_len - 1))
         answers = [await fixed_answer(http, fixed)]
         started = time.monotonic()
         until = started + 60 * settings.minutes

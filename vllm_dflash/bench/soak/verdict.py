@@ -117,7 +117,8 @@ def check_speed(
 
     What was never measured (NaN) has not held.
     """
-    slower, fewer = latencies[1] / latencies[0], throughputs[0] / throughputs[1]
+    slower = latencies[1] / latencies[0]
+    fewer = throughputs[0] / throughputs[1] if throughputs[1] else float("inf")
     return [
         Check(
             "inter-token latency does not grow",

@@ -1,0 +1,105 @@
+"""Several engines with DFlash behind one OpenAI-compatible route, with Ray Serve.
+
+    scripts/run.sh python examples/ray_serve.py                     # the demo pair, two replicas
+    scripts/run.sh python examples/client.py                        # from another terminal
+    scripts/run.sh python examples/ray_serve.py --replicas 4 --min-replicas 1 \\
+        --model Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 -- --dtype bfloat16
+    scripts/run.sh serve run --app-dir examples ray_serve:app max_replicas=2
+
+Ctrl-C ends all of it. docs/ray_serve.md says what happens when a replica dies.
+"""
+
+import argparse
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from vllm_dflash.arguments import not_negative, positive
+from vllm_dflash.replicas.local_ray import local_ray
+from vllm_dflash.replicas.settings import Settings
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+
+def app(settings: Settings) -> "Application":
+    """What `serve run` calls, with the `key=value` of its command line."""
+    from vllm_dflash.replicas.application import build
+
+    return build(settings)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    demo = Settings()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", default=demo.model, help="the target: folder or repository")
+    add("--drafter", default=demo.drafter, help="folder or repository; '' serves without DFlash")
+    add("--served-model-name", default=demo.served_model_name)
+    add("--max-model-len", type=positive, default=demo.max_model_len)
+    add("--replicas", type=positive, default=demo.max_replicas, help="engines, at most")
+    add("--min-replicas", type=positive, help="fewer than --replicas: scale by load")
+    add("--ongoing-requests", type=positive, default=int(demo.ongoing_requests), metavar="N",
+        help="requests in flight per replica that scaling aims at")  # fmt: skip
+    add("--upscale-delay", type=not_negative, default=demo.upscale_delay_s, metavar="SECONDS")
+    add("--downscale-delay", type=not_negative, default=demo.downscale_delay_s, metavar="SECONDS")
+    add("--threads", type=positive, help="of each engine; default: the cores, shared")
+    add("--gpus", type=int, default=0, help="of each engine")
+    add("--host", default="127.0.0.1")
+    add("--port", type=positive, default=8000)
+    add("--address", help="of a Ray cluster; default: a Ray of its own on this machine")
+    add("vllm_arguments", nargs="*", help="behind --: more arguments of vllm serve")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Serve until Ctrl-C."""
+    given = parse()
+    settings = Settings(
+        model=given.model,
+        drafter=given.drafter,
+        served_model_name=given.served_model_name,
+        max_model_len=given.max_model_len,
+        min_replicas=given.min_replicas or given.replicas,
+        max_replicas=given.replicas,
+        ongoing_requests=given.ongoing_requests,
+        upscale_delay_s=given.upscale_delay,
+        downscale_delay_s=given.downscale_delay,
+        threads=given.threads,
+        gpus=given.gpus,
+        vllm_arguments=tuple(given.vllm_arguments),
+    )
+    console, ended = Console(), threading.Event()
+    with local_ray(address=given.address):
+        for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which has handlers of its own
+            signal.signal(number, lambda *_: _end(ended))
+        from ray import serve
+
+        try:
+            serve.start(http_options={"host": given.host, "port": given.port})
+            with console.status(f"Starting {settings.min_replicas} engines"):
+                serve.run(app(settings))
+            url = f"http://{given.host}:{given.port}/v1"
+            console.print(f"Serving {settings.served_model_name} at {url}. Ctrl-C ends it.")
+            ended.wait()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            console.print("Ending the engines.")
+            serve.shutdown()
+
+
+def _end(ended: threading.Event) -> None:
+    """Once is enough; while engines still start, nobody waits for the event."""
+    if not ended.is_set():
+        ended.set()
+        raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

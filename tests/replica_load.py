@@ -1,0 +1,121 @@
+"""Clients who keep replicas busy while one of them is killed, and what they were told."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import openai
+import psutil
+
+TOKENS = 160
+
+
+@dataclass
+class Asked:
+    """One request, from its beginning to its end, as its client saw it."""
+
+    prompt: int
+    is_stream: bool
+    began: float
+    served_by: int | None = None
+    """Process id of the replica, once it has begun to answer."""
+    text: str = ""
+    error: openai.OpenAIError | None = None
+    ended: float = float("inf")
+
+    def spans(self, moment: float) -> bool:
+        return self.began < moment < self.ended
+
+
+@dataclass
+class Load:
+    client: openai.OpenAI
+    model: str
+    prompts: list[str]
+    asked: list[Asked] = field(default_factory=list)
+
+    def ask(self, number: int, stop: threading.Event) -> None:
+        """Request after request, streams and others by turns."""
+        while not stop.is_set():
+            one = Asked(number, is_stream=number % 2 == 0, began=time.monotonic())
+            self.asked.append(one)
+            try:
+                self.answer(one)
+            except openai.OpenAIError as error:
+                one.error = error
+            one.ended = time.monotonic()
+
+    def answer(self, one: Asked) -> None:
+        raw = self.client.completions.with_raw_response.create(
+            model=self.model,
+            prompt=self.prompts[one.prompt],
+            max_tokens=TOKENS,
+            temperature=0.0,
+            stream=one.is_stream,
+            extra_body={"ignore_eos": True},
+        )
+        one.served_by = int(raw.headers["x-served-by"].split("/")[1])
+        answer = raw.parse()
+        if one.is_stream:
+            for chunk in answer:
+                one.text += chunk.choices[0].text
+        else:
+            one.text = answer.choices[0].text
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """A client for each prompt, all at once."""
+        stop = threading.Event()
+        clients = [
+            threading.Thread(target=self.ask, args=(number, stop))
+            for number in range(len(self.prompts))
+        ]
+        for client in clients:
+            client.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for client in clients:
+                client.join(120)
+                assert not client.is_alive(), "a request never ended"
+
+    def streams_in_flight(self) -> list[Asked]:
+        """Those that have begun to be answered."""
+        return [one for one in self.asked if one.is_stream and one.text and one.spans(_now())]
+
+    def finished_after(self, moment: float) -> int:
+        return sum(one.began > moment and one.ended < float("inf") for one in self.asked)
+
+
+def _now() -> float:
+    return time.monotonic()
+
+
+def wait_for(what: str, happens: object, seconds: float = 120) -> None:
+    """Until the callable says so."""
+    deadline = _now() + seconds
+    while not happens():  # type: ignore[operator]
+        assert _now() < deadline, f"after {seconds} s: not yet {what}"
+        time.sleep(0.02)
+
+
+def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
+    """Segments and semaphores in /dev/shm that these processes use.
+
+    Without the mark that Intel's OpenMP makes of each process, which a killed one leaves.
+    """
+    found: set[Path] = set()
+    for process in processes:
+        try:
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+        except OSError:  # it has just ended
+            continue
+        found |= {Path(name) for name in re.findall(r"/dev/shm/(?:psm_|sem\.)\S+", maps)}
+    return found

@@ -1,0 +1,113 @@
+"""What the user of `examples/ray_serve.py` may choose."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+DEMO = Path(__file__).parent.parent.parent / "models" / "demo"
+
+
+class Settings(BaseModel):
+    """Of one application. Values may be strings: `serve run` passes `key=value`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = str(DEMO / "target")
+    drafter: str | None = str(DEMO / "drafter")
+    """None, or empty: no DFlash."""
+    served_model_name: str = "demo"
+    max_model_len: PositiveInt = 1024
+    min_replicas: PositiveInt = 2
+    max_replicas: PositiveInt = 2
+    """More than `min_replicas`: Serve scales by the requests in flight."""
+    ongoing_requests: PositiveFloat = 16.0
+    """Requests in flight per replica that scaling aims at."""
+    max_ongoing_requests: PositiveInt = 256
+    """Requests a replica takes at a time (its engine queues); others wait for one to be free."""
+    upscale_delay_s: float = 10.0
+    downscale_delay_s: float = 300.0
+    threads: PositiveInt | None = None
+    """Of each replica's engine. None: the machine's cores, shared by `max_replicas`."""
+    gpus: NonNegativeInt = 0
+    """Of each replica; as many as `--tensor-parallel-size` says."""
+    health_check_period_s: PositiveFloat = 2.0
+    vllm_arguments: tuple[str, ...] = ()
+    """More arguments of `vllm serve`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Settings:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas {self.min_replicas} is more than max_replicas {self.max_replicas}:"
+                " raise the one or lower the other"
+            )
+        return self
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of one engine."""
+        return self.threads or max(1, (os.cpu_count() or 1) // self.max_replicas)
+
+    @property
+    def num_cpus(self) -> float:
+        """Ray's share for one replica: more replicas than cores share them."""
+        return min(self.num_threads, (os.cpu_count() or 1) / self.max_replicas)
+
+    def serve_arguments(self) -> list[str]:
+        """The command line of `vllm serve` that one replica stands for."""
+        arguments = [self.model, "--served-model-name", self.served_model_name]
+        arguments += ["--max-model-len", str(self.max_model_len)]
+        if self.drafter:
+            arguments += ["--speculative-config.method", "dflash"]
+            arguments += ["--speculative-config.model", self.drafter]
+        return [*arguments, *self.vllm_arguments]
+
+    def environment(self) -> dict[str, str]:
+        """Variables of a replica's processes.
+
+        vLLM would bind every engine's threads to the same cores, so none is bound; the rest is
+        what vLLM sets where it binds.
+        """
+        return {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(self.num_threads),
+            "KMP_BLOCKTIME": "5",
+            "KMP_TPAUSE": "0",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+
+    def deployment_options(self) -> dict[str, Any]:
+        """Options of the Serve deployment."""
+        options: dict[str, Any] = {
+            "max_ongoing_requests": self.max_ongoing_requests,
+            "health_check_period_s": self.health_check_period_s,
+            "health_check_timeout_s": 30.0,
+            "graceful_shutdown_timeout_s": 20.0,
+            "ray_actor_options": {
+                "num_cpus": self.num_cpus,
+                "num_gpus": self.gpus,
+                "runtime_env": {"env_vars": self.environment()},
+            },
+        }
+        if self.min_replicas == self.max_replicas:
+            return options | {"num_replicas": self.max_replicas}
+        scaling = {
+            "min_replicas": self.min_replicas,
+            "max_replicas": self.max_replicas,
+            "target_ongoing_requests": self.ongoing_requests,
+            "upscale_delay_s": self.upscale_delay_s,
+            "downscale_delay_s": self.downscale_delay_s,
+        }
+        return options | {"autoscaling_config": scaling}
