@@ -1,4 +1,4 @@
-"""The Dockerfiles, as far as that can be told without building them."""
+"""The Dockerfiles, as far as that can be told without building them, and docs/deployment.md."""
 
 from __future__ import annotations
 
@@ -52,3 +52,25 @@ def test_an_image_holds_what_there_is_and_serves_as_nobody_special(file: Path) -
 
 def test_there_are_two() -> None:
     assert [file.name for file in DOCKERFILES] == ["cpu.Dockerfile", "cuda.Dockerfile"]
+
+
+def test_metrics_that_the_docs_name_are_vllms() -> None:
+    from vllm.v1.metrics import loggers
+    from vllm.v1.spec_decode import metrics
+
+    source = Path(loggers.__file__).read_text() + Path(metrics.__file__).read_text()
+    named = set(re.findall(r"vllm:\w+", (ROOT / "docs" / "deployment.md").read_text()))
+    assert len(named) > 10
+    assert not {name for name in named if f'"{name.removesuffix("_total")}"' not in source}
+
+
+def test_lines_of_the_log_that_the_docs_name_are_ours() -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    table = page.partition("| line of the log | |")[2].partition("\n\n")[0]
+    lines = re.findall(r"`([^`]*? \.\.\.[^`]*|tensor parallelism: [^`]*)`", table)
+    assert len(lines) >= 5
+    sources = [path.read_text() for path in (ROOT / "vllm_dflash").rglob("*.py")]
+    source = re.sub(r"%\w|{[^}]*}", "...", re.sub(r'"\s+f?"', "", "".join(sources)))
+    for line in lines:
+        for part in line.split(": ", 1) if line.startswith("tensor") else [line]:
+            assert all(piece.strip() in source for piece in part.split("...")), line
