@@ -23,13 +23,14 @@ from engines import (
     held_out_prompts,
     prefix_cache_hits,
     proposer_of,
+    token_ids,
     tokens_by_step,
 )
 from pairs import drafter_config, save_drafter
 from targets import make_target
 from test_poisoned_cache import poison
 from transformers import AutoTokenizer, Qwen3ForCausalLM
-from vllm import LLM
+from vllm import LLM, SamplingParams
 
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.reference import ReferenceDrafter, generate
@@ -173,6 +174,24 @@ def test_hazard_2_chunks_that_sample_nothing_store_their_context(
             assert llm.reset_prefix_cache()
     finally:
         scheduler.scheduler_config.long_prefill_token_threshold = 0
+
+
+def test_a_seed_is_as_far_on_after_a_prompt_in_many_chunks(
+    llm: LLM, prompts: list[list[int]]
+) -> None:
+    """vLLM's V1 runner ends at the first chunk: it would set a generator back that cannot."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    sampled = SamplingParams(temperature=1.0, seed=1, max_tokens=9, ignore_eos=True)
+    written = []
+    try:
+        for size in (0, 31):  # 0: the engine's own limit, 64
+            scheduler.scheduler_config.long_prefill_token_threshold = size
+            written.append(token_ids(llm, [{"prompt_token_ids": prompts[3]}], sampled))
+            assert llm.reset_prefix_cache()
+        short = token_ids(llm, [{"prompt_token_ids": prompts[3][:20]}], sampled)
+    finally:
+        scheduler.scheduler_config.long_prefill_token_threshold = 0
+    assert written[0] == written[1] != short
 
 
 def test_hazard_3_rejected_rows_are_never_stored(llm: LLM, prompts: list[list[int]]) -> None:

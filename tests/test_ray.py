@@ -75,12 +75,11 @@ def test_two_nodes_write_what_plain_decoding_writes(cluster: RayCluster, tmp_pat
                 ],
                 timeout=10,
             )[1]
-        told["shared_memory"] = [
-            path
-            for worker in told["workers"]
-            for path in worker["shared_memory"]
-            if Path(path).exists()
-        ]
+        mapped = {Path(path) for worker in told["workers"] for path in worker["shared_memory"]}
+        deadline = time.monotonic() + 20  # Python's tracker of a process that has just ended
+        while any(path.exists() for path in mapped) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        told["shared_memory"] = [path for path in mapped if path.exists()]
 
     def open_plain() -> Any:
         arguments = EngineArguments(str(TARGET), "float32", FLAGS)

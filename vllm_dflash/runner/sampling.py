@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
 import torch
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
 class DraftRejectionSampler(RejectionSampler):
@@ -51,3 +58,19 @@ def expand_batch_to_tokens(
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     expanded = torch.repeat_interleave(x, counts, output_size=num_tokens)
     return expanded.masked_fill(expanded == replace_from, replace_to)
+
+
+@contextmanager
+def seeds_spared(runner: GPUModelRunner) -> Iterator[None]:
+    """For a step of the V1 runner: rows whose token is thrown away take no numbers from a seed.
+
+    Such are the chunks of a prompt but for its last. vLLM lets them take some and then sets the
+    generator back, which a CPU's cannot: one seeded request with a long prompt ends the engine.
+    """
+    generators = runner.input_batch.generators
+    discarded = runner.discard_request_mask.np[: runner.input_batch.num_reqs].nonzero()[0]
+    spared = {row: generators.pop(row) for row in discarded.tolist() if row in generators}
+    try:
+        yield
+    finally:
+        generators.update(spared)

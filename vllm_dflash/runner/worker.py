@@ -24,6 +24,7 @@ from vllm_dflash.runner.agreement import agreed_seconds
 from vllm_dflash.runner.fresh_blocks import FreshBlocks
 from vllm_dflash.runner.periodic_log import PeriodicLog
 from vllm_dflash.runner.profiling import profile_v1, profile_v2
+from vllm_dflash.runner.sampling import seeds_spared
 from vllm_dflash.runner.scheduler import attach_costs, attach_drafts
 from vllm_dflash.runner.shared_memory import unlink_collective_memory
 from vllm_dflash.runner.v1 import DFlashProposer
@@ -181,6 +182,15 @@ class DFlashCPUWorker(DraftingWorker, CPUWorker):
             self.use_v2_model_runner or scheduler_output.has_structured_output_requests
         )
         return self.sample_tokens(None) if output is None and may_go_on else output
+
+    def sample_tokens(
+        self, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        """Sample and draft: the end of a step."""
+        if self.use_v2_model_runner:  # counts its random numbers by position
+            return super().sample_tokens(grammar_output)
+        with seeds_spared(self.model_runner):
+            return super().sample_tokens(grammar_output)
 
 
 class DFlashGPUWorker(DraftingWorker):
