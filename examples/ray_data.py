@@ -65,9 +65,7 @@ def main() -> None:
     with local_ray((os.cpu_count() or 1) + 1, address, show_log=verbose):
         import ray.data
 
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
-        context.execution_options.preserve_order = settings.id_column is None
+        ray.data.DataContext.get_current().enable_progress_bars = False
         try:
             if console.is_terminal:
                 columns = (*Progress.get_default_columns(), MofNCompleteColumn())

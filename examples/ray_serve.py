@@ -23,6 +23,8 @@ from vllm_dflash.replicas.settings import Settings
 if TYPE_CHECKING:
     from ray.serve import Application
 
+APPLICATION = "vllm-dflash"
+
 
 def app(settings: Settings) -> "Application":
     """What `serve run` calls, with the `key=value` of its command line."""
@@ -48,6 +50,10 @@ def parse() -> argparse.Namespace:
         help="requests in flight per replica that scaling aims at")  # fmt: skip
     add("--upscale-delay", type=not_negative, default=demo.upscale_delay_s, metavar="SECONDS")
     add("--downscale-delay", type=not_negative, default=demo.downscale_delay_s, metavar="SECONDS")
+    add("--health-timeout", type=positive, default=int(demo.health_check_timeout_s),
+        metavar="SECONDS", help="an engine silent for three times as long is replaced")  # fmt: skip
+    add("--finish-within", type=positive, default=int(demo.graceful_shutdown_timeout_s),
+        metavar="SECONDS", help="for the requests of a replica that is to leave")  # fmt: skip
     add("--threads", type=positive, help="of each engine; default: the cores, shared")
     add("--gpus", type=int, default=0, help="of each engine")
     add("--host", default="127.0.0.1")
@@ -70,6 +76,8 @@ def main() -> None:
         ongoing_requests=given.ongoing_requests,
         upscale_delay_s=given.upscale_delay,
         downscale_delay_s=given.downscale_delay,
+        health_check_timeout_s=given.health_timeout,
+        graceful_shutdown_timeout_s=given.finish_within,
         threads=given.threads,
         gpus=given.gpus,
         vllm_arguments=tuple(given.vllm_arguments),
@@ -83,7 +91,7 @@ def main() -> None:
         try:
             serve.start(http_options={"host": given.host, "port": given.port})
             with console.status(f"Starting {settings.min_replicas} engines"):
-                serve.run(app(settings))
+                serve.run(app(settings), name=APPLICATION)
             url = f"http://{given.host}:{given.port}/v1"
             console.print(f"Serving {settings.served_model_name} at {url}. Ctrl-C ends it.")
             ended.wait()
@@ -91,7 +99,10 @@ def main() -> None:
             pass
         finally:
             console.print("Ending the engines.")
-            serve.shutdown()
+            if given.address:  # others may have applications in that cluster
+                serve.delete(APPLICATION)
+            else:
+                serve.shutdown()
 
 
 def _end(ended: threading.Event) -> None:

@@ -7,10 +7,10 @@ from torch._dynamo.callback import callback_handler
 pytestmark = pytest.mark.engine
 
 
-def test_no_recompilation_after_warm_up(
+def test_hazard_10_no_recompilation_after_warm_up(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Hazard 10: whatever the batch, the draft length or the phase."""
+    """Whatever the batch, the draft length or the phase."""
     monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "1")
     compilations: list[object] = []
     count = callback_handler.register_start_callback(compilations.append)

@@ -41,10 +41,10 @@ def plain() -> Iterator[list[list[int]]]:
     ids=["fixed", "adaptive verification", "one length a step"],
 )
 @pytest.mark.parametrize("is_async", [True, False], ids=["asynchronous", "synchronous"])
-def test_output_is_identical_and_nothing_is_captured_after_warm_up(
+def test_hazard_10_output_is_identical_and_nothing_is_captured_after_warm_up(
     plain: list[list[int]], options: dict[str, object], is_async: bool
 ) -> None:
-    """Hazard 10, with graphs: whatever the lengths, no capture and no buffer that moves."""
+    """With graphs: whatever the lengths, no capture and no buffer that moves."""
     with engine(speculative_config=dict(options), async_scheduling=is_async, **GRAPHS) as llm:
         for batch in (1, 3, 8, 24):
             assert token_ids(llm, PROMPTS[:batch], greedy(NEW_TOKENS)) == plain[:batch]

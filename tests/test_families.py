@@ -129,10 +129,10 @@ def test_parity_and_output(family: Family) -> None:
 
 
 @pytest.mark.parametrize("times", [0, 2])
-def test_a_wrong_embedding_scale_breaks_parity(
+def test_hazard_7_a_wrong_embedding_scale_breaks_parity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """Hazard 7: Gemma scales embeddings by sqrt(hidden); once is right, never and twice are not."""
+    """Gemma scales embeddings by sqrt(hidden); once is right, never and twice are not."""
     family = make_family(tmp_path, "gemma4")
     share = DraftVocabulary.share
     scale = SHAPE_SCALE ** (times - 1)

@@ -24,11 +24,9 @@ from engines import (
     prefix_cache_hits,
     proposer_of,
     token_ids,
-    tokens_by_step,
 )
 from pairs import drafter_config, save_drafter
 from targets import make_target
-from test_poisoned_cache import poison
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 from vllm import LLM, SamplingParams
 
@@ -91,12 +89,6 @@ def llm(shared: LLM) -> Iterator[LLM]:
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
 
 
-def serve(llm: LLM, prompts: list[list[int]], new_tokens: int = NEW_TOKENS) -> list[list[int]]:
-    """Tokens of every step of every prompt."""
-    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return tokens_by_step(llm, requests, greedy(new_tokens, ignore_eos=True))
-
-
 class Session:
     """Requests of one engine, driven by hand; what each step brought, and all tokens."""
 
@@ -124,18 +116,48 @@ class Session:
             self.step()
 
 
+def serve(
+    llm: LLM, prompts: list[list[int]], new_tokens: int = NEW_TOKENS
+) -> list[tuple[list[int], list[int]]]:
+    """Of every prompt: its tokens, and how many each step brought, as `expected` has them."""
+    session = Session(llm)
+    for number, prompt in enumerate(prompts):
+        session.add(str(number), prompt, new_tokens)
+    session.finish()
+    return [(session.tokens[name], session.steps[name]) for name in session.tokens]
+
+
+def plain_hits(prompts: list[list[int]]) -> int:
+    """What plain vLLM finds of them in its cache: all full blocks but for a prompt's last token."""
+    return sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in prompts)
+
+
 def test_hazard_1_cached_prefixes_bring_the_drafters_context(
     llm: LLM, prompts: list[list[int]], expected: Any
 ) -> None:
-    wanted = [expected(prompt)[1] for prompt in prompts[:3]]
-    assert max(map(max, wanted)) > 3
+    wanted = [expected(prompt) for prompt in prompts[:3]]
+    assert max(max(steps) for _, steps in wanted) > 3
     before = prefix_cache_hits(llm)
     assert serve(llm, prompts[:3]) == wanted
     assert prefix_cache_hits(llm) == before
     assert serve(llm, prompts[:3]) == wanted
-    # As in plain vLLM: every full block of a prompt but for its last token.
-    hits = sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in prompts[:3])
-    assert prefix_cache_hits(llm) - before == hits > 0
+    assert prefix_cache_hits(llm) - before == plain_hits(prompts[:3]) > 0
+
+
+def test_hazard_1_prefixes_that_are_shared_or_evicted(
+    llm: LLM, prompts: list[list[int]], expected: Any
+) -> None:
+    shared = [prompts[3][:70] + prompt[:5] for prompt in prompts[:3]]
+    wanted = [expected(prompt) for prompt in shared]
+    assert serve(llm, shared) == wanted  # at once, so that some find what others have computed
+    before = prefix_cache_hits(llm)
+    assert serve(llm, shared) == wanted
+    assert prefix_cache_hits(llm) - before == plain_hits(shared)
+    others = [[(7 * token + 3 * turn) % 300 + 1 for token in prompts[3]] for turn in range(1, 8)]
+    serve(llm, others, 1)  # take more blocks than there are
+    before = prefix_cache_hits(llm)
+    assert serve(llm, shared) == wanted
+    assert prefix_cache_hits(llm) - before < plain_hits(shared)
 
 
 def test_hazard_1_requests_thrown_out_between_two_steps(
@@ -163,9 +185,10 @@ def test_hazard_2_chunks_that_sample_nothing_store_their_context(
     llm: LLM, prompts: list[list[int]], expected: Any
 ) -> None:
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    wanted = [expected(prompt, 12)[1] for prompt in prompts[:2]]
+    wanted = [expected(prompt, 12) for prompt in prompts[:2]]
     try:
-        for size in (8, 31, 33):  # less than 8 would cut the verified drafts as well
+        # Less than 8 would cut the verified drafts as well.
+        for size in (8, 31, 33) if USES_V2 else (8, 11, 31, 32, 33):
             scheduler.scheduler_config.long_prefill_token_threshold = size
             (before,) = llm.collective_rpc("dflash_stats")
             assert serve(llm, prompts[:2], 12) == wanted, size
@@ -210,13 +233,19 @@ def test_hazard_3_rejected_rows_are_never_stored(llm: LLM, prompts: list[list[in
     assert len(rows.stored) > 3 * NEW_TOKENS
 
 
+def poison(llm: LLM) -> None:
+    """Fill every block of the drafter's cache with NaN."""
+    for attention in proposer_of(llm).model.context.attentions:
+        attention.attn.kv_cache.fill_(float("nan"))
+
+
 def test_hazard_5_nan_in_all_blocks_changes_nothing(
     llm: LLM, prompts: list[list[int]], expected: Any
 ) -> None:
     """Unused ones, and those that earlier requests have freed."""
     for _ in range(2):
-        poison(llm, target=False)
-        assert serve(llm, prompts[:3]) == [expected(prompt)[1] for prompt in prompts[:3]]
+        poison(llm)
+        assert serve(llm, prompts[:3]) == [expected(prompt) for prompt in prompts[:3]]
         assert llm.reset_prefix_cache()
 
 
@@ -246,11 +275,11 @@ def test_hazard_9_drafts_lie_in_blocks_of_their_request(
     llm: LLM, prompts: list[list[int]], expected: Any
 ) -> None:
     """Prompts that fill their last block or nearly, cold and from a cached prefix."""
-    lengths = (24, 31, 32, 33, 63, 64)
+    lengths = (1, 24, 25, 31, 32, 33, 63, 64, 96)
     some = [prompts[3][:length] for length in lengths]
     with watch_drafts(llm) as seen:
         for _ in range(2):
-            assert serve(llm, some, 6) == [expected(prompt, 6)[1] for prompt in some]
+            assert serve(llm, some, 6) == [expected(prompt, 6) for prompt in some]
     assert len({draft.request for draft in seen}) == 2 * len(lengths)
     assert all(draft.written <= draft.own and 0 not in draft.written for draft in seen)
 
@@ -265,6 +294,7 @@ def test_a_request_near_the_context_limit_changes_no_other(
     session.add("1", prompts[1])
     session.finish()
     assert session.tokens["long"] == expected(prompts[3], LIMIT - 150)[0]
+    assert max(session.steps["long"]) > 1
     assert session.ended["long"] == "length"
     assert session.steps["0"] == expected(prompts[0])[1]
     assert session.steps["1"] == expected(prompts[1])[1]
@@ -299,6 +329,7 @@ def test_hazard_8_null_blocks_are_never_written(tmp_path: Path) -> None:
         assert all((cache[0] == 0).all() for cache in caches)
         assert all((cache[1:] != 0).any() for cache in caches)
     assert (given_up > 0) == USES_V2
+    assert len({draft.request for draft in seen}) == len(prompts)
     assert all(0 not in draft.written for draft in seen)
     for number, prompt in enumerate(prompts):
         written = prompt

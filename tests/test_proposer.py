@@ -49,8 +49,8 @@ def test_a_request_near_the_context_limit_affects_only_itself(pair: Pair) -> Non
 
 
 @on_both_runners
-def test_a_prompt_split_anywhere_drafts_the_same(pair: Pair) -> None:
-    """Hazard 2: chunks that sample nothing must store their context, whatever their size."""
+def test_hazard_2_a_prompt_split_anywhere_drafts_the_same(pair: Pair) -> None:
+    """Chunks that sample nothing must store their context, whatever their size."""
     whole = features(40, 0)
     harness = DrafterHarness(pair)
     expected = harness.step([Row(0, whole, bonus=3)])
@@ -142,8 +142,8 @@ def test_drafts_never_outrun_max_tokens(harness: DrafterHarness) -> None:
 
 @on_both_runners
 @pytest.mark.parametrize("others", [0, 2], ids=["alone", "in company"])
-def test_rejected_rows_must_not_be_stored(pair: Pair, others: int) -> None:
-    """Hazard 3: the slots of rejected rows stay as they were."""
+def test_hazard_3_rejected_rows_must_not_be_stored(pair: Pair, others: int) -> None:
+    """The slots of rejected rows stay as they were."""
     harness = DrafterHarness(pair)
     harness.allocate(0, 64)
     rows = [Row(0, features(25, 1), num_rejected=5)]
@@ -161,8 +161,8 @@ def test_rejected_rows_must_not_be_stored(pair: Pair, others: int) -> None:
 
 
 @on_both_runners
-def test_unwritten_cache_pages_may_hold_nan(pair: Pair) -> None:
-    """Hazard 5: blocks nobody was given are NaN all along in this harness, and stay unread."""
+def test_hazard_5_unwritten_cache_pages_may_hold_nan(pair: Pair) -> None:
+    """Blocks nobody was given are NaN all along in this harness, and stay unread."""
     harness = DrafterHarness(pair)
     drafts = harness.step([Row(0, features(CACHE_BLOCK * 2 - 3, 0))])
     assert harness.proposer.collect_statistics().nan_drafts == 0
@@ -172,8 +172,8 @@ def test_unwritten_cache_pages_may_hold_nan(pair: Pair) -> None:
 
 
 @on_both_runners
-def test_slot_reuse_after_an_abort_sees_nothing_of_the_old_request(pair: Pair) -> None:
-    """Hazard 6: another request gets the row and the cache blocks of an aborted one."""
+def test_hazard_6_slot_reuse_after_an_abort_sees_nothing_of_the_old(pair: Pair) -> None:
+    """Another request gets the row and the cache blocks of an aborted one."""
     harness = DrafterHarness(pair)
     harness.step([Row(0, features(90, 0))])
     harness.lengths[0] = 0
@@ -182,8 +182,8 @@ def test_slot_reuse_after_an_abort_sees_nothing_of_the_old_request(pair: Pair) -
 
 
 @on_both_runners
-def test_a_slot_of_minus_one_writes_nothing(harness: DrafterHarness) -> None:
-    """Hazard 4: padding rows are inert."""
+def test_hazard_4_padding_rows_write_nothing(harness: DrafterHarness) -> None:
+    """Both runners give them the slot -1."""
     slots = torch.full((6,), -1)
     harness.proposer.model.context.store(features(6, 0), torch.arange(6), slots)
     assert all(cache.isnan().all() for cache in harness.caches)

@@ -24,6 +24,8 @@ from vllm_dflash.verify.gate import Settings, verify
 pytestmark = pytest.mark.engine
 HERE = Path(__file__).parent
 FLAGS = ("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "8")
+WHOLE = {**FIXED, "draft_tensor_parallel_size": 1}
+"""The drafter whole in each worker; test_tensor_parallel.py has engines with a split one."""
 ON_RAY = ("--tensor-parallel-size", "2", "--distributed-executor-backend", CPU_RAY_EXECUTOR)
 
 
@@ -39,7 +41,7 @@ def child_on(cluster: RayCluster, log: Path, **environment: str) -> EngineChild:
         "ray_child:start",
         {
             "target": str(TARGET),
-            "speculative_config": FIXED,
+            "speculative_config": WHOLE,
             "dtype": "float32",
             "flags": [*FLAGS, *ON_RAY],
         },
@@ -132,5 +134,5 @@ def test_a_node_without_the_package_is_named(cluster: RayCluster, tmp_path: Path
     assert "NodeError: 1 of 2 nodes of the Ray cluster cannot run workers of" in str(died.value)
     assert "node 127.0.0.4 (" in message
     assert "ModuleNotFoundError: No module named 'vllm_dflash'" in message
-    assert f'-m pip install "vllm-dflash[cpu]=={__version__}"' in message
+    assert f"in a checkout of vllm-dflash {__version__}: pip --python " in message
     assert f"node {HEAD} (" not in message

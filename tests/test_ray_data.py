@@ -18,7 +18,15 @@ import pytest
 from engines import TARGET, engine, greedy, held_out_prompts
 from replica_load import wait_for
 
-from vllm_dflash.offline.parts import ABOUT, FORMATS, claim, finished_ids, read_parts, write_part
+from vllm_dflash.offline.parts import (
+    ABOUT,
+    FORMATS,
+    check_claimed,
+    claim,
+    finished_ids,
+    read_parts,
+    write_part,
+)
 from vllm_dflash.offline.run import BatchResult
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "ray_data.py"
@@ -41,11 +49,16 @@ def test_parts_are_whole_or_absent(tmp_path: Path, form: str) -> None:
 
 
 def test_a_folder_holds_parts_of_one_run(tmp_path: Path) -> None:
+    claim(tmp_path, {"model": "a", "max_tokens": 4})  # has not come so far as to write a part
     claim(tmp_path, {"model": "a", "max_tokens": 5})
+    write_part(tmp_path, [{"id": 0}], "jsonl")
     claim(tmp_path, {"model": "a", "max_tokens": 5})
     with pytest.raises(ValueError, match=r"max_tokens was 5 and is 6.*another --out"):
         claim(tmp_path, {"model": "a", "max_tokens": 6})
     assert json.loads((tmp_path / ABOUT).read_text())["max_tokens"] == 5
+    check_claimed(tmp_path)
+    with pytest.raises(ValueError, match=r"elsewhere on .* storage that all nodes"):
+        check_claimed(tmp_path / "elsewhere")
 
 
 def test_figures_of_batches_are_summed() -> None:

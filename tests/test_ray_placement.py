@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pickle
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+from pairs import make_pair
+from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.executor import ray_executor_v2
 
-from vllm_dflash import __version__, plugin, seams
+from vllm_dflash import __version__, plugin, ray_cpu, seams
 from vllm_dflash.cluster import nodes
 from vllm_dflash.cluster.cores import Core, share_of_cores
 from vllm_dflash.cluster.nodes import Node, NodeError, build_probe, check_nodes, describe_faults
@@ -20,6 +23,7 @@ from vllm_dflash.cluster.placement import (
     cpus_per_worker,
     threads_of_workers,
 )
+from vllm_dflash.ray_cpu import CPURayExecutor
 
 
 @pytest.mark.parametrize(
@@ -86,6 +90,7 @@ def test_the_probe_travels_without_our_package(monkeypatch: pytest.MonkeyPatch) 
     answer = pickle.loads(sent)()
     assert answer["problem"].startswith("ModuleNotFoundError: ")
     assert "vllm_dflash" in answer["problem"]
+    assert answer["is_import"]
     assert answer["missing_files"] == ("/no/such.so",)
     assert answer["python"] == sys.executable
 
@@ -106,7 +111,9 @@ GOOD = Node("10.0.0.1", "aa", "one", "/usr/bin/python3", __version__, "0.32.0")
     [
         (
             Node(
-                "10.0.0.2", "bb", "two", "/opt/python", problem="ModuleNotFoundError: vllm_dflash"
+                *("10.0.0.2", "bb", "two", "/opt/python"),
+                problem="ModuleNotFoundError: vllm_dflash",
+                is_import=True,
             ),
             "vllm-dflash cannot run there: ModuleNotFoundError: vllm_dflash",
         ),
@@ -127,15 +134,54 @@ def test_faults_name_the_node_and_the_command(node: Node, fault: str) -> None:
     assert first.startswith("1 of 2 nodes of the Ray cluster cannot run workers of vllm-dflash")
     assert lines == [
         f"  node 10.0.0.2 (two, id bb): {fault}",
-        f'    run there: /opt/python -m pip install "vllm-dflash[cuda]=={__version__}"',
+        f"    there, in a checkout of vllm-dflash {__version__}:"
+        ' pip --python /opt/python install ".[cuda]"',
     ]
     assert last == "Then start the engine again; Ray itself can stay up."
+
+
+def test_what_no_package_would_mend_gets_no_such_advice() -> None:
+    silent = Node("10.0.0.2", "bb", problem="GetTimeoutError: no answer")
+    message = describe_faults([silent], "0.32.0", "cpu") or ""
+    assert "node 10.0.0.2" in message
+    assert "GetTimeoutError: no answer" in message
+    assert "install" not in message
 
 
 def test_good_nodes_are_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe_faults([GOOD, GOOD], "0.32.0", "cpu") is None
     monkeypatch.setattr(nodes, "ask_nodes", lambda *_: [GOOD])
     assert check_nodes(None, {}) == [GOOD]  # type: ignore[arg-type]
+
+
+def test_vllms_own_backend_is_refused_on_cpus(tmp_path: Path) -> None:
+    """Before any process starts, with the name of ours."""
+    pair = make_pair(tmp_path)
+    arguments = EngineArgs(
+        model=str(pair.target),
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        speculative_config={"method": "dflash", "model": str(pair.drafter)},
+        tensor_parallel_size=2,
+        distributed_executor_backend="ray",
+    )
+    with pytest.raises(ValueError, match=rf"to '{plugin.CPU_RAY_EXECUTOR}', or to 'mp'"):
+        arguments.create_engine_config()
+
+
+def test_our_executor_says_where_it_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = object.__new__(CPURayExecutor)
+    monkeypatch.setenv("VLLM_RAY_BUNDLE_INDICES", "0,1")
+    with pytest.raises(ValueError, match="Unset VLLM_RAY_BUNDLE_INDICES"):
+        executor._init_executor()
+    monkeypatch.setattr(ray_cpu.current_platform, "is_cpu", lambda: False)
+    with pytest.raises(ValueError, match="--distributed-executor-backend ray"):
+        executor._init_executor()
+
+
+def test_a_core_that_a_worker_may_not_use_is_named() -> None:
+    with pytest.raises(ValueError, match=r"VLLM_CPU_OMP_THREADS_BIND='9999' names cores \[9999\]"):
+        ray_cpu._keep_to_cores("9999", 0, 1)
 
 
 class Executor(ray_executor_v2.RayExecutorV2):

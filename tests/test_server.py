@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from engines import DRAFTER, TARGET, held_out_prompts
-from servers import MODEL, VLLM, Server, serving
+from servers import MODEL, Server, serving
 
 pytestmark = pytest.mark.server
 PROMPT = held_out_prompts(1)[0]
@@ -114,33 +110,3 @@ def test_a_request_that_ends_at_the_context_limit_among_others(server: Server) -
     *_, last = stream
     assert last.usage is not None
     assert last.usage.completion_tokens == room
-
-
-def test_a_drafter_that_mixes_windows_is_served(tmp_path: Path) -> None:
-    """vLLM alone refuses it, with its V1 runner."""
-    drafter = tmp_path / "drafter"
-    shutil.copytree(DRAFTER, drafter)
-    config = json.loads((drafter / "config.json").read_text())
-    layers = config["num_hidden_layers"]
-    config["layer_types"] = ["sliding_attention"] * (layers - 1) + ["full_attention"]
-    config |= {"sliding_window": 32, "dflash_config": {**config["dflash_config"], "causal": False}}
-    (drafter / "config.json").write_text(json.dumps(config))
-    options = [*dflash(drafter), "--speculative-config.draft_length=fixed"]
-    with serving(tmp_path / "log", TARGET, "--enforce-eager", *options) as server:
-        assert server.complete(PROMPT)
-        assert server.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
-    native = subprocess.run(
-        [
-            VLLM,
-            "serve",
-            str(TARGET),
-            *dflash(drafter),
-            "--speculative-config.num_speculative_tokens=7",
-        ],
-        env={**os.environ, "VLLM_PLUGINS": ""},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert native.returncode != 0
-    assert "sliding" in native.stderr + native.stdout

@@ -13,7 +13,7 @@ import torch
 from engines import DEMO, DFLASH, DRAFTER, TARGET, engine, greedy, held_out_prompts
 from pairs import Pair, drafter_config, make_pair
 from ranks import draft_on_ranks
-from vllm import LLM
+from vllm import LLM, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 
 from vllm_dflash import cli
@@ -21,6 +21,7 @@ from vllm_dflash.bench.compare import Comparison
 from vllm_dflash.checkpoint.ranks import describe_ranks, drafter_ranks, undivided
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.cluster.cores import Core
 from vllm_dflash.options import DFlashOptions
 from vllm_dflash.parity.check import check_parity
 from vllm_dflash.reference import draft
@@ -48,6 +49,8 @@ class Run:
     """By each rank."""
     stats: list[dict[str, Any]] = field(default_factory=list)
     """Of each rank, in the end."""
+    sampled_tokens: int = 0
+    """Written at temperature 1, half of them by a seed."""
     costs: list[Any] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
 
@@ -71,6 +74,16 @@ def work(llm: LLM) -> Run:
         run.texts[policy], run.steps[policy] = [*texts.values()], [*steps.values()]
         run.written_down[policy] = llm.collective_rpc("written_down")
     run.stats = llm.collective_rpc("dflash_stats")
+    llm.collective_rpc("draft_by", args=("fixed",))
+    sampled = [
+        SamplingParams(temperature=1.0, seed=number if number % 2 else None, max_tokens=20)
+        for number in range(len(PROMPTS))
+    ]
+    run.sampled_tokens = sum(
+        len(output.outputs[0].token_ids)
+        for output in llm.generate(PROMPTS, sampled, use_tqdm=False)
+    )
+    run.written_down["sampled"] = llm.collective_rpc("written_down")
     tokenizer = llm.get_tokenizer()
     run.prompts = [list(tokenizer.encode(prompt)) for prompt in PROMPTS]
     return run
@@ -156,6 +169,16 @@ def test_decisions_are_made_once(both: Both, policy: str) -> None:
     assert decided == elsewhere
     assert drafted == also_drafted
     assert without_prices(decided) == without_prices(both.one.written_down[policy][0][0])
+
+
+@pytest.mark.engine
+def test_ranks_sample_alike(both: Both) -> None:
+    """Each by itself, and what they accept decides what they do next."""
+    (decided, drafted), (elsewhere, also_drafted) = both.two.written_down["sampled"]
+    assert both.two.sampled_tokens > 10 * len(PROMPTS)
+    assert len(decided) > 5
+    assert decided == elsewhere
+    assert drafted == also_drafted
 
 
 @pytest.mark.engine
@@ -300,13 +323,20 @@ def test_threads_that_cannot_be_bound(pair: Pair, monkeypatch: pytest.MonkeyPatc
 
 
 def test_cores_are_shared_out() -> None:
-    assert divide_cores(range(8), 2) == "0-3|4-7"
-    assert divide_cores([0, 1, 2, 5, 7], 2) == "0-1|2,5,7"
-    assert divide_cores([3], 2) == "3|3"
-    assert binding_fault("auto", 2, 2, range(8)) is None
-    assert binding_fault("nobind", 4, 1, range(8)) is None
-    assert "here are 1. Set VLLM_CPU_OMP_THREADS_BIND='0-3|4-7'" in (
-        binding_fault("auto", 2, 1, range(8)) or ""
+    """No two ranks get threads of one core: 8 logical CPUs, numbered as Linux does, are 4 cores."""
+    cores = [Core(cpu, cpu % 4, 0) for cpu in range(8)]
+    assert divide_cores(cores, 2) == "0-1|2-3"
+    assert divide_cores([Core(cpu, cpu, 0) for cpu in (0, 1, 2, 5, 7)], 2) == "0-1|2,5,7"
+    assert divide_cores(cores[:1], 2) is None
+    assert binding_fault("auto", 2, 2, cores) is None
+    assert binding_fault("nobind", 4, 1, cores) is None
+    assert binding_fault("0-3", 1, 1, cores) is None
+    assert "asks for 1 ranks" in (binding_fault("0|1", 1, 1, cores) or "")
+    assert "here are 1. Set VLLM_CPU_OMP_THREADS_BIND='0-1|2-3'" in (
+        binding_fault("auto", 2, 1, cores) or ""
+    )
+    assert (binding_fault("auto", 2, 1, cores[:1]) or "").endswith(
+        "here are 1. Set VLLM_CPU_OMP_THREADS_BIND=nobind to leave threads unbound."
     )
 
 

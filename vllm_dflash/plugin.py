@@ -115,6 +115,7 @@ def _select(
        `DFlashDraftModel`. How: vLLM's own registry.
     """
     from vllm import envs
+    from vllm.platforms import current_platform
 
     from vllm_dflash.options import ADDITIONAL_CONFIG_KEY, fill_in_defaults
     from vllm_dflash.selection import choose_verification, choose_worker, resolve
@@ -127,7 +128,14 @@ def _select(
             " and head, which LoRA wraps. Leave enable_lora out."
         )
     options = resolve(requested, target_model_config, target_parallel_config)
-    if target_parallel_config.distributed_executor_backend == "mp":
+    backend = target_parallel_config.distributed_executor_backend
+    if backend == "ray" and current_platform.is_cpu():
+        raise ValueError(
+            "vLLM's own Ray executor takes no CPUs, which would come out in the engine's process"
+            f" only. Set distributed_executor_backend to '{CPU_RAY_EXECUTOR}', or to 'mp' for"
+            " processes of this machine (which vLLM does not choose inside a placement group)."
+        )
+    if backend == "mp":
         check_thread_binding(target_parallel_config.local_world_size)
     target_parallel_config.worker_cls = worker
     engine_args.additional_config = {
@@ -142,7 +150,7 @@ def _select(
         engine_args.disable_hybrid_kv_cache_manager = True
     fill_in_defaults(engine_args, options, choose_verification(engine_args, options))
     register_draft_model()
-    if target_parallel_config.distributed_executor_backend == "ray":
+    if backend == "ray":
         check_nodes_before_ray_workers()  # for an engine in this process, or forked from it
     return options
 

@@ -9,24 +9,37 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import ray
 import torch
+from vllm import envs
+from vllm.platforms import current_platform
 from vllm.utils.cpu_resource_utils import get_allowed_cpu_list
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
 
 from vllm_dflash import plugin
 from vllm_dflash.cluster.cores import Core, share_of_cores
 from vllm_dflash.cluster.nodes import check_nodes
-from vllm_dflash.cluster.placement import placed_bundles, reserve_cpus, threads_of_workers
+from vllm_dflash.cluster.placement import (
+    describe_workers,
+    placed_bundles,
+    reserve_cpus,
+    threads_of_workers,
+)
+
+try:
+    import ray
+except ImportError as error:
+    raise ImportError("CPURayExecutor needs Ray: pip install 'ray>=2.60'") from error
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
-SECONDS_TO_LEAVE = 4.0
+SECONDS_TO_LEAVE = 3.0
 """For workers that are asked to; the engine's process itself has 5 s."""
 
 
@@ -70,6 +83,12 @@ def _keep_to_cores(binding: str, local_rank: int, local_workers: int) -> None:
     chosen = share_of_cores(cores, binding, local_rank, local_workers)
     if chosen is None:
         return
+    absent = sorted(set(chosen) - os.sched_getaffinity(0))
+    if absent:
+        raise ValueError(
+            f"{BINDING}={binding!r} names cores {absent} of {platform.node()}, which a worker may"
+            f" not use there. It may use {sorted(os.sched_getaffinity(0))}."
+        )
     os.sched_setaffinity(0, chosen)  # threads that this one starts from now on inherit it
     if torch.get_num_threads() > len(chosen):
         torch.set_num_threads(len(chosen))
@@ -86,11 +105,24 @@ class CPURayExecutor(RayExecutorV2):
 
     def _init_executor(self) -> None:
         self._own_group: PlacementGroup | None = None
+        if not current_platform.is_cpu():
+            raise ValueError(
+                "CPURayExecutor is for CPUs. On this platform, vLLM's own does it:"
+                " --distributed-executor-backend ray"
+            )
+        if envs.VLLM_RAY_BUNDLE_INDICES:
+            raise ValueError(
+                "CPURayExecutor chooses the bundles of its workers itself: those with the most"
+                " CPUs. Unset VLLM_RAY_BUNDLE_INDICES, or start the engine in a placement group"
+                " of just the bundles it is to have."
+            )
         workers = self.parallel_config.world_size
         try:
             self._threads = self._place(workers)
             plugin.let_ray_use_cpus(CPURayWorkerProc, partial(placed_bundles, workers=workers))
             super()._init_executor()
+            group = self.parallel_config.placement_group
+            plugin.logger().info("%s", describe_workers(group, workers, self._threads))
         except BaseException:
             self.shutdown()
             raise
@@ -117,13 +149,22 @@ class CPURayExecutor(RayExecutorV2):
         variables = runtime_env["env_vars"]
         variables.setdefault("OMP_NUM_THREADS", str(self._threads))  # Ray's own is 1
         # What vLLM sets for its processes: Intel OpenMP's threads would spin for 200 ms.
-        variables.setdefault("KMP_BLOCKTIME", "5")
-        variables.setdefault("KMP_TPAUSE", "0")
+        variables.setdefault("KMP_BLOCKTIME", os.environ.get("KMP_BLOCKTIME", "5"))
+        variables.setdefault("KMP_TPAUSE", os.environ.get("KMP_TPAUSE", "0"))
         preload = os.environ.get("LD_PRELOAD", "")
         files = preload.replace(":", " ").split()
         nodes = check_nodes(self.parallel_config.placement_group, runtime_env, files)
-        if files and not any(node.has_own_preload or node.missing_files for node in nodes):
+        without = [node for node in nodes if node.has_own_preload or node.missing_files]
+        if files and not without:
             variables.setdefault("LD_PRELOAD", preload)
+        for node in without:
+            lacks = ", ".join(node.missing_files)
+            plugin.logger().warning(
+                "workers do not get the engine's LD_PRELOAD, without which a CPU may be much"
+                " slower: %s %s. Start every node with its own: LD_PRELOAD=... ray start ...",
+                node.name,
+                f"has no {lacks}" if lacks else "was started with one already",
+            )
         return runtime_env
 
     def _join_monitor_thread(self) -> None:
@@ -135,9 +176,11 @@ class CPURayExecutor(RayExecutorV2):
         running = [handle.run_ref for handle in handles if handle.run_ref is not None]
         queue = getattr(self, "rpc_broadcast_mq", None)
         if running and queue is not None and not self.is_failed and ray.is_initialized():
+            deadline = time.monotonic() + SECONDS_TO_LEAVE
             with contextlib.suppress(Exception):  # whoever stays is killed
                 queue.enqueue((_LEAVE, (), {}, None), timeout=SECONDS_TO_LEAVE)
-                ray.wait(running, num_returns=len(running), timeout=SECONDS_TO_LEAVE)
+                left = max(0.0, deadline - time.monotonic())
+                ray.wait(running, num_returns=len(running), timeout=left)
         super()._join_monitor_thread()
 
     def shutdown(self) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from vllm_dflash.cluster.cores import Core, share_of_cores
+
 VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 
 
@@ -21,7 +23,7 @@ def check_thread_binding(ranks: int) -> None:
     Raises:
         ValueError: `VLLM_CPU_OMP_THREADS_BIND` does not fit them; says what to set.
     """
-    if ranks == 1:
+    if ranks == 1 and "|" not in os.environ.get(VARIABLE, ""):
         return
     from vllm import envs
     from vllm.platforms import current_platform
@@ -34,20 +36,23 @@ def check_thread_binding(ranks: int) -> None:
         envs.VLLM_CPU_OMP_THREADS_BIND,
         ranks,
         len(cpu_resource_utils.get_visible_memory_node()),
-        sorted(core.id for core in cpu_resource_utils.get_allowed_cpu_list()),
+        [
+            Core(cpu.id, cpu.physical_core, cpu.numa_node)
+            for cpu in cpu_resource_utils.get_allowed_cpu_list()
+        ],
     )
     if fault:
         raise ValueError(fault)
 
 
-def binding_fault(binding: str, ranks: int, num_nodes: int, cores: Sequence[int]) -> str | None:
+def binding_fault(binding: str, ranks: int, num_nodes: int, cores: Sequence[Core]) -> str | None:
     """Why so many ranks cannot be bound, and what to set instead; None where they can.
 
     Args:
         binding: value of `VLLM_CPU_OMP_THREADS_BIND`: `auto`, `nobind`, or cores of each rank.
         ranks: those of this machine.
         num_nodes: its NUMA nodes.
-        cores: ids of those this process may use, ascending.
+        cores: those this process may use.
     """
     if binding == "nobind":
         return None
@@ -60,28 +65,28 @@ def binding_fault(binding: str, ranks: int, num_nodes: int, cores: Sequence[int]
         if lists == ranks:
             return None
         found = f"{VARIABLE}={binding!r} has cores for {lists}"
+    shares = divide_cores(cores, ranks)
+    share_out = f"{VARIABLE}='{shares}' to share its cores out, or " if shares else ""
     return (
         f"tensor_parallel_size asks for {ranks} ranks on this machine, but {found}. Set"
-        f" {VARIABLE}='{divide_cores(cores, ranks)}' to share its cores out, or"
-        f" {VARIABLE}=nobind to leave threads unbound."
+        f" {share_out}{VARIABLE}=nobind to leave threads unbound."
     )
 
 
-def divide_cores(cores: Sequence[int], ranks: int) -> str:
-    """Cores of each rank, in vLLM's notation: `0-3|4-7`. Where they are too few, ranks share."""
-    parts = []
-    for rank in range(ranks):
-        first = rank * len(cores) // ranks
-        last = max((rank + 1) * len(cores) // ranks, first + 1)
-        parts.append(_as_ranges(cores[first:last]))
-    return "|".join(parts)
+def divide_cores(cores: Sequence[Core], ranks: int) -> str | None:
+    """Logical CPUs of each rank, in vLLM's notation: `0-3|4-7`; None where cores are too few.
+
+    One of each physical core, as vLLM takes where it binds by itself.
+    """
+    shares = [share_of_cores(cores, "auto", rank, ranks) for rank in range(ranks)]
+    return "|".join(_as_ranges(share) for share in shares if share) if all(shares) else None
 
 
-def _as_ranges(cores: Sequence[int]) -> str:
+def _as_ranges(cpus: Sequence[int]) -> str:
     ranges: list[list[int]] = []
-    for core in cores:
-        if ranges and core == ranges[-1][1] + 1:
-            ranges[-1][1] = core
+    for cpu in cpus:
+        if ranges and cpu == ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
         else:
-            ranges.append([core, core])
+            ranges.append([cpu, cpu])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)

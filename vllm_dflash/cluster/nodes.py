@@ -34,6 +34,8 @@ class Node:
     vllm: str | None = None
     problem: str = ""
     """Why not."""
+    is_import: bool = False
+    """Whether that is an import that failed there: installing the package is the remedy."""
     has_own_preload: bool = False
     """Whether its raylet was started with LD_PRELOAD."""
     missing_files: tuple[str, ...] = ()
@@ -77,6 +79,7 @@ def build_probe(files: Sequence[str] = ()) -> Callable[[], dict[str, Any]]:
             answer["vllm"] = module.__version__
         except Exception as error:
             answer["problem"] = f"{type(error).__name__}: {error}"
+            answer["is_import"] = isinstance(error, ImportError)
         return answer
 
     return probe
@@ -131,25 +134,28 @@ def describe_faults(nodes: Iterable[Node], vllm: str, extra: str) -> str | None:
     lines = []
     nodes = list(nodes)
     for node in nodes:
+        remedy = (  # a pip of outside: an environment that `scripts/setup.sh` made has none
+            f"there, in a checkout of vllm-dflash {__version__}:"
+            f' pip --python {node.python} install ".[{extra}]"'
+        )
         if node.problem:
             fault = f"vllm-dflash cannot run there: {node.problem}"
+            if not node.is_import:
+                remedy = "Ray's log of that node says more"
         elif node.package != __version__:
             fault = f"it has vllm-dflash {node.package}, the engine {__version__}"
         elif node.vllm != vllm:
             fault = f"it has vLLM {node.vllm}, the engine {vllm}"
         else:
             continue
-        lines.append(f"  {node.name}: {fault}")
-        lines.append(
-            f'    run there: {node.python} -m pip install "vllm-dflash[{extra}]=={__version__}"'
-        )
+        lines += [f"  {node.name}: {fault}", f"    {remedy}"]
     if not lines:
         return None
     count = f"{len(lines) // 2} of {len(nodes)} nodes"
     return "\n".join(
         [
             f"{count} of the Ray cluster cannot run workers of vllm-dflash {__version__}."
-            " Every node needs the package that the engine has:",
+            " Every node needs the package and the vLLM that the engine has:",
             *lines,
             "Then start the engine again; Ray itself can stay up.",
         ]
@@ -171,6 +177,8 @@ def check_nodes(
 
     nodes = ask_nodes(placement_group, runtime_env, files)
     own = build_probe()()
+    if "vllm" not in own:
+        raise NodeError(f"the engine's own vLLM cannot be told the version of: {own['problem']}")
     faults = describe_faults(nodes, own["vllm"], "cpu" if current_platform.is_cpu() else "cuda")
     if faults:
         raise NodeError(faults)

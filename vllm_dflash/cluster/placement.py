@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 SECONDS_TO_RESERVE = 60.0
+SECONDS_TO_BE_FREED = 10.0
+"""How long CPUs that somebody holds are waited for: those of an engine that has just ended."""
 
 
 def cpus_per_worker(free: Sequence[float], workers: int) -> int:
@@ -60,6 +63,13 @@ def placed_bundles(placement_group: PlacementGroup, workers: int) -> list[tuple[
     return sorted(placed, key=lambda bundle: (bundle[1] != own, bundle[1]))
 
 
+def describe_workers(placement_group: PlacementGroup, workers: int, threads: int) -> str:
+    """Who computes where, for the log."""
+    places = placed_bundles(placement_group, workers)
+    where = ", ".join(f"{rank} on node {ip}" for rank, (_, _, ip) in enumerate(places))
+    return f"Ray workers with {threads} threads each: {where}"
+
+
 def reserve_cpus(workers: int) -> PlacementGroup:
     """Reserve CPUs for workers on the cluster this process is connected to, spread over its nodes.
 
@@ -69,8 +79,19 @@ def reserve_cpus(workers: int) -> PlacementGroup:
     import ray
     from ray._private.state import available_resources_per_node
 
-    free = [float(node.get("CPU", 0)) for node in available_resources_per_node().values()]
-    cpus = cpus_per_worker(free, workers)
+    def of(nodes: Iterable[Mapping[str, float]]) -> list[float]:
+        return [float(node.get("CPU", 0)) for node in nodes]
+
+    possible = cpus_per_worker(
+        of(node["Resources"] for node in ray.nodes() if node["Alive"]), workers
+    )
+    deadline = time.monotonic() + SECONDS_TO_BE_FREED
+    while True:
+        free = of(available_resources_per_node().values())
+        cpus = cpus_per_worker(free, workers)
+        if cpus >= possible or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
     if not cpus:
         raise ValueError(
             f"{workers} workers need a CPU each, but the Ray cluster's {len(free)} nodes have"

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vllm_dflash.offline.parts import ID, write_part
+from vllm_dflash.offline.parts import ID, check_claimed, write_part
 
 COUNTERS = {
     "drafts": "vllm:spec_decode_num_drafts",
@@ -29,7 +29,11 @@ class Generator:
             out: folder of the parts.
             form: of the parts, "jsonl" or "parquet".
             column: where rows have their prompts.
+
+        Raises:
+            ValueError: `out` is not the folder of the run that this machine sees.
         """
+        check_claimed(Path(out))
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import LLM, SamplingParams
 
@@ -41,8 +45,7 @@ class Generator:
         """`batch`: columns of the dataset. Returns one row: counts, and when it began and ended."""
         began, before = time.time(), self._counters()
         ids = [_plain(value) for value in batch[ID]]
-        prompts = [str(prompt) for prompt in batch[self._column]]
-        rows = self._generate(ids, prompts)
+        rows = self._generate(ids, [_plain(prompt) for prompt in batch[self._column]])
         write_part(self._out, rows, self._form)
         after = self._counters()
         summed = {
@@ -56,25 +59,31 @@ class Generator:
             for name, value in {**summed, "began": began, "ended": time.time()}.items()
         }
 
-    def _generate(self, ids: list[Any], prompts: list[str]) -> list[dict[str, Any]]:
-        """A row of the output for each prompt; one that is too long gets an error."""
-        limit = self._llm.llm_engine.model_config.max_model_len
-        tokenized = [self._llm.get_tokenizer().encode(prompt) for prompt in prompts]
-        fits = [0 < len(tokens) < limit for tokens in tokenized]
-        fitting = [prompt for prompt, fit in zip(prompts, fits, strict=True) if fit]
-        outputs = iter(self._llm.generate(fitting, self._sampling, use_tqdm=False))
+    def _generate(self, ids: list[Any], prompts: list[Any]) -> list[dict[str, Any]]:
+        """A row of the output for each prompt; one that cannot be generated from has an error."""
+        errors = [self._error_of(prompt) for prompt in prompts]
+        good = [prompt for prompt, error in zip(prompts, errors, strict=True) if error is None]
+        outputs = iter(self._llm.generate(good, self._sampling, use_tqdm=False))
         rows = []
-        for row_id, prompt, tokens, fit in zip(ids, prompts, tokenized, fits, strict=True):
-            row = {ID: row_id, "prompt": prompt}
-            if fit:
+        for row_id, prompt, error in zip(ids, prompts, errors, strict=True):
+            row = {ID: row_id, "prompt": prompt if isinstance(prompt, str) else None}
+            if error is None:
                 answer = next(outputs).outputs[0]
                 row |= {"text": answer.text, "tokens": len(answer.token_ids)}
                 row |= {"finish_reason": answer.finish_reason, "error": None}
             else:
-                said = f"{len(tokens)} tokens; from 1 to {limit - 1} fit max_model_len {limit}"
-                row |= {"text": None, "tokens": 0, "finish_reason": None, "error": said}
+                row |= {"text": None, "tokens": 0, "finish_reason": None, "error": error}
             rows.append(row)
         return rows
+
+    def _error_of(self, prompt: Any) -> str | None:
+        """Why nothing can be generated from this prompt."""
+        if not isinstance(prompt, str):
+            return f"the prompt is no text but {prompt!r}"
+        limit = self._llm.llm_engine.model_config.max_model_len
+        length = len(self._llm.get_tokenizer().encode(prompt))
+        fits = 0 < length < limit
+        return None if fits else f"{length} tokens; from 1 to {limit - 1} fit max_model_len {limit}"
 
     def _counters(self) -> dict[str, int]:
         values = {metric.name: getattr(metric, "value", 0) for metric in self._llm.get_metrics()}
@@ -82,5 +91,5 @@ class Generator:
 
 
 def _plain(value: Any) -> Any:
-    """An id as JSON can hold it: numpy's numbers become Python's."""
+    """A value as JSON can hold it: numpy's numbers become Python's."""
     return value.item() if hasattr(value, "item") else value

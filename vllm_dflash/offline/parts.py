@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 def write_part(out: Path, rows: Sequence[Row], form: str) -> Path:
-    """Write rows, each with an `id`, to a part of their own; all of them or none."""
+    """Write rows, each with an `id` of its own, to a part; all of them or none."""
     ids = json.dumps([str(row[ID]) for row in rows])
     path = out / f"part-{hashlib.sha256(ids.encode()).hexdigest()[:16]}.{form}"
     unfinished = path.with_name(path.name + UNFINISHED)
@@ -33,6 +34,8 @@ def write_part(out: Path, rows: Sequence[Row], form: str) -> Path:
     else:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         unfinished.write_text("".join(lines), encoding="utf-8")
+    with unfinished.open("rb") as file:
+        os.fsync(file.fileno())  # the name is not to survive a power cut that the rows do not
     os.replace(unfinished, path)
     return path
 
@@ -65,6 +68,19 @@ def finished_ids(out: Path) -> set[str]:
     return finished
 
 
+def check_claimed(out: Path) -> None:
+    """Where an engine runs: that it sees the folder `claim` was called with.
+
+    Raises:
+        ValueError: it does not, as on another machine.
+    """
+    if not (out / ABOUT).exists():
+        raise ValueError(
+            f"{out} on {socket.gethostname()} is not the folder this run was started with: put"
+            " --out on storage that all nodes of the cluster share."
+        )
+
+
 def _parts(out: Path) -> list[Path]:
     return [path for form in FORMATS for path in sorted(out.glob(f"part-*.{form}"))]
 
@@ -77,7 +93,7 @@ def claim(out: Path, about: Mapping[str, Any]) -> None:
     """
     out.mkdir(parents=True, exist_ok=True)
     path = out / ABOUT
-    if path.exists():
+    if path.exists() and _parts(out):
         before = json.loads(path.read_text())
         now = json.loads(json.dumps(dict(about)))
         changed = [

@@ -57,12 +57,21 @@ class BatchSettings:
             arguments["speculative_config"] = {"method": "dflash", "model": self.drafter}
         return arguments
 
+    @property
+    def num_threads(self) -> int:
+        """Threads of one engine."""
+        return self.threads or max(1, (os.cpu_count() or 1) // self.engines)
+
+    @property
+    def num_cpus(self) -> float:
+        """Ray's share for one engine: a core less, for tasks that read the data need one, too."""
+        return max(0.5, self.num_threads - 1)
+
     def environment(self) -> dict[str, str]:
         """Variables of an actor; `replicas/settings.py` says why nothing is bound."""
-        threads = self.threads or max(1, (os.cpu_count() or 1) // self.engines)
         return {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(threads),
+            "OMP_NUM_THREADS": str(self.num_threads),
             "KMP_BLOCKTIME": "5",
             "KMP_TPAUSE": "0",
             "VLLM_NO_USAGE_STATS": "1",
@@ -80,7 +89,7 @@ class BatchResult:
     rows: int = 0
     """Written by this one, those with an error included."""
     refused: int = 0
-    """Written with an error: their prompts do not fit."""
+    """Written with an error: their prompts do not fit, or are no text."""
     tokens: int = 0
     drafts: int = 0
     accepted: int = 0
@@ -116,12 +125,18 @@ def run(settings: BatchSettings, tell: Callable[[BatchResult], None]) -> BatchRe
     """Do what is left, in the Ray this process is connected to. `tell` is called after each batch.
 
     Raises:
-        ValueError: `out` holds another run's parts, or the dataset lacks a column.
+        ValueError: `out` holds another run's parts, the dataset lacks a column, or ids are not
+            one for each row.
     """
+    import ray.data
+
     claim(settings.out, settings.about())
+    # Numbers, and the first so many rows, are to be the same ones next time.
+    ordered = settings.id_column is None or settings.limit is not None
+    ray.data.DataContext.get_current().execution_options.preserve_order = ordered
     rows = read(settings)
     finished = finished_ids(settings.out)
-    total = rows.count()
+    total = rows.count() if settings.id_column is None else count_ids(rows, settings.id_column)
     left = rows.filter(lambda row: str(row[ID]) not in finished) if finished else rows
     num_left = left.count() if finished else total
     result = BatchResult(total, skipped=total - num_left)
@@ -159,6 +174,25 @@ def read(settings: BatchSettings) -> Dataset:
     return rows if settings.id_column == ID else rows.rename_columns({settings.id_column: ID})
 
 
+def count_ids(rows: Dataset, column: str) -> int:
+    """How many rows there are. `column`: what the user calls that of the ids.
+
+    Raises:
+        ValueError: a row has no id, or that of another row: one would count as the other.
+    """
+    seen: set[str] = set()
+    for row in rows.select_columns([ID]).iter_rows():
+        if row[ID] is None:
+            raise ValueError(f"a row has nothing in column {column!r}; ids are needed to resume")
+        if str(row[ID]) in seen:
+            raise ValueError(
+                f"column {column!r} holds {row[ID]!r} more than once: without --id-column, rows are"
+                " numbered"
+            )
+        seen.add(str(row[ID]))
+    return len(seen)
+
+
 def _generate(settings: BatchSettings, rows: Dataset) -> Iterator[dict[str, Any]]:
     """One row of counts for each batch, as they come."""
     import ray.data
@@ -176,7 +210,7 @@ def _generate(settings: BatchSettings, rows: Dataset) -> Iterator[dict[str, Any]
             ),
             batch_size=settings.batch,
             compute=ray.data.ActorPoolStrategy(size=settings.engines),
-            num_cpus=(os.cpu_count() or 1) / settings.engines,
+            num_cpus=settings.num_cpus,
             num_gpus=settings.gpus,
             runtime_env={"env_vars": settings.environment()},
         )

@@ -79,8 +79,11 @@ class Replica:
         return ServedBy(app, name=f"{socket.gethostname()}/{os.getpid()}")
 
     async def check_health(self) -> None:
-        """Asked by Serve every `health_check_period_s`; raises where the engine is dead."""
-        await self._engine.check_health()
+        """Asked by Serve every `health_check_period_s`; does not return where the engine hangs.
+
+        A question to the engine's own process: vLLM's `check_health` only says whether it died.
+        """
+        await self._engine.is_sleeping()
 
     async def _leave_with_the_engine(self) -> None:
         """A replica whose engine died fails faster than others serve, and so would be sent more.

@@ -42,6 +42,12 @@ class Settings(BaseModel):
     gpus: NonNegativeInt = 0
     """Of each replica; as many as `--tensor-parallel-size` says."""
     health_check_period_s: PositiveFloat = 2.0
+    health_check_timeout_s: PositiveFloat = 30.0
+    """An engine that does not answer for so long, three times in a row, is replaced. It answers
+    between two steps."""
+    graceful_shutdown_timeout_s: PositiveFloat = 60.0
+    """A replica that leaves, of which there are too many or at the end of the program, has so long
+    to finish its requests."""
     vllm_arguments: tuple[str, ...] = ()
     """More arguments of `vllm serve`."""
 
@@ -93,8 +99,8 @@ class Settings(BaseModel):
         options: dict[str, Any] = {
             "max_ongoing_requests": self.max_ongoing_requests,
             "health_check_period_s": self.health_check_period_s,
-            "health_check_timeout_s": 30.0,
-            "graceful_shutdown_timeout_s": 20.0,
+            "health_check_timeout_s": self.health_check_timeout_s,
+            "graceful_shutdown_timeout_s": self.graceful_shutdown_timeout_s,
             "ray_actor_options": {
                 "num_cpus": self.num_cpus,
                 "num_gpus": self.gpus,
