@@ -18,7 +18,7 @@ from vllm_dflash.planning.costs import StepCosts, StepTimes
 from vllm_dflash.planning.planner import Planner
 
 pytestmark = pytest.mark.engine
-SAMPLES = 3000
+SAMPLES = 2000
 NEW_TOKENS = 7
 LEAST_EXPECTED = 8
 """Continuations expected less often than this are counted together."""

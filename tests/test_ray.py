@@ -21,7 +21,7 @@ from vllm_dflash.plugin import CPU_RAY_EXECUTOR, CPU_WORKER
 from vllm_dflash.verify.child import ChildEngine, EngineArguments, open_child
 from vllm_dflash.verify.gate import Settings, verify
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.cluster]
 HERE = Path(__file__).parent
 FLAGS = ("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "8")
 WHOLE = {**FIXED, "draft_tensor_parallel_size": 1}

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from engines import TARGET, engine, greedy, held_out_prompts
+from pyarrow import Table, parquet
 from replica_load import wait_for
 
 from vllm_dflash.offline.parts import (
@@ -27,11 +29,14 @@ from vllm_dflash.offline.parts import (
     read_parts,
     write_part,
 )
-from vllm_dflash.offline.run import BatchResult
+from vllm_dflash.offline.run import BatchResult, BatchSettings, count_ids, read, run
+from vllm_dflash.replicas.local_ray import local_ray
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "ray_data.py"
 ROWS, BATCH, TOKENS = 24, 4, 32
-TOO_LONG = 5
+TOO_LONG, NOTHING = 5, 9
+
+pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -72,6 +77,72 @@ def test_figures_of_batches_are_summed() -> None:
     assert result.acceptance_length == 1 + 12 / 8
 
 
+@pytest.fixture(scope="module")
+def in_ray() -> Iterator[None]:
+    with local_ray(2, show_log=False):
+        yield
+
+
+def save(path: Path, rows: list[dict[str, Any]]) -> None:
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".txt":
+        path.write_text("".join(f"{row['prompt']}\n" for row in rows))
+    else:
+        path.parent.mkdir(exist_ok=True)
+        parquet.write_table(Table.from_pylist(rows), path)
+
+
+@pytest.mark.parametrize(
+    ("data", "written"),
+    [
+        ("a.jsonl", "a.jsonl"),
+        ("a.json", "a.json"),
+        ("a.txt", "a.txt"),
+        ("folder", "folder/a.parquet"),
+    ],
+)
+def test_every_kind_of_data(in_ray: None, tmp_path: Path, data: str, written: str) -> None:
+    rows = [{"key": f"k{number}", "prompt": f"line {number}"} for number in range(5)]
+    save(tmp_path / written, rows)
+    about = BatchSettings(data=str(tmp_path / data), out=tmp_path, model="", drafter=None)
+    numbered = [{"id": number, "prompt": f"line {number}"} for number in range(5)]
+    assert sorted(read(about).take_all(), key=lambda row: row["id"]) == numbered
+    assert read(replace(about, limit=3)).take_all() == numbered[:3]
+    if data.endswith("txt"):
+        return
+    named = read(replace(about, id_column="key"))
+    assert named.take_all() == [{"id": row["key"], "prompt": row["prompt"]} for row in rows]
+    assert count_ids(named, "key") == 5
+    with pytest.raises(ValueError, match=r"has no column 'promt': it has .*prompt"):
+        read(replace(about, prompt_column="promt"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["a", "b", "a"], "column 'key' holds 'a' more than once: without --id-column"),
+        (["a", None, "b"], "a row has nothing in column 'key'"),
+    ],
+)
+def test_ids_that_would_lose_rows_are_refused(
+    in_ray: None, tmp_path: Path, keys: list[str | None], message: str
+) -> None:
+    """A run that goes on takes a row whose id is in the parts for done."""
+    data = tmp_path / "a.jsonl"
+    save(data, [{"key": key, "prompt": "x"} for key in keys])
+    about = BatchSettings(
+        data=str(data), out=tmp_path / "out", model="", drafter=None, id_column="key"
+    )
+    with pytest.raises(ValueError, match=message):
+        run(about, lambda _: None)
+    data.unlink()
+    save(data, [{"key": key, "prompt": "x"} for key in "abc"])
+    assert count_ids(read(about), "key") == 3
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """For Ray's own files, too: one that is killed leaves them, and needs a short path."""
@@ -94,11 +165,18 @@ def start(folder: Path, data: Path, out: Path) -> subprocess.Popen[str]:
         )
 
 
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
 @pytest.mark.engine
 def test_a_run_goes_on_where_it_was_killed(folder: Path) -> None:
     data, out = folder / "data.jsonl", folder / "out"
-    prompts = held_out_prompts(ROWS)
-    prompts[TOO_LONG] = "word " * 1000
+    prompts: list[str | None] = [*held_out_prompts(ROWS)]
+    prompts[TOO_LONG], prompts[NOTHING] = "word " * 1000, None
     data.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
 
     broken = start(folder, data, out)
@@ -106,8 +184,13 @@ def test_a_run_goes_on_where_it_was_killed(folder: Path) -> None:
     family = psutil.Process(broken.pid).children(recursive=True)
     broken.send_signal(signal.SIGKILL)
     broken.communicate()
-    # Ray's agents look for their raylet now and then; on a busy machine, minutes apart.
-    assert not psutil.wait_procs(family, timeout=180)[1]
+    engines = [one for one in family if "MapWorker" in " ".join(cmdline(one))]
+    assert engines
+    assert not psutil.wait_procs(engines, timeout=60)[1]
+    # Ray's agents look for their raylet now and then, sometimes minutes apart.
+    for one in psutil.wait_procs(family, timeout=1)[1]:
+        one.kill()
+    assert not psutil.wait_procs(family, timeout=10)[1]
     done = finished_ids(out)
     assert 2 * BATCH <= len(done) < ROWS
     before = {path: path.stat().st_mtime_ns for path in out.glob("part-*")}
@@ -121,15 +204,19 @@ def test_a_run_goes_on_where_it_was_killed(folder: Path) -> None:
     counts = {name.strip(): value.strip() for name, value in table.items()}
     assert counts["skipped, done before"] == str(len(done))
     assert float(counts["acceptance length"]) > 1
+    assert int(counts["refused (see their error)"]) == sum(
+        number not in {int(one) for one in done} for number in (TOO_LONG, NOTHING)
+    )
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert not list(folder.glob("dflash-ray-*"))
 
     rows = read_parts(out)
     assert [row["id"] for row in rows] == list(range(ROWS))
     assert [row["prompt"] for row in rows] == prompts
-    refused = rows.pop(TOO_LONG)
-    assert refused["text"] is None
-    assert "max_model_len 512" in refused["error"]
+    refused = rows.pop(NOTHING), rows.pop(TOO_LONG)
+    assert [row["text"] for row in refused] == [None, None]
+    assert refused[0]["error"] == "there is no prompt"
+    assert "max_model_len 512" in refused[1]["error"]
     assert [row["text"] for row in rows] == plain_texts([row["prompt"] for row in rows])
 
 

@@ -78,6 +78,8 @@ class Generator:
 
     def _error_of(self, prompt: Any) -> str | None:
         """Why nothing can be generated from this prompt."""
+        if prompt is None or prompt != prompt:  # in a column of numbers and nothing, it is NaN
+            return "there is no prompt"
         if not isinstance(prompt, str):
             return f"the prompt is no text but {prompt!r}"
         limit = self._llm.llm_engine.model_config.max_model_len
