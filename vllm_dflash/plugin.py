@@ -319,7 +319,8 @@ def let_ray_use_cpus(
     `RayWorkerProc`, `initialize_ray_cluster`, `get_bundles_sorted_by_node`. Why: all three ask the
     platform for its accelerator, and a CPU has none. How: rebound in this process by our executor
     class, which the user has asked for by name, before it calls vLLM's `_init_executor`; that has
-    connected and placed its workers already, so nothing is left for the second.
+    connected and placed its workers already, so nothing is left for the second. Besides, readers
+    of its message queues nap instead of spinning (`SpinCondition.wait`, there, on the instance).
     Replaced by: a `ray_device_key` of vLLM's CPU platform.
     """
     from vllm.v1.executor import ray_executor_v2

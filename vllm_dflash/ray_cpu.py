@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm import envs
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.platforms import current_platform
 from vllm.utils.cpu_resource_utils import get_allowed_cpu_list
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 SECONDS_TO_LEAVE = 3.0
 """For workers that are asked to; the engine's process itself has 5 s."""
+
+SECONDS_OF_A_NAP = 50e-6
+"""A step of a small model takes 2 ms."""
 
 
 class CPURayWorkerProc(RayWorkerProc):
@@ -69,6 +73,7 @@ class CPURayWorkerProc(RayWorkerProc):
         """
         driver = dict(driver_env_vars or {})
         driver.pop("LD_PRELOAD", None)  # too late: vLLM would believe what is not loaded
+        _take_full_priority()  # threads that this one starts from now on inherit it
         binding = os.environ.get(BINDING) or driver.get(BINDING) or "auto"
         _keep_to_cores(binding, local_rank, len(assigned_physical_gpu_ids or [0]))
         # vLLM's workers use shared memory if they agree on what stands behind the last colon.
@@ -76,6 +81,42 @@ class CPURayWorkerProc(RayWorkerProc):
         node = ray.get_runtime_context().get_node_id()
         meeting_point = f"{distributed_init_method}?node={node}"
         super().initialize_worker(local_rank, env_vars, meeting_point, driver)
+        _nap_while_waiting(self.rpc_broadcast_mq)
+
+
+def _take_full_priority() -> None:
+    """Ray starts workers with a niceness of 15, so that others get their cores first."""
+    if os.getpriority(os.PRIO_PROCESS, 0) <= 0:
+        return
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    except PermissionError:
+        plugin.logger().warning(
+            "Ray gave this worker a low priority (niceness %d), and only root may raise it."
+            " Start the nodes with RAY_worker_niceness=0 in the environment.",
+            os.getpriority(os.PRIO_PROCESS, 0),
+        )
+
+
+def _nap_while_waiting(queue: MessageQueue) -> None:
+    """A reader of shared memory is to leave its core to those who compute.
+
+    vLLM's asks again and again for the second after a message, and yields in between. That helps
+    its own processes; but Linux shares its time out by session first (autogroups), and those that
+    Ray has started are in another than the engine: it keeps half a core of them.
+    """
+    if queue is None or not queue._is_local_reader:
+        return
+    condition = queue._spin_condition
+    sleep_until_notified = condition.wait
+
+    def wait(timeout_ms: int | None = None) -> None:
+        if time.monotonic() <= condition.last_read + condition.busy_loop_s:
+            time.sleep(SECONDS_OF_A_NAP)
+        else:
+            sleep_until_notified(timeout_ms)
+
+    condition.wait = wait
 
 
 def _keep_to_cores(binding: str, local_rank: int, local_workers: int) -> None:
@@ -89,7 +130,7 @@ def _keep_to_cores(binding: str, local_rank: int, local_workers: int) -> None:
             f"{BINDING}={binding!r} names cores {absent} of {platform.node()}, which a worker may"
             f" not use there. It may use {sorted(os.sched_getaffinity(0))}."
         )
-    os.sched_setaffinity(0, chosen)  # threads that this one starts from now on inherit it
+    os.sched_setaffinity(0, chosen)  # inherited likewise
     if torch.get_num_threads() > len(chosen):
         torch.set_num_threads(len(chosen))
 
@@ -121,6 +162,8 @@ class CPURayExecutor(RayExecutorV2):
             self._threads = self._place(workers)
             plugin.let_ray_use_cpus(CPURayWorkerProc, partial(placed_bundles, workers=workers))
             super()._init_executor()
+            for queue in self.response_mqs:
+                _nap_while_waiting(queue)
             group = self.parallel_config.placement_group
             plugin.logger().info("%s", describe_workers(group, workers, self._threads))
         except BaseException:

@@ -302,6 +302,10 @@ RAY_CPU = (
         "CpuCommunicator._all_group_ranks_share_shm_group_name",
         ("self",),
     ),
+    Seam(
+        "vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait",
+        ("self", "timeout_ms"),
+    ),
 )
 """Used in the engine's process and in the workers with our Ray executor for CPUs."""
 
