@@ -49,6 +49,7 @@ def _build_look_around() -> Callable[[Any], dict[str, Any]]:
             "worker": f"{kind.__module__}.{kind.__qualname__}",
             "mark": os.environ.get(mark),
             "threads": torch.get_num_threads(),
+            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "uses_shared_memory": all_reduce is not torch.distributed,
             "preloaded": [name for name in preload if name in mapped],
             # Of a killed process Intel OpenMP's own entry stays, whatever it was.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -182,6 +183,22 @@ def test_our_executor_says_where_it_does_not_serve(monkeypatch: pytest.MonkeyPat
 def test_a_core_that_a_worker_may_not_use_is_named() -> None:
     with pytest.raises(ValueError, match=r"VLLM_CPU_OMP_THREADS_BIND='9999' names cores \[9999\]"):
         ray_cpu._keep_to_cores("9999", 0, 1)
+
+
+def test_readers_nap_after_a_message_and_sleep_when_idle() -> None:
+    slept: list[int | None] = []
+    condition = SimpleNamespace(wait=slept.append, last_read=time.monotonic(), busy_loop_s=60.0)
+    queue: Any = SimpleNamespace(_is_local_reader=True, _spin_condition=condition)
+    ray_cpu._nap_while_waiting(queue)
+    before = time.process_time()
+    for _ in range(100):
+        condition.wait(5)
+    assert time.process_time() - before < 0.05
+    assert slept == []
+    condition.last_read -= 61
+    condition.wait(5)
+    assert slept == [5]
+    ray_cpu._nap_while_waiting(SimpleNamespace(_is_local_reader=False))  # it reads from a socket
 
 
 class Executor(ray_executor_v2.RayExecutorV2):

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import httpx
@@ -48,7 +49,8 @@ class Tally:
     def fail(self, behaviour: Behaviour, error: Exception) -> None:
         """Count one that got no answer."""
         self.outcomes[behaviour.name][type(error).__name__] += 1
-        self.faults.append(f"{behaviour.name}: {type(error).__name__} {error}")
+        why = type(error.__cause__).__name__ if error.__cause__ else ""
+        self.faults.append(f"{behaviour.name}: {type(error).__name__} {error} {why}".strip())
 
     @property
     def total(self) -> int:
@@ -84,13 +86,14 @@ async def serve_one(client: Client, tally: Tally, until: float, first: list[Beha
 async def run_clients(
     url: str, count: int, prompts: list[str], max_model_len: int, until: float, tally: Tally
 ) -> None:
-    """`count` clients at once. Each behaviour is taken once before they choose by chance."""
+    """`count` clients at once. Each behaviour is taken once before they choose by chance.
+
+    Each has connections of its own, as clients have: what one breaks off is its own affair.
+    """
     waiting = list(BEHAVIOURS)
-    async with (
-        connected(url) as http,
-        asyncio.TaskGroup() as group,
-    ):
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         for number in range(count):
+            http = await stack.enter_async_context(connected(url))
             client = Client(http, prompts, max_model_len, random.Random(number))
             group.create_task(serve_one(client, tally, until, waiting))
 
