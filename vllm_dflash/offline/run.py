@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.offline.generator import Generator
 from vllm_dflash.offline.parts import ID, claim, finished_ids
+from vllm_dflash.replicas.settings import engine_environment
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -68,14 +69,8 @@ class BatchSettings:
         return max(0.5, self.num_threads - 1)
 
     def environment(self) -> dict[str, str]:
-        """Variables of an actor; `replicas/settings.py` says why nothing is bound."""
-        return {
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(self.num_threads),
-            "KMP_BLOCKTIME": "5",
-            "KMP_TPAUSE": "0",
-            "VLLM_NO_USAGE_STATS": "1",
-        }
+        """Variables of an actor."""
+        return engine_environment(self.num_threads)
 
 
 @dataclass

@@ -18,6 +18,21 @@ from pydantic import (
 DEMO = Path(__file__).parent.parent.parent / "models" / "demo"
 
 
+def engine_environment(threads: int) -> dict[str, str]:
+    """Variables of an engine that shares its machine with others of Ray's.
+
+    vLLM would bind every engine's threads to the same cores, so none is bound; the rest is what
+    vLLM sets where it binds.
+    """
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads),
+        "KMP_BLOCKTIME": "5",
+        "KMP_TPAUSE": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
 class Settings(BaseModel):
     """Of one application. Values may be strings: `serve run` passes `key=value`."""
 
@@ -80,19 +95,9 @@ class Settings(BaseModel):
         return [*arguments, *self.vllm_arguments]
 
     def environment(self) -> dict[str, str]:
-        """Variables of a replica's processes.
-
-        vLLM would bind every engine's threads to the same cores, so none is bound; the rest is
-        what vLLM sets where it binds.
-        """
-        return {
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(self.num_threads),
-            "KMP_BLOCKTIME": "5",
-            "KMP_TPAUSE": "0",
-            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-            "VLLM_NO_USAGE_STATS": "1",
-        }
+        """Variables of a replica's processes."""
+        method = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+        return engine_environment(self.num_threads) | method
 
     def deployment_options(self) -> dict[str, Any]:
         """Options of the Serve deployment."""
