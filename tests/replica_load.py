@@ -106,6 +106,17 @@ def wait_for(what: str, happens: object, seconds: float = 120) -> None:
         time.sleep(0.02)
 
 
+def of_kind(processes: list[psutil.Process], kind: str) -> list[psutil.Process]:
+    found = []
+    for process in processes:
+        try:
+            if kind in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            pass
+    return found
+
+
 def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
     """Segments and semaphores in /dev/shm that these processes use.
 

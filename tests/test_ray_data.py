@@ -18,7 +18,7 @@ import psutil
 import pytest
 from engines import TARGET, engine, greedy, held_out_prompts
 from pyarrow import Table, parquet
-from replica_load import wait_for
+from replica_load import of_kind, wait_for
 
 from vllm_dflash.offline.parts import (
     ABOUT,
@@ -165,13 +165,6 @@ def start(folder: Path, data: Path, out: Path) -> subprocess.Popen[str]:
         )
 
 
-def cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
-
-
 @pytest.mark.engine
 def test_a_run_goes_on_where_it_was_killed(folder: Path) -> None:
     data, out = folder / "data.jsonl", folder / "out"
@@ -184,7 +177,7 @@ def test_a_run_goes_on_where_it_was_killed(folder: Path) -> None:
     family = psutil.Process(broken.pid).children(recursive=True)
     broken.send_signal(signal.SIGKILL)
     broken.communicate()
-    engines = [one for one in family if "MapWorker" in " ".join(cmdline(one))]
+    engines = of_kind(family, "MapWorker")
     assert engines
     assert not psutil.wait_procs(engines, timeout=60)[1]
     # Ray's agents look for their raylet now and then, sometimes minutes apart.

@@ -14,7 +14,7 @@ import openai
 import psutil
 import pytest
 from engines import TARGET, engine, greedy, held_out_prompts
-from replica_load import TOKENS, Asked, Load, shared_memory_of, wait_for
+from replica_load import TOKENS, Asked, Load, of_kind, shared_memory_of, wait_for
 from servers import MODEL, Server, free_port, running
 
 from vllm_dflash.replicas.errors import REPLICA_DIED
@@ -54,17 +54,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, expected: list[str]) -> Ite
 
 def children(server: Server) -> list[psutil.Process]:
     return psutil.Process(server.process.pid).children(recursive=True)
-
-
-def of_kind(processes: list[psutil.Process], kind: str) -> list[psutil.Process]:
-    found = []
-    for process in processes:
-        try:
-            if kind in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.NoSuchProcess:
-            pass
-    return found
 
 
 def load_on(server: Server) -> Load:
