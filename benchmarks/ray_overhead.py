@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from vllm_dflash.bench.engine_child import BenchChild
-from vllm_dflash.bench.prompts import read_prompts
 from vllm_dflash.plugin import CPU_RAY_EXECUTOR
+from vllm_dflash.tools.bench.bench_engine import BenchChild
+from vllm_dflash.tools.bench.bench_prompts import read_prompts
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "models" / "demo"
@@ -81,7 +81,7 @@ def main() -> None:
 def start(stack: ExitStack, arguments: argparse.Namespace) -> dict[str, BenchChild]:
     """The three engines, and the Ray clusters of two of them."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from ray_cluster import ray_cluster
+    from support.ray_cluster import ray_cluster
 
     cores = sorted(os.sched_getaffinity(0))
     half = len(cores) // 2

@@ -24,16 +24,16 @@ import httpx
 from rich.console import Console
 from rich.progress import track
 
-from vllm_dflash.arguments import positive
-from vllm_dflash.bench.pair import Pair, widened_demo
-from vllm_dflash.bench.prompts import in_order_of_round, read_prompts
-from vllm_dflash.bench.soak.behaviours import COMPLETIONS, MODEL
-from vllm_dflash.bench.soak.clients import connected
-from vllm_dflash.bench.soak.server import SoakServer
-from vllm_dflash.bench.tables import Table
-from vllm_dflash.console import output_console
-from vllm_dflash.replicas.local_ray import local_ray
-from vllm_dflash.replicas.settings import Settings
+from vllm_dflash.cluster.replicas.local_ray import local_ray
+from vllm_dflash.cluster.replicas.replica_settings import Settings
+from vllm_dflash.tools.arguments import positive
+from vllm_dflash.tools.bench.bench_pair import Pair, widened_demo
+from vllm_dflash.tools.bench.bench_prompts import in_order_of_round, read_prompts
+from vllm_dflash.tools.bench.soak.behaviours import COMPLETIONS, MODEL
+from vllm_dflash.tools.bench.soak.clients import connected
+from vllm_dflash.tools.bench.soak.server import SoakServer
+from vllm_dflash.tools.console import output_console
+from vllm_dflash.tools.tables import Table
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
 ENGINE = "vllm serve"
@@ -100,7 +100,7 @@ def start(
     stack.enter_context(local_ray(wanted, show_log=False))
     from ray import serve
 
-    from vllm_dflash.replicas.application import build
+    from vllm_dflash.cluster.replicas.application import build
 
     serve.start(http_options={"host": "127.0.0.1", "port": given.port})
     stack.callback(serve.shutdown)

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from vllm_dflash.bench.engine_child import BenchChild
-from vllm_dflash.bench.prompts import read_prompts
+from vllm_dflash.tools.bench.bench_engine import BenchChild
+from vllm_dflash.tools.bench.bench_prompts import read_prompts
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
-from vllm_dflash.bench.soak.clients import Tally
-from vllm_dflash.bench.soak.report import write_report
-from vllm_dflash.bench.soak.run import Settings, Tell, soak
-from vllm_dflash.bench.soak.server import Sample
-from vllm_dflash.bench.soak.verdict import Limits
+from vllm_dflash.tools.bench.soak.clients import Tally
+from vllm_dflash.tools.bench.soak.report import write_report
+from vllm_dflash.tools.bench.soak.run import Settings, Tell, soak
+from vllm_dflash.tools.bench.soak.server import Sample
+from vllm_dflash.tools.bench.soak.verdict import Limits
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
 

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
-from vllm_dflash.arguments import not_negative, positive
-from vllm_dflash.console import output_console
-from vllm_dflash.offline.parts import FORMATS
-from vllm_dflash.offline.run import BatchResult, BatchSettings, run
-from vllm_dflash.replicas.local_ray import local_ray
+from vllm_dflash.cluster.batches.batch_run import BatchResult, BatchSettings, run
+from vllm_dflash.cluster.batches.parts import FORMATS
+from vllm_dflash.cluster.replicas.local_ray import local_ray
+from vllm_dflash.tools.arguments import not_negative, positive
+from vllm_dflash.tools.console import output_console
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from vllm_dflash.arguments import not_negative, positive
-from vllm_dflash.replicas.local_ray import local_ray
-from vllm_dflash.replicas.settings import Settings
+from vllm_dflash.cluster.replicas.local_ray import local_ray
+from vllm_dflash.cluster.replicas.replica_settings import Settings
+from vllm_dflash.tools.arguments import not_negative, positive
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -28,7 +28,7 @@ APPLICATION = "vllm-dflash"
 
 def app(settings: Settings) -> "Application":
     """What `serve run` calls, with the `key=value` of its command line."""
-    from vllm_dflash.replicas.application import build
+    from vllm_dflash.cluster.replicas.application import build
 
     return build(settings)
 

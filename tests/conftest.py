@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--runner") == "v2":
-        from interpreter import use_model_runner_v2
+        from support.interpreter import use_model_runner_v2
 
         use_model_runner_v2()
 

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    from vllm_dflash.options import DFlashOptions
+    from vllm_dflash.config.options import DFlashOptions
+    from vllm_dflash.engine.v1.proposer import DFlashProposer
+    from vllm_dflash.engine.v2.speculator import DFlashSpeculator
     from vllm_dflash.planning.costs import Curve, StepCosts
-    from vllm_dflash.runner.v1 import DFlashProposer
-    from vllm_dflash.runner.v2 import DFlashSpeculator
     from vllm_dflash.seams import Seam
 
-CPU_WORKER = "vllm_dflash.runner.worker.DFlashCPUWorker"
-GPU_WORKER = "vllm_dflash.runner.worker.DFlashGPUWorker"
-SCHEDULER = "vllm_dflash.runner.scheduler.build_scheduler"
-DRAFT_MODEL = "vllm_dflash.drafter.model:DFlashDraftModel"
-CPU_RAY_EXECUTOR = "vllm_dflash.ray_cpu.CPURayExecutor"
+CPU_WORKER = "vllm_dflash.engine.worker.DFlashCPUWorker"
+GPU_WORKER = "vllm_dflash.engine.worker.DFlashGPUWorker"
+SCHEDULER = "vllm_dflash.engine.scheduler.build_scheduler"
+DRAFT_MODEL = "vllm_dflash.model.draft_model:DFlashDraftModel"
+CPU_RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.CPURayExecutor"
 
 
 def register() -> None:
@@ -67,7 +67,7 @@ def register() -> None:
         from huggingface_hub.errors import StrictDataclassError
 
         from vllm_dflash.checkpoint.spec import DrafterError
-        from vllm_dflash.selection import describe_to_vllm, requested_options, trusting_no_code
+        from vllm_dflash.config.pair import describe_to_vllm, requested_options, trusting_no_code
 
         requested = requested_options(self)
         if requested is None:
@@ -117,9 +117,9 @@ def _select(
     from vllm import envs
     from vllm.platforms import current_platform
 
-    from vllm_dflash.options import ADDITIONAL_CONFIG_KEY, fill_in_defaults
-    from vllm_dflash.selection import choose_verification, choose_worker, resolve
-    from vllm_dflash.thread_binding import check_thread_binding
+    from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, fill_in_defaults
+    from vllm_dflash.config.pair import choose_verification, choose_worker, resolve
+    from vllm_dflash.config.thread_binding import check_thread_binding
 
     worker = choose_worker(target_parallel_config.worker_cls)
     if engine_args.enable_lora:
@@ -190,7 +190,7 @@ def attach_to_v1_runner(runner: GPUModelRunner, proposer: type[DFlashProposer]) 
     Raises:
         RuntimeError: the runner was built with another proposer.
     """
-    from vllm_dflash.runner.sampling import DraftRejectionSampler
+    from vllm_dflash.engine.vllm_fixes.sampling import DraftRejectionSampler
 
     drafter = _expect(getattr(runner, "drafter", None), proposer)
     runner._input_fits_in_drafter = lambda common_attn_metadata: common_attn_metadata is not None
@@ -212,7 +212,7 @@ def install_v2_speculator() -> None:
 
     if not hasattr(speculator.DFlashSpeculator, "of_vllm_dflash"):
         _check_vllm(V2_WORKER)
-        from vllm_dflash.runner.v2 import DFlashSpeculator
+        from vllm_dflash.engine.v2.speculator import DFlashSpeculator
 
         speculator.DFlashSpeculator = DFlashSpeculator
     register_draft_model()
@@ -224,7 +224,7 @@ def attach_to_v2_runner(runner: GPUModelRunnerV2) -> DFlashSpeculator:
     Raises:
         RuntimeError: the runner was built with another speculator.
     """
-    from vllm_dflash.runner.v2 import DFlashSpeculator
+    from vllm_dflash.engine.v2.speculator import DFlashSpeculator
 
     speculator = _expect(runner.speculator, DFlashSpeculator)
     speculator.req_states = runner.req_states
@@ -251,7 +251,7 @@ def mend_cpu_sampling() -> None:
     """
     from vllm.v1.sample import rejection_sampler
 
-    from vllm_dflash.runner.sampling import expand_batch_to_tokens
+    from vllm_dflash.engine.vllm_fixes.sampling import expand_batch_to_tokens
 
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 

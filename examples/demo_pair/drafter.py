@@ -13,7 +13,7 @@ from transformers import Qwen3ForCausalLM
 
 from demo_pair.target import learning_rate, make_optimizers, step_all
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.reference import ReferenceDrafter
+from vllm_dflash.model.reference import ReferenceDrafter
 
 BLOCK_SIZE = 8
 TAPS = [1, 3, 4]

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning.candidates import Candidates, select
 from vllm_dflash.planning.costs import StepCosts, StepEstimate, StepTimes
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.probing import ProbeSchedule
-from vllm_dflash.planning.requests import RequestRows
-from vllm_dflash.planning.selection import Candidates, select
+from vllm_dflash.planning.request_rows import RequestRows
 from vllm_dflash.planning.survival import Bias, Calibration, survival_curves
 
 MARGIN = 1.01

@@ -1,0 +1,145 @@
+"""A Ray cluster of CPU nodes: TP=2 across two of them, and a node that lacks the package."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from support import importing_support
+from support.engines import FIXED, TARGET, held_out_prompts
+from support.ray_child import MARK
+from support.ray_cluster import HEAD, RayCluster, ray_cluster
+from vllm_dflash import __version__
+from vllm_dflash.plugin import CPU_RAY_EXECUTOR, CPU_WORKER
+from vllm_dflash.tools.engine_process import EngineChild, EngineDied
+from vllm_dflash.tools.verify.child_engine import ChildEngine, EngineArguments, open_child
+from vllm_dflash.tools.verify.gate import Settings, verify
+
+pytestmark = [pytest.mark.engine, pytest.mark.cluster]
+FLAGS = ("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "8")
+WHOLE = {**FIXED, "draft_tensor_parallel_size": 1}
+"""The drafter whole in each worker; test_tensor_parallel.py has engines with a split one."""
+ON_RAY = ("--tensor-parallel-size", "2", "--distributed-executor-backend", CPU_RAY_EXECUTOR)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster() as cluster:
+        yield cluster
+
+
+def child_on(cluster: RayCluster, log: Path, **environment: str) -> EngineChild:
+    return EngineChild(
+        "support.ray_child:start",
+        {
+            "target": str(TARGET),
+            "speculative_config": WHOLE,
+            "dtype": "float32",
+            "flags": [*FLAGS, *ON_RAY],
+        },
+        log,
+        environment={
+            **cluster.access,
+            **importing_support(),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # `_look_around` travels to the workers
+            **environment,
+        },
+    )
+
+
+def test_two_nodes_write_what_plain_decoding_writes(cluster: RayCluster, tmp_path: Path) -> None:
+    told: dict[str, Any] = {}
+
+    @contextmanager
+    def open_dflash() -> Iterator[ChildEngine]:
+        with (
+            cluster.joined("127.0.0.3"),
+            child_on(cluster, tmp_path / "log", **{MARK: "carried"}) as child,
+        ):
+            yield ChildEngine(child)
+            told.update(workers=child.ask("workers"), stats=child.ask("dflash_stats"))
+            child.dismiss()
+            child._process.wait(60)
+            told["left"] = psutil.wait_procs(
+                [
+                    psutil.Process(worker["pid"])
+                    for worker in told["workers"]
+                    if psutil.pid_exists(worker["pid"])
+                ],
+                timeout=10,
+            )[1]
+        mapped = {Path(path) for worker in told["workers"] for path in worker["shared_memory"]}
+        deadline = time.monotonic() + 20  # Python's tracker of a process that has just ended
+        while any(path.exists() for path in mapped) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        told["shared_memory"] = [path for path in mapped if path.exists()]
+
+    def open_plain() -> Any:
+        arguments = EngineArguments(str(TARGET), "float32", FLAGS)
+        return open_child(arguments, None, tmp_path / "plain")
+
+    settings = Settings(concurrency=(4,), tokens=32, tie=1e-3)
+    result = verify(held_out_prompts(6), open_dflash, open_plain, settings)
+    assert result.verdict == "lossless"
+
+    workers = told["workers"]
+    assert {worker["node"] for worker in workers} == {HEAD, "127.0.0.3"}
+    assert len({worker["actor"] for worker in workers} - {None}) == 2
+    for worker, stats in zip(workers, told["stats"], strict=True):
+        assert worker["worker"] == CPU_WORKER
+        assert worker["has_plugin"]
+        assert worker["mark"] == "carried"
+        assert worker["threads"] == 1  # of CPUs, its bundle has as many
+        assert worker["niceness"] == (0 if may_raise_priority() else 15)  # Ray's own is 15
+        assert not worker["uses_shared_memory"]  # nodes have none in common
+        assert worker["preloaded"] == os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+        assert stats["proposer"] == "vllm_dflash.engine.v1.proposer.DFlashProposer"
+        assert stats["accepted_tokens"] > 50
+    assert any(worker["shared_memory"] for worker in workers)  # of the engine's own node
+    assert not told["left"]
+    assert not told["shared_memory"]
+
+
+def may_raise_priority() -> bool:
+    """CAP_SYS_NICE, as the kernel numbers it."""
+    status = Path("/proc/self/status").read_text()
+    (effective,) = (line.split()[1] for line in status.splitlines() if line.startswith("CapEff"))
+    return bool(int(effective, 16) >> 23 & 1)
+
+
+BLOCK = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "vllm_dflash":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def test_a_node_without_the_package_is_named(cluster: RayCluster, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BLOCK)
+    started = time.monotonic()
+    with (
+        cluster.joined("127.0.0.4", PYTHONPATH=str(tmp_path)),
+        child_on(cluster, tmp_path / "log") as child,
+        pytest.raises(EngineDied) as died,
+    ):
+        child.ask("facts")
+    assert time.monotonic() - started < 300
+    message = (tmp_path / "log").read_text()
+    assert "NodeError: 1 of 2 nodes of the Ray cluster cannot run workers of" in str(died.value)
+    assert "node 127.0.0.4 (" in message
+    assert "ModuleNotFoundError: No module named 'vllm_dflash'" in message
+    assert f"in a checkout of vllm-dflash {__version__}: pip --python " in message
+    assert f"node {HEAD} (" not in message

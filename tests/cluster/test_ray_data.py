@@ -1,0 +1,221 @@
+"""`examples/ray_data.py`: broken off, resumed, and the same as without interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pyarrow import Table, parquet
+
+from support import ROOT
+from support.engines import TARGET, engine, greedy, held_out_prompts
+from support.replica_load import of_kind, wait_for
+from vllm_dflash.cluster.batches.batch_run import BatchResult, BatchSettings, count_ids, read, run
+from vllm_dflash.cluster.batches.parts import (
+    ABOUT,
+    FORMATS,
+    check_claimed,
+    claim,
+    finished_ids,
+    read_parts,
+    write_part,
+)
+from vllm_dflash.cluster.replicas.local_ray import local_ray
+
+EXAMPLE = ROOT / "examples" / "ray_data.py"
+ROWS, BATCH, TOKENS = 24, 4, 32
+TOO_LONG, NOTHING = 5, 9
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_parts_are_whole_or_absent(tmp_path: Path, form: str) -> None:
+    rows = [{"id": number, "text": "ä\n", "error": None} for number in range(12)]
+    for begin in (8, 0, 4):
+        write_part(tmp_path, rows[begin : begin + 4], form)
+    write_part(tmp_path, rows[4:8], form)  # done twice
+    assert read_parts(tmp_path) == rows
+    assert finished_ids(tmp_path) == {str(number) for number in range(12)}
+    (tmp_path / f"part-1.{form}.unfinished").write_text('{"id": 99')
+    assert len(finished_ids(tmp_path)) == 12
+    claim(tmp_path, {"model": "a"})
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_a_folder_holds_parts_of_one_run(tmp_path: Path) -> None:
+    claim(tmp_path, {"model": "a", "max_tokens": 4})  # has not come so far as to write a part
+    claim(tmp_path, {"model": "a", "max_tokens": 5})
+    write_part(tmp_path, [{"id": 0}], "jsonl")
+    claim(tmp_path, {"model": "a", "max_tokens": 5})
+    with pytest.raises(ValueError, match=r"max_tokens was 5 and is 6.*another --out"):
+        claim(tmp_path, {"model": "a", "max_tokens": 6})
+    assert json.loads((tmp_path / ABOUT).read_text())["max_tokens"] == 5
+    check_claimed(tmp_path)
+    with pytest.raises(ValueError, match=r"elsewhere on .* storage that all nodes"):
+        check_claimed(tmp_path / "elsewhere")
+
+
+def test_figures_of_batches_are_summed() -> None:
+    result = BatchResult(total=9, skipped=2)
+    assert (result.tokens_per_second, result.acceptance_length) == (0, 0)
+    counts = {"rows": 3, "refused": 1, "tokens": 30, "drafts": 4, "accepted": 6}
+    result.add({**counts, "began": 10.0, "ended": 12.0})
+    result.add({**counts, "began": 11.0, "ended": 15.0})
+    assert result.to_dict() | {"total": 9, "rows": 6, "refused": 2} == result.to_dict()
+    assert result.tokens_per_second == 60 / 5
+    assert result.acceptance_length == 1 + 12 / 8
+
+
+@pytest.fixture(scope="module")
+def in_ray() -> Iterator[None]:
+    with local_ray(2, show_log=False):
+        yield
+
+
+def save(path: Path, rows: list[dict[str, Any]]) -> None:
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".txt":
+        path.write_text("".join(f"{row['prompt']}\n" for row in rows))
+    else:
+        path.parent.mkdir(exist_ok=True)
+        parquet.write_table(Table.from_pylist(rows), path)
+
+
+@pytest.mark.parametrize(
+    ("data", "written"),
+    [
+        ("a.jsonl", "a.jsonl"),
+        ("a.json", "a.json"),
+        ("a.txt", "a.txt"),
+        ("folder", "folder/a.parquet"),
+    ],
+)
+def test_every_kind_of_data(in_ray: None, tmp_path: Path, data: str, written: str) -> None:
+    rows = [{"key": f"k{number}", "prompt": f"line {number}"} for number in range(5)]
+    save(tmp_path / written, rows)
+    about = BatchSettings(data=str(tmp_path / data), out=tmp_path, model="", drafter=None)
+    numbered = [{"id": number, "prompt": f"line {number}"} for number in range(5)]
+    assert sorted(read(about).take_all(), key=lambda row: row["id"]) == numbered
+    assert read(replace(about, limit=3)).take_all() == numbered[:3]
+    if data.endswith("txt"):
+        return
+    named = read(replace(about, id_column="key"))
+    assert named.take_all() == [{"id": row["key"], "prompt": row["prompt"]} for row in rows]
+    assert count_ids(named, "key") == 5
+    with pytest.raises(ValueError, match=r"has no column 'promt': it has .*prompt"):
+        read(replace(about, prompt_column="promt"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["a", "b", "a"], "column 'key' holds 'a' more than once: without --id-column"),
+        (["a", None, "b"], "a row has nothing in column 'key'"),
+    ],
+)
+def test_ids_that_would_lose_rows_are_refused(
+    in_ray: None, tmp_path: Path, keys: list[str | None], message: str
+) -> None:
+    """A run that goes on takes a row whose id is in the parts for done."""
+    data = tmp_path / "a.jsonl"
+    save(data, [{"key": key, "prompt": "x"} for key in keys])
+    about = BatchSettings(
+        data=str(data), out=tmp_path / "out", model="", drafter=None, id_column="key"
+    )
+    with pytest.raises(ValueError, match=message):
+        run(about, lambda _: None)
+    data.unlink()
+    save(data, [{"key": key, "prompt": "x"} for key in "abc"])
+    assert count_ids(read(about), "key") == 3
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """For Ray's own files, too: one that is killed leaves them, and needs a short path."""
+    path = Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+def start(folder: Path, data: Path, out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, str(EXAMPLE), "--data", str(data), "--out", str(out)]
+    command += ["--enforce-eager", "--dtype", "float32", "--max-model-len", "512"]
+    command += ["--batch", str(BATCH), "--max-tokens", str(TOKENS)]
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "TMPDIR": str(folder)},
+        )
+
+
+@pytest.mark.engine
+def test_a_run_goes_on_where_it_was_killed(folder: Path) -> None:
+    data, out = folder / "data.jsonl", folder / "out"
+    prompts: list[str | None] = [*held_out_prompts(ROWS)]
+    prompts[TOO_LONG], prompts[NOTHING] = "word " * 1000, None
+    data.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+
+    broken = start(folder, data, out)
+    wait_for("some parts", lambda: len(list(out.glob("part-*"))) >= 2, 300)
+    family = psutil.Process(broken.pid).children(recursive=True)
+    broken.send_signal(signal.SIGKILL)
+    broken.communicate()
+    engines = of_kind(family, "MapWorker")
+    assert engines
+    assert not psutil.wait_procs(engines, timeout=60)[1]
+    # Ray's agents look for their raylet now and then, sometimes minutes apart.
+    for one in psutil.wait_procs(family, timeout=1)[1]:
+        one.kill()
+    assert not psutil.wait_procs(family, timeout=10)[1]
+    done = finished_ids(out)
+    assert 2 * BATCH <= len(done) < ROWS
+    before = {path: path.stat().st_mtime_ns for path in out.glob("part-*")}
+    shutil.rmtree(next(folder.glob("dflash-ray-*")))
+
+    resumed = start(folder, data, out)
+    said, _ = resumed.communicate(timeout=400)
+    assert resumed.returncode == 0, (folder / "log").read_text()[-3000:]
+    assert f"{ROWS} of {ROWS} rows" in said
+    table = dict(line.strip("│ ").split("│") for line in said.splitlines() if "│" in line)
+    counts = {name.strip(): value.strip() for name, value in table.items()}
+    assert counts["skipped, done before"] == str(len(done))
+    assert float(counts["acceptance length"]) > 1
+    assert int(counts["refused (see their error)"]) == sum(
+        number not in {int(one) for one in done} for number in (TOO_LONG, NOTHING)
+    )
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert not list(folder.glob("dflash-ray-*"))
+
+    rows = read_parts(out)
+    assert [row["id"] for row in rows] == list(range(ROWS))
+    assert [row["prompt"] for row in rows] == prompts
+    refused = rows.pop(NOTHING), rows.pop(TOO_LONG)
+    assert [row["text"] for row in refused] == [None, None]
+    assert refused[0]["error"] == "there is no prompt"
+    assert "max_model_len 512" in refused[1]["error"]
+    assert [row["text"] for row in rows] == plain_texts([row["prompt"] for row in rows])
+
+
+def plain_texts(prompts: list[str]) -> list[Any]:
+    """What an engine without DFlash writes in one go."""
+    with engine(model=str(TARGET)) as llm:
+        answers = llm.generate(prompts, greedy(TOKENS), use_tqdm=False)
+        return [answer.outputs[0].text for answer in answers]

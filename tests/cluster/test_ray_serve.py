@@ -1,0 +1,145 @@
+"""`examples/ray_serve.py` with two replicas: the route, and what a client sees of a dead one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+from support import ROOT
+from support.engines import TARGET, engine, greedy, held_out_prompts
+from support.replica_load import TOKENS, Asked, Load, of_kind, shared_memory_of, wait_for
+from support.servers import MODEL, Server, free_port, running
+from vllm_dflash.cluster.replicas.client_errors import REPLICA_DIED
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(1200)]
+EXAMPLE = ROOT / "examples" / "ray_serve.py"
+PROMPTS = held_out_prompts(6)
+REPLICA, ENGINE = "ServeReplica", "EngineCore"
+ENGINE_DIED = "EngineCore encountered an issue"
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[str]:
+    """What plain decoding writes."""
+    with engine(model=str(TARGET)) as plain:
+        params = greedy(TOKENS, ignore_eos=True)
+        return [answer.outputs[0].text for answer in plain.generate(PROMPTS, params)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, expected: list[str]) -> Iterator[Server]:
+    """Two replicas; in the end nothing of them is left, although one is just starting then."""
+    log, port = tmp_path_factory.mktemp("ray_serve") / "log", free_port()
+    command = [sys.executable, str(EXAMPLE), "--port", str(port), "--max-model-len", "512"]
+    command += ["--", "--enforce-eager", "--dtype", "float32"]
+    folders = set(Path(tempfile.gettempdir()).glob("dflash-ray-*"))
+    # An engine in this process has told vLLM's children to run without ones of their own.
+    environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    with running(command, port, log, environment) as ready:  # one of them is
+        wait_for("both ready", lambda: "Serving" in log.read_text(), 300)
+        yield ready
+        segments = shared_memory_of(children(ready))
+    assert segments
+    assert not [segment for segment in segments if segment.exists()]
+    assert set(Path(tempfile.gettempdir()).glob("dflash-ray-*")) <= folders
+
+
+def children(server: Server) -> list[psutil.Process]:
+    return psutil.Process(server.process.pid).children(recursive=True)
+
+
+def load_on(server: Server) -> Load:
+    return Load(server.client.with_options(max_retries=0, timeout=120), MODEL, PROMPTS)
+
+
+def test_the_route_is_vllms(server: Server, expected: list[str]) -> None:
+    assert [model.id for model in server.client.models.list()] == [MODEL]
+    assert server.complete(PROMPTS[0], TOKENS).startswith(expected[0][:40])
+    chat = server.client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": PROMPTS[0]}], max_tokens=8
+    )
+    assert chat.usage is not None
+    assert chat.usage.completion_tokens == 8
+    with pytest.raises(openai.NotFoundError, match="nobody"):
+        server.client.completions.create(model="nobody", prompt="a")
+
+
+def test_each_replica_has_its_share_of_the_cores(server: Server) -> None:
+    replicas = of_kind(children(server), REPLICA)
+    assert len(replicas) == 2
+    threads = str(max(1, (os.cpu_count() or 1) // 2))
+    for replica in replicas:
+        assert replica.environ()["OMP_NUM_THREADS"] == threads
+        assert replica.environ()["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+
+
+@pytest.mark.parametrize("kind", [REPLICA, ENGINE])
+def test_who_is_served_by_a_dead_replica_is_told_so_and_nobody_else(
+    server: Server, expected: list[str], kind: str
+) -> None:
+    """The replica's process, and then the engine's, of another replica."""
+    load = load_on(server)
+    with load.going_on():
+        wait_for("both busy", lambda: len({one.served_by for one in load.streams_in_flight()}) > 1)
+        victim = psutil.Process(load.streams_in_flight()[0].served_by or 0)
+        family = [victim, *victim.children(recursive=True)]
+        segments = shared_memory_of(family)
+        (target,) = [victim] if kind == REPLICA else of_kind(family, ENGINE)
+        killed = time.monotonic()
+        target.send_signal(signal.SIGKILL)
+        wait_for("others served", lambda: load.finished_after(killed) >= 2 * len(PROMPTS))
+
+    failed = [one for one in load.asked if one.error is not None]
+    assert [one for one in failed if one.is_stream and one.text]
+    assert all(is_clean(one, kind) for one in failed), [one.error for one in failed]
+    assert not [one for one in failed if one.served_by not in (None, victim.pid)]
+    # An engine is found dead 0.05 s later; its replica may be given requests until then.
+    assert not [one for one in failed if not one.spans(killed) and one.began > killed + 1.0]
+    if kind == REPLICA:
+        assert all(one.spans(killed) for one in failed)
+    survived = [one for one in load.asked if one.spans(killed) and one.error is None]
+    assert survived
+    assert victim.pid not in {one.served_by for one in survived}
+    for one in load.asked:
+        assert one.error is not None or one.text == expected[one.prompt]
+
+    assert not psutil.wait_procs(family, timeout=30)[1]
+    assert not [segment for segment in segments if segment.exists()]
+    wait_for("a new process", lambda: len(of_kind(children(server), REPLICA)) == 2)
+    if kind == REPLICA:
+        comes_back(server, victim.pid)
+
+
+def is_clean(one: Asked, kind: str) -> bool:
+    """An error of OpenAI's form: a stream that has begun says so in an event."""
+    if isinstance(one.error, openai.APIStatusError):
+        body = one.error.body
+        known = (503,) if kind == REPLICA else (500, 503)  # vLLM's own word for a dead engine
+        return one.error.status_code in known and isinstance(body, dict) and "message" in body
+    told = str(one.error)  # by vLLM, where it sees its engine's death before the replica leaves
+    of_dead = REPLICA_DIED in told or ENGINE_DIED in told
+    return one.is_stream and type(one.error) is openai.APIError and of_dead
+
+
+def comes_back(server: Server, dead: int) -> None:
+    """Two replicas answer again, neither of them the dead one."""
+    load, deadline = load_on(server), time.monotonic() + 300
+    seen: set[int | None] = set()
+    while len(seen) < 2:
+        assert time.monotonic() < deadline, "Serve did not bring the replica back"
+        before = len(load.asked)
+        with load.going_on():
+            wanted = before + len(PROMPTS)
+            wait_for("answers", lambda wanted=wanted: load.finished_after(0) >= wanted)
+        assert not [one.error for one in load.asked if one.error is not None]
+        seen = {one.served_by for one in load.asked[before:]}
+    assert dead not in seen

@@ -1,0 +1,48 @@
+"""Compiled, as vLLM runs by default: the same tokens, and compiled once."""
+
+import pytest
+from torch._dynamo.callback import callback_handler
+
+from support.engines import DFLASH, engine, greedy, held_out_prompts, proposer_of, token_ids
+
+pytestmark = pytest.mark.engine
+
+
+def test_hazard_10_no_recompilation_after_warm_up(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the batch, the draft length or the phase."""
+    monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "1")
+    compilations: list[object] = []
+    count = callback_handler.register_start_callback(compilations.append)
+    prompts = held_out_prompts(36)
+    stats, compiled = {}, {}
+    compilations_at_start = 0
+    unexpected = 0
+    try:
+        for draft_length in ("fixed", "adaptive"):
+            with engine(
+                speculative_config={**DFLASH, "draft_length": draft_length},
+                enforce_eager=False,
+                max_num_seqs=32,
+                max_num_batched_tokens=64,
+            ) as llm:
+                compilations_at_start = len(compilations)
+                for batch in (1, 2, 3, 7, 16, 36):
+                    for max_tokens in (1, 2, 5, 30):
+                        tokens = token_ids(llm, prompts[:batch], greedy(max_tokens))
+                unexpected += len(compilations) - compilations_at_start
+                compiled[draft_length] = tokens
+                (stats[draft_length],) = llm.collective_rpc("dflash_stats")
+                assert not proposer_of(llm).model.block.do_not_compile
+        log = "".join(capfd.readouterr())
+    finally:
+        callback_handler.remove_start_callback(count)
+    assert compilations_at_start >= 2  # the target and the drafter, so the counting works
+    assert unexpected == 0
+    assert "Traceback" not in log
+    assert stats["fixed"]["mean_acceptance_length"] > 2
+    assert stats["adaptive"]["drafted_steps"] > 0
+    with engine(max_num_seqs=16, max_num_batched_tokens=128) as llm:
+        plain = token_ids(llm, prompts, greedy(30))
+    assert compiled == {"fixed": plain, "adaptive": plain}

@@ -1,0 +1,75 @@
+"""Requests that end just before, at and beyond a context limit, the target's or the drafter's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from vllm import LLM
+
+from support.engines import DRAFTER, FIXED, acceptance_by_request, engine, greedy, held_out_prompts
+
+pytestmark = pytest.mark.engine
+LIMIT = 128
+LENGTHS = (60, 100, 117, 118, 119, 120, 121, 122, 125, 126, 127)
+ALONE = (2, 5, 10)
+LONG = " ".join(held_out_prompts(3))
+
+
+def prompts(llm: LLM) -> list[dict[str, list[int]]]:
+    tokens = llm.get_tokenizer().encode(LONG)
+    return [{"prompt_token_ids": tokens[:length]} for length in LENGTHS]
+
+
+def generate(llm: LLM, max_tokens: list[int]) -> list[tuple[list[int], str | None]]:
+    """All at once, then some alone."""
+    asked = prompts(llm)
+    params = [greedy(count, ignore_eos=True) for count in max_tokens]
+    outputs = llm.generate(asked, params, use_tqdm=False)
+    for number in ALONE:
+        outputs += llm.generate([asked[number]], params[number], use_tqdm=False)
+    return [(list(o.outputs[0].token_ids), o.outputs[0].finish_reason) for o in outputs]
+
+
+UP_TO = {
+    "one before the limit": [LIMIT - 1 - length for length in LENGTHS[:-1]] + [1],
+    "at the limit": [LIMIT - length for length in LENGTHS],
+    "beyond the limit": [10_000] * len(LENGTHS),
+}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[tuple[list[int], str | None]]]:
+    with engine(max_model_len=LIMIT, max_num_seqs=4) as llm:
+        return {name: generate(llm, counts) for name, counts in UP_TO.items()}
+
+
+@pytest.mark.parametrize("drafter_limit", [96, 2048], ids=["less than", "more than"])
+def test_requests_that_end_at_the_limit(
+    expected: dict[str, list[tuple[list[int], str | None]]], tmp_path: Path, drafter_limit: int
+) -> None:
+    """The drafter's own limit is the parameter, against the target's 128."""
+    drafter = tmp_path / "drafter"
+    shutil.copytree(DRAFTER, drafter)
+    config = json.loads((drafter / "config.json").read_text())
+    config["max_position_embeddings"] = drafter_limit
+    (drafter / "config.json").write_text(json.dumps(config))
+    with engine(
+        max_model_len=LIMIT,
+        max_num_seqs=4,
+        speculative_config={**FIXED, "model": str(drafter)},
+        enable_prefix_caching=False,
+    ) as llm:
+        verified = acceptance_by_request(llm)
+        found = {name: generate(llm, counts) for name, counts in UP_TO.items()}
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert found == expected
+    assert stats["nan_drafts"] == 0
+    # Requests in order of their ids: of a batch, those far from both limits were drafted.
+    by_number = {int(name.split("-")[0]): lengths for name, lengths in verified.items()}
+    last_batch = 2 * (len(LENGTHS) + len(ALONE))
+    drafted = [LENGTHS[i] for i in range(len(LENGTHS)) if last_batch + i in by_number]
+    # A draft must leave room for itself, the bonus token before and the token behind it.
+    assert drafted == [length for length in LENGTHS if length <= min(drafter_limit, LIMIT) - 3]

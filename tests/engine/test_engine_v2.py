@@ -1,0 +1,136 @@
+"""What only Model Runner V2 has: asynchronous scheduling, and vLLM's speculator beside ours."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from vllm.platforms import current_platform
+
+from support import importing_support
+from support.engines import (
+    DFLASH,
+    DRAFTER,
+    FIXED,
+    TARGET,
+    engine,
+    fix_costs,
+    greedy,
+    held_out_prompts,
+    proposer_of,
+    token_ids,
+    tokens_by_step,
+)
+from support.native_child import NEW_TOKENS
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.parametrize("runner", ["v2"], indirect=True),
+    pytest.mark.usefixtures("runner"),
+]
+PROMPTS = held_out_prompts(8)[4:]
+PARAMS = greedy(32)
+
+
+@pytest.fixture
+def asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM switches asynchronous scheduling off on CPUs; the runner can do it all the same."""
+    check = current_platform.check_and_update_config
+
+    def keep_it_on(vllm_config: Any) -> None:
+        check(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    monkeypatch.setattr(type(current_platform), "check_and_update_config", staticmethod(keep_it_on))
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """What plain vLLM writes."""
+    with engine() as llm:
+        return token_ids(llm, PROMPTS, PARAMS)
+
+
+def test_the_same_acceptance_as_vllms_own_speculator(tmp_path: Path) -> None:
+    """For a drafter whose layers share a key norm: vLLM's CPU kernel knows only the first's."""
+    drafter = tmp_path / "drafter"
+    shutil.copytree(DRAFTER, drafter)
+    tensors = load_file(drafter / "model.safetensors")
+    for name in tensors:
+        if name.endswith("k_norm.weight"):
+            tensors[name] = tensors["layers.0.self_attn.k_norm.weight"].clone()
+    save_file(tensors, drafter / "model.safetensors", metadata={"format": "pt"})
+    child = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "support.native_child",
+            str(TARGET),
+            str(drafter),
+            json.dumps(PROMPTS),
+        ],
+        env={**os.environ, **importing_support(), "VLLM_PLUGINS": ""},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert child.returncode == 0, child.stderr[-3000:]
+    native = json.loads(child.stdout.splitlines()[-1])
+    speculative = {**FIXED, "model": str(drafter)}
+    with engine(speculative_config=speculative, max_num_seqs=8) as llm:
+        ours = tokens_by_step(llm, PROMPTS, greedy(NEW_TOKENS, ignore_eos=True))
+    assert ours == native
+    assert max(map(max, ours)) > 4
+
+
+@pytest.mark.parametrize("draft_length", ["fixed", "adaptive"])
+def test_asynchronous_scheduling_gives_the_same_tokens(
+    asynchronous: None,
+    expected: list[list[int]],
+    draft_length: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fix_costs(monkeypatch)
+    speculative = {**DFLASH, "draft_length": draft_length}
+    with engine(speculative_config=speculative, max_num_seqs=4) as llm:
+        core = llm.llm_engine.engine_core.engine_core
+        assert core.async_scheduling
+        assert type(core.scheduler).__name__ == "DFlashAsyncScheduler"
+        assert not proposer_of(llm).plans_lengths
+        assert token_ids(llm, PROMPTS, PARAMS) == expected
+        (stats,) = llm.collective_rpc("dflash_stats")
+        if draft_length == "adaptive":
+            assert core.scheduler.lengths.costs is not None
+    assert stats["accepted_tokens"] > 0
+    assert stats["nan_drafts"] == 0
+    assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
+
+
+def test_asynchronous_steps_without_drafts_store_context_and_draft_nothing(
+    asynchronous: None, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever lengths the scheduler chooses, from none to all, the output stays the same."""
+    with engine(speculative_config=dict(DFLASH), max_num_seqs=4) as llm:
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        lengths = iter([7, 0, 0, 3, 1, 0, 7, 7, 2, 0] * 1000)
+        monkeypatch.setattr(scheduler.lengths, "choose", lambda num_requests: next(lengths))
+        drafted = []
+        block = proposer_of(llm).model.block
+        forward = block.forward
+
+        def counted(*args: torch.Tensor) -> torch.Tensor:
+            drafted.append(len(args[0]))
+            return forward(*args)
+
+        monkeypatch.setattr(block, "forward", counted)
+        assert token_ids(llm, PROMPTS, PARAMS) == expected
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["skipped_steps"] > 0
+    assert len(drafted) == stats["drafted_steps"]
+    assert stats["mean_acceptance_length"] > 1.8

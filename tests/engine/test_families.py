@@ -1,0 +1,165 @@
+"""Every family of targets: the engine's drafts are the reference's, and the output the target's."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from vllm import LLM
+
+from support.engines import (
+    FIXED,
+    TARGET,
+    USES_V2,
+    engine,
+    greedy,
+    held_out_prompts,
+    proposer_of,
+    token_ids,
+    tokens_by_step,
+)
+from support.pairs import drafter_config, save_drafter
+from support.targets import BUILDERS, ENGINE_SETTINGS, make_target, quantise
+from vllm_dflash.model.reference import ReferenceDrafter, draft, target_step
+from vllm_dflash.model.vocabulary import DraftVocabulary
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("runner")]
+NEW_TOKENS = 24
+PROMPTS = [[(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 90))]
+SHAPE_SCALE = 64**0.5  # of the targets here
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+
+
+@dataclass
+class Family:
+    """A target with a drafter whose windows are shorter than the contexts it will see."""
+
+    folder: Path
+    name: str
+    target: PreTrainedModel
+    drafter: ReferenceDrafter
+    written: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]]
+    """Each prompt with what the target writes, [1, T], and the features of it, [T, m * H]."""
+
+    def engine(self, **changes: Any) -> Any:
+        settings = {"model": str(self.folder / "target"), "skip_tokenizer_init": True}
+        settings |= {"max_model_len": 256, "max_num_seqs": 4, **ENGINE_SETTINGS.get(self.name, {})}
+        return engine(**settings | changes)
+
+    def drafting(self) -> Any:
+        return self.engine(speculative_config={**FIXED, "model": str(self.folder / "drafter")})
+
+
+# What tells these from others is nothing that a runner sees, so V2's interpreter is spared them.
+ALIKE = ("llama-tied", "qwen2", "qwen3-tied")
+FAMILIES = [name for name in BUILDERS if not (USES_V2 and name in ALIKE)]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
+    return make_family(tmp_path, request.param)
+
+
+def make_family(folder: Path, name: str) -> Family:
+    target = make_target(folder / "target", name)
+    spec = save_drafter(folder / "drafter", drafter_config(**MIXED))
+    # Before any engine: `--model-impl transformers` changes the model's class in this process.
+    written = {tuple(prompt): write(target, prompt, spec.taps) for prompt in PROMPTS}
+    return Family(folder, name, target, ReferenceDrafter.load(spec, folder / "drafter"), written)
+
+
+@torch.inference_mode()
+def write(
+    target: PreTrainedModel, prompt: list[int], taps: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The prompt and its greedy continuation by Hugging Face, and the features of both."""
+    ids = torch.tensor([prompt])
+    while True:
+        logits, features = target_step(target, ids, DynamicCache(config=target.config), taps)
+        if ids.shape[1] == len(prompt) + NEW_TOKENS:
+            return ids, features
+        ids = torch.cat([ids, logits[-1].argmax().view(1, 1)], dim=1)
+
+
+def drafted_logits(llm: LLM, prompt: list[int]) -> tuple[list[int], list[int], list[torch.Tensor]]:
+    """Tokens, how many each step brought, and the drafter's logits at each step that drafted."""
+    model = proposer_of(llm).model
+    compute: Callable[[torch.Tensor], torch.Tensor] = model.compute_logits
+    logits: list[torch.Tensor] = []
+    model.compute_logits = lambda hidden: logits.append(compute(hidden)) or logits[-1]
+    params = greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
+    try:
+        steps, tokens = [], []
+        request = {"prompt_token_ids": prompt}
+        (steps,) = tokens_by_step(llm, [request], params)
+    finally:
+        model.compute_logits = compute
+    (tokens,) = token_ids(llm, [request], params)
+    return tokens, steps, logits
+
+
+def largest_error(family: Family, llm: LLM, prompt: list[int]) -> float:
+    """Of the engine's logits against the reference's, over all steps, relative to the largest."""
+    tokens, steps, logits = drafted_logits(llm, prompt)
+    ids, features = family.written[tuple(prompt)]
+    assert ids[0, len(prompt) :].tolist() == tokens
+    context, worst = len(prompt), 0.0
+    assert len(logits) >= 2
+    for got, produced in zip(logits, [0, *steps[1:]], strict=False):
+        context += produced
+        bonus = int(ids[0, context])
+        # A block's rows see each other, so the reference drafts as many as the engine did.
+        expected = draft(family.target, family.drafter, features[:context], bonus, len(got))
+        error = (got - expected).abs().max() / expected.abs().max()
+        worst = max(worst, float(error))
+    return worst
+
+
+def test_parity_and_output(family: Family) -> None:
+    """1e-4 relative in float32, prompts several times the window, two requests at once as well.
+
+    The output is what the target writes without any drafts, in Hugging Face's own float32.
+    """
+    params = greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
+    requests = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    expected = [family.written[tuple(prompt)][0][0, len(prompt) :].tolist() for prompt in PROMPTS]
+    with family.drafting() as llm:
+        assert token_ids(llm, requests, params) == expected
+        assert max(largest_error(family, llm, prompt) for prompt in PROMPTS) < 1e-4
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["nan_drafts"] == 0
+    assert stats["drafted_steps"] > 0
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_hazard_7_a_wrong_embedding_scale_breaks_parity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Gemma scales embeddings by sqrt(hidden); once is right, never and twice are not."""
+    family = make_family(tmp_path, "gemma4")
+    share = DraftVocabulary.share
+    scale = SHAPE_SCALE ** (times - 1)
+
+    def share_wrongly(self: DraftVocabulary, target: Any) -> None:
+        share(self, target)
+        right = self._embed
+        self._embed = lambda token_ids: right(token_ids) * scale
+
+    monkeypatch.setattr(DraftVocabulary, "share", share_wrongly)
+    with family.drafting() as llm:
+        assert largest_error(family, llm, PROMPTS[0]) > 0.01
+
+
+def test_a_quantised_target(runner: str, tmp_path: Path) -> None:
+    """The demo pair with an 8-bit target: its own output, and drafts as good as before."""
+    quantise(TARGET, tmp_path / "target")
+    prompts, params = held_out_prompts(8), greedy(24)
+    with engine(model=str(tmp_path / "target")) as llm:
+        expected = token_ids(llm, prompts, params)
+    with engine(model=str(tmp_path / "target"), speculative_config=dict(FIXED)) as llm:
+        assert token_ids(llm, prompts, params) == expected
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["mean_acceptance_length"] > 2.0

@@ -1,0 +1,339 @@
+"""Hazards of speculative decoding by name, in one engine on either model runner.
+
+What should be written, and how much each step accepts, comes from `reference.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, Qwen3ForCausalLM
+from vllm import LLM, SamplingParams
+
+from support.context_rows import ContextRows
+from support.drafter_watch import watch_drafts
+from support.engines import (
+    DRAFTER,
+    FIXED,
+    TARGET,
+    USES_V2,
+    engine,
+    greedy,
+    held_out_prompts,
+    prefix_cache_hits,
+    proposer_of,
+    token_ids,
+)
+from support.pairs import drafter_config, save_drafter
+from support.targets import make_target
+from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.model.reference import ReferenceDrafter, generate
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("runner")]
+NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """Three short ones and one of 150 tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    encoded = [tokenizer.encode(prompt) for prompt in held_out_prompts(25)]
+    return [encoded[0], encoded[6], encoded[24], encoded[9][:150]]
+
+
+@pytest.fixture(scope="module")
+def expected() -> Callable[..., tuple[list[int], list[int]]]:
+    """What a prompt goes on with, and how many tokens each step brings."""
+    target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    drafter = ReferenceDrafter.load(read_drafter(str(DRAFTER)), DRAFTER).float()
+    known: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+
+    def look_up(prompt: list[int], new_tokens: int = NEW_TOKENS) -> tuple[list[int], list[int]]:
+        key = (new_tokens, *prompt)
+        if key not in known:
+            # Near a request's end V1 drafts narrower blocks; V2 cuts the drafts of full ones.
+            beyond = 8 if USES_V2 else 0
+            found = generate(target, drafter, prompt, new_tokens + beyond)
+            steps = []
+            for accepted in [1, *found.acceptance_lengths, *[1] * new_tokens]:
+                steps.append(min(accepted, new_tokens - sum(steps)))
+            known[key] = found.tokens[:new_tokens], [step for step in steps if step]
+        return known[key]
+
+    return look_up
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[LLM]:
+    settings: dict[str, Any] = {"max_model_len": LIMIT, "max_num_seqs": 3}
+    settings |= {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 24}
+    with engine(speculative_config=dict(FIXED), **settings) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared: LLM) -> Iterator[LLM]:
+    """The engine as after its start, and proof that a test left it in order."""
+    assert shared.reset_prefix_cache()
+    yield shared
+    core = shared.llm_engine
+    core.abort_request(list(core.output_processor.external_req_ids))  # of a test that failed
+    pool = shared.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block
+    (stats,) = shared.collective_rpc("dflash_stats")
+    assert stats["nan_drafts"] == 0
+    assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
+
+
+class Session:
+    """Requests of one engine, driven by hand; what each step brought, and all tokens."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.core = llm.llm_engine
+        self.steps: dict[str, list[int]] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.ended: dict[str, str | None] = {}
+
+    def add(self, name: str, prompt: list[int], new_tokens: int = NEW_TOKENS) -> None:
+        params = greedy(new_tokens, ignore_eos=True)
+        self.core.add_request(name, {"prompt_token_ids": prompt}, params)
+        self.steps[name], self.tokens[name] = [], []
+
+    def step(self) -> None:
+        for output in self.core.step():
+            name, one = output.request_id, output.outputs[0]
+            if new := len(one.token_ids) - len(self.tokens[name]):
+                self.steps[name].append(new)
+                self.tokens[name] = list(one.token_ids)
+            self.ended[name] = one.finish_reason
+
+    def finish(self) -> None:
+        while self.core.has_unfinished_requests():
+            self.step()
+
+
+def serve(
+    llm: LLM, prompts: list[list[int]], new_tokens: int = NEW_TOKENS
+) -> list[tuple[list[int], list[int]]]:
+    """Of every prompt: its tokens, and how many each step brought, as `expected` has them."""
+    session = Session(llm)
+    for number, prompt in enumerate(prompts):
+        session.add(str(number), prompt, new_tokens)
+    session.finish()
+    return [(session.tokens[name], session.steps[name]) for name in session.tokens]
+
+
+def plain_hits(prompts: list[list[int]]) -> int:
+    """What plain vLLM finds of them in its cache: all full blocks but for a prompt's last token."""
+    return sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in prompts)
+
+
+def test_hazard_1_cached_prefixes_bring_the_drafters_context(
+    llm: LLM, prompts: list[list[int]], expected: Any
+) -> None:
+    wanted = [expected(prompt) for prompt in prompts[:3]]
+    assert max(max(steps) for _, steps in wanted) > 3
+    before = prefix_cache_hits(llm)
+    assert serve(llm, prompts[:3]) == wanted
+    assert prefix_cache_hits(llm) == before
+    assert serve(llm, prompts[:3]) == wanted
+    assert prefix_cache_hits(llm) - before == plain_hits(prompts[:3]) > 0
+
+
+def test_hazard_1_prefixes_that_are_shared_or_evicted(
+    llm: LLM, prompts: list[list[int]], expected: Any
+) -> None:
+    shared = [prompts[3][:70] + prompt[:5] for prompt in prompts[:3]]
+    wanted = [expected(prompt) for prompt in shared]
+    assert serve(llm, shared) == wanted  # at once, so that some find what others have computed
+    before = prefix_cache_hits(llm)
+    assert serve(llm, shared) == wanted
+    assert prefix_cache_hits(llm) - before == plain_hits(shared)
+    others = [[(7 * token + 3 * turn) % 300 + 1 for token in prompts[3]] for turn in range(1, 8)]
+    serve(llm, others, 1)  # take more blocks than there are
+    before = prefix_cache_hits(llm)
+    assert serve(llm, shared) == wanted
+    assert prefix_cache_hits(llm) - before < plain_hits(shared)
+
+
+def test_hazard_1_requests_thrown_out_between_two_steps(
+    llm: LLM, prompts: list[list[int]], expected: Any
+) -> None:
+    """`reset_prefix_cache` preempts them with drafts in hand, and they resume at once."""
+    session = Session(llm)
+    for number in range(3):
+        session.add(str(number), prompts[number])
+    while min(map(len, session.steps.values())) < 2:
+        session.step()
+    before = {name: list(tokens) for name, tokens in session.tokens.items()}
+    steps_before = {name: len(steps) for name, steps in session.steps.items()}
+    assert session.core.reset_prefix_cache(reset_running_requests=True)
+    session.finish()
+    for number in range(3):
+        name, written = str(number), len(before[str(number)])
+        assert session.tokens[name] == expected(prompts[number])[0]
+        # It goes on as a new request would that has all of this as its prompt.
+        resumed = expected(prompts[number] + before[name], NEW_TOKENS - written)[1]
+        assert session.steps[name][steps_before[name] :] == resumed
+
+
+def test_hazard_2_chunks_that_sample_nothing_store_their_context(
+    llm: LLM, prompts: list[list[int]], expected: Any
+) -> None:
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    wanted = [expected(prompt, 12) for prompt in prompts[:2]]
+    try:
+        # Less than 8 would cut the verified drafts as well.
+        for size in (8, 31, 33) if USES_V2 else (8, 11, 31, 32, 33):
+            scheduler.scheduler_config.long_prefill_token_threshold = size
+            (before,) = llm.collective_rpc("dflash_stats")
+            assert serve(llm, prompts[:2], 12) == wanted, size
+            (after,) = llm.collective_rpc("dflash_stats")
+            assert after["steps"] - before["steps"] >= len(prompts[1]) // size
+            assert llm.reset_prefix_cache()
+    finally:
+        scheduler.scheduler_config.long_prefill_token_threshold = 0
+
+
+def test_a_seed_is_as_far_on_after_a_prompt_in_many_chunks(
+    llm: LLM, prompts: list[list[int]]
+) -> None:
+    """vLLM's V1 runner ends at the first chunk: it would set a generator back that cannot."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    sampled = SamplingParams(temperature=1.0, seed=1, max_tokens=9, ignore_eos=True)
+    written = []
+    try:
+        for size in (0, 31):  # 0: the engine's own limit, 64
+            scheduler.scheduler_config.long_prefill_token_threshold = size
+            written.append(token_ids(llm, [{"prompt_token_ids": prompts[3]}], sampled))
+            assert llm.reset_prefix_cache()
+        short = token_ids(llm, [{"prompt_token_ids": prompts[3][:20]}], sampled)
+    finally:
+        scheduler.scheduler_config.long_prefill_token_threshold = 0
+    assert written[0] == written[1] != short
+
+
+def test_hazard_3_rejected_rows_are_never_stored(llm: LLM, prompts: list[list[int]]) -> None:
+    """After every step the drafter's cache holds the context of each request and nothing else."""
+    rows = ContextRows(llm)
+    session = Session(llm)
+    for number in range(3):
+        session.add(str(number), prompts[number])
+    try:
+        while session.core.has_unfinished_requests():
+            session.step()
+            assert not rows.missing()
+            assert not rows.surplus()
+    finally:
+        rows.stop()
+    assert len(rows.stored) > 3 * NEW_TOKENS
+
+
+def poison(llm: LLM) -> None:
+    """Fill every block of the drafter's cache with NaN."""
+    for attention in proposer_of(llm).model.context.attentions:
+        attention.attn.kv_cache.fill_(float("nan"))
+
+
+def test_hazard_5_nan_in_all_blocks_changes_nothing(
+    llm: LLM, prompts: list[list[int]], expected: Any
+) -> None:
+    """Unused ones, and those that earlier requests have freed."""
+    for _ in range(2):
+        poison(llm)
+        assert serve(llm, prompts[:3]) == [expected(prompt) for prompt in prompts[:3]]
+        assert llm.reset_prefix_cache()
+
+
+def test_hazard_6_a_row_and_its_blocks_are_used_again_after_an_abort(
+    llm: LLM, prompts: list[list[int]], expected: Any
+) -> None:
+    """One request leaves with drafts in hand, one in the middle of its prompt."""
+    session = Session(llm)
+    session.add("decoding", prompts[0])
+    session.add("0", prompts[1])
+    while len(session.steps["decoding"]) < 2:
+        session.step()
+    session.add("in its prompt", prompts[3])
+    session.step()
+    assert not session.steps["in its prompt"]
+    session.core.abort_request(["decoding", "in its prompt"])
+    session.add("1", prompts[2])
+    session.add("2", prompts[0])
+    session.finish()
+    for number, prompt in enumerate((prompts[1], prompts[2], prompts[0])):
+        tokens, steps = expected(prompt)
+        assert session.tokens[str(number)] == tokens
+        assert session.steps[str(number)] == steps
+
+
+def test_hazard_9_drafts_lie_in_blocks_of_their_request(
+    llm: LLM, prompts: list[list[int]], expected: Any
+) -> None:
+    """Prompts that fill their last block or nearly, cold and from a cached prefix."""
+    lengths = (1, 24, 25, 31, 32, 33, 63, 64, 96)
+    some = [prompts[3][:length] for length in lengths]
+    with watch_drafts(llm) as seen:
+        for _ in range(2):
+            assert serve(llm, some, 6) == [expected(prompt, 6) for prompt in some]
+    assert len({draft.request for draft in seen}) == 2 * len(lengths)
+    assert all(draft.written <= draft.own and 0 not in draft.written for draft in seen)
+
+
+def test_a_request_near_the_context_limit_changes_no_other(
+    llm: LLM, prompts: list[list[int]], expected: Any
+) -> None:
+    """Nor does it end early: it is drafted less, and in the end not at all."""
+    session = Session(llm)
+    session.add("long", prompts[3], 10_000)
+    session.add("0", prompts[0])
+    session.add("1", prompts[1])
+    session.finish()
+    assert session.tokens["long"] == expected(prompts[3], LIMIT - 150)[0]
+    assert max(session.steps["long"]) > 1
+    assert session.ended["long"] == "length"
+    assert session.steps["0"] == expected(prompts[0])[1]
+    assert session.steps["1"] == expected(prompts[1])[1]
+
+
+def test_hazard_8_null_blocks_are_never_written(tmp_path: Path) -> None:
+    """On V2 the target gives up blocks behind its window; on V1 all layers share one group."""
+    target = make_target(tmp_path / "target", "mistral")
+    sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 20}
+    save_drafter(tmp_path / "drafter", drafter_config(**sliding))
+    prompts = [[(7 * n + 3 * i) % 300 for i in range(n)] for n in (9, 150)]
+    with engine(
+        model=str(tmp_path / "target"),
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        max_num_seqs=2,
+        max_num_batched_tokens=64,
+        speculative_config={**FIXED, "model": str(tmp_path / "drafter")},
+    ) as llm:
+        manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+        session = Session(llm)
+        for number, prompt in enumerate(prompts):
+            session.add(str(number), prompt, 16)
+        given_up = 0
+        with watch_drafts(llm) as seen:
+            while session.core.has_unfinished_requests():
+                session.step()
+                for group in manager.coordinator.single_type_managers:
+                    for blocks in group.req_to_blocks.values():
+                        given_up += sum(block.is_null for block in blocks)
+        caches = [a.attn.kv_cache for a in proposer_of(llm).model.context.attentions]
+        assert all((cache[0] == 0).all() for cache in caches)
+        assert all((cache[1:] != 0).any() for cache in caches)
+    assert (given_up > 0) == USES_V2
+    assert len({draft.request for draft in seen}) == len(prompts)
+    assert all(0 not in draft.written for draft in seen)
+    for number, prompt in enumerate(prompts):
+        written = prompt
+        for _ in range(16):
+            logits = target(torch.tensor([written]), use_cache=False).logits
+            written = [*written, int(logits[0, -1].argmax())]
+        assert session.tokens[str(number)] == written[len(prompt) :]

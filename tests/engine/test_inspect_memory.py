@@ -1,0 +1,154 @@
+"""What `vllm-dflash inspect` says about memory, against engines that are started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import LLM
+
+from support.engines import DRAFTER, FIXED, TARGET, engine
+from support.pairs import drafter_config, make_pair, save_drafter
+from support.targets import make_target
+from vllm_dflash.model.draft_model import DFlashDraftModel
+from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
+from vllm_dflash.tools.inspect.inspection import CacheFacts, MemoryFacts
+from vllm_dflash.tools.inspect.target import EngineOptions
+
+pytestmark = pytest.mark.engine
+BUDGET = 1 << 30  # as conftest.py sets it
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+THREE_HEADS = {"num_attention_heads": 3, "num_key_value_heads": 3}
+OPTIONS = EngineOptions(dtype="float32", max_model_len=512, block_size=32)
+"""As `engine` has them."""
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Bytes of each parameter of the draft model when it is loaded.
+
+    Later, vLLM's CPU kernels take most of them away and keep packed copies.
+    """
+    sizes: dict[str, int] = {}
+    load = DFlashDraftModel.load_weights
+
+    def load_weights(self: DFlashDraftModel, weights: Any) -> set[str]:
+        names = load(self, weights)
+        sizes.update((name, p.numel() * p.element_size()) for name, p in self.named_parameters())
+        stacked = (self.context.k_weight, self.context.v_weight, self.context.k_norm_weight)
+        biases = (self.context.k_bias, self.context.v_bias)
+        tensors = [*stacked, *(bias for bias in biases if bias is not None)]
+        sizes["stacked"] = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return names
+
+    monkeypatch.setattr(DFlashDraftModel, "load_weights", load_weights)
+    return sizes
+
+
+def memory_of(drafter: Path, target: Path, options: EngineOptions = OPTIONS) -> MemoryFacts:
+    found = inspect_pair(str(drafter), str(target), kv_cache_memory=BUDGET, options=options)
+    assert found.exit_code == 0, found.to_dict()
+    assert found.memory is not None
+    return found.memory
+
+
+def cache_of(memory: MemoryFacts) -> CacheFacts:
+    assert memory.cache is not None
+    return memory.cache
+
+
+def drafting(drafter: Path, **settings: Any) -> Any:
+    return engine(speculative_config={**FIXED, "model": str(drafter)}, **settings)
+
+
+def capacity(llm: LLM) -> tuple[int, int, float]:
+    """Blocks, tokens and concurrency of its cache, as its log says."""
+    cache = llm.llm_engine.vllm_config.cache_config
+    assert cache.kv_cache_memory_bytes == BUDGET
+    return cache.num_gpu_blocks, cache.kv_cache_size_tokens, cache.kv_cache_max_concurrency
+
+
+def check_capacity(cache: CacheFacts, llm: LLM) -> None:
+    """Not only within 2%: it is the same arithmetic."""
+    (budget,) = cache.budgets
+    blocks, tokens, concurrency = capacity(llm)
+    assert budget.num_bytes // cache.bytes_per_block == blocks
+    assert budget.tokens == tokens
+    assert budget.max_concurrency == concurrency
+
+
+def check_weights(memory: MemoryFacts, loaded: dict[str, int]) -> None:
+    assert memory.drafter_context_projection == loaded.pop("stacked")
+    assert memory.drafter_weights == sum(loaded.values())
+
+
+def test_the_demo_pair(loaded: dict[str, int]) -> None:
+    memory = memory_of(DRAFTER, TARGET)
+    with drafting(DRAFTER) as llm:
+        check_capacity(cache_of(memory), llm)
+    check_weights(memory, loaded)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # Pages twice as large as the target's.
+        {**MIXED, "num_key_value_heads": 4, "attention_bias": True, "attention_sink_bias": True},
+        # Half as large again; rows of the vocabulary are padded.
+        {**THREE_HEADS, "target_hidden_size": 64, "hidden_size": 96, "draft_vocab_size": 100},
+    ],
+    ids=["biases and sinks", "a vocabulary of its own"],
+)
+def test_other_shapes(tmp_path: Path, changes: dict[str, Any], loaded: dict[str, int]) -> None:
+    """Pages of another size than the target's share its cache group."""
+    pair = make_pair(tmp_path, **changes)
+    memory = memory_of(pair.drafter, pair.target)
+    with drafting(pair.drafter, model=str(pair.target), skip_tokenizer_init=True) as llm:
+        check_capacity(cache_of(memory), llm)
+    check_weights(memory, loaded)
+
+
+def test_a_target_with_windows(tmp_path: Path) -> None:
+    """With a drafter, its sliding layers keep the whole context; without, their windows."""
+    make_target(tmp_path / "target", "gemma4")
+    save_drafter(tmp_path / "drafter", drafter_config(**MIXED))
+    cache = cache_of(memory_of(tmp_path / "drafter", tmp_path / "target"))
+    settings = {"model": str(tmp_path / "target"), "skip_tokenizer_init": True}
+    with drafting(tmp_path / "drafter", **settings) as llm:
+        check_capacity(cache, llm)
+    with engine(**settings) as llm:
+        _, tokens, concurrency = capacity(llm)
+    (budget,) = cache.budgets
+    assert (budget.tokens_without, budget.max_concurrency_without) == (tokens, concurrency)
+    assert (cache.groups, cache.groups_without, cache.sliding_target_layers) == (1, 2, 2)
+
+
+def test_the_longest_request_starts_an_engine_and_one_more_token_does_not(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path)
+    blocks = 7
+    options = EngineOptions(dtype="float32", block_size=32)
+    cache = cache_of(memory_of(pair.drafter, pair.target, options))
+    found = inspect_pair(
+        str(pair.drafter),
+        str(pair.target),
+        kv_cache_memory=blocks * cache.bytes_per_block,
+        options=options,
+    )
+    assert found.memory is not None
+    (budget,) = cache_of(found.memory).budgets
+    settings = {
+        "model": str(pair.target),
+        "skip_tokenizer_init": True,
+        "num_gpu_blocks_override": blocks,
+    }
+    with drafting(pair.drafter, max_model_len=budget.longest_request, **settings):
+        pass
+    with (
+        pytest.raises(ValueError, match="larger than the available KV cache"),
+        drafting(pair.drafter, max_model_len=budget.longest_request + 1, **settings),
+    ):
+        pass
+    (fault,) = found.faults
+    assert fault.kind == "memory"
+    assert f"pass --max-model-len {budget.longest_request} or less" in fault.message

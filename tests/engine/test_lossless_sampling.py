@@ -1,0 +1,116 @@
+"""At temperature 1, what adaptive drafting writes is distributed as what plain decoding writes.
+
+Two samples of continuations of one prompt are compared by a chi-square test. Seeds are fixed, and
+so are the costs the planner goes by, so a p-value is the same number in every run.
+"""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.v1.sample import rejection_sampler
+
+from support.engines import DFLASH, engine, held_out_prompts, proposer_of
+from support.planner_world import CONTEXT_MS, curve
+from vllm_dflash.planning.costs import StepCosts, StepTimes
+from vllm_dflash.planning.planner import Planner
+
+pytestmark = pytest.mark.engine
+SAMPLES = 2000
+NEW_TOKENS = 7
+LEAST_EXPECTED = 8
+"""Continuations expected less often than this are counted together."""
+
+
+class PlannerByTheBook(Planner):
+    """Plans from costs that do not depend on the machine, and make cutting drafts worth it."""
+
+    def __init__(self) -> None:
+        verify = curve({1: 12.0, 4: 12.4, 16: 16.0, 64: 40.0})
+        super().__init__(7, 4, StepCosts(verify, curve({2: 0.5, 64: 2.0}), curve(CONTEXT_MS), 4))
+
+    def observe_batch(self, prompt_rows: int) -> None:
+        """Learn nothing."""
+
+    def observe_step(self, times: StepTimes) -> None:
+        """Learn nothing."""
+
+
+def p_value(one: Counter, other: Counter) -> float:
+    """Of a chi-square test that two samples of the same size come from one distribution."""
+    both = one + other
+    common = [key for key, count in both.items() if count >= 2 * LEAST_EXPECTED]
+    rest = [sum(counts.values()) - sum(counts[key] for key in common) for counts in (one, other)]
+    cells = [(one[key], other[key]) for key in common] + [tuple(rest)]
+    statistic = sum((a - b) ** 2 / (a + b) for a, b in cells if a + b)
+    freedom = len(cells) - 1
+    assert freedom >= 10
+    return float(torch.special.gammaincc(torch.tensor(freedom / 2), torch.tensor(statistic / 2)))
+
+
+def continuations(first_seed: int, speculative: dict[str, Any] | None) -> tuple[list, dict]:
+    """Many continuations of one prompt, and our counters."""
+    prompt = held_out_prompts(1)[0]
+    params = [
+        SamplingParams(
+            temperature=1.0, top_k=12, seed=first_seed + i, max_tokens=NEW_TOKENS, ignore_eos=True
+        )
+        for i in range(SAMPLES)
+    ]
+    with engine(speculative_config=speculative, max_num_seqs=4) as llm:
+        if speculative:
+            proposer = proposer_of(llm)
+            proposer.lengths = PlannerByTheBook()
+        outputs = llm.generate([prompt] * SAMPLES, params, use_tqdm=False)
+        stats = llm.collective_rpc("dflash_stats")[0] if speculative else {}
+    return [tuple(output.outputs[0].token_ids) for output in outputs], stats
+
+
+def compared(sample: list[tuple[int, ...]]) -> list[Counter]:
+    """What is counted: the second and third tokens, and the fourth and fifth."""
+    return [Counter(tokens[1:3] for tokens in sample), Counter(tokens[3:5] for tokens in sample)]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[tuple[int, ...]]:
+    return continuations(0, None)[0]
+
+
+def test_adaptive_drafting_leaves_the_distribution_as_it_is(
+    plain: list[tuple[int, ...]],
+) -> None:
+    ours, stats = continuations(1_000_000, dict(DFLASH))
+    # Drafts were cut to several lengths: that is what is being tested.
+    assert sum(count > 50 for count in stats["draft_lengths"]) >= 3
+    assert stats["accepted_tokens"] > SAMPLES
+    values = [p_value(*pair) for pair in zip(compared(plain), compared(ours), strict=True)]
+    assert min(values) > 0.01
+
+
+def test_trimming_after_the_fact_would_be_noticed(
+    plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A biased variant: a draft that turns out to be rejected counts as never drafted.
+
+    The token in its place is then drawn from the target's distribution, not from what that
+    leaves once the draft was refused, so drafts come out too often.
+    """
+
+    def as_if_never_drafted(*args: Any, **named: Any) -> torch.Tensor:
+        target_probs = args[5]
+        return torch.multinomial(target_probs, 1).squeeze(1).to(args[3].dtype)
+
+    monkeypatch.setattr(rejection_sampler, "sample_recovered_tokens", as_if_never_drafted)
+    torch.manual_seed(0)
+    biased, _ = continuations(1_000_000, dict(DFLASH))
+    values = [p_value(*pair) for pair in zip(compared(plain), compared(biased), strict=True)]
+    assert min(values) < 1e-6
+
+
+def test_the_test_itself_is_fair(plain: list[tuple[int, ...]]) -> None:
+    """Halves of one plain sample are not told apart."""
+    halves = plain[: SAMPLES // 2], plain[SAMPLES // 2 :]
+    values = [p_value(*pair) for pair in zip(*map(compared, halves), strict=True)]
+    assert min(values) > 0.01

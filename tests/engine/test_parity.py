@@ -1,0 +1,121 @@
+"""`vllm-dflash parity` on real engines: a clean pair, and planted faults that it must locate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from vllm import LLM
+
+from support.engines import DEMO, USES_V2, engine, held_out_prompts, proposer_of, target_of
+from support.pairs import drafter_config, save_drafter
+from support.targets import make_target
+from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.tools.parity.check import compare
+from vllm_dflash.tools.parity.engine_side import Answers, Ask, engine_arguments, record_prompts
+from vllm_dflash.tools.parity.stages import stage_names
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("runner")]
+PROMPTS = [[(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 50))]
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+TOKENS = 8 if USES_V2 else 32
+
+
+def here(llm: LLM) -> Ask:
+    """Ask an engine of this process."""
+    answers = Answers(llm)
+    return lambda question, **arguments: getattr(answers, question)(**arguments)
+
+
+def test_a_clean_pair(runner: str, tmp_path: Path) -> None:
+    """Trained, so that drafts are accepted, and different ones at every step."""
+    target, drafter = str(DEMO / "target"), str(DEMO / "drafter")
+    with engine(**engine_arguments(drafter, target, "float32", 512)) as llm:
+        ask = here(llm)
+        with pytest.raises(ValueError, match=r"prompt 2 has 510 tokens.*the engine takes 512"):
+            record_prompts(ask, [[1], [1] * 510], TOKENS, tmp_path)
+        assert not list(tmp_path.iterdir())
+        progress: list[str] = []
+        side = record_prompts(ask, held_out_prompts(2), TOKENS, tmp_path, progress.append)
+    assert progress[1:] == [f"Generating from prompt {number} of 2" for number in (1, 2)]
+    report = compare(side, drafter, target)
+    assert report.is_equal
+    assert report.culprit is report.cause is None
+    assert report.runner == runner
+    assert report.non_finite == report.nan_drafts == 0
+    stages = {stage.name: stage for stage in report.stages}
+    assert max(stage.worst for stage in stages.values()) <= 1e-4
+    # Two implementations never round alike: these were really compared.
+    assert min(stages[name].alone for name in ("tap of layer 4", "context Z", "layer 2")) > 0
+    assert len(report.acceptance) == 2
+    for prompt in report.acceptance:
+        assert prompt.engine == prompt.reference
+        # All tokens but the first, and but a last one behind an undrafted step.
+        assert TOKENS - 2 <= sum(prompt.engine) + len(prompt.engine) < TOKENS
+    assert sum(sum(prompt.engine) for prompt in report.acceptance) > 0
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, LLM]]:
+    """A random Gemma 4 and a random drafter of a sliding and a full layer; faults come later."""
+    folder = tmp_path_factory.mktemp("faulty")
+    make_target(folder / "target", "gemma4")
+    save_drafter(folder / "drafter", drafter_config(**MIXED))
+    target, drafter = str(folder / "target"), str(folder / "drafter")
+    arguments = engine_arguments(drafter, target, "float32", 256)
+    with engine(**arguments, skip_tokenizer_init=True) as llm:
+        yield folder, llm
+
+
+def without_embedding_scale(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    vocabulary = proposer_of(llm).model.vocabulary
+    right = vocabulary._embed
+    monkeypatch.setattr(vocabulary, "_embed", lambda token_ids: right(token_ids) / 64**0.5)
+
+
+def taps_one_higher(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    model = target_of(llm)
+    (tapped,) = (one for one in model.modules() if getattr(one, "aux_hidden_state_layers", ()))
+    higher = tuple(tap + 1 for tap in tapped.aux_hidden_state_layers)
+    monkeypatch.setattr(tapped, "aux_hidden_state_layers", higher)
+
+
+def rope_in_pairs(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    attentions = proposer_of(llm).model.context.attentions
+    for rope in {attention.rotary_emb for attention in attentions}:  # vLLM makes one for all
+        monkeypatch.setattr(rope, "is_neox_style", not rope.is_neox_style)
+
+
+FAULTS = [
+    (without_embedding_scale, "embedding", "the engine's are 0.125 times the reference's"),
+    (taps_one_higher, "tap of layer 0", "it is the output of layer 1, not of layer 0"),
+    (rope_in_pairs, "layer 0", "rope layout: the engine rotates neighbouring pairs"),
+]
+
+
+@pytest.mark.parametrize(("plant", "culprit", "cause"), FAULTS[2:] if USES_V2 else FAULTS)
+def test_a_planted_fault_is_located(
+    faulty: tuple[Path, LLM],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch, LLM], None],
+    culprit: str,
+    cause: str,
+) -> None:
+    """What comes behind the culprit is wrong from end to end, and right by itself."""
+    folder, llm = faulty
+    plant(monkeypatch, llm)
+    side = record_prompts(here(llm), PROMPTS, TOKENS, tmp_path)
+    report = compare(side, str(folder / "drafter"), str(folder / "target"))
+    spec = read_drafter(str(folder / "drafter"))
+    assert [stage.name for stage in report.stages] == stage_names(spec)
+    assert not report.is_equal
+    assert report.culprit == culprit
+    assert report.cause is not None
+    assert report.cause.startswith(cause)
+    stages = {stage.name: stage for stage in report.stages}
+    assert stages["logits"].end_to_end > 0.01
+    assert stages["logits"].alone < 1e-4
+    if culprit != "layer 0":
+        assert stages["layer 0"].alone < 1e-4 < stages["layer 0"].end_to_end

@@ -1,0 +1,162 @@
+"""Any arrivals, hang-ups, resets and settings, in any order, on a real engine (hypothesis).
+
+DFLASH_TRAFFIC_RUNS=200 pytest tests/test_random_traffic.py    tries that many, other ones each time
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from vllm import LLM, RequestOutput, SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+
+from support.context_rows import ContextRows
+from support.engines import DFLASH, engine, fix_costs, greedy, held_out_prompts
+
+pytestmark = pytest.mark.engine
+RUNS = os.environ.get("DFLASH_TRAFFIC_RUNS")
+PROMPTS = held_out_prompts(10)
+SETTINGS = [
+    greedy(24),
+    greedy(40, ignore_eos=True),
+    greedy(3),
+    greedy(24, stop=["("], bad_words=["self"]),
+    greedy(24, stop_token_ids=list(range(9, 60)), min_tokens=5),
+    greedy(24, repetition_penalty=1.3, logprobs=1),
+    greedy(24, structured_outputs=StructuredOutputsParams(regex=r"def [a-z_]{3,12}\(self\):")),
+    SamplingParams(n=2, top_k=1, max_tokens=16),  # vLLM refuses n > 1 at temperature 0
+]
+PROMPT, SETTING = st.integers(0, len(PROMPTS) - 1), st.integers(0, len(SETTINGS) - 1)
+Tokens = list[list[int]]
+
+
+def tokens_of(output: RequestOutput) -> Tokens:
+    return [list(one.token_ids) for one in output.outputs]
+
+
+class Traffic(RuleBasedStateMachine):
+    """One engine for all runs, so that each finds what the ones before it left."""
+
+    llm: ClassVar[LLM]
+    context: ClassVar[ContextRows]
+    expected: ClassVar[dict[tuple[int, int], Tokens]]
+    seen: ClassVar[Counter[str]]
+    numbers: ClassVar[itertools.count[int]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = self.llm.llm_engine
+        self.scheduler = self.core.engine_core.engine_core.scheduler
+        self.live: dict[str, tuple[int, int]] = {}
+
+    @rule(prompt=PROMPT, setting=SETTING)
+    def somebody_asks(self, prompt: int, setting: int) -> None:
+        name = str(next(self.numbers))
+        self.live[name] = prompt, setting
+        self.core.add_request(name, PROMPTS[prompt], SETTINGS[setting])
+
+    @precondition(lambda self: self.live)
+    @rule(choice=st.randoms(use_true_random=False))
+    def somebody_hangs_up(self, choice: Any) -> None:
+        name = choice.choice(sorted(self.live))
+        self.core.abort_request([name])
+        del self.live[name]
+        self.seen["hung up"] += 1
+
+    @precondition(lambda self: len(self.scheduler.running) > 1)
+    @rule()
+    def all_lose_their_cache(self) -> None:
+        self.seen["thrown out"] += len(self.scheduler.running)
+        assert self.core.reset_prefix_cache(reset_running_requests=True)
+
+    @rule(count=st.integers(1, 12))
+    def time_passes(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def step(self) -> None:
+        for output in self.core.step():
+            if output.finished and output.request_id in self.live:
+                assert tokens_of(output) == self.expected[self.live.pop(output.request_id)]
+                self.seen["served"] += 1
+        assert not self.context.missing()
+
+    @invariant()
+    def nobody_is_lost(self) -> None:
+        assert set(self.live) <= set(self.core.output_processor.external_req_ids)
+
+    def teardown(self) -> None:
+        """Serve who is left; nothing of them stays."""
+        try:
+            while self.core.has_unfinished_requests():
+                self.step()
+            assert not self.live
+            pool = self.scheduler.kv_cache_manager.block_pool
+            assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block
+        finally:
+            self.core.abort_request(list(self.core.output_processor.external_req_ids))
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[tuple[int, int], Tokens]:
+    """What plain vLLM writes for every prompt and setting."""
+    choices = [(p, s) for p in range(len(PROMPTS)) for s in range(len(SETTINGS))]
+    with engine(max_num_seqs=32) as llm:
+        asked = [PROMPTS[p] for p, _ in choices], [SETTINGS[s] for _, s in choices]
+        outputs = llm.generate(*asked, use_tqdm=False)
+        return dict(zip(choices, map(tokens_of, outputs), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("draft_length", "changes"),
+    [
+        # Rows of requests that end undrafted are dropped, so a cached prefix may lack them.
+        ("adaptive", {"enable_prefix_caching": False}),
+        ("fixed", {"num_gpu_blocks_override": 12, "max_model_len": 224}),
+    ],
+    ids=["planned lengths", "little cache"],
+)
+def test_random_traffic(
+    expected: dict[tuple[int, int], Tokens],
+    draft_length: str,
+    changes: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Plain tokens, whole contexts, no block lost, whatever the order of events."""
+    fix_costs(monkeypatch)
+    speculative = {**DFLASH, "draft_length": draft_length}
+    with engine(
+        speculative_config=speculative, max_num_seqs=6, max_num_batched_tokens=64, **changes
+    ) as llm:
+        Traffic.llm, Traffic.context, Traffic.expected = llm, ContextRows(llm), expected
+        Traffic.seen, Traffic.numbers = Counter(), itertools.count()
+        run_state_machine_as_test(
+            Traffic,
+            settings=settings(
+                max_examples=int(RUNS or 12),
+                stateful_step_count=40,
+                derandomize=RUNS is None,
+                database=None,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+        (stats,) = llm.collective_rpc("dflash_stats")
+        (preemptions,) = (m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
+    assert min(Traffic.seen[event] for event in ("served", "hung up", "thrown out")) > 5
+    assert stats["draft_tokens"] >= stats["accepted_tokens"] > 0
+    assert stats["nan_drafts"] == 0
+    assert (preemptions > Traffic.seen["thrown out"]) == ("num_gpu_blocks_override" in changes)

@@ -1,0 +1,220 @@
+"""The gate on real engines: a clean one passes, and faults planted in acceptance are caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.sample import rejection_sampler
+
+from support.engines import FIXED, TARGET, engine, held_out_prompts
+from vllm_dflash.tools.verify.child_engine import EngineArguments, open_child
+from vllm_dflash.tools.verify.gate import Settings, verify
+from vllm_dflash.tools.verify.gate_engine import Engine, Request, complete
+from vllm_dflash.tools.verify.stepped_engine import VllmEngine
+from vllm_dflash.tools.verify.verification import Verification
+
+pytestmark = pytest.mark.engine
+PROMPTS = held_out_prompts(8)
+SETTINGS = Settings(concurrency=(2, 8), tokens=32)
+PLACEHOLDER = -1
+
+Gate = Callable[..., Verification]
+Accept = Callable[[list[int], list[int], list[int]], list[int]]
+"""From a request's drafts, the target's choice behind each token it was given, and the sound
+tokens, to other tokens."""
+
+
+def one_too_many(drafts: list[int], choices: list[int], sound: list[int]) -> list[int]:
+    accepted = len(sound) - 1
+    if accepted == len(drafts):
+        return sound
+    return [*sound[:accepted], drafts[accepted], choices[accepted + 1]]
+
+
+def unverified(drafts: list[int], choices: list[int], sound: list[int]) -> list[int]:
+    return [*drafts, choices[len(drafts)]]
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, accept: Accept) -> None:
+    """Let engines of this process accept by another rule."""
+    original = rejection_sampler.rejection_sample
+
+    def rejection_sample(
+        draft_token_ids: torch.Tensor,
+        num_draft_tokens: list[int],
+        max_spec_len: int,
+        cu_num_draft_tokens: torch.Tensor,
+        draft_probs: torch.Tensor | None,
+        target_logits: torch.Tensor,
+        bonus_token_ids: torch.Tensor,
+        *others: Any,
+        **named: Any,
+    ) -> torch.Tensor:
+        output = original(
+            draft_token_ids,
+            num_draft_tokens,
+            max_spec_len,
+            cu_num_draft_tokens,
+            draft_probs,
+            target_logits,
+            bonus_token_ids,
+            *others,
+            **named,
+        )
+        drafts = draft_token_ids.split(num_draft_tokens)
+        choices = target_logits.argmax(-1).split(num_draft_tokens)
+        for row, own, theirs, bonus in zip(output, drafts, choices, bonus_token_ids, strict=True):
+            sound = row[row != PLACEHOLDER].tolist()
+            tokens = accept(own.tolist(), [*theirs.tolist(), int(bonus)], sound)
+            row.fill_(PLACEHOLDER)
+            row[: len(tokens)] = torch.tensor(tokens, dtype=row.dtype)
+        return output
+
+    monkeypatch.setattr(rejection_sampler, "rejection_sample", rejection_sample)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    arguments = EngineArguments(
+        str(TARGET), "float32", ("--enforce-eager", "--max-model-len", "512", "--block-size", "32")
+    )
+    with open_child(arguments, None, tmp_path_factory.mktemp("plain") / "log") as child:
+        yield child
+
+
+@pytest.fixture(scope="module")
+def dflash() -> Iterator[VllmEngine]:
+    with engine(speculative_config=dict(FIXED), max_num_seqs=8) as llm:
+        yield VllmEngine(llm.llm_engine)
+
+
+@pytest.fixture
+def gate(plain: Engine, dflash: Engine) -> Gate:
+    """The gate on engines that run already: what is planted is looked up in every step."""
+
+    def verify_demo(**changes: Any) -> Verification:
+        return verify(
+            PROMPTS,
+            lambda: nullcontext(dflash),
+            lambda: nullcontext(plain),
+            replace(SETTINGS, **changes),
+        )
+
+    return verify_demo
+
+
+def test_float32_is_lossless(gate: Gate) -> None:
+    result = gate()
+    assert result.verdict == "lossless"
+    assert result.tie == 0
+    for level in result.levels:
+        assert level.identical == len(PROMPTS)
+        assert level.drafting.acceptance_length is not None
+        assert level.drafting.acceptance_length > 2
+
+
+@pytest.mark.parametrize("fault", [one_too_many, unverified])
+def test_a_planted_fault_is_caught(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, fault: Accept
+) -> None:
+    plant(monkeypatch, fault)
+    result = gate()
+    assert (result.verdict, result.exit_code) == ("regression", 1)
+    for level in result.levels:
+        assert level.with_regressions == len(PROMPTS)
+        # Not only the first of each text: there is one in nearly every step.
+        assert level.regressions > 4 * len(PROMPTS)
+        assert level.worst is not None
+        assert level.worst.regret > 1
+
+
+def test_the_planting_itself_changes_nothing(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+
+    def as_it_is(drafts: list[int], choices: list[int], sound: list[int]) -> list[int]:
+        steps.append(len(sound))
+        accepted = len(sound) - 1
+        assert sound == [*drafts[:accepted], choices[accepted]]
+        return sound
+
+    plant(monkeypatch, as_it_is)
+    assert gate().verdict == "lossless"
+    assert len(steps) > 100
+
+
+def test_a_close_second_is_a_tie(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rounding would have it: the second best token of a row where it is this close."""
+    close = 0.1
+    original = rejection_sampler.rejection_sample
+
+    def rejection_sample(*arguments: Any, **named: Any) -> torch.Tensor:
+        before, logits, after = arguments[:5], arguments[5].clone(), arguments[6:]
+        best, second = logits.topk(2).indices.unbind(-1)
+        rows = torch.arange(len(logits))
+        change = logits[rows, best] - logits[rows, second] < close
+        logits[rows[change], best[change]] -= 2 * close
+        return original(*before, logits, *after, **named)
+
+    monkeypatch.setattr(rejection_sampler, "rejection_sample", rejection_sample)
+    result = gate(tie=0.2)
+    assert result.verdict == "lossless"
+    for level in result.levels:
+        assert level.regressions == 0
+        assert level.ties > level.with_ties > 0  # it goes on behind the first
+        assert level.worst is not None
+        assert 0 < level.worst.regret < close + 1e-3
+
+
+def test_regret_is_that_of_the_full_distribution(plain: Engine) -> None:
+    """Of several requests at once, scored ones among others."""
+    (prompt,) = plain.encode(PROMPTS[:1])
+    tokens = list(range(5, 25))
+    requests = [Request(prompt, 1, token) for token in tokens] + [Request(prompt, 6)]
+    *scored, written = complete(plain, requests, 32)
+    assert len(written.tokens) == 6
+    assert written.regret is None
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(Path(TARGET), dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt])).logits[0, -1]
+    expected = (logits.max() - logits[tokens]).tolist()
+    assert [one.regret for one in scored] == pytest.approx(expected, abs=1e-3)
+    assert {one.tokens[0] for one in scored} == {int(logits.argmax())} == {written.tokens[0]}
+
+
+def test_concurrency_is_exact(
+    plain: Engine, dflash: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in flight, whatever the engine could take."""
+    in_flight = []
+    engine = dflash._engine
+    step = engine.step
+
+    def counted() -> Any:
+        in_flight.append(engine.get_num_unfinished_requests())
+        return step()
+
+    monkeypatch.setattr(engine, "step", counted)
+    requests = [Request(tokens, 16 + i) for i, tokens in enumerate(dflash.encode(PROMPTS[:7]))]
+    finished = complete(dflash, requests, 3)
+    assert max(in_flight) == 3
+    assert in_flight.count(3) > len(in_flight) / 2
+    assert finished == complete(plain, requests, 1)
+
+
+def test_facts(plain: Engine, dflash: Engine) -> None:
+    ours, theirs = dflash.facts(), plain.facts()
+    assert (ours.stop_tokens, ours.dtype, ours.max_model_len) == ([0], "float32", 512)
+    assert (ours.max_num_seqs, theirs.drafter) == (8, None)
+    assert theirs.max_model_len == 512
+    assert ours.drafter is not None
+    assert ours.drafter.startswith("vllm-dflash ")
+    assert plain.counts() == {}
+    assert plain.decode(plain.encode(["return self"])[0])[-1] == " self"

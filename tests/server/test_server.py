@@ -1,0 +1,113 @@
+"""A real `vllm serve`, compiled as users run it, driven by the openai client."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.engines import DRAFTER, TARGET, held_out_prompts
+from support.servers import MODEL, Server, serving
+
+pytestmark = pytest.mark.server
+PROMPT = held_out_prompts(1)[0]
+
+
+def dflash(drafter: Path) -> list[str]:
+    return [
+        f"--speculative-config.{key}={value}"
+        for key, value in (("method", "dflash"), ("model", drafter))
+    ]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with serving(log, TARGET, "--max-num-seqs=16", *dflash(DRAFTER)) as ready:
+        yield ready
+
+
+def test_one_line_says_that_we_are_active(server: Server) -> None:
+    lines = [line for line in server.log.read_text().splitlines() if "is active" in line]
+    assert len(lines) == 1
+    assert "INFO" in lines[0]
+    assert re.search(
+        r"vllm-dflash \d+\.\d+\.\d+ is active: runner v1, block size 8,"
+        r" drafting up to 7 tokens a step, taps \[1, 3, 4\]",
+        lines[0],
+    )
+
+
+def test_completion_accepts_drafts(server: Server) -> None:
+    accepted = "vllm:spec_decode_num_accepted_tokens_total"
+    before = server.metric(accepted)
+    for prompt in held_out_prompts(40):  # a busy machine drafts only now and then
+        assert server.complete(prompt)
+        if server.metric(accepted) > before:
+            break
+    assert server.metric(accepted) > before
+    drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
+    assert server.metric("vllm:spec_decode_num_accepted_tokens_total") < drafted
+
+
+def test_streaming_gives_the_same_text(server: Server) -> None:
+    stream = server.client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=48, temperature=0.0, stream=True
+    )
+    pieces = [chunk.choices[0].text for chunk in stream]
+    assert len(pieces) > 1
+    assert "".join(pieces) == server.complete(PROMPT)
+
+
+def test_chat(server: Server) -> None:
+    answer = server.client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": PROMPT}],
+        max_tokens=24,
+        temperature=0.0,
+        extra_body={"ignore_eos": True},
+    )
+    assert answer.choices[0].message.content
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 24
+
+
+def test_a_client_that_hangs_up_mid_stream_harms_nobody(server: Server) -> None:
+    expected = server.complete(PROMPT)
+    streams = [
+        server.client.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=400, temperature=0.0, stream=True
+        )
+        for prompt in held_out_prompts(4)
+    ]
+    for stream in streams:
+        next(iter(stream))
+        stream.close()
+    assert server.complete(PROMPT) == expected
+    deadline = time.monotonic() + 30
+    while server.metric("vllm:num_requests_running") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert server.metric("vllm:num_requests_running") == 0
+
+
+def test_a_request_that_ends_at_the_context_limit_among_others(server: Server) -> None:
+    body = {"model": MODEL, "prompt": PROMPT}
+    room = 512 - httpx.post(f"{server.url}/tokenize", json=body).json()["count"]
+    stream = server.client.completions.create(
+        model=MODEL,
+        prompt=PROMPT,
+        max_tokens=room,
+        temperature=0.0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    texts = [server.complete(prompt, max_tokens=16) for prompt in held_out_prompts(6)]
+    assert all(texts)
+    *_, last = stream
+    assert last.usage is not None
+    assert last.usage.completion_tokens == room

@@ -1,0 +1,272 @@
+"""Our drafting code on a real paged cache, without an engine around it, on either model runner."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from vllm.config import CUDAGraphMode, set_current_vllm_config
+from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.worker.cpu import shm  # noqa: F401 - puts CPU versions of V2's buffers in place
+from vllm.v1.worker.cpu_model_runner import _set_torch_accelerator_to_noop
+from vllm.v1.worker.gpu.block_table import BlockTables
+
+from support.engines import USES_V2
+from support.pairs import Pair
+from vllm_dflash.engine.v1.proposer import DFlashProposer
+from vllm_dflash.engine.v2.speculator import DFlashSpeculator
+
+CACHE_BLOCK = 32
+
+
+class HfTarget(nn.Module):
+    """What a drafter needs of its target, from a Hugging Face model."""
+
+    def __init__(self, target: nn.Module) -> None:
+        super().__init__()
+        self.embed_input_ids = target.get_input_embeddings()
+        self.compute_logits = target.get_output_embeddings()
+
+
+@dataclass
+class Row:
+    """One request's part of a step."""
+
+    request: int
+    features: torch.Tensor  # [T, m * H], of the rows scheduled this step
+    bonus: int = 5
+    num_rejected: int = 0
+    in_prompt: bool = False
+
+
+class Harness:
+    """Drives a drafter step by step over requests with caches of their own."""
+
+    proposer: Any
+
+    def __init__(
+        self,
+        pair: Pair,
+        *,
+        max_model_len: int = 256,
+        max_requests: int = 8,
+        rank: int = 0,
+        num_ranks: int = 1,
+        rendezvous: str | None = None,
+        **speculative: Any,
+    ) -> None:
+        """Of several ranks, which meet at a file, all take the same steps in their processes."""
+        args = EngineArgs(
+            model=str(pair.target),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=max_model_len,
+            max_num_seqs=max_requests,
+            tensor_parallel_size=num_ranks,
+            speculative_config={"method": "dflash", "model": str(pair.drafter), **speculative},
+        )
+        _set_torch_accelerator_to_noop()
+        self.config = args.create_engine_config()
+        self.max_tokens = 10_000
+        self.blocks_each = max_model_len // CACHE_BLOCK + 1
+        num_blocks = 1 + max_requests * self.blocks_each
+        with set_current_vllm_config(self.config):
+            if not torch.distributed.is_initialized():
+                init = f"file://{rendezvous or tempfile.mkdtemp() + '/init'}"
+                init_distributed_environment(num_ranks, rank, init, rank, "gloo")
+                ensure_model_parallel_initialized(num_ranks, 1)
+            self._load(HfTarget(pair.load_target()))
+            layers = {a.attn.layer_name: a.attn for a in self.proposer.model.context.attentions}
+            for layer in layers.values():
+                spec = layer.get_kv_cache_spec(self.config)
+                shape = (num_blocks, spec.num_kv_heads, CACHE_BLOCK, 2 * spec.head_size)
+                layer.kv_cache = torch.full(shape, float("nan"))
+            self.caches = [layer.kv_cache for layer in layers.values()]
+            self.config.cache_config.block_size = CACHE_BLOCK
+            spec = next(iter(layers.values())).get_kv_cache_spec(self.config)
+            group = KVCacheGroupSpec(list(layers), spec)
+            self._initialize_attention(KVCacheConfig(num_blocks, [], [group]))
+            # In an engine the runner's own metadata builders do this for every layer.
+            isa = next(layer.isa for layer in layers.values() if hasattr(layer, "isa"))
+            for layer in layers.values():
+                layer.isa = isa
+        order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(0)) + 1
+        self.blocks = order.view(max_requests, self.blocks_each).int()
+        self.lengths = [0] * max_requests
+        self.logits: torch.Tensor | None = None
+        self.spy = self.proposer.model.compute_logits
+        self.proposer.model.compute_logits = self._record
+
+    def _load(self, target: HfTarget) -> None:
+        raise NotImplementedError
+
+    def _initialize_attention(self, cache: KVCacheConfig) -> None:
+        raise NotImplementedError
+
+    def _propose(self, rows: list[Row], starts: list[int], wanted: int | None) -> list[list[int]]:
+        raise NotImplementedError
+
+    def _record(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.hidden = hidden
+        self.logits = self.spy(hidden)
+        return self.logits
+
+    def allocate(self, request: int, num_tokens: int) -> None:
+        """Make the blocks a request uses what an unused cache holds: zeros."""
+        used = self.blocks[request, : -(-num_tokens // CACHE_BLOCK)].long()
+        for cache in self.caches:
+            cache[used] = torch.nan_to_num(cache[used], nan=0.0)
+
+    def step(self, rows: list[Row], num_speculative_tokens: int | None = None) -> list[list[int]]:
+        """One call of `propose`. Rejected rows are the last of their request."""
+        starts = [self.lengths[row.request] for row in rows]
+        for row, start in zip(rows, starts, strict=True):
+            end = start + len(row.features) + self.config.num_speculative_tokens + 1
+            self.allocate(row.request, end)
+        self.logits = None
+        with set_current_vllm_config(self.config):
+            drafts = self._propose(rows, starts, num_speculative_tokens)
+        for row in rows:
+            self.lengths[row.request] += len(row.features) - row.num_rejected
+        return drafts
+
+
+def positions_of(rows: list[Row], starts: list[int]) -> torch.Tensor:
+    return torch.cat(
+        [torch.arange(s, s + len(row.features)) for row, s in zip(rows, starts, strict=True)]
+    )
+
+
+def query_starts(rows: list[Row]) -> torch.Tensor:
+    return torch.tensor([0, *np.cumsum([len(row.features) for row in rows])], dtype=torch.int32)
+
+
+class ProposerHarness(Harness):
+    """On the V1 runner."""
+
+    def _load(self, target: HfTarget) -> None:
+        self.proposer = DFlashProposer(self.config, torch.device("cpu"), self)
+        self.proposer.load_model(target)
+
+    def _initialize_attention(self, cache: KVCacheConfig) -> None:
+        self.proposer.initialize_attn_backend(cache, [CACHE_BLOCK])
+
+    def _propose(self, rows: list[Row], starts: list[int], wanted: int | None) -> list[list[int]]:
+        counts = [len(row.features) for row in rows]
+        query_start_loc = query_starts(rows)
+        positions = positions_of(rows, starts)
+        block_table = torch.stack([self.blocks[row.request] for row in rows])
+        owners = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts))
+        slots = block_table[owners, positions // CACHE_BLOCK].long() * CACHE_BLOCK
+        slots += positions % CACHE_BLOCK
+        seq_lens = torch.tensor(
+            [s + n for s, n in zip(starts, counts, strict=True)], dtype=torch.int32
+        )
+        # What the proposer reads of its runner.
+        self.discard_request_mask = SimpleNamespace(np=np.array([row.in_prompt for row in rows]))
+        self.input_batch = SimpleNamespace(req_ids=[str(row.request) for row in rows])
+        request = SimpleNamespace(
+            num_prompt_tokens=0, sampling_params=SimpleNamespace(max_tokens=self.max_tokens)
+        )
+        self.requests = {str(row.request): request for row in rows}
+        rejected = torch.tensor([row.num_rejected for row in rows], dtype=torch.int32)
+        return self.proposer.propose(
+            num_speculative_tokens=(
+                self.proposer.num_speculative_tokens if wanted is None else wanted
+            ),
+            target_token_ids=torch.zeros(len(positions), dtype=torch.int32),
+            target_positions=positions,
+            target_hidden_states=torch.cat([row.features for row in rows]),
+            next_token_ids=torch.tensor([row.bonus for row in rows], dtype=torch.int32),
+            token_indices_to_sample=None,
+            common_attn_metadata=CommonAttentionMetadata(
+                query_start_loc=query_start_loc,
+                query_start_loc_cpu=query_start_loc,
+                seq_lens=seq_lens,
+                seq_lens_cpu_upper_bound=seq_lens,
+                num_reqs=len(rows),
+                num_actual_tokens=len(positions),
+                max_query_len=max(counts),
+                max_seq_len=int(seq_lens.max()),
+                block_table_tensor=block_table,
+                slot_mapping=slots,
+            ),
+            sampling_metadata=None,
+            num_rejected_tokens_gpu=rejected if rejected.any() else None,
+        )
+
+
+class SpeculatorHarness(Harness):
+    """On Model Runner V2."""
+
+    def _load(self, target: HfTarget) -> None:
+        self.proposer = DFlashSpeculator(self.config, torch.device("cpu"))
+        self.proposer.load_model(target)
+        max_requests = self.proposer.max_num_reqs
+        self.proposer.req_states = SimpleNamespace(max_seq_len=np.zeros(max_requests, np.int32))
+
+    def _initialize_attention(self, cache: KVCacheConfig) -> None:
+        drafter = self.proposer
+        self.tables = BlockTables(
+            [CACHE_BLOCK],
+            drafter.max_num_reqs,
+            drafter.max_num_tokens,
+            [self.blocks_each],
+            torch.device("cpu"),
+        )
+        drafter.set_attn(None, cache, self.tables, None, None)
+        drafter.init_cudagraph_manager(CUDAGraphMode.NONE)
+
+    def _propose(self, rows: list[Row], starts: list[int], wanted: int | None) -> list[list[int]]:
+        drafter = self.proposer
+        counts = np.array([len(row.features) for row in rows], dtype=np.int32)
+        requests = [row.request for row in rows]
+        drafter.req_states.max_seq_len[:] = self.max_tokens
+        self.tables.input_block_tables[0][: len(rows)] = self.blocks[requests]
+        rejected = torch.tensor([row.num_rejected for row in rows], dtype=torch.int32)
+        sampled = torch.tensor([int(not row.in_prompt) for row in rows], dtype=torch.int32)
+        last_sampled = torch.zeros(drafter.max_num_reqs, 1, dtype=torch.int64)
+        last_sampled[requests, 0] = torch.tensor([row.bonus for row in rows])
+        seq_lens = torch.from_numpy(np.array(starts, dtype=np.int32) + counts)
+        batch = SimpleNamespace(
+            req_ids=[str(request) for request in requests],
+            num_reqs=len(rows),
+            num_tokens=int(counts.sum()),
+            num_draft_tokens_per_req=rejected.numpy(),
+            num_scheduled_tokens=counts,
+            num_computed_tokens_np=np.array(starts),
+            idx_mapping=torch.tensor(requests),
+            idx_mapping_np=np.array(requests),
+            positions=positions_of(rows, starts),
+            query_start_loc=query_starts(rows),
+            seq_lens_cpu_upper_bound=seq_lens,
+        )
+        drafter.observe_verification(batch.idx_mapping, sampled, rejected)
+        tokens = drafter.propose(
+            batch,
+            {},
+            {},
+            None,
+            [torch.cat([row.features for row in rows])],
+            sampled,
+            rejected,
+            last_sampled,
+            torch.zeros(1, drafter.max_num_reqs, dtype=torch.int32),
+            torch.zeros(drafter.max_num_reqs),
+            torch.zeros(drafter.max_num_reqs, dtype=torch.int64),
+            num_speculative_tokens=drafter.num_speculative_steps if wanted is None else wanted,
+        )
+        lengths = drafter._handed_over
+        return [tokens[i, : lengths[name]].tolist() for i, name in enumerate(batch.req_ids)]
+
+
+DrafterHarness = SpeculatorHarness if USES_V2 else ProposerHarness

@@ -1,0 +1,62 @@
+"""Where the drafts of an engine are put, on either model runner."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from vllm import LLM
+
+from support.engines import USES_V2, proposer_of
+from vllm_dflash.engine.block_layout import Ints
+
+
+@dataclass
+class Draft:
+    """One block of one request."""
+
+    request: str
+    written: set[int]
+    """Cache blocks that its keys and values go to."""
+    own: set[int]
+    """Cache blocks that its request has."""
+
+
+@contextmanager
+def watch_drafts(llm: LLM) -> Iterator[list[Draft]]:
+    """Every draft of every request; no two of a step may go to one block."""
+    seen: list[Draft] = []
+    drafter = proposer_of(llm)
+    manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+    block_size = manager.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+
+    def note(requests: list[str], slots: list[Ints]) -> None:
+        taken: set[int] = set()
+        for name, own_slots in zip(requests, slots, strict=True):
+            written = {int(slot) // block_size for slot in own_slots if slot >= 0}
+            assert not written & taken
+            taken |= written
+            seen.append(Draft(name, written, set(manager.get_block_ids(name)[0])))
+
+    def draft_v1(inputs: Any, block_table: Any) -> Any:
+        ends = inputs.query_start_loc
+        slots = [inputs.slots[a:b] for a, b in itertools.pairwise(ends)]
+        note([drafter._batch_ids(row + 1)[row] for row in inputs.requests], slots)
+        return original(inputs, block_table)
+
+    def draft_v2(num_reqs: int, *more: Any, **named: Any) -> None:
+        group = drafter.draft_kv_cache_group_id
+        slots = drafter.block_tables.slot_mappings[group, : num_reqs * drafter.num_query_per_req]
+        note(drafter._batch_ids(num_reqs), list(slots.view(num_reqs, -1).numpy()))
+        original(num_reqs, *more, **named)
+
+    owner, name = (drafter, "_generate_draft") if USES_V2 else (drafter.block, "draft")
+    original = getattr(owner, name)
+    setattr(owner, name, draft_v2 if USES_V2 else draft_v1)
+    try:
+        yield seen
+    finally:
+        delattr(owner, name)

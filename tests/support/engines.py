@@ -1,0 +1,120 @@
+"""vLLM engines in the tests' own process, and the demo pair they serve."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+
+from support import DEMO
+from support.planner_world import steady_costs
+from vllm_dflash.engine import worker
+from vllm_dflash.engine.block_layout import Ints
+
+TARGET, DRAFTER = DEMO / "target", DEMO / "drafter"
+USES_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+DFLASH = {"method": "dflash", "model": str(DRAFTER)}
+FIXED = {**DFLASH, "draft_length": "fixed"}
+
+
+def held_out_prompts(count: int) -> list[str]:
+    with (DEMO / "held_out.jsonl").open() as file:
+        return [json.loads(line)["prompt"] for line in file][:count]
+
+
+@contextmanager
+def engine(**arguments: Any) -> Iterator[LLM]:
+    """An engine on the demo target in float32, eager, in this process."""
+    settings = {"model": str(TARGET), "dtype": "float32", "enforce_eager": True}
+    settings |= {"max_model_len": 512, "disable_log_stats": False, "seed": 0}
+    settings |= {"block_size": 32}  # smaller than the prompts, so that prefixes are cached
+    cleanup_dist_env_and_memory()
+    llm = LLM(**settings | arguments)
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on no engine measures what its steps cost, so that draft lengths repeat.
+
+    What the planner sees is the drafts' luck alone; on a busy machine, or in an interpreter, it
+    would rightly draft nothing.
+    """
+    for profile in ("profile_v1", "profile_v2"):
+        monkeypatch.setattr(
+            worker, profile, lambda runner, agree: steady_costs(runner.max_num_reqs)
+        )
+
+
+def _worker_of(llm: LLM) -> Any:
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+
+
+def proposer_of(llm: LLM) -> Any:
+    """Our proposer, or on Model Runner V2 our speculator."""
+    return _worker_of(llm).drafter
+
+
+def target_of(llm: LLM) -> Any:
+    """The target's model."""
+    return _worker_of(llm).model_runner.get_model()
+
+
+def greedy(max_tokens: int, **changes: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **changes)
+
+
+def token_ids(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[list[int]]:
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def prefix_cache_hits(llm: LLM) -> int:
+    """Prompt tokens found in the prefix cache so far."""
+    (hits,) = (m.value for m in llm.get_metrics() if m.name == "vllm:prefix_cache_hits")
+    return hits
+
+
+def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
+    """Watch an engine: tokens of each verify step, per request, filled while it generates."""
+    proposer = proposer_of(llm)
+    lengths: dict[str, list[int]] = {}
+    original = proposer.statistics.observe_verification
+
+    def observe(num_draft_tokens: Ints, num_valid_tokens: Ints) -> None:
+        original(num_draft_tokens, num_valid_tokens)
+        req_ids = proposer._batch_ids(len(num_draft_tokens))
+        for req_id, drafted, produced in zip(
+            req_ids, num_draft_tokens.tolist(), num_valid_tokens.tolist(), strict=True
+        ):
+            if drafted and produced:
+                lengths.setdefault(req_id, []).append(produced)
+
+    proposer.statistics.observe_verification = observe  # type: ignore[method-assign]
+    return lengths
+
+
+def tokens_by_step(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[list[int]]:
+    """How many tokens each step brought each prompt; what is behind its end is cut."""
+    engine = llm.llm_engine
+    for number, prompt in enumerate(prompts):
+        engine.add_request(str(number), prompt, params)
+    steps: list[list[int]] = [[] for _ in prompts]
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            number = int(output.request_id)
+            if new := len(output.outputs[0].token_ids) - sum(steps[number]):
+                steps[number].append(new)
+    return steps

@@ -1,0 +1,67 @@
+"""An engine in a process of its own that also tells about its workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from vllm_dflash.tools.verify import vllm_engine
+
+MARK = "MARK_OF_THE_TEST"
+
+
+class Answers(vllm_engine.Answers):
+    def __init__(self, engine: vllm_engine.VllmEngine) -> None:
+        super().__init__(engine)
+        self._core = engine._engine
+
+    def workers(self) -> list[dict[str, Any]]:
+        return self._core.collective_rpc(_build_look_around())
+
+    def dflash_stats(self) -> list[dict[str, Any]]:
+        return self._core.collective_rpc("dflash_stats")
+
+
+def start(**arguments: Any) -> Answers:
+    return Answers(vllm_engine.start(**arguments)._engine)
+
+
+def _build_look_around() -> Callable[[Any], dict[str, Any]]:
+    """A nested function is sent to the workers as code: they have no tests to import."""
+
+    def look_around(worker: Any) -> dict[str, Any]:
+        import os
+        import sys
+
+        import ray
+        import torch
+        from vllm.distributed import get_tp_group
+
+        kind = type(worker.worker)
+        all_reduce = get_tp_group().device_communicator.dist_module
+        with open("/proc/self/maps") as maps:
+            mapped = maps.read()
+        return {
+            "pid": os.getpid(),
+            "actor": ray.get_runtime_context().get_actor_id(),
+            "node": ray.util.get_node_ip_address(),
+            "worker": f"{kind.__module__}.{kind.__qualname__}",
+            "mark": os.environ.get(mark),
+            "threads": torch.get_num_threads(),
+            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+            "uses_shared_memory": all_reduce is not torch.distributed,
+            "preloaded": [name for name in preload if name in mapped],
+            # Of a killed process Intel OpenMP's own entry stays, whatever it was.
+            "shared_memory": sorted(
+                {
+                    line.rpartition(" ")[2]
+                    for line in mapped.splitlines()
+                    if " /dev/shm/" in line and "__KMP_" not in line and "(deleted)" not in line
+                }
+            ),
+            "has_plugin": "vllm_dflash.plugin" in sys.modules,
+        }
+
+    mark, preload = MARK, os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    return look_around

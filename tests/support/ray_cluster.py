@@ -1,0 +1,134 @@
+"""A Ray cluster on this machine alone: each node is a `ray start` on a loopback address."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.servers import free_port
+
+RAY = str(Path(sys.executable).with_name("ray"))
+SECONDS_TO_START, SECONDS_TO_LEAVE = 120, 5
+HEAD = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's outer address
+
+
+class RayCluster:
+    """A head node; others come and go. Nothing is left behind, no default address either."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._address = f"{HEAD}:{free_port()}"
+        self.access = {
+            "RAY_ADDRESS": self._address,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        }
+        """Variables by which programs find it and are let in."""
+
+    @contextmanager
+    def head(self, cpus: int, environment: dict[str, str]) -> Iterator[None]:
+        port = self._address.rpartition(":")[2]
+        arguments = ["--head", f"--port={port}", "--include-dashboard=false"]
+        arguments += [f"--ray-client-server-port={free_port()}"]
+        with self._node(HEAD, cpus, arguments, environment):
+            yield
+
+    @contextmanager
+    def joined(self, ip: str, cpus: int = 1, **environment: str) -> Iterator[None]:
+        """Another node, with these variables besides ours."""
+        with self._node(ip, cpus, [f"--address={self._address}"], environment):
+            yield
+
+    @contextmanager
+    def _node(
+        self, ip: str, cpus: int, arguments: list[str], environment: dict[str, str]
+    ) -> Iterator[None]:
+        log = self._folder / f"{ip}.log"
+        access = {name: value for name, value in self.access.items() if name != "RAY_ADDRESS"}
+        node = _start(self._folder, ip, cpus, arguments, access | environment, log)
+        try:
+            _wait_for(node, log)
+            yield
+        finally:
+            left = _end(node)
+        assert not left, left
+
+
+@contextmanager
+def ray_cluster(cpus: int = 1, **environment: str) -> Iterator[RayCluster]:
+    """A cluster of one node, with these variables besides ours."""
+    folder = Path(tempfile.mkdtemp(prefix="vdf", dir="/tmp"))  # paths of sockets must be short
+    try:
+        cluster = RayCluster(folder)
+        with cluster.head(cpus, environment):
+            yield cluster
+    finally:
+        shutil.rmtree(folder)
+
+
+def _start(
+    folder: Path,
+    ip: str,
+    cpus: int,
+    arguments: list[str],
+    changes: Mapping[str, str],
+    log: Path,
+) -> subprocess.Popen[bytes]:
+    command = [RAY, "start", "--block", f"--node-ip-address={ip}", f"--num-cpus={cpus}"]
+    command += ["--object-store-memory=80000000", "--disable-usage-stats"]
+    # Of both: a node without one makes its cluster this machine's default.
+    command += [f"--temp-dir={folder}"]
+    # Two nodes of one machine must not count the same ports.
+    command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
+    # What is preloaded into Ray's own processes leaves files when they are killed.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    with log.open("w") as file:
+        return subprocess.Popen(
+            [*command, *arguments],
+            env={**environment, **changes},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _wait_for(node: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + SECONDS_TO_START
+    while "Ray runtime started" not in (text := log.read_text()):
+        if node.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(text)
+        time.sleep(0.2)
+
+
+def _end(node: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """End a node with all its processes; returns those that would not go."""
+    node.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        node.wait(SECONDS_TO_LEAVE)
+    processes = [process for process in psutil.process_iter() if _session(process) == node.pid]
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    node.wait(5)
+    return psutil.wait_procs(alive, timeout=5)[1]
+
+
+def _session(process: psutil.Process) -> int:
+    try:
+        return os.getsid(process.pid)
+    except ProcessLookupError:
+        return 0

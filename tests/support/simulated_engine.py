@@ -1,0 +1,47 @@
+"""An engine's recording without an engine: what a drafter in plain PyTorch computes."""
+
+from __future__ import annotations
+
+import torch
+
+from support.pairs import Pair
+from vllm_dflash.tools.parity.oracle import Oracle
+from vllm_dflash.tools.parity.recompute import Request, count_matches
+from vllm_dflash.tools.parity.recording import DraftStep, Recording
+
+
+def write(oracle: Oracle, prompt: list[int], new_tokens: int) -> list[int]:
+    """The prompt and its greedy continuation."""
+    ids = list(prompt)
+    for _ in range(new_tokens):
+        logits, _ = oracle.text(ids, [0])
+        ids.append(int(logits[-1].argmax()))
+    return ids
+
+
+def simulate(oracle: Oracle, ids: list[int], prompt_length: int) -> Request:
+    """Drafting along a text as an engine does that computes what this oracle computes."""
+    spec = oracle.drafter.spec
+    _, features = oracle.text(ids, spec.taps)
+    z = oracle.context(features)
+    steps: list[DraftStep] = []
+    length = prompt_length
+    while (k := min(spec.max_draft_tokens, len(ids) - length - 2)) > 0:
+        block = torch.tensor([ids[length], *[spec.mask_token_id] * k])
+        embedding = oracle.embed(block)
+        layers, hidden = oracle.block(embedding, z[:length])
+        logits = oracle.logits(hidden[1:])
+        drafts = oracle.drafter.target_ids(logits.argmax(-1))
+        accepted = count_matches(drafts.tolist(), ids[length + 1 : length + 1 + k])
+        positions = torch.arange(length, length + k + 1)
+        steps.append(
+            DraftStep(
+                length, block, positions, embedding, layers, hidden, logits, drafts, k, accepted
+            )
+        )
+        length += 1 + accepted
+    return Request(ids, prompt_length, Recording(features, z, torch.arange(len(ids)), steps))
+
+
+def oracle_of(pair: Pair) -> Oracle:
+    return Oracle(pair.load_target(), pair.load_drafter())

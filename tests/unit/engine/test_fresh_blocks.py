@@ -1,0 +1,33 @@
+"""Hazard 5: blocks that a request is given hold nothing of their last owner."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+from vllm_dflash.engine.vllm_fixes.fresh_blocks import clear_blocks, fresh_blocks
+
+
+def test_fresh_blocks_are_those_without_a_cached_prefix() -> None:
+    step = SimpleNamespace(
+        scheduled_new_reqs=[
+            SimpleNamespace(block_ids=([9], [1, 2, 3]), num_computed_tokens=0),
+            SimpleNamespace(block_ids=([9], [4, 5, 6]), num_computed_tokens=64),
+            SimpleNamespace(block_ids=([9], [7, 8]), num_computed_tokens=33),  # in the middle
+        ],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=["a", "b", "c"],
+            new_block_ids=[None, ([9], [20]), ([9], [30, 31, 32])],
+            num_computed_tokens=[5, 64, 32],
+            resumed_req_ids={"c"},
+        ),
+    )
+    assert fresh_blocks(step, 1, 32) == [1, 2, 3, 6, 20, 31, 32]  # type: ignore[arg-type]
+
+
+def test_clearing_spares_all_other_blocks() -> None:
+    """Also where the kernel's blocks are half as large as the scheduler's."""
+    cache = torch.full((10, 2, 4), float("nan"))
+    clear_blocks([cache], 5, [1, 4])
+    assert (cache == 0).all(dim=(1, 2)).tolist() == [i // 2 in (1, 4) for i in range(10)]

@@ -1,0 +1,209 @@
+"""What `propose` does to each request, on a real paged cache; hazards of the design by name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from support.drafter_harness import CACHE_BLOCK, DrafterHarness, Row
+from support.pairs import Pair, make_pair
+from support.planner_world import profiled_costs
+from vllm_dflash.planning.fixed_length import FixedLength
+from vllm_dflash.planning.planner import Plan
+
+on_both_runners = pytest.mark.usefixtures("runner")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(Path(tmp_path_factory.mktemp("pair")))
+
+
+@pytest.fixture
+def harness(pair: Pair) -> DrafterHarness:
+    return DrafterHarness(pair)
+
+
+def features(num_rows: int, seed: int) -> torch.Tensor:
+    return torch.randn(num_rows, 2 * 64, generator=torch.Generator().manual_seed(seed))
+
+
+@on_both_runners
+def test_batched_drafting_equals_drafting_each_request_alone(pair: Pair) -> None:
+    rows = [Row(i, features(length, i), bonus=20 + i) for i, length in enumerate((1, 33, 64, 7))]
+    together = DrafterHarness(pair).step(rows)
+    for row, drafts in zip(rows, together, strict=True):
+        assert DrafterHarness(pair).step([row]) == [drafts]
+
+
+@on_both_runners
+def test_a_request_near_the_context_limit_affects_only_itself(pair: Pair) -> None:
+    limit = 256
+    contexts = {"far": 50, "at 5": limit - 7, "at 1": limit - 3, "at 0": limit - 2}
+    rows = [Row(i, features(n, i), bonus=9) for i, n in enumerate(contexts.values())]
+    drafts = DrafterHarness(pair).step(rows)
+    assert [len(d) for d in drafts] == [7, 5, 1, 0]
+    # The far request drafts exactly what it would without the long ones.
+    assert DrafterHarness(pair).step(rows[:1]) == drafts[:1]
+
+
+@on_both_runners
+def test_hazard_2_a_prompt_split_anywhere_drafts_the_same(pair: Pair) -> None:
+    """Chunks that sample nothing must store their context, whatever their size."""
+    whole = features(40, 0)
+    harness = DrafterHarness(pair)
+    expected = harness.step([Row(0, whole, bonus=3)])
+    for split in range(1, 40):
+        harness.lengths[0] = 0
+        blocks = harness.blocks[0].long()
+        for cache in harness.caches:
+            cache[blocks] = 0.0  # nothing of the last round may help
+        assert harness.step([Row(0, whole[:split], in_prompt=True)]) == [[]]
+        assert harness.step([Row(0, whole[split:], bonus=3)]) == expected, split
+
+
+@on_both_runners
+def test_context_is_stored_for_requests_that_draft_nothing(pair: Pair) -> None:
+    """Nothing is left unwritten: at the limit, in the prompt, or when K is zero."""
+    whole = features(40, 0)
+    expected = DrafterHarness(pair).step([Row(0, whole, bonus=3)])
+    harness = DrafterHarness(pair)
+    assert harness.step([Row(0, whole[:13], in_prompt=True)]) == [[]]
+    assert harness.step([Row(0, whole[13:30], bonus=1)], num_speculative_tokens=0) == [[]]
+    harness.max_tokens = harness.lengths[0] + 5 + 2  # ends here: no draft could be used
+    assert harness.step([Row(0, whole[30:35], bonus=2)]) == [[]]
+    assert harness.proposer.statistics.drafted_steps == 0
+    harness.max_tokens = 10_000
+    assert harness.step([Row(0, whole[35:], bonus=3)]) == expected
+
+
+def test_context_kept_back_gives_the_same_drafts(pair: Pair) -> None:
+    """Undrafted steps store nothing; what is drafted after them has all its context."""
+    whole = features(60, 0)
+    expected = DrafterHarness(pair).step([Row(0, whole, bonus=3)])
+    harness = DrafterHarness(pair)
+    proposer = harness.proposer
+    proposer.adapt_lengths(profiled_costs())
+    proposer.lengths = FixedLength(7)  # drafts whenever there is room
+    stored = []
+    store = proposer.model.context.store
+    proposer.model.context.store = lambda *rows: (stored.append(len(rows[0])), store(*rows))
+    assert harness.step([Row(0, whole[:33], in_prompt=True)]) == [[]]
+    tail = torch.full((4, 128), 1e9)
+    harness.step(
+        [Row(0, torch.cat([whole[33:40], tail]), num_rejected=4), Row(1, whole[:5])],
+        num_speculative_tokens=0,
+    )
+    assert not stored
+    assert harness.step([Row(0, whole[40:], bonus=3)]) == expected
+    assert stored == [60]  # request 1 ended undrafted, so its rows never were
+
+
+def test_resting_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> None:
+    harness = DrafterHarness(pair)
+    proposer = harness.proposer
+    proposer.adapt_lengths(profiled_costs())
+    planned = []
+
+    class Never(FixedLength):
+        def plan(self, ids: list[str], room: np.ndarray, pending: np.ndarray) -> Plan:
+            planned.append((list(ids), pending.tolist()))
+            return Plan(np.zeros(len(ids), dtype=bool), 0, 1.0, 1.0, rest=2)
+
+    proposer.lengths = Never(7)
+    for _ in range(4):
+        assert harness.step([Row(0, features(2, 0))]) == [[]]
+    assert planned == [(["0"], [2]), (["0"], [8])]
+    harness.step([Row(0, features(1, 0)), Row(1, features(3, 0))])
+    assert planned[2:] == [(["0", "1"], [9, 3])]
+    assert proposer.statistics.skipped_steps == 5
+    assert not proposer.has_drafts
+
+
+@on_both_runners
+def test_block_forward_does_not_run_when_nobody_drafts(harness: DrafterHarness) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("the block forward ran")
+
+    harness.proposer.model.block.forward = fail
+    assert harness.step([Row(0, features(5, 0), in_prompt=True)]) == [[]]
+    with pytest.raises(AssertionError, match="the block forward ran"):
+        harness.step([Row(0, features(5, 0))])
+
+
+@on_both_runners
+def test_drafts_never_outrun_max_tokens(harness: DrafterHarness) -> None:
+    harness.max_tokens = 20
+    lengths = [len(harness.step([Row(0, features(n, n))])[0]) for n in (10, 2, 3, 3)]
+    # Context 10, 12, 15, 18: room for the bonus token, the drafts and one token behind them.
+    assert lengths == [7, 6, 3, 0]
+
+
+@on_both_runners
+@pytest.mark.parametrize("others", [0, 2], ids=["alone", "in company"])
+def test_hazard_3_rejected_rows_must_not_be_stored(pair: Pair, others: int) -> None:
+    """The slots of rejected rows stay as they were."""
+    harness = DrafterHarness(pair)
+    harness.allocate(0, 64)
+    rows = [Row(0, features(25, 1), num_rejected=5)]
+    rows += [Row(number, features(4, number)) for number in range(1, 1 + others)]
+    harness.step(rows, num_speculative_tokens=0)
+    assert harness.lengths[0] == 20
+    block = int(harness.blocks[0, 0])
+    per_token = 2 * pair.spec.num_kv_heads * pair.spec.head_dim  # numbers of one key and value
+    assert [int((cache[block] != 0).sum()) for cache in harness.caches] == [20 * per_token] * 2
+    dirty, clean = DrafterHarness(pair), DrafterHarness(pair)
+    kept, tail, after = features(23, 0), torch.full((5, 128), 1e9), features(2, 2)
+    dirty.step([Row(0, torch.cat([kept, tail]), num_rejected=5)])
+    clean.step([Row(0, kept)])
+    assert dirty.step([Row(0, after)]) == clean.step([Row(0, after)])
+
+
+@on_both_runners
+def test_hazard_5_unwritten_cache_pages_may_hold_nan(pair: Pair) -> None:
+    """Blocks nobody was given are NaN all along in this harness, and stay unread."""
+    harness = DrafterHarness(pair)
+    drafts = harness.step([Row(0, features(CACHE_BLOCK * 2 - 3, 0))])
+    assert harness.proposer.collect_statistics().nan_drafts == 0
+    assert len(drafts[0]) == 7
+    untouched = harness.blocks[1].long()
+    assert all(cache[untouched].isnan().all() for cache in harness.caches)
+
+
+@on_both_runners
+def test_hazard_6_slot_reuse_after_an_abort_sees_nothing_of_the_old(pair: Pair) -> None:
+    """Another request gets the row and the cache blocks of an aborted one."""
+    harness = DrafterHarness(pair)
+    harness.step([Row(0, features(90, 0))])
+    harness.lengths[0] = 0
+    row = Row(0, features(21, 5), bonus=4)
+    assert harness.step([row]) == DrafterHarness(pair).step([row])
+
+
+@on_both_runners
+def test_hazard_4_padding_rows_write_nothing(harness: DrafterHarness) -> None:
+    """Both runners give them the slot -1."""
+    slots = torch.full((6,), -1)
+    harness.proposer.model.context.store(features(6, 0), torch.arange(6), slots)
+    assert all(cache.isnan().all() for cache in harness.caches)
+
+
+@on_both_runners
+def test_nan_logits_never_become_drafts(harness: DrafterHarness) -> None:
+    bad = features(8, 1)
+    bad[3] = float("nan")
+    drafts = harness.step([Row(0, features(8, 0)), Row(1, bad), Row(2, features(8, 2))])
+    assert [len(d) for d in drafts] == [7, 0, 7]
+    assert harness.proposer.collect_statistics().nan_drafts == 7
+
+
+def test_statistics_count_what_was_verified(harness: DrafterHarness) -> None:
+    from types import SimpleNamespace
+
+    statistics = harness.proposer.statistics
+    statistics.observe_verification(np.array([7, 0, 3, 5]), np.array([4, 1, 1, 0]))
+    counted = SimpleNamespace(**statistics.to_dict())
+    assert (counted.draft_tokens, counted.accepted_tokens) == (10, 3)
+    assert counted.mean_acceptance_length == 1 + 3 / 2
+    assert counted.mean_draft_length == 10 / 2

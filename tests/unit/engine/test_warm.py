@@ -1,0 +1,42 @@
+"""Hazard 10: what changes after warm-up is counted."""
+
+import torch
+from vllm.compilation.counter import compilation_counter
+
+from vllm_dflash.engine.warm import WarmState
+
+
+def test_a_buffer_that_moves_is_counted_once() -> None:
+    buffers = [torch.zeros(4), torch.zeros(4)]
+    state = WarmState(lambda: buffers)
+    buffers[0] = torch.zeros(5)  # before it is warm, anything goes
+    state.seal()
+    state.check()
+    assert state.to_dict() == {"captures_after_warmup": 0, "reallocations_after_warmup": 0}
+    kept = buffers[1]  # lest the new one gets the old one's place
+    buffers[1] = torch.zeros(4)
+    state.check()
+    state.check()
+    assert kept.data_ptr() != buffers[1].data_ptr()
+    assert state.to_dict()["reallocations_after_warmup"] == 1
+
+
+def test_a_new_buffer_is_counted() -> None:
+    buffers = [torch.zeros(4)]
+    state = WarmState(lambda: buffers)
+    state.seal()
+    buffers.append(torch.zeros(4))
+    state.check()
+    assert state.to_dict()["reallocations_after_warmup"] == 1
+
+
+def test_captures_and_compilations_are_counted() -> None:
+    state = WarmState(list)
+    torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2))
+    state.seal()
+    assert state.to_dict()["captures_after_warmup"] == 0
+    compilation_counter.num_cudagraph_captured += 1
+    torch.compile(lambda x: x * 3 + 2, backend="eager")(torch.zeros(2))
+    compiled = state.to_dict()["captures_after_warmup"]
+    compilation_counter.num_cudagraph_captured -= 1
+    assert compiled == 2

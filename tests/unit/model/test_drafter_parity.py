@@ -1,0 +1,162 @@
+"""The vLLM drafter against `reference.py`, in float32, on a poisoned paged cache."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.drafter_harness import DrafterHarness, Row
+from support.pairs import Pair, make_pair
+from vllm_dflash.model.reference import draft
+
+SHAPES = {
+    "gqa": {},
+    "mha": {"num_key_value_heads": 4},
+    "mqa": {"num_key_value_heads": 1},
+    "one-tap": {"dflash_config": {"target_layer_ids": [3]}},
+    "six-taps": {
+        "num_target_layers": 6,
+        "dflash_config": {"target_layer_ids": [0, 1, 2, 3, 4, 5]},
+    },
+    "block-4": {"block_size": 4},
+    "block-16": {"block_size": 16},
+    "biases": {"attention_bias": True},
+    "wide-heads": {"head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1},
+    "five-layers": {"num_hidden_layers": 5},
+    "causal": {"is_causal": True},
+    "sliding": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 20},
+    "mixed-windows": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 20,
+    },
+    "sliding-non-causal": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 20,
+        "dflash_config": {"causal": False},
+    },
+    "swa-for-all": {"dflash_config": {"use_swa": True, "swa_window_size": 24}},
+    "eight-layers": {"num_hidden_layers": 8},
+    "sinks": {"dflash_config": {"attention_sink_bias": True}},
+    "sinks-and-window": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 20,
+        "dflash_config": {"attention_sink_bias": True},
+    },
+    "value-scale": {"dflash_config": {"attention_value_scale": 0.7}},
+    "interleaved-rope": {"is_neox_style": False},
+    "yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "yarn-transformers-4": {
+        "rope_parameters": None,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    },
+    "llama3-rope": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "linear-rope": {
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    },
+    "top-level-fields": {
+        "mask_token_id": 301,
+        "target_layer_ids": [1, 3],
+        "dflash_config": {"mask_token_id": None, "target_layer_ids": None},
+    },
+    "speculators": {"speculators": True},
+    "speculators-small-vocabulary": {
+        "speculators": True,
+        "draft_vocab_size": 128,
+        "own_vocabulary": True,
+    },
+    "small-vocabulary": {"draft_vocab_size": 100},
+    "own-vocabulary": {"own_vocabulary": True, "logit_scale": 0.25},
+    "narrower-than-its-target": {"target_hidden_size": 96},
+    "mask-embedding": {"mask_embedding": True},
+}
+
+
+@pytest.fixture(params=SHAPES.values(), ids=SHAPES.keys())
+def pair(request: pytest.FixtureRequest, tmp_path) -> Pair:
+    return make_pair(tmp_path, **request.param)
+
+
+def features_of(pair: Pair, num_rows: int, seed: int) -> torch.Tensor:
+    width = len(pair.spec.taps) * pair.spec.target_hidden_size
+    return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(ours: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within 1e-4 of the largest value."""
+    assert torch.isfinite(ours).all()
+    assert (ours - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.usefixtures("runner")
+def test_logits_equal_the_reference(pair: Pair) -> None:
+    """Unequal contexts in one batch, stored in chunks, with rejected rows in between."""
+    harness, target, reference = DrafterHarness(pair), pair.load_target(), pair.load_drafter()
+    contexts = [features_of(pair, length, seed=length) for length in (3, 41, 97)]
+    # Chunk by chunk, as a chunked prefill brings them; nothing is drafted meanwhile.
+    for request, chunk in ((1, 10), (2, 50), (2, 20)):
+        done = harness.lengths[request]
+        rows = contexts[request][done : done + chunk]
+        assert harness.step([Row(request, rows, in_prompt=True)]) == [[]]
+    # The last step of request 2 verified drafts of which the target rejected four.
+    rejected = 99.0 * features_of(pair, 4, seed=4)
+    last = torch.cat([contexts[2][70:], rejected])
+    drafts = harness.step(
+        [
+            Row(0, contexts[0], bonus=7),
+            Row(1, contexts[1][10:], bonus=8),
+            Row(2, last, bonus=9, num_rejected=4),
+        ]
+    )
+    k = pair.spec.max_draft_tokens
+    expected = torch.cat(
+        [
+            draft(target, reference, features, bonus, k)
+            for features, bonus in zip(contexts, (7, 8, 9), strict=True)
+        ]
+    )
+    assert harness.logits is not None
+    assert_close(harness.logits, expected)
+    assert drafts == reference.target_ids(expected.argmax(-1)).view(3, k).tolist()
+
+
+def test_hidden_states_equal_the_reference(pair: Pair) -> None:
+    harness, target, reference = DrafterHarness(pair), pair.load_target(), pair.load_drafter()
+    features = features_of(pair, 45, seed=1)
+    harness.step([Row(3, features, bonus=11)])
+    block = torch.tensor([[11] + [pair.spec.mask_token_id] * pair.spec.max_draft_tokens])
+    with torch.inference_mode():
+        expected = reference(
+            reference.embed(block, target),
+            reference.context(features[None]),
+            torch.arange(45 + pair.spec.block_size)[None],
+        )
+    assert_close(harness.hidden, expected[0, 1:])
+
+
+@pytest.mark.usefixtures("runner")
+def test_a_target_with_more_positions_than_the_rotary_table(tmp_path: Path) -> None:
+    """Context is stored at all of them; vLLM's table for YaRN has factor times original rows."""
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}
+    rope["original_max_position_embeddings"] = 16
+    pair = make_pair(tmp_path, rope_parameters=rope, max_position_embeddings=32)
+    harness = DrafterHarness(pair, max_model_len=256)
+    rotary = harness.proposer.model.context.attentions[0].rotary_emb
+    assert len(rotary.cos_sin_cache) >= 256 > 2 * 16
+    harness.step([Row(0, features_of(pair, 90, seed=1), bonus=7)])

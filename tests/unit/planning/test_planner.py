@@ -1,0 +1,180 @@
+"""The planner in a simulated engine: never worse than the best fixed length, or than none."""
+
+import inspect
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from support.planner_world import (
+    MAX_DRAFT,
+    Undrafted,
+    World,
+    names,
+    planner,
+    profiled_costs,
+    rate_of,
+)
+from vllm_dflash.planning.fixed_length import FixedLength
+from vllm_dflash.planning.planner import Planner
+from vllm_dflash.planning.request_rows import RequestRows
+
+USELESS = {"sure": 0.02, "unsure": 0.02, "overrated": 0.1}
+"""Never accepted, and sure of itself all the same."""
+LENGTHS = (1, 2, 3, 5, 7)
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 16, 32, 64])
+def test_at_least_as_fast_as_plain_and_any_fixed_length(num_requests: int) -> None:
+    fixed = [rate_of(FixedLength(length), num_requests) for length in LENGTHS]
+    best = max(rate_of(Undrafted(), num_requests), *fixed)
+    assert rate_of(planner(), num_requests) > 0.99 * best
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 16, 64])
+def test_useless_drafts_cost_next_to_nothing(num_requests: int) -> None:
+    ours = rate_of(planner(), num_requests, steps=1500, **USELESS)
+    assert ours > 0.985 * rate_of(Undrafted(), num_requests, steps=1500, **USELESS)
+
+
+@pytest.mark.parametrize("overrated", [0.4, 2.5])
+@pytest.mark.parametrize("num_requests", [1, 8, 16])
+def test_a_drafter_that_misjudges_itself(num_requests: int, overrated: float) -> None:
+    """Confidence is calibrated, so too much or too little of it costs little."""
+    honest = rate_of(planner(), num_requests, steps=1000)
+    assert rate_of(planner(), num_requests, steps=1000, overrated=overrated) > 0.96 * honest
+
+
+def test_choosing_by_request_beats_every_fixed_length_around_the_crossover() -> None:
+    best = max(rate_of(Undrafted(), 16), *(rate_of(FixedLength(k), 16) for k in LENGTHS))
+    assert rate_of(planner(), 16) > 1.05 * best
+
+
+def test_probes_become_rare_but_never_cease() -> None:
+    world = World(planner(), **USELESS)
+    world.run(names(8), 4000)
+    gaps = np.diff(world.drafted_steps)
+    assert gaps[-5:].mean() > 3 * gaps[:5].mean()
+    assert gaps.max() < 400
+
+
+def test_drafting_starts_within_a_few_dozen_steps_when_load_falls() -> None:
+    world = World(planner())
+    world.run(names(64), 400)
+    assert sum(step >= 350 for step in world.drafted_steps) < 10
+    world.run(names(1), 40)
+    assert sum(step >= 400 for step in world.drafted_steps) >= 30
+
+
+def test_drafting_stops_within_a_few_dozen_steps_when_load_rises() -> None:
+    world = World(planner())
+    world.run(names(1), 400)
+    world.run(names(64), 60)
+    assert sum(step >= 430 for step in world.drafted_steps) < 10
+
+
+def test_drafting_follows_the_text() -> None:
+    """Easy, useless, easy again: on, off within dozens of steps, and on again after a probe."""
+    world = World(planner())
+    world.run(names(4), 200)
+    world.sure, world.unsure, world.overrated = 0.02, 0.02, 0.1
+    world.run(names(4), 200)
+    off = sum(250 <= step < 400 for step in world.drafted_steps)
+    world.sure, world.unsure, world.overrated = 0.93, 0.45, 1.0
+    world.run(names(4), 600)
+    on = sum(step >= 800 for step in world.drafted_steps)
+    assert off < 40
+    assert on > 180
+
+
+def test_new_requests_start_from_what_others_have_shown() -> None:
+    """A stream of requests of six steps each does as well as endless ones."""
+    world, first = World(planner()), 0
+    for _ in range(60):
+        world.run(names(4, first), 6)
+        first += 4
+    before = world.tokens, world.seconds
+    for _ in range(60):
+        world.run(names(4, first), 6)
+        first += 4
+    ours = (world.tokens - before[0]) / (world.seconds - before[1])
+    assert ours > 1.3 * rate_of(Undrafted(), 4)
+    useless, first = World(planner(), **USELESS), 0
+    for _ in range(100):
+        useless.run(names(4, first), 6)
+        first += 4
+    assert useless.rate > 0.97 * rate_of(Undrafted(), 4)
+
+
+def test_nobody_is_drafted_who_has_no_room() -> None:
+    ours = planner()
+    ids, room = names(3), np.array([0, MAX_DRAFT, 2])
+    for _ in range(5):
+        plan = ours.plan(ids, room, np.ones(3, int))
+        assert not plan.drafted[0]
+        lengths = ours.lengths(plan, ids, room, np.full((plan.drafted.sum(), plan.width), 0.99))
+        assert (lengths <= room[plan.drafted]).all()
+    nothing = ours.plan(ids, np.zeros(3, int), np.ones(3, int))
+    assert nothing.width == 0
+    assert not nothing.drafted.any()
+
+
+def test_a_batch_with_sure_and_unsure_requests_gets_ragged_lengths() -> None:
+    ours = planner()
+    ids, room = names(8), np.full(8, MAX_DRAFT)
+    plan = ours.plan(ids, room, np.ones(8, int))
+    assert plan.drafted.all()
+    confidence = np.full((8, plan.width), 0.97)
+    confidence[4:] = 0.1
+    lengths = ours.lengths(plan, ids, room, confidence)
+    assert lengths[:4].min() > lengths[4:].max()
+
+
+def test_padding_and_drafts_of_others_teach_nothing() -> None:
+    """The scheduler may pad a request with drafts that are not ours."""
+    ours = planner()
+    ours.observe_verification(names(2), np.array([7, 0]), np.array([0, 0]))
+    assert ours.calibration.seen.sum() == 0
+
+
+def test_planning_never_sees_a_token() -> None:
+    """Losslessness rests on it: there is no way for token ids to reach the planner."""
+    for name, method in inspect.getmembers(Planner, inspect.isfunction):
+        assert not {"tokens", "token_ids", "sampled", "bonus"} & set(
+            inspect.signature(method).parameters
+        ), name
+
+
+def test_planning_imports_neither_vllm_nor_torch() -> None:
+    code = (
+        "import sys, vllm_dflash.planning.fixed_length;"
+        "sys.exit(any(name.split('.')[0] in ('vllm', 'torch') for name in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_more_requests_than_rows_over_time() -> None:
+    rows = RequestRows(4)
+    first, fresh = rows.of(["a", "b"])
+    assert sorted(fresh) == sorted(first)
+    again, fresh = rows.of(["b", "a"])
+    assert again.tolist() == first.tolist()[::-1]
+    assert not len(fresh)
+    for step in range(20):
+        several, _ = rows.of([f"{step}-{number}" for number in range(4)])
+        assert sorted(several) == [0, 1, 2, 3]
+
+
+def test_fixed_length_is_always_k() -> None:
+    fixed = FixedLength(5)
+    room = np.array([7, 0, 3])
+    plan = fixed.plan(names(3), room, np.ones(3, int))
+    assert plan.width == 5
+    assert fixed.lengths(plan, names(3), room, np.zeros((2, 5))).tolist() == [5, 3]
+
+
+def test_costs_are_what_the_world_says_after_a_while() -> None:
+    ours = Planner(MAX_DRAFT, 64, profiled_costs())
+    World(ours).run(names(8), 300)
+    assert ours.costs.plain(8) == pytest.approx(0.0169 + 8 * 0.0003, rel=0.03)

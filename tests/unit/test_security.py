@@ -1,0 +1,206 @@
+"""A drafter's folder is data: nothing in it is run, and nothing outside it is read.
+
+`create_engine_config` is what `LLM(...)` and `vllm serve` call before they start anything.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from vllm.config import LoadConfig, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from support.pairs import Pair, make_pair
+from vllm_dflash.checkpoint.mask_embedding import parse_mask_embedding
+from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.model.draft_model import DFlashDraftModel
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return make_pair(tmp_path / "pair")
+
+
+def engine_config(pair: Pair, **changes: Any) -> VllmConfig:
+    speculative = {"method": "dflash", "model": str(pair.drafter)}
+    return EngineArgs(
+        model=str(pair.target),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=256,
+        speculative_config=speculative,
+        **changes,
+    ).create_engine_config()
+
+
+class Malicious:
+    """Unpickled carelessly, it leaves a file."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.trace),)
+
+
+def test_the_malicious_pickle_works(tmp_path: Path) -> None:
+    """Or the tests below would prove nothing."""
+    pickle.loads(pickle.dumps(Malicious(tmp_path / "trace")))
+    assert (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("write", ["pickle", "torch"])
+def test_a_malicious_mask_embedding_is_refused_and_not_run(
+    pair: Pair, tmp_path: Path, write: str
+) -> None:
+    file, evil = pair.drafter / "mask_embedding.pt", {"embedding": Malicious(tmp_path / "trace")}
+    if write == "pickle":
+        file.write_bytes(pickle.dumps(evil))
+    else:
+        torch.save(evil, file)
+    with pytest.raises(DrafterError, match=r"mask_embedding\.pt cannot be read as tensors"):
+        engine_config(pair)
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (["no tensor"], "holds a list"),
+        ({"weights": torch.zeros(64)}, "holds a NoneType"),
+        (torch.zeros(63), "has 63 numbers, hidden_size is 64"),
+        # 4 bytes that claim to be 4 TiB.
+        (torch.zeros(1).expand(1 << 40), "has 1099511627776 numbers"),
+        ({"embedding": torch.zeros(64), "mask_token_id": 7}, "is for mask_token_id 7"),
+    ],
+)
+def test_a_mask_embedding_that_is_none(pair: Pair, state: Any, message: str) -> None:
+    torch.save(state, pair.drafter / "mask_embedding.pt")
+    with pytest.raises(DrafterError, match=message):
+        engine_config(pair)
+
+
+def test_a_damaged_mask_embedding(pair: Pair) -> None:
+    """Cut anywhere, flipped anywhere: refused, or read as the right number of numbers."""
+    buffer = io.BytesIO()
+    torch.save(torch.zeros(64), buffer)
+    whole, refused = buffer.getvalue(), 0
+    damaged = [whole[:length] for length in range(0, len(whole), 97)]
+    for place in range(0, len(whole), 23):
+        damaged.append(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+    for content in [b"", b"\0" * 64, *damaged]:
+        try:
+            assert parse_mask_embedding(pair.spec, content).shape == (64,)
+        except DrafterError as error:
+            assert "mask_embedding.pt" in str(error)  # noqa: PT017 - either is right
+            refused += 1
+    assert refused > 10
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_pickled_weights_alone_are_refused(pair: Pair, tmp_path: Path, name: str) -> None:
+    (pair.drafter / "model.safetensors").unlink()
+    torch.save({"fc.weight": Malicious(tmp_path / "trace")}, pair.drafter / name)
+    with pytest.raises(DrafterError, match=r"holds no \*\.safetensors file"):
+        engine_config(pair)
+    assert not (tmp_path / "trace").exists()
+
+
+def test_a_pickle_named_safetensors_is_refused(pair: Pair, tmp_path: Path) -> None:
+    torch.save(Malicious(tmp_path / "trace"), pair.drafter / "model.safetensors")
+    assert zipfile.is_zipfile(pair.drafter / "model.safetensors")
+    with pytest.raises(DrafterError, match=r"model\.safetensors.* cannot be read"):
+        engine_config(pair)
+    assert not (tmp_path / "trace").exists()
+
+
+def loaded(folder: Path, load_format: str) -> dict[str, torch.Tensor]:
+    """What vLLM's loader reads of a drafter's folder for our draft model."""
+    loader = DefaultModelLoader(LoadConfig(load_format=load_format))
+    config = SimpleNamespace(model=str(folder), revision=None, quantization=None)
+    return dict(loader.get_all_weights(config, DFlashDraftModel))
+
+
+@pytest.mark.parametrize("load_format", ["auto", "hf", "safetensors", "pt"])
+def test_vllms_loader_takes_safetensors_only(pair: Pair, load_format: str) -> None:
+    """Also where the target's --load-format is another, or an index names other files."""
+    outside = pair.drafter.parent / "outside.safetensors"
+    save_file({"outside": torch.zeros(1)}, outside)
+    torch.save({"pickled": torch.zeros(1)}, pair.drafter / "pytorch_model.bin")
+    torch.save({"pickled": torch.zeros(1)}, pair.drafter / "model.pt")
+    index = {"weight_map": {"fc.weight": "../outside.safetensors", "x": str(outside)}}
+    (pair.drafter / "model.safetensors.index.json").write_text(json.dumps(index))
+    names = loaded(pair.drafter, load_format).keys()
+    assert "fc.weight" in names
+    assert not names & {"outside", "pickled"}
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_code_beside_a_drafter_is_not_imported(pair: Pair, tmp_path: Path, trust: bool) -> None:
+    """`trust_remote_code` is for the target, and stays what it was there."""
+    code = f"import os\nos.mkdir({str(tmp_path / 'trace')!r})\n"
+    code += "from transformers import Qwen3Config\nclass Evil(Qwen3Config):\n    pass\n"
+    (pair.drafter / "evil.py").write_text(code)
+    file = pair.drafter / "config.json"
+    auto_map = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "evil.Evil")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "auto_map": auto_map}))
+    config = engine_config(pair, trust_remote_code=trust)
+    assert not (tmp_path / "trace").exists()
+    assert config.model_config.trust_remote_code is trust
+    assert config.speculative_config.draft_model_config.trust_remote_code is False
+
+
+def test_a_refused_drafter_leaves_the_targets_trust_alone(pair: Pair) -> None:
+    """The setting is lent, and given back whatever happens."""
+    file = pair.drafter / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "initializer_range": "x"}))
+    args = EngineArgs(model=str(pair.target), skip_tokenizer_init=True, trust_remote_code=True)
+    target = args.create_model_config()
+    args.speculative_config = {"method": "dflash", "model": str(pair.drafter)}
+    with pytest.raises(DrafterError, match="bad config"):
+        args.create_speculative_config(target, SimpleNamespace(**PARALLEL))
+    assert target.trust_remote_code is True
+
+
+PARALLEL = {
+    "worker_cls": "auto",
+    "distributed_executor_backend": "uni",
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+}
+
+
+def test_a_link_to_something_else_is_not_shown(pair: Pair, tmp_path: Path) -> None:
+    """Links are followed (a hub's cache consists of them), but what is no drafter stays unread."""
+    secret = tmp_path / "secret"
+    secret.write_text("the secret itself " * 1000)
+    for name in ("model.safetensors", "config.json"):
+        (pair.drafter / name).unlink()
+        (pair.drafter / name).symlink_to(secret)
+        with pytest.raises(DrafterError, match="cannot be read") as refused:
+            engine_config(pair)
+        assert "the secret" not in str(refused.value)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "mask_embedding.pt"])
+def test_a_pipe_is_not_waited_for(pair: Pair, name: str) -> None:
+    (pair.drafter / name).unlink(missing_ok=True)
+    os.mkfifo(pair.drafter / name)
+    if name == "mask_embedding.pt":  # as if it were not there, to vLLM's reader as well
+        engine_config(pair)
+    else:
+        with pytest.raises(DrafterError, match=r"is no file|has no config\.json"):
+            engine_config(pair)

@@ -1,0 +1,120 @@
+"""What `vllm-dflash bench` refuses before it starts an engine, and how it says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from support import DEMO
+from vllm_dflash.tools import cli
+from vllm_dflash.tools.bench import bench_command as command
+from vllm_dflash.tools.bench.compare_sides import Comparison
+
+NOT_WIDENED = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
+
+
+@pytest.fixture
+def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Comparison]:
+    """Comparisons that were asked for; none is run."""
+    asked: list[Comparison] = []
+    monkeypatch.setattr(Comparison, "run", lambda self: asked.append(self) or [])
+    return asked
+
+
+def bench(tmp_path: Path, *arguments: str) -> int:
+    return cli.main(["bench", "--demo", str(DEMO), "--out", str(tmp_path / "out"), *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--demo", "nowhere"], "nowhere"),
+        (["--demo", "nowhere", "--prompts", str(DEMO / "held_out.jsonl")], "--target and --draft"),
+        (["--target", "only"], "belong together"),
+        ([*NOT_WIDENED, "--prompts", "nothing.jsonl"], "pass --prompts"),
+        ([*NOT_WIDENED, "--max-num-seqs", "31"], "raise --max-num-seqs"),
+        ([*NOT_WIDENED, "--load", "poisson", "--max-num-seqs", "15"], "raise --max-num-seqs"),
+    ],
+)
+def test_refused_with_the_remedy(
+    tmp_path: Path,
+    comparisons: list[Comparison],
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert bench(tmp_path, *arguments) == command.FAILED
+    assert message in capsys.readouterr().err
+    assert not comparisons
+
+
+def test_missing_libraries_are_named_with_the_command_that_brings_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert bench(tmp_path) == command.FAILED
+    error = capsys.readouterr().err
+    assert "needs matplotlib" in error
+    assert 'pip install "vllm-dflash[bench]"' in error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ValueError("the pair does not fit"), command.FAILED, "the pair does not fit"),
+        (KeyboardInterrupt(), command.INTERRUPTED, "holds the rounds that are complete"),
+    ],
+    ids=["refused by an engine", "interrupted"],
+)
+def test_what_ends_a_comparison(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    message: str,
+) -> None:
+    def fail(self: Comparison) -> None:
+        raise error
+
+    monkeypatch.setattr(Comparison, "run", fail)
+    assert bench(tmp_path, *NOT_WIDENED) == code
+    assert message in capsys.readouterr().err
+
+
+def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> None:
+    assert bench(tmp_path, *NOT_WIDENED, "--native-k", "9", "7", "3", "--ours-fixed-k", "2") == 0
+    (comparison,) = comparisons
+    names = [side.name for side in comparison.record.sides]
+    assert names == ["plain", "native K=3", "native K=7", "ours", "ours K=2"]
+    plain, native, _, ours, fixed = comparison.record.sides
+    assert plain.speculative_config is None
+    assert (plain.plugins, native.plugins, ours.plugins) == ("", "", "dflash")
+    assert ours.speculative_config == {"method": "dflash", "model": str(DEMO / "drafter")}
+    assert fixed.speculative_config == {
+        **ours.speculative_config,
+        "draft_length": "fixed",
+        "num_speculative_tokens": 2,
+    }
+    assert comparison.workload.loads == ("closed",)
+    assert comparison.workload.concurrency == (1, 2, 4, 8, 16, 32)
+    assert comparison.record.rounds == 5
+
+
+def test_quick_leaves_what_was_asked_for(tmp_path: Path, comparisons: list[Comparison]) -> None:
+    assert bench(tmp_path, *NOT_WIDENED, "--rounds", "7", "--quick") == 0
+    (comparison,) = comparisons
+    assert comparison.record.rounds == 7
+    assert comparison.workload.concurrency == (1, 4, 16)
+
+
+def test_random_drafter_is_a_copy(tmp_path: Path, comparisons: list[Comparison]) -> None:
+    assert bench(tmp_path, *NOT_WIDENED, "--random-drafter") == 0
+    (comparison,) = comparisons
+    config = comparison.record.sides[-1].speculative_config
+    assert config is not None
+    assert config["model"] == str(tmp_path / "out" / "random_drafter")
+    assert comparison.engine["model"] == str(DEMO / "target")

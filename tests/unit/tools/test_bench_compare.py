@@ -1,0 +1,139 @@
+"""Rounds of `vllm-dflash bench` with children that answer at once."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from rich.console import Console
+
+from vllm_dflash.tools.bench import compare_sides as compare
+from vllm_dflash.tools.bench.bench_plan import CLOSED, SWING, Workload
+from vllm_dflash.tools.bench.compare_sides import Comparison
+from vllm_dflash.tools.bench.record import Record, describe
+from vllm_dflash.tools.bench.sides import make_sides
+from vllm_dflash.tools.engine_process import EngineDied
+
+Asked = tuple[str, str, dict[str, Any]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+    """Every question: side, question, arguments."""
+    questions: list[Asked] = []
+
+    class InstantChild:
+        def __init__(self, log: Path, *, plugins: str, **arguments: Any) -> None:
+            self.side = log.stem.replace("-", " ")
+            self.stats = {"plugins": plugins, "arguments": arguments}
+
+        def __enter__(self) -> InstantChild:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            questions.append((self.side, "leave", {}))
+
+        def dismiss(self) -> None:
+            pass
+
+        def ask(self, question: str, **arguments: Any) -> Any:
+            questions.append((self.side, question, arguments))
+            match question:
+                case "versions":
+                    return {"vllm": "1.2.3"}
+                case "dflash_stats":
+                    return self.stats
+                case "closed":
+                    return {"tokens_per_second": 100.0 * arguments["concurrency"]}
+                case "swing":
+                    counts = [count for count, _ in arguments["phases"]]
+                    return {"concurrency": counts, "seconds": [1.0] * len(counts)}
+
+    monkeypatch.setattr(compare, "BenchChild", InstantChild)
+    return questions
+
+
+def comparison(out: Path, *loads: str, rounds: int = 3) -> Comparison:
+    workload = Workload(loads, (1, 4), phases=(1, 8), rates=(), tokens=10, seconds=2.0)
+    record = Record(
+        describe(["bench"], "a pair", {}, workload), make_sides("drafter", [3], []), rounds
+    )
+    prompts = [f"prompt {number}" for number in range(20)]
+    console = Console(file=StringIO())
+    return Comparison(record, workload, prompts, {"model": "target"}, 1, out, console)
+
+
+def of(asked: list[Asked], question: str) -> list[Asked]:
+    return [one for one in asked if one[1] == question]
+
+
+def test_sides_take_turns_in_being_first(tmp_path: Path, asked: list[Asked]) -> None:
+    comparison(tmp_path, CLOSED).run()
+    sides = [side for side, _, _ in of(asked, "closed")]
+    each = [sides[i : i + 3] for i in range(0, len(sides), 3)]
+    assert len(each) == 4 * 2  # a warm-up round and 3 others, 2 concurrencies
+    assert all(sorted(order) == ["native K=3", "ours", "plain"] for order in each)
+    assert {order[0] for order in each[2:]} == {"native K=3", "ours", "plain"}
+
+
+def test_all_sides_of_a_round_get_the_same_load(tmp_path: Path, asked: list[Asked]) -> None:
+    comparison(tmp_path, CLOSED).run()
+    loads = [arguments for _, _, arguments in of(asked, "closed")]
+    triples = [loads[i : i + 3] for i in range(0, len(loads), 3)]
+    assert all(triple[0] == triple[1] == triple[2] for triple in triples)
+    orders = {tuple(triple[0]["prompts"]) for triple in triples}
+    assert len(orders) == 4  # one of each round
+
+
+def test_warm_up_does_not_count(tmp_path: Path, asked: list[Asked]) -> None:
+    one = comparison(tmp_path, CLOSED)
+    one.run()
+    assert [m["round"] for m in one.record.measurements] == [0] * 6 + [1] * 6 + [2] * 6
+
+
+def test_only_ours_has_stats_and_the_plugin(tmp_path: Path, asked: list[Asked]) -> None:
+    one = comparison(tmp_path, CLOSED)
+    one.run()
+    stats = {m["side"]: m["stats"] for m in one.record.measurements}
+    assert stats["plain"] is None
+    assert stats["native K=3"] is None
+    assert stats["ours"]["plugins"] == "dflash"
+    assert stats["ours"]["arguments"] == {
+        "model": "target",
+        "speculative_config": {"method": "dflash", "model": "drafter"},
+    }
+    assert one.record.about["versions"]["vllm"] == "1.2.3"
+
+
+def test_swing_is_sized_by_plain_decoding(tmp_path: Path, asked: list[Asked]) -> None:
+    comparison(tmp_path, SWING).run()
+    assert {side for side, _, _ in of(asked, "closed")} == {"plain"}
+    assert of(asked, "swing")[0][2]["phases"] == [(1, 200), (8, 1600)]
+
+
+def test_a_death_leaves_complete_rounds_and_no_child(
+    tmp_path: Path, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = compare.BenchChild.ask
+    log = tmp_path / "log"
+    log.write_text("it broke")
+
+    def mortal(child: Any, question: str, **arguments: Any) -> Any:
+        if len(of(asked, "closed")) == 16:  # in the second round that counts
+            raise EngineDied(log)
+        return ask(child, question, **arguments)
+
+    monkeypatch.setattr(compare.BenchChild, "ask", mortal)
+    with pytest.raises(EngineDied, match="it broke"):
+        comparison(tmp_path, CLOSED).run()
+    saved = json.loads((tmp_path / "result.json").read_text())
+    assert saved["rounds_complete"] == 1
+    assert saved["rounds"] == 3
+    assert {m["round"] for m in saved["measurements"]} == {0}
+    assert len(of(asked, "leave")) == 3

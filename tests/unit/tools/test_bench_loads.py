@@ -1,0 +1,274 @@
+"""Loads of `vllm-dflash bench` on an engine that is only counters and a clock."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from vllm_dflash.tools.bench.bench_plan import CLOSED, MIXED, POISSON, SWING, Workload, plan_round
+from vllm_dflash.tools.bench.bench_prompts import easy_and_hard
+from vllm_dflash.tools.bench.loads.closed import measure_closed
+from vllm_dflash.tools.bench.loads.load_engine import Output
+from vllm_dflash.tools.bench.loads.poisson import measure_poisson, poisson_arrivals
+from vllm_dflash.tools.bench.loads.swing import measure_swing
+
+PROMPTS = [f"prompt {number} has words" for number in range(50)]
+
+
+@dataclass
+class FakeEngine:
+    """Every step takes a second for each request in flight and 10 more, and gives each request
+    so many tokens."""
+
+    tokens_per_step: int = 1
+    time: float = 100.0
+    left: dict[str, int] = field(default_factory=dict)
+    added: list[tuple[str, int]] = field(default_factory=list)
+    concurrency: list[int] = field(default_factory=list)
+    """In flight during each step."""
+    aborted: list[str] = field(default_factory=list)
+    emitted: list[tuple[float, int]] = field(default_factory=list)
+    slept: list[float] = field(default_factory=list)
+
+    def add(self, request_id: str, prompt: str, max_tokens: int) -> None:
+        assert request_id not in self.left
+        assert max_tokens > 0
+        self.left[request_id] = max_tokens
+        self.added.append((prompt, max_tokens))
+
+    def step(self) -> list[Output]:
+        assert self.left, "a step of an idle engine would never end"
+        self.concurrency.append(len(self.left))
+        self.time += 10 + len(self.left)
+        outputs = []
+        for request_id, left in list(self.left.items()):
+            new = min(left, self.tokens_per_step)
+            self.left[request_id] -= new
+            outputs.append(Output(request_id, new, new == left))
+            if new == left:
+                del self.left[request_id]
+        self.emitted.append((self.time, sum(output.new_tokens for output in outputs)))
+        return outputs
+
+    def abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            del self.left[request_id]
+        self.aborted += request_ids
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.time += seconds
+        self.slept.append(seconds)
+
+
+@dataclass
+class SlowToStart(FakeEngine):
+    """The prompts of the first requests take their time: one gets its first token per step."""
+
+    def step(self) -> list[Output]:
+        steps = len(self.concurrency) + 1
+        waiting = {name: self.left.pop(name) for name in list(self.left)[steps:]}
+        outputs = super().step()
+        self.left |= waiting
+        return outputs
+
+
+class TestClosed:
+    @pytest.mark.parametrize("concurrency", [1, 7, 32])
+    @pytest.mark.parametrize("tokens_per_step", [1, 5])
+    def test_concurrency_is_exact_in_every_step(
+        self, concurrency: int, tokens_per_step: int
+    ) -> None:
+        engine = FakeEngine(tokens_per_step)
+        measure_closed(engine, prompts=PROMPTS, concurrency=concurrency, tokens=24, seconds=5_000)
+        assert set(engine.concurrency) == {concurrency}
+        assert len(engine.concurrency) > 100
+
+    def test_requests_come_in_the_order_of_the_prompts_over_and_over(self) -> None:
+        engine = FakeEngine()
+        measure_closed(engine, prompts=PROMPTS, concurrency=3, tokens=2, seconds=2_000)
+        prompts = [prompt for prompt, _ in engine.added]
+        assert len(prompts) > len(PROMPTS)
+        assert prompts == (PROMPTS * 20)[: len(prompts)]
+
+    def test_first_requests_are_staggered_so_that_few_finish_at_once(self) -> None:
+        engine = FakeEngine()
+        measure_closed(engine, prompts=PROMPTS, concurrency=4, tokens=20, seconds=5_000)
+        lengths = [length for _, length in engine.added]
+        assert lengths[:4] == [5, 10, 15, 20]
+        assert set(lengths[4:]) == {20}
+
+    def test_more_requests_than_tokens(self) -> None:
+        engine = FakeEngine()
+        measure_closed(engine, prompts=PROMPTS, concurrency=32, tokens=4, seconds=500)
+        assert Counter(length for _, length in engine.added[:32]) == {1: 8, 2: 8, 3: 8, 4: 8}
+
+    def test_counts_whole_steps_of_the_window_only(self) -> None:
+        engine = FakeEngine()
+        result = measure_closed(engine, prompts=PROMPTS, concurrency=2, tokens=8, seconds=100)
+        # The first step is the ramp; steps take 12 seconds, so 9 of them fill the window.
+        assert result["seconds"] == 108
+        assert result["tokens"] == 18
+        assert result["tokens_per_second"] == pytest.approx(18 / 108)
+        assert len(engine.concurrency) == 10
+
+    def test_window_opens_when_each_of_the_first_requests_has_a_token(self) -> None:
+        engine = SlowToStart()
+        result = measure_closed(engine, prompts=PROMPTS, concurrency=4, tokens=40, seconds=14)
+        assert result["tokens"] == 4
+        assert [tokens for _, tokens in engine.emitted] == [1, 2, 3, 4, 4]
+
+    def test_nothing_is_left_in_flight(self) -> None:
+        engine = FakeEngine()
+        measure_closed(engine, prompts=PROMPTS, concurrency=5, tokens=8, seconds=100)
+        assert not engine.left
+        assert len(engine.aborted) == 5
+
+    def test_tokens_per_output_is_what_a_step_gives_a_request(self) -> None:
+        engine = FakeEngine(tokens_per_step=3)
+        result = measure_closed(engine, prompts=PROMPTS, concurrency=2, tokens=300, seconds=200)
+        assert result["tokens_per_output"] == 3
+
+
+class TestSwing:
+    def test_phases_have_their_concurrency_and_work(self) -> None:
+        engine = FakeEngine()
+        phases = [(2, 20), (5, 50), (1, 10)]
+        measure_swing(engine, prompts=PROMPTS, phases=phases, tokens=100)
+        assert engine.concurrency == [2] * 10 + [5] * 10 + [1] * 10
+        assert not engine.left
+
+    def test_surplus_requests_hang_up_oldest_first(self) -> None:
+        engine = FakeEngine()
+        measure_swing(engine, prompts=PROMPTS, phases=[(3, 3), (1, 1)], tokens=100)
+        assert engine.aborted == ["0", "1", "2"]
+        assert len(engine.added) == 3
+
+    def test_requests_admitted_at_a_change_are_staggered(self) -> None:
+        engine = FakeEngine()
+        measure_swing(engine, prompts=PROMPTS, phases=[(1, 1), (5, 5)], tokens=100)
+        assert [length for _, length in engine.added] == [100, 25, 50, 75, 100]
+
+    def test_seconds_of_each_phase(self) -> None:
+        engine = FakeEngine()
+        result = measure_swing(engine, prompts=PROMPTS, phases=[(2, 20), (5, 50)], tokens=100)
+        assert result["seconds"] == [120, 150]
+
+    def test_work_beyond_a_phase_neither_counts_nor_is_carried_over(self) -> None:
+        # 4 requests emit 20 tokens in each step of 14 s: 30 are 2 steps' work at 3/4 of the time.
+        engine = FakeEngine(tokens_per_step=5)
+        result = measure_swing(engine, prompts=PROMPTS, phases=[(4, 30), (1, 5)], tokens=100)
+        assert result["seconds"] == pytest.approx([21, 11])
+
+
+class TestPoisson:
+    def test_no_request_is_added_before_it_arrives_nor_later_than_the_step_allows(self) -> None:
+        arrivals = poisson_arrivals(rate=0.02, count=40, seed="a")
+        engine = FakeEngine()
+        added: dict[str, float] = {}
+        original = engine.add
+
+        def add(request_id: str, prompt: str, max_tokens: int) -> None:
+            added[request_id] = engine.time - 100
+            original(request_id, prompt, max_tokens)
+
+        engine.add = add  # type: ignore[method-assign]
+        measure_poisson(engine, prompts=PROMPTS, arrivals=arrivals, tokens=8)
+        longest_step = 10 + max(engine.concurrency)
+        assert len(added) == 40
+        for number, arrival in enumerate(arrivals):
+            assert arrival <= added[str(number)] + 1e-9
+            assert added[str(number)] <= arrival + longest_step
+
+    def test_sleeps_until_the_next_arrival_when_idle(self) -> None:
+        engine = FakeEngine()
+        result = measure_poisson(engine, prompts=PROMPTS, arrivals=[0, 500], tokens=2)
+        assert engine.slept == [500 - 22]
+        assert result["to_first_token"] == [11, 11]
+        assert result["to_last_token"] == [22, 22]
+        assert result["makespan"] == 522
+
+    def test_waiting_for_a_running_step_is_part_of_the_latency(self) -> None:
+        engine = FakeEngine()
+        result = measure_poisson(engine, prompts=PROMPTS, arrivals=[0, 1], tokens=2)
+        # The second arrives during the first's first step (11 s) and shares the next (12 s).
+        assert result["to_first_token"] == [11, 22]
+        assert result["to_last_token"] == [23, 33]
+
+    def test_requests_are_as_long_as_asked_for(self) -> None:
+        engine = FakeEngine(tokens_per_step=3)
+        arrivals = poisson_arrivals(rate=1.0, count=10, seed="b")
+        measure_poisson(engine, prompts=PROMPTS, arrivals=arrivals, tokens=7)
+        assert sum(tokens for _, tokens in engine.emitted) == 70
+        assert engine.added == [(prompt, 7) for prompt in PROMPTS[:10]]
+
+    def test_arrivals_are_a_poisson_process(self) -> None:
+        arrivals = poisson_arrivals(rate=4.0, count=4_000, seed="c")
+        gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
+        mean = sum(gaps) / len(gaps)
+        variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
+        assert arrivals[0] == 0
+        assert mean == pytest.approx(1 / 4, rel=0.1)
+        assert variance == pytest.approx(1 / 16, rel=0.2)
+        assert arrivals == poisson_arrivals(rate=4.0, count=4_000, seed="c")
+
+
+def workload(*loads: str) -> Workload:
+    return Workload(
+        loads, concurrency=(1, 4), phases=(1, 8), rates=(0.5, 2.0), tokens=10, seconds=2.0
+    )
+
+
+RATES = {1: 50.0, 8: 200.0, 16: 300.0}
+
+
+class TestPlan:
+    def test_rounds_differ_and_are_the_same_every_time(self) -> None:
+        load = workload(CLOSED, POISSON)
+        first, again, second = (plan_round(load, PROMPTS, number, RATES) for number in (0, 0, 1))
+        assert first == again
+        for one, other in zip(first, second, strict=True):
+            assert one.arguments["prompts"] != other.arguments["prompts"]
+            assert "arrivals" not in one.arguments or one.arguments != other.arguments
+
+    def test_closed_measures_each_concurrency(self) -> None:
+        plan = plan_round(workload(CLOSED), PROMPTS, 0, {})
+        assert [one.setting for one in plan] == [1, 4]
+        assert [one.arguments["concurrency"] for one in plan] == [1, 4]
+        assert sorted(plan[0].arguments["prompts"]) == sorted(PROMPTS)
+
+    def test_every_other_prompt_of_mixed_is_hard(self) -> None:
+        plan = plan_round(workload(MIXED), PROMPTS, 0, {})
+        prompts = plan[0].arguments["prompts"]
+        assert all(prompt in PROMPTS for prompt in prompts[::2])
+        words = [sorted(prompt.split()) for prompt in PROMPTS]
+        assert all(sorted(prompt.split()) in words for prompt in prompts[1::2])
+        assert sum(prompt in PROMPTS for prompt in prompts[1::2]) < len(prompts) / 4
+
+    def test_hard_prompts_stay_the_same(self) -> None:
+        assert easy_and_hard(PROMPTS) == easy_and_hard(PROMPTS)
+
+    def test_phases_of_swing_take_plain_decoding_as_long_as_a_window(self) -> None:
+        (swing,) = plan_round(workload(SWING), PROMPTS, 0, RATES)
+        assert swing.arguments["phases"] == [(1, 100), (8, 400)]
+        assert swing.expected_seconds == 4
+
+    def test_arrivals_are_a_fraction_of_what_plain_decoding_can_serve(self) -> None:
+        slow, fast = plan_round(workload(POISSON), PROMPTS, 0, RATES)
+        # 300 tokens/s serve 30 requests of 10 tokens a second.
+        assert len(slow.arguments["arrivals"]) == 0.5 * 30 * 6
+        assert len(fast.arguments["arrivals"]) == 2 * 30 * 6
+        assert slow.arguments["arrivals"][-1] == pytest.approx(6, rel=0.4)
+
+    def test_calibrates_only_what_is_needed(self) -> None:
+        assert workload(CLOSED, MIXED).calibrated == []
+        assert workload(SWING).calibrated == [1, 8]
+        assert workload(POISSON).calibrated == [16]
+        assert workload(SWING).highest_concurrency == 8
+        assert workload(CLOSED).highest_concurrency == 4

@@ -1,0 +1,208 @@
+"""Numbers and files of `vllm-dflash bench`, from measurements made up here."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vllm_dflash.tools.bench import bench_report as report
+from vllm_dflash.tools.bench.bench_plan import CLOSED, POISSON, SWING, Workload
+from vllm_dflash.tools.bench.record import Record, describe
+from vllm_dflash.tools.bench.results import Results, Spread
+from vllm_dflash.tools.bench.sides import Side, make_sides
+from vllm_dflash.tools.tables import Table
+
+SIDES = make_sides("drafter", native_k=[3, 7], ours_fixed_k=[2])
+WORKLOAD = Workload((CLOSED,), (1, 4), phases=(), rates=(), tokens=8, seconds=1.0)
+CLOSED_ROUNDS = {
+    # tokens/s by concurrency and side, one per round
+    1: {
+        "plain": [100, 100, 200],
+        "native K=3": [150, 160, 170],
+        "native K=7": [200, 180, 100],
+        "ours": [300, 200, 200],
+        "ours K=2": [1, 1, 1],
+    },
+    4: {
+        "plain": [400, 400, 400],
+        "native K=3": [300, 300, 300],
+        "native K=7": [100, 100, 100],
+        "ours": [400, 440, 480],
+        "ours K=2": [1, 1, 1],
+    },
+}
+SWING_ROUNDS = {
+    # seconds of two phases, one pair per round
+    "plain": [[4, 2], [4, 2], [4, 2]],
+    "native K=3": [[3, 3], [3, 3], [3, 3]],
+    "native K=7": [[2, 6], [2, 6], [9, 6]],
+    "ours": [[2, 2], [2, 3], [3, 3]],
+    "ours K=2": [[9, 9], [9, 9], [9, 9]],
+}
+
+
+def measurement(
+    load: str, setting: float | None, side: str, round_number: int, result: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "round": round_number,
+        "load": load,
+        "setting": setting,
+        "side": side,
+        "result": result,
+        "stats": None,
+    }
+
+
+def closed() -> list[dict[str, Any]]:
+    return [
+        measurement(CLOSED, setting, side, number, {"tokens_per_second": value})
+        for setting, by_side in CLOSED_ROUNDS.items()
+        for side, values in by_side.items()
+        for number, value in enumerate(values)
+    ]
+
+
+def swing() -> list[dict[str, Any]]:
+    return [
+        measurement(SWING, None, side, number, {"concurrency": [1, 8], "seconds": value})
+        for side, values in SWING_ROUNDS.items()
+        for number, value in enumerate(values)
+    ]
+
+
+def poisson() -> list[dict[str, Any]]:
+    def result(scale: float) -> dict[str, Any]:
+        return {
+            "to_first_token": [1.0 * scale, 1.0 * scale],
+            "to_last_token": [3.0 * scale, 5.0 * scale],
+            "tokens": 4,
+            "makespan": 10.0 * scale,
+        }
+
+    return [
+        measurement(POISSON, 0.5, side.name, number, result(0.5 if side.name == "ours" else 1.0))
+        for side in SIDES
+        for number in range(2)
+    ]
+
+
+def rows_by_name(table: Table) -> dict[str, list[str]]:
+    return {row[0]: row[1:] for row in table.rows}
+
+
+def test_tokens_per_second_are_medians() -> None:
+    table = report.throughput_table(Results(SIDES, closed()), CLOSED)
+    assert table.columns == ["concurrency", *(side.name for side in SIDES)]
+    assert table.rows[0] == ["1", "100.0", "160.0", "180.0", "200.0", "1.0"]
+    assert table.rows[1] == ["4", "400.0", "300.0", "100.0", "440.0", "1.0"]
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    table = report.comparison_table(Results(SIDES, closed()), CLOSED)
+    rows = rows_by_name(table)
+    # The ratio of the medians of ours and native K=7 is 1.11.
+    assert rows["1"] == [
+        "2.00 (1.00 - 3.00)",
+        "1.50 (1.11 - 2.00), K=7",
+        "1.50 (1.11 - 2.00), K=7",
+        "1.50 (1.11 - 2.00)",
+    ]
+    assert rows["4"] == [
+        "1.10 (1.00 - 1.20)",
+        "1.47 (1.33 - 1.60), K=3",
+        "1.10 (1.00 - 1.20), plain",
+        "4.40 (4.00 - 4.80)",
+    ]
+
+
+def test_geometric_means_are_taken_within_a_round() -> None:
+    table = report.comparison_table(Results(SIDES, closed()), CLOSED)
+    against_longest = [np.sqrt(1.5 * 4.0), np.sqrt(10 / 9 * 4.4), np.sqrt(2.0 * 4.8)]
+    assert table.columns[-1] == "/ native K=7"
+    assert table.rows[-1][-1] == str(Spread.of(np.array(against_longest)))
+
+
+def test_ours_against_plain_alone() -> None:
+    sides = make_sides("drafter", native_k=[], ours_fixed_k=[])
+    names = {side.name for side in sides}
+    results = Results(sides, [one for one in closed() if one["side"] in names])
+    assert report.comparison_table(results, CLOSED).columns == ["concurrency", "/ plain"]
+
+
+def test_oracle_takes_the_best_fixed_side_of_each_phase() -> None:
+    results = Results(SIDES, swing())
+    assert report.oracle_phases(results).tolist() == [2, 2]
+    phases = rows_by_name(report.phases_table(results))
+    assert phases["1"] == ["1", "4.00", "3.00", "2.00", "2.00", "9.00", "2.00"]
+    assert phases["all"] == ["", "6.00", "6.00", "8.00", "5.00", "18.00", "4.00"]
+    ratios = rows_by_name(report.swing_table(results))
+    assert ratios["oracle"] == ["1.25 (1.00 - 1.50)"]
+    assert ratios["plain"] == ["0.83 (0.67 - 1.00)"]
+    assert ratios["native K=7"] == ["0.50 (0.40 - 0.62)"]
+    assert list(ratios) == ["plain", "native K=3", "native K=7", "ours K=2", "oracle"]
+
+
+def test_latencies_and_their_ratio_to_plain() -> None:
+    rows = report.latency_table(Results(SIDES, poisson())).rows
+    assert rows[0] == [
+        "0.5",
+        "plain",
+        "4.000 (x1.00)",
+        "4.900 (x1.00)",
+        "1.000 (x1.00)",
+        "1000.000 (x1.00)",
+        "10.000 (x1.00)",
+    ]
+    assert rows[3][1:3] == ["ours", "2.000 (x0.50)"]
+
+
+def test_tables_follow_the_loads_that_were_run() -> None:
+    titles = [table.title for table in report.make_tables(Results(SIDES, [*poisson(), *closed()]))]
+    assert [title.split(":")[0] for title in titles] == ["poisson", "closed", "closed"]
+
+
+def test_markdown() -> None:
+    table = Table("title", ["a", "b"], [["1", "2"]])
+    assert table.markdown() == "## title\n\n| a | b |\n| ---: | ---: |\n| 1 | 2 |\n"
+
+
+def test_terminal() -> None:
+    rich_console = pytest.importorskip("rich.console")
+    console = rich_console.Console(width=60, file=StringIO())
+    console.print(Table("a title longer than the table", ["a", "b"], [["1", "2"]]).rich())
+    lines = console.file.getvalue().splitlines()
+    assert lines[1] == "a title longer than the table"
+    assert "│ 1 │ 2 │" in lines
+
+
+@pytest.mark.parametrize("loads", [[closed], [swing], [poisson], [closed, swing, poisson]])
+def test_files(tmp_path: Path, loads: list[Any]) -> None:
+    pytest.importorskip("matplotlib")
+    from vllm_dflash.tools.bench.output import write_report
+
+    record = Record(describe(["bench", "--quick"], "a pair", {}, WORKLOAD), SIDES, rounds=9)
+    record.finish_round([one for load in loads for one in load()])
+    write_report(record, tmp_path)
+    saved = json.loads((tmp_path / "result.json").read_text())
+    assert saved["rounds_complete"] == 1
+    assert saved["measurements"] == record.measurements
+    assert [Side(**side) for side in saved["sides"]] == SIDES
+    assert saved["about"]["workload"]["tokens"] == 8
+    assert saved["about"]["command"] == "vllm-dflash bench --quick"
+    markdown = (tmp_path / "result.md").read_text()
+    assert "1 of 9 rounds are complete." in markdown
+    assert "a pair" in markdown
+    assert (tmp_path / "result.png").read_bytes().startswith(b"\x89PNG")
+    assert {file.name for file in tmp_path.iterdir()} == {"result.json", "result.md", "result.png"}
+
+
+def test_libraries_are_named_without_their_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/somewhere/libfirst.so:/else/libsecond.so.4")
+    about = describe(["bench"], "a pair", {}, WORKLOAD)
+    assert about["preloaded"] == ["libfirst.so", "libsecond.so.4"]

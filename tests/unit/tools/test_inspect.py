@@ -1,0 +1,331 @@
+"""`vllm-dflash inspect`: verdicts, exit codes, JSON, and that no weights are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from support import DEMO
+from support.inspected import SMALL, inspect
+from support.pairs import Pair, drafter_config, make_pair, save_drafter
+from support.targets import make_target
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.tensors import expected_tensors
+from vllm_dflash.tools.inspect.sections import make_sections
+from vllm_dflash.tools.inspect.target import EngineOptions
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(Path(tmp_path_factory.mktemp("pair")))
+
+
+def changed(folder: Path, **changes: Any) -> Path:
+    """A drafter whose weights fit its config, but whose config has these changes."""
+    save_drafter(folder / "drafter", drafter_config(**changes))
+    return folder / "drafter"
+
+
+def test_overrides_of_the_drafters_config(pair: Pair) -> None:
+    overrides = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+    found = inspect(pair.drafter, pair.target, drafter_overrides=overrides)
+    assert found.exit_code == 0
+    assert found.drafter is not None
+    assert [layer.window for layer in found.drafter.layers] == [20, None]
+    assert found.speculative_config is not None
+    assert found.speculative_config["drafter_overrides"] == overrides
+    found = inspect(pair.drafter, pair.target, drafter_overrides={"sliding_windows": 20})
+    assert found.exit_code == 2
+    assert "changes nothing" in str(found.error)
+
+
+def test_a_pair_that_fits(pair: Pair) -> None:
+    found = inspect(pair.drafter, pair.target, revision="main")
+    assert found.exit_code == 0
+    assert not found.faults
+    assert not found.not_checked
+    assert found.speculative_config == {
+        "method": "dflash",
+        "model": str(pair.drafter),
+        "revision": "main",
+    }
+    assert found.command is not None
+    words = shlex.split(found.command)
+    assert words[:3] == ["vllm", "serve", str(pair.target)]
+    assert words[3:-2] == ["--dtype", "float32", "--max-model-len", "256"]
+    assert json.loads(words[-1]) == found.speculative_config
+    assert found.drafter is not None
+    assert (found.drafter.dialect, found.drafter.block_size) == ("z-lab", 8)
+    assert [layer.window for layer in found.drafter.layers] == [None, None]
+    tensors = load_file(pair.drafter / "model.safetensors")
+    assert found.tensors is not None
+    assert found.tensors.parameters == sum(tensor.numel() for tensor in tensors.values())
+    assert found.tensors.num_bytes == 4 * found.tensors.parameters
+    assert found.tensors.dtypes == {"F32": len(tensors)}
+    assert {name: one["shape"] for name, one in found.tensors.inventory.items()} == {
+        name: list(tensor.shape) for name, tensor in tensors.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"dflash_config": {"target_layer_ids": [1, 4]}}, {}, "[4] lie outside the target"),
+        ({"num_target_layers": 36}, {}, "num_target_layers is 36 in the drafter, the target has 4"),
+        ({"hidden_size": 96}, {}, "states of size 96, the target's hidden_size is 64"),
+        ({"vocab_size": 310}, {}, "vocab_size is 310 in the drafter and 320 in the target"),
+        ({"dflash_config": {"mask_token_id": 320}}, {}, "mask_token_id 320 is outside"),
+        ({}, {"tensor_parallel_size": 3}, "the target's 4 attention heads do not divide"),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else None,
+)
+def test_a_pair_that_does_not_fit(
+    pair: Pair, tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    asked = dataclasses.replace(SMALL, **options)
+    found = inspect(changed(tmp_path, **changes), pair.target, asked)
+    assert found.exit_code == 1
+    assert {fault.kind for fault in found.faults} == {"parallel" if options else "pair"}
+    assert any(message in fault.message for fault in found.faults)
+    assert (found.memory is None) == bool(options)
+
+
+def test_a_target_without_taps(pair: Pair, tmp_path: Path) -> None:
+    from transformers import OPTConfig
+
+    shape = {"hidden_size": 64, "ffn_dim": 96, "num_attention_heads": 2, "word_embed_proj_dim": 64}
+    config = OPTConfig(vocab_size=320, num_hidden_layers=4, architectures=["OPTForCausalLM"])
+    config.update({**shape, "max_position_embeddings": 512})
+    config.save_pretrained(tmp_path)
+    found = inspect(pair.drafter, tmp_path)
+    assert found.exit_code == 1
+    assert "gives no hidden states" in found.faults[0].message
+    assert any("holds no *.safetensors" in gap for gap in found.not_checked)
+
+
+def test_every_fault_of_the_tensors_is_named(pair: Pair, tmp_path: Path) -> None:
+    shutil.copytree(pair.drafter, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["layers.1.mlp.up_proj.weight"]
+    tensors["layers.2.mlp.up_proj.weight"] = tensors["norm.weight"].clone()
+    tensors["fc.weight"] = tensors["fc.weight"][:, :64].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = inspect(tmp_path, pair.target)
+    assert found.exit_code == 1
+    assert [fault.kind for fault in found.faults] == ["tensors"] * 3
+    assert found.tensors is not None
+    assert found.tensors.missing == {"layers.1.mlp.up_proj.weight": [96, 64]}
+    assert found.tensors.surplus == {"layers.2.mlp.up_proj.weight": [64]}
+    assert found.tensors.misshapen == {"fc.weight": {"found": [64, 64], "expected": [64, 128]}}
+
+
+def test_integers_are_a_fault_and_eight_bit_floats_a_warning(pair: Pair, tmp_path: Path) -> None:
+    shutil.copytree(pair.drafter, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["fc.weight"] = tensors["fc.weight"].char()
+    tensors["norm.weight"] = tensors["norm.weight"].to(torch.float8_e4m3fn)
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = inspect(tmp_path, pair.target)
+    (fault,), (warning,) = found.faults, found.warnings
+    assert "fc.weight is stored as I8" in fault.message
+    assert "stored as F8_E4M3:" in warning
+
+
+def cut(folder: Path) -> str:
+    file = folder / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 1)  # the header is whole
+    return "download it again"
+
+
+def replace_config(text: str) -> Any:
+    return lambda folder: (folder / "config.json").write_text(text) and "config.json"
+
+
+def name_more_files(folder: Path) -> str:
+    index = {"weight_map": {"norm.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return "lacks 'model-00002-of-00002.safetensors'"
+
+
+def lose(name: str, message: str) -> Any:
+    return lambda folder: (folder / name).unlink() or message
+
+
+DAMAGE = {
+    "folder": lambda folder: shutil.rmtree(folder) or "does not exist",
+    "config": lose("config.json", "has no config.json"),
+    "bad config": replace_config("{"),
+    "odd config": replace_config('{"architectures": "x", "model_type": 3}'),
+    "truncated": cut,
+    "shard": name_more_files,
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "no weights"])
+def test_a_drafter_that_cannot_be_read(pair: Pair, tmp_path: Path, damage: str) -> None:
+    shutil.copytree(pair.drafter, tmp_path / "it")
+    harm = {**DAMAGE, "no weights": lose("model.safetensors", "Download its weights")}[damage]
+    message = harm(tmp_path / "it")
+    found = inspect(tmp_path / "it", pair.target)
+    assert found.exit_code == 2
+    assert found.error is not None
+    assert message in found.error
+    assert found.error.startswith("drafter ")
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_target_that_cannot_be_read(pair: Pair, tmp_path: Path, damage: str) -> None:
+    shutil.copytree(pair.target, tmp_path / "it")
+    message = DAMAGE[damage](tmp_path / "it")
+    found = inspect(pair.drafter, tmp_path / "it")
+    assert found.exit_code == 2
+    assert found.error is not None
+    assert found.error.startswith("target ")
+    assert message in found.error or damage in ("bad config", "odd config")
+    assert found.drafter is not None  # what could be read is there
+
+
+QWEN3_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
+
+
+def peak_memory(*, reset: bool = False) -> int:
+    """Bytes this process has had in memory at most, since the last reset."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    (line,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(line) * 1024
+
+
+def test_a_large_pair_without_reading_a_weight(tmp_path: Path) -> None:
+    """Two gigabytes of drafter that are holes in a file, and a target of 36 layers without any."""
+    from transformers import Qwen3Config
+
+    config = drafter_config(
+        **QWEN3_8B,
+        num_hidden_layers=5,
+        num_target_layers=36,
+        block_size=16,
+        dflash_config={"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]},
+    )
+    drafter, target = tmp_path / "drafter", tmp_path / "target"
+    drafter.mkdir()
+    (drafter / "config.json").write_text(json.dumps(config))
+    header, end = {}, 0
+    for name, (rows, *columns) in expected_tensors(parse_config("it", config)).items():
+        begin, end = end, end + 2 * rows * (columns[0] if columns else 1)
+        header[name] = {"dtype": "BF16", "shape": [rows, *columns], "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    file = drafter / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(file, 8 + len(text) + end)
+    Qwen3Config(
+        **QWEN3_8B, num_hidden_layers=36, architectures=["Qwen3ForCausalLM"], dtype="bfloat16"
+    ).save_pretrained(target)
+    inspect(DEMO / "drafter", DEMO / "target")  # so that libraries are in memory
+    before = peak_memory(reset=True)
+    found = inspect(drafter, target, EngineOptions(), kv_cache_memory=16 << 30)
+    assert peak_memory() - before < 100 << 20
+    assert found.exit_code == 0
+    assert found.tensors is not None
+    assert found.memory is not None
+    assert found.memory.cache is not None
+    assert found.memory.drafter_weights == found.tensors.num_bytes == end > 2_000_000_000
+    assert found.memory.cache.target_bytes_per_token == 36 * 2 * 8 * 128 * 2
+    assert found.memory.cache.drafter_bytes_per_token == 5 * 2 * 8 * 128 * 2
+    assert found.memory.cache.drafter_share == pytest.approx(5 / 41)
+    (budget,) = found.memory.cache.budgets
+    assert budget.tokens == pytest.approx((16 << 30) / (41 * 4096), rel=0.01)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_ranks_share_the_cache(pair: Pair, size: int) -> None:
+    """Two key/value heads: four ranks keep one each."""
+    asked = dataclasses.replace(SMALL, tensor_parallel_size=size)
+    found = inspect(pair.drafter, pair.target, asked, kv_cache_memory=1 << 20)
+    assert found.memory is not None
+    assert found.memory.cache is not None
+    layer = 2 * max(1, 2 // size) * 32 * 4
+    assert found.memory.cache.target_bytes_per_token == 4 * layer
+    assert found.memory.cache.drafter_bytes_per_token == 2 * layer
+
+
+def test_a_drafter_that_does_not_divide_is_whole_on_every_rank(pair: Pair, tmp_path: Path) -> None:
+    asked = dataclasses.replace(SMALL, tensor_parallel_size=2)
+    shape = {"num_attention_heads": 6, "num_key_value_heads": 3}
+    found = inspect(changed(tmp_path, **shape), pair.target, asked, kv_cache_memory=1 << 20)
+    assert found.exit_code == 0
+    assert found.memory is not None
+    assert found.tensors is not None
+    assert found.memory.cache is not None
+    assert found.memory.drafter_tensor_parallel_size == 1
+    assert found.memory.drafter_weights == found.tensors.num_bytes
+    assert found.memory.cache.drafter_bytes_per_token == 2 * 2 * 3 * 32 * 4
+    assert found.memory.cache.target_bytes_per_token == 4 * 2 * 1 * 32 * 4
+    rows = [row for section in make_sections(found) for row in section.rows]
+    assert ("drafter's layers", "whole on every rank: do not divide") in rows
+
+
+@pytest.mark.parametrize("gib", ["2", ""])
+def test_the_budget_of_the_environment(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, gib: str
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", gib)
+    found = inspect(pair.drafter, pair.target)
+    assert found.memory is not None
+    assert found.memory.cache is not None
+    budgets = [budget.num_bytes for budget in found.memory.cache.budgets]
+    assert found.memory.cache.budget_source == ("VLLM_CPU_KVCACHE_SPACE" if gib else None)
+    assert budgets == [2 << 30] if gib else len(budgets) > 2
+
+
+def test_windows_that_are_lost(tmp_path: Path) -> None:
+    """Long contexts of a target with windows: they cost more with DFlash than its drafter does."""
+    make_target(tmp_path, "gemma4")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 65536}))
+    found = inspect(changed(tmp_path), tmp_path, EngineOptions(), kv_cache_memory=4 << 30)
+    assert any(one.startswith("2 of the target's layers look back") for one in found.warnings)
+    assert any("longer ones go on undrafted" in one for one in found.warnings)
+    assert found.memory is not None
+    assert found.memory.cache is not None
+    (budget,) = found.memory.cache.budgets
+    assert budget.tokens_without is not None
+    assert budget.tokens < (1 - found.memory.cache.drafter_share) * budget.tokens_without
+
+
+def test_a_block_size_that_attention_cannot_use(pair: Pair) -> None:
+    """vLLM refuses it, too, but only when its worker has loaded everything."""
+    found = inspect(pair.drafter, pair.target, dataclasses.replace(SMALL, block_size=48))
+    assert found.exit_code == 1
+    assert [fault.kind for fault in found.faults] == ["memory"]
+    assert "No common block size for 48" in found.faults[0].message
+
+
+def test_too_little_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked for is a fault; what the environment happens to say, a warning."""
+    options = EngineOptions(dtype="float32")
+    found = inspect(pair.drafter, pair.target, options, kv_cache_memory=1 << 20)
+    assert found.exit_code == 1
+    assert found.faults[0].kind == "memory"
+    monkeypatch.setattr("vllm_dflash.tools.inspect.memory._environment_budget", lambda: 1 << 20)
+    found = inspect(pair.drafter, pair.target, options)
+    assert found.exit_code == 0
+    assert "do not hold one request of max_model_len 512" in found.warnings[0]

@@ -1,0 +1,158 @@
+"""Repositories: headers come from the hub where there is a network; where not, it is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub.utils import SafetensorsFileMetadata, SafetensorsRepoMetadata, TensorInfo
+from safetensors.torch import save_file
+from transformers import PretrainedConfig
+
+from support.inspected import inspect
+from support.pairs import Pair, make_pair
+from vllm_dflash.checkpoint.headers import Headers, read_folder
+
+REPOSITORY = "someone/drafter"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(Path(tmp_path_factory.mktemp("pair")), own_vocabulary=True)
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+
+
+@pytest.fixture
+def config_at_hand(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The repository's config, and nothing else, is there without a network."""
+    config = json.loads((pair.drafter / "config.json").read_text())
+    original = PretrainedConfig.get_config_dict
+
+    def get_config_dict(model: Any, **arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return (config, {}) if model == REPOSITORY else original(model, **arguments)
+
+    monkeypatch.setattr(PretrainedConfig, "get_config_dict", get_config_dict)
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, headers: Headers) -> list[str | None]:
+    """A hub with these headers, in two files; returns the revisions it is asked for."""
+    asked: list[str | None] = []
+
+    def get_safetensors_metadata(
+        repository: str, *, revision: str | None = None
+    ) -> SafetensorsRepoMetadata:
+        assert repository == REPOSITORY
+        asked.append(revision)
+        infos = {
+            name: TensorInfo(dtype=tensor.dtype, shape=list(tensor.shape), data_offsets=(0, 0))
+            for name, tensor in headers.tensors.items()
+        }
+        files = {
+            f"{half}.safetensors": SafetensorsFileMetadata(
+                {}, {name: infos[name] for name in list(infos)[half::2]}
+            )
+            for half in (0, 1)
+        }
+        return SafetensorsRepoMetadata(None, True, {}, files)
+
+    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", get_safetensors_metadata)
+    return asked
+
+
+@pytest.mark.usefixtures("config_at_hand")
+def test_the_hubs_headers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = serve(monkeypatch, read_folder(pair.drafter))
+    found = inspect(REPOSITORY, pair.target, revision="abc")
+    assert asked == ["abc"]
+    assert found.exit_code == 0
+    assert not found.not_checked
+    here = inspect(pair.drafter, pair.target)
+    assert found.tensors is not None
+    assert here.tensors is not None
+    assert found.tensors.inventory == here.tensors.inventory
+    assert found.tensors.files == ["0.safetensors", "1.safetensors"]
+    assert found.memory == here.memory
+
+
+@pytest.mark.usefixtures("config_at_hand")
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_download_that_was_broken_off(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_index: bool
+) -> None:
+    """One of two files is in the cache: the hub is asked, not half a drafter judged."""
+    half, lost = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    save_file({"norm.weight": torch.zeros(64)}, tmp_path / half)
+    if has_index:
+        index = {"weight_map": {"norm.weight": half, "fc.weight": lost}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    asked = serve(monkeypatch, read_folder(pair.drafter))
+    assert inspect(REPOSITORY, pair.target).exit_code == 0
+    assert asked == [None]
+
+
+def test_files_beside_the_index_do_not_count(pair: Pair, tmp_path: Path) -> None:
+    """Such as the `consolidated.safetensors` of Mistral's repositories."""
+    shutil.copytree(pair.target, tmp_path / "it")
+    file = tmp_path / "it" / "model.safetensors"
+    shutil.copy(file, file.with_name("consolidated.safetensors"))
+    names = read_folder(pair.target).tensors
+    index = {"weight_map": dict.fromkeys(names, file.name)}
+    (tmp_path / "it" / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_folder(tmp_path / "it") == read_folder(pair.target)
+
+
+@pytest.mark.usefixtures("config_at_hand")
+def test_the_hubs_headers_do_not_fit(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = read_folder(pair.drafter)
+    del headers.tensors["norm.weight"]
+    serve(monkeypatch, headers)
+    found = inspect(REPOSITORY, pair.target)
+    assert found.exit_code == 1
+    assert [fault.message for fault in found.faults] == ["missing norm.weight [64]"]
+
+
+@pytest.mark.usefixtures("config_at_hand")
+def test_without_a_network(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pair is judged by its configs, and what was not checked is named."""
+
+    def unreachable(repository: str, **arguments: Any) -> None:
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", unreachable)
+    found = inspect(REPOSITORY, pair.target)
+    assert found.exit_code == 0
+    assert found.tensors is None
+    (gap,) = found.not_checked
+    assert gap.startswith("the drafter's tensors: ")
+    assert "Name or service not known" in gap
+    assert found.memory is not None
+
+
+@pytest.mark.parametrize("which", ["drafter", "target"])
+def test_not_even_a_config(pair: Pair, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    original = PretrainedConfig.get_config_dict
+
+    def get_config_dict(model: Any, **arguments: Any) -> Any:
+        if str(model).startswith("someone/"):
+            raise OSError("We couldn't connect to 'https://huggingface.co'")
+        return original(model, **arguments)
+
+    monkeypatch.setattr(PretrainedConfig, "get_config_dict", get_config_dict)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    names = {"drafter": str(pair.drafter), "target": str(pair.target), which: f"someone/{which}"}
+    found = inspect(names["drafter"], names["target"])
+    assert found.exit_code == 2
+    assert found.error is not None
+    assert found.error.startswith(f"{which} 'someone/{which}'")
+    assert "folder" in found.error

@@ -1,0 +1,257 @@
+"""Every stage of `vllm-dflash parity`, on recordings with one planted fault each; no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.pairs import Pair, make_pair
+from support.simulated_engine import oracle_of, simulate, write
+from vllm_dflash.model.reference import ReferenceDrafter
+from vllm_dflash.tools.parity.check import compare
+from vllm_dflash.tools.parity.engine_side import EngineSide
+from vllm_dflash.tools.parity.oracle import Oracle
+from vllm_dflash.tools.parity.parity_report import ParityReport
+from vllm_dflash.tools.parity.recompute import Request
+from vllm_dflash.tools.parity.recording import DraftStep, Recording
+from vllm_dflash.tools.parity.stage_errors import gap_to_best, relative_error
+from vllm_dflash.tools.parity.stages import Place
+
+PROMPT_LENGTH, NEW_TOKENS = 40, 12
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(tmp_path_factory.mktemp("pair"), **MIXED)
+
+
+@pytest.fixture(scope="module")
+def ids(pair: Pair) -> list[int]:
+    return write(oracle_of(pair), [3 * i % 300 for i in range(PROMPT_LENGTH)], NEW_TOKENS)
+
+
+def report_on(pair: Pair, request: Request) -> ParityReport:
+    return compare(EngineSide([request], "v1", 0), str(pair.drafter), str(pair.target))
+
+
+@pytest.fixture
+def request_(pair: Pair, ids: list[int], tmp_path: Path) -> Request:
+    """What a faultless engine records, as it comes from a file."""
+    request = simulate(oracle_of(pair), ids, PROMPT_LENGTH)
+    request.recording.save(tmp_path / "recording")
+    return replace(request, recording=Recording.load(tmp_path / "recording"))
+
+
+def test_a_faultless_engine(pair: Pair, request_: Request) -> None:
+    report = report_on(pair, request_)
+    assert report.is_equal
+    assert report.culprit is report.cause is None
+    assert len(report.acceptance[0].engine) > 3
+    assert max(stage.worst for stage in report.stages) < 1e-5
+
+
+def spoil_context(recording: Recording, step: DraftStep) -> None:
+    recording.positions[5] = 6  # nothing is left of position 5
+
+
+def spoil_z(recording: Recording, step: DraftStep) -> None:
+    recording.z[7] *= 1.01
+
+
+def spoil_bonus(recording: Recording, step: DraftStep) -> None:
+    step.input_ids[0] += 1
+
+
+def spoil_positions(recording: Recording, step: DraftStep) -> None:
+    step.positions += 1
+
+
+def spoil_norm(recording: Recording, step: DraftStep) -> None:
+    step.hidden[2, 3] += 0.01
+
+
+def spoil_logits(recording: Recording, step: DraftStep) -> None:
+    step.logits *= 3
+
+
+def spoil_head(recording: Recording, step: DraftStep) -> None:
+    step.logits[:] = step.logits.roll(1, dims=0)
+
+
+def spoil_drafts(recording: Recording, step: DraftStep) -> None:
+    step.drafts[1] += 1
+
+
+def lose_drafts(recording: Recording, step: DraftStep) -> None:
+    step.num_accepted = -1
+
+
+def spoil_with_nan(recording: Recording, step: DraftStep) -> None:
+    step.layers[1][0, 0] = torch.nan
+
+
+def spoil_tap(recording: Recording, step: DraftStep) -> None:
+    recording.features[30, 64] += 1.0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "culprit", "cause"),
+    [
+        (spoil_tap, "tap of layer 2", "taps off by one"),
+        (spoil_context, "context rows", "without some of its context"),
+        (spoil_z, "context Z", "hidden_norm"),
+        (spoil_bonus, "block rows", "bonus token"),
+        (spoil_positions, "block rows", "positions"),
+        (spoil_with_nan, "layer 1", "1 of the engine's numbers"),
+        (spoil_norm, "final norm", "final norm"),
+        (spoil_logits, "logits", "3 times"),
+        (spoil_head, "logits", "rows other than the masks"),
+        (spoil_drafts, "drafts", "d2t"),
+        (lose_drafts, "acceptance", "others were verified"),
+    ],
+)
+def test_a_spoilt_value_is_found(
+    pair: Pair,
+    request_: Request,
+    spoil: Callable[[Recording, DraftStep], None],
+    culprit: str,
+    cause: str,
+) -> None:
+    spoil(request_.recording, request_.recording.steps[1])
+    report = report_on(pair, request_)
+    first = next(stage for stage in report.stages if stage.name == culprit)
+    assert first.place == Place(0, 0 if "context" in culprit or "tap" in culprit else 1)
+    assert (report.culprit, report.is_equal) == (culprit, False)
+    assert report.cause is not None
+    assert cause in report.cause
+
+
+@pytest.mark.parametrize(
+    ("spoil", "culprit"),
+    [(spoil_context, "context rows"), (spoil_bonus, "block rows"), (spoil_drafts, "drafts")],
+)
+def test_no_tolerance_excuses_a_wrong_row(
+    pair: Pair,
+    request_: Request,
+    spoil: Callable[[Recording, DraftStep], None],
+    culprit: str,
+) -> None:
+    """As wide as in bfloat16, and wider: what is right or wrong was not rounded."""
+    spoil(request_.recording, request_.recording.steps[1])
+    side = EngineSide([request_], "v1", 0)
+    report = compare(side, str(pair.drafter), str(pair.target), tolerance=0.5)
+    assert (report.culprit, report.is_equal) == (culprit, False)
+
+
+def test_a_verification_of_other_drafts(pair: Pair, request_: Request) -> None:
+    request_.recording.steps[-1].num_accepted += 1
+    report = report_on(pair, request_)
+    assert (report.culprit, report.is_equal) == ("acceptance", False)
+
+
+def test_a_target_that_writes_something_else(pair: Pair, ids: list[int]) -> None:
+    other = [*ids[:-1], (ids[-1] + 1) % 300]
+    report = report_on(pair, simulate(oracle_of(pair), other, PROMPT_LENGTH))
+    assert report.culprit == "text"
+
+
+def first_tap(drafter: ReferenceDrafter) -> None:
+    drafter.spec = replace(drafter.spec, taps=(1, 2))
+
+
+def rope_layout(drafter: ReferenceDrafter) -> None:
+    for layer in drafter.layers:
+        layer.self_attn.is_neox_style = False
+
+
+def theta(drafter: ReferenceDrafter) -> None:
+    drafter.rotary.inv_freq = 1e6 ** -(torch.arange(0, 32, 2) / 32)
+
+
+def no_window(drafter: ReferenceDrafter) -> None:
+    drafter.spec = replace(drafter.spec, windows=(None, None))
+
+
+def narrow_window(drafter: ReferenceDrafter) -> None:
+    drafter.spec = replace(drafter.spec, windows=(19, None))
+
+
+def causal(drafter: ReferenceDrafter) -> None:
+    drafter.spec = replace(drafter.spec, causal=(True, True))
+
+
+def k_norm(drafter: ReferenceDrafter) -> None:
+    first, second = (layer.self_attn.k_norm for layer in drafter.layers)
+    second.weight.data.copy_(first.weight)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "culprit", "cause"),
+    [
+        (first_tap, "tap of layer 0", "it is the output of layer 1, not of layer 0"),
+        (rope_layout, "layer 0", "rope layout: the engine rotates neighbouring pairs"),
+        (theta, "layer 0", "rope theta: the engine's is 1e+06, the checkpoint's 10000"),
+        (no_window, "layer 0", "window: the engine's attention has none, the checkpoint's is 20"),
+        (narrow_window, "layer 0", "window: the engine's is 19, the checkpoint's 20"),
+        (causal, "layer 1", "causality: the engine's attention in the block is causal"),
+        (k_norm, "layer 1", "rope layout or theta, q and k norms"),
+    ],
+)
+def test_a_mistaken_drafter_is_found(
+    pair: Pair,
+    ids: list[int],
+    mistake: Callable[[ReferenceDrafter], None],
+    culprit: str,
+    cause: str,
+) -> None:
+    """The mistake is named where it explains the numbers, and stages behind only inherit it."""
+    oracle = oracle_of(pair)
+    mistake(oracle.drafter)
+    report = report_on(pair, simulate(oracle, ids, PROMPT_LENGTH))
+    assert report.culprit == culprit
+    assert report.cause is not None
+    assert report.cause.startswith(cause)
+    final_norm, logits = (s for s in report.stages if s.name in ("final norm", "logits"))
+    assert final_norm.end_to_end > 1e-3 > 1e-5 > final_norm.alone
+    assert logits.end_to_end > 1e-3 > 1e-5 > logits.alone
+
+
+def test_a_block_without_context(pair: Pair, ids: list[int]) -> None:
+    request = simulate(oracle_of(pair), ids, PROMPT_LENGTH)
+    blind = oracle_of(pair)
+    for step in request.recording.steps:
+        assert step.embedding is not None
+        step.layers, step.hidden = blind.block(
+            step.embedding, torch.zeros(0, 64), positions=step.positions
+        )
+    report = report_on(pair, request)
+    assert (report.culprit, report.cause) == ("layer 0", "the block sees nothing of its context")
+
+
+def test_errors_are_relative_to_the_row() -> None:
+    expected = torch.tensor([[1000.0, 0.0], [1.0, 2.0], [0.0, 0.0]])
+    got = expected.clone()
+    assert relative_error(got, expected) == 0
+    got[1, 0] = 1.5
+    assert relative_error(got, expected) == 0.25
+    got[0, 0] = torch.nan
+    assert relative_error(got, expected) == torch.inf
+    logits = torch.tensor([[1.0, 4.0, 3.0], [2.0, 2.0, 1.0]])
+    assert gap_to_best(logits, torch.tensor([2, 1])) == 0.25
+    assert gap_to_best(logits, torch.tensor([1, 0])) == 0
+
+
+def test_an_oracle_loads_what_is_on_disk(pair: Pair) -> None:
+    oracle = Oracle.load(str(pair.target), str(pair.drafter), torch.bfloat16)
+    assert oracle.target.dtype == oracle.drafter.fc.weight.dtype == torch.bfloat16
+
+
+def test_positions_are_exact_in_any_dtype(pair: Pair) -> None:
+    oracle = Oracle.load(str(pair.target), str(pair.drafter), torch.bfloat16)
+    exact = pair.load_drafter().rotary.inv_freq
+    assert torch.equal(oracle.drafter.rotary.inv_freq, exact)

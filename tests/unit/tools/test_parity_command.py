@@ -1,0 +1,247 @@
+"""What `vllm-dflash parity` returns and prints, and that an interrupted one leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import DEMO
+from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.tools import cli
+from vllm_dflash.tools.parity import check
+from vllm_dflash.tools.parity.defaults import BUILT_IN_PROMPTS
+from vllm_dflash.tools.parity.parity_command import COULD_NOT_RUN, DIFFERS, EQUAL, INTERRUPTED
+from vllm_dflash.tools.parity.parity_report import ParityReport
+from vllm_dflash.tools.parity.recompute import Acceptance
+from vllm_dflash.tools.parity.stages import Place, Stage, stage_names
+
+PAIR = [str(DEMO / "drafter"), "--target", str(DEMO / "target")]
+
+
+def report(*stages: Stage, culprit: str | None = None, **changes: Any) -> ParityReport:
+    fields: dict[str, Any] = {
+        "drafter": "d",
+        "target": "t",
+        "runner": "v1",
+        "dtype": "float32",
+        "tolerance": 1e-4,
+        "stages": stages,
+        "acceptance": (Acceptance([3, 1], [3, 2]),),
+        "nan_drafts": 0,
+        "culprit": culprit,
+        "cause": culprit and f"something about {culprit}",
+    }
+    return ParityReport(**fields | changes)
+
+
+CLEAN = report(Stage("tap of layer 1", 2e-6, 1e-6, Place(0, 0)))
+FAULTY = report(
+    Stage("tap of layer 1", 1e-6, 1e-6, Place(0, 0)),
+    Stage("embedding", 0.5, 0.5, Place(1, 2)),
+    Stage("layer 0", float("inf"), 1e-6, Place(0, 0), non_finite=7),
+    culprit="embedding",
+)
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, outcome: ParityReport | BaseException) -> None:
+    def check_parity(*args: Any, **kwargs: Any) -> ParityReport:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(check, "check_parity", check_parity)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (CLEAN, EQUAL),
+        (FAULTY, DIFFERS),
+        (report(nan_drafts=1), DIFFERS),
+        (ValueError("the pair does not fit"), COULD_NOT_RUN),
+        (KeyError("a bug"), COULD_NOT_RUN),
+        (KeyboardInterrupt(), INTERRUPTED),
+    ],
+    ids=["equal", "differs", "nan drafts", "does not fit", "bug", "interrupted"],
+)
+def test_exit_codes(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    outcome: ParityReport | BaseException,
+    code: int,
+) -> None:
+    answers(monkeypatch, outcome)
+    assert cli.main(["parity", *PAIR]) == code
+    out, err = capfd.readouterr()
+    if isinstance(outcome, Exception):
+        assert not out
+        assert str(outcome.args[0]) in err
+
+
+def test_json_names_the_culprit(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, FAULTY)
+    cli.main(["parity", *PAIR, "--json"])
+    written = json.loads(capfd.readouterr().out)
+    assert written == {
+        "drafter": "d",
+        "target": "t",
+        "runner": "v1",
+        "dtype": "float32",
+        "tolerance": 1e-4,
+        "verdict": "differs",
+        "culprit": "embedding",
+        "cause": "something about embedding",
+        "stages": [
+            row("tap of layer 1", 1e-6, 1e-6),
+            row("embedding", 0.5, 0.5, prompt=1, step=2),
+            row("layer 0", None, 1e-6, non_finite=7),
+        ],
+        "acceptance": [{"engine": [3, 1], "reference": [3, 2]}],
+        "nan_drafts": 0,
+        "non_finite": 7,
+    }
+
+
+def row(name: str, end_to_end: float | None, alone: float, **more: int) -> dict[str, Any]:
+    errors = {"stage": name, "end_to_end": end_to_end, "alone": alone}
+    return {**errors, "prompt": 0, "step": 0, "non_finite": 0, **more}
+
+
+def test_tables_mark_the_first_difference(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, FAULTY)
+    cli.main(["parity", *PAIR])
+    out = capfd.readouterr().out
+    (marked,) = (line for line in out.splitlines() if "first difference" in line)
+    assert "embedding" in marked
+    assert "worst at prompt 2, step 3" in marked
+    assert "Differs from embedding on: something about embedding." in out
+    answers(monkeypatch, CLEAN)
+    cli.main(["parity", *PAIR])
+    out = capfd.readouterr().out
+    assert "Equal" in out
+    assert "first difference" not in out
+    assert "Acceptance differs only where" in out
+
+
+def test_names_of_models_are_no_markup(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, replace(CLEAN, drafter="[red]d", target="t[/red][/x]"))
+    assert cli.main(["parity", *PAIR]) == EQUAL
+    assert "[red]d for t[/red][/x]: runner v1" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["./nowhere/drafter", "--target", str(DEMO / "target")], "nowhere/drafter"),
+        ([str(DEMO / "drafter"), "--target", "./nowhere"], "nowhere"),
+        ([*PAIR, "--prompts", "nothing.jsonl"], "pass another --prompts"),
+    ],
+)
+def test_refused_before_an_engine_starts(
+    capfd: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert cli.main(["parity", *arguments]) == COULD_NOT_RUN
+    out, err = capfd.readouterr()
+    assert not out
+    assert message in err
+
+
+def test_a_file_without_prompts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").write_text("\n")
+    arguments = [*PAIR, "--prompts", str(tmp_path / "empty")]
+    assert cli.main(["parity", *arguments]) == COULD_NOT_RUN
+    assert "pass another --prompts" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("tolerance", ["nan", "inf", "-1"])
+def test_tolerances_without_meaning(tolerance: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["parity", *PAIR, "--tolerance", tolerance])
+    assert end.value.code == COULD_NOT_RUN
+
+
+@pytest.mark.engine
+def test_json_of_the_demo_pair(capfd: pytest.CaptureFixture[str]) -> None:
+    """stdout is JSON and nothing else; both sides read the drafter with the overrides."""
+    overrides = json.dumps({"layer_types": ["sliding_attention"] * 3, "sliding_window": 16})
+    options = ["--json", "--tokens", "8", "--drafter-overrides", overrides]
+    assert cli.main(["parity", *PAIR, *options]) == EQUAL
+    report = json.loads(capfd.readouterr().out)
+    assert (report["verdict"], report["runner"], report["dtype"]) == ("equal", "v1", "float32")
+    assert [stage["stage"] for stage in report["stages"]] == stage_names(read_drafter(PAIR[0]))
+    assert max(max(stage["end_to_end"], stage["alone"]) for stage in report["stages"]) <= 1e-4
+    assert len(report["acceptance"]) == len(BUILT_IN_PROMPTS)
+    assert all(one["engine"] == one["reference"] != [] for one in report["acceptance"])
+
+
+def descendants(pid: int) -> set[int]:
+    """Living processes started by a process, directly or not."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state != "Z":
+            parents[int(folder.name)] = int(parent)
+    found, newest = set(), {pid}
+    while newest:
+        newest = {child for child, parent in parents.items() if parent in newest}
+        found |= newest
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for(is_true: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not is_true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@pytest.mark.engine
+def test_interrupting_leaves_no_process(tmp_path: Path) -> None:
+    """Ctrl-C while the engine's processes start, which vLLM by itself does not survive."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "vllm_dflash.tools.cli", "parity", *PAIR],
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Processes that a shell starts in the background ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as command:
+        # The engine's process, and two that vLLM starts.
+        assert wait_for(lambda: len(descendants(command.pid)) >= 3, 120)
+        started = descendants(command.pid)
+        os.killpg(command.pid, signal.SIGINT)
+        out, err = command.communicate(timeout=60)
+    assert (command.returncode, out) == (INTERRUPTED, ""), err
+    assert "Traceback" not in err
+    assert wait_for(lambda: not any(map(is_alive, started)), 10)
+    assert not list(tmp_path.glob("vllm-dflash-parity-*"))

@@ -1,0 +1,194 @@
+"""`vllm-dflash verify` as a command: what it refuses, runs and writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.engines import DEMO, FIXED, TARGET
+from vllm_dflash.tools import cli
+from vllm_dflash.tools.bench.bench_prompts import read_prompts
+from vllm_dflash.tools.engine_process import EngineDied
+from vllm_dflash.tools.verify import verify_command as command
+from vllm_dflash.tools.verify.child_engine import other_plugins
+from vllm_dflash.tools.verify.gate_prompts import BUILT_IN, default_prompts
+from vllm_dflash.tools.verify.stepped_engine import start
+from vllm_dflash.tools.verify.verification import Drafting, Level, Verification
+
+PAIR = ["--target", str(TARGET), "--speculative-config", json.dumps(FIXED)]
+LOSSLESS = (Level(1, Drafting(9, 3.0), ((),)),)
+ABOUT = {"prompts": 1, "tokens": 5, "dtype": "bfloat16", "drafter": "somebody"}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Calls of `verify_pair`, which finds everything in order."""
+    calls: list[Any] = []
+
+    def answer(*arguments: Any, **named: Any) -> Verification:
+        calls.append((arguments, named))
+        return Verification(dict(ABOUT), 0.2, LOSSLESS)
+
+    monkeypatch.setattr(command, "verify_pair", answer)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "x"], "--speculative-config"),
+        (["--target", "x", "--speculative-config", "{"], "not JSON"),
+        (["--target", "x", "--speculative-config", "{}"], "expected an object"),
+        ([*PAIR, "--concurrency", "0"], "no positive whole number"),
+        ([*PAIR, "--tokens", "ten"], "ten is no positive whole number"),
+        ([*PAIR, "--tie", "-0.1"], "no number from 0 on"),
+        ([*PAIR, "--tie", "nan"], "no number from 0 on"),
+        ([*PAIR, "--tie", "inf"], "no number from 0 on"),
+        ([*PAIR, "--tie", "some"], "no number from 0 on"),
+    ],
+)
+def test_bad_arguments(
+    asked: list[Any], capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["verify", *arguments])
+    assert end.value.code == command.COULD_NOT_RUN
+    assert message in capsys.readouterr().err
+    assert not asked
+
+
+@pytest.mark.parametrize("lines", [None, "", '{"text": "x"}\n', '{"prompt"\n', '{"prompt": 1}\n'])
+def test_bad_prompts(
+    asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: str | None
+) -> None:
+    file = tmp_path / "prompts"
+    if lines is not None:
+        file.write_text(lines)
+    assert cli.main(["verify", *PAIR, "--prompts", str(file)]) == command.COULD_NOT_RUN
+    assert str(file) in capsys.readouterr().err
+    assert not asked
+
+
+def test_prompts_of_both_kinds(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text('{"prompt": "a\\nb"}\n\n  indented\nplain "text"\n[1]\n')
+    assert read_prompts(file) == ["a\nb", "  indented", 'plain "text"', "[1]"]
+    assert read_prompts(file, 2) == ["a\nb", "  indented"]
+
+
+def test_default_prompts() -> None:
+    held_out = read_prompts(DEMO / "held_out.jsonl")
+    assert default_prompts(str(TARGET)) == [*held_out, *BUILT_IN]
+    assert default_prompts("somewhere/else") == BUILT_IN
+
+
+def test_arguments_arrive(asked: list[Any]) -> None:
+    flags = ["--concurrency", "4", "2", "4", "--tokens", "7", "--dtype", "float32"]
+    assert cli.main(["verify", *PAIR, *flags, "--", "--max-model-len", "64"]) == 0
+    (((target, config, prompts, settings), named),) = asked
+    assert (target, config) == (str(TARGET), FIXED)
+    assert prompts == default_prompts(str(TARGET))
+    assert (settings.concurrency, settings.tokens, settings.tie) == ((4, 2), 7, None)
+    assert named["dtype"] == "float32"
+    assert named["flags"] == ("--max-model-len", "64")
+
+
+def test_json_and_file(
+    asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "new" / "result.json"
+    assert cli.main(["verify", *PAIR, "--json", "--out", str(file)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(file.read_text())
+    assert printed["verdict"] == "lossless"
+    assert printed["levels"][0]["drafts_verified"] == 9
+
+
+def test_a_file_that_cannot_be_written_costs_no_result(
+    asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["verify", *PAIR, "--json", "--out", str(tmp_path)]) == command.COULD_NOT_RUN
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["verdict"] == "lossless"
+    assert str(tmp_path) in printed.err
+
+
+def test_table(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", *PAIR]) == 0
+    assert "lossless" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_an_engine_that_dies(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("first\nlast words\n")
+
+    def die(*arguments: Any, **named: Any) -> Verification:
+        raise EngineDied(log)
+
+    monkeypatch.setattr(command, "verify_pair", die)
+    assert cli.main(["verify", *PAIR]) == command.COULD_NOT_RUN
+    assert "last words" in capsys.readouterr().err
+
+
+def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*arguments: Any, **named: Any) -> Verification:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "verify_pair", interrupt)
+    assert cli.main(["verify", *PAIR]) == command.INTERRUPTED
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
+def test_plain_decoding_keeps_the_plugins_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "dflash,mine")
+    assert other_plugins() == ["mine"]
+    monkeypatch.delenv("VLLM_PLUGINS")
+    assert "dflash" not in other_plugins()
+    assert "lora_hf_hub_resolver" in other_plugins()  # vLLM's own
+
+
+ENGINE_FLAGS = ["--", "--enforce-eager", "--max-model-len", "512", "--port", "8123"]
+
+
+@pytest.mark.engine
+def test_bfloat16_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also that flags of `vllm serve` are taken, those of its server included."""
+    file = tmp_path / "prompts"
+    file.write_text(
+        "\n".join(json.dumps({"prompt": one}) for one in default_prompts(str(TARGET))[:8])
+    )
+    arguments = ["--prompts", str(file), "--concurrency", "1", "4", "--tokens", "32"]
+    arguments += ["--dtype", "bfloat16", "--json", "--logs", str(tmp_path / "logs")]
+    assert cli.main(["verify", *PAIR, *arguments, *ENGINE_FLAGS]) == 0
+    printed, progress = capfd.readouterr()
+    assert "DFlash, concurrency 4: 8 texts" in progress
+    result = json.loads(printed)
+    assert result["verdict"] == "lossless"
+    assert (result["tie"], result["dtype"]) == (0.2, "bfloat16")
+    assert result["drafter"].startswith("vllm-dflash ")
+    assert [level["concurrency"] for level in result["levels"]] == [1, 4]
+    assert all(level["acceptance_length"] > 2 for level in result["levels"])
+    log = (tmp_path / "logs" / "plain.log").read_text()
+    assert "speculative_config=None" in log
+    assert "vllm-dflash" not in log
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--max-modle-len", "512"],
+        ["another/model"],
+        ["--speculative-config", "{}"],
+        ["--spec-method", "ngram"],
+        ["--spec-model", "another/drafter"],
+    ],
+)
+def test_flags_that_are_not_taken(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        start(str(TARGET), None, None, flags)
+    assert ("--max-modle-len" if "512" in flags else "after --") in capsys.readouterr().err

@@ -1,0 +1,203 @@
+"""The comparison on its own, with an engine that is a table of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_dflash.tools.verify.divergence import (
+    FIRST_PIECE,
+    Answer,
+    Divergence,
+    Question,
+    Text,
+    Tokens,
+    compare_all,
+)
+
+STOP = 0
+VOCABULARY = 6
+PROMPT = (7, 8)
+
+
+class Plain:
+    """Plain decoding by a rule that depends on all tokens so far; says what it was asked."""
+
+    def __init__(self) -> None:
+        self.rounds: list[list[Question]] = []
+
+    def logprobs(self, tokens: Tokens) -> list[float]:
+        # A stop token is best rarely, and every other token somewhere.
+        seed = sum((i + 1) * token for i, token in enumerate(tokens, start=1))
+        values = [-((7 * token + seed) % 11) / 10 for token in range(VOCABULARY)]
+        values[STOP] -= 0.0 if seed % 13 == 0 else 2.0
+        return values
+
+    def best(self, tokens: Tokens) -> int:
+        values = self.logprobs(tokens)
+        return values.index(max(values))
+
+    def regret(self, tokens: Tokens, token: int) -> float:
+        values = self.logprobs(tokens)
+        return max(values) - values[token]
+
+    def write(
+        self, prompt: Tokens, limit: int, choose: Callable[[Tokens], int] | None = None
+    ) -> Tokens:
+        choose = choose or self.best
+        text: Tokens = ()
+        while len(text) < limit and STOP not in text:
+            text += (choose(prompt + text),)
+        return text
+
+    def ask(self, questions: list[Question]) -> Sequence[Answer]:
+        self.rounds.append(questions)
+        return [
+            Answer(
+                math.nan if one.token is None else self.regret(one.prefix, one.token),
+                self.write(one.continued, one.max_tokens),
+            )
+            for one in questions
+        ]
+
+    def compare(self, *texts: Tokens, limit: int) -> list[list[Divergence]]:
+        reference = self.write(PROMPT, limit)
+        return compare_all([Text(PROMPT, reference, one, limit) for one in texts], {STOP}, self.ask)
+
+
+def expected(plain: Plain, text: Tokens) -> list[Divergence]:
+    """Every token that is not plain decoding's own choice behind DFlash's tokens before it."""
+    return [
+        Divergence(i, token, wanted, plain.regret(PROMPT + text[:i], token))
+        for i, token in enumerate(text)
+        if token != (wanted := plain.best(PROMPT + text[:i]))
+    ]
+
+
+def without_ends(limit: int) -> st.SearchStrategy[Tokens]:
+    tokens = st.integers(1, VOCABULARY - 1)
+    return st.lists(tokens, min_size=limit, max_size=limit).map(tuple)
+
+
+def test_an_identical_text_asks_nothing() -> None:
+    plain = Plain()
+    text = plain.write(PROMPT, 60)
+    assert plain.compare(text, text, limit=60) == [[], []]
+    assert plain.rounds == []
+
+
+@given(st.integers(1, 70).flatmap(without_ends))
+@settings(deadline=None)
+def test_any_text_of_full_length(text: Tokens) -> None:
+    plain = Plain()
+    (found,) = plain.compare(text, limit=len(text))
+    assert found == expected(plain, text)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_rare_mistakes_far_apart_are_all_found(data: st.DataObject) -> None:
+    """Texts as engines write them: plain decoding's but for some tokens, also stop tokens."""
+    plain = Plain()
+    limit = data.draw(st.integers(1, 90))
+    places = data.draw(st.dictionaries(st.integers(0, limit - 1), st.integers(0, VOCABULARY - 1)))
+
+    def choose(tokens: Tokens) -> int:
+        return places.get(len(tokens) - len(PROMPT), plain.best(tokens))
+
+    text = plain.write(PROMPT, limit, choose)
+    (found,) = plain.compare(text, limit=limit)
+    assert found == expected(plain, text)
+
+
+@given(st.integers(1, 60), st.data())
+@settings(deadline=None)
+def test_a_text_that_ends_too_soon(limit: int, data: st.DataObject) -> None:
+    plain = Plain()
+    text = plain.write(PROMPT, limit)
+    kept = text[: data.draw(st.integers(0, len(text) - 1))]
+    (found,) = plain.compare(kept, limit=limit)
+    assert found == [Divergence(len(kept), None, text[len(kept)], math.inf)]
+
+
+def test_a_text_that_ends_too_soon_where_a_piece_ends() -> None:
+    plain = Plain()
+
+    def choose(tokens: Tokens) -> int:
+        return 3 if len(tokens) == len(PROMPT) else max(1, plain.best(tokens))
+
+    text = plain.write(PROMPT, 200, choose)[: 1 + FIRST_PIECE]
+    (found,) = plain.compare(text, limit=200)
+    assert found[-1] == Divergence(len(text), None, plain.best(PROMPT + text), math.inf)
+
+
+def test_a_stop_token_at_the_end_of_a_piece() -> None:
+    """Nothing is wrong, and nothing is asked for behind it."""
+    plain = Plain()
+    last = len(PROMPT) + FIRST_PIECE
+    plain.best = lambda tokens: STOP if len(tokens) == last else 2  # type: ignore[method-assign]
+    text = plain.write(PROMPT, 50, lambda tokens: 3 if len(tokens) == 2 else plain.best(tokens))
+    (found,) = plain.compare(text, limit=50)
+    assert [one.position for one in found] == [0]
+    assert len(plain.rounds) == 1
+
+
+@given(st.integers(1, 60), st.integers(1, VOCABULARY - 1))
+@settings(deadline=None)
+def test_a_text_that_goes_on_behind_its_end(limit: int, token: int) -> None:
+    plain = Plain()
+    text = plain.write(PROMPT, limit)
+    (found,) = plain.compare((*text, token, token), limit=limit)
+    assert found == [Divergence(len(text), token, None, math.inf)]
+
+
+def test_a_stop_token_of_its_own_that_does_not_stop() -> None:
+    plain = Plain()
+    text = (*plain.write(PROMPT, 20)[:3], STOP, 2, 2)
+    (found,) = plain.compare(text, limit=20)
+    assert [one.position for one in found] == [3, 4]
+    assert found[1] == Divergence(4, 2, None, math.inf)
+
+
+@given(st.lists(without_ends(40), min_size=1, max_size=5))
+@settings(deadline=None)
+def test_many_texts_share_rounds(texts: list[Tokens]) -> None:
+    alone = [Plain() for _ in texts]
+    together = Plain()
+    apart = [one.compare(text, limit=40)[0] for one, text in zip(alone, texts, strict=True)]
+    assert together.compare(*texts, *texts, limit=40) == apart + apart
+    assert len(together.rounds) == max(len(one.rounds) for one in alone)
+    assert all(len({*questions}) == len(questions) for questions in together.rounds)
+
+
+def test_what_agrees_is_asked_for_in_growing_pieces() -> None:
+    plain = Plain()
+
+    def choose(tokens: Tokens) -> int:
+        best = max(1, plain.best(tokens))
+        return best % (VOCABULARY - 1) + 1 if len(tokens) == len(PROMPT) + 2 else best
+
+    plain.best = lambda tokens: max(1, Plain.best(plain, tokens))  # type: ignore[method-assign]
+    text = plain.write(PROMPT, 150, choose)
+    (found,) = plain.compare(text, limit=150)
+    assert [one.position for one in found] == [2]
+    assert [questions[0].max_tokens for questions in plain.rounds] == [16, 32, 64, 35]
+
+
+@pytest.mark.parametrize(
+    ("regret", "tie", "is_tie"),
+    [
+        (0.2, 0.2, True),
+        (0.201, 0.2, False),
+        (0.0, 0.0, True),
+        (1e-6, 0.0, False),
+        (math.inf, 0.2, False),
+        (math.nan, 0.2, False),
+    ],
+)
+def test_ties(regret: float, tie: float, is_tie: bool) -> None:
+    assert Divergence(0, 1, 2, regret).is_tie(tie) is is_tie

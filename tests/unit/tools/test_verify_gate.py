@@ -1,0 +1,229 @@
+"""The gate's own steps, on engines that count upwards instead of computing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import StringIO
+from typing import Any
+
+import pytest
+
+from vllm_dflash.tools.progress import Lines
+from vllm_dflash.tools.verify.gate import Settings, verify
+from vllm_dflash.tools.verify.gate_engine import Facts, Finished, Request
+from vllm_dflash.tools.verify.verification import Drafting, Finding, Level, Verification
+from vllm_dflash.tools.verify.verify_report import make_notes, make_table
+
+STOP = 9
+REGRET = {(4, 5): 0.125, (7, 6): 0.5}
+"""By the next number and the one that is written instead; others have a whole nat."""
+
+
+class Counting:
+    """Writes the next number, up to 8, then 9, which ends a text. A prompt is one digit."""
+
+    def __init__(self, wrong: dict[int, int] | None = None, **facts: Any) -> None:
+        self.wrong = wrong or {}
+        """What it writes instead of a number."""
+        self.known = {"dtype": "bfloat16", "max_model_len": 100, "max_num_seqs": 4} | facts
+        self.known.setdefault("drafter", None)
+        self.submitted: list[tuple[int, int]] = []
+        self.drafts = 0.0
+
+    def facts(self) -> Facts:
+        return Facts(stop_tokens=[STOP], versions={}, **self.known)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return [[int(digit) for digit in text] for text in texts]
+
+    def decode(self, tokens: list[int]) -> list[str]:
+        return [f"<{token}>" for token in tokens]
+
+    def submit(self, requests: Sequence[Request], concurrency: int) -> None:
+        self.submitted.append((len(requests), concurrency))
+        self.queue = list(enumerate(requests))
+
+    def advance(self, seconds: float) -> list[Finished]:
+        assert seconds > 0
+        number, request = self.queue.pop()  # the last one is finished first
+        text = list(request.tokens)
+        room = min(request.max_tokens, self.known["max_model_len"] - len(text))
+        assert room > 0
+        while len(text) - len(request.tokens) < room and text[-1] != STOP:
+            text.append(self.wrong.get(text[-1] + 1, text[-1] + 1))
+        self.drafts += 2.0
+        best = request.tokens[-1] + 1
+        scored = request.scored
+        regret = None if scored is None else REGRET.get((best, scored), 1.0) * (scored != best)
+        return [Finished(number, text[len(request.tokens) :], regret)]
+
+    def counts(self) -> dict[str, float]:
+        return {
+            "drafts": self.drafts,
+            "draft_tokens": 3 * self.drafts,
+            "accepted_tokens": self.drafts,
+        }
+
+
+class Undrafted(Counting):
+    def counts(self) -> dict[str, float]:
+        return {"drafts": 0.0, "draft_tokens": 0.0, "accepted_tokens": 0.0}
+
+
+class Stage:
+    """Opens engines, never two at a time."""
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    @contextmanager
+    def __call__(self, engine: Counting) -> Iterator[Counting]:
+        assert self.open == 0
+        self.open += 1
+        yield engine
+        self.open -= 1
+
+
+def gate(dflash: Counting, plain: Counting | None = None, **changes: Any) -> Verification:
+    opening = Stage()
+    plain = plain or Counting(dtype=dflash.known["dtype"])
+    settings = Settings(**({"concurrency": (1, 3), "tokens": 20} | changes))
+    prompts = ["1", "2", "5"]
+    return verify(prompts, lambda: opening(dflash), lambda: opening(plain), settings)
+
+
+def test_identical() -> None:
+    dflash, plain = Counting(), Counting()
+    result = gate(dflash, plain)
+    assert (result.verdict, result.exit_code, result.tie) == ("lossless", 0, 0.2)
+    assert [level.concurrency for level in result.levels] == [1, 3]
+    assert [level.identical for level in result.levels] == [3, 3]
+    assert result.levels[0].worst is None
+    assert result.levels[0].drafting == Drafting(verified=18, acceptance_length=2.0)
+    assert dflash.submitted == [(3, 1), (3, 3)]
+    assert plain.submitted == [(3, 3)]
+
+
+def test_a_tie_and_what_comes_behind_it() -> None:
+    """5 instead of 4 leaves a text that is the target's own again: 1 2 3 5 6 7 8 9."""
+    result = gate(Counting({4: 5}))
+    level = result.levels[1]
+    assert result.verdict == "lossless"
+    assert (level.identical, level.with_ties, level.with_regressions) == (1, 2, 0)
+    assert (level.ties, level.regressions) == (2, 0)
+    assert level.worst == Finding(0, 2, "<5>", "<4>", 0.125, is_tie=True)
+
+
+def test_a_regression_behind_a_tie() -> None:
+    result = gate(Counting({4: 5, 7: 6}), tokens=5)
+    assert (result.verdict, result.exit_code) == ("regression", 1)
+    one, two, five = result.levels[0].texts
+    # 1: 2 3 5 6 6; 2: 3 5 6 6 6; 5: 6 6 6 6 6
+    assert [(f.position, f.is_tie) for f in one] == [(2, True), (4, False)]
+    assert [(f.position, f.is_tie) for f in two] == [(1, True), (3, False), (4, False)]
+    assert [f.position for f in five] == [1, 2, 3, 4]
+    assert (result.levels[0].ties, result.levels[0].regressions) == (2, 7)
+    assert result.levels[0].with_regressions == 3
+    assert result.levels[0].worst == Finding(0, 4, "<6>", "<7>", 0.5, is_tie=False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tie", "verdict"),
+    [
+        ("float32", None, "regression"),
+        ("float32", 0.2, "lossless"),
+        ("bfloat16", None, "lossless"),
+        ("bfloat16", 0.1, "regression"),
+    ],
+)
+def test_what_is_a_tie_depends_on_the_dtype(dtype: str, tie: float | None, verdict: str) -> None:
+    assert gate(Counting({4: 5}, dtype=dtype), tie=tie).verdict == verdict
+
+
+def test_a_text_that_ends_without_reason() -> None:
+    class Short(Counting):
+        def advance(self, seconds: float) -> list[Finished]:
+            return [one._replace(tokens=one.tokens[:2]) for one in super().advance(seconds)]
+
+    level = gate(Short()).levels[0]
+    assert level.regressions == 3
+    assert level.worst == Finding(0, 2, None, "<4>", math.inf, is_tie=False)
+    written = level.to_dict()
+    assert written["worst"]["regret"] is None  # JSON has no infinity
+    assert written["regressions"] == 3
+
+
+def test_nothing_drafted_is_no_success() -> None:
+    result = gate(Undrafted())
+    assert (result.verdict, result.exit_code) == ("nothing drafted", 2)
+    assert any("draft_length" in note for note in make_notes(result))
+    assert gate(Undrafted({4: 6})).verdict == "regression"
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (Counting(max_num_seqs=2), "raise its --max-num-seqs"),
+        (Counting(max_model_len=1), "raise the engine's --max-model-len"),
+    ],
+)
+def test_refused_with_the_remedy(engine: Counting, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        gate(engine)
+
+
+def test_engines_that_differ_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="float32, plain decoding's in bfloat16"):
+        gate(Counting(dtype="float32"), Counting())
+    with pytest.raises(ValueError, match="takes 64 tokens, plain decoding's 100"):
+        gate(Counting(max_model_len=64), Counting())
+
+
+def test_a_judge_that_cannot_say_exonerates_nobody() -> None:
+    class Silent(Counting):
+        def advance(self, seconds: float) -> list[Finished]:
+            done = super().advance(seconds)
+            return [one._replace(regret=None) for one in done]
+
+    assert gate(Counting({4: 5})).verdict == "lossless"
+    assert gate(Counting({4: 5}), Silent()).verdict == "regression"
+
+
+def test_plain_decoding_that_drafts_is_no_witness() -> None:
+    with pytest.raises(ValueError, match="drafts as well"):
+        gate(Counting(), Counting(drafter="somebody"))
+
+
+def test_texts_end_at_the_context_limit() -> None:
+    """Nothing can be continued behind a tie in the last place."""
+    result = gate(Counting({4: 5}, max_model_len=4), Counting(max_model_len=4))
+    assert result.verdict == "lossless"
+    assert [one.position for one in result.levels[0].texts[0]] == [2]
+
+
+def test_worst_is_whatever_cannot_be_compared() -> None:
+    def finding(regret: float) -> Finding:
+        return Finding(0, 0, "a", "b", regret, is_tie=regret <= 0.2)
+
+    findings = tuple(finding(regret) for regret in (0.1, math.nan, 3.0))
+    level = Level(1, Drafting(0, None), (findings[:1], findings[1:]))
+    assert level.worst is findings[1]
+    assert (level.ties, level.regressions) == (1, 2)
+
+
+def test_report_and_lines() -> None:
+    result = gate(Counting({4: 5}))
+    assert make_notes(result)[-1].startswith("lossless but for rounding: ")
+    assert make_notes(gate(Counting()))[-1].startswith("lossless: ")
+    row = make_table(result).rows[0]
+    assert row == ["1", "1", "2", "0", "2", "0", "0.125", "18", "2.00"]
+    assert make_notes(result)[0] == (
+        "worst at concurrency 1: 0.125 nat at prompt 0, position 2: DFlash wrote '<5>',"
+        " plain decoding '<4>'"
+    )
+    file = StringIO()
+    with Lines(file).stage("writing", 3):
+        assert file.getvalue() == "writing: 3 texts\n"
+    assert file.getvalue().splitlines()[1].startswith("writing: 0.")

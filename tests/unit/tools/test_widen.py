@@ -1,0 +1,129 @@
+"""Widened pairs compute what the originals compute."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from support import DEMO
+from support.pairs import Pair, make_pair
+from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.checkpoint.tensors import check_tensors, read_headers
+from vllm_dflash.model.reference import generate
+from vllm_dflash.tools.bench.bench_pair import Pair as BenchPair
+from vllm_dflash.tools.bench.bench_pair import widened_demo, with_random_drafter
+from vllm_dflash.tools.bench.widen import Shape, widen_pair
+
+TARGET = Shape(hidden=1024, intermediate=1024, heads=8, kv_heads=4, layers=8)
+DRAFTER = Shape(hidden=1024, intermediate=896, heads=8, kv_heads=4, layers=3)
+
+
+def pair_in(folder: Path) -> Pair:
+    drafter = folder / "drafter"
+    return Pair(folder / "target", drafter, read_drafter(str(drafter)))
+
+
+@pytest.fixture(scope="module")
+def demo() -> Pair:
+    return pair_in(DEMO)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = Path(tmp_path_factory.mktemp("wide"))
+    widen_pair(DEMO, folder, TARGET, DRAFTER)
+    return pair_in(folder)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
+    with (DEMO / "held_out.jsonl").open() as file:
+        return [tokenizer.encode(json.loads(next(file))["prompt"]) for _ in range(4)]
+
+
+def test_it_is_as_large_as_asked_for(wide: Pair) -> None:
+    model = wide.load_target()
+    assert model.config.num_hidden_layers == TARGET.layers
+    assert model.get_input_embeddings().weight.shape[1] == TARGET.hidden
+    check_tensors(wide.spec, read_headers(wide.drafter))
+    assert wide.spec.num_target_layers == TARGET.layers
+
+
+@torch.inference_mode()
+def test_target_predicts_the_same(demo: Pair, wide: Pair, prompts: list[list[int]]) -> None:
+    small, large = demo.load_target(), wide.load_target()
+    for prompt in prompts:
+        token_ids = torch.tensor([prompt])
+        expected, found = small(token_ids).logits, large(token_ids).logits
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
+        assert torch.equal(found.argmax(-1), expected.argmax(-1))
+
+
+def test_drafts_are_the_same(demo: Pair, wide: Pair, prompts: list[list[int]]) -> None:
+    found = {}
+    for pair in (demo, wide):
+        target, drafter = pair.load_target(), pair.load_drafter().float()
+        found[pair.target] = [generate(target, drafter, prompt, 24) for prompt in prompts[:2]]
+    assert found[demo.target] == found[wide.target]
+    lengths = [length for one in found[demo.target] for length in one.acceptance_lengths]
+    assert sum(lengths) / len(lengths) > 1.5  # so they are drafts worth comparing
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "message"),
+    [
+        ({"hidden": 4096}, {}, "shares its target's hidden size"),
+        ({"hidden": 512}, {"hidden": 512}, "power of four"),
+        ({"hidden": 2048}, {"hidden": 2048}, "power of four"),
+        ({"hidden": 64}, {"hidden": 64}, "power of four"),
+        ({"hidden": 2304}, {"hidden": 2304}, "power of four"),
+        ({"heads": 16}, {}, "query heads"),
+        ({"intermediate": 512}, {}, "cannot widen"),
+        ({"layers": 5}, {}, "6 layers cannot become 5"),
+        ({}, {"layers": 4}, "no identity layers"),
+    ],
+)
+def test_shapes_that_cannot_be(
+    tmp_path: Path, target: dict[str, int], drafter: dict[str, int], message: str
+) -> None:
+    shapes = (Shape(**vars(TARGET) | target), Shape(**vars(DRAFTER) | drafter))
+    with pytest.raises(ValueError, match=message):
+        widen_pair(DEMO, tmp_path, *shapes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_layers_with_a_window_are_refused(tmp_path: Path) -> None:
+    pair = make_pair(
+        tmp_path / "pair",
+        layer_types=["sliding_attention", "full_attention"],
+        dflash_config={"swa_window_size": 16},
+    )
+    same = Shape(hidden=64, intermediate=96, heads=4, kv_heads=2, layers=4)
+    drafter = Shape(hidden=64, intermediate=96, heads=4, kv_heads=2, layers=2)
+    with pytest.raises(ValueError, match="sliding window"):
+        widen_pair(pair.target.parent, tmp_path / "wide", same, drafter)
+
+
+def test_random_drafter_is_a_drafter_of_the_same_shape(tmp_path: Path) -> None:
+    pair = BenchPair(str(DEMO / "target"), str(DEMO / "drafter"), "demo")
+    random = with_random_drafter(pair, tmp_path)
+    check_tensors(read_drafter(random.drafter), read_headers(Path(random.drafter)))
+    weights = load_file(Path(random.drafter) / "model.safetensors")
+    original = load_file(DEMO / "drafter" / "model.safetensors")
+    assert {name: t.dtype for name, t in weights.items()} == {
+        name: t.dtype for name, t in original.items()
+    }
+    assert weights["fc.weight"].float().std() == pytest.approx(0.02, rel=0.05)
+    assert torch.all(weights["layers.0.self_attn.q_norm.weight"] == 1)
+    assert random.target == pair.target
+
+
+def test_missing_demo_pair_names_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--target and --drafter"):
+        widened_demo(tmp_path / "nowhere", tmp_path)

@@ -1,0 +1,120 @@
+"""The Serve application: each replica is one engine under vLLM's own OpenAI server.
+
+Nothing of the protocol is written again: a replica's ASGI app is what `vllm serve` would run, with
+all its routes. Serve's proxy spreads requests over the replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from argparse import Namespace
+from collections.abc import MutableMapping
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+
+from vllm_dflash.cluster.replicas.client_errors import App, Message, Receive, Send
+from vllm_dflash.cluster.replicas.guard import Guard
+from vllm_dflash.cluster.replicas.replica_settings import Settings
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+SECONDS_BETWEEN_LOOKS = 0.05
+
+
+def build(settings: Settings) -> Application:
+    """The application, to be passed to `serve.run`; also what `serve run` calls.
+
+    Raises:
+        ValueError: vLLM does not know one of `vllm_arguments`.
+    """
+    read_arguments(settings.serve_arguments())
+    replicas: Any = Replica  # what the decorators made of it
+    return replicas.options(**settings.deployment_options()).bind(settings.serve_arguments())
+
+
+def read_arguments(arguments: list[str]) -> Namespace:
+    """As `vllm serve` reads them. Raises `ValueError` where it would end with a usage message."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    try:
+        parsed = parser.parse_args(arguments)
+    except SystemExit as error:
+        raise ValueError(f"vllm serve does not take these arguments: {arguments}") from error
+    parsed.model = parsed.model_tag
+    validate_parsed_serve_args(parsed)
+    return parsed
+
+
+@serve.deployment(name="vllm")
+@serve.ingress()
+class Replica:
+    """One engine and its server."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self._guard = Guard()
+        self._arguments = read_arguments(arguments)
+        self._resources = AsyncExitStack()
+
+    async def __serve_build_asgi_app__(self) -> App:
+        """Start the engine; what Serve calls before the replica gets requests."""
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
+        from vllm.entrypoints.launchers.app import build_app
+
+        self._engine = await self._resources.enter_async_context(
+            build_async_engine_client(self._arguments)
+        )
+        tasks = await self._engine.get_supported_tasks()
+        app = build_app(self._arguments, tasks, self._engine.model_config)
+        await init_app_state(self._engine, app.state, self._arguments, tasks)
+        app.state.server = Namespace()  # uvicorn's, which vLLM would tell to leave
+        self._watch = asyncio.create_task(self._leave_with_the_engine())
+        return ServedBy(app, name=f"{socket.gethostname()}/{os.getpid()}")
+
+    async def check_health(self) -> None:
+        """Asked by Serve every `health_check_period_s`; does not return where the engine hangs.
+
+        A question to the engine's own process: vLLM's `check_health` only says whether it died.
+        """
+        await self._engine.is_sleeping()
+
+    async def _leave_with_the_engine(self) -> None:
+        """A replica whose engine died fails faster than others serve, and so would be sent more.
+
+        Until Serve asks for its health, that is. With the process gone, the proxy sends requests
+        elsewhere from the next one on, and tells those in flight what happened.
+        """
+        while not self._engine.errored:
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+        os._exit(1)
+
+    async def __del__(self) -> None:
+        """End the engine; Serve calls it when a replica is no longer wanted."""
+        if watch := getattr(self, "_watch", None):
+            watch.cancel()
+        await self._resources.aclose()
+        self._guard.dismiss()
+
+
+class ServedBy:
+    """ASGI middleware: answers carry the host and process id of their replica."""
+
+    def __init__(self, app: App, name: str) -> None:
+        self._app, self._header = app, (b"x-served-by", name.encode())
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Pass a request on, and its answer back."""
+
+        async def send_signed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), self._header]
+            await send(message)
+
+        await self._app(scope, receive, send_signed)

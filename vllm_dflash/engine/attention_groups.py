@@ -1,0 +1,71 @@
+"""Attention metadata of the drafter's layers, one for each kind of layer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.worker.utils import AttentionGroup
+
+from vllm_dflash.model.layers import BlockAttention
+
+
+@dataclass
+class DraftAttentionGroup(AttentionGroup):
+    """Layers that share a cache group, a window and a causality.
+
+    A cache group of vLLM has one causality, and its metadata are scheduled for one window.
+    """
+
+    causal: bool = False
+
+    def build_metadata(self, common: CommonAttentionMetadata, *args: Any, **kwargs: Any) -> Any:
+        """Of a step."""
+        return super().build_metadata(replace(common, causal=self.causal), *args, **kwargs)
+
+    def build_metadata_for_cudagraph_capture(
+        self, common: CommonAttentionMetadata, *args: Any
+    ) -> Any:
+        """Of the step that is captured."""
+        return super().build_metadata_for_cudagraph_capture(
+            replace(common, causal=self.causal), *args
+        )
+
+    def build_metadata_for_drafting(self, common: CommonAttentionMetadata, draft_index: int) -> Any:
+        """Of a step, where the V1 runner builds it."""
+        return super().build_metadata_for_drafting(replace(common, causal=self.causal), draft_index)
+
+
+def split_by_kind(
+    whole: AttentionGroup,
+    attentions: Sequence[BlockAttention],
+    vllm_config: VllmConfig,
+    device: torch.device,
+    kernel_block_size: int | None,
+) -> list[DraftAttentionGroup]:
+    """Split a cache group of the drafter's layers into their kinds, each with its builder."""
+    layers_by_kind: dict[tuple[int | None, bool], list[str]] = defaultdict(list)
+    for attention in attentions:
+        if attention.attn.layer_name in whole.layer_names:
+            layers_by_kind[attention.window, attention.causal].append(attention.attn.layer_name)
+    groups = []
+    for (window, causal), layer_names in layers_by_kind.items():
+        group = DraftAttentionGroup(
+            whole.backend,
+            layer_names,
+            whole.kv_cache_spec,
+            whole.kv_cache_group_id,
+            causal=causal,
+        )
+        group.create_metadata_builders(vllm_config, device, kernel_block_size)
+        builder = group.get_metadata_builder()
+        if window is not None and getattr(builder, "aot_schedule", False):
+            # FlashAttention plans ahead for the window of its cache, and ours keeps everything.
+            builder.aot_schedule = False
+        groups.append(group)
+    return groups

@@ -1,0 +1,104 @@
+"""One batched block forward of the drafter over the paged cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from vllm_dflash.engine.attention_groups import DraftAttentionGroup
+from vllm_dflash.engine.block_layout import BlockInputs, split_drafts
+from vllm_dflash.model.draft_model import DFlashDraftModel
+from vllm_dflash.planning import Floats
+
+
+@dataclass(frozen=True)
+class BlockDrafts:
+    """Drafts of D requests."""
+
+    tokens: list[list[int]]
+    """Up to the first token whose logits were not finite."""
+    confidence: Floats
+    """Probability of each token under the drafter, 0 behind a request's end, [D, w]."""
+
+
+class BlockForward:
+    """Runs the drafter's blocks and takes the most likely token of each row."""
+
+    def __init__(
+        self,
+        model: DFlashDraftModel,
+        vllm_config: VllmConfig,
+        groups: list[DraftAttentionGroup],
+    ) -> None:
+        """Layers that share attention metadata come as groups."""
+        self._model = model
+        self._vllm_config = vllm_config
+        self._groups = groups
+        self._layer_names = [name for group in groups for name in group.layer_names]
+
+    def draft(self, inputs: BlockInputs, block_table: torch.Tensor) -> BlockDrafts:
+        """Draft for the D requests of the layout; block table of the whole batch, [R, blocks]."""
+        widths = np.diff(inputs.query_start_loc)
+        query_start_loc = torch.from_numpy(inputs.query_start_loc)
+        slots = torch.from_numpy(inputs.slots)
+        metadata = CommonAttentionMetadata(
+            query_start_loc=query_start_loc,
+            query_start_loc_cpu=query_start_loc,
+            seq_lens=torch.from_numpy(inputs.seq_lens),
+            seq_lens_cpu_upper_bound=torch.from_numpy(inputs.seq_lens),
+            num_reqs=len(inputs.requests),
+            num_actual_tokens=len(slots),
+            max_query_len=int(widths.max()),
+            max_seq_len=int(inputs.seq_lens.max()),
+            block_table_tensor=block_table[torch.from_numpy(inputs.requests)],
+            slot_mapping=slots,
+        )
+        hidden = self.run(
+            self._attention_metadata(metadata),
+            dict.fromkeys(self._layer_names, slots),
+            torch.from_numpy(inputs.input_ids),
+            torch.from_numpy(inputs.positions),
+        )
+        tokens, finite, probability = self.pick(hidden[torch.from_numpy(inputs.mask_rows)])
+        lengths = widths - 1
+        confidence = np.zeros((len(lengths), int(lengths.max())))
+        confidence[np.arange(confidence.shape[1]) < lengths[:, None]] = probability
+        return BlockDrafts(split_drafts(tokens, finite, lengths), confidence)
+
+    def pick(self, hidden: torch.Tensor) -> tuple[list[int], np.ndarray, np.ndarray]:
+        """Most likely tokens of rows [Q, H]: ids, whether their logits are finite, probability."""
+        logits = self._model.compute_logits(hidden).float()  # [Q, V]
+        best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
+        probability = torch.exp(best - logits.logsumexp(dim=-1))
+        finite = torch.isfinite(best)
+        tokens = self._model.target_ids(tokens)
+        return tokens.tolist(), finite.numpy(), torch.where(finite, probability, 0.0).numpy()
+
+    def run(
+        self,
+        attn_metadata: dict[str, object] | None,
+        slot_mapping: dict[str, torch.Tensor],
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """Blocks [Q] to hidden states [Q, H]; without metadata, a dummy run that writes nothing."""
+        with set_forward_context(
+            attn_metadata,
+            self._vllm_config,
+            num_tokens=len(input_ids),
+            cudagraph_runtime_mode=CUDAGraphMode.NONE,
+            slot_mapping=slot_mapping,
+        ):
+            return self._model(input_ids, positions)
+
+    def _attention_metadata(self, metadata: CommonAttentionMetadata) -> dict[str, object]:
+        per_layer: dict[str, object] = {}
+        for group in self._groups:
+            built = group.build_metadata_for_drafting(metadata, draft_index=0)
+            per_layer |= dict.fromkeys(group.layer_names, built)
+        return per_layer

@@ -1,0 +1,1 @@
+"""Drafting on vLLM's Model Runner V2, the default on CUDA."""

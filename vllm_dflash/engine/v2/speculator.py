@@ -1,0 +1,315 @@
+"""The speculator for vLLM's Model Runner V2: vLLM's own, with our drafter and draft lengths.
+
+The captured draft step is vLLM's: its buffers, its input kernel (rejected rows and null blocks
+are stored nowhere), its graphs, in which context is stored and every request of the batch is
+drafted to the full. Ours is the draft model, and whether the block runs at all.
+
+Draft lengths under synchronous scheduling are planned here, as on V1, and handed to the scheduler
+as one number per request. Under asynchronous scheduling the scheduler plans
+(`runner/scheduler.py`), since this step must not wait for its own outcome.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from vllm.compilation.backends import set_model_tag
+from vllm.config import VllmConfig, replace
+from vllm.model_executor.model_loader import get_model
+from vllm.model_executor.model_loader.utils import get_draft_load_config
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
+from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.gpu.spec_decode.dflash import speculator as native
+from vllm.v1.worker.gpu.states import RequestState
+from vllm.v1.worker.utils import AttentionGroup
+
+from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.engine.accounting import StepAccounting
+from vllm_dflash.engine.agreement import agreed_lengths, agreed_plan
+from vllm_dflash.engine.attention_groups import split_by_kind
+from vllm_dflash.engine.block_layout import Ints, draft_lengths
+from vllm_dflash.engine.clock import StepClock
+from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.v2.device_counters import DeviceCounters
+from vllm_dflash.engine.warm import WarmState
+from vllm_dflash.model.draft_model import DFlashDraftModel
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.fixed_length import FixedLength
+from vllm_dflash.planning.length_policy import LengthPolicy
+from vllm_dflash.planning.planner import Plan, Planner
+
+CONFIDENCE_ROWS = 512
+"""Rows of logits that are turned into probabilities at a time, in float32."""
+
+
+class DFlashSpeculator(StepAccounting, native.DFlashSpeculator):
+    """vLLM's class of the same name with our draft model, planned lengths and statistics."""
+
+    of_vllm_dflash = True
+
+    model: DFlashDraftModel
+    req_states: RequestState
+    """Of the model runner, which hands it over once both exist."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.spec = DFlashOptions.of(vllm_config).drafter
+        self.parallel_drafting_token_id = self.spec.mask_token_id
+        self.requires_non_causal = not all(self.spec.causal)
+        self.plans_lengths = not (
+            vllm_config.scheduler_config.async_scheduling or self.enable_adaptive_verification
+        )
+        """Whether draft lengths are decided here, request by request."""
+        self.lengths: LengthPolicy = FixedLength(self.num_speculative_steps)
+        self.statistics = DraftStatistics(self.num_speculative_steps)
+        self.counters = DeviceCounters(device)
+        self.clock = StepClock()
+        self.warm = WarmState(self._persistent_buffers)
+        self.length_limit = min(
+            self.max_model_len, self.draft_model_config.max_model_len or self.max_model_len
+        )
+        self.confidence = torch.zeros(self.draft_tokens.shape, device=device)  # [max R, K]
+        self._runs_block = True
+        self._produced = self._rejected = np.zeros(0, dtype=np.int64)
+        self._ids: list[str] = []
+        self._handed_over: dict[str, int] | None = None
+        self._room: Ints = np.zeros(0, dtype=np.int64)
+
+    # --- start-up -------------------------------------------------------------------------
+
+    def load_draft_model(
+        self, target_model: nn.Module, target_attn_layer_names: set[str]
+    ) -> DFlashDraftModel:
+        """Load our draft model and let it use the target's vocabulary."""
+        config = self.vllm_config
+        attention = replace(
+            config.attention_config,
+            use_non_causal=self.requires_non_causal,
+            backend=self.speculative_config.attention_backend,
+        )
+        cache_dtype = self.speculative_config.kv_cache_dtype
+        cache = config.cache_config
+        if cache_dtype is not None:
+            cache = replace(cache, cache_dtype=cache_dtype)
+        draft_config = replace(
+            config,
+            attention_config=attention,
+            cache_config=cache,
+            load_config=get_draft_load_config(config),
+        )
+        with set_model_tag("dflash_head"):
+            model = get_model(vllm_config=draft_config, model_config=self.draft_model_config)
+        language_model = getattr(target_model, "get_language_model", lambda: target_model)()
+        model.share_vocabulary(language_model)
+        return model
+
+    def set_attn(
+        self,
+        model_state: ModelState,
+        kv_cache_config: KVCacheConfig,
+        block_tables: BlockTables,
+        target_input_buffers: InputBuffers,
+        target_attn_groups: list[list[AttentionGroup]],
+    ) -> None:
+        """Give each kind of layer metadata of its own."""
+        super().set_attn(
+            model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups
+        )
+        for groups in self.attn_groups:
+            wholes, groups[:] = list(groups), []
+            for whole in wholes:
+                block_size = whole.get_metadata_builder().kv_cache_spec.block_size
+                groups += split_by_kind(
+                    whole,
+                    self.model.context.attentions,
+                    self.attn_vllm_config,
+                    self.device,
+                    block_size,
+                )
+        self._configure_decode_metadata_update()
+
+    def adapt_lengths(self, costs: StepCosts) -> None:
+        """From now on plan draft lengths, starting from these costs."""
+        self.lengths = Planner(
+            self.num_speculative_steps, self.max_num_reqs, costs, whole_batch=True
+        )
+
+    # --- every step -----------------------------------------------------------------------
+
+    def observe_verification(
+        self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
+    ) -> None:
+        """Take what became of the last drafts: tokens each request got and drafts it lost, [R]."""
+        super().observe_verification(idx_mapping, num_sampled, num_rejected)
+        if self.plans_lengths:
+            self._produced = num_sampled.cpu().numpy()
+            self._rejected = num_rejected.cpu().numpy()
+        else:
+            self.counters.observe_verification(num_sampled, num_rejected)
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: InputBatch,
+        *inputs: Any,
+        dummy_run: bool = False,
+        is_profile: bool = False,
+        num_speculative_tokens: int | None = None,
+        **more_inputs: Any,
+    ) -> torch.Tensor:
+        """Store this step's context and draft; arguments and result [R, K] are vLLM's.
+
+        Of a request's K tokens only those count that the scheduler is told of.
+        """
+        if self._is_left_out:
+            return self.draft_tokens[: input_batch.num_reqs]
+        plan = None
+        self._runs_block = True
+        if not dummy_run:
+            wanted = self.num_speculative_steps
+            if num_speculative_tokens is not None:
+                wanted = num_speculative_tokens
+            if self.plans_lengths:
+                plan = self._plan(input_batch, wanted)
+                wanted = plan.width
+            else:
+                self.statistics.observe_length(wanted, input_batch.num_reqs)
+            self._runs_block = wanted > 0
+        is_timed = self._runs_block and not dummy_run
+        with self.clock.timing("draft") if is_timed else nullcontext():
+            drafts = super().propose(
+                input_batch,
+                *inputs,
+                dummy_run=dummy_run,
+                # A step without a block is no graph, but stores context all the same.
+                is_profile=is_profile or not self._runs_block,
+                num_speculative_tokens=num_speculative_tokens,
+                **more_inputs,
+            )
+            confidence = self.confidence[: input_batch.num_reqs]
+            if plan is not None:
+                confidence = confidence.cpu()  # waits for the block
+        if plan is not None:
+            self._hand_over(plan, input_batch, confidence.numpy())
+        return drafts
+
+    def _build_uniform_attn_metadata(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+        if not self._runs_block:
+            return None
+        return super()._build_uniform_attn_metadata(*args, **kwargs)
+
+    def _generate_draft(self, *args: Any, **kwargs: Any) -> None:
+        if self._runs_block:
+            super()._generate_draft(*args, **kwargs)
+
+    def sample_draft(
+        self,
+        hidden_states: torch.Tensor,
+        sample_src_positions: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        draft_step: torch.Tensor,
+        draft_logits: torch.Tensor | None,
+        spec_step_idx: int = 0,
+    ) -> torch.Tensor:
+        """The most likely token of each row [Q, H], whatever the temperature. Captured."""
+        logits = self.compute_draft_logits(hidden_states, spec_step_idx)  # [Q, V]
+        best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
+        self.counters.observe_logits(best, idx_mapping >= 0)
+        if self.plans_lengths:
+            confidence = self.confidence.view(-1)
+            for start in range(0, len(best), CONFIDENCE_ROWS):
+                rows = slice(start, min(start + CONFIDENCE_ROWS, len(best)))
+                probability = torch.exp(best[rows].float() - logits[rows].float().logsumexp(dim=-1))
+                confidence[rows] = torch.where(torch.isfinite(best[rows]), probability, -1.0)
+        self._maybe_predict_acceptance(logits, idx_mapping, draft_step)
+        return self.model.target_ids(tokens)
+
+    def _batch_ids(self, num_requests: int) -> list[str]:
+        return self._ids[:num_requests]
+
+    def _plan(self, input_batch: InputBatch, wanted: int) -> Plan:
+        """Learn from the verdict on the last drafts, and say whom to draft."""
+        ids, produced, rejected = input_batch.req_ids, self._produced, self._rejected
+        self._ids = ids
+        num_requests = input_batch.num_reqs
+        drafted = np.zeros(num_requests, dtype=np.int64)
+        if input_batch.num_draft_tokens_per_req is not None:
+            drafted = input_batch.num_draft_tokens_per_req.astype(np.int64)
+        self.statistics.observe_verification(drafted, produced)
+        self._num_verified = int(drafted.sum())
+        self._num_accepted = int(np.maximum(produced - 1, 0)[drafted > 0].sum())
+        past_prompt = produced > 0
+        num_decoded = int(past_prompt.sum()) + self._num_verified
+        self.clock.begin(
+            ids,
+            input_batch.num_tokens,
+            only_decodes=input_batch.num_tokens == num_decoded and bool(past_prompt.all()),
+        )
+        context_lens = input_batch.num_computed_tokens_np + input_batch.num_scheduled_tokens
+        limits = np.minimum(
+            self.req_states.max_seq_len[input_batch.idx_mapping_np], self.length_limit
+        )
+        self._room = draft_lengths(context_lens - rejected, limits, wanted, past_prompt)
+        with self.clock.timing("planning"):
+            self.lengths.observe_verification(ids, np.where(past_prompt, drafted, 0), produced - 1)
+            self.lengths.observe_batch(input_batch.num_tokens - num_decoded)
+            plan = self.lengths.plan(ids, self._room, np.zeros(num_requests, dtype=np.int64))
+        plan = agreed_plan(plan)
+        self.statistics.observe_plan(plan, possible=bool(self._room.any()))
+        return plan
+
+    def _hand_over(self, plan: Plan, input_batch: InputBatch, confidence: np.ndarray) -> None:
+        """Decide how many drafts of each request the scheduler is told of."""
+        lengths = np.zeros(input_batch.num_reqs, dtype=np.int64)
+        if plan.width:
+            self.clock.draft_rows = input_batch.num_reqs * self.num_query_per_req
+            confidence = confidence[plan.drafted, : plan.width]
+            finite = np.cumprod(confidence >= 0.0, axis=1)  # [D, w]
+            room = self._room.copy()
+            room[plan.drafted] = np.minimum(room[plan.drafted], finite.sum(axis=1))
+            with self.clock.timing("planning"):
+                chosen = self.lengths.lengths(plan, input_batch.req_ids, room, confidence * finite)
+            lengths[plan.drafted] = agreed_lengths(chosen)
+            self.statistics.observe_lengths(lengths)
+        self._handed_over = dict(zip(input_batch.req_ids, lengths.tolist(), strict=True))
+
+    def cut(self, drafts: DraftTokenIds | None) -> DraftTokenIds | None:
+        """Drafts as vLLM hands them over, cut to what was planned."""
+        if drafts is None or self._handed_over is None:
+            return drafts
+        cut = [
+            tokens[: self._handed_over[name]]
+            for name, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
+        ]
+        return DraftTokenIds(drafts.req_ids, cut)
+
+    def end_step(self) -> None:
+        """The runner is done with a step."""
+        if self.plans_lengths:
+            self.account_for_step(more_alike=False)
+        else:
+            self.warm.check()
+
+    def collect_statistics(self) -> DraftStatistics:
+        """The statistics, with what the device has counted meanwhile. Waits for it."""
+        self.statistics.nan_drafts = self.counters.nan_drafts()
+        if not self.plans_lengths:
+            blocks, drafts, accepted = self.counters.verifications()
+            self.statistics.verifications = blocks
+            self.statistics.draft_tokens, self.statistics.accepted_tokens = drafts, accepted
+        return self.statistics
+
+    def _persistent_buffers(self) -> list[torch.Tensor]:
+        """What captured graphs read and write."""
+        buffers = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
+        inputs = vars(self.input_buffers).values()
+        return buffers + [value for value in inputs if isinstance(value, torch.Tensor)]

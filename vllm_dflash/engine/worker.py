@@ -1,0 +1,207 @@
+"""Worker classes: where vLLM meets our drafting code in each worker process."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from vllm import envs
+from vllm.config import set_current_vllm_config
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
+from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_worker import Worker
+from vllm.v1.worker.worker_base import CompilationTimes
+
+from vllm_dflash import plugin
+from vllm_dflash.checkpoint.ranks import describe_ranks
+from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.engine.agreement import agreed_seconds
+from vllm_dflash.engine.periodic_log import PeriodicLog
+from vllm_dflash.engine.profile import profile_v1, profile_v2
+from vllm_dflash.engine.scheduler import attach_costs, attach_drafts
+from vllm_dflash.engine.v1.proposer import DFlashProposer
+from vllm_dflash.engine.vllm_fixes.fresh_blocks import FreshBlocks
+from vllm_dflash.engine.vllm_fixes.sampling import seeds_spared
+from vllm_dflash.engine.vllm_fixes.shared_memory import unlink_collective_memory
+from vllm_dflash.engine.watch import DraftWatch
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.tools.parity.recorder import DraftRecorder
+
+
+class DraftingWorker(Worker):
+    """What both platforms' workers add to vLLM's."""
+
+    drafter: Any
+    """Our proposer (V1) or speculator (V2)."""
+
+    def init_device(self) -> None:
+        """Build the model runner around our drafting code."""
+        self._log: PeriodicLog | None = None
+        self._watch: DraftWatch | None = None
+        self._costs_to_send: StepCosts | None = None
+        if self.use_v2_model_runner:
+            plugin.install_v2_speculator()
+        else:
+            plugin.install_v1_proposer(DFlashProposer)
+        super().init_device()
+        if self.use_v2_model_runner:
+            self.drafter = plugin.attach_to_v2_runner(self.model_runner)
+        else:
+            self.drafter = plugin.attach_to_v1_runner(self.model_runner, DFlashProposer)
+        if self.rank == 0:
+            options = DFlashOptions.of(self.vllm_config)
+            plugin.log_active(options, runner=self._runner)
+            tp_size = self.parallel_config.tensor_parallel_size
+            if tp_size > 1:
+                about = describe_ranks(options.drafter, tp_size, options.drafter_ranks)
+                plugin.logger().info("tensor parallelism: %s", about)
+            self._watch = DraftWatch(
+                self.drafter.collect_statistics,
+                plugin.logger().warning,
+                target=self.model_config.model,
+                drafter=options.drafter.model,
+            )
+
+    @property
+    def _runner(self) -> str:
+        return "v2" if self.use_v2_model_runner else "v1"
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Warm up, then measure what steps cost, for the planner to start from."""
+        times = super().compile_or_warm_up_model()
+        if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
+            self._plan_lengths()
+        self.drafter.warm.seal()
+        return times
+
+    def _plan_lengths(self) -> None:
+        started = time.perf_counter()
+        profile = profile_v2 if self.use_v2_model_runner else profile_v1
+        with set_current_vllm_config(self.vllm_config):
+            costs = profile(self.model_runner, agreed_seconds)
+        if self.vllm_config.scheduler_config.async_scheduling:
+            self._costs_to_send = costs
+        else:
+            self.drafter.adapt_lengths(costs)
+        if self.rank == 0:
+            plugin.log_profile(costs, time.perf_counter() - started)
+            self._log = PeriodicLog(
+                self.drafter.statistics, envs.VLLM_LOG_STATS_INTERVAL, plugin.logger().info
+            )
+
+    def sample_tokens(
+        self, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        """Sample and draft: the end of a step."""
+        output = super().sample_tokens(grammar_output)
+        if self.use_v2_model_runner:
+            if self._costs_to_send is not None:
+                attach_costs(output.model_runner_output, self._costs_to_send)
+                self._costs_to_send = None
+        elif self.drafter.has_drafts and plugin.drafts_come_with_the_output(self.vllm_config):
+            attach_drafts(output, self.take_draft_token_ids())
+        self.drafter.end_step()
+        if self._watch is not None:
+            self._watch.tick()
+        if self._log is not None:
+            self._log.tick()
+        return output
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """The drafts, each request's cut to what was planned."""
+        drafts = super().take_draft_token_ids()
+        return self.drafter.cut(drafts) if self.use_v2_model_runner else drafts
+
+    def dflash_stats(self) -> dict[str, Any]:
+        """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them.
+
+        One for each rank, the first of which counts: it decides for all, by times it measured.
+        """
+        kind = type(self.drafter)
+        return {
+            "proposer": f"{kind.__module__}.{kind.__qualname__}",
+            "rank": self.rank,
+            "runner": self._runner,
+            "block_size": self.drafter.spec.block_size,
+            "draft_length": DFlashOptions.of(self.vllm_config).draft_length,
+            **self.drafter.collect_statistics().to_dict(),
+            **self.drafter.warm.to_dict(),
+        }
+
+    def record_drafting(self) -> None:
+        """From now on write down all that is computed for drafts (`vllm-dflash parity`).
+
+        Raises:
+            ValueError: the engine is compiled, or takes more than one request at a time.
+        """
+        is_eager = self.vllm_config.model_config.enforce_eager
+        if not is_eager or self.vllm_config.scheduler_config.max_num_seqs != 1:
+            raise ValueError("record_drafting needs enforce_eager=True and max_num_seqs=1.")
+        self._recorder = DraftRecorder(self.drafter)
+
+    def take_recording(self, path: str) -> None:
+        """Stop, and write it to a safetensors file for `Recording.load`."""
+        self._recorder.finish(Path(path))
+
+
+class DFlashCPUWorker(DraftingWorker, CPUWorker):
+    """vLLM's CPU worker with our drafting code in its model runner."""
+
+    def init_device(self) -> None:
+        """Mend what this vLLM's CPU kernels get wrong, then build the model runner."""
+        plugin.mend_cpu_sampling()
+        super().init_device()
+        unlink_collective_memory()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load both models."""
+        super().load_model(*args, **kwargs)
+        plugin.mend_cpu_sinks(self.vllm_config)
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the cache."""
+        super().initialize_from_config(kv_cache_config)
+        layers = [attention.attn for attention in self.drafter.model.context.attentions]
+        self._fresh = FreshBlocks(kv_cache_config, layers)
+
+    def execute_model(
+        self, scheduler_output: SchedulerOutput
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        """Run the target, and sample and draft in the same call unless a grammar has a say.
+
+        Saves a call from the engine, which between processes takes a while.
+        """
+        self._fresh.clear(scheduler_output)
+        if not self.use_v2_model_runner:
+            self.drafter.forget(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
+        output = super().execute_model(scheduler_output)
+        may_go_on = not (
+            self.use_v2_model_runner or scheduler_output.has_structured_output_requests
+        )
+        return self.sample_tokens(None) if output is None and may_go_on else output
+
+    def sample_tokens(
+        self, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        """Sample and draft: the end of a step."""
+        if self.use_v2_model_runner:  # counts its random numbers by position
+            return super().sample_tokens(grammar_output)
+        with seeds_spared(self.model_runner):
+            return super().sample_tokens(grammar_output)
+
+
+class DFlashGPUWorker(DraftingWorker):
+    """vLLM's CUDA worker with our speculator in its model runner."""
+
+    def init_device(self) -> None:
+        """Build the model runner. Raises `ValueError` if that would be V1's."""
+        if not self.use_v2_model_runner:
+            raise ValueError(
+                "on CUDA, vllm-dflash supports Model Runner V2 only, and this configuration gets"
+                " V1: unset VLLM_USE_V2_MODEL_RUNNER and leave out what V2 does not support yet"
+                " (vLLM's log names it). VLLM_PLUGINS='' gives vLLM's own DFlash."
+            )
+        super().init_device()

@@ -1,0 +1,138 @@
+"""The DFlash draft model that vLLM loads as architecture `DFlashDraftModel`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+
+from vllm_dflash.checkpoint.tensors import Stored, check_tensors
+from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.model.context_projection import ContextProjection
+from vllm_dflash.model.layers import DraftBlock
+from vllm_dflash.model.vocabulary import DraftVocabulary, read_mask_embedding
+
+
+class DFlashDraftModel(nn.Module):
+    """A drafter, which shares its target's embedding and head or has its own (arXiv 2602.06036).
+
+    Used in three steps: `share_vocabulary` once, `context.store` for every scheduled token of
+    every step, and `forward` then `compute_logits` for the blocks that are drafted.
+    """
+
+    allow_patterns_overrides: ClassVar = ["*.safetensors"]
+    """vLLM's loader takes these files and no others: no pickle, whatever `load_format` says, and
+    none that an index names."""
+
+    checkpoint_names = WeightsMapper(
+        orig_to_new_prefix={
+            "fc.": "context.fc.",
+            "hidden_norm.": "context.hidden_norm.",
+            "layers.": "block.layers.",
+            "norm.": "block.norm.",
+            "embed_tokens.": "vocabulary.embed_tokens.",
+            "lm_head.": "vocabulary.lm_head.",
+            "d2t": "vocabulary.d2t",
+            "t2d": None,  # which ids of the target it has; the way back is all that is needed
+        },
+        orig_to_new_stacked={
+            ".q_proj": (".qkv_proj", "q"),
+            ".k_proj": (".qkv_proj", "k"),
+            ".v_proj": (".qkv_proj", "v"),
+            ".gate_proj": (".gate_up_proj", 0),
+            ".up_proj": (".gate_up_proj", 1),
+        },
+    )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        self.spec = DFlashOptions.of(vllm_config).drafter
+        prefix = prefix or "dflash"
+        self.context = ContextProjection(self.spec, prefix=f"{prefix}.context")
+        self.block = DraftBlock(
+            vllm_config=vllm_config,
+            spec=self.spec,
+            first_layer=vllm_config.model_config.get_total_num_hidden_layers(),
+            prefix=prefix,
+        )
+        self._revision = vllm_config.speculative_config.draft_model_config.revision
+
+    def share_vocabulary(self, target: Any) -> None:
+        """Use the target's embedding and head where the checkpoint has none of its own."""
+        self.vocabulary.share(target)
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings of [Q] token ids: [Q, H]."""
+        return self.vocabulary.embed(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Blocks of any number of requests, [Q] ids and positions, to hidden states [Q, H]."""
+        assert inputs_embeds is None  # in the signature because vLLM's runners name it
+        return self.block(self.embed_input_ids(input_ids), positions)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Logits [Q, V'] of hidden states [Q, H]; `target_ids` makes tokens of their columns."""
+        return self.vocabulary.logits(hidden_states)
+
+    def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
+        """Columns of logits to token ids of the target."""
+        return self.vocabulary.target_ids(draft_ids)
+
+    # --- what Model Runner V2 calls -----------------------------------------------------------
+
+    def combine_hidden_states(self, features: torch.Tensor) -> torch.Tensor:
+        """Taps concatenated in ascending layer order [T, m * H_target] to fused rows [T, H]."""
+        return self.context.fuse(features)
+
+    def get_draft_kv_cache_layer_names(self) -> list[str]:
+        """Names of the layers, in the order in which their slots are handed over."""
+        return [attention.attn.layer_name for attention in self.context.attentions]
+
+    def precompute_and_store_context_kv(
+        self,
+        context_states: torch.Tensor,
+        context_positions: torch.Tensor,
+        context_slot_mapping: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """Store fused rows [C, H] at each layer's slots [C]; without slots, compute only."""
+        if context_slot_mapping is None:
+            self.context.project(context_states, context_positions)
+        else:
+            self.context.store_fused(context_states, context_positions, context_slot_mapping)
+
+    # --- loading ------------------------------------------------------------------------------
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load a checkpoint, all or nothing.
+
+        Raises:
+            DrafterError: tensors are missing, surplus, misshapen or integers; each is named.
+        """
+        # All of them at once: a misfit must be named before vLLM's loaders trip over it.
+        tensors = list(weights)
+        check_tensors(
+            self.spec,
+            {
+                name: Stored(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+                for name, tensor in tensors
+            },
+        )
+        device = self.context.fc.weight.device
+        with device:
+            self.vocabulary = DraftVocabulary(
+                self.spec,
+                {name for name, _ in tensors},
+                read_mask_embedding(self.spec, self._revision, device),
+            )
+        loaded = AutoWeightsLoader(self).load_weights(tensors, mapper=self.checkpoint_names)
+        self.context.fuse_layers(self.block.attentions())
+        return loaded

@@ -1,0 +1,190 @@
+"""The layers a block of draft tokens goes through, built from vLLM's own layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig, replace
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding, get_rope
+from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
+from vllm.model_executor.models.llama import LlamaMLP
+from vllm.model_executor.utils import set_weight_attrs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+
+from vllm_dflash.checkpoint.spec import DrafterSpec
+from vllm_dflash.config.options import DFlashOptions
+
+
+class DraftAttentionCache(Attention):
+    """vLLM's attention whose cache keeps the whole context, also for sliding-window layers.
+
+    A sliding-window cache group would free old blocks, give them the null block and need a block
+    table of its own; the window itself is applied by the kernel. A drafter has few layers, so
+    one cache group for all of them costs little and lets full and sliding layers mix.
+    """
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec | None:
+        spec = super().get_kv_cache_spec(vllm_config)
+        if not isinstance(spec, SlidingWindowSpec):
+            return spec
+        return FullAttentionSpec(
+            block_size=vllm_config.cache_config.block_size,
+            num_kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            head_size_v=spec.head_size_v,
+            dtype=spec.dtype,
+            kv_quant_mode=spec.kv_quant_mode,
+        )
+
+
+def _cover(rotary_emb: RotaryEmbedding, num_positions: int) -> None:
+    """Give the table a row for every position: vLLM's for YaRN ends where the checkpoint's does.
+
+    Context is stored for all of a target's positions, drafted for or not, and a row that is not
+    there would be read all the same.
+    """
+    table = rotary_emb.cos_sin_cache  # [positions, rotary dim]
+    missing = num_positions - len(table)
+    if missing > 0:
+        rotary_emb.cos_sin_cache = torch.cat([table, table[-1:].expand(missing, -1)])
+
+
+class BlockAttention(nn.Module):
+    """Attention of the block's rows over the cached context and the block itself.
+
+    The context's keys and values are in the cache before this runs (`ContextProjection`). The
+    block's own are written to the slots behind the context: scratch, overwritten by context
+    once the tokens are verified. Whether it is causal is a matter of the attention metadata.
+    """
+
+    window: int | None
+    causal: bool
+
+    def __init__(
+        self, vllm_config: VllmConfig, spec: DrafterSpec, number: int, *, prefix: str
+    ) -> None:
+        super().__init__()
+        ranks = DFlashOptions.of(vllm_config).drafter_ranks
+        self.window, self.causal = spec.windows[number], spec.causal[number]
+        self.head_dim = spec.head_dim
+        num_heads = spec.num_heads // ranks
+        num_kv_heads = max(1, spec.num_kv_heads // ranks)
+        self.q_size, self.kv_size = num_heads * spec.head_dim, num_kv_heads * spec.head_dim
+        self.qkv_proj = QKVParallelLinear(
+            spec.hidden_size,
+            spec.head_dim,
+            spec.num_heads,
+            spec.num_kv_heads,
+            bias=spec.attention_bias,
+            disable_tp=ranks == 1,
+            prefix=f"{prefix}.qkv_proj",
+        )
+        self.o_proj = RowParallelLinear(
+            spec.num_heads * spec.head_dim,
+            spec.hidden_size,
+            bias=spec.attention_bias,
+            disable_tp=ranks == 1,
+            prefix=f"{prefix}.o_proj",
+        )
+        self.q_norm = RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
+        self.k_norm = RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
+        # The drafter lives in the target's positions, however far those go.
+        max_position = max(spec.max_position_embeddings, vllm_config.model_config.max_model_len)
+        self.rotary_emb = get_rope(
+            spec.head_dim,
+            max_position=max_position,
+            is_neox_style=spec.is_neox_style,
+            rope_parameters=dict(spec.rope_parameters),
+        )
+        _cover(self.rotary_emb, max_position)
+        self.value_scale = spec.value_scale
+        self.attention_sink_bias: nn.Parameter | None = None
+        if spec.attention_sinks:
+            self.attention_sink_bias = nn.Parameter(torch.empty(num_heads), requires_grad=False)
+            if ranks > 1:
+                loader = sharded_weight_loader(0)
+                set_weight_attrs(self.attention_sink_bias, {"weight_loader": loader})
+        self.attn = DraftAttentionCache(
+            num_heads,
+            spec.head_dim,
+            spec.head_dim**-0.5,
+            num_kv_heads=num_kv_heads,
+            # The target's own window, where all its layers have one, is not ours.
+            cache_config=replace(vllm_config.cache_config, sliding_window=None),
+            per_layer_sliding_window=self.window,
+            sinks=self.attention_sink_bias,
+            prefix=f"{prefix}.attn",
+        )
+
+    def forward(self, positions: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        qkv, _ = self.qkv_proj(x)  # [Q, q_size + 2 * kv_size]
+        q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
+        q = self.q_norm(q.unflatten(-1, (-1, self.head_dim))).flatten(-2)
+        k = self.k_norm(k.unflatten(-1, (-1, self.head_dim))).flatten(-2)
+        q, k = self.rotary_emb(positions, q, k)
+        if self.value_scale is not None:
+            v = v * self.value_scale
+        out, _ = self.o_proj(self.attn(q, k, v))
+        return out  # [Q, H]
+
+
+class DrafterLayer(nn.Module):
+    """One pre-norm layer of the drafter, with vLLM's fused residual norms."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, spec: DrafterSpec, number: int, *, prefix: str
+    ) -> None:
+        super().__init__()
+        self.self_attn = BlockAttention(vllm_config, spec, number, prefix=f"{prefix}.self_attn")
+        self.mlp = LlamaMLP(
+            spec.hidden_size,
+            spec.intermediate_size,
+            spec.hidden_act,
+            disable_tp=DFlashOptions.of(vllm_config).drafter_ranks == 1,
+            prefix=f"{prefix}.mlp",
+        )
+        self.input_layernorm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+
+    def forward(
+        self, positions: torch.Tensor, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            residual, x = x, self.input_layernorm(x)
+        else:
+            x, residual = self.input_layernorm(x, residual)
+        x = self.self_attn(positions, x)
+        x, residual = self.post_attention_layernorm(x, residual)
+        return self.mlp(x), residual
+
+
+@support_torch_compile(dynamic_arg_dims={"x": 0, "positions": 0})
+class DraftBlock(nn.Module):
+    """All layers and the final norm: what is compiled."""
+
+    def __init__(
+        self, *, vllm_config: VllmConfig, spec: DrafterSpec, first_layer: int, prefix: str
+    ) -> None:
+        super().__init__()
+        # vLLM keys attention layers by name, so ours are numbered behind the target's.
+        self.layers = nn.ModuleList(
+            DrafterLayer(vllm_config, spec, i, prefix=f"{prefix}.layers.{first_layer + i}")
+            for i in range(spec.num_layers)
+        )
+        self.norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+
+    def attentions(self) -> list[BlockAttention]:
+        """The attention of each layer, in order."""
+        return [module for module in self.modules() if isinstance(module, BlockAttention)]
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Embeddings [Q, H] of the blocks and their positions [Q] to hidden states [Q, H]."""
+        residual = None
+        for layer in self.layers:
+            x, residual = layer(positions, x, residual)
+        x, _ = self.norm(x, residual)
+        return x

@@ -1,0 +1,277 @@
+"""`vllm-dflash bench`: its arguments, and from them to a comparison."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_dflash.tools.arguments import positive
+from vllm_dflash.tools.console import output_console
+
+if TYPE_CHECKING:
+    from vllm_dflash.tools.bench.bench_pair import Pair
+    from vllm_dflash.tools.bench.compare_sides import Comparison
+
+LOADS = {
+    "closed": "a fixed number of requests in flight",
+    "mixed": "the same, every other prompt with its words shuffled, so hard to draft for",
+    "swing": "a number of requests in flight that changes from phase to phase",
+    "poisson": "requests that arrive at random moments, half of them hard to draft for",
+}
+FULL: dict[str, Any] = {"seconds": 6.0, "rounds": 5, "concurrency": [1, 2, 4, 8, 16, 32]}
+QUICK: dict[str, Any] = {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
+EXTRA_MISSING = 'vllm-dflash bench needs matplotlib: pip install "vllm-dflash[bench]"'
+INTERRUPTED, FAILED = 130, 1
+
+
+def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-command to the command line."""
+    loads = "\n".join(f"  {name:8} {meaning}" for name, meaning in LOADS.items())
+    parser = commands.add_parser(
+        "bench",
+        help="measure plain decoding, vLLM's own DFlash and ours side by side",
+        description="Measure plain decoding, vLLM's own DFlash at several fixed K, and ours, which"
+        " chooses how much to draft.\nAll engines live side by side; every round measures each of"
+        " them once under each load.",
+        epilog=f"what the loads are:\n{loads}\n\n"
+        "examples:\n"
+        "  vllm-dflash bench --quick\n"
+        "  vllm-dflash bench --load closed swing --native-k 3 7 --rounds 9\n"
+        "  vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\\n"
+        "      --prompts prompts.jsonl",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    pair = parser.add_argument_group("pair")
+    pair.add_argument("--target", help="folder or repository of the target; needs --drafter")
+    pair.add_argument("--drafter", help="folder or repository of the drafter")
+    pair.add_argument(
+        "--demo",
+        type=Path,
+        nargs="?",
+        const=Path("models/demo"),
+        default=Path("models/demo"),
+        metavar="FOLDER",
+        help="without --target: the repository's demo pair, widened so that it costs as much as a"
+        " larger one (default: models/demo)",
+    )
+    pair.add_argument(
+        "--random-drafter",
+        action="store_true",
+        help="fill a copy of the drafter with noise: what do useless drafts cost?",
+    )
+    pair.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help='lines of {"prompt": "..."} (default: held_out.jsonl of the demo pair)',
+    )
+    sides = parser.add_argument_group("engines")
+    sides.add_argument(
+        "--native-k",
+        type=positive,
+        nargs="*",
+        default=[1, 3, 5, 7],
+        metavar="K",
+        help="draft lengths of vLLM's own DFlash, an engine each (default: 1 3 5 7, as far as the"
+        " drafter's block goes)",
+    )
+    sides.add_argument(
+        "--ours-fixed-k",
+        type=positive,
+        nargs="*",
+        default=[],
+        metavar="K",
+        help="measure ours at these fixed draft lengths, too",
+    )
+    sides.add_argument(
+        "--max-model-len",
+        type=positive,
+        default=1024,
+        metavar="N",
+        help="of every engine (default: 1024)",
+    )
+    sides.add_argument(
+        "--max-num-seqs",
+        type=positive,
+        default=64,
+        metavar="N",
+        help="of every engine (default: 64)",
+    )
+    sides.add_argument(
+        "--tensor-parallel-size",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="ranks of every engine (default: 1)",
+    )
+    load = parser.add_argument_group("measurements")
+    load.add_argument(
+        "--load",
+        nargs="+",
+        metavar="LOAD",
+        choices=LOADS,
+        default=["closed"],
+        help="(default: closed)",
+    )
+    load.add_argument(
+        "--concurrency",
+        type=positive,
+        nargs="+",
+        metavar="N",
+        help="of closed and mixed (default: 1 2 4 8 16 32)",
+    )
+    load.add_argument(
+        "--phases",
+        type=positive,
+        nargs="+",
+        default=[1, 32, 4, 16, 1, 32, 8, 2],
+        metavar="N",
+        help="requests in flight in each phase of swing (default: 1 32 4 16 1 32 8 2)",
+    )
+    load.add_argument(
+        "--rates",
+        type=float,
+        nargs="+",
+        default=[0.3, 0.6, 0.9],
+        metavar="X",
+        help="arrivals of poisson, as fractions of what plain decoding can serve, 16 requests at a"
+        " time (default: 0.3 0.6 0.9)",
+    )
+    load.add_argument(
+        "--tokens",
+        type=positive,
+        default=96,
+        metavar="N",
+        help="new tokens a request (default: 96)",
+    )
+    load.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="length of a measurement; of a phase of swing, and a third of poisson's, as long as"
+        " plain decoding takes (default: 6)",
+    )
+    load.add_argument("--rounds", type=positive, metavar="N", help="(default: 5)")
+    load.add_argument(
+        "--warmup-rounds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="rounds that do not count: kernels are prepared when a batch of a new size first"
+        " comes by (default: 1)",
+    )
+    load.add_argument(
+        "--quick",
+        action="store_true",
+        help="windows of 1.5 s, 2 rounds, concurrency 1 4 16, where not said otherwise",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/bench"),
+        metavar="FOLDER",
+        help="for result.json, result.md, result.png and logs (default: out/bench)",
+    )
+    parser.set_defaults(run=run_bench)
+
+
+def run_bench(parsed: argparse.Namespace) -> int:
+    """Measure and print tables. Returns the exit code."""
+    for name, value in (QUICK if parsed.quick else FULL).items():
+        if getattr(parsed, name) is None:
+            setattr(parsed, name, value)
+    if find_spec("matplotlib") is None:
+        return _fail(EXTRA_MISSING)
+    from vllm_dflash.tools.engine_process import EngineDied
+
+    try:
+        comparison = _prepare(parsed)
+    except (OSError, ValueError) as error:
+        return _fail(str(error))
+    try:
+        tables = comparison.run()
+    except KeyboardInterrupt:
+        print(f"interrupted; {parsed.out} holds the rounds that are complete", file=sys.stderr)
+        return INTERRUPTED
+    except (EngineDied, ValueError) as error:
+        return _fail(str(error))
+    for table in tables:
+        comparison.console.print(table.rich())
+    comparison.console.print(f"Written: result.json, result.md and result.png in {parsed.out}")
+    return 0
+
+
+def _prepare(parsed: argparse.Namespace) -> Comparison:
+    """Raises ValueError where something does not fit."""
+
+    from vllm_dflash.checkpoint.read import read_drafter
+    from vllm_dflash.config.thread_binding import check_thread_binding
+    from vllm_dflash.tools.bench.bench_plan import Workload
+    from vllm_dflash.tools.bench.bench_prompts import read_prompts
+    from vllm_dflash.tools.bench.compare_sides import Comparison
+    from vllm_dflash.tools.bench.record import Record, describe
+    from vllm_dflash.tools.bench.sides import make_sides
+
+    workload = Workload(
+        loads=_distinct(parsed.load),
+        concurrency=_distinct(parsed.concurrency),
+        phases=tuple(parsed.phases),
+        rates=_distinct(parsed.rates),
+        tokens=parsed.tokens,
+        seconds=parsed.seconds,
+    )
+    if workload.highest_concurrency > parsed.max_num_seqs:
+        raise ValueError(
+            f"the loads have up to {workload.highest_concurrency} requests in flight, the engines"
+            f" take {parsed.max_num_seqs} at a time: raise --max-num-seqs."
+        )
+    check_thread_binding(parsed.tensor_parallel_size)
+    console = output_console()
+    prompts_file = parsed.prompts or parsed.demo / "held_out.jsonl"
+    if not prompts_file.is_file():
+        raise ValueError(f"there are no prompts in {prompts_file}: pass --prompts.")
+    prompts = read_prompts(prompts_file)
+    parsed.out.mkdir(parents=True, exist_ok=True)
+    with console.status("Preparing the pair"):
+        pair = _choose_pair(parsed)
+        longest = read_drafter(pair.drafter).max_draft_tokens
+    engine = {
+        "model": pair.target,
+        "max_model_len": parsed.max_model_len,
+        "max_num_seqs": parsed.max_num_seqs,
+        # The prompts come by again and again; in use, they would not.
+        "enable_prefix_caching": False,
+    }
+    if parsed.tensor_parallel_size > 1:
+        engine["tensor_parallel_size"] = parsed.tensor_parallel_size
+    native_k = [k for k in sorted({*parsed.native_k}) if k <= longest]
+    record = Record(
+        about=describe(sys.argv[1:], pair.name, engine, workload),
+        sides=make_sides(pair.drafter, native_k, _distinct(parsed.ours_fixed_k)),
+        rounds=parsed.rounds,
+    )
+    return Comparison(record, workload, prompts, engine, parsed.warmup_rounds, parsed.out, console)
+
+
+def _choose_pair(parsed: argparse.Namespace) -> Pair:
+    from vllm_dflash.tools.bench.bench_pair import Pair, widened_demo, with_random_drafter
+
+    if (parsed.target is None) != (parsed.drafter is None):
+        raise ValueError("--target and --drafter belong together.")
+    if parsed.target is None:
+        pair = widened_demo(parsed.demo, parsed.out)
+    else:
+        pair = Pair(parsed.target, parsed.drafter, f"{parsed.target} and {parsed.drafter}")
+    return with_random_drafter(pair, parsed.out) if parsed.random_drafter else pair
+
+
+def _distinct(values: list[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _fail(message: str) -> int:
+    print(f"vllm-dflash bench: {message}", file=sys.stderr)
+    return FAILED

@@ -1,0 +1,55 @@
+"""The target and the drafter a benchmark runs."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Folders or repositories of a pair, and what to call it in a report."""
+
+    target: str
+    drafter: str
+    name: str
+
+
+def widened_demo(demo: Path, out: Path) -> Pair:
+    """The demo pair made as large as one worth speeding up; what it computes stays the same."""
+    if not (demo / "target").is_dir():
+        raise ValueError(
+            f"there is no demo pair in {demo}: it comes with a clone of the repository. Run this"
+            " in the clone or pass --target and --drafter."
+        )
+    from vllm_dflash.tools.bench.widen import WIDE_DRAFTER, WIDE_TARGET, widen_pair
+
+    wide = out / "widened"
+    widen_pair(demo, wide)
+    name = (
+        f"demo pair widened to {WIDE_TARGET.layers} and {WIDE_DRAFTER.layers} layers of width"
+        f" {WIDE_TARGET.hidden}"
+    )
+    return Pair(str(wide / "target"), str(wide / "drafter"), name)
+
+
+def with_random_drafter(pair: Pair, out: Path) -> Pair:
+    """The pair with drafts that are no use: its drafter's weights are noise."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    source, goal = Path(pair.drafter), out / "random_drafter"
+    if not source.is_dir():
+        raise ValueError(f"--random-drafter needs the drafter in a folder; {source} is none.")
+    shutil.copytree(source, goal, dirs_exist_ok=True)
+    generator = torch.Generator().manual_seed(0)
+    for file in sorted(goal.glob("*.safetensors")):
+        noise = {
+            name: torch.ones_like(tensor)
+            if "norm" in name
+            else torch.randn(tensor.shape, generator=generator).mul(0.02).to(tensor.dtype)
+            for name, tensor in load_file(file).items()
+        }
+        save_file(noise, file, metadata={"format": "pt"})
+    return replace(pair, drafter=str(goal), name=f"{pair.name}, random drafter")

@@ -1,0 +1,98 @@
+"""What a round measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_dflash.tools.bench.bench_prompts import easy_and_hard, in_order_of_round
+from vllm_dflash.tools.bench.loads.poisson import poisson_arrivals
+
+CLOSED, MIXED, SWING, POISSON = "closed", "mixed", "swing", "poisson"
+THROUGHPUT_LOADS = (CLOSED, MIXED)
+SATURATION = 16
+"""Concurrency at which plain decoding's throughput is what rates are fractions of."""
+POISSON_WINDOWS = 3
+"""Length of a trace of arrivals, in windows: a few requests say little about a 95th percentile."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is asked of every engine."""
+
+    loads: tuple[str, ...]
+    concurrency: tuple[int, ...]
+    phases: tuple[int, ...]
+    """Concurrencies of the swing, one after the other."""
+    rates: tuple[float, ...]
+    """Fractions of plain decoding's throughput at `SATURATION`."""
+    tokens: int
+    """New tokens of a request."""
+    seconds: float
+    """Length of a window, and about that of a phase."""
+
+    @property
+    def calibrated(self) -> list[int]:
+        """Concurrencies at which the plan needs to know plain decoding's tokens per second."""
+        phases = self.phases if SWING in self.loads else ()
+        saturation = (SATURATION,) if POISSON in self.loads else ()
+        return sorted({*phases, *saturation})
+
+    @property
+    def highest_concurrency(self) -> int:
+        """Requests in flight at most, as far as that is ours to say."""
+        closed = self.concurrency if {*self.loads} & {*THROUGHPUT_LOADS} else ()
+        return max(*closed, *self.calibrated, 1)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One question to every engine."""
+
+    load: str
+    setting: float | None
+    """A concurrency or a rate; the swing has only one setting."""
+    question: str
+    arguments: dict[str, Any]
+    expected_seconds: float
+
+    def __str__(self) -> str:
+        if self.load == SWING:
+            return SWING
+        name = "rate" if self.load == POISSON else "concurrency"
+        return f"{self.load}, {name} {self.setting}"
+
+
+def plan_round(
+    workload: Workload, prompts: Sequence[str], round_number: int, plain_rates: Mapping[int, float]
+) -> list[Measurement]:
+    """Everything one round measures; `plain_rates` are tokens per second by concurrency."""
+    easy = in_order_of_round(prompts, round_number)
+    mixed = easy_and_hard(easy)
+    tokens, seconds = workload.tokens, workload.seconds
+    plan: list[Measurement] = []
+    for load in workload.loads:
+        if load in THROUGHPUT_LOADS:
+            shared = {
+                "prompts": mixed if load == MIXED else easy,
+                "tokens": tokens,
+                "seconds": seconds,
+            }
+            plan += [
+                Measurement(load, count, "closed", shared | {"concurrency": count}, seconds)
+                for count in workload.concurrency
+            ]
+        elif load == SWING:
+            phases = [(count, round(plain_rates[count] * seconds)) for count in workload.phases]
+            arguments = {"prompts": easy, "tokens": tokens, "phases": phases}
+            plan.append(Measurement(load, None, "swing", arguments, len(phases) * seconds))
+        elif load == POISSON:
+            length = POISSON_WINDOWS * seconds
+            for rate in workload.rates:
+                per_second = rate * plain_rates[SATURATION] / tokens
+                count = max(2, round(per_second * length))
+                arrivals = poisson_arrivals(per_second, count, f"arrivals {round_number}")
+                arguments = {"prompts": mixed, "tokens": tokens, "arrivals": arrivals}
+                plan.append(Measurement(load, rate, "poisson", arguments, length))
+    return plan

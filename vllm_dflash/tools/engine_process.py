@@ -1,0 +1,181 @@
+"""One vLLM engine in a process of its own, driven by JSON lines over a pair of pipes.
+
+Engines of different kinds can so follow each other or live side by side; an idle one waits for its
+input. vLLM's own start cannot be interrupted safely: a Ctrl-C that reaches one of its processes
+while that starts leaves the others waiting for it. So all of them live in a session that Ctrl-C
+does not reach, and are ended as one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from vllm_dflash.tools.engine_log import describe_death
+
+SECONDS_TO_LEAVE = 60.0
+SECONDS_TO_STOP = 10.0
+"""For a child that is interrupted, because nobody waits for its answer any more."""
+SECONDS_TO_CLOSE = SECONDS_TO_LEAVE / 2
+"""For an engine's own processes. vLLM's limit is 5 s; what it kills leaves shared memory behind."""
+
+
+class EngineDied(RuntimeError):
+    """A child ended before it answered. The message names its errors, the root cause first."""
+
+    def __init__(self, log: Path) -> None:
+        """`log` is that of the child; the message says where it lies."""
+        text = log.read_text(errors="replace")
+        super().__init__(f"{describe_death(text)}\nits log: {log}")
+
+
+@contextlib.contextmanager
+def temporary_logs(prefix: str) -> Iterator[Path]:
+    """A folder for logs, which is kept only where an engine died."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    except EngineDied:
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class EngineChild:
+    """A process that starts an engine and answers questions about it."""
+
+    def __init__(
+        self,
+        answers: str,
+        arguments: Mapping[str, Any],
+        log: Path,
+        *,
+        environment: Mapping[str, str],
+    ) -> None:
+        """Start the process; the engine is ready when it first answers.
+
+        Args:
+            answers: where, "module:callable", what starts the engine is found. It is called in
+                the process with these
+            arguments: (which JSON can hold) and returns an object whose public methods are the
+                questions; `close`, if there is one, is called when there are no more of them.
+            log: everything vLLM prints goes to this file.
+            environment: variables that the process does not share with this one.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        self._answering = False
+        with log.open("w") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, answers, json.dumps(arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                env=os.environ | environment,
+                # A group of its own: Ctrl-C is for the command, which ends its children.
+                start_new_session=True,
+            )
+
+    def ask(self, question: str, **arguments: Any) -> Any:
+        """Send a question (a method of the answering object) and wait for its answer.
+
+        The first one waits until the engine has started.
+
+        Raises:
+            ValueError: the engine refused its arguments (then there is none), or this question.
+            EngineDied: there will be no answer.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._answering = True
+        with contextlib.suppress(BrokenPipeError):  # dead already: there is no answer either
+            self._process.stdin.write(json.dumps([question, arguments]) + "\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise EngineDied(self._log)
+        self._answering = False
+        message = json.loads(line)
+        if "refused" in message:
+            raise ValueError(message["refused"])
+        return message["answer"]
+
+    def dismiss(self) -> None:
+        """It may leave. Several can do so at the same time; `__exit__` waits for each."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        patience = SECONDS_TO_LEAVE
+        try:
+            self.dismiss()
+            if self._answering:
+                self._process.send_signal(signal.SIGINT)
+                patience = SECONDS_TO_STOP
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience)
+        finally:  # also when somebody is too impatient to wait
+            # vLLM's own processes outlive a child that could not take leave of them.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def serve(answers: str, arguments: dict[str, Any]) -> None:
+    """Answer until the input ends, a line of JSON each."""
+    # What vLLM prints goes to the log. Processes it starts do not get the duplicate, so the end
+    # of the answers' pipe tells the parent that this process died.
+    pipe = os.dup(sys.stdout.fileno())
+    os.register_at_fork(after_in_child=lambda: os.close(pipe))
+    output = os.fdopen(pipe, "w", closefd=False)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def tell(kind: str, value: Any) -> None:
+        print(json.dumps({kind: value}), file=output, flush=True)
+
+    module, _, name = answers.partition(":")
+    try:
+        known = getattr(importlib.import_module(module), name)(**arguments)
+    except ValueError as error:
+        traceback.print_exc()
+        tell("refused", str(error))
+        return
+    for line in sys.stdin:
+        question, details = json.loads(line)
+        try:
+            answer = getattr(known, question)(**details)
+        except ValueError as error:
+            traceback.print_exc()
+            tell("refused", str(error))
+        else:
+            tell("answer", answer)
+    if hasattr(known, "close"):
+        known.close()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], json.loads(sys.argv[2]))

@@ -1,0 +1,94 @@
+"""`vllm-dflash inspect`: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from contextlib import redirect_stdout
+
+from vllm_dflash.tools.arguments import add_drafter_options, positive
+from vllm_dflash.tools.inspect.inspection import DOES_NOT_FIT, FITS, UNREADABLE
+from vllm_dflash.tools.inspect.sizes import parse_size
+
+
+def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-command to the command line."""
+    parser = commands.add_parser(
+        "inspect",
+        help="read a drafter and say whether it fits a target, and what it costs in memory",
+        description="Say what a drafter is, whether it fits a target, and what the pair takes of"
+        " memory.\nReads configs and the headers of safetensors files; loads no weights and needs"
+        " no GPU.",
+        epilog=f"exit code: {FITS} fits; {DOES_NOT_FIT} does not fit (or --kv-cache-memory does not"
+        f" hold one request); {UNREADABLE} could not be read\n\n"
+        "examples:\n"
+        "  vllm-dflash inspect models/demo/drafter --target models/demo/target\n"
+        "  vllm-dflash inspect models/demo/drafter --target models/demo/target \\\n"
+        "      --kv-cache-memory 4GiB --max-model-len 2048 --json\n"
+        "  vllm-dflash inspect z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("drafter", help="folder or repository of the drafter")
+    parser.add_argument("--target", required=True, help="folder or repository of the target")
+    add_drafter_options(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object (docs/inspect.md) and no more"
+    )
+    engine = parser.add_argument_group("engine, where it changes the answer")
+    engine.add_argument(
+        "--kv-cache-memory",
+        type=_size,
+        metavar="SIZE",
+        help="memory of the KV cache on each rank, such as 4GiB (default: VLLM_CPU_KVCACHE_SPACE"
+        " where vLLM runs on a CPU and it is set, else some examples)",
+    )
+    engine.add_argument("--tensor-parallel-size", type=positive, default=1, metavar="N")
+    engine.add_argument("--max-model-len", type=positive, metavar="N")
+    engine.add_argument("--block-size", type=positive, metavar="N", help="tokens of a KV block")
+    engine.add_argument("--dtype", help="of weights: auto, bfloat16, float16, float32")
+    engine.add_argument("--kv-cache-dtype", help="of the KV cache: auto, fp8 and so on")
+    engine.add_argument("--model-impl", help="vLLM's, such as transformers")
+    engine.add_argument("--trust-remote-code", action="store_true", help="of the target")
+    parser.set_defaults(run=run_inspect)
+
+
+def run_inspect(parsed: argparse.Namespace) -> int:
+    """Inspect and print. Returns the exit code."""
+    # vLLM logs to standard output unless told otherwise before it is imported.
+    os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
+    from vllm_dflash.tools.inspect.target import EngineOptions
+    from vllm_dflash.tools.inspect.text import print_inspection
+
+    with redirect_stdout(sys.stderr):
+        found = inspect_pair(
+            parsed.drafter,
+            parsed.target,
+            revision=parsed.revision,
+            drafter_overrides=parsed.drafter_overrides,
+            kv_cache_memory=parsed.kv_cache_memory,
+            options=EngineOptions(
+                tensor_parallel_size=parsed.tensor_parallel_size,
+                dtype=parsed.dtype,
+                max_model_len=parsed.max_model_len,
+                block_size=parsed.block_size,
+                kv_cache_dtype=parsed.kv_cache_dtype,
+                model_impl=parsed.model_impl,
+                trust_remote_code=parsed.trust_remote_code,
+            ),
+        )
+    if parsed.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print_inspection(found)
+    return found.exit_code
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -1,0 +1,209 @@
+"""From two names to an `Inspection`: configs and headers only."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_dflash.checkpoint.headers import (
+    Headers,
+    HeadersNotCheckedError,
+    HeadersUnreadableError,
+    read_headers_of,
+)
+from vllm_dflash.checkpoint.pairing import pair_faults
+from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+from vllm_dflash.checkpoint.tensors import MAPS, Stored, compare_tensors, required_vocabulary
+from vllm_dflash.tools.inspect.family import resembles
+from vllm_dflash.tools.inspect.inspection import (
+    DrafterFacts,
+    Fault,
+    Inspection,
+    LayerFacts,
+    TargetFacts,
+    TensorFacts,
+)
+from vllm_dflash.tools.inspect.memory import memory_facts
+from vllm_dflash.tools.inspect.target import (
+    EngineOptions,
+    TargetUnreadableError,
+    pairing_facts,
+    rank_faults,
+    read_target,
+)
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+FLOATS = {"F64", "F32", "F16", "BF16"}
+
+
+def inspect_pair(
+    drafter: str,
+    target: str,
+    *,
+    revision: str | None = None,
+    drafter_overrides: Mapping[str, Any] | None = None,
+    kv_cache_memory: int | None = None,
+    options: EngineOptions | None = None,
+) -> Inspection:
+    """Say what a drafter is, whether it fits a target, and what the pair takes of memory.
+
+    Reads configs and the headers of safetensors files, of folders or of repositories. Loads no
+    weights and needs no GPU. Nothing is raised for a pair that does not fit or cannot be read.
+
+    Args:
+        drafter: folder or repository of the drafter.
+        target: folder or repository of the target.
+        revision: of the drafter's repository.
+        drafter_overrides: fields that stand in for those of its `config.json`.
+        kv_cache_memory: bytes of KV cache on each rank; None: as `VLLM_CPU_KVCACHE_SPACE` says
+            on the CPU platform, else a few examples.
+        options: of the engine.
+    """
+    options = options or EngineOptions()
+    found = Inspection(drafter, target)
+    try:
+        spec = read_drafter(drafter, revision, drafter_overrides)
+        found.drafter = _drafter_facts(spec)
+        headers = _read_weights(found, "drafter", drafter, revision)
+        if headers is not None:
+            found.tensors = _tensor_facts(found, spec, headers)
+        model = read_target(target, options)
+        _inspect_target(found, spec, model, options)
+    except (DrafterError, HeadersUnreadableError, TargetUnreadableError) as error:
+        found.error = _with_remedy(str(error), drafter)
+        return found
+    names = set(headers.tensors) if headers else required_vocabulary(spec)
+    memory_facts(found, spec, names, model, kv_cache_memory, options)
+    if not found.faults:
+        found.speculative_config = {"method": "dflash", "model": drafter}
+        if revision:
+            found.speculative_config["revision"] = revision
+        if drafter_overrides:
+            found.speculative_config["drafter_overrides"] = dict(drafter_overrides)
+        found.command = _command(found, kv_cache_memory, options)
+    return found
+
+
+def _read_weights(
+    found: Inspection, what: str, model: str, revision: str | None = None
+) -> Headers | None:
+    try:
+        return read_headers_of(model, revision)
+    except HeadersNotCheckedError as error:
+        if what == "drafter" and Path(model).is_dir():
+            raise HeadersUnreadableError(
+                f"drafter {model!r}: {error}. Download its weights into it."
+            ) from error
+        found.not_checked.append(f"the {what}'s tensors: {error}")
+        return None
+    except HeadersUnreadableError as error:
+        raise HeadersUnreadableError(f"{what} {model!r}: {error}") from error
+
+
+def _with_remedy(message: str, drafter: str) -> str:
+    """For a drafter on a hub that cannot be reached, what to do instead."""
+    if not Path(drafter).exists() and "config.json cannot be read" in message:
+        return f"{message} Check its name and the network, or pass a folder it was downloaded to."
+    return message
+
+
+def _drafter_facts(spec: DrafterSpec) -> DrafterFacts:
+    return DrafterFacts(
+        model=spec.model,
+        dialect=spec.dialect,
+        resembles=resembles(spec),
+        block_size=spec.block_size,
+        max_draft_tokens=spec.max_draft_tokens,
+        mask_token_id=spec.mask_token_id,
+        taps=list(spec.taps),
+        vocab_size=spec.vocab_size,
+        draft_vocab_size=spec.draft_vocab_size,
+        hidden_size=spec.hidden_size,
+        target_hidden_size=spec.target_hidden_size,
+        num_target_layers=spec.num_target_layers,
+        heads=spec.num_heads,
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        max_position_embeddings=spec.max_position_embeddings,
+        attention_sinks=spec.attention_sinks,
+        layers=[
+            LayerFacts(window, causal)
+            for window, causal in zip(spec.windows, spec.causal, strict=True)
+        ],
+    )
+
+
+def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> TensorFacts:
+    stored = {name: Stored(t.shape, t.dtype) for name, t in headers.tensors.items()}
+    faults = compare_tensors(spec, stored)
+    found.faults += [Fault("tensors", message) for message in faults.messages()]
+    weights = [name for name in headers.tensors if name not in MAPS]
+    odd = sorted({stored[name].dtype for name in weights if stored[name].is_floating} - FLOATS)
+    if odd:
+        found.warnings.append(
+            f"tensors are stored as {', '.join(odd)}: they are loaded as plain numbers, without"
+            " scales, so a quantised checkpoint would draft nonsense"
+        )
+    return TensorFacts(
+        files=list(headers.files),
+        parameters=sum(headers.tensors[name].count for name in weights),
+        num_bytes=headers.num_bytes,
+        dtypes=headers.dtypes,
+        inventory={
+            name: {"shape": list(tensor.shape), "dtype": tensor.dtype}
+            for name, tensor in sorted(headers.tensors.items())
+        },
+        missing={name: list(shape) for name, shape in faults.missing.items()},
+        surplus={name: list(shape) for name, shape in faults.surplus.items()},
+        misshapen={
+            name: {"found": list(shape), "expected": list(expected)}
+            for name, (shape, expected) in faults.misshapen.items()
+        },
+        own_embedding="embed_tokens.weight" in headers.tensors,
+        own_head="lm_head.weight" in headers.tensors,
+    )
+
+
+def _inspect_target(
+    found: Inspection, spec: DrafterSpec, model: ModelConfig, options: EngineOptions
+) -> None:
+    facts = pairing_facts(model)
+    headers = _read_weights(found, "target", found.target_model)
+    found.target = TargetFacts(
+        model=found.target_model,
+        architecture=facts.architecture,
+        num_layers=facts.num_layers,
+        hidden_size=facts.hidden_size,
+        vocab_size=facts.vocab_size,
+        dtype=str(model.dtype).removeprefix("torch."),
+        max_model_len=model.max_model_len,
+        parameters=headers.parameters if headers else None,
+        num_bytes=headers.num_bytes if headers else None,
+    )
+    found.faults += [Fault("pair", message) for message in pair_faults(spec, facts)]
+    tp_size = options.tensor_parallel_size
+    found.faults += [Fault("parallel", message) for message in rank_faults(model, tp_size)]
+    if spec.max_position_embeddings < model.max_model_len:
+        found.warnings.append(
+            f"the drafter knows {spec.max_position_embeddings} positions, requests may have"
+            f" {model.max_model_len} tokens: longer ones go on undrafted"
+        )
+
+
+def _command(found: Inspection, kv_cache_memory: int | None, options: EngineOptions) -> str:
+    """`vllm serve` with all that was asked for."""
+    words = ["vllm", "serve", found.target_model]
+    for name, value in options.written().items():
+        words.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            words.append(str(value))
+    if kv_cache_memory is not None:
+        words += ["--kv-cache-memory-bytes", str(kv_cache_memory)]
+    words += ["--speculative-config", json.dumps(found.speculative_config)]
+    return shlex.join(words)

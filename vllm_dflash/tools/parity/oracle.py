@@ -1,0 +1,114 @@
+"""The values the engine's are compared with: `reference.py` and the Hugging Face target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.model.reference import ReferenceDrafter, target_step
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A target and its drafter in plain PyTorch, in one dtype, on the CPU."""
+
+    target: PreTrainedModel
+    drafter: ReferenceDrafter
+
+    @classmethod
+    def load(
+        cls,
+        target: str,
+        drafter: str,
+        dtype: torch.dtype,
+        revision: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> Oracle:
+        """Load both; repositories are downloaded. Revision and overrides are the drafter's.
+
+        Raises:
+            OSError: one of them is missing.
+            ValueError: one of them cannot be read (`DrafterError` for the drafter).
+        """
+        from huggingface_hub import snapshot_download
+
+        spec = read_drafter(drafter, revision, overrides)
+        folder = drafter
+        if not Path(drafter).is_dir():
+            files = ["*.safetensors", "*.pt"]
+            folder = snapshot_download(drafter, revision=revision, allow_patterns=files)
+        model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
+        reference = ReferenceDrafter.load(spec, folder)
+        frequencies = reference.rotary.inv_freq
+        reference.to(dtype)
+        # In bfloat16 they are off by up to 0.4%: a radian at position 300.
+        reference.rotary.inv_freq = frequencies
+        return cls(model, reference)
+
+    def text(
+        self, token_ids: Sequence[int], taps: Collection[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The target over T tokens: logits [T, V] and outputs of the tapped layers [T, m * H]."""
+        cache = DynamicCache(config=self.target.config)
+        return target_step(self.target, torch.tensor([list(token_ids)]), cache, taps)
+
+    @torch.inference_mode()
+    def context(self, features: torch.Tensor) -> torch.Tensor:
+        """Fused context of features [T, m * H_target]: [T, H]."""
+        return self.drafter.context(features)
+
+    @torch.inference_mode()
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings [Q, H] of a block's token ids [Q]."""
+        return self.drafter.embed(token_ids.long(), self.target)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [K, V'] of hidden states [K, H]."""
+        return self.drafter.logits(hidden, self.target)
+
+    @torch.inference_mode()
+    def block(
+        self,
+        embedding: torch.Tensor,
+        z: torch.Tensor,
+        *,
+        fed: Sequence[torch.Tensor] | None = None,
+        positions: torch.Tensor | None = None,
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """One block behind its context.
+
+        Args:
+            embedding: of the block's rows, [Q, H].
+            z: fused context, [C, H].
+            fed: input of each layer and of the final norm, [Q, H] each, to be used in place of
+                what the layer before gave: then every stage stands for itself.
+            positions: of context and block, [C + Q]; 0, 1, 2, ... unless said otherwise.
+
+        Returns:
+            Output of each layer, and of the final norm, [Q, H] each.
+        """
+        if positions is None:
+            positions = torch.arange(len(z) + len(embedding))
+        outputs: list[torch.Tensor] = []
+        stages = [*self.drafter.layers, self.drafter.norm]
+        with ExitStack() as hooks:
+            for number, stage in enumerate(stages):
+                if fed is not None:
+                    hook = stage.register_forward_pre_hook(_feed(fed[number]))
+                    hooks.callback(hook.remove)
+                hook = stage.register_forward_hook(lambda _, __, x: outputs.append(x[0]))
+                hooks.callback(hook.remove)
+            self.drafter(embedding[None], z[None], positions[None])
+        return outputs[:-1], outputs[-1]
+
+
+def _feed(x: torch.Tensor) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]:
+    return lambda _, args: (x[None], *args[1:])

@@ -1,0 +1,149 @@
+"""`vllm-dflash parity`: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_dflash.tools.arguments import add_drafter_options, not_negative, positive
+from vllm_dflash.tools.console import output_console
+from vllm_dflash.tools.parity.defaults import BUILT_IN_PROMPTS, MAX_MODEL_LEN, TOKENS, TOLERANCES
+
+if TYPE_CHECKING:
+    from vllm_dflash.tools.parity.parity_report import ParityReport
+
+EQUAL, DIFFERS, COULD_NOT_RUN, INTERRUPTED = 0, 1, 2, 130
+PROMPTS_OF_A_FILE = 4
+
+
+def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-command to the command line."""
+    parser = commands.add_parser(
+        "parity",
+        help="compare the engine's drafter with the PyTorch reference, stage by stage",
+        description="Does the engine's drafter compute what the PyTorch reference computes, and if"
+        " not, where is the first difference?\nGenerates from some prompts, records every stage of"
+        " every draft in the engine, and computes the same with\nHugging Face's target and the"
+        " reference drafter: end to end, and each stage alone, from the engine's own inputs.",
+        epilog="examples:\n"
+        "  vllm-dflash parity models/demo/drafter --target models/demo/target\n"
+        "  vllm-dflash parity models/demo/drafter --target models/demo/target"
+        " --prompts models/demo/held_out.jsonl --json\n\n"
+        f"exit code {EQUAL}: equal, {DIFFERS}: differs, {COULD_NOT_RUN}: could not run,"
+        f" {INTERRUPTED}: interrupted",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("drafter", help="folder or repository of the drafter")
+    parser.add_argument("--target", required=True, help="folder or repository of the target")
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help='lines of {"prompt": "..."} (default: a few built-in ones)',
+    )
+    parser.add_argument(
+        "--num-prompts",
+        type=positive,
+        default=PROMPTS_OF_A_FILE,
+        metavar="N",
+        help=f"how many of them, from the first on (default: {PROMPTS_OF_A_FILE})",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=positive,
+        default=TOKENS,
+        metavar="N",
+        help=f"new tokens of each prompt (default: {TOKENS})",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=TOLERANCES,
+        default="float32",
+        help="of both sides (default: float32, where a difference is a fault and not rounding)",
+    )
+    by_dtype = ", ".join(f"{value:g} in {dtype}" for dtype, value in TOLERANCES.items())
+    parser.add_argument(
+        "--tolerance",
+        type=not_negative,
+        metavar="X",
+        help=f"largest relative error that counts as equal (default: {by_dtype})",
+    )
+    parser.add_argument(
+        "--max-model-len",
+        type=positive,
+        default=MAX_MODEL_LEN,
+        metavar="N",
+        help=f"of the engine (default: {MAX_MODEL_LEN}, or the target's if that is less)",
+    )
+    add_drafter_options(parser)
+    parser.add_argument(
+        "--model-impl",
+        metavar="NAME",
+        help="vLLM's option of that name, for targets served with it",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.set_defaults(run=run_parity)
+
+
+def run_parity(parsed: argparse.Namespace) -> int:
+    """Compare and print. Returns the exit code."""
+    try:
+        report = _check(parsed)
+    except KeyboardInterrupt:
+        print("vllm-dflash parity: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    # Python's own exit code for an error would read as "differs".
+    except Exception as error:
+        if not isinstance(error, (OSError, RuntimeError, ValueError)):
+            traceback.print_exc()
+        print(f"vllm-dflash parity: {error}", file=sys.stderr)
+        return COULD_NOT_RUN
+    _print(report, as_json=parsed.json)
+    return EQUAL if report.is_equal else DIFFERS
+
+
+def _check(parsed: argparse.Namespace) -> ParityReport:
+    from rich.console import Console
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    prompts: tuple[str, ...] = BUILT_IN_PROMPTS[: parsed.num_prompts]
+    if parsed.prompts is not None:
+        from vllm_dflash.tools.bench.bench_prompts import read_prompts
+
+        is_there = parsed.prompts.is_file()
+        prompts = tuple(read_prompts(parsed.prompts, parsed.num_prompts)) if is_there else ()
+        if not prompts:
+            raise ValueError(f"there are no prompts in {parsed.prompts}: pass another --prompts.")
+    engine: dict[str, Any] = {}
+    if parsed.model_impl is not None:
+        engine["model_impl"] = parsed.model_impl
+    console = Console(stderr=True)
+    with console.status("Loading vLLM") as status:
+        from vllm_dflash.tools.parity.check import check_parity
+
+        return check_parity(
+            parsed.drafter,
+            parsed.target,
+            prompts=prompts,
+            tokens=parsed.tokens,
+            dtype=parsed.dtype,
+            tolerance=parsed.tolerance,
+            max_model_len=parsed.max_model_len,
+            revision=parsed.revision,
+            drafter_overrides=parsed.drafter_overrides,
+            on_progress=status.update,
+            **engine,
+        )
+
+
+def _print(report: ParityReport, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report.to_dict(), indent=2))
+        return
+
+    output_console().print(report.rich())

@@ -1,0 +1,127 @@
+"""In a worker: watches the drafting code of either model runner, and writes down what it computes.
+
+Works on eager models only: a compiled block or a captured graph calls no hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm_dflash.checkpoint.spec import DrafterSpec
+from vllm_dflash.tools.parity.recording import DraftStep, Recording
+
+Undo = Callable[[], object]
+
+
+class DraftRecorder:
+    """Records one request at a time; rows of several in one batch could not be told apart."""
+
+    def __init__(self, drafter: Any) -> None:
+        """For our proposer (V1) or speculator (V2); recording starts here."""
+        self._features: list[torch.Tensor] = []
+        self._z: list[torch.Tensor] = []
+        self._positions: list[torch.Tensor] = []
+        self._steps: list[DraftStep] = []
+        self._newest: torch.Tensor | None = None
+        """Features that were fused and are to be stored, [T, m * H]."""
+        self._undo: list[Undo] = []
+        model = drafter.model
+        self._spec: DrafterSpec = drafter.spec
+        self._wrap(model.context, "fuse", self._on_fuse)
+        self._wrap(model.context, "store_fused", self._on_store)
+        self._wrap(model.block, "forward", self._on_block)
+        self._wrap(model, "compute_logits", self._on_logits)
+        self._wrap(model, "target_ids", self._on_drafts)
+        self._wrap(drafter.statistics, "observe_verification", self._on_verification)
+        hooks = [model.register_forward_pre_hook(self._on_model, with_kwargs=True)]
+        hooks += [layer.register_forward_hook(self._on_layer) for layer in model.block.layers]
+        self._undo += [hook.remove for hook in hooks]
+
+    def finish(self, path: Path) -> None:
+        """Stop, and write everything to a safetensors file."""
+        for undo in reversed(self._undo):
+            undo()
+        spec = self._spec
+        width = len(spec.taps) * spec.target_hidden_size
+        recording = Recording(
+            torch.cat(self._features) if self._features else torch.zeros(0, width),
+            torch.cat(self._z) if self._z else torch.zeros(0, spec.hidden_size),
+            torch.cat(self._positions) if self._positions else torch.zeros(0, dtype=torch.int64),
+            self._steps,
+        )
+        recording.save(path)
+
+    def _wrap(self, owner: Any, name: str, observe: Callable[..., None]) -> None:
+        """Call `observe(result, *arguments)` after a method of an object."""
+        original = getattr(owner, name)
+        was_its_own = name in vars(owner)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            # Before the call: what is passed may be overwritten in it.
+            kept = [_copy(value) if isinstance(value, torch.Tensor) else value for value in args]
+            result = original(*args, **kwargs)
+            observe(result, *kept, **kwargs)
+            return result
+
+        setattr(owner, name, wrapped)
+        self._undo.append(
+            (lambda: setattr(owner, name, original))
+            if was_its_own
+            else (lambda: delattr(owner, name))
+        )
+
+    # --- context ------------------------------------------------------------------------------
+
+    def _on_fuse(self, _: torch.Tensor, features: torch.Tensor) -> None:
+        self._newest = features
+
+    def _on_store(
+        self, _: None, z: torch.Tensor, positions: torch.Tensor, slots: list[torch.Tensor]
+    ) -> None:
+        assert self._newest is not None
+        stored = _copy(slots[0]) >= 0  # a slot of -1 is a row that was rejected
+        self._features.append(self._newest[: len(z)][stored])
+        self._z.append(z[stored])
+        self._positions.append(positions[stored])
+
+    # --- block --------------------------------------------------------------------------------
+
+    def _on_model(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        named = dict(zip(("input_ids", "positions"), args, strict=False)) | kwargs
+        self._steps.append(
+            DraftStep(
+                sum(map(len, self._positions)),
+                input_ids=_copy(named["input_ids"]),
+                positions=_copy(named["positions"]),
+            )
+        )
+
+    def _on_layer(self, _: Any, __: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
+        x, residual = output  # vLLM adds them up in the norm that comes next
+        self._steps[-1].layers.append(_copy(x + residual))
+
+    def _on_block(self, hidden: torch.Tensor, x: torch.Tensor, _: torch.Tensor) -> None:
+        self._steps[-1].embedding = x
+        self._steps[-1].hidden = _copy(hidden)
+
+    def _on_logits(self, logits: torch.Tensor, *_: Any) -> None:
+        self._steps[-1].logits = _copy(logits)
+
+    def _on_drafts(self, drafts: torch.Tensor, *_: Any) -> None:
+        self._steps[-1].drafts = _copy(drafts)
+
+    # --- verification -------------------------------------------------------------------------
+
+    def _on_verification(self, _: None, drafted: Any, produced: Any) -> None:
+        """Of the last block, [1] each: drafts the target saw, tokens that came of them."""
+        if int(drafted[0]) and int(produced[0]):
+            self._steps[-1].num_drafted = int(drafted[0])
+            self._steps[-1].num_accepted = int(produced[0]) - 1
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)

@@ -1,0 +1,210 @@
+"""`vllm-dflash verify`: its arguments, and from them to a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_dflash.tools.arguments import not_negative, positive
+from vllm_dflash.tools.console import output_console
+
+if TYPE_CHECKING:
+    from vllm_dflash.tools.progress import Progress
+    from vllm_dflash.tools.verify.gate import Settings
+    from vllm_dflash.tools.verify.verification import Verification
+
+COULD_NOT_RUN, INTERRUPTED = 2, 130
+
+
+def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-command to the command line."""
+    parser = commands.add_parser(
+        "verify",
+        help="check that DFlash's output is plain decoding's, token by token",
+        description="Write the same texts with DFlash and with plain decoding, greedily, and"
+        " compare token by token.\nWhere they part, plain decoding's own log-probabilities say"
+        " whether rounding explains it (a tie)\nor not (a regression); the comparison then goes on"
+        " from DFlash's tokens.",
+        epilog="Flags of `vllm serve` after -- are for both engines.\n\n"
+        "examples:\n"
+        "  vllm-dflash verify --target models/demo/target \\\n"
+        '      --speculative-config \'{"method": "dflash", "model": "models/demo/drafter"}\'\n'
+        "  vllm-dflash verify --target Qwen/Qwen3-8B --prompts prompts.jsonl --out result.json \\\n"
+        '      --speculative-config \'{"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16"}\''
+        " \\\n"
+        "      -- --max-model-len 8192 --gpu-memory-utilization 0.8\n\n"
+        "exit code 0: lossless, 1: a regression, 2: could not run (or nothing was drafted),"
+        " 130: interrupted",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--target", required=True, help="folder or repository of the target")
+    parser.add_argument(
+        "--speculative-config",
+        required=True,
+        type=_json_object,
+        metavar="JSON",
+        help="as for `vllm serve`",
+    )
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help='lines of {"prompt": "..."} or of plain text (default: 16 of many kinds, after those'
+        " of a held_out.jsonl beside the target, such as the demo pair's)",
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=positive,
+        nargs="+",
+        default=[1, 8, 32],
+        metavar="N",
+        help="texts that DFlash writes at a time, one after the other (default: 1 8 32)",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=positive,
+        default=128,
+        metavar="N",
+        help="new tokens a text at most (default: 128)",
+    )
+    parser.add_argument(
+        "--tie",
+        type=not_negative,
+        metavar="NAT",
+        help="how much less plain decoding may like a token than its own for rounding to explain"
+        " it (default: 0.20; in float32 0)",
+    )
+    parser.add_argument("--dtype", help="of both engines, as for `vllm serve`")
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as JSON instead of a table"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result there as JSON")
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the engines' logs here (default: only those of an engine that dies are kept)",
+    )
+    parser.add_argument(
+        "flags", nargs="*", metavar="-- FLAGS", help="flags of `vllm serve`, for both engines"
+    )
+    parser.set_defaults(run=run_verify)
+
+
+def run_verify(parsed: argparse.Namespace) -> int:
+    """Verify and print. Returns the exit code."""
+    from vllm_dflash.tools.bench.bench_prompts import read_prompts
+    from vllm_dflash.tools.engine_process import EngineDied
+    from vllm_dflash.tools.progress import progress_on
+    from vllm_dflash.tools.verify.gate import Settings
+    from vllm_dflash.tools.verify.gate_prompts import default_prompts
+
+    try:
+        prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(parsed.target)
+        if not prompts:
+            raise ValueError(f"there are no prompts in {parsed.prompts}.")
+        result = verify_pair(
+            parsed.target,
+            parsed.speculative_config,
+            prompts,
+            Settings(tuple(dict.fromkeys(parsed.concurrency)), parsed.tokens, parsed.tie),
+            dtype=parsed.dtype,
+            flags=tuple(parsed.flags),
+            logs=parsed.logs,
+            progress=progress_on(sys.stderr),
+        )
+        result.about["command"] = shlex.join(["vllm-dflash", *sys.argv[1:]])
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except (OSError, ValueError, EngineDied) as error:
+        return _fail(str(error))
+    if parsed.json:
+        print(json.dumps(result.to_dict(), indent=1))
+    else:
+        _print(result)
+    # Last: what took so long is not lost to a folder that cannot be written.
+    if parsed.out:
+        try:
+            parsed.out.parent.mkdir(parents=True, exist_ok=True)
+            parsed.out.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
+        except OSError as error:
+            return _fail(str(error))
+    return result.exit_code
+
+
+def verify_pair(
+    target: str,
+    speculative_config: dict[str, Any],
+    prompts: list[str],
+    settings: Settings | None = None,
+    *,
+    dtype: str | None = None,
+    flags: tuple[str, ...] = (),
+    logs: Path | None = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """`verify` on engines in processes of their own, one after the other.
+
+    Args:
+        target: folder or repository.
+        speculative_config: as for `vllm serve`.
+        prompts: what is continued.
+        settings: (default: `Settings()`).
+        dtype: of both engines.
+        flags: of `vllm serve`, for both engines.
+        logs: folder for the engines' logs; without one, only those of an engine that died are kept.
+        progress: told what goes on.
+
+    Raises:
+        ValueError: something does not fit.
+        EngineDied: an engine did; the message says why, and where its log is.
+    """
+    from vllm_dflash.tools.engine_process import temporary_logs
+    from vllm_dflash.tools.verify.child_engine import EngineArguments, open_child
+    from vllm_dflash.tools.verify.gate import verify
+
+    arguments = EngineArguments(target, dtype, flags)
+    with nullcontext(logs) if logs else temporary_logs("vllm-dflash-verify-") as folder:
+        result = verify(
+            prompts,
+            partial(open_child, arguments, speculative_config, folder / "dflash.log"),
+            partial(open_child, arguments, None, folder / "plain.log"),
+            settings,
+            progress,
+        )
+    result.about.update(target=target, speculative_config=speculative_config, flags=[*flags])
+    return result
+
+
+def _print(result: Verification) -> None:
+
+    from vllm_dflash.tools.verify.verify_report import make_notes, make_table
+
+    console = output_console()
+    console.print(make_table(result).rich())
+    for note in make_notes(result):
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict) or not value:
+        raise argparse.ArgumentTypeError(
+            'expected an object such as {"method": "dflash", "model": "..."}'
+        )
+    return value
+
+
+def _fail(message: str) -> int:
+    print(f"vllm-dflash verify: {message}", file=sys.stderr)
+    return COULD_NOT_RUN
