@@ -43,7 +43,10 @@ FRONT_END = (
 """Used in the process that builds the engine's config."""
 
 V1_WORKER = (
-    Seam("vllm.v1.worker.gpu_model_runner:DFlashProposer"),
+    Seam(
+        "vllm.v1.spec_decode.dflash:DFlashProposer.__init__",
+        ("self", "vllm_config", "device", "runner"),
+    ),
     Seam("vllm.v1.worker.cpu_worker:CPUWorker.init_device", ("self",)),
     Seam(f"{RUNNER}._input_fits_in_drafter", ("self", "common_attn_metadata")),
     Seam(
@@ -308,6 +311,14 @@ RAY_CPU = (
     ),
 )
 """Used in the engine's process and in the workers with our Ray executor for CPUs."""
+
+
+def check_vllm(seams: tuple[Seam, ...]) -> None:
+    """Stop, by name, where this vLLM is not the one our hooks were written for."""
+    import vllm
+
+    check_version(vllm.__version__)
+    check_seams(seams)
 
 
 def check_version(version: str) -> None:

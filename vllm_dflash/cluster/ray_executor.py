@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm import envs
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.cpu_resource_utils import get_allowed_cpu_list
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
@@ -91,7 +92,7 @@ def _take_full_priority() -> None:
     try:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     except PermissionError:
-        plugin.logger().warning(
+        init_logger("vllm.dflash").warning(
             "Ray gave this worker a low priority (niceness %d), and only root may raise it."
             " Start the nodes with RAY_worker_niceness=0 in the environment.",
             os.getpriority(os.PRIO_PROCESS, 0),
@@ -165,7 +166,7 @@ class CPURayExecutor(RayExecutorV2):
             for queue in self.response_mqs:
                 _nap_while_waiting(queue)
             group = self.parallel_config.placement_group
-            plugin.logger().info("%s", describe_workers(group, workers, self._threads))
+            init_logger("vllm.dflash").info("%s", describe_workers(group, workers, self._threads))
         except BaseException:
             self.shutdown()
             raise
@@ -202,7 +203,7 @@ class CPURayExecutor(RayExecutorV2):
             variables.setdefault("LD_PRELOAD", preload)
         for node in without:
             lacks = ", ".join(node.missing_files)
-            plugin.logger().warning(
+            init_logger("vllm.dflash").warning(
                 "workers do not get the engine's LD_PRELOAD, without which a CPU may be much"
                 " slower: %s %s. Start every node with its own: LD_PRELOAD=... ray start ...",
                 node.name,
