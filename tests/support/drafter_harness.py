@@ -135,6 +135,7 @@ class Harness:
         self.logits = None
         with set_current_vllm_config(self.config):
             drafts = self._propose(rows, starts, num_speculative_tokens)
+            self.proposer.end_step()
         for row in rows:
             self.lengths[row.request] += len(row.features) - row.num_rejected
         return drafts
