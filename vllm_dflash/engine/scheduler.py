@@ -74,7 +74,7 @@ class DFlashAsyncScheduler(AsyncScheduler):
             self.lengths = UniformLength(self.num_spec_tokens, choices)
         self._clock = StepClock()
         self._draft_rows = 0
-        """Of the block forward at the end of the step before: it takes part of the next one's time."""
+        """Of the block forward behind the last step, which takes part of the next one's time."""
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         if self.lengths is not None:

@@ -162,7 +162,7 @@ def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
                 st.tuples(
                     st.just("add"), st.sets(st.integers(0, 8 * BLOCK - 1), min_size=1, max_size=5)
                 ),
-                st.tuples(st.just("drop"), st.sets(blocks, max_size=2)),
+                st.tuples(st.just("drop"), st.lists(blocks, max_size=4)),  # given back and taken
                 st.tuples(st.just("store"), st.sets(blocks, min_size=1, max_size=3)),
             ),
             max_size=30,

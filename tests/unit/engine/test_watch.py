@@ -7,9 +7,9 @@ import torch
 
 from support.engines import FIXED, TARGET, engine, greedy, held_out_prompts, proposer_of, token_ids
 from support.pairs import drafter_config, save_drafter
-from vllm_dflash import plugin
+from vllm_dflash.engine.log import logger
 from vllm_dflash.engine.statistics import DraftStatistics
-from vllm_dflash.engine.watch import ENOUGH_VERIFICATIONS, STEPS_BETWEEN_LOOKS, DraftWatch
+from vllm_dflash.engine.watch import ENOUGH_VERIFICATIONS, FIRST_LOOK, LONGEST_INTERVAL, DraftWatch
 
 PROMPTS, PARAMS = held_out_prompts(4), greedy(20)
 
@@ -24,9 +24,7 @@ def plain() -> list[list[int]]:
 def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What our logger warns of. (vLLM drops other people's handlers when an engine starts.)"""
     messages: list[str] = []
-    monkeypatch.setattr(
-        plugin.logger(), "warning", lambda text, *values: messages.append(text % values)
-    )
+    monkeypatch.setattr(logger(), "warning", lambda text, *values: messages.append(text % values))
     return messages
 
 
@@ -52,11 +50,22 @@ def test_drafts_that_are_not_finite() -> None:
     watched.watch.look()
     assert watched.warnings == []
     watched.statistics.nan_drafts = 3
-    for _ in range(2 * STEPS_BETWEEN_LOOKS):
+    for _ in range(2 * FIRST_LOOK):
         watched.watch.tick()
     (warning,) = watched.warnings
     assert "logits of 3 drafts were not finite" in warning
     assert "vllm-dflash parity D --target T" in warning
+
+
+def test_looks_become_rare() -> None:
+    """Each waits for the device."""
+    watched, looks = Watched(), []
+    watched.watch.look = lambda: looks.append(step)  # type: ignore[method-assign]
+    for step in range(1, 10 * LONGEST_INTERVAL):  # noqa: B007 - the lambda reads it
+        watched.watch.tick()
+    assert looks[:3] == [FIRST_LOOK, 3 * FIRST_LOOK, 7 * FIRST_LOOK]
+    assert looks[-1] - looks[-2] == LONGEST_INTERVAL
+    assert len(looks) < 20
 
 
 def test_acceptance_stuck_at_zero() -> None:

@@ -56,15 +56,15 @@ class WaitingRows:
         np.add.at(self._in_block, slots // self.block_size, 1)
 
     def free(self, rows: Ints) -> None:
-        """These rows wait no longer."""
+        """These rows wait no longer; each once."""
         slots = self._slot_of[rows]
         self._row_of[slots] = EMPTY
         self._slot_of[rows] = EMPTY
         np.subtract.at(self._in_block, slots // self.block_size, 1)
 
     def drop(self, slots: Ints) -> None:
-        """Nothing waits for these slots any longer."""
-        self.free(self._rows_of(slots))
+        """Nothing waits for these slots any longer; some may be named twice."""
+        self.free(np.unique(self._rows_of(slots)))
 
     def count(self, block_table: Ints, context_lens: Ints) -> Ints:
         """Rows that wait for slots of each request's context, [R].
