@@ -51,7 +51,7 @@ def _build_look_around() -> Callable[[Any], dict[str, Any]]:
             "threads": torch.get_num_threads(),
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "uses_shared_memory": all_reduce is not torch.distributed,
-            "preloaded": [name for name in preload if name in mapped],
+            "preloaded": [name for name in preload if os.path.realpath(name) in mapped],
             # Of a killed process Intel OpenMP's own entry stays, whatever it was.
             "shared_memory": sorted(
                 {
