@@ -9,15 +9,11 @@ an ImportError of a plugin, and would then silently run its own DFlash.
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ray.util.placement_group import PlacementGroup
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
 
     from vllm_dflash.config.options import DFlashOptions
 
@@ -26,6 +22,7 @@ GPU_WORKER = "vllm_dflash.engine.worker.DFlashGPUWorker"
 SCHEDULER = "vllm_dflash.engine.scheduler.build_scheduler"
 DRAFT_MODEL = "vllm_dflash.model.draft_model:DFlashDraftModel"
 CPU_RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.CPURayExecutor"
+RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.DFlashRayExecutor"
 
 
 def register() -> None:
@@ -43,8 +40,6 @@ def register() -> None:
     if not hasattr(EngineArgs, "create_speculative_config"):
         check_seams(FRONT_END)  # raises, by name: there is nowhere else to notice a selection
     original = EngineArgs.create_speculative_config
-    if "vllm.v1.executor.ray_executor_v2" in sys.modules:  # an engine's process that will use it
-        check_nodes_before_ray_workers()
     if hasattr(original, "wrapped_by_vllm_dflash"):
         return
 
@@ -91,9 +86,12 @@ def _select(
        are not its own).
     5. `ModelRegistry.register_model`. Why: our draft model stands for the architecture
        `DFlashDraftModel`. How: vLLM's own registry.
+    12. `distributed_executor_backend`, where it is "ray". Why: our subclass of vLLM's executor
+       asks every node before a worker starts. How: vLLM's own setting.
     """
     from vllm import envs
     from vllm.platforms import current_platform
+    from vllm.utils.import_utils import resolve_obj_by_qualname
 
     from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, fill_in_defaults
     from vllm_dflash.config.pair import choose_verification, choose_worker, resolve
@@ -128,8 +126,9 @@ def _select(
         engine_args.disable_hybrid_kv_cache_manager = True
     fill_in_defaults(engine_args, options, choose_verification(engine_args, options))
     register_draft_model()
-    if backend == "ray":
-        check_nodes_before_ray_workers()  # for an engine in this process, or forked from it
+    if backend == "ray" and envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
+        # The class and not its path, which vLLM would take for an executor without Ray (`use_ray`).
+        target_parallel_config.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)
     return options
 
 
@@ -138,57 +137,3 @@ def register_draft_model() -> None:
     from vllm.model_executor.models.registry import ModelRegistry
 
     ModelRegistry.register_model("DFlashDraftModel", DRAFT_MODEL)
-
-
-def let_ray_use_cpus(
-    worker: type[RayWorkerProc],
-    bundles: Callable[[PlacementGroup], list[tuple[int, str, str]]],
-) -> None:
-    """Hook 11, in the engine's process: three names in the module of vLLM's Ray executor.
-
-    `RayWorkerProc`, `initialize_ray_cluster`, `get_bundles_sorted_by_node`. Why: all three ask the
-    platform for its accelerator, and a CPU has none. How: rebound in this process by our executor
-    class, which the user has asked for by name, before it calls vLLM's `_init_executor`; that has
-    connected and placed its workers already, so nothing is left for the second. Besides, readers
-    of its message queues nap instead of spinning (`SpinCondition.wait`, there, on the instance).
-    Replaced by: a `ray_device_key` of vLLM's CPU platform.
-    """
-    from vllm.v1.executor import ray_executor_v2
-
-    from vllm_dflash.seams import RAY_CPU, check_vllm
-
-    if ray_executor_v2.RayWorkerProc is not worker:
-        check_vllm(RAY_CPU)
-        ray_executor_v2.RayWorkerProc = worker
-        ray_executor_v2.initialize_ray_cluster = lambda *_, **__: None
-    ray_executor_v2.get_bundles_sorted_by_node = bundles
-
-
-def check_nodes_before_ray_workers() -> None:
-    """Hook 12, in the engine's process: `RayExecutorV2._build_runtime_env`.
-
-    Why: called once, when nodes are chosen and no worker has started: a node without this package
-    can be named with the command that mends it. How: wrapped; engines without DFlash, and our own
-    executor, which asks by itself, get the original. Replaced by: a hook of vLLM's.
-    """
-    from vllm.v1.executor.ray_executor_v2 import RayExecutorV2
-
-    from vllm_dflash.seams import RAY_NODES, check_seams
-
-    original = RayExecutorV2._build_runtime_env
-    if hasattr(original, "wrapped_by_vllm_dflash"):
-        return
-    check_seams(RAY_NODES)
-
-    @functools.wraps(original)
-    def _build_runtime_env(self: RayExecutorV2) -> dict[str, Any]:
-        from vllm_dflash.cluster.nodes import check_nodes
-
-        runtime_env = original(self)
-        is_ours = self.parallel_config.worker_cls in (CPU_WORKER, GPU_WORKER)
-        if is_ours and not hasattr(self, "checks_nodes_itself"):
-            check_nodes(self.parallel_config.placement_group, runtime_env)
-        return runtime_env
-
-    _build_runtime_env.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
-    RayExecutorV2._build_runtime_env = _build_runtime_env

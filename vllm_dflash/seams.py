@@ -274,12 +274,14 @@ V2_WORKER = (
 
 RAY = "vllm.v1.executor.ray_executor_v2"
 
-RAY_NODES = (Seam(f"{RAY}:RayExecutorV2._build_runtime_env", ("self",)),)
+RAY_EXECUTOR = (
+    Seam(f"{RAY}:RayExecutorV2._init_executor", ("self",)),
+    Seam(f"{RAY}:RayExecutorV2._build_runtime_env", ("self",)),
+)
 """Used in the engine's process with any Ray backend."""
 
 RAY_CPU = (
-    *RAY_NODES,
-    Seam(f"{RAY}:RayExecutorV2._init_executor", ("self",)),
+    *RAY_EXECUTOR,
     Seam(f"{RAY}:RayExecutorV2._get_actor_resource_kwargs", ()),
     Seam(f"{RAY}:RayExecutorV2._join_monitor_thread", ("self",)),
     Seam(f"{RAY}:RayExecutorV2.shutdown", ("self",)),

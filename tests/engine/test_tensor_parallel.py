@@ -19,9 +19,8 @@ from support.ranks import draft_on_ranks
 from vllm_dflash.checkpoint.ranks import describe_ranks, drafter_ranks, undivided
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
-from vllm_dflash.cluster.cores import Core
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.config.thread_binding import binding_fault, divide_cores
+from vllm_dflash.config.thread_binding import Core, binding_fault, divide_cores
 from vllm_dflash.model.reference import draft
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench.compare_sides import Comparison
