@@ -18,12 +18,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.attention_groups import split_by_kind
-from vllm_dflash.engine.block_layout import (
-    block_inputs,
-    bonus_tokens,
-    draft_limits,
-    kept_rows,
-)
+from vllm_dflash.engine.block_layout import block_inputs, bonus_tokens, draft_limits, kept_rows
 from vllm_dflash.engine.length_control import LengthControl
 from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.engine.v1.backlog import ContextBacklog
