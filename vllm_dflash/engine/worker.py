@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from vllm import envs
@@ -28,7 +27,6 @@ from vllm_dflash.engine.vllm_fixes.sampling import seeds_spared
 from vllm_dflash.engine.vllm_fixes.shared_memory import unlink_collective_memory
 from vllm_dflash.engine.watch import DraftWatch
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.tools.parity.recorder import DraftRecorder
 
 
 class DraftingWorker(Worker):
@@ -130,21 +128,6 @@ class DraftingWorker(Worker):
             **self.drafter.collect_statistics().to_dict(),
             **self.drafter.warm.to_dict(),
         }
-
-    def record_drafting(self) -> None:
-        """From now on write down all that is computed for drafts (`vllm-dflash parity`).
-
-        Raises:
-            ValueError: the engine is compiled, or takes more than one request at a time.
-        """
-        is_eager = self.vllm_config.model_config.enforce_eager
-        if not is_eager or self.vllm_config.scheduler_config.max_num_seqs != 1:
-            raise ValueError("record_drafting needs enforce_eager=True and max_num_seqs=1.")
-        self._recorder = DraftRecorder(self.drafter)
-
-    def take_recording(self, path: str) -> None:
-        """Stop, and write it to a safetensors file for `Recording.load`."""
-        self._recorder.finish(Path(path))
 
 
 class DFlashCPUWorker(DraftingWorker, CPUWorker):

@@ -18,11 +18,12 @@ import pytest
 from support import DEMO
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.tools import cli
+from vllm_dflash.tools.console import INTERRUPTED
 from vllm_dflash.tools.parity import check
-from vllm_dflash.tools.parity.defaults import BUILT_IN_PROMPTS
-from vllm_dflash.tools.parity.parity_command import COULD_NOT_RUN, DIFFERS, EQUAL, INTERRUPTED
+from vllm_dflash.tools.parity.parity_defaults import BUILT_IN_PROMPTS
+from vllm_dflash.tools.parity.parity_command import COULD_NOT_RUN, DIFFERS, EQUAL
 from vllm_dflash.tools.parity.parity_report import ParityReport
-from vllm_dflash.tools.parity.recompute import Acceptance
+from vllm_dflash.tools.parity.compare_request import Acceptance
 from vllm_dflash.tools.parity.stages import Place, Stage, stage_names
 
 PAIR = [str(DEMO / "drafter"), "--target", str(DEMO / "target")]
@@ -95,6 +96,7 @@ def test_json_names_the_culprit(
     cli.main(["parity", *PAIR, "--json"])
     written = json.loads(capfd.readouterr().out)
     assert written == {
+        "schema": "vllm-dflash.parity/1",
         "drafter": "d",
         "target": "t",
         "runner": "v1",

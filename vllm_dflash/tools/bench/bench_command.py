@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.tools.arguments import positive
-from vllm_dflash.tools.console import output_console
+from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
+from vllm_dflash.tools.progress import progress_on
 
 if TYPE_CHECKING:
     from vllm_dflash.tools.bench.bench_pair import Pair
@@ -24,7 +25,7 @@ LOADS = {
 FULL: dict[str, Any] = {"seconds": 6.0, "rounds": 5, "concurrency": [1, 2, 4, 8, 16, 32]}
 QUICK: dict[str, Any] = {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
 EXTRA_MISSING = 'vllm-dflash bench needs matplotlib: pip install "vllm-dflash[bench]"'
-INTERRUPTED, FAILED = 130, 1
+FAILED = 1
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -198,22 +199,19 @@ def run_bench(parsed: argparse.Namespace) -> int:
         return INTERRUPTED
     except (EngineDied, ValueError) as error:
         return _fail(str(error))
-    for table in tables:
-        comparison.console.print(table.rich())
-    comparison.console.print(f"Written: result.json, result.md and result.png in {parsed.out}")
+    print_report(tables, [f"Written: result.json, result.md and result.png in {parsed.out}"])
     return 0
 
 
 def _prepare(parsed: argparse.Namespace) -> Comparison:
     """Raises ValueError where something does not fit."""
-
     from vllm_dflash.checkpoint.read import read_drafter
     from vllm_dflash.config.thread_binding import check_thread_binding
     from vllm_dflash.tools.bench.bench_plan import Workload
-    from vllm_dflash.tools.bench.bench_prompts import read_prompts
+    from vllm_dflash.tools.bench.bench_record import Record, describe
     from vllm_dflash.tools.bench.compare_sides import Comparison
-    from vllm_dflash.tools.bench.record import Record, describe
     from vllm_dflash.tools.bench.sides import make_sides
+    from vllm_dflash.tools.prompts import read_prompts
 
     workload = Workload(
         loads=_distinct(parsed.load),
@@ -229,13 +227,13 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
             f" take {parsed.max_num_seqs} at a time: raise --max-num-seqs."
         )
     check_thread_binding(parsed.tensor_parallel_size)
-    console = output_console()
+    progress = progress_on()
     prompts_file = parsed.prompts or parsed.demo / "held_out.jsonl"
     if not prompts_file.is_file():
         raise ValueError(f"there are no prompts in {prompts_file}: pass --prompts.")
     prompts = read_prompts(prompts_file)
     parsed.out.mkdir(parents=True, exist_ok=True)
-    with console.status("Preparing the pair"):
+    with progress.stage("preparing the pair"):
         pair = _choose_pair(parsed)
         longest = read_drafter(pair.drafter).max_draft_tokens
     engine = {
@@ -253,7 +251,7 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
         sides=make_sides(pair.drafter, native_k, _distinct(parsed.ours_fixed_k)),
         rounds=parsed.rounds,
     )
-    return Comparison(record, workload, prompts, engine, parsed.warmup_rounds, parsed.out, console)
+    return Comparison(record, workload, prompts, engine, parsed.warmup_rounds, parsed.out, progress)
 
 
 def _choose_pair(parsed: argparse.Namespace) -> Pair:
@@ -273,5 +271,5 @@ def _distinct(values: list[Any]) -> tuple[Any, ...]:
 
 
 def _fail(message: str) -> int:
-    print(f"vllm-dflash bench: {message}", file=sys.stderr)
+    complain("bench", message)
     return FAILED

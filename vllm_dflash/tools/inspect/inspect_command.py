@@ -9,7 +9,8 @@ import sys
 from contextlib import redirect_stdout
 
 from vllm_dflash.tools.arguments import add_drafter_options, positive
-from vllm_dflash.tools.inspect.inspection import DOES_NOT_FIT, FITS, UNREADABLE
+from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.inspect.inspection import DOES_NOT_FIT, FITS, UNREADABLE, Inspection
 from vllm_dflash.tools.inspect.sizes import parse_size
 
 
@@ -61,7 +62,6 @@ def run_inspect(parsed: argparse.Namespace) -> int:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
     from vllm_dflash.tools.inspect.target import EngineOptions
-    from vllm_dflash.tools.inspect.text import print_inspection
 
     with redirect_stdout(sys.stderr):
         found = inspect_pair(
@@ -85,6 +85,16 @@ def run_inspect(parsed: argparse.Namespace) -> int:
     else:
         print_inspection(found)
     return found.exit_code
+
+
+def print_inspection(found: Inspection) -> None:
+    """To standard output; why something cannot be read is said on standard error."""
+    from vllm_dflash.tools.inspect.inspect_report import make_notes, make_tables
+
+    notes = make_notes(found)
+    print_report(make_tables(found), notes if found.error is None else ())
+    if found.error is not None:
+        print("\n".join(notes), file=sys.stderr)
 
 
 def _size(text: str) -> int:

@@ -17,6 +17,31 @@ from vllm_dflash.tools.parity.recording import DraftStep, Recording
 Undo = Callable[[], object]
 
 
+class RecordedDrafting:
+    """Given to the worker of an engine that drafts with ours (`worker_extension_cls`)."""
+
+    drafter: Any
+    vllm_config: Any
+
+    def record_drafting(self) -> None:
+        """From now on write down all that is computed for drafts.
+
+        Raises:
+            ValueError: the engine is compiled, or takes more than one request at a time.
+        """
+        is_eager = self.vllm_config.model_config.enforce_eager
+        if not is_eager or self.vllm_config.scheduler_config.max_num_seqs != 1:
+            raise ValueError("record_drafting needs enforce_eager=True and max_num_seqs=1.")
+        self._draft_recorder = DraftRecorder(self.drafter)
+
+    def take_recording(self, path: str) -> None:
+        """Stop, and write it to a safetensors file for `Recording.load`."""
+        self._draft_recorder.finish(Path(path))
+
+
+RECORDED = f"{RecordedDrafting.__module__}.{RecordedDrafting.__qualname__}"
+
+
 class DraftRecorder:
     """Records one request at a time; rows of several in one batch could not be told apart."""
 

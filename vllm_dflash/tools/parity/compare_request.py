@@ -32,7 +32,7 @@ from vllm_dflash.tools.parity.stages import (
 
 
 @dataclass(frozen=True)
-class Request:
+class RecordedRequest:
     """A prompt with what the engine made of it."""
 
     token_ids: list[int]
@@ -77,7 +77,7 @@ class ReferenceText:
 
 
 def compare_request(
-    oracle: Oracle, request: Request, prompt: int, errors: StageErrors
+    oracle: Oracle, request: RecordedRequest, prompt: int, errors: StageErrors
 ) -> Acceptance:
     """Compare all steps of one request, the prompt-th."""
     logits, features = oracle.text(request.token_ids, oracle.drafter.spec.taps)
@@ -95,7 +95,9 @@ def compare_request(
     return acceptance
 
 
-def _compare_text(request: Request, text: ReferenceText, prompt: int, errors: StageErrors) -> None:
+def _compare_text(
+    request: RecordedRequest, text: ReferenceText, prompt: int, errors: StageErrors
+) -> None:
     start = request.prompt_length
     chosen = torch.tensor(request.token_ids[start:])
     gap = gap_to_best(text.logits[start - 1 : -1], chosen)
@@ -104,7 +106,7 @@ def _compare_text(request: Request, text: ReferenceText, prompt: int, errors: St
 
 def _compare_context(
     oracle: Oracle,
-    request: Request,
+    request: RecordedRequest,
     text: ReferenceText,
     rows: torch.Tensor,
     checked: torch.Tensor,
@@ -139,7 +141,7 @@ def _compare_context(
 
 def _compare_block(
     oracle: Oracle,
-    request: Request,
+    request: RecordedRequest,
     text: ReferenceText,
     step: DraftStep,
     rows: torch.Tensor,
@@ -196,7 +198,7 @@ def _compare_block(
     return logits
 
 
-def engine_context(request: Request, z: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def engine_context(request: RecordedRequest, z: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """The engine's fused context by position, [C, H]; the reference's where there is none."""
     mine = request.recording.z[rows.clamp(min=0)] if len(request.recording.z) else z[: len(rows)]
     return torch.where((rows >= 0)[:, None], mine, z[: len(rows)])
@@ -204,7 +206,7 @@ def engine_context(request: Request, z: torch.Tensor, rows: torch.Tensor) -> tor
 
 def _compare_drafts(
     oracle: Oracle,
-    request: Request,
+    request: RecordedRequest,
     step: DraftStep,
     length: int,
     expected: torch.Tensor,
