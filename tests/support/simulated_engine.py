@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from support.pairs import Pair
-from vllm_dflash.tools.parity.oracle import Oracle
 from vllm_dflash.tools.parity.compare_request import RecordedRequest, count_matches
+from vllm_dflash.tools.parity.oracle import Oracle
 from vllm_dflash.tools.parity.recording import DraftStep, Recording
 
 

@@ -12,8 +12,8 @@ pytest.importorskip("matplotlib")
 
 from vllm_dflash.tools.bench import compare_sides as compare
 from vllm_dflash.tools.bench.bench_plan import CLOSED, SWING, Workload
-from vllm_dflash.tools.bench.compare_sides import Comparison
 from vllm_dflash.tools.bench.bench_record import Record, describe
+from vllm_dflash.tools.bench.compare_sides import Comparison
 from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.progress import Silent

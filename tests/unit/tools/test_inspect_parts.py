@@ -9,9 +9,9 @@ import pytest
 from support.pairs import as_speculators, drafter_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.tools.inspect.family import resembles
+from vllm_dflash.tools.inspect.inspect_report import layer_ranges
 from vllm_dflash.tools.inspect.inspection import LayerFacts
 from vllm_dflash.tools.inspect.loaded_weights import loaded_weights
-from vllm_dflash.tools.inspect.inspect_report import layer_ranges
 from vllm_dflash.tools.inspect.sizes import format_size, parse_size
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}

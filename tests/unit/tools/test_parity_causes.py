@@ -13,10 +13,10 @@ from support.pairs import Pair, make_pair
 from support.simulated_engine import oracle_of, simulate, write
 from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.tools.parity.check import compare
+from vllm_dflash.tools.parity.compare_request import RecordedRequest
 from vllm_dflash.tools.parity.engine_side import EngineSide
 from vllm_dflash.tools.parity.oracle import Oracle
 from vllm_dflash.tools.parity.parity_report import ParityReport
-from vllm_dflash.tools.parity.compare_request import RecordedRequest
 from vllm_dflash.tools.parity.recording import DraftStep, Recording
 from vllm_dflash.tools.parity.stage_errors import gap_to_best, relative_error
 from vllm_dflash.tools.parity.stages import Place

@@ -20,10 +20,10 @@ from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.console import INTERRUPTED
 from vllm_dflash.tools.parity import check
-from vllm_dflash.tools.parity.parity_defaults import BUILT_IN_PROMPTS
-from vllm_dflash.tools.parity.parity_command import COULD_NOT_RUN, DIFFERS, EQUAL
-from vllm_dflash.tools.parity.parity_report import ParityReport
 from vllm_dflash.tools.parity.compare_request import Acceptance
+from vllm_dflash.tools.parity.parity_command import COULD_NOT_RUN, DIFFERS, EQUAL
+from vllm_dflash.tools.parity.parity_defaults import BUILT_IN_PROMPTS
+from vllm_dflash.tools.parity.parity_report import ParityReport
 from vllm_dflash.tools.parity.stages import Place, Stage, stage_names
 
 PAIR = [str(DEMO / "drafter"), "--target", str(DEMO / "target")]
