@@ -153,32 +153,6 @@ def test_plain_decoding_keeps_the_plugins_of_others(monkeypatch: pytest.MonkeyPa
     assert "lora_hf_hub_resolver" in other_plugins()  # vLLM's own
 
 
-ENGINE_FLAGS = ["--", "--enforce-eager", "--max-model-len", "512", "--port", "8123"]
-
-
-@pytest.mark.engine
-def test_bfloat16_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Also that flags of `vllm serve` are taken, those of its server included."""
-    file = tmp_path / "prompts"
-    file.write_text(
-        "\n".join(json.dumps({"prompt": one}) for one in default_prompts(str(TARGET))[:8])
-    )
-    arguments = ["--prompts", str(file), "--concurrency", "1", "4", "--tokens", "32"]
-    arguments += ["--dtype", "bfloat16", "--json", "--logs", str(tmp_path / "logs")]
-    assert cli.main(["verify", *PAIR, *arguments, *ENGINE_FLAGS]) == 0
-    printed, progress = capfd.readouterr()
-    assert "DFlash, concurrency 4: 8 texts" in progress
-    result = json.loads(printed)
-    assert result["verdict"] == "lossless"
-    assert (result["tie"], result["dtype"]) == (0.2, "bfloat16")
-    assert result["drafter"].startswith("vllm-dflash ")
-    assert [level["concurrency"] for level in result["levels"]] == [1, 4]
-    assert all(level["acceptance_length"] > 2 for level in result["levels"])
-    log = (tmp_path / "logs" / "plain.log").read_text()
-    assert "speculative_config=None" in log
-    assert "vllm-dflash" not in log
-
-
 @pytest.mark.parametrize(
     "flags",
     [
