@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.tools.arguments import positive
+from vllm_dflash.tools.arguments import add_number, positive
 from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
 from vllm_dflash.tools.progress import progress_on
 
@@ -87,27 +87,9 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="K",
         help="measure ours at these fixed draft lengths, too",
     )
-    sides.add_argument(
-        "--max-model-len",
-        type=positive,
-        default=1024,
-        metavar="N",
-        help="of every engine (default: 1024)",
-    )
-    sides.add_argument(
-        "--max-num-seqs",
-        type=positive,
-        default=64,
-        metavar="N",
-        help="of every engine (default: 64)",
-    )
-    sides.add_argument(
-        "--tensor-parallel-size",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="ranks of every engine (default: 1)",
-    )
+    add_number(sides, "--max-model-len", 1024, "of every engine")
+    add_number(sides, "--max-num-seqs", 64, "of every engine")
+    add_number(sides, "--tensor-parallel-size", 1, "ranks of every engine")
     load = parser.add_argument_group("measurements")
     load.add_argument(
         "--load",
@@ -141,13 +123,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="arrivals of poisson, as fractions of what plain decoding can serve, 16 requests at a"
         " time (default: 0.3 0.6 0.9)",
     )
-    load.add_argument(
-        "--tokens",
-        type=positive,
-        default=96,
-        metavar="N",
-        help="new tokens a request (default: 96)",
-    )
+    add_number(load, "--tokens", 96, "new tokens a request")
     load.add_argument(
         "--seconds",
         type=float,

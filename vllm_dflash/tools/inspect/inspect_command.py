@@ -8,7 +8,7 @@ import os
 import sys
 from contextlib import redirect_stdout
 
-from vllm_dflash.tools.arguments import add_drafter_options, positive
+from vllm_dflash.tools.arguments import add_pair, positive
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.inspect.inspection import DOES_NOT_FIT, FITS, UNREADABLE, Inspection
 from vllm_dflash.tools.inspect.sizes import parse_size
@@ -31,9 +31,7 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "  vllm-dflash inspect z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("drafter", help="folder or repository of the drafter")
-    parser.add_argument("--target", required=True, help="folder or repository of the target")
-    add_drafter_options(parser)
+    add_pair(parser)
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object (docs/inspect.md) and no more"
     )

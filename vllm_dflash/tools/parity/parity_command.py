@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.tools.arguments import add_drafter_options, not_negative, positive
+from vllm_dflash.tools.arguments import add_number, add_pair, not_negative, positive
 from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
 from vllm_dflash.tools.parity.parity_defaults import (
     BUILT_IN_PROMPTS,
@@ -42,28 +42,16 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         f" {INTERRUPTED}: interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("drafter", help="folder or repository of the drafter")
-    parser.add_argument("--target", required=True, help="folder or repository of the target")
+    add_pair(parser)
     parser.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
         help='lines of {"prompt": "..."} (default: a few built-in ones)',
     )
-    parser.add_argument(
-        "--num-prompts",
-        type=positive,
-        default=PROMPTS_OF_A_FILE,
-        metavar="N",
-        help=f"how many of them, from the first on (default: {PROMPTS_OF_A_FILE})",
-    )
-    parser.add_argument(
-        "--tokens",
-        type=positive,
-        default=TOKENS,
-        metavar="N",
-        help=f"new tokens of each prompt (default: {TOKENS})",
-    )
+    about = "how many of them, from the first on"
+    add_number(parser, "--num-prompts", PROMPTS_OF_A_FILE, about)
+    add_number(parser, "--tokens", TOKENS, "new tokens of each prompt")
     parser.add_argument(
         "--dtype",
         choices=TOLERANCES,
@@ -84,7 +72,6 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help=f"of the engine (default: {MAX_MODEL_LEN}, or the target's if that is less)",
     )
-    add_drafter_options(parser)
     parser.add_argument(
         "--model-impl",
         metavar="NAME",

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.tools.arguments import json_object, not_negative, positive
+from vllm_dflash.tools.arguments import add_number, json_object, not_negative, positive
 from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
 
 if TYPE_CHECKING:
@@ -66,13 +66,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help="texts that DFlash writes at a time, one after the other (default: 1 8 32)",
     )
-    parser.add_argument(
-        "--tokens",
-        type=positive,
-        default=128,
-        metavar="N",
-        help="new tokens a text at most (default: 128)",
-    )
+    add_number(parser, "--tokens", 128, "new tokens a text at most")
     parser.add_argument(
         "--tie",
         type=not_negative,
