@@ -73,7 +73,7 @@ def engine_context(request: RecordedRequest, z: torch.Tensor, rows: torch.Tensor
 
 
 class _Comparison:
-    """Of one request: the logits [T, V], features [T, m * H_target] and Z [T, H] are the oracle's."""
+    """Of a request: `logits` [T, V], `features` [T, m * H_target], `z` [T, H] of the oracle."""
 
     def __init__(
         self, oracle: Oracle, request: RecordedRequest, prompt: int, errors: StageErrors
