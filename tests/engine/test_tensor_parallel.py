@@ -126,9 +126,9 @@ def both() -> Both:
     left_over = [str(one) for one in alive] + [one for one in segments if os.path.exists(one)]
     with engine(**settings) as llm:
         one = work(llm)
-        stepped = EngineAnswers(llm.llm_engine)
-        judge = Judge(stepped, concurrency=8)
-        stop_tokens = {*stepped.facts().stop_tokens}
+        answers = EngineAnswers(llm.llm_engine)
+        judge = Judge(answers, concurrency=8)
+        stop_tokens = {*answers.facts()["stop_tokens"]}
         divergences = {}
         for policy in POLICIES:
             texts = [
