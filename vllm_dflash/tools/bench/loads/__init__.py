@@ -1,1 +1,1 @@
-"""Loads: what clients ask of an engine, and how it serves them. They see an `Engine`, not vLLM."""
+"""Loads: what clients ask of an engine, and how it serves them. They step it by hand."""
