@@ -1,7 +1,8 @@
-"""Settings every test runs under, and which model runner they run on."""
+"""Settings every test runs under, their marks, and which model runner they run on."""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,9 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 RUNNERS = ("v1", "v2")
+TESTS = Path(__file__).parent
+MARKED = ("engine", "server", "cluster")
+"""Folders whose tests bear the folder's name as their mark."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +41,10 @@ def runner(request: pytest.FixtureRequest) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if (folder := item.path.relative_to(TESTS).parts[0]) in MARKED:
+            item.add_marker(folder)
+
     chosen = config.getoption("--runner")
 
     def runner_of(item: pytest.Item) -> str:

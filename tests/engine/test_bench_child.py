@@ -13,8 +13,6 @@ from vllm_dflash.tools.bench.bench_prompts import read_prompts
 
 PROMPTS = read_prompts(DEMO / "held_out.jsonl", 8)
 
-pytestmark = pytest.mark.engine
-
 
 @pytest.fixture(scope="module")
 def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchChild]:

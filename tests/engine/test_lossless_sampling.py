@@ -17,7 +17,6 @@ from support.planner_world import CONTEXT_MS, curve
 from vllm_dflash.planning.costs import StepCosts, StepTimes
 from vllm_dflash.planning.planner import Planner
 
-pytestmark = pytest.mark.engine
 SAMPLES = 2000
 NEW_TOKENS = 7
 LEAST_EXPECTED = 8

@@ -19,7 +19,6 @@ from vllm_dflash.tools.verify.gate_engine import Engine, Request, complete
 from vllm_dflash.tools.verify.stepped_engine import VllmEngine
 from vllm_dflash.tools.verify.verification import Verification
 
-pytestmark = pytest.mark.engine
 PROMPTS = held_out_prompts(8)
 SETTINGS = Settings(concurrency=(2, 8), tokens=32)
 PLACEHOLDER = -1
