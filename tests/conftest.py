@@ -4,12 +4,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Before vLLM is imported: engines in the tests' own process, small caches, no telemetry.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+# How long one example takes says how busy the machine is; pytest's own limit stands.
+hypothesis.settings.register_profile("this project", deadline=None)
+hypothesis.settings.load_profile("this project")
 
 RUNNERS = ("v1", "v2")
 TESTS = Path(__file__).parent
