@@ -24,7 +24,7 @@ import httpx
 from rich.console import Console
 from rich.progress import track
 
-from vllm_dflash.cluster.replicas.local_ray import local_ray
+from vllm_dflash.cluster.local_ray import local_ray
 from vllm_dflash.cluster.replicas.replica_settings import Settings
 from vllm_dflash.tools.arguments import positive
 from vllm_dflash.tools.bench.bench_pair import Pair, widened_demo

@@ -101,7 +101,7 @@ def test_two_nodes_write_what_plain_decoding_writes(cluster: RayCluster, tmp_pat
         assert worker["niceness"] == (0 if may_raise_priority() else 15)  # Ray's own is 15
         assert not worker["uses_shared_memory"]  # nodes have none in common
         assert worker["preloaded"] == os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
-        assert stats["proposer"] == "vllm_dflash.engine.v1.proposer.DFlashProposer"
+        assert stats["proposer"] == "vllm_dflash.engine.v1.proposer.PlannedProposer"
         assert stats["accepted_tokens"] > 50
     assert any(worker["shared_memory"] for worker in workers)  # of the engine's own node
     assert not told["left"]

@@ -7,7 +7,7 @@ import torch
 
 from support.engines import FIXED, TARGET, engine, greedy, held_out_prompts, proposer_of, token_ids
 from support.pairs import drafter_config, save_drafter
-from vllm_dflash import plugin
+from vllm_dflash.engine.log import logger
 
 pytestmark = pytest.mark.usefixtures("runner")
 PROMPTS, PARAMS = held_out_prompts(4), greedy(20)
@@ -23,9 +23,7 @@ def plain() -> list[list[int]]:
 def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What our logger warns of. (vLLM drops other people's handlers when an engine starts.)"""
     messages: list[str] = []
-    monkeypatch.setattr(
-        plugin.logger(), "warning", lambda text, *values: messages.append(text % values)
-    )
+    monkeypatch.setattr(logger(), "warning", lambda text, *values: messages.append(text % values))
     return messages
 
 

@@ -82,7 +82,7 @@ def test_output_is_identical_to_plain_decoding(
         assert token_ids(llm, prompts, greedy(NEW_TOKENS)) == plain.tokens[: len(prompts)]
         (stats,) = llm.collective_rpc("dflash_stats")
         prefix_hits = prefix_cache_hits(llm)
-    drafter = {"v1": "DFlashProposer", "v2": "DFlashSpeculator"}[runner]
+    drafter = {"v1": "proposer.PlannedProposer", "v2": "speculator.PlannedSpeculator"}[runner]
     assert stats["proposer"] == f"vllm_dflash.engine.{runner}.{drafter}"
     assert stats["runner"] == runner
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0

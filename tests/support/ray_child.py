@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from vllm_dflash.tools.verify import vllm_engine
+from vllm_dflash.tools.verify import stepped_engine
 
 MARK = "MARK_OF_THE_TEST"
 
 
-class Answers(vllm_engine.Answers):
-    def __init__(self, engine: vllm_engine.VllmEngine) -> None:
+class Answers(stepped_engine.Answers):
+    def __init__(self, engine: stepped_engine.VllmEngine) -> None:
         super().__init__(engine)
         self._core = engine._engine
 
@@ -24,7 +24,7 @@ class Answers(vllm_engine.Answers):
 
 
 def start(**arguments: Any) -> Answers:
-    return Answers(vllm_engine.start(**arguments)._engine)
+    return Answers(stepped_engine.start(**arguments)._engine)
 
 
 def _build_look_around() -> Callable[[Any], dict[str, Any]]:
@@ -51,7 +51,7 @@ def _build_look_around() -> Callable[[Any], dict[str, Any]]:
             "threads": torch.get_num_threads(),
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "uses_shared_memory": all_reduce is not torch.distributed,
-            "preloaded": [name for name in preload if name in mapped],
+            "preloaded": [name for name in preload if os.path.realpath(name) in mapped],
             # Of a killed process Intel OpenMP's own entry stays, whatever it was.
             "shared_memory": sorted(
                 {

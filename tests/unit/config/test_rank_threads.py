@@ -7,9 +7,8 @@ import pytest
 from vllm.engine.arg_utils import EngineArgs
 
 from support.pairs import Pair, make_pair
-from vllm_dflash.cluster.cores import Core
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.config.thread_binding import binding_fault, divide_cores
+from vllm_dflash.config.thread_binding import Core, binding_fault, divide_cores
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 

@@ -1,7 +1,7 @@
 """Warnings of drafts that are not finite, or never accepted: once, and with what to do."""
 
 from vllm_dflash.engine.statistics import DraftStatistics
-from vllm_dflash.engine.watch import ENOUGH_VERIFICATIONS, STEPS_BETWEEN_LOOKS, DraftWatch
+from vllm_dflash.engine.watch import ENOUGH_VERIFICATIONS, FIRST_LOOK, LONGEST_INTERVAL, DraftWatch
 
 
 class Watched:
@@ -26,11 +26,22 @@ def test_drafts_that_are_not_finite() -> None:
     watched.watch.look()
     assert watched.warnings == []
     watched.statistics.nan_drafts = 3
-    for _ in range(2 * STEPS_BETWEEN_LOOKS):
+    for _ in range(2 * FIRST_LOOK):
         watched.watch.tick()
     (warning,) = watched.warnings
     assert "logits of 3 drafts were not finite" in warning
     assert "vllm-dflash parity D --target T" in warning
+
+
+def test_looks_become_rare() -> None:
+    """Each waits for the device."""
+    watched, looks = Watched(), []
+    watched.watch.look = lambda: looks.append(step)  # type: ignore[method-assign]
+    for step in range(1, 10 * LONGEST_INTERVAL):  # noqa: B007 - the lambda reads it
+        watched.watch.tick()
+    assert looks[:3] == [FIRST_LOOK, 3 * FIRST_LOOK, 7 * FIRST_LOOK]
+    assert looks[-1] - looks[-2] == LONGEST_INTERVAL
+    assert len(looks) < 20
 
 
 def test_acceptance_stuck_at_zero() -> None:
