@@ -28,7 +28,7 @@ from support.pairs import make_pair
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.model.reference import ReferenceDrafter, generate, target_step
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("runner")]
+pytestmark = pytest.mark.usefixtures("runner")
 # Triton's interpreter takes ten times as long, so Model Runner V2 gets fewer prompts.
 NEW_TOKENS, PROMPTS = (24, held_out_prompts(10)) if USES_V2 else (48, held_out_prompts(36))
 LEAST_ACCEPTANCE = 2.0 if USES_V2 else 2.5  # short texts end in the middle of their last drafts

@@ -18,7 +18,6 @@ from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
 
-pytestmark = pytest.mark.engine
 SAMPLES = 2000
 NEW_TOKENS = 7
 LEAST_EXPECTED = 8

@@ -19,7 +19,7 @@ from vllm_dflash.tools.parity.engine_side import engine_arguments, record_prompt
 from vllm_dflash.tools.parity.stages import stage_names
 from vllm_dflash.tools.progress import Lines
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("runner")]
+pytestmark = pytest.mark.usefixtures("runner")
 PROMPTS = [[(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 50))]
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
 TOKENS = 8 if USES_V2 else 32

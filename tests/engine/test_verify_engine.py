@@ -18,7 +18,6 @@ from vllm_dflash.tools.verify.gate import Settings, verify
 from vllm_dflash.tools.verify.gate_sides import open_side
 from vllm_dflash.tools.verify.verification import Verification
 
-pytestmark = pytest.mark.engine
 PROMPTS = held_out_prompts(8)
 SETTINGS = Settings(concurrency=(2, 8), tokens=32)
 PLACEHOLDER = -1
