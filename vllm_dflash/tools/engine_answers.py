@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from vllm_dflash import __version__
-from vllm_dflash.tools.engine_process import SECONDS_TO_CLOSE
 from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
 
 if TYPE_CHECKING:
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 SPEC_METRICS = "vllm:spec_decode_num_"
 SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_TO_CLOSE = 30.0
+"""For an engine's own processes. vLLM's limit is 5 s; what it kills leaves shared memory behind."""
 
 
 class Facts(TypedDict):

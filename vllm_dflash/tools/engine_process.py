@@ -24,17 +24,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from vllm_dflash.tools.engine_answers import SECONDS_TO_CLOSE
 from vllm_dflash.tools.engine_log import describe_death
 
 if TYPE_CHECKING:
     from vllm_dflash.tools.engine_answers import EngineAnswers
 
 START = "vllm_dflash.tools.engine_answers:start"
-SECONDS_TO_LEAVE = 60.0
+SECONDS_TO_LEAVE = 2 * SECONDS_TO_CLOSE
 SECONDS_TO_STOP = 10.0
 """For a child that is interrupted, because nobody waits for its answer any more."""
-SECONDS_TO_CLOSE = SECONDS_TO_LEAVE / 2
-"""For an engine's own processes. vLLM's limit is 5 s; what it kills leaves shared memory behind."""
 
 
 class EngineDied(RuntimeError):
