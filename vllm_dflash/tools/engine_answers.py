@@ -196,19 +196,19 @@ class EngineAnswers:
 
     def closed(self, **load: Any) -> dict[str, Any]:
         """See `measure_closed`."""
-        from vllm_dflash.tools.bench.loads.closed import measure_closed
+        from vllm_dflash.tools.loads.closed import measure_closed
 
         return measure_closed(self._stepped, **load)
 
     def swing(self, **load: Any) -> dict[str, Any]:
         """See `measure_swing`."""
-        from vllm_dflash.tools.bench.loads.swing import measure_swing
+        from vllm_dflash.tools.loads.swing import measure_swing
 
         return measure_swing(self._stepped, **load)
 
     def poisson(self, **load: Any) -> dict[str, Any]:
         """See `measure_poisson`."""
-        from vllm_dflash.tools.bench.loads.poisson import measure_poisson
+        from vllm_dflash.tools.loads.poisson import measure_poisson
 
         return measure_poisson(self._stepped, **load)
 

@@ -11,9 +11,9 @@ import pytest
 
 from vllm_dflash.tools.bench.bench_plan import CLOSED, MIXED, POISSON, SWING, Workload, plan_round
 from vllm_dflash.tools.bench.bench_prompts import easy_and_hard
-from vllm_dflash.tools.bench.loads.closed import measure_closed
-from vllm_dflash.tools.bench.loads.poisson import measure_poisson, poisson_arrivals
-from vllm_dflash.tools.bench.loads.swing import measure_swing
+from vllm_dflash.tools.loads.closed import measure_closed
+from vllm_dflash.tools.loads.poisson import measure_poisson, poisson_arrivals
+from vllm_dflash.tools.loads.swing import measure_swing
 from vllm_dflash.tools.stepped_engine import Output
 
 PROMPTS = [f"prompt {number} has words" for number in range(50)]

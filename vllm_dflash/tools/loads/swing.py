@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_dflash.tools.bench.loads.closed import ClosedLoop
+from vllm_dflash.tools.loads.closed import ClosedLoop
 from vllm_dflash.tools.stepped_engine import SteppedEngine
 
 
