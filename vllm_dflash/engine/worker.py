@@ -31,6 +31,7 @@ from vllm_dflash.engine.profile import profile_v1, profile_v2
 from vllm_dflash.engine.scheduler import attach_costs
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
+from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
 from vllm_dflash.engine.vllm_fixes.expanded_sampling import mend_expanded_sampling
 from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
@@ -174,6 +175,7 @@ class DFlashCPUWorker(DraftingWorker, CPUWorker):
 
     def init_device(self) -> None:
         """Mend what this vLLM's CPU kernels get wrong, then build the model runner."""
+        ask_for_amx()
         mend_expanded_sampling()
         super().init_device()
         unlink_collective_memory()
