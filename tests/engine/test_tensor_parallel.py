@@ -11,9 +11,9 @@ import pytest
 from vllm import LLM, SamplingParams
 
 from support.engines import DFLASH, engine, greedy, held_out_prompts
+from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.verify.divergence import Text, compare_all
 from vllm_dflash.tools.verify.gate import Judge
-from vllm_dflash.tools.verify.stepped_engine import VllmEngine
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 POLICIES = ("fixed", "erratic", "planned")
@@ -111,9 +111,9 @@ def both() -> Both:
     left_over = [str(one) for one in alive] + [one for one in segments if os.path.exists(one)]
     with engine(**settings) as llm:
         one = work(llm)
-        stepped = VllmEngine(llm.llm_engine)
-        judge = Judge(stepped, concurrency=8)
-        stop_tokens = {*stepped.facts().stop_tokens}
+        answers = EngineAnswers(llm.llm_engine)
+        judge = Judge(answers, concurrency=8)
+        stop_tokens = {*answers.facts()["stop_tokens"]}
         divergences = {}
         for policy in POLICIES:
             texts = [

@@ -6,25 +6,18 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from vllm_dflash.tools.verify import stepped_engine
+from vllm_dflash.tools import engine_answers
 
 MARK = "MARK_OF_THE_TEST"
 
 
-class Answers(stepped_engine.Answers):
-    def __init__(self, engine: stepped_engine.VllmEngine) -> None:
-        super().__init__(engine)
-        self._core = engine._engine
-
+class RayAnswers(engine_answers.EngineAnswers):
     def workers(self) -> list[dict[str, Any]]:
-        return self._core.collective_rpc(_build_look_around())
-
-    def dflash_stats(self) -> list[dict[str, Any]]:
-        return self._core.collective_rpc("dflash_stats")
+        return self._engine.collective_rpc(_build_look_around())
 
 
-def start(**arguments: Any) -> Answers:
-    return Answers(stepped_engine.start(**arguments)._engine)
+def start(**arguments: Any) -> RayAnswers:
+    return RayAnswers(engine_answers.start(**arguments)._engine)
 
 
 def _build_look_around() -> Callable[[Any], dict[str, Any]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from vllm_dflash.tools.bench.soak.behaviours import (
+from soak.behaviours import (
     BEHAVIOURS,
     COMPLETIONS,
     MODEL,

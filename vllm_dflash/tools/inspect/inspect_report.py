@@ -1,10 +1,9 @@
-"""An inspection as titled tables of text, for a terminal or a file."""
+"""An inspection in tables and words."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 
 from vllm_dflash.tools.inspect.inspection import (
@@ -17,6 +16,7 @@ from vllm_dflash.tools.inspect.inspection import (
     TensorFacts,
 )
 from vllm_dflash.tools.inspect.sizes import format_size
+from vllm_dflash.tools.tables import Table
 
 Rows = list[tuple[str, ...]]
 REMEDIES = {
@@ -28,33 +28,21 @@ REMEDIES = {
 """What to do about each kind of fault."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """Rows under a title."""
-
-    title: str
-    rows: Rows
-    columns: tuple[str, ...] = ()
-    """Heads of the columns; none for a name and what it is."""
-    right_from: int = field(default=99)
-    """The first column of numbers."""
-
-
-def make_sections(found: Inspection) -> list[Section]:
+def make_tables(found: Inspection) -> list[Table]:
     """All that is known, in the order people ask."""
-    sections = []
+    tables = []
     if found.drafter is not None:
-        sections.append(_drafter(found.drafter, found.tensors))
+        tables.append(_drafter(found.drafter, found.tensors))
     if found.tensors is not None:
-        sections.append(_tensors(found.tensors))
+        tables.append(_tensors(found.tensors))
     if found.target is not None:
-        sections.append(_target(found.target))
+        tables.append(_target(found.target))
     if found.memory is not None:
-        sections += _memory(found.memory)
-    return sections
+        tables += _memory(found.memory)
+    return tables
 
 
-def verdict(found: Inspection) -> list[str]:
+def make_notes(found: Inspection) -> list[str]:
     """What to take away: lines of text, the command last."""
     lines = [f"warning: {text}" for text in found.warnings]
     lines += [f"not checked: {text}" for text in found.not_checked]
@@ -68,7 +56,7 @@ def verdict(found: Inspection) -> list[str]:
     return [*lines, f"Fits {found.target_model}. Use it with:", found.command or ""]
 
 
-def _drafter(facts: DrafterFacts, tensors: TensorFacts | None) -> Section:
+def _drafter(facts: DrafterFacts, tensors: TensorFacts | None) -> Table:
     width = str(facts.hidden_size)
     if facts.target_hidden_size != facts.hidden_size:
         width += f", reads states of {facts.target_hidden_size}"
@@ -84,7 +72,7 @@ def _drafter(facts: DrafterFacts, tensors: TensorFacts | None) -> Section:
         *((f"layers {numbers}", text) for numbers, text in layer_ranges(facts.layers)),
         ("vocabulary", _vocabulary(facts, tensors)),
     ]
-    return Section("Drafter", rows)
+    return _named("Drafter", rows)
 
 
 def layer_ranges(layers: Sequence[LayerFacts]) -> list[tuple[str, str]]:
@@ -114,7 +102,7 @@ def _vocabulary(facts: DrafterFacts, tensors: TensorFacts | None) -> str:
     return f"{size}; {' and '.join(own) or 'no embedding or head'} of its own"
 
 
-def _tensors(facts: TensorFacts) -> Section:
+def _tensors(facts: TensorFacts) -> Table:
     kinds: dict[str, list[str]] = {}
     for name, tensor in facts.inventory.items():
         shape = "x".join(map(str, tensor["shape"])) or "scalar"
@@ -127,10 +115,10 @@ def _tensors(facts: TensorFacts) -> Section:
         f" {', '.join(facts.files)} ({dtypes}); {len(facts.missing)} missing,"
         f" {len(facts.surplus)} surplus, {len(facts.misshapen)} misshapen"
     )
-    return Section(title, rows, ("name", "shape", "type", "number"), right_from=3)
+    return Table(title, ("name", "shape", "type", "number"), rows, words=(0, 1, 2))
 
 
-def _target(facts: TargetFacts) -> Section:
+def _target(facts: TargetFacts) -> Table:
     rows: Rows = [
         ("model", facts.model),
         ("architecture", facts.architecture),
@@ -143,10 +131,10 @@ def _target(facts: TargetFacts) -> Section:
         rows.append(
             ("tensors", f"{facts.parameters:,} parameters, {format_size(facts.num_bytes)} in files")
         )
-    return Section("Target", rows)
+    return _named("Target", rows)
 
 
-def _memory(facts: MemoryFacts) -> list[Section]:
+def _memory(facts: MemoryFacts) -> list[Table]:
     size = facts.tensor_parallel_size
     ranks = f" on each of {size} ranks" if size > 1 else ""
     rows: Rows = [
@@ -164,7 +152,7 @@ def _memory(facts: MemoryFacts) -> list[Section]:
         rows.append(("waiting context", f"up to {format_size(facts.waiting_context)}"))
     title = f"Memory{ranks} (platform {facts.platform})"
     if facts.cache is None:
-        return [Section(title, rows)]
+        return [_named(title, rows)]
     cache = facts.cache
     rows += [
         ("drafter's K/V of a token", format_size(cache.drafter_bytes_per_token)),
@@ -173,10 +161,10 @@ def _memory(facts: MemoryFacts) -> list[Section]:
         ("blocks", f"{cache.block_size} tokens, {format_size(cache.bytes_per_block)}"),
         ("cache groups (without DFlash)", _both("{}", cache.groups, cache.groups_without)),
     ]
-    return [Section(title, rows), _budgets(cache, facts.max_model_len)]
+    return [_named(title, rows), _budgets(cache, facts.max_model_len)]
 
 
-def _budgets(cache: CacheFacts, max_model_len: int) -> Section:
+def _budgets(cache: CacheFacts, max_model_len: int) -> Table:
     rows: Rows = [
         (
             format_size(budget.num_bytes),
@@ -193,7 +181,12 @@ def _budgets(cache: CacheFacts, max_model_len: int) -> Section:
         "longest --max-model-len",
     )
     given = f", {cache.budget_source}" if cache.budget_source else ", examples"
-    return Section(f"What it holds (without DFlash){given}", rows, columns, right_from=0)
+    return Table(f"What it holds (without DFlash){given}", columns, rows)
+
+
+def _named(title: str, rows: Rows) -> Table:
+    """Names and what they are."""
+    return Table(title, (), rows, words=(0, 1))
 
 
 def _both(form: str, drafting: float, plain: float | None) -> str:

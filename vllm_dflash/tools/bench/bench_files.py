@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vllm_dflash.tools.bench.bench_record import Record
 from vllm_dflash.tools.bench.bench_report import make_tables
 from vllm_dflash.tools.bench.plot import plot
-from vllm_dflash.tools.bench.record import Record
 from vllm_dflash.tools.bench.results import Results
 from vllm_dflash.tools.tables import Table
 

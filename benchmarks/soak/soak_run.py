@@ -12,17 +12,7 @@ from typing import Any
 
 import httpx
 
-from vllm_dflash.tools.bench.bench_prompts import read_prompts
-from vllm_dflash.tools.bench.soak.clients import (
-    Tally,
-    ask_again,
-    ask_every_length,
-    connected,
-    fixed_answer,
-    run_clients,
-)
-from vllm_dflash.tools.bench.soak.server import Sample, SoakServer, read_metrics
-from vllm_dflash.tools.bench.soak.verdict import (
+from soak.checks import (
     Check,
     Limits,
     check_answers,
@@ -35,6 +25,16 @@ from vllm_dflash.tools.bench.soak.verdict import (
     memory_growth,
     rates,
 )
+from soak.clients import (
+    Tally,
+    ask_again,
+    ask_every_length,
+    connected,
+    fixed_answer,
+    run_clients,
+)
+from soak.soaked_server import Sample, SoakServer, read_metrics
+from vllm_dflash.tools.prompts import read_prompts
 
 IDLE_S = 60
 """How long the engine has to finish what the clients left."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from vllm_dflash.tools.bench.soak.run import Soaked
+from soak.soak_run import Soaked
 from vllm_dflash.tools.tables import Table
 
 
@@ -29,9 +29,14 @@ def make_tables(soaked: Soaked) -> list[Table]:
         for name, statuses in soaked.tally.outcomes.items()
     ]
     return [
-        Table("What must hold", ["check", "", "seen"], checks),
-        Table("Figures", ["", "value"], figures),
-        Table("Requests by status (0: the client hung up)", ["behaviour", "endings"], endings),
+        Table("What must hold", ["check", "", "seen"], checks, words=range(3)),
+        Table("Figures", ["", "value"], figures, words=(0,)),
+        Table(
+            "Requests by status (0: the client hung up)",
+            ["behaviour", "endings"],
+            endings,
+            words=range(2),
+        ),
     ]
 
 

@@ -16,7 +16,7 @@ THETAS = (10_000.0, 500_000.0, 1_000_000.0, 5_000_000.0, 10_000_000.0)
 
 
 @dataclass(frozen=True)
-class Change:
+class Mistake:
     """A mistake and the reference that makes it."""
 
     cause: str
@@ -27,21 +27,21 @@ class Change:
     with_context: bool = True
 
 
-def common_mistakes(drafter: ReferenceDrafter, number: int) -> Iterator[Change]:
+def common_mistakes(drafter: ReferenceDrafter, number: int) -> Iterator[Mistake]:
     """Mistakes that a drafter's layer of this number could show, likely ones first."""
     spec = drafter.spec
     attentions = [layer.self_attn for layer in drafter.layers]
     pairs, halves = "neighbouring pairs", "halves"
     named = (halves, pairs) if spec.is_neox_style else (pairs, halves)
-    yield Change(
+    yield Mistake(
         f"rope layout: the engine rotates {named[1]}, the checkpoint means {named[0]}",
         _set(attentions, "is_neox_style", not spec.is_neox_style),
     )
     yield from _rope_mistakes(drafter)
-    yield Change("the block sees nothing of its context", nullcontext(), with_context=False)
+    yield Mistake("the block sees nothing of its context", nullcontext(), with_context=False)
     for shift in (1, -1):
         direction = "behind" if shift > 0 else "before"
-        yield Change(
+        yield Mistake(
             f"positions: the block is one {direction} where its context ends",
             nullcontext(),
             block_shift=shift,
@@ -53,41 +53,41 @@ def common_mistakes(drafter: ReferenceDrafter, number: int) -> Iterator[Change]:
         return _set([drafter], "spec", replace(spec, windows=windows))
 
     flipped = (*spec.causal[:number], not causal, *spec.causal[number + 1 :])
-    yield Change(
+    yield Mistake(
         "causality: the checkpoint's attention in the block is causal, the engine's is not"
         if causal
         else "causality: the engine's attention in the block is causal, the checkpoint's is not",
         _set([drafter], "spec", replace(spec, causal=flipped)),
     )
     if window is not None:
-        yield Change(
+        yield Mistake(
             f"window: the engine's attention has none, the checkpoint's is {window}",
             with_window(None),
         )
         for other in (window + 1, window - 1):
-            yield Change(
+            yield Mistake(
                 f"window: the engine's is {other}, the checkpoint's {window}",
                 with_window(other),
             )
     if spec.value_scale is not None:
-        yield Change(
+        yield Mistake(
             f"attention_value_scale ({spec.value_scale}) is not applied",
             _set(attentions, "value_scale", 1.0),
         )
 
 
-def _rope_mistakes(drafter: ReferenceDrafter) -> Iterator[Change]:
+def _rope_mistakes(drafter: ReferenceDrafter) -> Iterator[Mistake]:
     rope, rotary = drafter.spec.rope_parameters, drafter.rotary
     theta, kind = float(rope["rope_theta"]), rope["rope_type"]
     if kind != "default":
-        yield Change(
+        yield Mistake(
             f"rope scaling ({kind}) is not applied",
             _unscaled(rotary, _frequencies(drafter.spec.head_dim, theta)),
         )
         return
     for other in THETAS:
         if other != theta:
-            yield Change(
+            yield Mistake(
                 f"rope theta: the engine's is {other:g}, the checkpoint's {theta:g}",
                 _set([rotary], "inv_freq", _frequencies(drafter.spec.head_dim, other)),
             )

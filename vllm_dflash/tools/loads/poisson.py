@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_dflash.tools.bench.loads.load_engine import Engine
+from vllm_dflash.tools.stepped_engine import SteppedEngine
 
 
 def poisson_arrivals(rate: float, count: int, seed: str) -> list[float]:
@@ -19,7 +19,7 @@ def poisson_arrivals(rate: float, count: int, seed: str) -> list[float]:
 
 
 def measure_poisson(
-    engine: Engine, *, prompts: Sequence[str], arrivals: Sequence[float], tokens: int
+    engine: SteppedEngine, *, prompts: Sequence[str], arrivals: Sequence[float], tokens: int
 ) -> dict[str, Any]:
     """Seconds from each request's arrival to its first and to its last token."""
     began = engine.now()
@@ -29,7 +29,7 @@ def measure_poisson(
     while len(last) < len(arrivals):
         now = engine.now() - began
         while admitted < len(arrivals) and arrivals[admitted] <= now:
-            engine.add(str(admitted), prompts[admitted % len(prompts)], tokens)
+            engine.add(str(admitted), prompts[admitted % len(prompts)], tokens, ignore_eos=True)
             admitted += 1
         if admitted == len(last):  # nothing in flight
             engine.sleep(arrivals[admitted] - now)
@@ -37,7 +37,7 @@ def measure_poisson(
         outputs = engine.step()
         now = engine.now() - began
         for output in outputs:
-            if output.new_tokens:
+            if output.token_ids:
                 first.setdefault(output.request_id, now)
             if output.finished:
                 last[output.request_id] = now

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import psutil  # type: ignore[import-untyped]
 
-from vllm_dflash.tools.bench.soak.behaviours import MODEL
+from soak.behaviours import MODEL
 
 START_S = 300
 METRICS = {

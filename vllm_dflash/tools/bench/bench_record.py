@@ -14,6 +14,8 @@ from typing import Any
 from vllm_dflash.tools.bench.bench_plan import Workload
 from vllm_dflash.tools.bench.sides import Side
 
+SCHEMA = "vllm-dflash.bench/1"
+
 
 @dataclass
 class Record:
@@ -37,7 +39,7 @@ class Record:
     def write(self, path: Path) -> None:
         """As JSON; whoever interrupts this finds the file of the round before."""
         unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(asdict(self), indent=1))
+        unfinished.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1))
         unfinished.replace(path)
 
 

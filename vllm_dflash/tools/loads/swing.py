@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_dflash.tools.bench.loads.closed import ClosedLoop
-from vllm_dflash.tools.bench.loads.load_engine import Engine
+from vllm_dflash.tools.loads.closed import ClosedLoop
+from vllm_dflash.tools.stepped_engine import SteppedEngine
 
 
 def measure_swing(
-    engine: Engine, *, prompts: Sequence[str], phases: Sequence[tuple[int, int]], tokens: int
+    engine: SteppedEngine, *, prompts: Sequence[str], phases: Sequence[tuple[int, int]], tokens: int
 ) -> dict[str, Any]:
     """Seconds of each phase. A phase is a concurrency and the tokens to emit until the next."""
     loop = ClosedLoop(engine, prompts, tokens)
@@ -20,7 +20,7 @@ def measure_swing(
         loop.resize(concurrency)
         emitted = 0
         while emitted < work:
-            emitted += sum(output.new_tokens for output in loop.step())
+            emitted += sum(len(output.token_ids) for output in loop.step())
         # The last step does more than was left to do. Scaled, since the next phase's tokens cost
         # something else.
         seconds.append((engine.now() - began) * work / emitted)

@@ -13,22 +13,24 @@ from typing import Any
 import pytest
 
 from support import importing_support
-from vllm_dflash.tools import engine_process as engine_child
+from vllm_dflash.tools import engine_process
 from vllm_dflash.tools.engine_log import errors_in
-from vllm_dflash.tools.engine_process import EngineChild, EngineDied, temporary_logs
+from vllm_dflash.tools.engine_process import EngineDied, EngineProcess, temporary_logs
 
-Start = Callable[..., EngineChild]
+Start = Callable[..., EngineProcess]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """Start a child that answers as `answering.py` does."""
+    """Start a process that answers as `answering.py` does."""
 
-    def start(**arguments: Any) -> EngineChild:
-        arguments["folder"] = str(tmp_path)
-        log = tmp_path / "logs" / "log"
-        return EngineChild(
-            "support.answering:start", arguments, log, environment=importing_support()
+    def start(**arguments: Any) -> EngineProcess:
+        return EngineProcess(
+            tmp_path / "logs" / "log",
+            start="support.answering:start",
+            environment=importing_support(),
+            folder=str(tmp_path),
+            **arguments,
         )
 
     return start
@@ -50,7 +52,7 @@ def test_answers_and_refusals(start: Start, tmp_path: Path) -> None:
         assert child.ask("double", number=4) == 8
         with pytest.raises(ValueError, match=r"^too\nmuch$"):
             child.ask("refuse", why="too\nmuch")
-        assert child.ask("double", number=5) == 10
+        assert child.answers.double(number=5) == 10
         assert not (tmp_path / "closed").exists()
     assert (tmp_path / "closed").exists()
     assert child._process.returncode == 0
@@ -138,7 +140,7 @@ def _interruptible() -> Iterator[None]:
 def test_interrupting_a_wait_leaves_no_process(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starting: bool
 ) -> None:
-    monkeypatch.setattr(engine_child, "SECONDS_TO_STOP", 1.0)  # it waits for a process that stays
+    monkeypatch.setattr(engine_process, "SECONDS_TO_STOP", 1.0)  # it waits for a process that stays
 
     def interrupt() -> None:
         while not (tmp_path / "hanging").exists():

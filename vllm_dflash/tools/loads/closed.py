@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_dflash.tools.bench.loads.load_engine import Engine, Output
+from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
 
 
 class ClosedLoop:
     """Keeps a number of requests in flight; a finished one is replaced by the next prompt."""
 
-    def __init__(self, engine: Engine, prompts: Sequence[str], tokens: int) -> None:
+    def __init__(self, engine: SteppedEngine, prompts: Sequence[str], tokens: int) -> None:
         self._engine = engine
         self._prompts = itertools.cycle(prompts)
         self._tokens = tokens
@@ -53,11 +53,11 @@ class ClosedLoop:
     def _admit(self, max_tokens: int) -> None:
         request_id = str(next(self._ids))
         self._in_flight[request_id] = None
-        self._engine.add(request_id, next(self._prompts), max_tokens)
+        self._engine.add(request_id, next(self._prompts), max_tokens, ignore_eos=True)
 
 
 def measure_closed(
-    engine: Engine, *, prompts: Sequence[str], concurrency: int, tokens: int, seconds: float
+    engine: SteppedEngine, *, prompts: Sequence[str], concurrency: int, tokens: int, seconds: float
 ) -> dict[str, Any]:
     """Throughput in a window that opens when each of the first requests has its first token."""
     loop = ClosedLoop(engine, prompts, tokens)
@@ -71,7 +71,7 @@ def measure_closed(
     while (elapsed := engine.now() - opened) < seconds:
         outputs += loop.step()
     loop.close()
-    emitted = sum(output.new_tokens for output in outputs)
+    emitted = sum(len(output.token_ids) for output in outputs)
     return {
         "tokens": emitted,
         "seconds": elapsed,
