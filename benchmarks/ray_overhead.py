@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from vllm_dflash.plugin import CPU_RAY_EXECUTOR
+from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR
 from vllm_dflash.tools.bench.bench_engine import BenchChild
 from vllm_dflash.tools.bench.bench_prompts import read_prompts
 

@@ -8,13 +8,22 @@ an ImportError of a plugin, and would then silently run its own DFlash.
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash import __version__
+from vllm_dflash.config.class_paths import (
+    CPU_RAY_EXECUTOR,
+    CPU_WORKER,
+    DRAFT_MODEL,
+    GPU_WORKER,
+    SCHEDULER,
+)
 
 if TYPE_CHECKING:
     from logging import Logger
@@ -28,16 +37,11 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     from vllm_dflash.config.options import DFlashOptions
+    from vllm_dflash.config.speculative_settings import SpeculativeSettings
     from vllm_dflash.engine.v1.proposer import DFlashProposer
     from vllm_dflash.engine.v2.speculator import DFlashSpeculator
     from vllm_dflash.planning.costs import Curve, StepCosts
     from vllm_dflash.seams import Seam
-
-CPU_WORKER = "vllm_dflash.engine.worker.DFlashCPUWorker"
-GPU_WORKER = "vllm_dflash.engine.worker.DFlashGPUWorker"
-SCHEDULER = "vllm_dflash.engine.scheduler.build_scheduler"
-DRAFT_MODEL = "vllm_dflash.model.draft_model:DFlashDraftModel"
-CPU_RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.CPURayExecutor"
 
 
 def register() -> None:
@@ -45,18 +49,36 @@ def register() -> None:
 
     Why: the one place where `LLM(...)` and `vllm serve` pass the user's speculative config before
     any process starts, so a pair that does not fit can be refused and defaults filled in.
-    How: wrapped; calls the original untouched unless the method is dflash.
-    Replaced by: a registry of speculative methods in vLLM.
+    How: wrapped; calls the original untouched unless the method is dflash, and our code runs the
+    drafter's architecture. Replaced by: a registry of speculative methods in vLLM.
+
+    Never raises: engines that do not use DFlash go on as if we were not there. Where the hook
+    cannot be placed, our draft model stands for vLLM's own, and refuses to be built, since nobody
+    has selected it: a DFlash that was asked for stops instead of silently being another.
     """
+    try:
+        if "vllm.v1.executor.ray_executor_v2" in sys.modules:  # an engine's process that uses it
+            check_nodes_before_ray_workers()
+        _wrap_front_end()
+    except Exception as error:
+        from vllm.logger import init_logger
+
+        init_logger("vllm.dflash").error(
+            "vllm-dflash %s cannot be placed in this vLLM (%s: %s): speculative method 'dflash'"
+            " will not start, all else runs as without it. Install a matching pair, or set"
+            " VLLM_PLUGINS='' to run without vllm-dflash.",
+            __version__,
+            type(error).__name__,
+            error,
+        )
+        with suppress(Exception):
+            register_draft_model()
+
+
+def _wrap_front_end() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
-    from vllm_dflash.seams import FRONT_END, check_seams
-
-    if not hasattr(EngineArgs, "create_speculative_config"):
-        check_seams(FRONT_END)  # raises, by name: there is nowhere else to notice a selection
     original = EngineArgs.create_speculative_config
-    if "vllm.v1.executor.ray_executor_v2" in sys.modules:  # an engine's process that will use it
-        check_nodes_before_ray_workers()
     if hasattr(original, "wrapped_by_vllm_dflash"):
         return
 
@@ -64,22 +86,45 @@ def register() -> None:
     def create_speculative_config(
         self: EngineArgs, target_model_config: ModelConfig, *args: Any, **kwargs: Any
     ) -> SpeculativeConfig | None:
-        from huggingface_hub.errors import StrictDataclassError
+        from vllm_dflash.checkpoint.read import load_config
+        from vllm_dflash.config.draft_config import (
+            config_fault,
+            describe_to_vllm,
+            trusting_no_code,
+        )
+        from vllm_dflash.config.left_to_vllm import leave_to_vllm
+        from vllm_dflash.config.speculative_settings import SpeculativeSettings, requested_settings
+        from vllm_dflash.seams import FRONT_END
 
-        from vllm_dflash.checkpoint.spec import DrafterError
-        from vllm_dflash.config.pair import describe_to_vllm, requested_options, trusting_no_code
+        def read(engine_args: EngineArgs) -> SpeculativeConfig | None:
+            return original(engine_args, target_model_config, *args, **kwargs)
 
-        requested = requested_options(self)
+        requested = requested_settings(self)
         if requested is None:
-            return original(self, target_model_config, *args, **kwargs)
+            return read(self)
+        config: dict[str, Any] = {}
+        if isinstance(requested.get("model"), str) and requested["model"]:
+            config = load_config(requested["model"], requested.get("revision"))
+            try:
+                if leave_to_vllm(requested, config):
+                    return read(self)
+            except (ImportError, AttributeError):
+                _check_vllm(FRONT_END)  # a vLLM that we do not know, to be named first
+                raise
         _check_vllm(FRONT_END)
-        options = _select(self, requested, target_model_config, *args, **kwargs)
-        try:
-            with trusting_no_code(target_model_config):
-                config = original(self, target_model_config, *args, **kwargs)
-        except StrictDataclassError as error:  # what transformers does not accept in a config
-            raise DrafterError(f"drafter {options.drafter.model!r}: bad config: {error}") from error
-        return describe_to_vllm(config, options.drafter)
+        settings = SpeculativeSettings.of(requested)
+        options = _select(self, settings, config, target_model_config, *args, **kwargs)
+        asked = copy.copy(self)  # which vLLM writes into
+        asked.speculative_config = dict(self.speculative_config)
+        with trusting_no_code(target_model_config):
+            try:
+                speculative_config = read(self)
+            except Exception as error:  # whatever vLLM and transformers trip over in a config
+                fault = config_fault(options.drafter, config, asked, read)
+                if fault is None:
+                    raise
+                raise fault from error
+        return describe_to_vllm(speculative_config, options.drafter)
 
     create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     EngineArgs.create_speculative_config = create_speculative_config
@@ -97,7 +142,8 @@ def _check_vllm(seams: tuple[Seam, ...]) -> None:
 
 def _select(
     engine_args: EngineArgs,
-    requested: dict[str, Any],
+    settings: SpeculativeSettings,
+    drafter_config: dict[str, Any],
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> DFlashOptions:
@@ -105,8 +151,8 @@ def _select(
 
     2. `parallel_config.worker_cls`. Why: our worker installs our proposer, and a node without
        this package fails by name when it imports the class. How: vLLM's own setting.
-    3. `additional_config`. Why: carries the checked options to all workers, and is part of the
-       compile cache's key. How: vLLM's own setting.
+    3. `additional_config`. Why: carries the checked options to all workers, as one string, and is
+       part of the compile cache's key. How: vLLM's own setting.
     4. `scheduler_cls`, unless the user chose one. Why: our synchronous scheduler finds the drafts
        in a step's output, which saves a call to the workers in every step; our asynchronous one
        chooses each step's draft length. How: vLLM's own setting (it warns about all classes that
@@ -115,10 +161,16 @@ def _select(
        `DFlashDraftModel`. How: vLLM's own registry.
     """
     from vllm import envs
+    from vllm.logger import init_logger
     from vllm.platforms import current_platform
 
-    from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, fill_in_defaults
-    from vllm_dflash.config.pair import choose_verification, choose_worker, resolve
+    from vllm_dflash.config.engine_settings import (
+        choose_verification,
+        choose_worker,
+        fill_in_defaults,
+    )
+    from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
+    from vllm_dflash.config.pair import resolve
     from vllm_dflash.config.thread_binding import check_thread_binding
 
     worker = choose_worker(target_parallel_config.worker_cls)
@@ -127,7 +179,9 @@ def _select(
             "method 'dflash' does not support LoRA yet: the drafter shares the target's embedding"
             " and head, which LoRA wraps. Leave enable_lora out."
         )
-    options = resolve(requested, target_model_config, target_parallel_config)
+    options = resolve(settings, drafter_config, target_model_config, target_parallel_config)
+    for remark in options.drafter.remarks:
+        init_logger("vllm.dflash").warning_once("drafter %r: %s", settings.model, remark)
     backend = target_parallel_config.distributed_executor_backend
     if backend == "ray" and current_platform.is_cpu():
         raise ValueError(
@@ -140,7 +194,7 @@ def _select(
     target_parallel_config.worker_cls = worker
     engine_args.additional_config = {
         **engine_args.additional_config,
-        ADDITIONAL_CONFIG_KEY: options.to_dict(),
+        ADDITIONAL_CONFIG_KEY: options.to_json(),
     }
     if engine_args.scheduler_cls is None:
         engine_args.scheduler_cls = SCHEDULER

@@ -26,9 +26,10 @@ from vllm.engine.arg_utils import EngineArgs
 from support.engines import DRAFTER, TARGET, held_out_prompts
 from support.pairs import Pair, drafter_config, make_pair
 from support.servers import MODEL, VLLM, Server, serving
+from vllm_dflash.checkpoint.headers import read_folder
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
-from vllm_dflash.checkpoint.tensors import check_tensors, read_headers
+from vllm_dflash.config.pair import check_weights
 
 DFLASH = ["--speculative-config.method=dflash"]
 
@@ -100,7 +101,7 @@ def test_the_folder_removed_between_runs(pair: Pair) -> None:
 def outcome(folder: Path) -> str | None:
     """What a start says of a folder's weights, without vLLM around it; None: they fit."""
     try:
-        check_tensors(read_drafter(str(folder)), read_headers(folder))
+        check_weights(read_drafter(str(folder)), folder)
     except DrafterError as refused:
         return str(refused)
     return None
@@ -110,7 +111,7 @@ def outcome(folder: Path) -> str | None:
 def test_flipped_header_bytes(pair: Pair) -> None:
     """Refused by the file's name or by its tensors', or else the names and shapes still fit."""
     file = pair.drafter / "model.safetensors"
-    whole, intact = file.read_bytes(), read_headers(pair.drafter)
+    whole, intact = file.read_bytes(), read_folder(pair.drafter)
     header = 8 + int.from_bytes(whole[:8], "little")
     chance, seen = random.Random(0), {"file": 0, "tensors": 0, "fits": 0}
     for _ in range(400):
@@ -120,7 +121,7 @@ def test_flipped_header_bytes(pair: Pair) -> None:
         file.write_bytes(flipped)
         message = outcome(pair.drafter)
         if message is None:
-            assert read_headers(pair.drafter) == intact
+            assert read_folder(pair.drafter) == intact
             seen["fits"] += 1
         elif str(file) in message:
             seen["file"] += 1

@@ -14,7 +14,8 @@ from vllm.v1.worker import gpu_model_runner
 import vllm_dflash
 from support.pairs import Pair, make_pair
 from vllm_dflash import plugin, seams
-from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
+from vllm_dflash.config.class_paths import CPU_WORKER
+from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +35,8 @@ def speculative(pair: Pair, **changes: Any) -> dict[str, Any]:
 def test_selection_fills_in_what_the_checkpoint_says(pair: Pair) -> None:
     config = engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
     assert config.speculative_config.num_speculative_tokens == 7
-    assert config.parallel_config.worker_cls == plugin.CPU_WORKER
-    assert config.additional_config[ADDITIONAL_CONFIG_KEY]["drafter"]["block_size"] == 8
+    assert config.parallel_config.worker_cls == CPU_WORKER
+    assert DFlashOptions.of(config).drafter.block_size == 8
     assert not config.speculative_config.use_eagle_block_drop()
 
 
@@ -48,7 +49,7 @@ def test_fewer_drafts_than_the_block_holds(pair: Pair) -> None:
 def test_the_separate_flags_select_it_too(pair: Pair) -> None:
     args = engine_args(pair, spec_method="dflash", spec_model=str(pair.drafter), spec_tokens=4)
     config = args.create_engine_config()
-    assert config.parallel_config.worker_cls == plugin.CPU_WORKER
+    assert config.parallel_config.worker_cls == CPU_WORKER
     assert config.speculative_config.num_speculative_tokens == 4
 
 
@@ -56,7 +57,7 @@ def test_a_name_with_dflash_in_it_selects_it_without_a_method(pair: Pair, tmp_pa
     named = tmp_path / "my-dflash-drafter"
     named.symlink_to(pair.drafter)
     args = engine_args(pair, speculative_config={"model": str(named)})
-    assert args.create_engine_config().parallel_config.worker_cls == plugin.CPU_WORKER
+    assert args.create_engine_config().parallel_config.worker_cls == CPU_WORKER
 
 
 def test_dashes_in_option_names(pair: Pair) -> None:
@@ -72,7 +73,7 @@ def test_sampled_drafts_are_overruled_with_a_warning(
 ) -> None:
     warned = []
     monkeypatch.setattr(
-        "vllm_dflash.config.options.warn_about_sampling", lambda: warned.append(True)
+        "vllm_dflash.config.engine_settings.warn_about_sampling", lambda: warned.append(True)
     )
     asked = speculative(pair, **{"draft-sample-method": "probabilistic"})
     config = engine_args(pair, speculative_config=asked).create_engine_config()
@@ -153,7 +154,7 @@ def test_a_worker_without_the_package_stops_by_name() -> None:
     script = (
         "import sys; sys.modules['vllm_dflash'] = None\n"
         "from vllm.utils.import_utils import resolve_obj_by_qualname\n"
-        f"resolve_obj_by_qualname({plugin.CPU_WORKER!r})"
+        f"resolve_obj_by_qualname({CPU_WORKER!r})"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode != 0
