@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_dflash.checkpoint.read import overridden
 from vllm_dflash.config.speculative_settings import OWN_KEYS
 
 OURS = "DFlashDraftModel"
@@ -38,7 +37,7 @@ def architecture_of_vllm(config: Mapping[str, Any]) -> str | None:
     return next((name for name in renamed if name in known and name != OURS), None)
 
 
-def leave_to_vllm(requested: Mapping[str, Any], config: dict[str, Any]) -> bool:
+def leave_to_vllm(requested: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     """Whether this drafter is none of ours but runs in vLLM; says so in the log.
 
     Args:
@@ -50,9 +49,6 @@ def leave_to_vllm(requested: Mapping[str, Any], config: dict[str, Any]) -> bool:
     """
     from vllm.logger import init_logger
 
-    overrides = requested.get("drafter_overrides")
-    if isinstance(overrides, Mapping):
-        config = overridden(config, overrides)
     architecture = architecture_of_vllm(config)
     if architecture is None:
         return False
