@@ -2,17 +2,22 @@
 
 import functools
 import os
+import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models.registry import ModelRegistry
 from vllm.v1.worker import gpu_model_runner
 
 import vllm_dflash
-from support.pairs import Pair, make_pair
+from support.log_lines import log_lines
+from support.pairs import Pair, drafter_config, make_pair, save_drafter
 from vllm_dflash import plugin, seams
 from vllm_dflash.config.class_paths import CPU_WORKER
 from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
@@ -179,15 +184,91 @@ def test_a_missing_function_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) 
         seams.check_seams(seams.V1_WORKER)
 
 
-def test_a_missing_front_door_stops_every_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(EngineArgs, "create_speculative_config")
-    with pytest.raises(seams.UnsupportedVllmError, match="create_speculative_config"):
+@pytest.fixture
+def registry() -> Iterator[dict[str, Any]]:
+    """vLLM's own models, put back as they were."""
+    before = dict(ModelRegistry.models)
+    ModelRegistry.register_model(
+        "DFlashDraftModel", "vllm.model_executor.models.qwen3_dflash:DFlashQwen3ForCausalLM"
+    )
+    yield ModelRegistry.models
+    ModelRegistry.models.clear()
+    ModelRegistry.models.update(before)
+
+
+def test_a_missing_front_door_is_said_and_stops_dflash_alone(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, registry: dict[str, Any]
+) -> None:
+    original = EngineArgs.create_speculative_config.__wrapped__
+    with monkeypatch.context() as renamed, log_lines() as lines:
+        renamed.delattr(EngineArgs, "create_speculative_config")
         plugin.register()
+    (line,) = lines
+    assert line.startswith("ERROR")
+    assert "create_speculative_config" in line
+    assert "VLLM_PLUGINS=''" in line
+    # As if vLLM had only renamed it: what it starts then.
+    monkeypatch.setattr(EngineArgs, "create_speculative_config", original)
+    for asked in (None, {"method": "ngram", "num_speculative_tokens": 2}):
+        engine_args(pair, speculative_config=asked).create_engine_config()
+    asked = speculative(pair, num_speculative_tokens=3)
+    config = engine_args(pair, speculative_config=asked).create_engine_config()
+    draft_model, _ = ModelRegistry.resolve_model_cls(
+        ["DFlashDraftModel"], config.speculative_config.draft_model_config
+    )
+    with pytest.raises(RuntimeError, match="the front end that started this engine did not"):
+        draft_model(vllm_config=config)
+
+
+@pytest.mark.usefixtures("registry")
+def test_no_fault_of_ours_stops_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is: all engines of this machine load the plugin."""
+
+    def broken() -> None:
+        raise KeyError("something else")
+
+    monkeypatch.setattr(plugin, "_wrap_front_end", broken)
+    monkeypatch.setattr(plugin, "register_draft_model", broken)
+    with log_lines() as lines:
+        plugin.register()
+    assert "KeyError: 'something else'" in lines[0]
+
+
+def test_options_are_parsed_once_in_a_process(pair: Pair) -> None:
+    config = engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
+    options = DFlashOptions.of(config)
+    assert DFlashOptions.of(config) is options
+    assert DFlashOptions.of(pickle.loads(pickle.dumps(config))) is options
+    other = engine_args(pair, speculative_config=speculative(pair, draft_length="fixed"))
+    other_config = other.create_engine_config()
+    assert DFlashOptions.of(other_config).draft_length == "fixed"
+    assert config.compute_hash() != other_config.compute_hash()
+
+
+@pytest.mark.parametrize("additional", [{}, {"something": 1}, SimpleNamespace()])
+def test_options_of_an_engine_that_did_not_select_us(additional: Any) -> None:
+    message = "VLLM_PLUGINS unset or add 'dflash'"
+    with pytest.raises(RuntimeError, match=message):
+        DFlashOptions.of(SimpleNamespace(additional_config=additional))  # type: ignore[arg-type]
+
+
+def test_remarks_on_a_config_are_warned_of(pair: Pair, tmp_path: Path) -> None:
+    """An unread key is no reason to refuse a drafter that worked."""
+    config = drafter_config(dflash_config={"mask_token": 300})
+    drafter = tmp_path / "drafter"
+    save_drafter(drafter, config)
+    asked = {"method": "dflash", "model": str(drafter)}
+    with log_lines() as lines:
+        for _ in range(2):
+            engine_args(pair, speculative_config=asked).create_engine_config()
+    warnings = [line for line in lines if line.startswith("WARNING")]
+    assert warnings == [
+        f"WARNING drafter '{drafter}': dflash_config has 'mask_token', which nothing here reads;"
+        " did its author mean 'mask_token_id'?"
+    ]
 
 
 def test_a_runner_with_another_drafter_is_refused() -> None:
-    from types import SimpleNamespace
-
     with pytest.raises(RuntimeError, match="SimpleNamespace as its drafter"):
         plugin.attach_to_v1_runner(SimpleNamespace(drafter=SimpleNamespace()), object)
 
