@@ -8,7 +8,6 @@ an ImportError of a plugin, and would then silently run its own DFlash.
 
 from __future__ import annotations
 
-import copy
 import functools
 import os
 import sys
@@ -86,15 +85,7 @@ def _wrap_front_end() -> None:
     def create_speculative_config(
         self: EngineArgs, target_model_config: ModelConfig, *args: Any, **kwargs: Any
     ) -> SpeculativeConfig | None:
-        from vllm_dflash.checkpoint.read import load_config
-        from vllm_dflash.config.draft_config import (
-            config_fault,
-            describe_to_vllm,
-            trusting_no_code,
-        )
-        from vllm_dflash.config.left_to_vllm import leave_to_vllm
         from vllm_dflash.config.speculative_settings import SpeculativeSettings, requested_settings
-        from vllm_dflash.seams import FRONT_END
 
         def read(engine_args: EngineArgs) -> SpeculativeConfig | None:
             return original(engine_args, target_model_config, *args, **kwargs)
@@ -102,29 +93,22 @@ def _wrap_front_end() -> None:
         requested = requested_settings(self)
         if requested is None:
             return read(self)
-        config: dict[str, Any] = {}
-        if isinstance(requested.get("model"), str) and requested["model"]:
-            config = load_config(requested["model"], requested.get("revision"))
-            try:
-                if leave_to_vllm(requested, config):
-                    return read(self)
-            except (ImportError, AttributeError):
-                _check_vllm(FRONT_END)  # a vLLM that we do not know, to be named first
-                raise
+
+        from vllm_dflash.config.draft_config import read_by_vllm
+        from vllm_dflash.config.left_to_vllm import config_to_run
+        from vllm_dflash.seams import FRONT_END
+
+        try:
+            config = config_to_run(requested)
+        except (ImportError, AttributeError):
+            _check_vllm(FRONT_END)  # a vLLM that we do not know is to be named first
+            raise
+        if config is None:
+            return read(self)
         _check_vllm(FRONT_END)
         settings = SpeculativeSettings.of(requested)
         options = _select(self, settings, config, target_model_config, *args, **kwargs)
-        asked = copy.copy(self)  # which vLLM writes into
-        asked.speculative_config = dict(self.speculative_config)
-        with trusting_no_code(target_model_config):
-            try:
-                speculative_config = read(self)
-            except Exception as error:  # whatever vLLM and transformers trip over in a config
-                fault = config_fault(options.drafter, config, asked, read)
-                if fault is None:
-                    raise
-                raise fault from error
-        return describe_to_vllm(speculative_config, options.drafter)
+        return read_by_vllm(read, self, target_model_config, options.drafter, config)
 
     create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     EngineArgs.create_speculative_config = create_speculative_config

@@ -23,6 +23,41 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
 
+Read = Callable[["EngineArgs"], "SpeculativeConfig | None"]
+
+
+def read_by_vllm(
+    read: Read,
+    engine_args: EngineArgs,
+    target: ModelConfig,
+    drafter: DrafterSpec,
+    config: dict[str, Any],
+) -> SpeculativeConfig:
+    """vLLM's own config of a drafter of ours.
+
+    Args:
+        read: what vLLM makes it with.
+        engine_args: what vLLM makes it of.
+        target: vLLM's config of it.
+        drafter: as we have read it.
+        config: its `config.json`.
+
+    Raises:
+        DrafterError: vLLM cannot read the drafter's config; names the field.
+    """
+    asked = copy.copy(engine_args)  # which vLLM writes into
+    asked.speculative_config = dict(engine_args.speculative_config)
+    with trusting_no_code(target):
+        try:
+            speculative_config = read(engine_args)
+        except Exception as error:  # whatever vLLM and transformers trip over in a config
+            fault = config_fault(drafter, config, asked, read)
+            if fault is None:
+                raise
+            raise fault from error
+    return describe_to_vllm(speculative_config, drafter)
+
+
 @contextmanager
 def trusting_no_code(target: ModelConfig) -> Iterator[None]:
     """While vLLM reads the drafter's config: `trust_remote_code` is for the target alone.
@@ -58,7 +93,7 @@ def config_fault(
     drafter: DrafterSpec,
     config: dict[str, Any],
     engine_args: EngineArgs,
-    read: Callable[[EngineArgs], Any],
+    read: Read,
 ) -> DrafterError | None:
     """What to raise instead of an error of vLLM's, if the drafter's config has caused it.
 

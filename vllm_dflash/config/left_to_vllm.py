@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_dflash.checkpoint.read import load_config
 from vllm_dflash.config.speculative_settings import OWN_KEYS
 
 OURS = "DFlashDraftModel"
@@ -37,35 +38,36 @@ def architecture_of_vllm(config: Mapping[str, Any]) -> str | None:
     return next((name for name in renamed if name in known and name != OURS), None)
 
 
-def leave_to_vllm(requested: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether this drafter is none of ours but runs in vLLM; says so in the log.
+def config_to_run(requested: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The drafter's `config.json`; None where only vLLM runs that drafter, which the log says.
 
     Args:
-        requested: what the user wrote.
-        config: the drafter's `config.json`.
+        requested: what the user wrote. Without a drafter, the config is empty.
 
     Raises:
-        ValueError: options of ours were written for it.
+        ValueError: (`DrafterError` included) there is no such drafter, or options of ours were
+            written for one of vLLM's.
     """
-    from vllm.logger import init_logger
-
+    model = requested.get("model")
+    if not model or not isinstance(model, str):
+        return {}
+    config = load_config(model, requested.get("revision"))
     architecture = architecture_of_vllm(config)
     if architecture is None:
-        return False
-    model = requested["model"]
+        return config
     if own := sorted(OWN_KEYS & requested.keys()):
         raise ValueError(
             f"drafter {model!r} has architecture {architecture}, which vLLM's own code runs, not"
             f" vllm-dflash; {', '.join(own)} would mean nothing to it. Remove"
             f" {', '.join(map(repr, own))} from the speculative config."
         )
-    hint = ""
-    if "DSpark" in architecture:
-        hint = '; for its whole method, DSpark, write "method": "dspark"'
+    from vllm.logger import init_logger
+
+    is_dspark = "DSpark" in architecture
     init_logger("vllm.dflash").info(
         "vllm-dflash stays out: drafter %r has architecture %s, which vLLM's own code runs%s",
         model,
         architecture,
-        hint,
+        '; for its whole method, DSpark, write "method": "dspark"' if is_dspark else "",
     )
-    return True
+    return None

@@ -115,7 +115,7 @@ def _sounds_like_dflash(model: Any) -> bool:
     """Whether vLLM, without a method, takes a drafter of this name for a DFlash one."""
     from vllm.config import SpeculativeConfig
 
-    if not isinstance(model, str) or SpeculativeConfig._is_custom_proposer_path(model):
+    name = str(model or "").lower()
+    if "dflash" not in name or "eagle-" in name or "eagle3" in name:
         return False
-    name = model.lower()
-    return "dflash" in name and "eagle-" not in name and "eagle3" not in name
+    return not SpeculativeConfig._is_custom_proposer_path(model)

@@ -114,6 +114,16 @@ def test_another_architecture_is_vllms(
         assert "candidate-head drafts" in found["message"]
 
 
+def test_of_a_vllm_that_we_do_not_support_as_well(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm.__version__", "0.33.1+cpu")
+    model = drafter(tmp_path / "it", architectures=["LagunaForCausalLM"])
+    asked = {"method": "dflash", "num_speculative_tokens": 3}
+    found = as_without_us(monkeypatch, pair, model, **asked)
+    assert found["architectures"] == ["DFlashLagunaForCausalLM"]
+
+
 def test_dflash2_as_speculators_writes_it(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
