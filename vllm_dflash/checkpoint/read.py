@@ -17,7 +17,7 @@ from vllm_dflash.checkpoint.refusal import checked, nearest, shown
 from vllm_dflash.checkpoint.rope import read_rope
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.speculators import from_speculators
-from vllm_dflash.checkpoint.zlab import ONLY_AT_TOP, ONLY_NESTED, ZlabConfig
+from vllm_dflash.checkpoint.zlab import ONLY_NESTED, ZlabConfig
 
 
 def read_drafter(
@@ -98,39 +98,33 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
     if not isinstance(nested, dict):
         raise refuse(f"dflash_config must be an object, config.json says {shown(nested)}")
     _check_architecture(model, config.get("architectures") or [])
-    # A field may stand in either place.
     at_top = {name: value for name, value in config.items() if name not in ONLY_NESTED}
-    inside = {
-        name: value
-        for name, value in nested.items()
-        if name not in ONLY_AT_TOP and value is not None
-    }
+    inside = {name: value for name, value in nested.items() if value is not None}
     fields = checked(ZlabConfig, at_top | inside, refuse)
-    has_sinks = fields.attention_sink_bias
     return DrafterSpec(
         model=model,
         dialect=dialect,
         block_size=fields.block_size,
         mask_token_id=fields.mask_token_id,
         taps=tuple(fields.target_layer_ids),
-        target_hidden_size=fields.target_hidden_size or fields.hidden_size,
+        target_hidden_size=fields.target_hidden_size,
         num_target_layers=fields.num_target_layers,
         vocab_size=fields.vocab_size,
-        draft_vocab_size=fields.draft_vocab_size or fields.vocab_size,
+        draft_vocab_size=fields.draft_vocab_size,
         hidden_size=fields.hidden_size,
         intermediate_size=fields.intermediate_size,
         num_layers=fields.num_hidden_layers,
         num_heads=fields.num_attention_heads,
-        num_kv_heads=fields.num_kv_heads,
-        head_dim=fields.head_size,
+        num_kv_heads=fields.num_key_value_heads,
+        head_dim=fields.head_dim,
         hidden_act=fields.hidden_act,
         rms_norm_eps=fields.rms_norm_eps,
         attention_bias=fields.attention_bias,
         rope_parameters=read_rope(model, config, fields.max_position_embeddings),
         max_position_embeddings=fields.max_position_embeddings,
-        windows=tuple(fields.window if slides else None for slides in fields.sliding),
+        windows=tuple(fields.swa_window_size if slides else None for slides in fields.slides),
         causal=tuple(fields.causality),
-        attention_sinks=fields.add_swa_attention_sink_bias if has_sinks is None else has_sinks,
+        attention_sinks=fields.attention_sink_bias,
         value_scale=fields.attention_value_scale,
         logit_scale=fields.logit_scale,
         is_neox_style=fields.is_neox_style,
@@ -155,10 +149,10 @@ def _check_architecture(model: str, architectures: Any) -> None:
 
 def _unread(nested: dict[str, Any]) -> tuple[str, ...]:
     """A remark for each key of `dflash_config` that nothing here reads."""
-    known = ZlabConfig.model_fields.keys() - ONLY_AT_TOP
+    known = ZlabConfig.model_fields.keys()
     remarks = []
-    for key in nested.keys() - known:
+    for key in sorted(nested.keys() - known):
         near = nearest(key, known)
         hint = f"; did its author mean {near!r}?" if near else ""
         remarks.append(f"dflash_config has {key!r}, which nothing here reads{hint}")
-    return tuple(sorted(remarks))
+    return tuple(remarks)

@@ -14,18 +14,24 @@ LARGEST = 1 << 31
 
 
 def whole(default: Any = ..., *, least: int = 1, most: int = LARGEST) -> Any:
-    """A field that is a whole number within reason."""
-    return Field(default, ge=least, le=most, description=f"an integer from {least} to {most}")
+    """A field that is a whole number within reason. A default may be a function of the others."""
+    return described(default, f"an integer from {least} to {most}", ge=least, le=most)
 
 
 def positive(default: Any = ...) -> Any:
     """A field that is a positive number, neither infinite nor NaN, which JSON may hold."""
-    return Field(default, gt=0, lt=LARGEST, description="a positive number")
+    return described(default, "a positive number", gt=0, lt=LARGEST)
 
 
-def flag(default: bool | None) -> Any:
+def flag(default: Any) -> Any:
     """A field that is true or false."""
-    return Field(default, description="true or false")
+    return described(default, "true or false")
+
+
+def described(default: Any, description: str, **bounds: Any) -> Any:
+    """A field, and what it must be, in words that follow "must be"."""
+    source = "default_factory" if callable(default) else "default"
+    return Field(description=description, **{source: default}, **bounds)
 
 
 def checked(
@@ -54,6 +60,8 @@ def checked(
     except ValidationError as error:
         faults: dict[str, None] = {}
         for found in error.errors():
+            if found["type"] == "default_factory_not_called":  # a field it depends on is at fault
+                continue
             cause = found.get("ctx", {}).get("error")
             if not found["loc"]:  # of several fields, and a sentence already
                 faults[str(cause)] = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from vllm_dflash.checkpoint.refusal import LARGEST, checked, positive, shown
+from vllm_dflash.checkpoint.refusal import LARGEST, checked, described, positive, shown
 from vllm_dflash.checkpoint.spec import DrafterError
 
 MOST_POSITIONS = 1 << 22
@@ -14,13 +14,27 @@ MOST_POSITIONS = 1 << 22
 Number = int | float
 
 
+NEEDED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
+"""Fields that a rotary type cannot do without."""
+
+
 class Rope(BaseModel):
     """`rope_parameters` as transformers 5 writes it."""
 
     model_config = ConfigDict(strict=True)
 
-    rope_type: Literal["default", "linear", "dynamic", "yarn", "llama3"] = Field(
-        description="default, linear, dynamic, yarn or llama3"
+    rope_type: Literal["default", "linear", "dynamic", "yarn", "llama3"] = described(
+        ..., "default, linear, dynamic, yarn or llama3"
     )
     rope_theta: Number = positive()
     factor: Number | None = positive(None)
@@ -30,35 +44,17 @@ class Rope(BaseModel):
     attention_factor: Number | None = positive(None)
     beta_fast: Number | None = positive(None)
     beta_slow: Number | None = positive(None)
-    mscale: Number | None = Field(None, ge=0, lt=LARGEST, description="a number from 0")
-    mscale_all_dim: Number | None = Field(None, ge=0, lt=LARGEST, description="a number from 0")
-    partial_rotary_factor: Number | None = Field(
-        None, gt=0, le=1, description="1, or the part of a head that is rotated"
-    )
-    rope_dim: None = Field(None, description="left out: heads are rotated as a whole")
+    mscale: Number | None = described(None, "a number from 0", ge=0, lt=LARGEST)
+    mscale_all_dim: Number | None = described(None, "a number from 0", ge=0, lt=LARGEST)
+    partial_rotary_factor: Number | None = described(None, "at most 1", gt=0, le=1)
+    rope_dim: None = described(None, "left out: heads are rotated as a whole")
 
-
-class Scaled(Rope):
-    """Positions are stretched by a factor."""
-
-    factor: Number = positive()
-
-
-class Llama3(Scaled):
-    """Low frequencies are stretched more than high ones."""
-
-    low_freq_factor: Number = positive()
-    high_freq_factor: Number = positive()
-    original_max_position_embeddings: Number = positive()
-
-
-KINDS: dict[str, type[Rope]] = {
-    "linear": Scaled,
-    "dynamic": Scaled,
-    "yarn": Scaled,
-    "llama3": Llama3,
-}
-"""Rotary types that cannot do without some of the fields."""
+    @model_validator(mode="after")
+    def _is_complete(self) -> Rope:
+        for name in NEEDED.get(self.rope_type, ()):
+            if getattr(self, name) is None:
+                raise ValueError(f"rope_type {self.rope_type} needs {name}")
+        return self
 
 
 def read_rope(model: str, config: dict[str, Any], max_positions: int) -> dict[str, Any]:
@@ -87,8 +83,7 @@ def read_rope(model: str, config: dict[str, Any], max_positions: int) -> dict[st
     rope.setdefault("rope_theta", config.get("rope_theta", 1_000_000.0))
     if rope["rope_type"] == "yarn" and rope.get("original_max_position_embeddings") is None:
         rope["original_max_position_embeddings"] = max_positions  # as transformers does
-    kind = KINDS.get(rope["rope_type"], Rope) if isinstance(rope["rope_type"], str) else Rope
-    fields = checked(kind, rope, refuse, inside=source)
+    fields = checked(Rope, rope, refuse, inside=source)
     # vLLM makes a table with a row for every position that these numbers promise.
     is_yarn = fields.rope_type == "yarn"
     rows = fields.original_max_position_embeddings if is_yarn else max_positions

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
-from vllm_dflash.checkpoint.refusal import checked, flag
+from vllm_dflash.checkpoint.refusal import checked, described, flag
 from vllm_dflash.checkpoint.spec import DrafterError
 
 AT_TOP_LEVEL = ("block_size", "draft_vocab_size", "target_hidden_size", "quantization_config")
@@ -17,9 +17,9 @@ class Speculators(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    transformer_layer_config: dict[str, Any] = Field(description="an object")
-    aux_hidden_state_layer_ids: list[Annotated[int, Field(ge=1)]] = Field(
-        description="a list of numbers from 1 (the first layer's output) on"
+    transformer_layer_config: dict[str, Any] = described(..., "an object")
+    aux_hidden_state_layer_ids: list[PositiveInt] = described(
+        ..., "a list of numbers from 1 (the first layer's output) on"
     )
     sliding_window_non_causal: bool = flag(True)
 

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
-from vllm_dflash.checkpoint.refusal import flag, positive, shown, whole
+from vllm_dflash.checkpoint.refusal import LARGEST, described, flag, positive, shown, whole
 from vllm_dflash.checkpoint.rope import MOST_POSITIONS
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 MOST_LAYERS = 1024
 
-ONLY_NESTED = {
-    "causal",
-    "causal_head",
-    "sample_from_anchor",
-    "swa_window_size",
-    "use_swa",
-}
-"""Read in `dflash_config` alone: at top level they would be another model's."""
-ONLY_AT_TOP = {
-    "add_swa_attention_sink_bias",
-    "dtype",
-    "is_causal",
-    "layer_types",
-    "model_type",
-    "quantization_config",
-    "sliding_window",
-    "torch_dtype",
-}
+ONLY_NESTED = ("causal", "causal_head", "sample_from_anchor", "swa_window_size", "use_swa")
+"""Read in `dflash_config` alone, as vLLM does; any other field may stand in either place."""
 
 UNSUPPORTED = (
     (
@@ -61,52 +45,48 @@ class ZlabConfig(BaseModel):
 
     block_size: int = whole(least=2, most=1024)
     mask_token_id: int = whole(least=0)
-    target_layer_ids: list[Annotated[int, Field(ge=0)]] = Field(
-        min_length=1,
-        max_length=MOST_LAYERS,
-        description=f"a non-empty list of at most {MOST_LAYERS} layer numbers",
+    target_layer_ids: list[NonNegativeInt] = described(
+        ..., "a non-empty list of layer numbers", min_length=1, max_length=MOST_LAYERS
     )
-    target_hidden_size: int | None = whole(None)
+    hidden_size: int = whole()
+    target_hidden_size: int = whole(lambda of: of["hidden_size"])
     num_target_layers: int | None = whole(None)
     vocab_size: int = whole()
-    draft_vocab_size: int | None = whole(None)
-    hidden_size: int = whole()
+    draft_vocab_size: int = whole(lambda of: of["vocab_size"])
     intermediate_size: int = whole()
     num_hidden_layers: int = whole(most=MOST_LAYERS)
     num_attention_heads: int = whole()
-    num_key_value_heads: int | None = whole(None)
-    head_dim: int | None = whole(None)
-    hidden_act: Literal["silu"] = Field(
-        "silu", description="'silu', which is all that vLLM's gated MLP has"
+    num_key_value_heads: int = whole(lambda of: of["num_attention_heads"])
+    head_dim: int = whole(lambda of: of["hidden_size"] // of["num_attention_heads"])
+    hidden_act: Literal["silu"] = described(
+        "silu", "'silu', which is all that vLLM's gated MLP has"
     )
     rms_norm_eps: float = positive(1e-6)
     attention_bias: bool = flag(False)
     max_position_embeddings: int = whole(32768, most=MOST_POSITIONS)
     is_neox_style: bool = flag(True)
-    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = Field(
-        None, description=f"a list of {FULL!r} and {SLIDING!r}"
+    logit_scale: float = positive(1.0)
+    add_swa_attention_sink_bias: bool = flag(False)
+    attention_sink_bias: bool = flag(lambda of: of["add_swa_attention_sink_bias"])
+    attention_value_scale: float | None = positive(None)
+    layer_types: list[Literal["full_attention", "sliding_attention"]] = described(
+        lambda of: [FULL] * of["num_hidden_layers"], f"a list of {FULL!r} and {SLIDING!r}"
     )
-    sliding_window: Any = None
-    swa_window_size: Any = None
-    """Both count, and are checked, only where a layer slides."""
     use_swa: bool = flag(False)
+    sliding_window: Any = None
+    swa_window_size: Any = Field(default_factory=lambda of: of["sliding_window"])
+    """Counts, and is checked, only where a layer slides."""
     is_causal: bool | None = flag(None)
     causal: bool | None = flag(None)
     causal_head: bool = flag(False)
-    attention_sink_bias: bool | None = flag(None)
-    add_swa_attention_sink_bias: bool = flag(False)
-    attention_value_scale: float | None = positive(None)
-    logit_scale: float = positive(1.0)
     sample_from_anchor: bool = flag(False)
     use_aux_hidden_state: bool = flag(True)
 
     # Read by transformers, which fails at anything else without naming it.
-    model_type: str | None = Field(None, min_length=1, description="the name of a model type")
-    dtype: str | dict[str, Any] | None = Field(None, min_length=1, description="a type's name")
-    torch_dtype: str | dict[str, Any] | None = Field(
-        None, min_length=1, description="a type's name"
-    )
-    quantization_config: dict[str, Any] | None = Field(None, description="an object")
+    model_type: str | None = described(None, "the name of a model type", min_length=1)
+    dtype: str | dict[str, Any] | None = described(None, "a type's name", min_length=1)
+    torch_dtype: str | dict[str, Any] | None = described(None, "a type's name", min_length=1)
+    quantization_config: dict[str, Any] | None = described(None, "an object")
 
     @field_validator("target_layer_ids")
     @classmethod
@@ -129,56 +109,34 @@ class ZlabConfig(BaseModel):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ZlabConfig:
-        if self.num_attention_heads % self.num_kv_heads:
+        if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of"
-                f" num_key_value_heads ({self.num_kv_heads})"
+                f" num_key_value_heads ({self.num_key_value_heads})"
             )
-        if self.head_size < 2 or self.head_size % 2:
-            raise ValueError(f"head_dim must be even to be rotated, it is {self.head_size}")
-        if len(self.types) != self.num_hidden_layers:
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(f"head_dim must be even to be rotated, it is {self.head_dim}")
+        if len(self.layer_types) != self.num_hidden_layers:
             raise ValueError(
-                f"layer_types names {len(self.types)} layers, num_hidden_layers is"
+                f"layer_types names {len(self.layer_types)} layers, num_hidden_layers is"
                 f" {self.num_hidden_layers}"
             )
-        if any(self.sliding) and (type(self.window) is not int or not 1 <= self.window < 1 << 31):
+        window = self.swa_window_size
+        if any(self.slides) and (type(window) is not int or not 1 <= window < LARGEST):
             raise ValueError(
                 "a sliding layer needs dflash_config.swa_window_size or sliding_window,"
-                f" config.json says {shown(self.window)}"
+                f" config.json says {shown(window)}"
             )
         return self
 
     @property
-    def num_kv_heads(self) -> int:
-        """As many as heads, unless it says otherwise."""
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def head_size(self) -> int:
-        """The hidden size shared out to the heads, unless it says otherwise."""
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @property
-    def types(self) -> list[str]:
-        """What `layer_types` says of each layer."""
-        return [*self.layer_types] if self.layer_types else [FULL] * self.num_hidden_layers
-
-    @property
-    def sliding(self) -> list[bool]:
+    def slides(self) -> list[bool]:
         """Whether each layer has a window, resolved as vLLM's own DFlash model does."""
-        sliding = [kind == SLIDING for kind in self.types]
-        return [True] * len(sliding) if self.use_swa and not any(sliding) else sliding
-
-    @property
-    def window(self) -> Any:
-        """Tokens that a sliding layer looks back; checked where there is such a layer."""
-        return self.sliding_window if self.swa_window_size is None else self.swa_window_size
+        slides = [kind == SLIDING for kind in self.layer_types]
+        return [True] * len(slides) if self.use_swa and not any(slides) else slides
 
     @property
     def causality(self) -> list[bool]:
-        """Of each layer: an explicit setting wins, else only sliding layers are causal.
-
-        Those that `layer_types` names: `use_swa` alone makes no layer causal.
-        """
+        """Of each layer: an explicit setting wins, else those that `layer_types` lets slide."""
         explicit = self.causal if self.is_causal is None else self.is_causal
-        return [kind == SLIDING if explicit is None else explicit for kind in self.types]
+        return [kind == SLIDING if explicit is None else explicit for kind in self.layer_types]

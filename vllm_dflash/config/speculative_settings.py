@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
-from vllm_dflash.checkpoint.refusal import checked, nearest
+from vllm_dflash.checkpoint.refusal import checked, described, nearest
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 
 if TYPE_CHECKING:
@@ -31,20 +31,18 @@ class SpeculativeSettings(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    model: str = Field(description="the folder or the repository of a drafter")
-    revision: str | None = Field(None, description="a revision of the drafter's repository")
-    num_speculative_tokens: int | None = Field(None, ge=1, description="a positive integer")
-    draft_length: Literal["adaptive", "fixed"] = Field(
+    model: str = described(..., "the folder or the repository of a drafter")
+    revision: str | None = described(None, "a revision of the drafter's repository")
+    num_speculative_tokens: int | None = described(None, "a positive integer", ge=1)
+    draft_length: Literal["adaptive", "fixed"] = described(
         "adaptive",
-        description="'adaptive' (the length of every draft is planned, down to none where drafting"
-        " does not pay) or 'fixed' (always num_speculative_tokens)",
+        "'adaptive' (the length of every draft is planned, down to none where drafting does not"
+        " pay) or 'fixed' (always num_speculative_tokens)",
     )
-    drafter_overrides: dict[str, Any] = Field(
-        {},
-        description="an object with fields of the drafter's config.json, for example"
-        ' {"sliding_window": 2048}',
+    drafter_overrides: dict[str, Any] = described(
+        {}, 'an object with fields of the drafter\'s config.json, as in {"sliding_window": 2048}'
     )
-    draft_tensor_parallel_size: int | None = Field(None, ge=1, description="a positive integer")
+    draft_tensor_parallel_size: int | None = described(None, "a positive integer", ge=1)
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> SpeculativeSettings:
