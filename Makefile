@@ -1,26 +1,35 @@
-# make demo   install into .venv, then generate text with and without DFlash
-# make test   install into .venv, then lint, check types and run every test
-.PHONY: demo test setup test-v1 test-v2 test-processes
+# make demo    install into .venv, then generate text with and without DFlash
+# make check   install into .venv, then lint, types, imports between rooms, unit tests: minutes
+# make test    the same, then every other test: engines on both model runners, servers, clusters
+.PHONY: demo check test setup test-unit test-engine test-v2 test-processes
 
 demo: setup
 	scripts/run.sh python examples/offline.py
 
-# The two runners need a process each; the interpreter that V2 runs in keeps one core busy. Tests of
-# servers and clusters, which start processes and wait for them, run behind it.
-test: setup
+check: setup
 	scripts/run.sh ruff check .
 	scripts/run.sh ruff format --check .
+	scripts/run.sh lint-imports --no-logo --no-cache
 	scripts/run.sh mypy
-	$(MAKE) --jobs=2 --keep-going --output-sync=target test-v1 test-v2 test-processes
+	$(MAKE) test-unit
 
-test-v1:
-	scripts/run.sh pytest -m "not server and not cluster" $(PYTEST_ARGS)
+# The two runners need a process each; the interpreter that V2 runs in keeps one core busy, V1's
+# engines the other. Servers and clusters go behind whichever ends first.
+test: check
+	$(MAKE) --jobs=2 --keep-going --output-sync=target test-v2 test-engine test-processes
 
-test-processes: | test-v2
-	scripts/run.sh pytest -m "server or cluster" $(PYTEST_ARGS)
+# Threads of one process would wait for those of the other.
+test-unit:
+	OMP_NUM_THREADS=1 scripts/run.sh pytest tests/unit --numprocesses=2 --dist=worksteal $(PYTEST_ARGS)
+
+test-engine:
+	scripts/run.sh pytest tests/engine $(PYTEST_ARGS)
 
 test-v2:
-	scripts/run.sh pytest --runner v2 $(PYTEST_ARGS)
+	scripts/run.sh pytest tests/unit tests/engine --runner v2 $(PYTEST_ARGS)
+
+test-processes:
+	scripts/run.sh pytest tests/server tests/cluster $(PYTEST_ARGS)
 
 setup:
 	@bash scripts/setup.sh

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from rich.progress import track
 
-from vllm_dflash.tools.bench.bench_engine import BenchChild
-from vllm_dflash.tools.bench.bench_prompts import read_prompts
+from vllm_dflash.tools.bench.sides import NO_PLUGIN, side_environment
+from vllm_dflash.tools.engine_process import EngineProcess
+from vllm_dflash.tools.prompts import read_prompts
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
 
@@ -31,14 +32,16 @@ def main() -> None:
     engine = {"model": str(arguments.pair / "target"), "dtype": "float32", "max_model_len": 512}
     # Cache blocks smaller than the prompts, or there would be no prefix to hit.
     engine |= {"disable_log_stats": False, "block_size": 32}
-    with BenchChild(arguments.out / "plain.log", plugins="", **engine) as child:
-        expected = child.ask("generate", prompts=prompts, sampling=sampling)["token_ids"]
+    without_ours = side_environment(NO_PLUGIN)
+    with EngineProcess(arguments.out / "plain.log", environment=without_ours, **engine) as child:
+        expected = child.answers.generate(prompts=prompts, sampling=sampling)["token_ids"]
     differing = 0
     settings = [(1, 64), (8, 48), (32, 64)]
     for concurrency, batched_tokens in track(settings, "Comparing"):
         log = arguments.out / f"dflash-{concurrency}.log"
-        with BenchChild(
+        with EngineProcess(
             log,
+            environment=side_environment(),
             **engine,
             speculative_config={"method": "dflash", "model": str(arguments.pair / "drafter")},
             max_num_seqs=concurrency,
@@ -46,7 +49,7 @@ def main() -> None:
             enable_prefix_caching=True,
         ) as child:
             for attempt in ("cold", "cached prefixes"):
-                answer = child.ask("generate", prompts=prompts, sampling=sampling)
+                answer = child.answers.generate(prompts=prompts, sampling=sampling)
                 wrong = sum(
                     ours != plain for ours, plain in zip(answer["token_ids"], expected, strict=True)
                 )

@@ -16,13 +16,14 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR
-from vllm_dflash.tools.bench.bench_engine import BenchChild
-from vllm_dflash.tools.bench.bench_prompts import read_prompts
+from vllm_dflash.tools.bench.sides import side_environment
+from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.engine_process import EngineProcess
+from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.tables import Table
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "models" / "demo"
@@ -56,7 +57,7 @@ def main() -> None:
     with ExitStack() as stack:
         children = start(stack, arguments)
         for child in track(children.values(), "Starting engines"):
-            child.ask("versions")
+            child.answers.facts()
         schedule = [
             (number, concurrency, side)
             for number in range(-arguments.warmup_rounds, arguments.rounds)
@@ -64,8 +65,7 @@ def main() -> None:
             for side in SIDES
         ]
         for number, concurrency, side in track(schedule, "Measuring"):
-            result = children[side].ask(
-                "closed",
+            result = children[side].answers.closed(
                 prompts=prompts,
                 concurrency=concurrency,
                 tokens=arguments.tokens,
@@ -78,7 +78,7 @@ def main() -> None:
     report(measured, arguments)
 
 
-def start(stack: ExitStack, arguments: argparse.Namespace) -> dict[str, BenchChild]:
+def start(stack: ExitStack, arguments: argparse.Namespace) -> dict[str, EngineProcess]:
     """The three engines, and the Ray clusters of two of them."""
     sys.path.insert(0, str(ROOT / "tests"))
     from support.ray_cluster import ray_cluster
@@ -112,9 +112,9 @@ def start(stack: ExitStack, arguments: argparse.Namespace) -> dict[str, BenchChi
     }
     return {
         side: stack.enter_context(
-            BenchChild(
+            EngineProcess(
                 arguments.out / f"{side}.log",
-                variables=variables,
+                environment=side_environment() | variables,
                 distributed_executor_backend=backend,
                 **engine,
             )
@@ -125,24 +125,26 @@ def start(stack: ExitStack, arguments: argparse.Namespace) -> dict[str, BenchChi
 
 def report(measured: dict[tuple[int, str], list[float]], arguments: argparse.Namespace) -> None:
     """Print medians and write everything to JSON."""
-    table = Table(title=f"Tokens/s, TP=2, medians of {arguments.rounds} interleaved rounds")
-    for column in ("concurrency", "workers", "tokens/s", "x processes", "lowest - highest"):
-        table.add_column(column, justify="right")
-    for (concurrency, side), rounds in measured.items():
+    rows = []
+    for (concurrency, side), speeds in measured.items():
         base = measured[concurrency, SIDES[0]]
-        ratios = [mine / theirs for mine, theirs in zip(rounds, base, strict=True)]
-        table.add_row(
-            str(concurrency),
-            side,
-            f"{statistics.median(rounds):.0f}",
-            f"{statistics.median(ratios):.2f}",
-            f"{min(ratios):.2f} - {max(ratios):.2f}",
+        ratios = [mine / theirs for mine, theirs in zip(speeds, base, strict=True)]
+        rows.append(
+            [
+                str(concurrency),
+                side,
+                f"{statistics.median(speeds):.0f}",
+                f"{statistics.median(ratios):.2f}",
+                f"{min(ratios):.2f} - {max(ratios):.2f}",
+            ]
         )
-    Console(width=100).print(table)
-    print("LD_PRELOAD:", os.environ.get("LD_PRELOAD", "") or "nothing")
+    title = f"Tokens/s, TP=2, medians of {arguments.rounds} interleaved rounds"
+    columns = ["concurrency", "workers", "tokens/s", "x processes", "lowest - highest"]
+    preloaded = f"LD_PRELOAD: {os.environ.get('LD_PRELOAD') or 'nothing'}"
+    print_report([Table(title, columns, rows, words=(1,))], [preloaded])
     record = [
-        {"concurrency": concurrency, "side": side, "tokens_per_second": rounds}
-        for (concurrency, side), rounds in measured.items()
+        {"concurrency": concurrency, "side": side, "tokens_per_second": speeds}
+        for (concurrency, side), speeds in measured.items()
     ]
     (arguments.out / "result.json").write_text(json.dumps(record, indent=1))
 

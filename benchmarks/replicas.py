@@ -21,18 +21,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
-from rich.console import Console
 from rich.progress import track
 
-from vllm_dflash.cluster.replicas.local_ray import local_ray
+from soak.behaviours import COMPLETIONS, MODEL
+from soak.clients import connected
+from soak.soaked_server import SoakServer
+from vllm_dflash.cluster.local_ray import local_ray
 from vllm_dflash.cluster.replicas.replica_settings import Settings
 from vllm_dflash.tools.arguments import positive
 from vllm_dflash.tools.bench.bench_pair import Pair, widened_demo
-from vllm_dflash.tools.bench.bench_prompts import in_order_of_round, read_prompts
-from vllm_dflash.tools.bench.soak.behaviours import COMPLETIONS, MODEL
-from vllm_dflash.tools.bench.soak.clients import connected
-from vllm_dflash.tools.bench.soak.server import SoakServer
-from vllm_dflash.tools.console import output_console
+from vllm_dflash.tools.bench.bench_prompts import in_order_of_round
+from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.tables import Table
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
@@ -132,12 +132,12 @@ async def tokens_per_second(
     return produced / (time.perf_counter() - began)
 
 
-def measure(urls: dict[str, str], given: argparse.Namespace, console: Console) -> Measured:
+def measure(urls: dict[str, str], given: argparse.Namespace) -> Measured:
     """(concurrency, side) -> tokens/s of each round."""
     prompts, measured = read_prompts(given.prompts), defaultdict(list)
     rounds = range(-given.warmup_rounds, given.rounds)
     schedule = [(number, count) for number in rounds for count in given.concurrency]
-    for number, count in track(schedule, "Measuring", console=console):
+    for number, count in track(schedule, "Measuring"):
         names = list(urls)
         random.Random(f"{number} {count}").shuffle(names)
         for name in names:
@@ -161,12 +161,17 @@ def report(measured: Measured, names: list[str], given: argparse.Namespace) -> T
             span = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
             rows.append([str(count), name, f"{statistics.median(speeds):.0f}", span])
     title = f"Medians of {given.rounds} rounds, {given.tokens} tokens a request"
-    return Table(title, ["requests in flight", "side x threads", "tokens/s", "/ vllm serve"], rows)
+    return Table(
+        title,
+        ["requests in flight", "side x threads", "tokens/s", "/ vllm serve"],
+        rows,
+        words=(1,),
+    )
 
 
 def main() -> None:
     """Measure, print a table, and write it with the raw numbers."""
-    given, console = parse(), output_console()
+    given = parse()
     given.out.mkdir(parents=True, exist_ok=True)
     if given.narrow:
         pair = Pair(str(DEMO / "target"), str(DEMO / "drafter"), "demo pair")
@@ -174,13 +179,11 @@ def main() -> None:
         pair = widened_demo(DEMO, given.out)
     sides = sides_of(given, pair)
     with ExitStack() as stack:
-        console.print(
-            f"Starting {1 + sum(s.max_replicas for s in list(sides.values())[1:])} engines"
-        )
-        measured = measure(start(stack, sides, given), given, console)
+        print(f"Starting {1 + sum(s.max_replicas for s in list(sides.values())[1:])} engines")
+        measured = measure(start(stack, sides, given), given)
     table = report(measured, list(sides), given)
-    console.print(table.rich())
-    console.print(f"{pair.name}; preloaded: {os.environ.get('LD_PRELOAD') or 'nothing'}")
+    preloaded = os.environ.get("LD_PRELOAD") or "nothing"
+    print_report([table], [f"{pair.name}; preloaded: {preloaded}"])
     record = [
         {"concurrency": count, "side": name, "tokens_per_second": speeds}
         for (count, name), speeds in measured.items()

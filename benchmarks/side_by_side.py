@@ -14,12 +14,14 @@ from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from vllm_dflash.tools.bench.bench_engine import BenchChild
-from vllm_dflash.tools.bench.bench_prompts import read_prompts
+from vllm_dflash.tools.bench.draft_time import TIMED
+from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLUGIN, side_environment
+from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.engine_process import EngineProcess
+from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.tables import Table
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
 
@@ -44,25 +46,29 @@ def main() -> None:
     }
     engine = {"model": str(arguments.pair / "target"), "max_model_len": 1024, "max_num_seqs": 64}
     engine |= {"disable_log_stats": False, "enable_prefix_caching": False}
+    engine |= {"worker_extension_cls": TIMED}
     sides = {
-        "plain": {"plugins": ""},
-        "native": {"plugins": "", "speculative_config": speculative},
-        "ours": {"speculative_config": speculative | {"draft_length": "fixed"}},
+        "plain": (NO_PLUGIN, {}),
+        "native": (NO_PLUGIN, {"speculative_config": speculative}),
+        "ours": (PLUGIN, {"speculative_config": speculative | {"draft_length": "fixed"}}),
     }
     sampling = {"temperature": 0.0, "max_tokens": arguments.tokens, "ignore_eos": True}
     prompts = read_prompts(arguments.prompts, 200)
     measured = defaultdict(list)
-    # The functions that time draft steps travel to the workers pickled.
-    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     with ExitStack() as stack:
         children = {
             side: stack.enter_context(
-                BenchChild(arguments.out / f"{side}.log", **engine, **changes)
+                EngineProcess(
+                    arguments.out / f"{side}.log",
+                    environment=side_environment(plugins),
+                    **engine,
+                    **changes,
+                )
             )
-            for side, changes in sides.items()
+            for side, (plugins, changes) in sides.items()
         }
         for side in ("native", "ours"):
-            children[side].ask("watch_drafting")
+            children[side].answers.time_drafts()
         schedule = [
             (round_number, concurrency)
             for round_number in range(-arguments.warmup_rounds, arguments.rounds)
@@ -73,7 +79,7 @@ def main() -> None:
             chosen = [prompts[(round_number * 16 + i) % len(prompts)] for i in range(count)]
             for side, child in children.items():
                 answers = [
-                    child.ask("generate", prompts=chosen[i : i + concurrency], sampling=sampling)
+                    child.answers.generate(prompts=chosen[i : i + concurrency], sampling=sampling)
                     for i in range(0, count, concurrency)
                 ]
                 if round_number >= 0:
@@ -100,11 +106,7 @@ def summarise(answers: list[dict]) -> dict[str, float]:
 
 def report(measured: dict, arguments: argparse.Namespace) -> None:
     """Print medians and write everything to JSON."""
-    table = Table(
-        title=f"Median of {arguments.rounds} interleaved rounds, K={arguments.draft_tokens}"
-    )
-    for column in ("concurrency", "side", "tokens/s", "x plain", "acceptance", "draft ms"):
-        table.add_column(column, justify="right")
+    rows = []
     for concurrency in arguments.concurrency:
         plain = measured[concurrency, "plain"]
         for side in ("plain", "native", "ours"):
@@ -115,16 +117,20 @@ def report(measured: dict, arguments: argparse.Namespace) -> None:
             ]
             medians = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
             drafting = side != "plain"
-            table.add_row(
-                str(concurrency),
-                side,
-                f"{medians['tokens_per_second']:.0f}",
-                f"{statistics.median(ratios):.2f}",
-                f"{medians['acceptance_length']:.2f}" if drafting else "",
-                f"{medians['draft_ms']:.2f}" if drafting else "",
+            rows.append(
+                [
+                    str(concurrency),
+                    side,
+                    f"{medians['tokens_per_second']:.0f}",
+                    f"{statistics.median(ratios):.2f}",
+                    f"{medians['acceptance_length']:.2f}" if drafting else "",
+                    f"{medians['draft_ms']:.2f}" if drafting else "",
+                ]
             )
-    Console(width=100).print(table)
-    print("LD_PRELOAD:", os.environ.get("LD_PRELOAD", "") or "nothing")
+    title = f"Median of {arguments.rounds} interleaved rounds, K={arguments.draft_tokens}"
+    columns = ["concurrency", "side", "tokens/s", "x plain", "acceptance", "draft ms"]
+    preloaded = f"LD_PRELOAD: {os.environ.get('LD_PRELOAD') or 'nothing'}"
+    print_report([Table(title, columns, rows, words=(1,))], [preloaded])
     record = [
         {"concurrency": concurrency, "side": side, "rounds": rounds}
         for (concurrency, side), rounds in measured.items()

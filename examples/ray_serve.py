@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from vllm_dflash.cluster.replicas.local_ray import local_ray
+from vllm_dflash.cluster.local_ray import local_ray
 from vllm_dflash.cluster.replicas.replica_settings import Settings
 from vllm_dflash.tools.arguments import not_negative, positive
 

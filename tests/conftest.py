@@ -1,8 +1,10 @@
-"""Settings every test runs under, and which model runner they run on."""
+"""Settings every test runs under, their marks, and which model runner they run on."""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Before vLLM is imported: engines in the tests' own process, small caches, no telemetry.
@@ -10,7 +12,14 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
+# How long one example takes says how busy the machine is; pytest's own limit stands.
+hypothesis.settings.register_profile("this project", deadline=None)
+hypothesis.settings.load_profile("this project")
+
 RUNNERS = ("v1", "v2")
+TESTS = Path(__file__).parent
+MARKED = ("engine", "server", "cluster")
+"""Folders whose tests bear the folder's name as their mark."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +46,10 @@ def runner(request: pytest.FixtureRequest) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if (folder := item.path.relative_to(TESTS).parts[0]) in MARKED:
+            item.add_marker(folder)
+
     chosen = config.getoption("--runner")
 
     def runner_of(item: pytest.Item) -> str:

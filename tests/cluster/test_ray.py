@@ -18,9 +18,10 @@ from support.ray_child import MARK
 from support.ray_cluster import HEAD, RayCluster, ray_cluster
 from vllm_dflash import __version__
 from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, CPU_WORKER
-from vllm_dflash.tools.engine_process import EngineChild, EngineDied
-from vllm_dflash.tools.verify.child_engine import ChildEngine, EngineArguments, open_child
+from vllm_dflash.tools.engine_answers import EngineAnswers
+from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.verify.gate import Settings, verify
+from vllm_dflash.tools.verify.gate_sides import open_side
 
 pytestmark = [pytest.mark.engine, pytest.mark.cluster]
 FLAGS = ("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "8")
@@ -35,16 +36,14 @@ def cluster() -> Iterator[RayCluster]:
         yield cluster
 
 
-def child_on(cluster: RayCluster, log: Path, **environment: str) -> EngineChild:
-    return EngineChild(
-        "support.ray_child:start",
-        {
-            "target": str(TARGET),
-            "speculative_config": WHOLE,
-            "dtype": "float32",
-            "flags": [*FLAGS, *ON_RAY],
-        },
+def child_on(cluster: RayCluster, log: Path, **environment: str) -> EngineProcess:
+    return EngineProcess(
         log,
+        start="support.ray_child:start",
+        model=str(TARGET),
+        speculative_config=WHOLE,
+        dtype="float32",
+        flags=[*FLAGS, *ON_RAY],
         environment={
             **cluster.access,
             **importing_support(),
@@ -59,12 +58,12 @@ def test_two_nodes_write_what_plain_decoding_writes(cluster: RayCluster, tmp_pat
     told: dict[str, Any] = {}
 
     @contextmanager
-    def open_dflash() -> Iterator[ChildEngine]:
+    def open_dflash() -> Iterator[EngineAnswers]:
         with (
             cluster.joined("127.0.0.3"),
             child_on(cluster, tmp_path / "log", **{MARK: "carried"}) as child,
         ):
-            yield ChildEngine(child)
+            yield child.answers
             told.update(workers=child.ask("workers"), stats=child.ask("dflash_stats"))
             child.dismiss()
             child._process.wait(60)
@@ -83,8 +82,7 @@ def test_two_nodes_write_what_plain_decoding_writes(cluster: RayCluster, tmp_pat
         told["shared_memory"] = [path for path in mapped if path.exists()]
 
     def open_plain() -> Any:
-        arguments = EngineArguments(str(TARGET), "float32", FLAGS)
-        return open_child(arguments, None, tmp_path / "plain")
+        return open_side(str(TARGET), None, tmp_path / "plain", flags=FLAGS, dtype="float32")
 
     settings = Settings(concurrency=(4,), tokens=32, tie=1e-3)
     result = verify(held_out_prompts(6), open_dflash, open_plain, settings)
@@ -101,7 +99,7 @@ def test_two_nodes_write_what_plain_decoding_writes(cluster: RayCluster, tmp_pat
         assert worker["niceness"] == (0 if may_raise_priority() else 15)  # Ray's own is 15
         assert not worker["uses_shared_memory"]  # nodes have none in common
         assert worker["preloaded"] == os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
-        assert stats["proposer"] == "vllm_dflash.engine.v1.proposer.DFlashProposer"
+        assert stats["proposer"] == "vllm_dflash.engine.v1.proposer.PlannedProposer"
         assert stats["accepted_tokens"] > 50
     assert any(worker["shared_memory"] for worker in workers)  # of the engine's own node
     assert not told["left"]

@@ -21,61 +21,18 @@ from pyarrow import Table, parquet
 from support import ROOT
 from support.engines import TARGET, engine, greedy, held_out_prompts
 from support.replica_load import of_kind, wait_for
-from vllm_dflash.cluster.batches.batch_run import BatchResult, BatchSettings, count_ids, read, run
+from vllm_dflash.cluster.batches.batch_run import BatchSettings, count_ids, read, run
 from vllm_dflash.cluster.batches.parts import (
-    ABOUT,
-    FORMATS,
-    check_claimed,
-    claim,
     finished_ids,
     read_parts,
-    write_part,
 )
-from vllm_dflash.cluster.replicas.local_ray import local_ray
+from vllm_dflash.cluster.local_ray import local_ray
 
 EXAMPLE = ROOT / "examples" / "ray_data.py"
 ROWS, BATCH, TOKENS = 24, 4, 32
 TOO_LONG, NOTHING = 5, 9
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_parts_are_whole_or_absent(tmp_path: Path, form: str) -> None:
-    rows = [{"id": number, "text": "ä\n", "error": None} for number in range(12)]
-    for begin in (8, 0, 4):
-        write_part(tmp_path, rows[begin : begin + 4], form)
-    write_part(tmp_path, rows[4:8], form)  # done twice
-    assert read_parts(tmp_path) == rows
-    assert finished_ids(tmp_path) == {str(number) for number in range(12)}
-    (tmp_path / f"part-1.{form}.unfinished").write_text('{"id": 99')
-    assert len(finished_ids(tmp_path)) == 12
-    claim(tmp_path, {"model": "a"})
-    assert not list(tmp_path.glob("*.unfinished"))
-
-
-def test_a_folder_holds_parts_of_one_run(tmp_path: Path) -> None:
-    claim(tmp_path, {"model": "a", "max_tokens": 4})  # has not come so far as to write a part
-    claim(tmp_path, {"model": "a", "max_tokens": 5})
-    write_part(tmp_path, [{"id": 0}], "jsonl")
-    claim(tmp_path, {"model": "a", "max_tokens": 5})
-    with pytest.raises(ValueError, match=r"max_tokens was 5 and is 6.*another --out"):
-        claim(tmp_path, {"model": "a", "max_tokens": 6})
-    assert json.loads((tmp_path / ABOUT).read_text())["max_tokens"] == 5
-    check_claimed(tmp_path)
-    with pytest.raises(ValueError, match=r"elsewhere on .* storage that all nodes"):
-        check_claimed(tmp_path / "elsewhere")
-
-
-def test_figures_of_batches_are_summed() -> None:
-    result = BatchResult(total=9, skipped=2)
-    assert (result.tokens_per_second, result.acceptance_length) == (0, 0)
-    counts = {"rows": 3, "refused": 1, "tokens": 30, "drafts": 4, "accepted": 6}
-    result.add({**counts, "began": 10.0, "ended": 12.0})
-    result.add({**counts, "began": 11.0, "ended": 15.0})
-    assert result.to_dict() | {"total": 9, "rows": 6, "refused": 2} == result.to_dict()
-    assert result.tokens_per_second == 60 / 5
-    assert result.acceptance_length == 1 + 12 / 8
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from vllm import LLM
 
 from support.engines import DFLASH, engine, fix_costs, greedy, held_out_prompts, token_ids
 
-pytestmark = pytest.mark.engine
 PROMPTS = held_out_prompts(9)
 LONG = " ".join(PROMPTS[4:])  # several chunks of prefill
 PARAMS = greedy(32, ignore_eos=True)

@@ -5,8 +5,6 @@ from torch._dynamo.callback import callback_handler
 
 from support.engines import DFLASH, engine, greedy, held_out_prompts, proposer_of, token_ids
 
-pytestmark = pytest.mark.engine
-
 
 def test_hazard_10_no_recompilation_after_warm_up(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

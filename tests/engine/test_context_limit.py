@@ -11,7 +11,6 @@ from vllm import LLM
 
 from support.engines import DRAFTER, FIXED, acceptance_by_request, engine, greedy, held_out_prompts
 
-pytestmark = pytest.mark.engine
 LIMIT = 128
 LENGTHS = (60, 100, 117, 118, 119, 120, 121, 122, 125, 126, 127)
 ALONE = (2, 5, 10)

@@ -15,7 +15,6 @@ from support.pairs import make_pair
 
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.engine,
     pytest.mark.skipif(
         not (torch.cuda.is_available() and current_platform.is_cuda()),
         reason="needs a GPU and vLLM's CUDA build",

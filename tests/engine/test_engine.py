@@ -28,7 +28,7 @@ from support.pairs import make_pair
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.model.reference import ReferenceDrafter, generate, target_step
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("runner")]
+pytestmark = pytest.mark.usefixtures("runner")
 # Triton's interpreter takes ten times as long, so Model Runner V2 gets fewer prompts.
 NEW_TOKENS, PROMPTS = (24, held_out_prompts(10)) if USES_V2 else (48, held_out_prompts(36))
 LEAST_ACCEPTANCE = 2.0 if USES_V2 else 2.5  # short texts end in the middle of their last drafts
@@ -82,7 +82,7 @@ def test_output_is_identical_to_plain_decoding(
         assert token_ids(llm, prompts, greedy(NEW_TOKENS)) == plain.tokens[: len(prompts)]
         (stats,) = llm.collective_rpc("dflash_stats")
         prefix_hits = prefix_cache_hits(llm)
-    drafter = {"v1": "DFlashProposer", "v2": "DFlashSpeculator"}[runner]
+    drafter = {"v1": "proposer.PlannedProposer", "v2": "speculator.PlannedSpeculator"}[runner]
     assert stats["proposer"] == f"vllm_dflash.engine.{runner}.{drafter}"
     assert stats["runner"] == runner
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0

@@ -30,7 +30,6 @@ from support.engines import (
 from support.native_child import NEW_TOKENS
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
     pytest.mark.usefixtures("runner"),
 ]

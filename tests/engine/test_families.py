@@ -26,7 +26,7 @@ from support.targets import BUILDERS, ENGINE_SETTINGS, make_target, quantise
 from vllm_dflash.model.reference import ReferenceDrafter, draft, target_step
 from vllm_dflash.model.vocabulary import DraftVocabulary
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("runner")]
+pytestmark = pytest.mark.usefixtures("runner")
 NEW_TOKENS = 24
 PROMPTS = [[(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 90))]
 SHAPE_SCALE = 64**0.5  # of the targets here

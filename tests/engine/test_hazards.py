@@ -33,7 +33,7 @@ from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.model.reference import ReferenceDrafter, generate
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("runner")]
+pytestmark = pytest.mark.usefixtures("runner")
 NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32
 
 

@@ -16,7 +16,6 @@ from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
 from vllm_dflash.tools.inspect.inspection import CacheFacts, MemoryFacts
 from vllm_dflash.tools.inspect.target import EngineOptions
 
-pytestmark = pytest.mark.engine
 BUDGET = 1 << 30  # as conftest.py sets it
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
 THREE_HEADS = {"num_attention_heads": 3, "num_key_value_heads": 3}

@@ -14,10 +14,10 @@ from vllm.v1.sample import rejection_sampler
 
 from support.engines import DFLASH, engine, held_out_prompts, proposer_of
 from support.planner_world import CONTEXT_MS, curve
-from vllm_dflash.planning.costs import StepCosts, StepTimes
+from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
+from vllm_dflash.planning.step import Step
 
-pytestmark = pytest.mark.engine
 SAMPLES = 2000
 NEW_TOKENS = 7
 LEAST_EXPECTED = 8
@@ -31,10 +31,7 @@ class PlannerByTheBook(Planner):
         verify = curve({1: 12.0, 4: 12.4, 16: 16.0, 64: 40.0})
         super().__init__(7, 4, StepCosts(verify, curve({2: 0.5, 64: 2.0}), curve(CONTEXT_MS), 4))
 
-    def observe_batch(self, prompt_rows: int) -> None:
-        """Learn nothing."""
-
-    def observe_step(self, times: StepTimes) -> None:
+    def observe(self, step: Step) -> None:
         """Learn nothing."""
 
 
@@ -62,7 +59,7 @@ def continuations(first_seed: int, speculative: dict[str, Any] | None) -> tuple[
     with engine(speculative_config=speculative, max_num_seqs=4) as llm:
         if speculative:
             proposer = proposer_of(llm)
-            proposer.lengths = PlannerByTheBook()
+            proposer.lengths.policy = PlannerByTheBook()
         outputs = llm.generate([prompt] * SAMPLES, params, use_tqdm=False)
         stats = llm.collective_rpc("dflash_stats")[0] if speculative else {}
     return [tuple(output.outputs[0].token_ids) for output in outputs], stats

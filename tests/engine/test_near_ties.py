@@ -4,7 +4,6 @@ import pytest
 
 from support.engines import DFLASH, engine, fix_costs, greedy, held_out_prompts
 
-pytestmark = pytest.mark.engine
 NEAR = 0.20
 """Nats below the best; both are rounded to three digits, in batches of other shapes."""
 

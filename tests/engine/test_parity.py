@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -12,33 +13,29 @@ from support.engines import DEMO, USES_V2, engine, held_out_prompts, proposer_of
 from support.pairs import drafter_config, save_drafter
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.parity.check import compare
-from vllm_dflash.tools.parity.engine_side import Answers, Ask, engine_arguments, record_prompts
+from vllm_dflash.tools.parity.engine_side import engine_arguments, record_prompts
 from vllm_dflash.tools.parity.stages import stage_names
+from vllm_dflash.tools.progress import Lines
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("runner")]
+pytestmark = pytest.mark.usefixtures("runner")
 PROMPTS = [[(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 50))]
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
 TOKENS = 8 if USES_V2 else 32
-
-
-def here(llm: LLM) -> Ask:
-    """Ask an engine of this process."""
-    answers = Answers(llm)
-    return lambda question, **arguments: getattr(answers, question)(**arguments)
 
 
 def test_a_clean_pair(runner: str, tmp_path: Path) -> None:
     """Trained, so that drafts are accepted, and different ones at every step."""
     target, drafter = str(DEMO / "target"), str(DEMO / "drafter")
     with engine(**engine_arguments(drafter, target, "float32", 512)) as llm:
-        ask = here(llm)
+        answers = EngineAnswers(llm.llm_engine)
         with pytest.raises(ValueError, match=r"prompt 2 has 510 tokens.*the engine takes 512"):
-            record_prompts(ask, [[1], [1] * 510], TOKENS, tmp_path)
+            record_prompts(answers, [[1], [1] * 510], TOKENS, tmp_path)
         assert not list(tmp_path.iterdir())
-        progress: list[str] = []
-        side = record_prompts(ask, held_out_prompts(2), TOKENS, tmp_path, progress.append)
-    assert progress[1:] == [f"Generating from prompt {number} of 2" for number in (1, 2)]
+        progress = StringIO()
+        side = record_prompts(answers, held_out_prompts(2), TOKENS, tmp_path, Lines(progress))
+    assert "generating: 2 prompts" in progress.getvalue()
     report = compare(side, drafter, target)
     assert report.is_equal
     assert report.culprit is report.cause is None
@@ -106,7 +103,7 @@ def test_a_planted_fault_is_located(
     """What comes behind the culprit is wrong from end to end, and right by itself."""
     folder, llm = faulty
     plant(monkeypatch, llm)
-    side = record_prompts(here(llm), PROMPTS, TOKENS, tmp_path)
+    side = record_prompts(EngineAnswers(llm.llm_engine), PROMPTS, TOKENS, tmp_path)
     report = compare(side, str(folder / "drafter"), str(folder / "target"))
     spec = read_drafter(str(folder / "drafter"))
     assert [stage.name for stage in report.stages] == stage_names(spec)

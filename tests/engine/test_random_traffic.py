@@ -26,7 +26,6 @@ from vllm.sampling_params import StructuredOutputsParams
 from support.context_rows import ContextRows
 from support.engines import DFLASH, engine, fix_costs, greedy, held_out_prompts
 
-pytestmark = pytest.mark.engine
 RUNS = os.environ.get("DFLASH_TRAFFIC_RUNS")
 PROMPTS = held_out_prompts(10)
 SETTINGS = [

@@ -13,7 +13,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from support.engines import DFLASH, USES_V2, engine, fix_costs, greedy, held_out_prompts
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("runner")]
+pytestmark = pytest.mark.usefixtures("runner")
 # Triton's interpreter takes ten times as long, so Model Runner V2 gets less to do.
 TOKENS = 10 if USES_V2 else 32
 PROMPTS = held_out_prompts(24)

@@ -13,13 +13,11 @@ import torch
 from vllm.v1.sample import rejection_sampler
 
 from support.engines import FIXED, TARGET, engine, held_out_prompts
-from vllm_dflash.tools.verify.child_engine import EngineArguments, open_child
+from vllm_dflash.tools.engine_answers import EngineAnswers, Request, complete
 from vllm_dflash.tools.verify.gate import Settings, verify
-from vllm_dflash.tools.verify.gate_engine import Engine, Request, complete
-from vllm_dflash.tools.verify.stepped_engine import VllmEngine
+from vllm_dflash.tools.verify.gate_sides import open_side
 from vllm_dflash.tools.verify.verification import Verification
 
-pytestmark = pytest.mark.engine
 PROMPTS = held_out_prompts(8)
 SETTINGS = Settings(concurrency=(2, 8), tokens=32)
 PLACEHOLDER = -1
@@ -80,22 +78,21 @@ def plant(monkeypatch: pytest.MonkeyPatch, accept: Accept) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    arguments = EngineArguments(
-        str(TARGET), "float32", ("--enforce-eager", "--max-model-len", "512", "--block-size", "32")
-    )
-    with open_child(arguments, None, tmp_path_factory.mktemp("plain") / "log") as child:
-        yield child
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineAnswers]:
+    flags = ("--enforce-eager", "--max-model-len", "512", "--block-size", "32")
+    log = tmp_path_factory.mktemp("plain") / "log"
+    with open_side(str(TARGET), None, log, flags=flags, dtype="float32") as answers:
+        yield answers
 
 
 @pytest.fixture(scope="module")
-def dflash() -> Iterator[VllmEngine]:
+def dflash() -> Iterator[EngineAnswers]:
     with engine(speculative_config=dict(FIXED), max_num_seqs=8) as llm:
-        yield VllmEngine(llm.llm_engine)
+        yield EngineAnswers(llm.llm_engine)
 
 
 @pytest.fixture
-def gate(plain: Engine, dflash: Engine) -> Gate:
+def gate(plain: EngineAnswers, dflash: EngineAnswers) -> Gate:
     """The gate on engines that run already: what is planted is looked up in every step."""
 
     def verify_demo(**changes: Any) -> Verification:
@@ -171,9 +168,9 @@ def test_a_close_second_is_a_tie(gate: Gate, monkeypatch: pytest.MonkeyPatch) ->
         assert 0 < level.worst.regret < close + 1e-3
 
 
-def test_regret_is_that_of_the_full_distribution(plain: Engine) -> None:
+def test_regret_is_that_of_the_full_distribution(plain: EngineAnswers) -> None:
     """Of several requests at once, scored ones among others."""
-    (prompt,) = plain.encode(PROMPTS[:1])
+    (prompt,) = plain.encode(texts=PROMPTS[:1])
     tokens = list(range(5, 25))
     requests = [Request(prompt, 1, token) for token in tokens] + [Request(prompt, 6)]
     *scored, written = complete(plain, requests, 32)
@@ -190,7 +187,7 @@ def test_regret_is_that_of_the_full_distribution(plain: Engine) -> None:
 
 
 def test_concurrency_is_exact(
-    plain: Engine, dflash: VllmEngine, monkeypatch: pytest.MonkeyPatch
+    plain: EngineAnswers, dflash: EngineAnswers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is in flight, whatever the engine could take."""
     in_flight = []
@@ -209,12 +206,12 @@ def test_concurrency_is_exact(
     assert finished == complete(plain, requests, 1)
 
 
-def test_facts(plain: Engine, dflash: Engine) -> None:
+def test_facts(plain: EngineAnswers, dflash: EngineAnswers) -> None:
     ours, theirs = dflash.facts(), plain.facts()
-    assert (ours.stop_tokens, ours.dtype, ours.max_model_len) == ([0], "float32", 512)
-    assert (ours.max_num_seqs, theirs.drafter) == (8, None)
-    assert theirs.max_model_len == 512
-    assert ours.drafter is not None
-    assert ours.drafter.startswith("vllm-dflash ")
+    assert (ours["stop_tokens"], ours["dtype"], ours["max_model_len"]) == ([0], "float32", 512)
+    assert (ours["max_num_seqs"], theirs["drafter"]) == (8, None)
+    assert theirs["max_model_len"] == 512
+    assert ours["drafter"] is not None
+    assert ours["drafter"].startswith("vllm-dflash ")
     assert plain.counts() == {}
-    assert plain.decode(plain.encode(["return self"])[0])[-1] == " self"
+    assert plain.decode(tokens=plain.encode(texts=["return self"])[0])[-1] == " self"

@@ -13,7 +13,6 @@ import pytest
 from support.engines import DRAFTER, TARGET, held_out_prompts
 from support.servers import MODEL, Server, serving
 
-pytestmark = pytest.mark.server
 PROMPT = held_out_prompts(1)[0]
 
 

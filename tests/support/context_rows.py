@@ -9,7 +9,7 @@ from vllm import LLM
 from vllm.v1.request import Request
 
 from support.engines import proposer_of
-from vllm_dflash.engine.v1.backlog import NOBODY
+from vllm_dflash.engine.v1.backlog import ContextBacklog
 
 
 class ContextRows:
@@ -62,9 +62,15 @@ class ContextRows:
 
     def _waiting(self) -> dict[int, int]:
         backlog = getattr(self._drafter, "backlog", None)
-        if backlog is None:
-            return {}
-        backlog._settle()
-        rows = np.flatnonzero(backlog._owner != NOBODY)
-        slots, positions = backlog._slots[rows].tolist(), backlog._positions[rows].tolist()
-        return dict(zip(slots, positions, strict=True))
+        return {} if backlog is None else waiting_positions(backlog)
+
+
+def waiting_positions(backlog: ContextBacklog) -> dict[int, int]:
+    """Position of the row that waits for each slot; looks without touching anything."""
+    positions = backlog._positions.clone()
+    first = backlog._arrived_rows.start
+    for _, arrived, _ in backlog._arrived:  # not in the ring yet
+        positions[first : first + len(arrived)] = arrived
+        first += len(arrived)
+    slots = backlog.rows._slot_of
+    return {int(slots[row]): int(positions[row]) for row in np.flatnonzero(slots >= 0)}

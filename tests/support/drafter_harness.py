@@ -21,8 +21,8 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 
 from support.engines import USES_V2
 from support.pairs import Pair
-from vllm_dflash.engine.v1.proposer import DFlashProposer
-from vllm_dflash.engine.v2.speculator import DFlashSpeculator
+from vllm_dflash.engine.v1.proposer import PlannedProposer
+from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 
 CACHE_BLOCK = 32
 
@@ -135,6 +135,7 @@ class Harness:
         self.logits = None
         with set_current_vllm_config(self.config):
             drafts = self._propose(rows, starts, num_speculative_tokens)
+            self.proposer.end_step()
         for row in rows:
             self.lengths[row.request] += len(row.features) - row.num_rejected
         return drafts
@@ -154,7 +155,7 @@ class ProposerHarness(Harness):
     """On the V1 runner."""
 
     def _load(self, target: HfTarget) -> None:
-        self.proposer = DFlashProposer(self.config, torch.device("cpu"), self)
+        self.proposer = PlannedProposer(self.config, torch.device("cpu"), self)
         self.proposer.load_model(target)
 
     def _initialize_attention(self, cache: KVCacheConfig) -> None:
@@ -173,12 +174,17 @@ class ProposerHarness(Harness):
         )
         # What the proposer reads of its runner.
         self.discard_request_mask = SimpleNamespace(np=np.array([row.in_prompt for row in rows]))
-        self.input_batch = SimpleNamespace(req_ids=[str(row.request) for row in rows])
+        self.input_batch = SimpleNamespace(
+            req_ids=[str(row.request) for row in rows], vocab_size=1 << 20
+        )
         request = SimpleNamespace(
             num_prompt_tokens=0, sampling_params=SimpleNamespace(max_tokens=self.max_tokens)
         )
         self.requests = {str(row.request): request for row in rows}
         rejected = torch.tensor([row.num_rejected for row in rows], dtype=torch.int32)
+        sampled = torch.tensor([[row.bonus] for row in rows])
+        mask = torch.from_numpy(self.discard_request_mask.np)
+        self.proposer.prepare_next_token_ids_padded(sampled, {}, self.input_batch, mask)
         return self.proposer.propose(
             num_speculative_tokens=(
                 self.proposer.num_speculative_tokens if wanted is None else wanted
@@ -209,10 +215,9 @@ class SpeculatorHarness(Harness):
     """On Model Runner V2."""
 
     def _load(self, target: HfTarget) -> None:
-        self.proposer = DFlashSpeculator(self.config, torch.device("cpu"))
+        states = SimpleNamespace(max_seq_len=np.zeros(64, np.int32))
+        self.proposer = PlannedSpeculator(self.config, torch.device("cpu"), states)
         self.proposer.load_model(target)
-        max_requests = self.proposer.max_num_reqs
-        self.proposer.req_states = SimpleNamespace(max_seq_len=np.zeros(max_requests, np.int32))
 
     def _initialize_attention(self, cache: KVCacheConfig) -> None:
         drafter = self.proposer
@@ -250,7 +255,6 @@ class SpeculatorHarness(Harness):
             query_start_loc=query_starts(rows),
             seq_lens_cpu_upper_bound=seq_lens,
         )
-        drafter.observe_verification(batch.idx_mapping, sampled, rejected)
         tokens = drafter.propose(
             batch,
             {},

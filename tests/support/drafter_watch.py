@@ -44,13 +44,13 @@ def watch_drafts(llm: LLM) -> Iterator[list[Draft]]:
     def draft_v1(inputs: Any, block_table: Any) -> Any:
         ends = inputs.query_start_loc
         slots = [inputs.slots[a:b] for a, b in itertools.pairwise(ends)]
-        note([drafter._batch_ids(row + 1)[row] for row in inputs.requests], slots)
+        note([drafter.step.ids[row] for row in inputs.requests], slots)
         return original(inputs, block_table)
 
     def draft_v2(num_reqs: int, *more: Any, **named: Any) -> None:
         group = drafter.draft_kv_cache_group_id
         slots = drafter.block_tables.slot_mappings[group, : num_reqs * drafter.num_query_per_req]
-        note(drafter._batch_ids(num_reqs), list(slots.view(num_reqs, -1).numpy()))
+        note(drafter.step.ids[:num_reqs], list(slots.view(num_reqs, -1).numpy()))
         original(num_reqs, *more, **named)
 
     owner, name = (drafter, "_generate_draft") if USES_V2 else (drafter.block, "draft")

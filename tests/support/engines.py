@@ -16,7 +16,7 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from support import DEMO
 from support.planner_world import steady_costs
 from vllm_dflash.engine import worker
-from vllm_dflash.engine.block_layout import Ints
+from vllm_dflash.planning.step import Step
 
 TARGET, DRAFTER = DEMO / "target", DEMO / "drafter"
 USES_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
@@ -89,20 +89,19 @@ def prefix_cache_hits(llm: LLM) -> int:
 
 def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
     """Watch an engine: tokens of each verify step, per request, filled while it generates."""
-    proposer = proposer_of(llm)
+    statistics = proposer_of(llm).lengths.statistics
     lengths: dict[str, list[int]] = {}
-    original = proposer.statistics.observe_verification
+    original = statistics.observe_verification
 
-    def observe(num_draft_tokens: Ints, num_valid_tokens: Ints) -> None:
-        original(num_draft_tokens, num_valid_tokens)
-        req_ids = proposer._batch_ids(len(num_draft_tokens))
-        for req_id, drafted, produced in zip(
-            req_ids, num_draft_tokens.tolist(), num_valid_tokens.tolist(), strict=True
+    def observe(step: Step) -> None:
+        original(step)
+        for name, verified, produced in zip(
+            step.ids, step.verified.tolist(), step.produced.tolist(), strict=True
         ):
-            if drafted and produced:
-                lengths.setdefault(req_id, []).append(produced)
+            if verified:
+                lengths.setdefault(name, []).append(produced)
 
-    proposer.statistics.observe_verification = observe  # type: ignore[method-assign]
+    statistics.observe_verification = observe
     return lengths
 
 

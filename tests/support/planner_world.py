@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vllm_dflash.planning import Floats
-from vllm_dflash.planning.costs import Curve, StepCosts, StepEstimate, StepTimes
+from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.costs import Curve, StepCosts, StepEstimate
 from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.length_policy import LengthPolicy
-from vllm_dflash.planning.planner import Plan, Planner
+from vllm_dflash.planning.planner import Planner
+from vllm_dflash.planning.step import Step
 
 MAX_DRAFT = 7
 VERIFY_MS = {
@@ -26,7 +27,6 @@ VERIFY_MS = {
 }
 DRAFT_MS = {2: 1.9, 8: 2.4, 32: 5.0, 64: 7.9, 256: 28.0}
 CONTEXT_MS = {1: 0.3, 64: 1.3, 256: 4.7}
-NOBODY = Plan(np.zeros(0, dtype=bool), width=0, price=0.0, speedup=1.0)
 PER_REQUEST_MS = 0.3
 """Time the profile does not see."""
 
@@ -37,6 +37,12 @@ def curve(points: dict[int, float]) -> Curve:
 
 def profiled_costs(max_requests: int = 64) -> StepCosts:
     return StepCosts(curve(VERIFY_MS), curve(DRAFT_MS), curve(CONTEXT_MS), max_requests)
+
+
+def step_of(ids: list[str], verified: Ints, accepted: Ints) -> Step:
+    """A step of decoding alone that verified so many drafts of each request, [R]."""
+    rows = len(ids) + int(np.sum(verified))
+    return Step(ids, 1 + np.asarray(accepted), rows, np.asarray(verified))
 
 
 @dataclass
@@ -75,43 +81,39 @@ class World:
     def run(self, ids: list[str], steps: int) -> None:
         """Go on for some steps with these requests."""
         num = len(ids)
-        room = np.full(num, MAX_DRAFT)
-        waiting = np.zeros(num, dtype=int)  # drafts to verify in the coming step
+        lengths = np.zeros(num, dtype=int)  # drafts to verify in the coming step
         truth = np.zeros((num, MAX_DRAFT))
-        pending = np.zeros(num, dtype=int)
-        rest = 0
+        waiting = np.zeros(num, dtype=int)
+        skip_steps = 0
         for _ in range(steps):
             lucky = np.cumprod(self._rng.random((num, MAX_DRAFT)) < truth, axis=1).sum(axis=1)
-            accepted = np.minimum(lucky, waiting)
-            verify = float(self._costs.verify.at(num + waiting.sum()))
+            accepted = np.minimum(lucky, lengths)
+            step = step_of(ids, lengths, accepted)
+            verify = float(self._costs.verify.at(step.rows))
             verify += PER_REQUEST_MS / 1000 * num
-            verify *= 1 + self.noise * self._rng.normal()
-            if waiting.any():
-                self.policy.observe_verification(ids, waiting, accepted)
-            pending += 1 + accepted
-            if rest:
-                rest -= 1
-                plan = NOBODY
+            step.target_seconds = verify * (1 + self.noise * self._rng.normal())
+            waiting += 1 + accepted
+            step.limits, step.waiting = np.full(num, MAX_DRAFT), waiting
+            if skip_steps:
+                skip_steps -= 1
             else:
-                plan = self.policy.plan(ids, room, pending)
-                rest = plan.rest
+                step.plan = self.policy.plan(step)
+                skip_steps = step.plan.skip_steps
             truth = self._truth(ids)
-            draft = context = 0.0
-            rows = stored = 0
-            verified = num + int(waiting.sum())
-            waiting = np.zeros(num, dtype=int)
+            lengths = np.zeros(num, dtype=int)
+            plan = step.plan
             if plan.width:
-                rows = int(plan.drafted.sum()) * (1 + plan.width)
-                draft = float(self._costs.draft.at(rows))
+                step.draft_rows = int(plan.drafted.sum()) * (1 + plan.width)
+                step.draft_seconds = float(self._costs.draft.at(step.draft_rows))
                 confidence = truth[plan.drafted, : plan.width] ** self.overrated
-                waiting[plan.drafted] = self.policy.lengths(plan, ids, room, confidence)
+                lengths[plan.drafted] = self.policy.lengths(step, confidence)
                 self.drafted_steps.append(self.steps)
-                stored = int(pending[plan.drafted].sum())
-                pending[plan.drafted] = 0
-                context = float(self._costs.context.at(stored))
-            self.policy.observe_step(StepTimes(num, verified, verify, rows, draft, stored, context))
+                step.context_rows = int(waiting[plan.drafted].sum())
+                waiting[plan.drafted] = 0
+                step.context_seconds = float(self._costs.context.at(step.context_rows))
+            self.policy.observe(step)
             self.tokens += num + int(accepted.sum())
-            self.seconds += verify + draft + context
+            self.seconds += step.target_seconds + step.draft_seconds + step.context_seconds
             self.steps += 1
 
     @property
@@ -144,8 +146,8 @@ def rate_of(policy: LengthPolicy, num_requests: int, steps: int = 600, **world: 
 class SteadyCosts(StepCosts):
     """Costs that stay what they are however long the machine takes, so decisions repeat."""
 
-    def observe(self, times: StepTimes) -> StepEstimate:
-        return self.estimate(times)
+    def observe(self, step: Step) -> StepEstimate:
+        return self.estimate(step)
 
 
 def steady_costs(max_requests: int) -> SteadyCosts:

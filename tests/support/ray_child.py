@@ -6,25 +6,18 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from vllm_dflash.tools.verify import vllm_engine
+from vllm_dflash.tools import engine_answers
 
 MARK = "MARK_OF_THE_TEST"
 
 
-class Answers(vllm_engine.Answers):
-    def __init__(self, engine: vllm_engine.VllmEngine) -> None:
-        super().__init__(engine)
-        self._core = engine._engine
-
+class RayAnswers(engine_answers.EngineAnswers):
     def workers(self) -> list[dict[str, Any]]:
-        return self._core.collective_rpc(_build_look_around())
-
-    def dflash_stats(self) -> list[dict[str, Any]]:
-        return self._core.collective_rpc("dflash_stats")
+        return self._engine.collective_rpc(_build_look_around())
 
 
-def start(**arguments: Any) -> Answers:
-    return Answers(vllm_engine.start(**arguments)._engine)
+def start(**arguments: Any) -> RayAnswers:
+    return RayAnswers(engine_answers.start(**arguments)._engine)
 
 
 def _build_look_around() -> Callable[[Any], dict[str, Any]]:
@@ -51,7 +44,7 @@ def _build_look_around() -> Callable[[Any], dict[str, Any]]:
             "threads": torch.get_num_threads(),
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "uses_shared_memory": all_reduce is not torch.distributed,
-            "preloaded": [name for name in preload if name in mapped],
+            "preloaded": [name for name in preload if os.path.realpath(name) in mapped],
             # Of a killed process Intel OpenMP's own entry stays, whatever it was.
             "shared_memory": sorted(
                 {

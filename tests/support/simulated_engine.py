@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from support.pairs import Pair
+from vllm_dflash.tools.parity.compare_request import RecordedRequest, count_matches
 from vllm_dflash.tools.parity.oracle import Oracle
-from vllm_dflash.tools.parity.recompute import Request, count_matches
 from vllm_dflash.tools.parity.recording import DraftStep, Recording
 
 
@@ -19,7 +19,7 @@ def write(oracle: Oracle, prompt: list[int], new_tokens: int) -> list[int]:
     return ids
 
 
-def simulate(oracle: Oracle, ids: list[int], prompt_length: int) -> Request:
+def simulate(oracle: Oracle, ids: list[int], prompt_length: int) -> RecordedRequest:
     """Drafting along a text as an engine does that computes what this oracle computes."""
     spec = oracle.drafter.spec
     _, features = oracle.text(ids, spec.taps)
@@ -40,7 +40,9 @@ def simulate(oracle: Oracle, ids: list[int], prompt_length: int) -> Request:
             )
         )
         length += 1 + accepted
-    return Request(ids, prompt_length, Recording(features, z, torch.arange(len(ids)), steps))
+    return RecordedRequest(
+        ids, prompt_length, Recording(features, z, torch.arange(len(ids)), steps)
+    )
 
 
 def oracle_of(pair: Pair) -> Oracle:

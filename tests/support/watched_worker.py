@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,27 +10,28 @@ import numpy as np
 from support.planner_world import steady_costs
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.fixed_length import FixedLength
-from vllm_dflash.planning.planner import Plan
+from vllm_dflash.planning.step import Plan, Step
 
 
 class Erratic(FixedLength):
-    """Rolls dice for whom to draft, how wide, what to verify and how long to rest."""
+    """Rolls dice for whom to draft, how wide, what to verify and how many steps to skip."""
+
+    is_same_everywhere = False
 
     def __init__(self, max_draft: int, seed: int) -> None:
         super().__init__(max_draft)
         self._dice = np.random.default_rng(seed)
 
-    def plan(self, ids: Sequence[str], room: Ints, pending: Ints) -> Plan:
-        drafted = (room > 0) & (self._dice.random(len(ids)) < 0.8)
+    def plan(self, step: Step) -> Plan:
+        drafted = (step.limits > 0) & (self._dice.random(step.num_requests) < 0.8)
         width = int(self._dice.integers(0, self.max_draft + 1))
         if not width or not drafted.any():
-            rest = int(self._dice.integers(0, 4))
-            return Plan(np.zeros_like(drafted), 0, price=0.0, speedup=1.0, rest=rest)
-        width = min(width, int(room[drafted].max()))
+            return Plan.nothing(step.num_requests, skip_steps=int(self._dice.integers(0, 4)))
+        width = min(width, int(step.limits[drafted].max()))
         return Plan(drafted, width, price=self._dice.random(), speedup=self._dice.random())
 
-    def lengths(self, plan: Plan, ids: Sequence[str], room: Ints, confidence: Floats) -> Ints:
-        return self._dice.integers(0, super().lengths(plan, ids, room, confidence) + 1)
+    def lengths(self, step: Step, confidence: Floats) -> Ints:
+        return self._dice.integers(0, super().lengths(step, confidence) + 1)
 
 
 class Watched:
@@ -42,7 +42,7 @@ class Watched:
 
     def profiled_costs(self) -> list[list[float]]:
         """Seconds by rows that the planner started from."""
-        costs = self.drafter.lengths.costs
+        costs = self.drafter.lengths.policy.costs
         return [curve.seconds.tolist() for curve in (costs.verify, costs.draft, costs.context)]
 
     def draft_by(self, policy: str) -> None:
@@ -54,17 +54,17 @@ class Watched:
         else:
             drafter.backlog = None
             dice = Erratic(max_draft, seed=self.rank)  # other ones on every rank
-            drafter.lengths = FixedLength(max_draft) if policy == "fixed" else dice
+            drafter.lengths.policy = FixedLength(max_draft) if policy == "fixed" else dice
         self.decided: list[Any] = []
         self.drafted: list[Any] = []
         if not hasattr(self, "originals"):
-            self.originals = drafter._plan, drafter.block.draft, drafter.propose
+            self.originals = drafter.lengths.plan, drafter.block.draft, drafter.propose
         plan, draft, propose = self.originals
 
         @functools.wraps(plan)
         def _plan(*args: Any) -> Plan:
             agreed = plan(*args)
-            numbers = (agreed.width, agreed.rest, agreed.least, agreed.is_probe)
+            numbers = (agreed.width, agreed.skip_steps, agreed.least, agreed.is_probe)
             prices = (agreed.price, agreed.speedup)
             self.decided.append((numbers, agreed.drafted.tolist(), prices))
             return agreed
@@ -81,7 +81,7 @@ class Watched:
             self.decided.append(drafts)
             return drafts
 
-        drafter._plan, drafter.block.draft, drafter.propose = _plan, _draft, _propose
+        drafter.lengths.plan, drafter.block.draft, drafter.propose = _plan, _draft, _propose
 
     def written_down(self) -> tuple[list[Any], list[Any]]:
         """Plans and drafts handed over, in order; and all tokens that were drafted."""

@@ -1,28 +1,32 @@
-"""`--distributed-executor-backend vllm_dflash.cluster.ray_executor.CPURayExecutor`: Ray on CPUs.
+"""vLLM's executor for Ray, as engines with DFlash use it: nodes are asked before workers start.
 
-vLLM's own `ray` backend refuses CPUs, because it looks for accelerators. What is different here:
-workers get bundles of CPUs, compute with as many threads, and talk through shared memory only if
-they are on one node. Everything else is vLLM's `RayExecutorV2`.
+`DFlashRayExecutor` takes the place of vLLM's own where `--distributed-executor-backend ray` meets
+DFlash. `CPURayExecutor` is for clusters of nodes without accelerators, which vLLM's own refuses;
+its users name it: `--distributed-executor-backend vllm_dflash.cluster.ray_executor.CPURayExecutor`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
+import vllm
 from vllm import envs
-from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.utils.cpu_resource_utils import get_allowed_cpu_list
-from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
+from vllm.v1.executor import ray_executor_v2
+from vllm.v1.executor.ray_executor_v2 import RayExecutorV2
 
-from vllm_dflash import plugin
-from vllm_dflash.cluster.cores import Core, share_of_cores
+try:
+    import ray
+except ImportError as error:
+    raise ImportError("CPURayExecutor needs Ray: pip install 'ray>=2.60'") from error
+
+from vllm_dflash.cluster.napping import nap_while_waiting
 from vllm_dflash.cluster.nodes import check_nodes
 from vllm_dflash.cluster.placement import (
     describe_workers,
@@ -30,119 +34,63 @@ from vllm_dflash.cluster.placement import (
     reserve_cpus,
     threads_of_workers,
 )
-
-try:
-    import ray
-except ImportError as error:
-    raise ImportError("CPURayExecutor needs Ray: pip install 'ray>=2.60'") from error
+from vllm_dflash.cluster.ray_worker import CPURayWorkerProc, leave
+from vllm_dflash.seams import RAY_CPU, RAY_EXECUTOR, check_seams, check_version
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
+    from vllm.config import VllmConfig
 
-BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+LEAVE = ray.cloudpickle.dumps(leave)
 SECONDS_TO_LEAVE = 3.0
 """For workers that are asked to; the engine's process itself has 5 s."""
 
-SECONDS_OF_A_NAP = 50e-6
-"""A step of a small model takes 2 ms."""
+logger = init_logger("vllm.dflash")
 
 
-class CPURayWorkerProc(RayWorkerProc):
-    """A worker in a Ray actor on a node of CPUs."""
+class DFlashRayExecutor(RayExecutorV2):
+    """vLLM's Ray executor, and the setting `distributed_executor_backend` of engines with DFlash.
 
-    def get_node_and_physical_gpu_ids(self) -> tuple[str, list[int]]:
-        """The node, and this worker's rank: the executor numbers a node's workers by it."""
-        return ray.get_runtime_context().get_node_id(), [self._init_kwargs["rank"]]
-
-    def initialize_worker(
-        self,
-        local_rank: int,
-        env_vars: dict[str, str],
-        distributed_init_method: str,
-        driver_env_vars: dict[str, str] | None = None,
-        assigned_physical_gpu_ids: list[int] | None = None,
-    ) -> None:
-        """Load the model, on this worker's share of the node's cores.
-
-        Args:
-            local_rank: among the workers of this node.
-            env_vars: variables to set.
-            distributed_init_method: where all workers meet.
-            driver_env_vars: variables of the engine's process, for those the node has not set.
-            assigned_physical_gpu_ids: ranks of all workers of this node.
-        """
-        driver = dict(driver_env_vars or {})
-        driver.pop("LD_PRELOAD", None)  # too late: vLLM would believe what is not loaded
-        _take_full_priority()  # threads that this one starts from now on inherit it
-        binding = os.environ.get(BINDING) or driver.get(BINDING) or "auto"
-        _keep_to_cores(binding, local_rank, len(assigned_physical_gpu_ids or [0]))
-        # vLLM's workers use shared memory if they agree on what stands behind the last colon.
-        # That is a port, the same on all nodes; torch reads the address and ignores the rest.
-        node = ray.get_runtime_context().get_node_id()
-        meeting_point = f"{distributed_init_method}?node={node}"
-        super().initialize_worker(local_rank, env_vars, meeting_point, driver)
-        _nap_while_waiting(self.rpc_broadcast_mq)
-
-
-def _take_full_priority() -> None:
-    """Ray starts workers with a niceness of 15, so that others get their cores first."""
-    if os.getpriority(os.PRIO_PROCESS, 0) <= 0:
-        return
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, 0)
-    except PermissionError:
-        plugin.logger().warning(
-            "Ray gave this worker a low priority (niceness %d), and only root may raise it."
-            " Start the nodes with RAY_worker_niceness=0 in the environment.",
-            os.getpriority(os.PRIO_PROCESS, 0),
-        )
-
-
-def _nap_while_waiting(queue: MessageQueue) -> None:
-    """A reader of shared memory is to leave its core to those who compute.
-
-    vLLM's asks again and again for the second after a message, and yields in between. That helps
-    its own processes; but Linux shares its time out by session first (autogroups), and those that
-    Ray has started are in another than the engine: it keeps half a core of them.
+    Why: a node without this package is named, with the command that mends it, before any worker
+    starts; else a worker's import error is all there is. How: vLLM's own setting holds this class
+    from the selection of DFlash until the executor is built. It is a class and not its path: vLLM
+    takes a path for an executor without Ray (`ParallelConfig.use_ray`), which refuses nsight and
+    gives data-parallel ranks the wrong devices. It survives pickling into the engine's process,
+    counts in no hash, and has vLLM's `supports_async_scheduling`. While it stands there, vLLM
+    compares the setting with "ray" once: `--numa-bind` binds the engine's process to the memory
+    nodes of its own GPUs instead of all. Workers see "ray", as always: several functions there
+    ask for it (`gpu_worker.Worker.init_device`).
+    Replaced by: a hook of vLLM's before workers start.
     """
-    if queue is None or not queue._is_local_reader:
-        return
-    condition = queue._spin_condition
-    sleep_until_notified = condition.wait
 
-    def wait(timeout_ms: int | None = None) -> None:
-        if time.monotonic() <= condition.last_read + condition.busy_loop_s:
-            time.sleep(SECONDS_OF_A_NAP)
-        else:
-            sleep_until_notified(timeout_ms)
+    def _init_executor(self) -> None:
+        check_seams(RAY_EXECUTOR)
+        _tell_workers_of_ray(self.vllm_config)
+        super()._init_executor()
 
-    condition.wait = wait
+    def _build_runtime_env(self) -> dict[str, Any]:
+        """What vLLM asks for once, when workers have their places. Raises `NodeError`."""
+        runtime_env = super()._build_runtime_env()
+        check_nodes(self.parallel_config.placement_group, runtime_env)
+        return runtime_env
 
 
-def _keep_to_cores(binding: str, local_rank: int, local_workers: int) -> None:
-    cores = [Core(cpu.id, cpu.physical_core, cpu.numa_node) for cpu in get_allowed_cpu_list()]
-    chosen = share_of_cores(cores, binding, local_rank, local_workers)
-    if chosen is None:
-        return
-    absent = sorted(set(chosen) - os.sched_getaffinity(0))
-    if absent:
-        raise ValueError(
-            f"{BINDING}={binding!r} names cores {absent} of {platform.node()}, which a worker may"
-            f" not use there. It may use {sorted(os.sched_getaffinity(0))}."
-        )
-    os.sched_setaffinity(0, chosen)  # inherited likewise
-    if torch.get_num_threads() > len(chosen):
-        torch.set_num_threads(len(chosen))
+def _tell_workers_of_ray(vllm_config: VllmConfig) -> None:
+    configs = [vllm_config.parallel_config]
+    if (speculative := vllm_config.speculative_config) is not None:  # has them once more
+        configs += [speculative.target_parallel_config, speculative.draft_parallel_config]
+    for config in configs:
+        config.distributed_executor_backend = "ray"
 
 
 class CPURayExecutor(RayExecutorV2):
     """vLLM's Ray executor for nodes without accelerators.
 
-    The placement group of the caller, where there is one, must have a bundle with CPUs for each
-    worker; otherwise free CPUs of the cluster are reserved, and given back at the end.
+    Workers get bundles of CPUs, compute with as many threads, and talk through shared memory only
+    if they are on one node. The placement group of the caller, where there is one, must have a
+    bundle with CPUs for each worker; otherwise free CPUs of the cluster are reserved, and given
+    back at the end.
     """
-
-    checks_nodes_itself = True
 
     def _init_executor(self) -> None:
         self._own_group: PlacementGroup | None = None
@@ -157,15 +105,17 @@ class CPURayExecutor(RayExecutorV2):
                 " CPUs. Unset VLLM_RAY_BUNDLE_INDICES, or start the engine in a placement group"
                 " of just the bundles it is to have."
             )
+        check_version(vllm.__version__)  # engines without DFlash may use this executor, too
+        check_seams(RAY_CPU)
         workers = self.parallel_config.world_size
         try:
             self._threads = self._place(workers)
-            plugin.let_ray_use_cpus(CPURayWorkerProc, partial(placed_bundles, workers=workers))
-            super()._init_executor()
+            with _names_for_cpus(workers):
+                super()._init_executor()
             for queue in self.response_mqs:
-                _nap_while_waiting(queue)
+                nap_while_waiting(queue)
             group = self.parallel_config.placement_group
-            plugin.logger().info("%s", describe_workers(group, workers, self._threads))
+            logger.info("%s", describe_workers(group, workers, self._threads))
         except BaseException:
             self.shutdown()
             raise
@@ -202,7 +152,7 @@ class CPURayExecutor(RayExecutorV2):
             variables.setdefault("LD_PRELOAD", preload)
         for node in without:
             lacks = ", ".join(node.missing_files)
-            plugin.logger().warning(
+            logger.warning(
                 "workers do not get the engine's LD_PRELOAD, without which a CPU may be much"
                 " slower: %s %s. Start every node with its own: LD_PRELOAD=... ray start ...",
                 node.name,
@@ -221,7 +171,7 @@ class CPURayExecutor(RayExecutorV2):
         if running and queue is not None and not self.is_failed and ray.is_initialized():
             deadline = time.monotonic() + SECONDS_TO_LEAVE
             with contextlib.suppress(Exception):  # whoever stays is killed
-                queue.enqueue((_LEAVE, (), {}, None), timeout=SECONDS_TO_LEAVE)
+                queue.enqueue((LEAVE, (), {}, None), timeout=SECONDS_TO_LEAVE)
                 left = max(0.0, deadline - time.monotonic())
                 ray.wait(running, num_returns=len(running), timeout=left)
         super()._join_monitor_thread()
@@ -234,9 +184,27 @@ class CPURayExecutor(RayExecutorV2):
             ray.util.remove_placement_group(group)
 
 
-def _leave(worker: Any) -> None:
-    """In a worker: end its loop, and with it its actor."""
-    raise SystemExit
+@contextlib.contextmanager
+def _names_for_cpus(workers: int) -> Iterator[None]:
+    """Hook 11, in the engine's process, only while our executor for CPUs starts its workers.
 
-
-_LEAVE = ray.cloudpickle.dumps(_leave)
+    `RayWorkerProc`, `initialize_ray_cluster` and `get_bundles_sorted_by_node`, in the module of
+    vLLM's Ray executor. Why: all three ask the platform for its accelerator, and a CPU has none.
+    How: rebound around `_init_executor`, the only function there that uses them, and put back
+    behind it. Our executor has connected and placed its workers before, so nothing is left for
+    the second. No setting does it: with "CPU" for a device, the second refuses bundles of more
+    than one; `VLLM_RAY_BUNDLE_INDICES` would do for the third, but vLLM reads variables once in
+    a process, and hands them to its workers.
+    Replaced by: a `ray_device_key` of vLLM's CPU platform.
+    """
+    ours = {
+        "RayWorkerProc": CPURayWorkerProc,
+        "initialize_ray_cluster": lambda *_, **__: None,
+        "get_bundles_sorted_by_node": partial(placed_bundles, workers=workers),
+    }
+    theirs = {name: getattr(ray_executor_v2, name) for name in ours}
+    vars(ray_executor_v2).update(ours)
+    try:
+        yield
+    finally:
+        vars(ray_executor_v2).update(theirs)

@@ -7,7 +7,7 @@ import torch
 from vllm.distributed import get_tp_group
 
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.planner import Plan
+from vllm_dflash.planning.step import Plan
 
 
 def _from_rank_0(values: torch.Tensor) -> torch.Tensor:
@@ -23,15 +23,15 @@ def agreed_seconds(seconds: float) -> float:
 
 
 def agreed_plan(plan: Plan) -> Plan:
-    """Rank 0's plan: measured times differ, but all ranks must run the same blocks and rest alike.
+    """Rank 0's plan: measured times differ, but all ranks must run the same blocks and skip alike.
 
-    A rank that plans while another rests waits for it for ever.
+    A rank that plans while another skips waits for it for ever.
     """
     if get_tp_group().world_size == 1:
         return plan
-    chosen = (plan.width, plan.rest, plan.least, plan.is_probe, plan.price, plan.speedup)
+    chosen = (plan.width, plan.skip_steps, plan.least, plan.is_probe, plan.price, plan.speedup)
     decision = torch.tensor([*chosen, *plan.drafted.tolist()], dtype=torch.float64)
-    width, rest, least, is_probe, price, speedup, *drafted = _from_rank_0(decision).tolist()
+    width, skip_steps, least, is_probe, price, speedup, *drafted = _from_rank_0(decision).tolist()
     return Plan(
         drafted=np.array(drafted, dtype=bool),
         width=int(width),
@@ -39,7 +39,7 @@ def agreed_plan(plan: Plan) -> Plan:
         speedup=speedup,
         is_probe=bool(is_probe),
         least=int(least),
-        rest=int(rest),
+        skip_steps=int(skip_steps),
     )
 
 

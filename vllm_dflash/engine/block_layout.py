@@ -51,7 +51,7 @@ def kept_rows(query_start_loc: Ints, num_rejected: Ints) -> Ints:
     return np.repeat(starts - (ends - kept), kept) + np.arange(ends[-1] if len(ends) else 0)
 
 
-def draft_lengths(
+def draft_limits(
     context_lens: Ints, length_limits: Ints, wanted: int, may_draft: npt.NDArray[np.bool_]
 ) -> Ints:
     """How many tokens to draft for each request, at most, [R].
@@ -66,8 +66,8 @@ def draft_lengths(
         wanted: K.
         may_draft: False for requests still in their prompt, [R].
     """
-    room = np.minimum(length_limits - context_lens - 2, wanted)
-    return np.maximum(room, 0) * may_draft
+    limits = np.minimum(length_limits - context_lens - 2, wanted)
+    return np.maximum(limits, 0) * may_draft
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,6 +66,16 @@ def measure_curve(
     return Curve(np.array(counts), np.array(seconds))
 
 
+@contextmanager
+def target_alone(drafter: Any) -> Iterator[None]:
+    """Dummy runs inside leave the drafter out."""
+    drafter.runs_target_alone = True
+    try:
+        yield
+    finally:
+        drafter.runs_target_alone = False
+
+
 @torch.inference_mode()
 def profile_v1(runner: GPUModelRunner, agree: Callable[[float], float]) -> StepCosts:
     """Measure with dummy batches; the same calls on every rank. Takes a few seconds."""
@@ -88,7 +100,7 @@ def profile_v1(runner: GPUModelRunner, agree: Callable[[float], float]) -> StepC
     def store(count: int) -> None:
         proposer.model.context.store(features[:count], positions[:count], nowhere[:count])
 
-    with proposer.left_out():
+    with target_alone(proposer):
         verify_curve = measure_curve(verify, rows, agree)
     return StepCosts(
         verify_curve,
@@ -112,7 +124,7 @@ def profile_v2(runner: GPUModelRunnerV2, agree: Callable[[float], float]) -> Ste
     few = [rows for rows in STEPS if rows <= min(max_requests, most // block_rows)]
 
     def verify(count: int) -> None:
-        with speculator.left_out():
+        with target_alone(speculator):
             runner._dummy_run(count)
         torch.accelerator.synchronize()
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 
-from vllm_dflash import plugin
 from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.engine.drafts_in_output import attached_drafts, skip_the_call_for_drafts
 from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.step import Step, StepClock
 from vllm_dflash.planning.uniform_length import UniformLength
+from vllm_dflash.seams import ENGINE, check_seams
 
-DRAFTS = "dflash_draft_token_ids"
 COSTS = "dflash_costs"
-
-
-def attach_drafts(output: ModelRunnerOutput, drafts: DraftTokenIds | None) -> None:
-    """In a worker: send the drafts along with the sampled tokens."""
-    setattr(output, DRAFTS, drafts)
 
 
 def attach_costs(output: ModelRunnerOutput, costs: StepCosts) -> None:
@@ -38,24 +33,21 @@ def build_scheduler(**arguments: Any) -> Scheduler:
 
 
 class DFlashScheduler(Scheduler):
-    """Takes drafts from where `attach_drafts` put them.
-
-    vLLM asks the workers for drafts in a call of its own after every step, which between
-    processes takes longer than planning and skipping a draft does.
-    """
+    """Takes the drafts that came with a step's output."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # The table is there for the graphs of asynchronous scheduling (`choose_verification`).
         self.dynamic_sd_lookup = None
-        plugin.spare_the_call_for_drafts()
+        check_seams(ENGINE)
+        skip_the_call_for_drafts()
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Any:
         """Take the sampled tokens, then the drafts, in the order vLLM does."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        drafts = getattr(model_runner_output, DRAFTS, None)
+        drafts = attached_drafts(model_runner_output)
         if drafts is not None:
             self.update_draft_token_ids(drafts)
         return outputs
@@ -80,8 +72,9 @@ class DFlashAsyncScheduler(AsyncScheduler):
         self.lengths: UniformLength | None = None
         if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
             self.lengths = UniformLength(self.num_spec_tokens, choices)
-        self._decoded: set[str] = set()
-        self._updated = 0.0
+        self._clock = StepClock()
+        self._draft_rows = 0
+        """Of the block forward behind the last step, which takes part of the next one's time."""
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         if self.lengths is not None:
@@ -107,22 +100,23 @@ class DFlashAsyncScheduler(AsyncScheduler):
         scheduler_output: SchedulerOutput,
         model_runner_output: ModelRunnerOutput,
     ) -> None:
-        now = time.perf_counter()
-        seconds, self._updated = now - self._updated, now
+        # A request that was just admitted has no drafts yet: vLLM pads it with some.
+        padded = {request.req_id for request in scheduler_output.scheduled_new_reqs}
+        padded |= scheduler_output.scheduled_cached_reqs.resumed_req_ids
         drafts = scheduler_output.scheduled_spec_decode_tokens
-        counts = scheduler_output.num_scheduled_tokens
         rows = model_runner_output.req_id_to_index
         sampled = model_runner_output.sampled_token_ids
-        produced = {name: len(sampled[rows[name]]) if sampled else 0 for name in counts}
-        verified = [name for name in drafts if produced.get(name)]
-        lengths.observe_verification(
-            np.array([len(drafts[name]) for name in verified], dtype=np.int64),
-            np.array([produced[name] - 1 for name in verified], dtype=np.int64),
+        names = list(scheduler_output.num_scheduled_tokens)
+        step = Step(
+            names,
+            np.array([len(sampled[rows[name]]) if sampled else 0 for name in names]),
+            rows=scheduler_output.total_num_scheduled_tokens,
         )
-        decoded = {name for name in counts if counts[name] == 1 + len(drafts.get(name, ()))}
-        # Where the same requests went on decoding, the time since the last step is this one's.
-        if decoded and decoded == self._decoded and len(decoded) == len(counts):
-            num_tokens = sum(counts.values())
-            length = scheduler_output.num_spec_tokens_to_schedule
-            lengths.observe_step(len(counts), num_tokens, length, seconds)
-        self._decoded = decoded
+        step.verified = np.array(
+            [0 if name in padded else len(drafts.get(name, ())) for name in names]
+        )
+        step.draft_rows = self._draft_rows
+        drafts_next = scheduler_output.num_spec_tokens_to_schedule > 0
+        self._draft_rows = drafts_next * len(names) * (1 + self.num_spec_tokens)
+        self._clock.finish(step)
+        lengths.observe(step)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.costs import StepEstimate, StepTimes
-from vllm_dflash.planning.planner import Plan
+from vllm_dflash.planning.costs import StepEstimate
+from vllm_dflash.planning.step import Step
 
 
 @dataclass
@@ -66,51 +66,54 @@ class DraftStatistics:
     plain_tokens: float = 0.0
     """Tokens of decoding steps: as planned, as they came, and as plain decoding would have
     produced in the same time by the cost model."""
-    _speedup: float = 1.0
 
     def __post_init__(self) -> None:
         self.draft_lengths = np.zeros(self.max_draft + 1, dtype=np.int64)
         self.costs = {name: CostRecord() for name in ("step", "draft", "context")}
 
-    def observe_verification(self, drafted: Ints, produced: Ints) -> None:
-        """Count one verified batch: drafts and produced tokens (bonus included), [R] each."""
+    def observe_verification(self, step: Step) -> None:
+        """Count what became of the drafts that a step verified."""
         # A request whose sample was discarded verified nothing.
-        verified = (drafted > 0) & (produced > 0)
-        self.verifications += int(verified.sum())
-        self.draft_tokens += int(drafted[verified].sum())
-        self.accepted_tokens += int(produced[verified].sum() - verified.sum())
+        verified = step.verified[step.decoding]
+        self.verifications += int((verified > 0).sum())
+        self.draft_tokens += int(verified.sum())
+        self.accepted_tokens += int(step.accepted.sum())
 
-    def observe_plan(self, plan: Plan, *, possible: bool) -> None:
-        """Count a step that drafted, or did not although it was possible."""
-        self.steps += 1
-        self.drafted_steps += plan.width > 0
-        self.skipped_steps += possible and plan.width == 0
-        self.probes += plan.is_probe
-        self._speedup = plan.speedup
-
-    def observe_length(self, length: int, num_requests: int) -> None:
+    def observe_uniform(self, length: int, num_requests: int) -> None:
         """Count a step in which all of so many requests were given the same draft length."""
         self.steps += 1
         self.drafted_steps += length > 0
         self.skipped_steps += length == 0
         self.draft_lengths[length] += num_requests
 
-    def observe_step(self, times: StepTimes, estimate: StepEstimate, produced: int) -> None:
-        """Compare decoding steps that produced that many tokens with what was expected."""
-        self.costs["step"].add(estimate.step_seconds, times.step_seconds, times.num_steps)
-        if times.draft_rows:
-            self.costs["draft"].add(estimate.draft_seconds, times.draft_seconds)
-        if times.context_rows:
-            self.costs["context"].add(estimate.context_seconds, times.context_seconds)
-        seconds = times.step_seconds + times.draft_seconds + times.context_seconds
-        plain = times.num_steps * times.num_requests * seconds / estimate.plain_seconds
-        self.plain_tokens += plain
-        self.predicted_tokens += plain * self._speedup
-        self.produced_tokens += produced
+    def observe(self, step: Step, estimate: StepEstimate | None) -> None:
+        """Count a step that is over; `estimate` is what its time was expected to be."""
+        plan = step.plan
+        self.steps += 1
+        self.drafted_steps += plan.width > 0
+        self.skipped_steps += step.could_draft and plan.width == 0
+        self.probes += plan.is_probe
+        self.nan_drafts += step.nan_drafts
+        self.seconds += step.seconds
+        self.planning_seconds += step.planning_seconds
+        if plan.width:
+            self.draft_lengths += np.bincount(
+                step.lengths[plan.drafted], minlength=self.max_draft + 1
+            )
+        if estimate is not None:
+            self._compare(step, estimate)
 
-    def observe_lengths(self, lengths: Ints) -> None:
-        """Count the lengths chosen in a drafted step, one per request of the batch."""
-        self.draft_lengths += np.bincount(lengths, minlength=self.max_draft + 1)
+    def _compare(self, step: Step, estimate: StepEstimate) -> None:
+        self.costs["step"].add(estimate.target_seconds, step.target_seconds, step.count)
+        if step.draft_rows:
+            self.costs["draft"].add(estimate.draft_seconds, step.draft_seconds)
+        if step.context_rows:
+            self.costs["context"].add(estimate.context_seconds, step.context_seconds)
+        seconds = step.target_seconds + step.draft_seconds + step.context_seconds
+        plain = step.count * step.num_requests * seconds / estimate.plain_seconds
+        self.plain_tokens += plain
+        self.predicted_tokens += plain * step.plan.speedup
+        self.produced_tokens += step.count * step.num_requests + int(step.accepted.sum())
 
     def to_dict(self) -> dict[str, Any]:
         """Counters and the means derived from them; plain values only."""

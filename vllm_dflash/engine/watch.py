@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from vllm_dflash.engine.statistics import DraftStatistics
 
-STEPS_BETWEEN_LOOKS = 32
-"""Counters may lie on a device, and looking waits for it."""
+FIRST_LOOK, LONGEST_INTERVAL = 32, 8192
+"""Steps. Counters may lie on a device, and looking waits for it; so intervals double."""
 ENOUGH_VERIFICATIONS = 256
 LEAST_ACCEPTED = 0.01
 """Accepted drafts per verification, below which acceptance counts as stuck at zero: a drafter of
@@ -29,17 +29,19 @@ class DraftWatch:
         self._collect = collect
         self._warn = warn
         self._parity = f"vllm-dflash parity {drafter} --target {target}"
-        self._steps = 0
+        self._interval = self._steps_left = FIRST_LOOK
         self._warned_of_nan = False
         self._warned_of_zero = False
         self._verifications = self._accepted = 0
 
     def tick(self) -> None:
         """A step has ended."""
-        self._steps += 1
-        has_more_to_say = not (self._warned_of_nan and self._warned_of_zero)
-        if has_more_to_say and self._steps % STEPS_BETWEEN_LOOKS == 0:
-            self.look()
+        self._steps_left -= 1
+        if self._steps_left or (self._warned_of_nan and self._warned_of_zero):
+            return
+        self._interval = min(2 * self._interval, LONGEST_INTERVAL)
+        self._steps_left = self._interval
+        self.look()
 
     def look(self) -> None:
         """Compare the counters with those of the last looks."""

@@ -1,9 +1,11 @@
-"""Worker classes: where vLLM meets our drafting code in each worker process."""
+"""Worker classes: where vLLM meets our drafting code in each worker process.
+
+What they attach to a model runner is numbered as on the page of hooks (`plugin.py`).
+"""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from vllm import envs
@@ -11,24 +13,34 @@ from vllm.config import set_current_vllm_config
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
+from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
-from vllm_dflash import plugin
+from vllm_dflash import __version__
 from vllm_dflash.checkpoint.ranks import describe_ranks
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.agreement import agreed_seconds
+from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_the_output
+from vllm_dflash.engine.fresh_blocks import fresh_blocks, useless_blocks
+from vllm_dflash.engine.log import log_active, log_profile, logger
 from vllm_dflash.engine.periodic_log import PeriodicLog
 from vllm_dflash.engine.profile import profile_v1, profile_v2
-from vllm_dflash.engine.scheduler import attach_costs, attach_drafts
-from vllm_dflash.engine.v1.proposer import DFlashProposer
-from vllm_dflash.engine.vllm_fixes.fresh_blocks import FreshBlocks
-from vllm_dflash.engine.vllm_fixes.sampling import seeds_spared
-from vllm_dflash.engine.vllm_fixes.shared_memory import unlink_collective_memory
+from vllm_dflash.engine.scheduler import attach_costs
+from vllm_dflash.engine.v1.proposer import PlannedProposer
+from vllm_dflash.engine.v2.speculator import PlannedSpeculator
+from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
+from vllm_dflash.engine.vllm_fixes.expanded_sampling import mend_expanded_sampling
+from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
+from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
+from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
+from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.watch import DraftWatch
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.tools.parity.recorder import DraftRecorder
+from vllm_dflash.plugin import register_draft_model
+from vllm_dflash.seams import V1_WORKER, V2_WORKER, check_vllm
 
 
 class DraftingWorker(Worker):
@@ -38,29 +50,24 @@ class DraftingWorker(Worker):
     """Our proposer (V1) or speculator (V2)."""
 
     def init_device(self) -> None:
-        """Build the model runner around our drafting code."""
+        """Build the model runner, and put our drafting code in the place of vLLM's."""
         self._log: PeriodicLog | None = None
         self._watch: DraftWatch | None = None
         self._costs_to_send: StepCosts | None = None
-        if self.use_v2_model_runner:
-            plugin.install_v2_speculator()
-        else:
-            plugin.install_v1_proposer(DFlashProposer)
+        check_vllm(V2_WORKER if self.use_v2_model_runner else V1_WORKER)
+        register_draft_model()  # hook 5
         super().init_device()
-        if self.use_v2_model_runner:
-            self.drafter = plugin.attach_to_v2_runner(self.model_runner)
-        else:
-            self.drafter = plugin.attach_to_v1_runner(self.model_runner, DFlashProposer)
+        self.drafter = self._attach_to_v2() if self.use_v2_model_runner else self._attach_to_v1()
         if self.rank == 0:
             options = DFlashOptions.of(self.vllm_config)
-            plugin.log_active(options, runner=self._runner)
+            log_active(options, runner=self._runner)
             tp_size = self.parallel_config.tensor_parallel_size
             if tp_size > 1:
                 about = describe_ranks(options.drafter, tp_size, options.drafter_ranks)
-                plugin.logger().info("tensor parallelism: %s", about)
+                logger().info("tensor parallelism: %s", about)
             self._watch = DraftWatch(
                 self.drafter.collect_statistics,
-                plugin.logger().warning,
+                logger().warning,
                 target=self.model_config.model,
                 drafter=options.drafter.model,
             )
@@ -68,6 +75,25 @@ class DraftingWorker(Worker):
     @property
     def _runner(self) -> str:
         return "v2" if self.use_v2_model_runner else "v1"
+
+    def _attach_to_v1(self) -> PlannedProposer:
+        """Hooks 6 and 7."""
+        runner = self.model_runner
+        _expect(getattr(runner, "drafter", None), DFlashProposer)
+        runner.drafter = PlannedProposer(self.vllm_config, self.device, runner)
+        runner.rejection_sampler = DraftRejectionSampler(
+            runner.sampler, runner.speculative_config, runner.device
+        )
+        # Each request's own limit is kept by the proposer.
+        runner._input_fits_in_drafter = lambda metadata: metadata is not None
+        return runner.drafter
+
+    def _attach_to_v2(self) -> PlannedSpeculator:
+        """Hook 6."""
+        runner = self.model_runner
+        _expect(runner.speculator, DFlashSpeculator)
+        runner.speculator = PlannedSpeculator(self.vllm_config, self.device, runner.req_states)
+        return runner.speculator
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up, then measure what steps cost, for the planner to start from."""
@@ -87,21 +113,23 @@ class DraftingWorker(Worker):
         else:
             self.drafter.adapt_lengths(costs)
         if self.rank == 0:
-            plugin.log_profile(costs, time.perf_counter() - started)
+            log_profile(costs, time.perf_counter() - started)
             self._log = PeriodicLog(
-                self.drafter.statistics, envs.VLLM_LOG_STATS_INTERVAL, plugin.logger().info
+                self.drafter.lengths.statistics, envs.VLLM_LOG_STATS_INTERVAL, logger().info
             )
 
     def sample_tokens(
         self, grammar_output: GrammarOutput | None
-    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
         """Sample and draft: the end of a step."""
         output = super().sample_tokens(grammar_output)
+        if output is None:  # the step's first half failed, and vLLM says why
+            return None
         if self.use_v2_model_runner:
             if self._costs_to_send is not None:
                 attach_costs(output.model_runner_output, self._costs_to_send)
                 self._costs_to_send = None
-        elif self.drafter.has_drafts and plugin.drafts_come_with_the_output(self.vllm_config):
+        elif self.drafter.has_drafts and drafts_come_with_the_output(self.vllm_config):
             attach_drafts(output, self.take_draft_token_ids())
         self.drafter.end_step()
         if self._watch is not None:
@@ -131,20 +159,14 @@ class DraftingWorker(Worker):
             **self.drafter.warm.to_dict(),
         }
 
-    def record_drafting(self) -> None:
-        """From now on write down all that is computed for drafts (`vllm-dflash parity`).
 
-        Raises:
-            ValueError: the engine is compiled, or takes more than one request at a time.
-        """
-        is_eager = self.vllm_config.model_config.enforce_eager
-        if not is_eager or self.vllm_config.scheduler_config.max_num_seqs != 1:
-            raise ValueError("record_drafting needs enforce_eager=True and max_num_seqs=1.")
-        self._recorder = DraftRecorder(self.drafter)
-
-    def take_recording(self, path: str) -> None:
-        """Stop, and write it to a safetensors file for `Recording.load`."""
-        self._recorder.finish(Path(path))
+def _expect(drafter: Any, kind: type) -> None:
+    """Stop where the runner has built something else than what ours stands for."""
+    if type(drafter) is not kind:
+        raise RuntimeError(
+            f"vllm-dflash {__version__} was selected, but the model runner built"
+            f" {type(drafter).__module__}.{type(drafter).__qualname__} as its drafter."
+        )
 
 
 class DFlashCPUWorker(DraftingWorker, CPUWorker):
@@ -152,20 +174,26 @@ class DFlashCPUWorker(DraftingWorker, CPUWorker):
 
     def init_device(self) -> None:
         """Mend what this vLLM's CPU kernels get wrong, then build the model runner."""
-        plugin.mend_cpu_sampling()
+        mend_expanded_sampling()
         super().init_device()
         unlink_collective_memory()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load both models."""
         super().load_model(*args, **kwargs)
-        plugin.mend_cpu_sinks(self.vllm_config)
+        mend_sliding_sinks(self.vllm_config)
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the cache."""
         super().initialize_from_config(kv_cache_config)
-        layers = [attention.attn for attention in self.drafter.model.context.attentions]
-        self._fresh = FreshBlocks(kv_cache_config, layers)
+        layers = {a.attn.layer_name: a.attn for a in self.drafter.model.context.attentions}
+        self._num_blocks = kv_cache_config.num_blocks
+        self._draft_groups = [
+            (number, group.kv_cache_spec.block_size, own)
+            for number, group in enumerate(kv_cache_config.kv_cache_groups)
+            if (own := [layers[name] for name in group.layer_names if name in layers])
+        ]
+        """Number, tokens per block and drafter's layers of each cache group that has any."""
 
     def execute_model(
         self, scheduler_output: SchedulerOutput
@@ -174,22 +202,37 @@ class DFlashCPUWorker(DraftingWorker, CPUWorker):
 
         Saves a call from the engine, which between processes takes a while.
         """
-        self._fresh.clear(scheduler_output)
-        if not self.use_v2_model_runner:
-            self.drafter.forget(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
+        self._forget_blocks(scheduler_output)
         output = super().execute_model(scheduler_output)
         may_go_on = not (
             self.use_v2_model_runner or scheduler_output.has_structured_output_requests
         )
         return self.sample_tokens(None) if output is None and may_go_on else output
 
+    def _forget_blocks(self, step: SchedulerOutput) -> None:
+        """Leave nothing of earlier owners in cache blocks that change hands."""
+        for group, block_size, layers in self._draft_groups:
+            blocks = fresh_blocks(step, group, block_size)
+            if blocks:
+                clear_blocks((layer.kv_cache for layer in layers), self._num_blocks, blocks)
+            if self.use_v2_model_runner:  # it stores context in every step, so none waits
+                continue
+            known = self.model_runner.requests
+            blocks += useless_blocks(
+                [known[name] for name in step.finished_req_ids if name in known],
+                group,
+                block_size,
+                caches_prefixes=self.cache_config.enable_prefix_caching,
+            )
+            self.drafter.drop_context(blocks, block_size)
+
     def sample_tokens(
         self, grammar_output: GrammarOutput | None
-    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
         """Sample and draft: the end of a step."""
         if self.use_v2_model_runner:  # counts its random numbers by position
             return super().sample_tokens(grammar_output)
-        with seeds_spared(self.model_runner):
+        with seeds_kept(self.model_runner):
             return super().sample_tokens(grammar_output)
 
 

@@ -9,7 +9,7 @@ from vllm.config import VllmConfig, replace
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
-from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding, get_rope
+from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
 from vllm.model_executor.models.llama import LlamaMLP
 from vllm.model_executor.utils import set_weight_attrs
@@ -39,18 +39,6 @@ class DraftAttentionCache(Attention):
             dtype=spec.dtype,
             kv_quant_mode=spec.kv_quant_mode,
         )
-
-
-def _cover(rotary_emb: RotaryEmbedding, num_positions: int) -> None:
-    """Give the table a row for every position: vLLM's for YaRN ends where the checkpoint's does.
-
-    Context is stored for all of a target's positions, drafted for or not, and a row that is not
-    there would be read all the same.
-    """
-    table = rotary_emb.cos_sin_cache  # [positions, rotary dim]
-    missing = num_positions - len(table)
-    if missing > 0:
-        rotary_emb.cos_sin_cache = torch.cat([table, table[-1:].expand(missing, -1)])
 
 
 class BlockAttention(nn.Module):
@@ -100,7 +88,6 @@ class BlockAttention(nn.Module):
             is_neox_style=spec.is_neox_style,
             rope_parameters=dict(spec.rope_parameters),
         )
-        _cover(self.rotary_emb, max_position)
         self.value_scale = spec.value_scale
         self.attention_sink_bias: nn.Parameter | None = None
         if spec.attention_sinks:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.step import Step
 
 LARGEST_SURPRISE = 0.3
 """A measured time counts as at most this much, relatively, off its prediction: a step that was
@@ -83,27 +84,10 @@ class Level:
 
 
 @dataclass(frozen=True)
-class StepTimes:
-    """A measured step that held no prompt, or the mean of several that were alike."""
-
-    num_requests: int
-    num_tokens: int
-    """Rows the target ran: one per request and its drafts."""
-    step_seconds: float
-    """From the end of the step before to the end of this one, less the two below."""
-    draft_rows: int
-    """Rows of the drafter's block forward; 0 where it did not run."""
-    draft_seconds: float
-    context_rows: int
-    context_seconds: float
-    num_steps: int = 1
-
-
-@dataclass(frozen=True)
 class StepEstimate:
-    """What a step was expected to take, in the parts of `StepTimes`."""
+    """What a step was expected to take, in the parts of a `Step`."""
 
-    step_seconds: float
+    target_seconds: float
     draft_seconds: float
     context_seconds: float
     plain_seconds: float
@@ -170,32 +154,30 @@ class StepCosts:
         """Seconds of decoding in a step that verifies nothing; its context can wait."""
         return float(self.decoding(num_requests, np.array(num_requests)))
 
-    def estimate(self, times: StepTimes) -> StepEstimate:
+    def estimate(self, step: Step) -> StepEstimate:
         """What a step that did as much as this one is expected to take."""
         return StepEstimate(
-            float(self.step(times.num_requests, np.array(times.num_tokens))),
-            float(self.draft.at(times.draft_rows)) if times.draft_rows else 0.0,
-            float(self.context.at(times.context_rows)) if times.context_rows else 0.0,
-            float(self.step(times.num_requests, np.array(times.num_requests))),
+            float(self.step(step.num_requests, np.array(step.rows))),
+            float(self.draft.at(step.draft_rows)) if step.draft_rows else 0.0,
+            float(self.context.at(step.context_rows)) if step.context_rows else 0.0,
+            float(self.step(step.num_requests, np.array(step.num_requests))),
         )
 
-    def observe(self, times: StepTimes) -> StepEstimate:
-        """Learn from a measured step; returns what was expected of it."""
-        estimate = self.estimate(times)
-        predicted = estimate.step_seconds
+    def observe(self, step: Step) -> StepEstimate:
+        """Learn from a measured step of decoding alone; returns what was expected of it."""
+        estimate = self.estimate(step)
+        predicted = estimate.target_seconds
         bound = LARGEST_SURPRISE * predicted
-        surprise = float(np.clip(times.step_seconds - predicted, -bound, bound))
-        drafted = times.num_tokens > times.num_requests
+        surprise = float(np.clip(step.target_seconds - predicted, -bound, bound))
+        drafted = step.rows > step.num_requests
         # Until undrafted steps were seen, what surprises is taken to be in those as well.
-        plain = not drafted or not self.plain_level.is_known(times.num_requests)
-        (self.plain_level if plain else self.verify_level).correct(
-            times.num_requests, surprise, times.num_steps
-        )
-        forward = float(self.verify.at(times.num_tokens))
-        rate = repeated(CURVE_RATE, times.num_steps)
-        self.verify.correct(times.num_tokens, forward + surprise, rate)
-        if times.draft_rows:
-            self.draft.correct(times.draft_rows, times.draft_seconds, LEVEL_RATE)
-        if times.context_rows:
-            self.context.correct(times.context_rows, times.context_seconds, LEVEL_RATE)
+        plain = not drafted or not self.plain_level.is_known(step.num_requests)
+        level = self.plain_level if plain else self.verify_level
+        level.correct(step.num_requests, surprise, step.count)
+        forward = float(self.verify.at(step.rows))
+        self.verify.correct(step.rows, forward + surprise, repeated(CURVE_RATE, step.count))
+        if step.draft_rows:
+            self.draft.correct(step.draft_rows, step.draft_seconds, LEVEL_RATE)
+        if step.context_rows:
+            self.context.correct(step.context_rows, step.context_seconds, LEVEL_RATE)
         return estimate

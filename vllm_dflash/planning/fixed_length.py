@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.costs import StepEstimate, StepTimes
-from vllm_dflash.planning.planner import Plan
+from vllm_dflash.planning.step import Plan, Step
 
 
 class FixedLength:
-    """Always K."""
+    """Always K, or as many as a request can use."""
+
+    is_same_everywhere = True
 
     def __init__(self, max_draft: int) -> None:
         self.max_draft = max_draft
 
-    def plan(self, ids: Sequence[str], room: Ints, pending: Ints) -> Plan:
+    def plan(self, step: Step) -> Plan:
         """Everybody who can use drafts."""
-        drafted = room > 0
-        width = min(self.max_draft, int(room.max())) if drafted.any() else 0
+        drafted = step.limits > 0
+        width = min(self.max_draft, int(step.limits.max())) if drafted.any() else 0
         return Plan(drafted, width, price=0.0, speedup=1.0)
 
-    def lengths(self, plan: Plan, ids: Sequence[str], room: Ints, confidence: Floats) -> Ints:
+    def lengths(self, step: Step, confidence: Floats) -> Ints:
         """All of them."""
-        return np.minimum(room[plan.drafted], plan.width)
+        return np.minimum(step.limits[step.plan.drafted], step.plan.width)
 
-    def observe_verification(self, ids: Sequence[str], drafted: Ints, accepted: Ints) -> None:
-        """Changes nothing."""
-
-    def observe_batch(self, prompt_rows: int) -> None:
-        """Changes nothing."""
-
-    def observe_step(self, times: StepTimes) -> StepEstimate | None:
-        """Expects nothing."""
-        return None
+    def observe(self, step: Step) -> None:
+        """Expects nothing, and learns nothing."""

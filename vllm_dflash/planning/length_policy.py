@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.costs import StepEstimate, StepTimes
-from vllm_dflash.planning.planner import Plan
+from vllm_dflash.planning.costs import StepEstimate
+from vllm_dflash.planning.step import Plan, Step
 
 
 class LengthPolicy(Protocol):
-    """What a runner asks, in this order: `plan`, `lengths`, and then how it went."""
+    """Asked in this order, with the step as far as it is known by then."""
 
-    def plan(self, ids: Sequence[str], room: Ints, pending: Ints) -> Plan:
+    is_same_everywhere: bool
+    """Whether all tensor-parallel ranks come to the same answers by themselves."""
+
+    def plan(self, step: Step) -> Plan:
         """Whom to draft, and how wide."""
 
-    def lengths(self, plan: Plan, ids: Sequence[str], room: Ints, confidence: Floats) -> Ints:
-        """How many of the drafted tokens to verify, [D]."""
+    def lengths(self, step: Step, confidence: Floats) -> Ints:
+        """How many of the drafted tokens to verify, [D], given their probability, [D, w]."""
 
-    def observe_verification(self, ids: Sequence[str], drafted: Ints, accepted: Ints) -> None:
-        """What became of drafts."""
-
-    def observe_batch(self, prompt_rows: int) -> None:
-        """How many rows of a step belonged to prompts."""
-
-    def observe_step(self, times: StepTimes) -> StepEstimate | None:
-        """How long a step took; returns what was expected, if anything was."""
+    def observe(self, step: Step) -> StepEstimate | None:
+        """A step is over; returns what its time was expected to be, if anything was."""

@@ -8,13 +8,15 @@ lately, and what steps cost.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
-from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.costs import StepCosts, StepTimes
+from vllm_dflash.planning import Floats
+from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import CLOSE, MARGIN, PROBE_LENGTH
 from vllm_dflash.planning.probing import ProbeSchedule
+from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.survival import Calibration
 
 
@@ -54,18 +56,19 @@ class UniformLength:
             return int(self._choices[trial])
         return 0
 
-    def observe_verification(self, drafted: Ints, accepted: Ints) -> None:
-        """Learn what became of drafts: how many of each request were verified, accepted, [R]."""
-        known = drafted > 0
-        drafted, accepted = drafted[known], accepted[known]
-        if len(drafted):
-            # Without a confidence, every draft stands for its position alone.
-            self._calibration.observe(np.ones((len(drafted), self.max_draft)), drafted, accepted)
+    def observe(self, step: Step) -> None:
+        """Learn from a step: what became of the drafts it verified, and what it took.
 
-    def observe_step(self, num_requests: int, num_tokens: int, length: int, seconds: float) -> None:
-        """Learn from a step of decoding alone, at whose end `length` drafts were made for each."""
-        if self.costs is None:
+        `target_seconds` counts where it is known: it holds the draft whose rows are `draft_rows`,
+        because nobody can time that alone while the device works on.
+        """
+        known = (step.verified > 0) & step.decoding
+        verified, accepted = step.verified[known], step.accepted[known]
+        if len(verified):
+            # Without a confidence, every draft stands for its position alone.
+            self._calibration.observe(np.ones((len(verified), self.max_draft)), verified, accepted)
+        if self.costs is None or not step.target_seconds:
             return
-        if length:
-            seconds -= float(self.costs.draft.at(num_requests * (1 + self.max_draft)))
-        self.costs.observe(StepTimes(num_requests, num_tokens, seconds, 0, 0.0, 0, 0.0))
+        drafting = float(self.costs.draft.at(step.draft_rows)) if step.draft_rows else 0.0
+        alone = replace(step, target_seconds=step.target_seconds - drafting, draft_rows=0)
+        self.costs.observe(alone)

@@ -31,14 +31,22 @@ def json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text} is no JSON: {error}") from error
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text} is no JSON object")
     return value
 
 
-def add_drafter_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the speculative config that say how the drafter is read."""
+def add_number(options: argparse._ActionsContainer, name: str, default: int, about: str) -> None:
+    """An option that takes a positive whole number."""
+    about = f"{about} (default: {default})"
+    options.add_argument(name, type=positive, default=default, metavar="N", help=about)
+
+
+def add_pair(parser: argparse.ArgumentParser) -> None:
+    """The drafter and its target, and options that say how the drafter is read."""
+    parser.add_argument("drafter", help="folder or repository of the drafter")
+    parser.add_argument("--target", required=True, help="folder or repository of the target")
     parser.add_argument("--revision", help="of the drafter's repository")
     parser.add_argument(
         "--drafter-overrides",

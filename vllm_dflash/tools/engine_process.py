@@ -18,18 +18,22 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
+from vllm_dflash.tools.engine_answers import SECONDS_TO_CLOSE
 from vllm_dflash.tools.engine_log import describe_death
 
-SECONDS_TO_LEAVE = 60.0
+if TYPE_CHECKING:
+    from vllm_dflash.tools.engine_answers import EngineAnswers
+
+START = "vllm_dflash.tools.engine_answers:start"
+SECONDS_TO_LEAVE = 2 * SECONDS_TO_CLOSE
 SECONDS_TO_STOP = 10.0
 """For a child that is interrupted, because nobody waits for its answer any more."""
-SECONDS_TO_CLOSE = SECONDS_TO_LEAVE / 2
-"""For an engine's own processes. vLLM's limit is 5 s; what it kills leaves shared memory behind."""
 
 
 class EngineDied(RuntimeError):
@@ -55,41 +59,46 @@ def temporary_logs(prefix: str) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-class EngineChild:
+class EngineProcess:
     """A process that starts an engine and answers questions about it."""
 
     def __init__(
         self,
-        answers: str,
-        arguments: Mapping[str, Any],
         log: Path,
         *,
-        environment: Mapping[str, str],
+        start: str = START,
+        environment: Mapping[str, str] | None = None,
+        **arguments: Any,
     ) -> None:
         """Start the process; the engine is ready when it first answers.
 
         Args:
-            answers: where, "module:callable", what starts the engine is found. It is called in
-                the process with these
-            arguments: (which JSON can hold) and returns an object whose public methods are the
-                questions; `close`, if there is one, is called when there are no more of them.
             log: everything vLLM prints goes to this file.
+            start: where, "module:callable", what starts the engine is found. It is called in the
+                process with the arguments and returns an object whose public methods are the
+                questions; `close`, if there is one, is called when there are no more of them.
             environment: variables that the process does not share with this one.
+            arguments: which JSON can hold; see `engine_answers.start`.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         self._answering = False
         with log.open("w") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, answers, json.dumps(arguments)],
+                [sys.executable, "-m", __name__, start, json.dumps(arguments)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
-                env=os.environ | environment,
+                env=os.environ | (environment or {}),
                 # A group of its own: Ctrl-C is for the command, which ends its children.
                 start_new_session=True,
             )
+
+    @property
+    def answers(self) -> EngineAnswers:
+        """Asked like the object in the process; arguments are named. Raises as `ask` does."""
+        return cast("EngineAnswers", _Asked(self))
 
     def ask(self, question: str, **arguments: Any) -> Any:
         """Send a question (a method of the answering object) and wait for its answer.
@@ -145,7 +154,17 @@ class EngineChild:
             self._process.wait()
 
 
-def serve(answers: str, arguments: dict[str, Any]) -> None:
+class _Asked:
+    """Every attribute is a question to a process."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self._process = process
+
+    def __getattr__(self, question: str) -> Callable[..., Any]:
+        return partial(self._process.ask, question)
+
+
+def serve(start: str, arguments: dict[str, Any]) -> None:
     """Answer until the input ends, a line of JSON each."""
     # What vLLM prints goes to the log. Processes it starts do not get the duplicate, so the end
     # of the answers' pipe tells the parent that this process died.
@@ -157,7 +176,7 @@ def serve(answers: str, arguments: dict[str, Any]) -> None:
     def tell(kind: str, value: Any) -> None:
         print(json.dumps({kind: value}), file=output, flush=True)
 
-    module, _, name = answers.partition(":")
+    module, _, name = start.partition(":")
     try:
         known = getattr(importlib.import_module(module), name)(**arguments)
     except ValueError as error:

@@ -1,31 +1,49 @@
-"""What goes on, for a person who looks or for a log."""
+"""What goes on, for a person who looks or for a log. On standard error: results go elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TextIO
 
-OnProgress = Callable[[int], None]
-"""Told how many texts are done."""
+
+class Tell(Protocol):
+    """Told how much of a stage is done, and what is being done now."""
+
+    def __call__(self, done: float, doing: str = "", /) -> None:
+        """Anything may be told at any time."""
 
 
 class Progress(Protocol):
-    """Told what the gate does."""
+    """Told what a command does."""
 
-    def stage(self, name: str, texts: int | None) -> AbstractContextManager[OnProgress]:
-        """So many texts are worked on; None: nobody knows how much there is to do."""
+    def stage(
+        self, name: str, total: float | None = None, unit: str = ""
+    ) -> AbstractContextManager[Tell]:
+        """Something begins, and ends with the context.
+
+        Args:
+            name: what it is called.
+            total: how much there is to do; None: nobody knows.
+            unit: of what there is to do, such as "texts"; none: it is the time that it may take.
+        """
+
+    def say(self, line: str) -> None:
+        """Something that is to stay."""
 
 
 class Silent:
     """For those who do not want to know."""
 
     @contextmanager
-    def stage(self, name: str, texts: int | None) -> Iterator[OnProgress]:
+    def stage(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Tell]:
         """See `Progress`."""
-        yield lambda done: None
+        yield lambda done, doing="": None
+
+    def say(self, line: str) -> None:
+        """See `Progress`."""
 
 
 class Lines:
@@ -35,13 +53,16 @@ class Lines:
         self._file = file
 
     @contextmanager
-    def stage(self, name: str, texts: int | None) -> Iterator[OnProgress]:
+    def stage(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Tell]:
         """See `Progress`."""
-        of = "" if texts is None else f": {texts} texts"
-        print(f"{name}{of}", file=self._file, flush=True)
+        self.say(f"{name}: {total} {unit}" if unit else name)
         started = time.perf_counter()
-        yield lambda done: None
-        print(f"{name}: {time.perf_counter() - started:.1f} s", file=self._file, flush=True)
+        yield lambda done, doing="": None
+        self.say(f"{name}: {time.perf_counter() - started:.1f} s")
+
+    def say(self, line: str) -> None:
+        """See `Progress`."""
+        print(line, file=self._file, flush=True)
 
 
 class Bars:
@@ -53,22 +74,34 @@ class Bars:
         self._console = Console(file=file)
 
     @contextmanager
-    def stage(self, name: str, texts: int | None) -> Iterator[OnProgress]:
+    def stage(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Tell]:
         """See `Progress`."""
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as RichProgress
+        import rich.progress as bars
 
-        columns = [TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
-        if texts is not None:
-            columns.insert(2, MofNCompleteColumn())
+        columns = [bars.TextColumn("{task.description}", markup=False), bars.BarColumn()]
+        columns += [bars.MofNCompleteColumn()] if unit else []
+        columns.append(bars.TimeElapsedColumn())
+        if total is not None and not unit:
+            columns += [bars.TextColumn("left:"), bars.TimeRemainingColumn()]
         # The engines need the processor.
-        with RichProgress(*columns, console=self._console, refresh_per_second=2) as bars:
-            task = bars.add_task(name, total=texts)
-            yield lambda done: bars.update(task, completed=done)
-            if texts is None:
-                bars.update(task, total=1, completed=1)
+        with bars.Progress(*columns, console=self._console, refresh_per_second=1) as shown:
+            task = shown.add_task(name, total=total)
+
+            def tell(done: float, doing: str = "", /) -> None:
+                shown.update(
+                    task, completed=done, description=f"{name}: {doing}" if doing else name
+                )
+
+            yield tell
+            if total is None:
+                shown.update(task, total=1, completed=1)
+
+    def say(self, line: str) -> None:
+        """See `Progress`."""
+        self._console.print(line, markup=False, highlight=False)
 
 
-def progress_on(file: TextIO = sys.stderr) -> Bars | Lines:
-    """Bars on a terminal, lines elsewhere."""
+def progress_on(file: TextIO | None = None) -> Bars | Lines:
+    """Bars on a terminal, lines elsewhere; on standard error unless told otherwise."""
+    file = file or sys.stderr
     return Bars(file) if file.isatty() else Lines(file)

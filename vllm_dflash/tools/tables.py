@@ -1,7 +1,8 @@
-"""Tables of a report, for a terminal and as Markdown."""
+"""The one kind of table: for a terminal, for a pipe, and as Markdown."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,24 +15,50 @@ class Table:
     """Rows of text under a title."""
 
     title: str
-    columns: list[str]
-    rows: list[list[str]]
+    columns: Sequence[str]
+    """Their heads; none where a row is a name and what it is."""
+    rows: Sequence[Sequence[str]]
+    words: Collection[int] = ()
+    """Which columns hold words, which begin at the left; all others hold numbers."""
+    marked: Collection[int] = ()
+    """Rows that a terminal shows in red."""
 
     def markdown(self) -> str:
         """As a section of a Markdown document."""
-        lines = [self.columns, ["---:"] * len(self.columns), *self.rows]
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        heads = self.columns or [""] * self._width
+        rules = ["---" if number in self.words else "---:" for number in range(self._width)]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in (heads, rules, *self.rows))
         return f"## {self.title}\n\n{table}\n"
+
+    def plain(self) -> str:
+        """Columns of text under the title, with no markup of any kind."""
+        table = [self.columns, *self.rows] if self.columns else list(self.rows)
+        widths = [max(len(row[number]) for row in table) for number in range(self._width)]
+        lines = [self.title]
+        for row in table:
+            cells = [
+                cell.ljust(width) if number in self.words else cell.rjust(width)
+                for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append(f"  {'  '.join(cells)}".rstrip())
+        return "\n".join(lines)
 
     def rich(self) -> rich.console.RenderableType:
         """For a terminal."""
         import rich.console
         import rich.table
+        from rich.text import Text
 
-        table = rich.table.Table()
-        for column in self.columns:
-            table.add_column(column, justify="right")
-        for row in self.rows:
-            table.add_row(*row)
+        table = rich.table.Table(show_header=bool(self.columns))
+        for number in range(self._width):
+            head = Text(self.columns[number]) if self.columns else ""
+            table.add_column(head, justify="left" if number in self.words else "right")
+        for number, row in enumerate(self.rows):
+            # Names of models are no markup.
+            table.add_row(*map(Text, row), style="bold red" if number in self.marked else "")
         # Not the table's own title, which would be wrapped to its width.
-        return rich.console.Group("", f"[bold]{self.title}[/bold]", table)
+        return rich.console.Group("", Text(self.title, style="bold"), table)
+
+    @property
+    def _width(self) -> int:
+        return len(self.columns or self.rows[0])

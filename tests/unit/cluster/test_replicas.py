@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -164,6 +165,11 @@ def test_cores_are_shared_by_as_many_replicas_as_there_may_be(
     crowded = Settings(max_replicas=16)
     assert (crowded.num_threads, crowded.num_cpus) == (1, 0.5)
     assert Settings(threads=3, max_replicas=2).environment()["OMP_NUM_THREADS"] == "3"
+
+
+def test_by_default_it_is_the_demo_pair() -> None:
+    for folder in (Settings().model, Settings().drafter or ""):
+        assert Path(folder, "config.json").exists()
 
 
 def test_settings_come_as_text_from_the_command_line_of_serve() -> None:

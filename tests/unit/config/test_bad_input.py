@@ -6,8 +6,6 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -283,19 +281,6 @@ def test_rope_per_layer_type(pair: Pair, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     message = refusal(pair, model=str(tmp_path))
     assert "rope_parameters differs by layer type (full_attention)" in message
-
-
-@pytest.mark.server
-def test_vllm_serve_exits_with_the_message(pair: Pair) -> None:
-    """The same refusal as a user of the command sees it: exit code, and nothing left running."""
-    config = json.dumps({"method": "dflash", "model": "/nowhere/drafter"})
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(pair.target)]
-    command += ["--skip-tokenizer-init", "--port", "0", "--speculative-config", config]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    output = done.stdout + done.stderr
-    assert done.returncode != 0
-    assert "drafter '/nowhere/drafter': this folder does not exist" in output
-    assert "EngineCore" not in output
 
 
 @pytest.mark.parametrize("asked", ["adaptve", 3, False, ["fixed"]])

@@ -9,6 +9,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from support.planner_world import profiled_costs
 from vllm_dflash.engine import scheduler as ours
 from vllm_dflash.engine.scheduler import DFlashAsyncScheduler, attach_costs
+from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.uniform_length import UniformLength
 
 
@@ -28,19 +29,37 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> DFlashAsyncScheduler:
 
 
 def step(
-    drafts: dict[str, int], produced: dict[str, int], rows: dict[str, int] | None = None
+    drafts: dict[str, int],
+    produced: dict[str, int],
+    rows: dict[str, int] | None = None,
+    *,
+    new: tuple[str, ...] = (),
+    resumed: tuple[str, ...] = (),
+    next_drafts: int = 0,
 ) -> Any:
     """A scheduled step and its output: drafts verified, and tokens each request got."""
+    rows = rows or {name: 1 + k for name, k in drafts.items()}
     scheduled = SimpleNamespace(
-        num_scheduled_tokens=rows or {name: 1 + k for name, k in drafts.items()},
+        num_scheduled_tokens=rows,
+        total_num_scheduled_tokens=sum(rows.values()),
         scheduled_spec_decode_tokens={name: [-1] * k for name, k in drafts.items() if k},
-        num_spec_tokens_to_schedule=0,
+        num_spec_tokens_to_schedule=next_drafts,
+        scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(resumed)),
     )
     output = SimpleNamespace(
         req_id_to_index={name: i for i, name in enumerate(produced)},
         sampled_token_ids=[[5] * count for count in produced.values()],
     )
     return scheduled, output
+
+
+@pytest.fixture
+def observed(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+    """The steps that the policy learns from."""
+    steps: list[Step] = []
+    monkeypatch.setattr(UniformLength, "observe", lambda self, step: steps.append(step))
+    return steps
 
 
 def test_chooses_among_captured_lengths_whatever_the_batch_size(
@@ -63,30 +82,34 @@ def test_costs_come_with_the_first_output(scheduler: DFlashAsyncScheduler) -> No
 
 
 def test_learns_from_verified_drafts_alone(
-    scheduler: DFlashAsyncScheduler, monkeypatch: pytest.MonkeyPatch
+    scheduler: DFlashAsyncScheduler, observed: list[Step]
 ) -> None:
-    seen: list[tuple[list[int], list[int]]] = []
-    monkeypatch.setattr(
-        UniformLength,
-        "observe_verification",
-        lambda self, drafted, accepted: seen.append((drafted.tolist(), accepted.tolist())),
-    )
     # A prompt chunk that samples nothing, an undrafted request, and two verified ones.
     scheduler.update_from_output(
         *step({"p": 0, "a": 0, "b": 3, "c": 3}, {"p": 0, "a": 1, "b": 4, "c": 1}, None)
     )
-    assert seen == [([3, 3], [3, 0])]
+    (seen,) = observed
+    assert (seen.verified.tolist(), seen.accepted.tolist()) == ([0, 0, 3, 3], [0, 0, 3, 0])
+
+
+def test_padding_of_requests_that_were_just_admitted_is_no_draft(
+    scheduler: DFlashAsyncScheduler,
+) -> None:
+    """vLLM gives them as many placeholders as others have drafts; all come out rejected."""
+    lengths = scheduler.lengths
+    assert lengths is not None
+    before = lengths.survival().tolist()
+    scheduler.update_from_output(
+        *step({"n": 7, "r": 7}, {"n": 1, "r": 1}, new=("n",), resumed=("r",))
+    )
+    assert lengths.survival().tolist() == before
+    scheduler.update_from_output(*step({"n": 7, "r": 7}, {"n": 1, "r": 1}))
+    assert lengths.survival()[0] < before[0]
 
 
 def test_steps_are_timed_where_the_same_requests_only_decode(
-    scheduler: DFlashAsyncScheduler, monkeypatch: pytest.MonkeyPatch
+    scheduler: DFlashAsyncScheduler, observed: list[Step]
 ) -> None:
-    timed: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        UniformLength,
-        "observe_step",
-        lambda self, requests, tokens, length, seconds: timed.append((requests, tokens)),
-    )
     decode = step({"a": 3, "b": 3}, {"a": 2, "b": 1})
     for one in (
         decode,  # nothing before it to time it by
@@ -96,4 +119,16 @@ def test_steps_are_timed_where_the_same_requests_only_decode(
         decode,
     ):
         scheduler.update_from_output(*one)
-    assert timed == [(2, 8)] * 3
+    assert [seen.rows for seen in observed if seen.target_seconds] == [8] * 3
+    assert [bool(seen.target_seconds) for seen in observed] == [False, True, False, True, True]
+
+
+def test_a_draft_takes_part_of_the_time_of_the_step_behind_it(
+    scheduler: DFlashAsyncScheduler, observed: list[Step]
+) -> None:
+    """vLLM hands a step's tokens over before it drafts, so the next output waits for the draft."""
+    for drafts, next_drafts in ((0, 3), (3, 0), (0, 0)):
+        scheduler.update_from_output(
+            *step({"a": drafts, "b": drafts}, {"a": 1, "b": 1}, next_drafts=next_drafts)
+        )
+    assert [seen.draft_rows for seen in observed] == [0, 2 * 8, 0]

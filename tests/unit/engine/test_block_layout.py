@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from vllm_dflash.engine.block_layout import (
     block_inputs,
     bonus_tokens,
-    draft_lengths,
+    draft_limits,
     kept_rows,
     split_drafts,
 )
@@ -39,11 +39,11 @@ requests = st.lists(
 
 
 @given(requests, st.integers(0, 7))
-def test_draft_lengths_look_at_one_request_each(
+def test_draft_limits_look_at_one_request_each(
     batch: list[tuple[int, int, bool]], wanted: int
 ) -> None:
     contexts, limits, may = (np.array(column) for column in zip(*batch, strict=True))
-    lengths = draft_lengths(contexts, limits, wanted, may)
+    lengths = draft_limits(contexts, limits, wanted, may)
     for (context, limit, may_draft), length in zip(batch, lengths.tolist(), strict=True):
         # Context, bonus token, drafts and the token behind them must fit.
         fits = [k for k in range(wanted + 1) if k == 0 or context + 1 + k + 1 <= limit]

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
-from vllm_dflash.engine.vllm_fixes.fresh_blocks import clear_blocks, fresh_blocks
+from vllm_dflash.engine.fresh_blocks import fresh_blocks, useless_blocks
+from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 
 
 def test_fresh_blocks_are_those_without_a_cached_prefix() -> None:
@@ -31,3 +32,14 @@ def test_clearing_spares_all_other_blocks() -> None:
     cache = torch.full((10, 2, 4), float("nan"))
     clear_blocks([cache], 5, [1, 4])
     assert (cache == 0).all(dim=(1, 2)).tolist() == [i // 2 in (1, 4) for i in range(10)]
+
+
+def test_blocks_of_ended_requests_that_no_prefix_can_be_found_in() -> None:
+    """The last token was never computed, so 64 tokens fill one block of 32, and 65 fill two."""
+    ended = [
+        SimpleNamespace(block_ids=([9], [1, 2]), num_tokens=64),
+        SimpleNamespace(block_ids=([9], [3, 4, 5]), num_tokens=65),
+        SimpleNamespace(block_ids=([9], [6]), num_tokens=3),
+    ]
+    assert useless_blocks(ended, 1, 32, caches_prefixes=True) == [2, 5, 6]
+    assert useless_blocks(ended, 1, 32, caches_prefixes=False) == [1, 2, 3, 4, 5, 6]

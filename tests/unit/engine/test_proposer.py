@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,7 +9,7 @@ from support.drafter_harness import CACHE_BLOCK, DrafterHarness, Row
 from support.pairs import Pair, make_pair
 from support.planner_world import profiled_costs
 from vllm_dflash.planning.fixed_length import FixedLength
-from vllm_dflash.planning.planner import Plan
+from vllm_dflash.planning.step import Plan, Step
 
 on_both_runners = pytest.mark.usefixtures("runner")
 
@@ -73,7 +72,7 @@ def test_context_is_stored_for_requests_that_draft_nothing(pair: Pair) -> None:
     assert harness.step([Row(0, whole[13:30], bonus=1)], num_speculative_tokens=0) == [[]]
     harness.max_tokens = harness.lengths[0] + 5 + 2  # ends here: no draft could be used
     assert harness.step([Row(0, whole[30:35], bonus=2)]) == [[]]
-    assert harness.proposer.statistics.drafted_steps == 0
+    assert harness.proposer.lengths.statistics.drafted_steps == 0
     harness.max_tokens = 10_000
     assert harness.step([Row(0, whole[35:], bonus=3)]) == expected
 
@@ -85,7 +84,7 @@ def test_context_kept_back_gives_the_same_drafts(pair: Pair) -> None:
     harness = DrafterHarness(pair)
     proposer = harness.proposer
     proposer.adapt_lengths(profiled_costs())
-    proposer.lengths = FixedLength(7)  # drafts whenever there is room
+    proposer.lengths.policy = FixedLength(7)  # drafts whenever anybody can use some
     stored = []
     store = proposer.model.context.store
     proposer.model.context.store = lambda *rows: (stored.append(len(rows[0])), store(*rows))
@@ -100,24 +99,24 @@ def test_context_kept_back_gives_the_same_drafts(pair: Pair) -> None:
     assert stored == [60]  # request 1 ended undrafted, so its rows never were
 
 
-def test_resting_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> None:
+def test_skipped_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> None:
     harness = DrafterHarness(pair)
     proposer = harness.proposer
     proposer.adapt_lengths(profiled_costs())
     planned = []
 
     class Never(FixedLength):
-        def plan(self, ids: list[str], room: np.ndarray, pending: np.ndarray) -> Plan:
-            planned.append((list(ids), pending.tolist()))
-            return Plan(np.zeros(len(ids), dtype=bool), 0, 1.0, 1.0, rest=2)
+        def plan(self, step: Step) -> Plan:
+            planned.append((list(step.ids), step.waiting.tolist()))
+            return Plan.nothing(step.num_requests, skip_steps=2)
 
-    proposer.lengths = Never(7)
+    proposer.lengths.policy = Never(7)
     for _ in range(4):
         assert harness.step([Row(0, features(2, 0))]) == [[]]
     assert planned == [(["0"], [2]), (["0"], [8])]
     harness.step([Row(0, features(1, 0)), Row(1, features(3, 0))])
     assert planned[2:] == [(["0", "1"], [9, 3])]
-    assert proposer.statistics.skipped_steps == 5
+    assert proposer.collect_statistics().skipped_steps == 5
     assert not proposer.has_drafts
 
 
@@ -196,14 +195,3 @@ def test_nan_logits_never_become_drafts(harness: DrafterHarness) -> None:
     drafts = harness.step([Row(0, features(8, 0)), Row(1, bad), Row(2, features(8, 2))])
     assert [len(d) for d in drafts] == [7, 0, 7]
     assert harness.proposer.collect_statistics().nan_drafts == 7
-
-
-def test_statistics_count_what_was_verified(harness: DrafterHarness) -> None:
-    from types import SimpleNamespace
-
-    statistics = harness.proposer.statistics
-    statistics.observe_verification(np.array([7, 0, 3, 5]), np.array([4, 1, 1, 0]))
-    counted = SimpleNamespace(**statistics.to_dict())
-    assert (counted.draft_tokens, counted.accepted_tokens) == (10, 3)
-    assert counted.mean_acceptance_length == 1 + 3 / 2
-    assert counted.mean_draft_length == 10 / 2

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from support.planner_world import VERIFY_MS, curve, profiled_costs
-from vllm_dflash.planning.costs import LARGEST_SURPRISE, Level, StepTimes
+from vllm_dflash.planning.costs import LARGEST_SURPRISE, Level
+from vllm_dflash.planning.step import Step
+
+
+def timed(num_requests: int, rows: int, seconds: float, draft_seconds: float = 0.0) -> Step:
+    """A step of so many rows, which drafted as many if that took any time."""
+    ids = [str(number) for number in range(num_requests)]
+    step = Step(ids, np.ones(num_requests, dtype=int), rows, target_seconds=seconds)
+    step.draft_seconds, step.draft_rows = draft_seconds, rows * (draft_seconds > 0)
+    return step
 
 
 def test_a_curve_interpolates_and_goes_on_with_its_last_slope() -> None:
@@ -38,8 +47,8 @@ def test_one_interrupted_step_hardly_matters() -> None:
     costs = profiled_costs()
     plain = costs.plain(8)
     for _ in range(20):
-        costs.observe(StepTimes(8, 8, plain, 0, 0.0, 0, 0.0))
-    costs.observe(StepTimes(8, 8, 100.0, 0, 0.0, 0, 0.0))
+        costs.observe(timed(8, 8, plain))
+    costs.observe(timed(8, 8, 100.0))
     assert costs.plain(8) < 1.1 * plain
 
 
@@ -72,10 +81,10 @@ def test_step_costs_find_what_the_profile_did_not_see(num_requests: int) -> None
     verify = 1.2 * float(truth.verify.at(drafted)) + 0.002
     draft = 2 * float(truth.draft.at(drafted))
     for _ in range(150):
-        costs.observe(StepTimes(num_requests, num_requests, plain, 0, 0.0, 0, 0.0))
-        costs.observe(StepTimes(num_requests, drafted, verify, drafted, draft, 0, 0.0))
-    estimate = costs.estimate(StepTimes(num_requests, drafted, 0.0, drafted, 0.0, 0, 0.0))
-    assert estimate.step_seconds == pytest.approx(verify, rel=0.02)
+        costs.observe(timed(num_requests, num_requests, plain))
+        costs.observe(timed(num_requests, drafted, verify, draft))
+    estimate = costs.estimate(timed(num_requests, drafted, verify, draft))
+    assert estimate.target_seconds == pytest.approx(verify, rel=0.02)
     assert estimate.draft_seconds == pytest.approx(draft, rel=0.02)
     assert estimate.plain_seconds == pytest.approx(plain, rel=0.02)
 
@@ -83,7 +92,7 @@ def test_step_costs_find_what_the_profile_did_not_see(num_requests: int) -> None
 def test_no_step_is_thought_to_take_no_time() -> None:
     costs = profiled_costs()
     for _ in range(50):
-        costs.observe(StepTimes(64, 64, 0.0, 0, 0.0, 0, 0.0))
+        costs.observe(timed(64, 64, 0.0))
     assert (costs.step(1, np.array([1, 8])) > 0).all()
 
 
@@ -110,7 +119,7 @@ def test_no_decoding_is_thought_to_be_free() -> None:
     costs = profiled_costs()
     costs.verify = curve({1: 1.0, 64: 1.0, 128: 1.0})
     for _ in range(100):
-        costs.observe(StepTimes(8, 8, 0.0001, 0, 0.0, 0, 0.0))
+        costs.observe(timed(8, 8, 0.0001))
         costs.observe_batch(60)
     assert (costs.decoding(8, np.array([8, 16, 64])) > 0).all()
     assert costs.plain(8) > 0

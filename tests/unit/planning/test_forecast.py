@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_dflash.planning.forecast import (
+    ASSUMED_RATES,
     ENOUGH_SAMPLES,
-    HOPES,
     MAX_SAMPLES,
     SAMPLE_LIFE,
     SAMPLES_PER_GROUP,
@@ -26,20 +26,20 @@ def some_curves(count: int, seed: int = 0) -> np.ndarray:
 def test_outcomes_equal_loops_over_the_samples(count: int, asked: list[float]) -> None:
     forecast = Forecast(WIDTH)
     curves = some_curves(count)
-    outlooks = np.random.default_rng(1).permutation(count) / count  # all different
-    forecast.observe(outlooks, curves)
+    scores = np.random.default_rng(1).permutation(count) / count  # all different
+    forecast.observe(scores, curves)
     outcomes = forecast.outcomes(np.array(asked))
     num_groups = min(max(count // SAMPLES_PER_GROUP, 1), 4)
     assert len(outcomes.drafted) == num_groups
-    ranked = sorted(range(count), key=lambda sample: -outlooks[sample])
+    ranked = sorted(range(count), key=lambda sample: -scores[sample])
     bounds = [group * count // num_groups for group in range(num_groups + 1)]
     for group in range(num_groups):
         drafted, kept, gain = 0, np.zeros((12, WIDTH)), np.zeros((12, WIDTH))
         for better in range(group + 1):
             members = ranked[bounds[better] : bounds[better + 1]]
-            lowest = outcomes.least_outlook[better]
-            highest = outcomes.least_outlook[better - 1] if better else np.inf
-            alike = sum(lowest <= outlook < highest for outlook in asked)
+            lowest = outcomes.least_score[better]
+            highest = outcomes.least_score[better - 1] if better else np.inf
+            alike = sum(lowest <= score < highest for score in asked)
             drafted += alike
             for row, threshold in enumerate(THRESHOLDS):
                 for width in range(WIDTH):
@@ -56,7 +56,7 @@ def test_outcomes_equal_loops_over_the_samples(count: int, asked: list[float]) -
 def test_hope_lasts_until_enough_was_seen() -> None:
     forecast = Forecast(WIDTH)
     hoped = forecast.outcomes(np.array([0.5])).gain[0, 0, 0]
-    assert hoped == pytest.approx(HOPES.mean())
+    assert hoped == pytest.approx(ASSUMED_RATES.mean())
     useless = np.zeros((ENOUGH_SAMPLES - 1, WIDTH))
     forecast.observe(np.zeros(len(useless)), useless)
     assert 0 < forecast.outcomes(np.array([0.5])).gain[0, 0, 0] < hoped
@@ -69,14 +69,14 @@ def test_old_samples_are_forgotten() -> None:
     forecast.observe(np.zeros(32), np.ones((32, WIDTH)))
     for _ in range(SAMPLE_LIFE + 8):
         forecast.observe(np.zeros(1), np.full((1, WIDTH), 0.1))
-    assert forecast.mean_outlook == pytest.approx(0.1)
+    assert forecast.mean_first_survival == pytest.approx(0.1)
 
 
 def test_more_samples_than_there_is_room_for() -> None:
     forecast = Forecast(WIDTH)
     for value in (0.2, 0.4, 0.6):
         forecast.observe(np.zeros(300), np.full((300, WIDTH), value))
-    assert forecast.mean_outlook == pytest.approx((212 * 0.4 + 300 * 0.6) / MAX_SAMPLES)
+    assert forecast.mean_first_survival == pytest.approx((212 * 0.4 + 300 * 0.6) / MAX_SAMPLES)
 
 
 def test_a_narrow_block_is_continued_as_it_falls() -> None:

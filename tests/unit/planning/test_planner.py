@@ -15,10 +15,13 @@ from support.planner_world import (
     planner,
     profiled_costs,
     rate_of,
+    step_of,
 )
+from vllm_dflash.planning import Ints
 from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.request_rows import RequestRows
+from vllm_dflash.planning.step import Step
 
 USELESS = {"sure": 0.02, "unsure": 0.02, "overrated": 0.1}
 """Never accepted, and sure of itself all the same."""
@@ -107,35 +110,51 @@ def test_new_requests_start_from_what_others_have_shown() -> None:
     assert useless.rate > 0.97 * rate_of(Undrafted(), 4)
 
 
-def test_nobody_is_drafted_who_has_no_room() -> None:
+def undrafted(count: int, limits: Ints) -> Step:
+    """A step of so many requests that verified nothing."""
+    step = step_of(names(count), np.zeros(count, int), np.zeros(count, int))
+    step.limits, step.waiting = limits, np.ones(count, int)
+    return step
+
+
+def test_nobody_is_drafted_beyond_its_limit() -> None:
     ours = planner()
-    ids, room = names(3), np.array([0, MAX_DRAFT, 2])
     for _ in range(5):
-        plan = ours.plan(ids, room, np.ones(3, int))
+        step = undrafted(3, np.array([0, MAX_DRAFT, 2]))
+        step.plan = plan = ours.plan(step)
         assert not plan.drafted[0]
-        lengths = ours.lengths(plan, ids, room, np.full((plan.drafted.sum(), plan.width), 0.99))
-        assert (lengths <= room[plan.drafted]).all()
-    nothing = ours.plan(ids, np.zeros(3, int), np.ones(3, int))
+        lengths = ours.lengths(step, np.full((plan.drafted.sum(), plan.width), 0.99))
+        assert (lengths <= step.limits[plan.drafted]).all()
+    nothing = ours.plan(undrafted(3, np.zeros(3, int)))
     assert nothing.width == 0
     assert not nothing.drafted.any()
 
 
 def test_a_batch_with_sure_and_unsure_requests_gets_ragged_lengths() -> None:
     ours = planner()
-    ids, room = names(8), np.full(8, MAX_DRAFT)
-    plan = ours.plan(ids, room, np.ones(8, int))
-    assert plan.drafted.all()
-    confidence = np.full((8, plan.width), 0.97)
+    step = undrafted(8, np.full(8, MAX_DRAFT))
+    step.plan = ours.plan(step)
+    assert step.plan.drafted.all()
+    confidence = np.full((8, step.plan.width), 0.97)
     confidence[4:] = 0.1
-    lengths = ours.lengths(plan, ids, room, confidence)
+    lengths = ours.lengths(step, confidence)
     assert lengths[:4].min() > lengths[4:].max()
 
 
-def test_padding_and_drafts_of_others_teach_nothing() -> None:
+def test_drafts_that_were_verified_teach_and_padding_does_not() -> None:
     """The scheduler may pad a request with drafts that are not ours."""
     ours = planner()
-    ours.observe_verification(names(2), np.array([7, 0]), np.array([0, 0]))
+    padded = step_of(names(2), np.array([7, 0]), np.array([0, 0]))
+    padded.limits = np.full(2, MAX_DRAFT)
+    ours.plan(padded)
     assert ours.calibration.seen.sum() == 0
+    drafted = undrafted(2, np.full(2, MAX_DRAFT))
+    drafted.plan = ours.plan(drafted)
+    lengths = ours.lengths(drafted, np.full((2, drafted.plan.width), 0.9))
+    verified = step_of(names(2), lengths, np.minimum(lengths, 1))
+    verified.limits = np.full(2, MAX_DRAFT)
+    ours.plan(verified)
+    assert ours.calibration.seen.sum() == pytest.approx(np.minimum(lengths, 2).sum())
 
 
 def test_planning_never_sees_a_token() -> None:
@@ -168,10 +187,10 @@ def test_more_requests_than_rows_over_time() -> None:
 
 def test_fixed_length_is_always_k() -> None:
     fixed = FixedLength(5)
-    room = np.array([7, 0, 3])
-    plan = fixed.plan(names(3), room, np.ones(3, int))
-    assert plan.width == 5
-    assert fixed.lengths(plan, names(3), room, np.zeros((2, 5))).tolist() == [5, 3]
+    step = undrafted(3, np.array([7, 0, 3]))
+    step.plan = fixed.plan(step)
+    assert step.plan.width == 5
+    assert fixed.lengths(step, np.zeros((2, 5))).tolist() == [5, 3]
 
 
 def test_costs_are_what_the_world_says_after_a_while() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from support.planner_world import MAX_DRAFT, PER_REQUEST_MS, profiled_costs
+from support.planner_world import MAX_DRAFT, PER_REQUEST_MS, names, profiled_costs, step_of
 from vllm_dflash.planning.uniform_length import UniformLength
 
 
@@ -19,6 +19,7 @@ class AsyncWorld:
     def run(self, policy: UniformLength | int, num_requests: int, steps: int) -> float:
         """Tokens per second."""
         tokens, seconds, waiting = 0, 0.0, 0
+        ids = names(num_requests)
         for _ in range(steps):
             chosen = policy if isinstance(policy, int) else policy.choose(num_requests)
             lucky = self.rng.random((num_requests, MAX_DRAFT)) < self.rate
@@ -29,8 +30,10 @@ class AsyncWorld:
                 took += float(self.costs.draft.at(num_requests * (1 + MAX_DRAFT)))
             took *= 1 + 0.03 * self.rng.normal()
             if not isinstance(policy, int):
-                policy.observe_verification(np.full(num_requests, waiting), accepted)
-                policy.observe_step(num_requests, rows, chosen, took)
+                step = step_of(ids, np.full(num_requests, waiting), accepted)
+                step.target_seconds = took
+                step.draft_rows = num_requests * (1 + MAX_DRAFT) * (chosen > 0)
+                policy.observe(step)
             tokens += num_requests + int(accepted.sum())
             seconds += took
             self.lengths.append(chosen)

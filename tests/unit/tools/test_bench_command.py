@@ -12,6 +12,7 @@ from support import DEMO
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench import bench_command as command
 from vllm_dflash.tools.bench.compare_sides import Comparison
+from vllm_dflash.tools.console import INTERRUPTED
 
 NOT_WIDENED = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
 
@@ -65,7 +66,7 @@ def test_missing_libraries_are_named_with_the_command_that_brings_them(
     ("error", "code", "message"),
     [
         (ValueError("the pair does not fit"), command.FAILED, "the pair does not fit"),
-        (KeyboardInterrupt(), command.INTERRUPTED, "holds the rounds that are complete"),
+        (KeyboardInterrupt(), INTERRUPTED, "holds the rounds that are complete"),
     ],
     ids=["refused by an engine", "interrupted"],
 )

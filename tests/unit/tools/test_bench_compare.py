@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from rich.console import Console
-
 from vllm_dflash.tools.bench import compare_sides as compare
 from vllm_dflash.tools.bench.bench_plan import CLOSED, SWING, Workload
+from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.compare_sides import Comparison
-from vllm_dflash.tools.bench.record import Record, describe
 from vllm_dflash.tools.bench.sides import make_sides
-from vllm_dflash.tools.engine_process import EngineDied
+from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
+from vllm_dflash.tools.progress import Silent
 
 Asked = tuple[str, str, dict[str, Any]]
 
@@ -28,12 +26,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """Every question: side, question, arguments."""
     questions: list[Asked] = []
 
-    class InstantChild:
-        def __init__(self, log: Path, *, plugins: str, **arguments: Any) -> None:
+    class InstantProcess(EngineProcess):
+        def __init__(self, log: Path, *, environment: dict[str, str], **arguments: Any) -> None:
             self.side = log.stem.replace("-", " ")
-            self.stats = {"plugins": plugins, "arguments": arguments}
+            self.stats = {"plugins": environment["VLLM_PLUGINS"], "arguments": arguments}
 
-        def __enter__(self) -> InstantChild:
+        def __enter__(self) -> InstantProcess:
             return self
 
         def __exit__(self, *error: object) -> None:
@@ -45,17 +43,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
         def ask(self, question: str, **arguments: Any) -> Any:
             questions.append((self.side, question, arguments))
             match question:
-                case "versions":
-                    return {"vllm": "1.2.3"}
+                case "facts":
+                    return {"versions": {"vllm": "1.2.3"}}
                 case "dflash_stats":
-                    return self.stats
+                    return [self.stats]
                 case "closed":
                     return {"tokens_per_second": 100.0 * arguments["concurrency"]}
                 case "swing":
                     counts = [count for count, _ in arguments["phases"]]
                     return {"concurrency": counts, "seconds": [1.0] * len(counts)}
 
-    monkeypatch.setattr(compare, "BenchChild", InstantChild)
+    monkeypatch.setattr(compare, "EngineProcess", InstantProcess)
     return questions
 
 
@@ -65,8 +63,7 @@ def comparison(out: Path, *loads: str, rounds: int = 3) -> Comparison:
         describe(["bench"], "a pair", {}, workload), make_sides("drafter", [3], []), rounds
     )
     prompts = [f"prompt {number}" for number in range(20)]
-    console = Console(file=StringIO())
-    return Comparison(record, workload, prompts, {"model": "target"}, 1, out, console)
+    return Comparison(record, workload, prompts, {"model": "target"}, 1, out, Silent())
 
 
 def of(asked: list[Asked], question: str) -> list[Asked]:
@@ -120,7 +117,7 @@ def test_swing_is_sized_by_plain_decoding(tmp_path: Path, asked: list[Asked]) ->
 def test_a_death_leaves_complete_rounds_and_no_child(
     tmp_path: Path, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = compare.BenchChild.ask
+    ask = compare.EngineProcess.ask
     log = tmp_path / "log"
     log.write_text("it broke")
 
@@ -129,7 +126,7 @@ def test_a_death_leaves_complete_rounds_and_no_child(
             raise EngineDied(log)
         return ask(child, question, **arguments)
 
-    monkeypatch.setattr(compare.BenchChild, "ask", mortal)
+    monkeypatch.setattr(compare.EngineProcess, "ask", mortal)
     with pytest.raises(EngineDied, match="it broke"):
         comparison(tmp_path, CLOSED).run()
     saved = json.loads((tmp_path / "result.json").read_text())

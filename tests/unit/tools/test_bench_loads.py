@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from vllm_dflash.tools.bench.bench_plan import CLOSED, MIXED, POISSON, SWING, Workload, plan_round
 from vllm_dflash.tools.bench.bench_prompts import easy_and_hard
-from vllm_dflash.tools.bench.loads.closed import measure_closed
-from vllm_dflash.tools.bench.loads.load_engine import Output
-from vllm_dflash.tools.bench.loads.poisson import measure_poisson, poisson_arrivals
-from vllm_dflash.tools.bench.loads.swing import measure_swing
+from vllm_dflash.tools.loads.closed import measure_closed
+from vllm_dflash.tools.loads.poisson import measure_poisson, poisson_arrivals
+from vllm_dflash.tools.loads.swing import measure_swing
+from vllm_dflash.tools.stepped_engine import Output
 
 PROMPTS = [f"prompt {number} has words" for number in range(50)]
 
@@ -33,9 +34,10 @@ class FakeEngine:
     emitted: list[tuple[float, int]] = field(default_factory=list)
     slept: list[float] = field(default_factory=list)
 
-    def add(self, request_id: str, prompt: str, max_tokens: int) -> None:
+    def add(self, request_id: str, prompt: str, max_tokens: int, *, ignore_eos: bool) -> None:
         assert request_id not in self.left
         assert max_tokens > 0
+        assert ignore_eos  # so that requests are as long as asked for
         self.left[request_id] = max_tokens
         self.added.append((prompt, max_tokens))
 
@@ -47,10 +49,10 @@ class FakeEngine:
         for request_id, left in list(self.left.items()):
             new = min(left, self.tokens_per_step)
             self.left[request_id] -= new
-            outputs.append(Output(request_id, new, new == left))
+            outputs.append(Output(request_id, [7] * new, new == left))
             if new == left:
                 del self.left[request_id]
-        self.emitted.append((self.time, sum(output.new_tokens for output in outputs)))
+        self.emitted.append((self.time, sum(len(output.token_ids) for output in outputs)))
         return outputs
 
     def abort(self, request_ids: list[str]) -> None:
@@ -174,9 +176,9 @@ class TestPoisson:
         added: dict[str, float] = {}
         original = engine.add
 
-        def add(request_id: str, prompt: str, max_tokens: int) -> None:
+        def add(request_id: str, prompt: str, max_tokens: int, **sampling: Any) -> None:
             added[request_id] = engine.time - 100
-            original(request_id, prompt, max_tokens)
+            original(request_id, prompt, max_tokens, **sampling)
 
         engine.add = add  # type: ignore[method-assign]
         measure_poisson(engine, prompts=PROMPTS, arrivals=arrivals, tokens=8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from vllm_dflash.tools.bench import bench_report as report
 from vllm_dflash.tools.bench.bench_plan import CLOSED, POISSON, SWING, Workload
-from vllm_dflash.tools.bench.record import Record, describe
+from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.results import Results, Spread
 from vllm_dflash.tools.bench.sides import Side, make_sides
 from vllm_dflash.tools.tables import Table
@@ -167,29 +166,16 @@ def test_tables_follow_the_loads_that_were_run() -> None:
     assert [title.split(":")[0] for title in titles] == ["poisson", "closed", "closed"]
 
 
-def test_markdown() -> None:
-    table = Table("title", ["a", "b"], [["1", "2"]])
-    assert table.markdown() == "## title\n\n| a | b |\n| ---: | ---: |\n| 1 | 2 |\n"
-
-
-def test_terminal() -> None:
-    rich_console = pytest.importorskip("rich.console")
-    console = rich_console.Console(width=60, file=StringIO())
-    console.print(Table("a title longer than the table", ["a", "b"], [["1", "2"]]).rich())
-    lines = console.file.getvalue().splitlines()
-    assert lines[1] == "a title longer than the table"
-    assert "│ 1 │ 2 │" in lines
-
-
 @pytest.mark.parametrize("loads", [[closed], [swing], [poisson], [closed, swing, poisson]])
 def test_files(tmp_path: Path, loads: list[Any]) -> None:
     pytest.importorskip("matplotlib")
-    from vllm_dflash.tools.bench.output import write_report
+    from vllm_dflash.tools.bench.bench_files import write_report
 
     record = Record(describe(["bench", "--quick"], "a pair", {}, WORKLOAD), SIDES, rounds=9)
     record.finish_round([one for load in loads for one in load()])
     write_report(record, tmp_path)
     saved = json.loads((tmp_path / "result.json").read_text())
+    assert saved["schema"] == "vllm-dflash.bench/1"
     assert saved["rounds_complete"] == 1
     assert saved["measurements"] == record.measurements
     assert [Side(**side) for side in saved["sides"]] == SIDES

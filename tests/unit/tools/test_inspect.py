@@ -21,7 +21,7 @@ from support.pairs import Pair, drafter_config, make_pair, save_drafter
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.tensors import expected_tensors
-from vllm_dflash.tools.inspect.sections import make_sections
+from vllm_dflash.tools.inspect.inspect_report import make_tables
 from vllm_dflash.tools.inspect.target import EngineOptions
 
 
@@ -286,7 +286,7 @@ def test_a_drafter_that_does_not_divide_is_whole_on_every_rank(pair: Pair, tmp_p
     assert found.memory.drafter_weights == found.tensors.num_bytes
     assert found.memory.cache.drafter_bytes_per_token == 2 * 2 * 3 * 32 * 4
     assert found.memory.cache.target_bytes_per_token == 4 * 2 * 1 * 32 * 4
-    rows = [row for section in make_sections(found) for row in section.rows]
+    rows = [row for table in make_tables(found) for row in table.rows]
     assert ("drafter's layers", "whole on every rank: do not divide") in rows
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from support import ROOT
+from support.commands import examples_of
 from support.inspected import check_schema
 from support.pairs import drafter_config, save_drafter
 from vllm_dflash.tools import cli
@@ -22,35 +19,18 @@ from vllm_dflash.tools.inspect import inspection as result
 DEMO = ROOT / "models" / "demo"
 
 
-def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "vllm_dflash.tools.cli", *arguments]
-    # Terminal colours are asked for, and yet no terminal is there.
-    environment = {**os.environ, "FORCE_COLOR": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=300
-    )
-
-
-@pytest.fixture(scope="module")
-def examples() -> list[list[str]]:
-    """Of `--help`, as words behind `vllm-dflash`."""
-    text = run_cli("inspect", "--help").stdout.partition("examples:")[2].replace("\\\n", " ")
-    return [shlex.split(line)[1:] for line in text.splitlines() if "vllm-dflash inspect" in line]
-
-
-def test_the_examples_of_help_when_piped(examples: list[list[str]]) -> None:
-    """Text without escape codes, and a JSON object with nothing around it."""
-    as_text, as_json, _ = examples
-    done = run_cli(*as_text)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    assert not re.search("[┃│]", done.stdout)
-    assert done.stdout.rstrip().endswith(
+def test_the_example_of_help_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Text without escape codes, though colours are asked for: no terminal is there."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert cli.main(examples_of("inspect", capsys)[0]) == 0
+    printed = capsys.readouterr().out
+    assert not re.search("[\x1b┃│]", printed)
+    assert printed.rstrip().endswith(
         """--speculative-config '{"method": "dflash", "model": "models/demo/drafter"}'"""
     )
-    done = run_cli(*as_json)
-    assert done.returncode == 0, done.stderr
-    check_schema(json.loads(done.stdout))
 
 
 def test_json_when_it_cannot_be_read(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -10,11 +9,10 @@ import pytest
 from support.pairs import as_speculators, drafter_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.tools.inspect.family import resembles
-from vllm_dflash.tools.inspect.inspection import Inspection, LayerFacts, TargetFacts
+from vllm_dflash.tools.inspect.inspect_report import layer_ranges
+from vllm_dflash.tools.inspect.inspection import LayerFacts
 from vllm_dflash.tools.inspect.loaded_weights import loaded_weights
-from vllm_dflash.tools.inspect.sections import Section, layer_ranges
 from vllm_dflash.tools.inspect.sizes import format_size, parse_size
-from vllm_dflash.tools.inspect.text import plain, print_inspection
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 LLAMA3 = {
@@ -99,23 +97,3 @@ def test_ranks_divide_the_weights() -> None:
     kept = 2 * (kept_rows + spec.num_layers * per_layer)
     assert two.parameters - kept == (one.parameters - kept) / 2
     assert two.context_projection == one.context_projection
-
-
-def test_columns_line_up_and_names_are_no_markup() -> None:
-    section = Section("t", [("[red]a", "1"), ("b", "22")], ("name", "n"), right_from=1)
-    assert plain(section) == "t\n  name     n\n  [red]a   1\n  b       22"
-
-
-def test_tables_where_a_person_looks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = TargetFacts("[red]t[/red]", "A", 1, 2, 3, "bfloat16", 4, None, None)
-    found = Inspection("d", "t", target=target)
-    print_inspection(found)
-    piped = capsys.readouterr().out
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    print_inspection(found)
-    seen = capsys.readouterr().out
-    assert "│" not in piped
-    assert "│" in seen
-    assert "[red]t[/red]" in seen

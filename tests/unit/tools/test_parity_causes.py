@@ -13,10 +13,10 @@ from support.pairs import Pair, make_pair
 from support.simulated_engine import oracle_of, simulate, write
 from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.tools.parity.check import compare
+from vllm_dflash.tools.parity.compare_request import RecordedRequest
 from vllm_dflash.tools.parity.engine_side import EngineSide
 from vllm_dflash.tools.parity.oracle import Oracle
 from vllm_dflash.tools.parity.parity_report import ParityReport
-from vllm_dflash.tools.parity.recompute import Request
 from vllm_dflash.tools.parity.recording import DraftStep, Recording
 from vllm_dflash.tools.parity.stage_errors import gap_to_best, relative_error
 from vllm_dflash.tools.parity.stages import Place
@@ -35,19 +35,19 @@ def ids(pair: Pair) -> list[int]:
     return write(oracle_of(pair), [3 * i % 300 for i in range(PROMPT_LENGTH)], NEW_TOKENS)
 
 
-def report_on(pair: Pair, request: Request) -> ParityReport:
+def report_on(pair: Pair, request: RecordedRequest) -> ParityReport:
     return compare(EngineSide([request], "v1", 0), str(pair.drafter), str(pair.target))
 
 
 @pytest.fixture
-def request_(pair: Pair, ids: list[int], tmp_path: Path) -> Request:
+def request_(pair: Pair, ids: list[int], tmp_path: Path) -> RecordedRequest:
     """What a faultless engine records, as it comes from a file."""
     request = simulate(oracle_of(pair), ids, PROMPT_LENGTH)
     request.recording.save(tmp_path / "recording")
     return replace(request, recording=Recording.load(tmp_path / "recording"))
 
 
-def test_a_faultless_engine(pair: Pair, request_: Request) -> None:
+def test_a_faultless_engine(pair: Pair, request_: RecordedRequest) -> None:
     report = report_on(pair, request_)
     assert report.is_equal
     assert report.culprit is report.cause is None
@@ -117,7 +117,7 @@ def spoil_tap(recording: Recording, step: DraftStep) -> None:
 )
 def test_a_spoilt_value_is_found(
     pair: Pair,
-    request_: Request,
+    request_: RecordedRequest,
     spoil: Callable[[Recording, DraftStep], None],
     culprit: str,
     cause: str,
@@ -137,7 +137,7 @@ def test_a_spoilt_value_is_found(
 )
 def test_no_tolerance_excuses_a_wrong_row(
     pair: Pair,
-    request_: Request,
+    request_: RecordedRequest,
     spoil: Callable[[Recording, DraftStep], None],
     culprit: str,
 ) -> None:
@@ -148,7 +148,7 @@ def test_no_tolerance_excuses_a_wrong_row(
     assert (report.culprit, report.is_equal) == (culprit, False)
 
 
-def test_a_verification_of_other_drafts(pair: Pair, request_: Request) -> None:
+def test_a_verification_of_other_drafts(pair: Pair, request_: RecordedRequest) -> None:
     request_.recording.steps[-1].num_accepted += 1
     report = report_on(pair, request_)
     assert (report.culprit, report.is_equal) == ("acceptance", False)

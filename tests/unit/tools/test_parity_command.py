@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +10,13 @@ from typing import Any
 import pytest
 
 from support import DEMO
-from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.tools import cli
+from vllm_dflash.tools.console import INTERRUPTED
 from vllm_dflash.tools.parity import check
-from vllm_dflash.tools.parity.defaults import BUILT_IN_PROMPTS
-from vllm_dflash.tools.parity.parity_command import COULD_NOT_RUN, DIFFERS, EQUAL, INTERRUPTED
+from vllm_dflash.tools.parity.compare_request import Acceptance
+from vllm_dflash.tools.parity.parity_command import COULD_NOT_RUN, DIFFERS, EQUAL
 from vllm_dflash.tools.parity.parity_report import ParityReport
-from vllm_dflash.tools.parity.recompute import Acceptance
-from vllm_dflash.tools.parity.stages import Place, Stage, stage_names
+from vllm_dflash.tools.parity.stages import Place, Stage
 
 PAIR = [str(DEMO / "drafter"), "--target", str(DEMO / "target")]
 
@@ -95,6 +88,7 @@ def test_json_names_the_culprit(
     cli.main(["parity", *PAIR, "--json"])
     written = json.loads(capfd.readouterr().out)
     assert written == {
+        "schema": "vllm-dflash.parity/1",
         "drafter": "d",
         "target": "t",
         "runner": "v1",
@@ -174,74 +168,3 @@ def test_tolerances_without_meaning(tolerance: str) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(["parity", *PAIR, "--tolerance", tolerance])
     assert end.value.code == COULD_NOT_RUN
-
-
-@pytest.mark.engine
-def test_json_of_the_demo_pair(capfd: pytest.CaptureFixture[str]) -> None:
-    """stdout is JSON and nothing else; both sides read the drafter with the overrides."""
-    overrides = json.dumps({"layer_types": ["sliding_attention"] * 3, "sliding_window": 16})
-    options = ["--json", "--tokens", "8", "--drafter-overrides", overrides]
-    assert cli.main(["parity", *PAIR, *options]) == EQUAL
-    report = json.loads(capfd.readouterr().out)
-    assert (report["verdict"], report["runner"], report["dtype"]) == ("equal", "v1", "float32")
-    assert [stage["stage"] for stage in report["stages"]] == stage_names(read_drafter(PAIR[0]))
-    assert max(max(stage["end_to_end"], stage["alone"]) for stage in report["stages"]) <= 1e-4
-    assert len(report["acceptance"]) == len(BUILT_IN_PROMPTS)
-    assert all(one["engine"] == one["reference"] != [] for one in report["acceptance"])
-
-
-def descendants(pid: int) -> set[int]:
-    """Living processes started by a process, directly or not."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if state != "Z":
-            parents[int(folder.name)] = int(parent)
-    found, newest = set(), {pid}
-    while newest:
-        newest = {child for child, parent in parents.items() if parent in newest}
-        found |= newest
-    return found
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_for(is_true: Callable[[], bool], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not is_true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-@pytest.mark.engine
-def test_interrupting_leaves_no_process(tmp_path: Path) -> None:
-    """Ctrl-C while the engine's processes start, which vLLM by itself does not survive."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "vllm_dflash.tools.cli", "parity", *PAIR],
-        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # Processes that a shell starts in the background ignore interrupts.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as command:
-        # The engine's process, and two that vLLM starts.
-        assert wait_for(lambda: len(descendants(command.pid)) >= 3, 120)
-        started = descendants(command.pid)
-        os.killpg(command.pid, signal.SIGINT)
-        out, err = command.communicate(timeout=60)
-    assert (command.returncode, out) == (INTERRUPTED, ""), err
-    assert "Traceback" not in err
-    assert wait_for(lambda: not any(map(is_alive, started)), 10)
-    assert not list(tmp_path.glob("vllm-dflash-parity-*"))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from vllm_dflash.tools.engine_answers import Facts, Finished, Request
 from vllm_dflash.tools.progress import Lines
 from vllm_dflash.tools.verify.gate import Settings, verify
-from vllm_dflash.tools.verify.gate_engine import Facts, Finished, Request
 from vllm_dflash.tools.verify.verification import Drafting, Finding, Level, Verification
 from vllm_dflash.tools.verify.verify_report import make_notes, make_table
 
@@ -224,6 +224,6 @@ def test_report_and_lines() -> None:
         " plain decoding '<4>'"
     )
     file = StringIO()
-    with Lines(file).stage("writing", 3):
+    with Lines(file).stage("writing", 3, "texts"):
         assert file.getvalue() == "writing: 3 texts\n"
     assert file.getvalue().splitlines()[1].startswith("writing: 0.")

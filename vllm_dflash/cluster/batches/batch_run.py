@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.cluster.batches.generator import Generator
 from vllm_dflash.cluster.batches.parts import ID, claim, finished_ids
-from vllm_dflash.cluster.replicas.replica_settings import engine_environment
+from vllm_dflash.cluster.shared_machine import engine_environment, threads_of_each
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -61,7 +60,7 @@ class BatchSettings:
     @property
     def num_threads(self) -> int:
         """Threads of one engine."""
-        return self.threads or max(1, (os.cpu_count() or 1) // self.engines)
+        return self.threads or threads_of_each(self.engines)
 
     @property
     def num_cpus(self) -> float:

@@ -15,22 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-DEMO = Path(__file__).parent.parent.parent / "models" / "demo"
+from vllm_dflash.cluster.shared_machine import engine_environment, threads_of_each
 
-
-def engine_environment(threads: int) -> dict[str, str]:
-    """Variables of an engine that shares its machine with others of Ray's.
-
-    vLLM would bind every engine's threads to the same cores, so none is bound; the rest is what
-    vLLM sets where it binds.
-    """
-    return {
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(threads),
-        "KMP_BLOCKTIME": "5",
-        "KMP_TPAUSE": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 
 class Settings(BaseModel):
@@ -78,7 +65,7 @@ class Settings(BaseModel):
     @property
     def num_threads(self) -> int:
         """Threads of one engine."""
-        return self.threads or max(1, (os.cpu_count() or 1) // self.max_replicas)
+        return self.threads or threads_of_each(self.max_replicas)
 
     @property
     def num_cpus(self) -> float:

@@ -1,165 +1,107 @@
-"""Context rows that wait to be stored until their request is drafted."""
+"""Context rows that wait to be stored until a request is drafted that needs them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection
 
 import numpy as np
 import torch
 
+from vllm_dflash.engine.v1.waiting_rows import WaitingRows, slots_in
 from vllm_dflash.model.context_projection import ContextProjection
-from vllm_dflash.planning import Bools, Ints
+from vllm_dflash.planning import Ints
 
-NOBODY = -1
 MAX_BYTES = 256 << 20
 MAX_ROWS = 16384
 MAX_ARRIVED, MAX_ARRIVED_ROWS = 16, 256
 """Steps, and rows of theirs, that are put into the ring together, which spares small copies."""
+STORED_AHEAD = 256
+"""Where the ring is full, so many rows are stored at a time: one reads the same weights."""
 
 
 class ContextBacklog:
-    """Keeps target features back, by request, and stores a request's when it is drafted.
+    """Keeps target features back, by cache slot, and stores those of a request that is drafted.
 
     Projecting context costs a few percent of the target's own work, for requests that are never
-    drafted as well. So rows wait here, and those of a request that ends undrafted are dropped.
-    Storing many rows at a time is cheaper, too: one row reads the same weights as a hundred.
+    drafted as well. So rows wait here. Rows of blocks that are given to somebody else are dropped.
+    Storing many rows at a time is cheaper, too.
 
     The rows lie in a ring. Where it is full, the oldest are stored after all, so nothing is
-    missing that a running request could need.
+    missing that a request could need, whether it computed the block or found it in the cache.
     """
 
     def __init__(
-        self, context: ContextProjection, width: int, dtype: torch.dtype, max_requests: int
+        self,
+        context: ContextProjection,
+        width: int,
+        dtype: torch.dtype,
+        *,
+        num_slots: int,
+        block_size: int,
     ) -> None:
-        """For features of `width` numbers, of `max_requests` at a time."""
+        """For features of `width` numbers, and a cache of so many slots in such blocks."""
         self._context = context
-        self.capacity = int(min(MAX_ROWS, MAX_BYTES // (width * dtype.itemsize)))
-        self._features = torch.empty(self.capacity, width, dtype=dtype)  # taken up as it fills
-        self._positions = torch.empty(self.capacity, dtype=torch.int64)
-        self._slots = torch.empty(self.capacity, dtype=torch.int64)
-        self._owner = np.full(self.capacity, NOBODY)
-        self._next = 0
-        self._number: dict[str, int] = {}
-        self._free = list(range(max_requests))
-        self._was_drafted = np.zeros(max_requests, dtype=bool)
-        self._batch: Sequence[str] = ()
-        self._arrived: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Ints]] = []
-        self._num_arrived = 0
+        capacity = int(min(MAX_ROWS, MAX_BYTES // (width * dtype.itemsize)))
+        self.rows = WaitingRows(capacity, num_slots, block_size)
+        self._features = torch.empty(capacity, width, dtype=dtype)  # taken up as it fills
+        self._positions = torch.empty(capacity, dtype=torch.int64)
+        self._slots = torch.empty(capacity, dtype=torch.int64)
+        self._arrived: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._arrived_rows = slice(0, 0)
+        """Where in the ring they belong."""
 
     def buffers(self) -> list[torch.Tensor]:
         """What it allocated once and for all."""
         return [self._features, self._positions, self._slots]
 
-    def update_batch(
-        self, batch: Sequence[str], running: Container[str], *, may_return: bool
-    ) -> int:
-        """Make room for the requests of a batch; call before `add`.
+    def drop(self, blocks: Collection[int], block_size: int) -> None:
+        """Blocks that have a new owner, or none that could be found again; before `add`."""
+        if blocks:
+            self.rows.drop(slots_in(np.fromiter(blocks, np.int64, len(blocks)), block_size))
 
-        The cache blocks of a request that has left may be given to another one from this step
-        on. Stored now, its rows come before what the new owner computes, which overwrites them.
-
-        Args:
-            batch: ids of this step's requests.
-            running: ids of all requests that go on some time.
-            may_return: whether cached blocks of ended requests may be found again by a prefix.
+    def add(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> int:
+        """Take rows [C, m * H], their positions [C] and slots [C].
 
         Returns:
-            How many rows were stored.
+            How many rows were stored, to make space or because they are too many to keep.
         """
-        if batch == self._batch:
-            return 0
-        settled = self._settle()
-        self._batch = batch
-        left = [name for name in self._number if name not in set(batch)]
-        numbers = np.array([self._number.pop(name) for name in left], dtype=np.int64)
-        keep = [
-            name in running or (may_return and bool(self._was_drafted[number]))
-            for name, number in zip(left, numbers, strict=True)
-        ]
-        stored = self._store_rows(self._rows_of(numbers[keep])) if any(keep) else 0
-        self._owner[self._rows_of(numbers)] = NOBODY
-        self._free.extend(numbers.tolist())
-        for name in batch:
-            if name not in self._number:
-                self._number[name] = self._free.pop()
-                self._was_drafted[self._number[name]] = False
-        return settled + stored
-
-    def forget(self, resumed: Collection[str]) -> None:
-        """Drop rows of requests that lost their cache blocks and are computed again.
-
-        Those that were preempted have left the batch before, and `update_batch` saw to their rows;
-        but a reset of the prefix cache preempts and resumes requests between two steps.
-        """
-        numbers = [self._number[name] for name in resumed if name in self._number]
-        if numbers:
-            self._settle()
-            self._owner[self._rows_of(np.array(numbers, dtype=np.int64))] = NOBODY
-
-    def add(
-        self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, counts: Ints
-    ) -> int:
-        """Take rows [C, m * H], positions [C] and slots [C], `counts` of each request [R].
-
-        Returns:
-            How many rows were stored, to make room or because they are too many to keep.
-        """
-        count = len(features)
-        if count > self.capacity // 4:
+        count, capacity = len(features), self.rows.capacity
+        if count > capacity // 4:
+            self.rows.drop(slots.numpy())
             self._context.store(features, positions, slots)
             return count
+        start, displaced = self.rows.claim(count, min(STORED_AHEAD, capacity // 4))
+        is_full = len(self._arrived) >= MAX_ARRIVED or start != self._arrived_rows.stop
+        if is_full or self._arrived_rows.stop - self._arrived_rows.start >= MAX_ARRIVED_ROWS:
+            self._take_in()
+        stored = self._store(displaced)
+        self.rows.put(start, slots.numpy())
         # The features are this step's own; the other two lie in buffers that the next step fills.
-        owner = np.repeat(self._numbers(), counts)
-        self._arrived.append((features, positions.clone(), slots.clone(), owner))
-        self._num_arrived += count
-        most = min(MAX_ARRIVED_ROWS, self.capacity // 4)
-        if len(self._arrived) < MAX_ARRIVED and self._num_arrived < most:
-            return 0
-        return self._settle()
-
-    def _settle(self) -> int:
-        """Move the rows of the last steps into the ring; returns how many had to make room."""
-        if not self._arrived:
-            return 0
-        features, positions, slots, owners = zip(*self._arrived, strict=True)
-        self._arrived.clear()
-        self._num_arrived = 0
-        owner = np.concatenate(owners)
-        count = len(owner)
-        if self._next + count > self.capacity:
-            self._next = 0
-        here = slice(self._next, self._next + count)
-        stored = self._store_rows(here.start + np.flatnonzero(self._owner[here] != NOBODY))
-        torch.cat(features, out=self._features[here])
-        torch.cat(positions, out=self._positions[here])
-        torch.cat(slots, out=self._slots[here])
-        self._owner[here] = owner
-        self._next += count
+        self._arrived.append((features, positions.clone(), slots.clone()))
+        first = self._arrived_rows.start if len(self._arrived) > 1 else start
+        self._arrived_rows = slice(first, start + count)
         return stored
 
-    def pending(self) -> Ints:
-        """Rows kept back of each request of the batch, [R]."""
-        self._settle()
-        per_number = np.bincount(self._owner + 1, minlength=len(self._was_drafted) + 1)
-        return per_number[1 + self._numbers()]
+    def count(self, block_table: Ints, context_lens: Ints) -> Ints:
+        """Rows that wait for each request's context, [R]; block table [R, B]."""
+        return self.rows.count(block_table, context_lens)
 
-    def store(self, drafted: Bools) -> int:
-        """Store all rows of the drafted requests of the batch, [R]. Returns how many."""
-        numbers = self._numbers()[drafted]
-        self._was_drafted[numbers] = True
-        return self._settle() + self._store_rows(self._rows_of(numbers))
+    def store(self, block_table: Ints, context_lens: Ints) -> int:
+        """Store all that waits for these requests' contexts. Returns how many rows that was."""
+        return self._store(self.rows.of(block_table, context_lens))
 
-    def _numbers(self) -> Ints:
-        return np.array([self._number[name] for name in self._batch], dtype=np.int64)
+    def _take_in(self) -> None:
+        """Move the rows of the last steps into the ring."""
+        if self._arrived:
+            parts = zip(*self._arrived, strict=True)
+            for ring, part in zip(self.buffers(), parts, strict=True):
+                torch.cat(part, out=ring[self._arrived_rows])
+            self._arrived.clear()
 
-    def _rows_of(self, numbers: Ints) -> Ints:
-        wanted = np.zeros(len(self._was_drafted) + 1, dtype=bool)  # the last one is nobody's
-        wanted[numbers] = True
-        return np.flatnonzero(wanted[self._owner])
-
-    def _store_rows(self, rows: Ints) -> int:
+    def _store(self, rows: Ints) -> int:
         if len(rows):
-            index = torch.from_numpy(rows)
+            self._take_in()
+            index = torch.from_numpy(rows.astype(np.int64))
             self._context.store(self._features[index], self._positions[index], self._slots[index])
-            self._owner[rows] = NOBODY
+            self.rows.free(rows)
         return len(rows)

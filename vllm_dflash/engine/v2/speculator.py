@@ -6,7 +6,7 @@ drafted to the full. Ours is the draft model, and whether the block runs at all.
 
 Draft lengths under synchronous scheduling are planned here, as on V1, and handed to the scheduler
 as one number per request. Under asynchronous scheduling the scheduler plans
-(`runner/scheduler.py`), since this step must not wait for its own outcome.
+(`engine/scheduler.py`), since this step must not wait for its own outcome.
 """
 
 from __future__ import annotations
@@ -31,35 +31,33 @@ from vllm.v1.worker.gpu.states import RequestState
 from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.engine.accounting import StepAccounting
-from vllm_dflash.engine.agreement import agreed_lengths, agreed_plan
 from vllm_dflash.engine.attention_groups import split_by_kind
-from vllm_dflash.engine.block_layout import Ints, draft_lengths
-from vllm_dflash.engine.clock import StepClock
+from vllm_dflash.engine.block_layout import draft_limits
+from vllm_dflash.engine.length_control import LengthControl
 from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.engine.v2.device_counters import DeviceCounters
+from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.fixed_length import FixedLength
-from vllm_dflash.planning.length_policy import LengthPolicy
-from vllm_dflash.planning.planner import Plan, Planner
+from vllm_dflash.planning.planner import Planner
+from vllm_dflash.planning.step import Step
 
 CONFIDENCE_ROWS = 512
 """Rows of logits that are turned into probabilities at a time, in float32."""
 
 
-class DFlashSpeculator(StepAccounting, native.DFlashSpeculator):
-    """vLLM's class of the same name with our draft model, planned lengths and statistics."""
-
-    of_vllm_dflash = True
+class PlannedSpeculator(native.DFlashSpeculator):
+    """vLLM's speculator with our draft model, planned lengths and statistics."""
 
     model: DFlashDraftModel
-    req_states: RequestState
-    """Of the model runner, which hands it over once both exist."""
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState
+    ) -> None:
+        """`req_states` are the model runner's."""
         super().__init__(vllm_config, device)
+        self.req_states = req_states
         self.spec = DFlashOptions.of(vllm_config).drafter
         self.parallel_drafting_token_id = self.spec.mask_token_id
         self.requires_non_causal = not all(self.spec.causal)
@@ -67,20 +65,19 @@ class DFlashSpeculator(StepAccounting, native.DFlashSpeculator):
             vllm_config.scheduler_config.async_scheduling or self.enable_adaptive_verification
         )
         """Whether draft lengths are decided here, request by request."""
-        self.lengths: LengthPolicy = FixedLength(self.num_speculative_steps)
-        self.statistics = DraftStatistics(self.num_speculative_steps)
+        self.lengths = LengthControl(self.num_speculative_steps)
         self.counters = DeviceCounters(device)
-        self.clock = StepClock()
         self.warm = WarmState(self._persistent_buffers)
         self.length_limit = min(
             self.max_model_len, self.draft_model_config.max_model_len or self.max_model_len
         )
         self.confidence = torch.zeros(self.draft_tokens.shape, device=device)  # [max R, K]
+        self.runs_target_alone = False
+        """Whether dummy runs of the runner are to leave the drafter out."""
+        self.step: Step | None = None
+        """The one that runs, where it is planned here."""
         self._runs_block = True
-        self._produced = self._rejected = np.zeros(0, dtype=np.int64)
-        self._ids: list[str] = []
         self._handed_over: dict[str, int] | None = None
-        self._room: Ints = np.zeros(0, dtype=np.int64)
 
     # --- start-up -------------------------------------------------------------------------
 
@@ -108,6 +105,7 @@ class DFlashSpeculator(StepAccounting, native.DFlashSpeculator):
             model = get_model(vllm_config=draft_config, model_config=self.draft_model_config)
         language_model = getattr(target_model, "get_language_model", lambda: target_model)()
         model.share_vocabulary(language_model)
+        cover_positions(model, self.max_model_len)
         return model
 
     def set_attn(
@@ -137,27 +135,22 @@ class DFlashSpeculator(StepAccounting, native.DFlashSpeculator):
 
     def adapt_lengths(self, costs: StepCosts) -> None:
         """From now on plan draft lengths, starting from these costs."""
-        self.lengths = Planner(
+        self.lengths.policy = Planner(
             self.num_speculative_steps, self.max_num_reqs, costs, whole_batch=True
         )
 
     # --- every step -----------------------------------------------------------------------
 
-    def observe_verification(
-        self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
-    ) -> None:
-        """Take what became of the last drafts: tokens each request got and drafts it lost, [R]."""
-        super().observe_verification(idx_mapping, num_sampled, num_rejected)
-        if self.plans_lengths:
-            self._produced = num_sampled.cpu().numpy()
-            self._rejected = num_rejected.cpu().numpy()
-        else:
-            self.counters.observe_verification(num_sampled, num_rejected)
-
     @torch.inference_mode()
     def propose(
         self,
         input_batch: InputBatch,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
         *inputs: Any,
         dummy_run: bool = False,
         is_profile: bool = False,
@@ -168,24 +161,32 @@ class DFlashSpeculator(StepAccounting, native.DFlashSpeculator):
 
         Of a request's K tokens only those count that the scheduler is told of.
         """
-        if self._is_left_out:
-            return self.draft_tokens[: input_batch.num_reqs]
-        plan = None
+        num_requests = input_batch.num_reqs
+        if self.runs_target_alone:
+            return self.draft_tokens[:num_requests]
+        step = None
         self._runs_block = True
         if not dummy_run:
             wanted = self.num_speculative_steps
             if num_speculative_tokens is not None:
                 wanted = num_speculative_tokens
             if self.plans_lengths:
-                plan = self._plan(input_batch, wanted)
-                wanted = plan.width
+                step = self.step = self._plan(input_batch, num_sampled, num_rejected, wanted)
+                wanted = step.plan.width
             else:
-                self.statistics.observe_length(wanted, input_batch.num_reqs)
+                self.counters.observe_verification(num_sampled, num_rejected)
+                self.lengths.statistics.observe_uniform(wanted, num_requests)
             self._runs_block = wanted > 0
-        is_timed = self._runs_block and not dummy_run
-        with self.clock.timing("draft") if is_timed else nullcontext():
+        is_timed = step is not None and self._runs_block
+        with step.timing("draft") if step and is_timed else nullcontext():
             drafts = super().propose(
                 input_batch,
+                attn_metadata,
+                slot_mappings,
+                last_hidden_states,
+                aux_hidden_states,
+                num_sampled,
+                num_rejected,
                 *inputs,
                 dummy_run=dummy_run,
                 # A step without a block is no graph, but stores context all the same.
@@ -193,11 +194,12 @@ class DFlashSpeculator(StepAccounting, native.DFlashSpeculator):
                 num_speculative_tokens=num_speculative_tokens,
                 **more_inputs,
             )
-            confidence = self.confidence[: input_batch.num_reqs]
-            if plan is not None:
-                confidence = confidence.cpu()  # waits for the block
-        if plan is not None:
-            self._hand_over(plan, input_batch, confidence.numpy())
+            if is_timed:
+                confidence = self.confidence[:num_requests].cpu()  # waits for the block
+        if step is not None:
+            if step.plan.width:
+                self._choose_lengths(step, confidence.numpy())
+            self._handed_over = dict(zip(step.ids, step.lengths.tolist(), strict=True))
         return drafts
 
     def _build_uniform_attn_metadata(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
@@ -233,54 +235,40 @@ class DFlashSpeculator(StepAccounting, native.DFlashSpeculator):
         self._maybe_predict_acceptance(logits, idx_mapping, draft_step)
         return self.model.target_ids(tokens)
 
-    def _batch_ids(self, num_requests: int) -> list[str]:
-        return self._ids[:num_requests]
-
-    def _plan(self, input_batch: InputBatch, wanted: int) -> Plan:
-        """Learn from the verdict on the last drafts, and say whom to draft."""
-        ids, produced, rejected = input_batch.req_ids, self._produced, self._rejected
-        self._ids = ids
-        num_requests = input_batch.num_reqs
-        drafted = np.zeros(num_requests, dtype=np.int64)
-        if input_batch.num_draft_tokens_per_req is not None:
-            drafted = input_batch.num_draft_tokens_per_req.astype(np.int64)
-        self.statistics.observe_verification(drafted, produced)
-        self._num_verified = int(drafted.sum())
-        self._num_accepted = int(np.maximum(produced - 1, 0)[drafted > 0].sum())
-        past_prompt = produced > 0
-        num_decoded = int(past_prompt.sum()) + self._num_verified
-        self.clock.begin(
-            ids,
-            input_batch.num_tokens,
-            only_decodes=input_batch.num_tokens == num_decoded and bool(past_prompt.all()),
-        )
+    def _plan(
+        self,
+        input_batch: InputBatch,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        wanted: int,
+    ) -> Step:
+        """Take what became of the last drafts, and say whom to draft."""
+        step = Step(input_batch.req_ids, num_sampled.cpu().numpy(), rows=input_batch.num_tokens)
+        drafted = input_batch.num_draft_tokens_per_req
+        if drafted is not None:
+            step.verified = np.where(step.decoding, drafted, 0)
+            self.lengths.statistics.observe_verification(step)
+        if self.lengths.skips(step):
+            return step
         context_lens = input_batch.num_computed_tokens_np + input_batch.num_scheduled_tokens
         limits = np.minimum(
             self.req_states.max_seq_len[input_batch.idx_mapping_np], self.length_limit
         )
-        self._room = draft_lengths(context_lens - rejected, limits, wanted, past_prompt)
-        with self.clock.timing("planning"):
-            self.lengths.observe_verification(ids, np.where(past_prompt, drafted, 0), produced - 1)
-            self.lengths.observe_batch(input_batch.num_tokens - num_decoded)
-            plan = self.lengths.plan(ids, self._room, np.zeros(num_requests, dtype=np.int64))
-        plan = agreed_plan(plan)
-        self.statistics.observe_plan(plan, possible=bool(self._room.any()))
-        return plan
+        step.limits = draft_limits(
+            context_lens - num_rejected.cpu().numpy(), limits, wanted, step.decoding
+        )
+        self.lengths.plan(step)
+        return step
 
-    def _hand_over(self, plan: Plan, input_batch: InputBatch, confidence: np.ndarray) -> None:
+    def _choose_lengths(self, step: Step, confidence: np.ndarray) -> None:
         """Decide how many drafts of each request the scheduler is told of."""
-        lengths = np.zeros(input_batch.num_reqs, dtype=np.int64)
-        if plan.width:
-            self.clock.draft_rows = input_batch.num_reqs * self.num_query_per_req
-            confidence = confidence[plan.drafted, : plan.width]
-            finite = np.cumprod(confidence >= 0.0, axis=1)  # [D, w]
-            room = self._room.copy()
-            room[plan.drafted] = np.minimum(room[plan.drafted], finite.sum(axis=1))
-            with self.clock.timing("planning"):
-                chosen = self.lengths.lengths(plan, input_batch.req_ids, room, confidence * finite)
-            lengths[plan.drafted] = agreed_lengths(chosen)
-            self.statistics.observe_lengths(lengths)
-        self._handed_over = dict(zip(input_batch.req_ids, lengths.tolist(), strict=True))
+        plan = step.plan
+        step.draft_rows = step.num_requests * self.num_query_per_req
+        confidence = confidence[plan.drafted, : plan.width]
+        finite = np.cumprod(confidence >= 0.0, axis=1)  # [D, w]
+        usable = np.zeros_like(step.limits)
+        usable[plan.drafted] = np.minimum(step.limits[plan.drafted], finite.sum(axis=1))
+        self.lengths.choose(step, usable, confidence * finite)
 
     def cut(self, drafts: DraftTokenIds | None) -> DraftTokenIds | None:
         """Drafts as vLLM hands them over, cut to what was planned."""
@@ -293,20 +281,21 @@ class DFlashSpeculator(StepAccounting, native.DFlashSpeculator):
         return DraftTokenIds(drafts.req_ids, cut)
 
     def end_step(self) -> None:
-        """The runner is done with a step."""
-        if self.plans_lengths:
-            self.account_for_step(more_alike=False)
-        else:
-            self.warm.check()
+        """The runner is done with a step, or had none."""
+        step, self.step = self.step, None
+        self.warm.check()
+        if step is not None:
+            self.lengths.end(step)
 
     def collect_statistics(self) -> DraftStatistics:
         """The statistics, with what the device has counted meanwhile. Waits for it."""
-        self.statistics.nan_drafts = self.counters.nan_drafts()
+        statistics = self.lengths.statistics
+        statistics.nan_drafts = self.counters.nan_drafts()
         if not self.plans_lengths:
             blocks, drafts, accepted = self.counters.verifications()
-            self.statistics.verifications = blocks
-            self.statistics.draft_tokens, self.statistics.accepted_tokens = drafts, accepted
-        return self.statistics
+            statistics.verifications = blocks
+            statistics.draft_tokens, statistics.accepted_tokens = drafts, accepted
+        return statistics
 
     def _persistent_buffers(self) -> list[torch.Tensor]:
         """What captured graphs read and write."""

@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.tools.arguments import positive
-from vllm_dflash.tools.console import output_console
+from vllm_dflash.tools.arguments import add_number, positive
+from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
+from vllm_dflash.tools.progress import progress_on
 
 if TYPE_CHECKING:
     from vllm_dflash.tools.bench.bench_pair import Pair
@@ -24,7 +25,7 @@ LOADS = {
 FULL: dict[str, Any] = {"seconds": 6.0, "rounds": 5, "concurrency": [1, 2, 4, 8, 16, 32]}
 QUICK: dict[str, Any] = {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
 EXTRA_MISSING = 'vllm-dflash bench needs matplotlib: pip install "vllm-dflash[bench]"'
-INTERRUPTED, FAILED = 130, 1
+FAILED = 1
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -86,27 +87,9 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="K",
         help="measure ours at these fixed draft lengths, too",
     )
-    sides.add_argument(
-        "--max-model-len",
-        type=positive,
-        default=1024,
-        metavar="N",
-        help="of every engine (default: 1024)",
-    )
-    sides.add_argument(
-        "--max-num-seqs",
-        type=positive,
-        default=64,
-        metavar="N",
-        help="of every engine (default: 64)",
-    )
-    sides.add_argument(
-        "--tensor-parallel-size",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="ranks of every engine (default: 1)",
-    )
+    add_number(sides, "--max-model-len", 1024, "of every engine")
+    add_number(sides, "--max-num-seqs", 64, "of every engine")
+    add_number(sides, "--tensor-parallel-size", 1, "ranks of every engine")
     load = parser.add_argument_group("measurements")
     load.add_argument(
         "--load",
@@ -140,13 +123,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="arrivals of poisson, as fractions of what plain decoding can serve, 16 requests at a"
         " time (default: 0.3 0.6 0.9)",
     )
-    load.add_argument(
-        "--tokens",
-        type=positive,
-        default=96,
-        metavar="N",
-        help="new tokens a request (default: 96)",
-    )
+    add_number(load, "--tokens", 96, "new tokens a request")
     load.add_argument(
         "--seconds",
         type=float,
@@ -198,22 +175,19 @@ def run_bench(parsed: argparse.Namespace) -> int:
         return INTERRUPTED
     except (EngineDied, ValueError) as error:
         return _fail(str(error))
-    for table in tables:
-        comparison.console.print(table.rich())
-    comparison.console.print(f"Written: result.json, result.md and result.png in {parsed.out}")
+    print_report(tables, [f"Written: result.json, result.md and result.png in {parsed.out}"])
     return 0
 
 
 def _prepare(parsed: argparse.Namespace) -> Comparison:
     """Raises ValueError where something does not fit."""
-
     from vllm_dflash.checkpoint.read import read_drafter
     from vllm_dflash.config.thread_binding import check_thread_binding
     from vllm_dflash.tools.bench.bench_plan import Workload
-    from vllm_dflash.tools.bench.bench_prompts import read_prompts
+    from vllm_dflash.tools.bench.bench_record import Record, describe
     from vllm_dflash.tools.bench.compare_sides import Comparison
-    from vllm_dflash.tools.bench.record import Record, describe
     from vllm_dflash.tools.bench.sides import make_sides
+    from vllm_dflash.tools.prompts import read_prompts
 
     workload = Workload(
         loads=_distinct(parsed.load),
@@ -229,13 +203,13 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
             f" take {parsed.max_num_seqs} at a time: raise --max-num-seqs."
         )
     check_thread_binding(parsed.tensor_parallel_size)
-    console = output_console()
+    progress = progress_on()
     prompts_file = parsed.prompts or parsed.demo / "held_out.jsonl"
     if not prompts_file.is_file():
         raise ValueError(f"there are no prompts in {prompts_file}: pass --prompts.")
     prompts = read_prompts(prompts_file)
     parsed.out.mkdir(parents=True, exist_ok=True)
-    with console.status("Preparing the pair"):
+    with progress.stage("preparing the pair"):
         pair = _choose_pair(parsed)
         longest = read_drafter(pair.drafter).max_draft_tokens
     engine = {
@@ -253,7 +227,7 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
         sides=make_sides(pair.drafter, native_k, _distinct(parsed.ours_fixed_k)),
         rounds=parsed.rounds,
     )
-    return Comparison(record, workload, prompts, engine, parsed.warmup_rounds, parsed.out, console)
+    return Comparison(record, workload, prompts, engine, parsed.warmup_rounds, parsed.out, progress)
 
 
 def _choose_pair(parsed: argparse.Namespace) -> Pair:
@@ -273,5 +247,5 @@ def _distinct(values: list[Any]) -> tuple[Any, ...]:
 
 
 def _fail(message: str) -> int:
-    print(f"vllm-dflash bench: {message}", file=sys.stderr)
+    complain("bench", message)
     return FAILED

@@ -1,8 +1,4 @@
-"""Time every proposer's draft step, from the sampled tokens to lists of drafts.
-
-Both functions run in a worker, sent there by `LLM.collective_rpc`, which asks for
-VLLM_ALLOW_INSECURE_SERIALIZATION=1.
-"""
+"""Time every proposer's draft step, from the sampled tokens to lists of drafts."""
 
 from __future__ import annotations
 
@@ -11,31 +7,38 @@ from collections.abc import Callable
 from typing import Any
 
 
-def watch_drafting(worker: Any) -> None:
-    """Count and time draft steps from now on.
+class TimedDrafting:
+    """Given to every worker of an engine (`worker_extension_cls`), whoever drafts in it."""
 
-    Proposers return lists or tensors; handing a tensor over is part of the time.
-    """
-    runner = worker.model_runner
-    worker.drafting = [0, 0.0]
+    model_runner: Any
 
-    def watch(name: str, *, counts: bool) -> None:
-        original: Callable[..., Any] = getattr(runner, name)
+    def time_drafting(self) -> None:
+        """Count and time draft steps from now on.
 
-        def timed(*arguments: Any, **named: Any) -> Any:
-            started = time.perf_counter()
-            result = original(*arguments, **named)
-            worker.drafting[0] += counts
-            worker.drafting[1] += time.perf_counter() - started
-            return result
+        Proposers return lists or tensors; handing a tensor over is part of the time.
+        """
+        runner = self.model_runner
+        self._draft_calls, self._draft_seconds = 0, 0.0
 
-        setattr(runner, name, timed)
+        def watch(name: str, *, counts: bool) -> None:
+            original: Callable[..., Any] = getattr(runner, name)
 
-    watch("propose_draft_token_ids", counts=True)
-    watch("_copy_draft_token_ids_to_cpu", counts=False)
-    watch("take_draft_token_ids", counts=False)
+            def timed(*arguments: Any, **named: Any) -> Any:
+                started = time.perf_counter()
+                result = original(*arguments, **named)
+                self._draft_calls += counts
+                self._draft_seconds += time.perf_counter() - started
+                return result
+
+            setattr(runner, name, timed)
+
+        watch("propose_draft_token_ids", counts=True)
+        watch("_copy_draft_token_ids_to_cpu", counts=False)
+        watch("take_draft_token_ids", counts=False)
+
+    def drafting_time(self) -> tuple[int, float]:
+        """Calls and seconds since `time_drafting`."""
+        return self._draft_calls, self._draft_seconds
 
 
-def read_drafting(worker: Any) -> tuple[int, float]:
-    """Calls and seconds since `watch_drafting`."""
-    return tuple(worker.drafting)
+TIMED = f"{TimedDrafting.__module__}.{TimedDrafting.__qualname__}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,6 +31,14 @@ class Side:
     def draft_length(self) -> str:
         """What tells this side from others of vLLM as it comes, in a few letters."""
         return PLAIN if self.draft_tokens is None else f"K={self.draft_tokens}"
+
+
+def side_environment(plugins: str | None = None) -> dict[str, str]:
+    """Of one engine of several that live side by side; `plugins=""` leaves vllm-dflash out."""
+    environment = {} if plugins is None else {"VLLM_PLUGINS": plugins}
+    if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        environment["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    return environment
 
 
 def make_sides(drafter: str, native_k: Iterable[int], ours_fixed_k: Iterable[int]) -> list[Side]:

@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 UTILS = "vllm.v1.core.kv_cache_utils"
 SEAMS = (
-    Seam(f"{UTILS}:get_kv_cache_groups", ("vllm_config", "kv_cache_spec")),
+    Seam(f"{UTILS}:get_kv_cache_groups", "vllm_config kv_cache_spec"),
     Seam(
         f"{UTILS}:get_kv_cache_config_from_groups",
-        ("vllm_config", "kv_cache_groups", "available_memory"),
+        "vllm_config kv_cache_groups available_memory",
     ),
-    Seam(f"{UTILS}:get_kv_cache_capacity", ("vllm_config", "kv_cache_config")),
-    Seam(f"{UTILS}:validate_kv_cache_layout", ("layout", "kv_cache_groups")),
-    Seam(f"{UTILS}:_pool_bytes_per_block", ("vllm_config", "kv_cache_groups")),
-    Seam(f"{UTILS}:_max_memory_usage_bytes_from_groups", ("vllm_config", "kv_cache_groups")),
+    Seam(f"{UTILS}:get_kv_cache_capacity", "vllm_config kv_cache_config"),
+    Seam(f"{UTILS}:validate_kv_cache_layout", "layout kv_cache_groups"),
+    Seam(f"{UTILS}:_pool_bytes_per_block", "vllm_config kv_cache_groups"),
+    Seam(f"{UTILS}:_max_memory_usage_bytes_from_groups", "vllm_config kv_cache_groups"),
     Seam(
         f"{UTILS}:_estimate_max_model_len_from_groups",
-        ("vllm_config", "kv_cache_groups", "available_memory"),
+        "vllm_config kv_cache_groups available_memory",
     ),
-    Seam("vllm.v1.worker.utils:customize_attention_spec", ("backend", "spec")),
+    Seam("vllm.v1.worker.utils:customize_attention_spec", "backend spec"),
     Seam(
         "vllm.v1.worker.utils:select_common_block_size",
-        ("kv_manager_block_size", "backends", "kv_cache_specs"),
+        "kv_manager_block_size backends kv_cache_specs",
     ),
-    Seam("vllm.v1.attention.backends.utils:get_supported_kv_cache_layouts", ("backends",)),
+    Seam("vllm.v1.attention.backends.utils:get_supported_kv_cache_layouts", "backends"),
     Seam(
         "vllm.v1.attention.backends.utils:resolve_kv_cache_layout",
-        ("vllm_config", "supported_layouts", "kv_cache_specs"),
+        "vllm_config supported_layouts kv_cache_specs",
     ),
 )
 

@@ -8,8 +8,9 @@ import os
 import sys
 from contextlib import redirect_stdout
 
-from vllm_dflash.tools.arguments import add_drafter_options, positive
-from vllm_dflash.tools.inspect.inspection import DOES_NOT_FIT, FITS, UNREADABLE
+from vllm_dflash.tools.arguments import add_pair, positive
+from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.inspect.inspection import DOES_NOT_FIT, FITS, UNREADABLE, Inspection
 from vllm_dflash.tools.inspect.sizes import parse_size
 
 
@@ -30,9 +31,7 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "  vllm-dflash inspect z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("drafter", help="folder or repository of the drafter")
-    parser.add_argument("--target", required=True, help="folder or repository of the target")
-    add_drafter_options(parser)
+    add_pair(parser)
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object (docs/inspect.md) and no more"
     )
@@ -61,7 +60,6 @@ def run_inspect(parsed: argparse.Namespace) -> int:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
     from vllm_dflash.tools.inspect.target import EngineOptions
-    from vllm_dflash.tools.inspect.text import print_inspection
 
     with redirect_stdout(sys.stderr):
         found = inspect_pair(
@@ -85,6 +83,16 @@ def run_inspect(parsed: argparse.Namespace) -> int:
     else:
         print_inspection(found)
     return found.exit_code
+
+
+def print_inspection(found: Inspection) -> None:
+    """To standard output; why something cannot be read is said on standard error."""
+    from vllm_dflash.tools.inspect.inspect_report import make_notes, make_tables
+
+    notes = make_notes(found)
+    print_report(make_tables(found), notes if found.error is None else ())
+    if found.error is not None:
+        print("\n".join(notes), file=sys.stderr)
 
 
 def _size(text: str) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from vllm_dflash.tools.parity.layer_changes import common_mistakes
+from vllm_dflash.tools.parity.compare_request import RecordedRequest, engine_context
+from vllm_dflash.tools.parity.layer_mistakes import common_mistakes
 from vllm_dflash.tools.parity.oracle import Oracle
-from vllm_dflash.tools.parity.recompute import Request, engine_context
 from vllm_dflash.tools.parity.recording import DraftStep
 from vllm_dflash.tools.parity.stage_errors import relative_error
 from vllm_dflash.tools.parity.stages import (
@@ -45,7 +45,9 @@ USUAL_LAYER = (
 )
 
 
-def likely_cause(culprit: Stage, oracle: Oracle, requests: list[Request], tolerance: float) -> str:
+def likely_cause(
+    culprit: Stage, oracle: Oracle, requests: list[RecordedRequest], tolerance: float
+) -> str:
     """A sentence on the first stage that differs, from the place where it is worst.
 
     A hypothesis counts as the cause only if it makes the engine's numbers the reference's.
@@ -76,7 +78,9 @@ def likely_cause(culprit: Stage, oracle: Oracle, requests: list[Request], tolera
     return USUAL[culprit.name]
 
 
-def _tap_cause(oracle: Oracle, request: Request, column: int, tolerance: float) -> str | None:
+def _tap_cause(
+    oracle: Oracle, request: RecordedRequest, column: int, tolerance: float
+) -> str | None:
     """Which other layer of the target the engine's tap is."""
     spec, recording = oracle.drafter.spec, request.recording
     num_layers = len(oracle.target.get_decoder().layers)
@@ -120,7 +124,7 @@ def _head_cause(oracle: Oracle, step: DraftStep, tolerance: float) -> str | None
 
 def _layer_cause(
     oracle: Oracle,
-    request: Request,
+    request: RecordedRequest,
     step: DraftStep,
     length: int,
     number: int,
@@ -132,12 +136,12 @@ def _layer_cause(
     _, features = oracle.text(request.token_ids, oracle.drafter.spec.taps)
     z = engine_context(request, oracle.context(features), rows)
     inputs = [step.embedding, *step.layers]
-    for change in common_mistakes(oracle.drafter, number):
-        context = z if change.with_context else z[:0]
-        block = length + change.block_shift + torch.arange(len(step.input_ids))
+    for mistake in common_mistakes(oracle.drafter, number):
+        context = z if mistake.with_context else z[:0]
+        block = length + mistake.block_shift + torch.arange(len(step.input_ids))
         positions = torch.cat([torch.arange(len(context)), block])
-        with change.made:
+        with mistake.made:
             layers, _ = oracle.block(step.embedding, context, fed=inputs, positions=positions)
         if relative_error(step.layers[number], layers[number]) <= tolerance:
-            return change.cause
+            return mistake.cause
     return None

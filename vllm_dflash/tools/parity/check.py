@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.tools.engine_process import EngineChild, temporary_logs
+from vllm_dflash.tools.engine_process import EngineProcess, temporary_logs
 from vllm_dflash.tools.parity.causes import likely_cause
-from vllm_dflash.tools.parity.defaults import BUILT_IN_PROMPTS, MAX_MODEL_LEN, TOKENS, TOLERANCES
+from vllm_dflash.tools.parity.compare_request import compare_request
 from vllm_dflash.tools.parity.engine_side import (
-    START,
     EngineSide,
     Prompt,
     engine_arguments,
     record_prompts,
 )
 from vllm_dflash.tools.parity.oracle import Oracle
+from vllm_dflash.tools.parity.parity_defaults import (
+    BUILT_IN_PROMPTS,
+    MAX_MODEL_LEN,
+    TOKENS,
+    TOLERANCES,
+)
 from vllm_dflash.tools.parity.parity_report import ACCUMULATED, ParityReport, first_difference
-from vllm_dflash.tools.parity.recompute import compare_request
 from vllm_dflash.tools.parity.stages import StageErrors
+from vllm_dflash.tools.progress import Progress, Silent
 
 
 def check_parity(
@@ -35,7 +40,7 @@ def check_parity(
     max_model_len: int = MAX_MODEL_LEN,
     revision: str | None = None,
     drafter_overrides: Mapping[str, Any] | None = None,
-    on_progress: Callable[[str], None] = lambda _: None,
+    progress: Progress | None = None,
     **engine: Any,
 ) -> ParityReport:
     """Compare the engine's drafter with the reference, stage by stage, on a pair.
@@ -52,7 +57,7 @@ def check_parity(
         max_model_len: of the engine, or less if the target has less.
         revision: of the drafter's repository.
         drafter_overrides: fields that stand in for those of its `config.json`.
-        on_progress: told what is going on.
+        progress: told what is going on (default: nobody is).
         engine: more arguments of `vllm.LLM`, for targets that need some (`model_impl`).
 
     Raises:
@@ -77,9 +82,8 @@ def check_parity(
         tempfile.TemporaryDirectory(prefix="vllm-dflash-parity-") as folder,
         temporary_logs("vllm-dflash-parity-") as logs,
     ):
-        log = logs / "engine.log"
-        with EngineChild(START, arguments, log, environment={}) as child:
-            side = record_prompts(child.ask, prompts, tokens, Path(folder), on_progress)
+        with EngineProcess(logs / "engine.log", **arguments) as process:
+            side = record_prompts(process.answers, prompts, tokens, Path(folder), progress)
         return compare(
             side,
             drafter,
@@ -88,7 +92,7 @@ def check_parity(
             tolerance,
             revision=revision,
             drafter_overrides=drafter_overrides,
-            on_progress=on_progress,
+            progress=progress,
         )
 
 
@@ -101,19 +105,21 @@ def compare(
     *,
     revision: str | None = None,
     drafter_overrides: Mapping[str, Any] | None = None,
-    on_progress: Callable[[str], None] = lambda _: None,
+    progress: Progress | None = None,
 ) -> ParityReport:
     """The engine's side against the reference's. Raises as `check_parity` does."""
     import torch
 
     tolerance = TOLERANCES[dtype] if tolerance is None else tolerance
-    on_progress("Loading the reference")
-    oracle = Oracle.load(target, drafter, getattr(torch, dtype), revision, drafter_overrides)
+    progress = progress or Silent()
+    with progress.stage("loading the reference"):
+        oracle = Oracle.load(target, drafter, getattr(torch, dtype), revision, drafter_overrides)
     errors = StageErrors(oracle.drafter.spec)
     acceptance = []
-    for number, request in enumerate(side.requests):
-        on_progress(f"Comparing prompt {number + 1} of {len(side.requests)}")
-        acceptance.append(compare_request(oracle, request, number, errors))
+    with progress.stage("comparing", len(side.requests), "prompts") as tell:
+        for number, request in enumerate(side.requests):
+            acceptance.append(compare_request(oracle, request, number, errors))
+            tell(number + 1)
     if not any(one.engine for one in acceptance):
         raise ValueError("the engine drafted nothing: pass more --tokens or other prompts.")
     stages = errors.stages()

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.tools.arguments import add_drafter_options, not_negative, positive
-from vllm_dflash.tools.console import output_console
-from vllm_dflash.tools.parity.defaults import BUILT_IN_PROMPTS, MAX_MODEL_LEN, TOKENS, TOLERANCES
+from vllm_dflash.tools.arguments import add_number, add_pair, not_negative, positive
+from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
+from vllm_dflash.tools.parity.parity_defaults import (
+    BUILT_IN_PROMPTS,
+    MAX_MODEL_LEN,
+    TOKENS,
+    TOLERANCES,
+)
+from vllm_dflash.tools.progress import progress_on
 
 if TYPE_CHECKING:
     from vllm_dflash.tools.parity.parity_report import ParityReport
 
-EQUAL, DIFFERS, COULD_NOT_RUN, INTERRUPTED = 0, 1, 2, 130
+EQUAL, DIFFERS, COULD_NOT_RUN = 0, 1, 2
 PROMPTS_OF_A_FILE = 4
 
 
@@ -37,28 +42,16 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         f" {INTERRUPTED}: interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("drafter", help="folder or repository of the drafter")
-    parser.add_argument("--target", required=True, help="folder or repository of the target")
+    add_pair(parser)
     parser.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
         help='lines of {"prompt": "..."} (default: a few built-in ones)',
     )
-    parser.add_argument(
-        "--num-prompts",
-        type=positive,
-        default=PROMPTS_OF_A_FILE,
-        metavar="N",
-        help=f"how many of them, from the first on (default: {PROMPTS_OF_A_FILE})",
-    )
-    parser.add_argument(
-        "--tokens",
-        type=positive,
-        default=TOKENS,
-        metavar="N",
-        help=f"new tokens of each prompt (default: {TOKENS})",
-    )
+    about = "how many of them, from the first on"
+    add_number(parser, "--num-prompts", PROMPTS_OF_A_FILE, about)
+    add_number(parser, "--tokens", TOKENS, "new tokens of each prompt")
     parser.add_argument(
         "--dtype",
         choices=TOLERANCES,
@@ -79,7 +72,6 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help=f"of the engine (default: {MAX_MODEL_LEN}, or the target's if that is less)",
     )
-    add_drafter_options(parser)
     parser.add_argument(
         "--model-impl",
         metavar="NAME",
@@ -94,26 +86,25 @@ def run_parity(parsed: argparse.Namespace) -> int:
     try:
         report = _check(parsed)
     except KeyboardInterrupt:
-        print("vllm-dflash parity: interrupted", file=sys.stderr)
+        complain("parity", "interrupted")
         return INTERRUPTED
     # Python's own exit code for an error would read as "differs".
     except Exception as error:
         if not isinstance(error, (OSError, RuntimeError, ValueError)):
             traceback.print_exc()
-        print(f"vllm-dflash parity: {error}", file=sys.stderr)
+        complain("parity", error)
         return COULD_NOT_RUN
     _print(report, as_json=parsed.json)
     return EQUAL if report.is_equal else DIFFERS
 
 
 def _check(parsed: argparse.Namespace) -> ParityReport:
-    from rich.console import Console
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     prompts: tuple[str, ...] = BUILT_IN_PROMPTS[: parsed.num_prompts]
     if parsed.prompts is not None:
-        from vllm_dflash.tools.bench.bench_prompts import read_prompts
+        from vllm_dflash.tools.prompts import read_prompts
 
         is_there = parsed.prompts.is_file()
         prompts = tuple(read_prompts(parsed.prompts, parsed.num_prompts)) if is_there else ()
@@ -122,28 +113,29 @@ def _check(parsed: argparse.Namespace) -> ParityReport:
     engine: dict[str, Any] = {}
     if parsed.model_impl is not None:
         engine["model_impl"] = parsed.model_impl
-    console = Console(stderr=True)
-    with console.status("Loading vLLM") as status:
+    progress = progress_on()
+    with progress.stage("loading vLLM"):
         from vllm_dflash.tools.parity.check import check_parity
 
-        return check_parity(
-            parsed.drafter,
-            parsed.target,
-            prompts=prompts,
-            tokens=parsed.tokens,
-            dtype=parsed.dtype,
-            tolerance=parsed.tolerance,
-            max_model_len=parsed.max_model_len,
-            revision=parsed.revision,
-            drafter_overrides=parsed.drafter_overrides,
-            on_progress=status.update,
-            **engine,
-        )
+    return check_parity(
+        parsed.drafter,
+        parsed.target,
+        prompts=prompts,
+        tokens=parsed.tokens,
+        dtype=parsed.dtype,
+        tolerance=parsed.tolerance,
+        max_model_len=parsed.max_model_len,
+        revision=parsed.revision,
+        drafter_overrides=parsed.drafter_overrides,
+        progress=progress,
+        **engine,
+    )
 
 
 def _print(report: ParityReport, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.to_dict(), indent=2))
         return
+    from vllm_dflash.tools.parity.parity_report import make_notes, make_tables
 
-    output_console().print(report.rich())
+    print_report(make_tables(report), make_notes(report))

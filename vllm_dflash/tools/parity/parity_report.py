@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.tools.parity.stages import ACCEPTANCE, BLOCK_ROWS, CONTEXT_ROWS, DRAFTS, Stage
+from vllm_dflash.tools.tables import Table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from vllm_dflash.tools.parity.compare_request import Acceptance
 
-    from vllm_dflash.tools.parity.recompute import Acceptance
-
+SCHEMA = "vllm-dflash.parity/1"
 COUNTED = (CONTEXT_ROWS, BLOCK_ROWS, ACCEPTANCE)
 """Stages whose error is a share of rows or steps that are wrong."""
 EXACT_ALONE = (*COUNTED, DRAFTS)
@@ -56,6 +56,7 @@ class ParityReport:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
+            "schema": SCHEMA,
             "drafter": self.drafter,
             "target": self.target,
             "runner": self.runner,
@@ -70,65 +71,53 @@ class ParityReport:
             "non_finite": self.non_finite,
         }
 
-    def rich(self) -> RenderableType:
-        """For a terminal."""
-        import rich.console
-        from rich.markup import escape
 
-        return rich.console.Group(
-            f"{escape(self.drafter)} for {escape(self.target)}: runner {self.runner},"
-            f" {self.dtype}, tolerance {self.tolerance:g}",
-            self._stages(),
-            self._acceptance(),
-            self._verdict(),
-        )
-
-    def _stages(self) -> RenderableType:
-        import rich.table
-
-        table = rich.table.Table("stage")
-        table.add_column("end to end", justify="right")
-        table.add_column("alone", justify="right")
-        table.add_column("")
-        for stage in self.stages:
-            note = ""
-            if stage.name == self.culprit:
-                note = f"[bold red]<- first difference; worst at {stage.place}[/bold red]"
-            elif stage.non_finite:
-                note = f"{stage.non_finite} NaN or infinite"
-            elif not is_within(stage, self.tolerance):
-                own = differs_alone(stage, self.tolerance)
-                note = f"differs, at {stage.place}" if own else "passed on from above"
-            errors = [_written(stage, error) for error in (stage.end_to_end, stage.alone)]
-            table.add_row(stage.name, *errors, note)
-        return table
-
-    def _acceptance(self) -> RenderableType:
-        import rich.table
-
-        table = rich.table.Table("prompt", "", "accepted drafts, step by step")
-        table.add_column("acceptance length", justify="right")
-        for number, one in enumerate(self.acceptance, start=1):
-            for name, accepted in (("engine", one.engine), ("reference", one.reference)):
-                steps = " ".join(map(str, accepted))
-                mean = f"{1 + sum(accepted) / len(accepted):.2f}" if accepted else "-"
-                table.add_row(str(number) if name == "engine" else "", name, steps, mean)
-        return table
-
-    def _verdict(self) -> str:
-        lines = [
-            f"NaN or infinite numbers: {self.non_finite}; drafts lost to them: {self.nan_drafts}"
+def make_tables(report: ParityReport) -> list[Table]:
+    """Every stage's errors, and the accepted drafts of each prompt."""
+    title = (
+        f"{report.drafter} for {report.target}: runner {report.runner}, {report.dtype},"
+        f" tolerance {report.tolerance:g}"
+    )
+    stages = [
+        [
+            stage.name,
+            _written(stage, stage.end_to_end),
+            _written(stage, stage.alone),
+            _note(report, stage),
         ]
-        if any(one.engine != one.reference for one in self.acceptance) and self.is_equal:
-            lines.append(
+        for stage in report.stages
+    ]
+    culprits = [n for n, stage in enumerate(report.stages) if stage.name == report.culprit]
+    accepted = []
+    for number, one in enumerate(report.acceptance, start=1):
+        for name, counts in (("engine", one.engine), ("reference", one.reference)):
+            mean = f"{1 + sum(counts) / len(counts):.2f}" if counts else "-"
+            prompt = str(number) if name == "engine" else ""
+            accepted.append([prompt, name, " ".join(map(str, counts)), mean])
+    return [
+        Table(title, ["stage", "end to end", "alone", ""], stages, words=(0, 3), marked=culprits),
+        Table(
+            "Accepted drafts, step by step",
+            ["prompt", "", "accepted", "acceptance length"],
+            accepted,
+            words=(0, 1, 2),
+        ),
+    ]
+
+
+def make_notes(report: ParityReport) -> list[str]:
+    """What the tables do not say, and the verdict."""
+    notes = [
+        f"NaN or infinite numbers: {report.non_finite}; drafts lost to them: {report.nan_drafts}"
+    ]
+    if report.is_equal:
+        if any(one.engine != one.reference for one in report.acceptance):
+            notes.append(
                 "Acceptance differs only where two tokens are as likely, within tolerance."
             )
-        if self.is_equal:
-            lines.append("[bold green]Equal[/bold green]: the engine drafts as the reference does.")
-        else:
-            where = f" from [bold]{self.culprit}[/bold] on" if self.culprit else ""
-            lines.append(f"[bold red]Differs[/bold red]{where}: {self.cause}.")
-        return "\n".join(lines)
+        return [*notes, "Equal: the engine drafts as the reference does."]
+    where = f" from {report.culprit} on" if report.culprit else ""
+    return [*notes, f"Differs{where}: {report.cause}."]
 
 
 def is_within(stage: Stage, tolerance: float) -> bool:
@@ -154,3 +143,14 @@ def _written(stage: Stage, error: float) -> str:
     if stage.name in COUNTED:
         return f"{error:.0%}" if error in (0, 1) else f"{error:.2%}"
     return f"{error:.1e}"
+
+
+def _note(report: ParityReport, stage: Stage) -> str:
+    if stage.name == report.culprit:
+        return f"<- first difference; worst at {stage.place}"
+    if stage.non_finite:
+        return f"{stage.non_finite} NaN or infinite"
+    if is_within(stage, report.tolerance):
+        return ""
+    own = differs_alone(stage, report.tolerance)
+    return f"differs, at {stage.place}" if own else "passed on from above"

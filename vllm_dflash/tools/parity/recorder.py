@@ -12,9 +12,35 @@ from typing import Any
 import torch
 
 from vllm_dflash.checkpoint.spec import DrafterSpec
+from vllm_dflash.planning.step import Step
 from vllm_dflash.tools.parity.recording import DraftStep, Recording
 
 Undo = Callable[[], object]
+
+
+class RecordedDrafting:
+    """Given to the worker of an engine that drafts with ours (`worker_extension_cls`)."""
+
+    drafter: Any
+    vllm_config: Any
+
+    def record_drafting(self) -> None:
+        """From now on write down all that is computed for drafts.
+
+        Raises:
+            ValueError: the engine is compiled, or takes more than one request at a time.
+        """
+        is_eager = self.vllm_config.model_config.enforce_eager
+        if not is_eager or self.vllm_config.scheduler_config.max_num_seqs != 1:
+            raise ValueError("record_drafting needs enforce_eager=True and max_num_seqs=1.")
+        self._draft_recorder = DraftRecorder(self.drafter)
+
+    def take_recording(self, path: str) -> None:
+        """Stop, and write it to a safetensors file for `Recording.load`."""
+        self._draft_recorder.finish(Path(path))
+
+
+RECORDED = f"{RecordedDrafting.__module__}.{RecordedDrafting.__qualname__}"
 
 
 class DraftRecorder:
@@ -36,7 +62,7 @@ class DraftRecorder:
         self._wrap(model.block, "forward", self._on_block)
         self._wrap(model, "compute_logits", self._on_logits)
         self._wrap(model, "target_ids", self._on_drafts)
-        self._wrap(drafter.statistics, "observe_verification", self._on_verification)
+        self._wrap(drafter.lengths.statistics, "observe_verification", self._on_verification)
         hooks = [model.register_forward_pre_hook(self._on_model, with_kwargs=True)]
         hooks += [layer.register_forward_hook(self._on_layer) for layer in model.block.layers]
         self._undo += [hook.remove for hook in hooks]
@@ -116,11 +142,11 @@ class DraftRecorder:
 
     # --- verification -------------------------------------------------------------------------
 
-    def _on_verification(self, _: None, drafted: Any, produced: Any) -> None:
-        """Of the last block, [1] each: drafts the target saw, tokens that came of them."""
-        if int(drafted[0]) and int(produced[0]):
-            self._steps[-1].num_drafted = int(drafted[0])
-            self._steps[-1].num_accepted = int(produced[0]) - 1
+    def _on_verification(self, _: None, step: Step) -> None:
+        """Of the one request, whose drafts were those of the last block."""
+        if step.verified[0]:
+            self._steps[-1].num_drafted = int(step.verified[0])
+            self._steps[-1].num_accepted = int(step.accepted[0])
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from vllm_dflash.checkpoint.spec import DrafterSpec
+from vllm_dflash.tools.parity.stage_errors import count_non_finite, relative_error
 
 CONTEXT_ROWS, CONTEXT_Z = "context rows", "context Z"
 BLOCK_ROWS, EMBEDDING = "block rows", "embedding"
@@ -108,6 +111,26 @@ class StageErrors:
             place if is_worse else before.place,
             before.non_finite + non_finite,
         )
+
+    def compare(
+        self,
+        name: str,
+        place: Place,
+        got: torch.Tensor,
+        alone: torch.Tensor,
+        expected: torch.Tensor,
+    ) -> None:
+        """Take the engine's values of one step.
+
+        Args:
+            name: of the stage.
+            place: where in the text.
+            got: the engine's.
+            alone: the reference's from the engine's inputs, of the same shape.
+            expected: the reference's from its own.
+        """
+        errors = relative_error(got, alone), relative_error(got, expected)
+        self.observe(name, place, *errors, non_finite=count_non_finite(got))
 
     def stages(self) -> tuple[Stage, ...]:
         """All of them, in order."""

@@ -6,14 +6,17 @@ One engine after the other, since on a GPU each of them takes most of the memory
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from vllm_dflash.tools.engine_answers import EngineAnswers, Facts, Request, complete
 from vllm_dflash.tools.progress import Progress, Silent
 from vllm_dflash.tools.verify.divergence import Answer, Divergence, Question, Text, compare_all
-from vllm_dflash.tools.verify.gate_engine import Engine, Facts, OpenEngine, Request, complete
 from vllm_dflash.tools.verify.verification import Drafting, Level, Verification, describe
 
+OpenEngine = Callable[[], AbstractContextManager[EngineAnswers]]
+"""Starts an engine, which ends with the context."""
 TIE = 0.20
 """Nat. In bfloat16, logits between 16 and 32 are an eighth apart; so two roundings differ."""
 EXACT = "float32"
@@ -64,15 +67,15 @@ def verify(
     settings = settings or Settings()
     progress = progress or Silent()
     with open_dflash() as dflash:
-        with progress.stage("starting DFlash's engine", None):
+        with progress.stage("starting DFlash's engine"):
             facts = dflash.facts()
         check_concurrency(settings, facts)
-        encoded = dflash.encode(list(prompts))
-        limits = text_limits(encoded, settings.tokens, facts.max_model_len)
+        encoded = dflash.encode(texts=list(prompts))
+        limits = text_limits(encoded, settings.tokens, facts["max_model_len"])
         requests = [Request(tokens, limit) for tokens, limit in zip(encoded, limits, strict=True)]
         writings = [_write(dflash, requests, count, progress) for count in settings.concurrency]
     with open_plain() as plain:
-        with progress.stage("starting plain decoding's engine", None):
+        with progress.stage("starting plain decoding's engine"):
             of_plain = plain.facts()
         check_engines(facts, of_plain)
         reference = _texts(plain, requests, max(settings.concurrency), "plain decoding", progress)
@@ -84,19 +87,19 @@ def verify(
             )
         ]
         judge = Judge(plain, max(settings.concurrency))
-        with progress.stage("comparing", len(texts)) as on_settled:
-            found = compare_all(texts, {*facts.stop_tokens}, judge.answer, on_settled)
+        with progress.stage("comparing", len(texts), "texts") as on_settled:
+            found = compare_all(texts, {*facts["stop_tokens"]}, judge.answer, on_settled)
         words = _words(plain, found)
     tie = settings.tie
     if tie is None:
-        tie = 0.0 if facts.dtype == EXACT else TIE
+        tie = 0.0 if facts["dtype"] == EXACT else TIE
     levels = []
     for number, writing in enumerate(writings):
         mine = found[number * len(prompts) : (number + 1) * len(prompts)]
         described = describe(mine, tie, words.__getitem__)
         levels.append(Level(writing.concurrency, writing.drafting, described))
-    about = {"prompts": len(prompts), "tokens": settings.tokens, "dtype": facts.dtype}
-    about |= {"drafter": facts.drafter, "versions": facts.versions}
+    about = {"prompts": len(prompts), "tokens": settings.tokens, "dtype": facts["dtype"]}
+    about |= {"drafter": facts["drafter"], "versions": facts["versions"]}
     return Verification(about, tie, tuple(levels))
 
 
@@ -104,7 +107,7 @@ def verify(
 class Judge:
     """Asks plain decoding what the comparison wants to know."""
 
-    plain: Engine
+    plain: EngineAnswers
     concurrency: int
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
@@ -129,28 +132,29 @@ class Judge:
 
 def check_concurrency(settings: Settings, facts: Facts) -> None:
     """Raises ValueError where requests would wait for each other inside the engine."""
-    most = max(settings.concurrency)
-    if most > facts.max_num_seqs:
+    most, taken = max(settings.concurrency), facts["max_num_seqs"]
+    if most > taken:
         raise ValueError(
-            f"concurrency {most} is more than the {facts.max_num_seqs} requests the engine takes"
+            f"concurrency {most} is more than the {taken} requests the engine takes"
             " at a time: raise its --max-num-seqs, or lower --concurrency."
         )
 
 
 def check_engines(dflash: Facts, plain: Facts) -> None:
     """Raises ValueError where plain decoding is not the plain decoding of the same model."""
-    if dflash.dtype != plain.dtype:
+    ours, theirs = dflash["dtype"], plain["dtype"]
+    if ours != theirs:
+        raise ValueError(f"DFlash's engine runs in {ours}, plain decoding's in {theirs}.")
+    longest, longest_plain = dflash["max_model_len"], plain["max_model_len"]
+    if longest != longest_plain:
         raise ValueError(
-            f"DFlash's engine runs in {dflash.dtype}, plain decoding's in {plain.dtype}."
+            f"DFlash's engine takes {longest} tokens, plain decoding's"
+            f" {longest_plain}: set --max-model-len for both."
         )
-    if dflash.max_model_len != plain.max_model_len:
+    drafter = plain["drafter"]
+    if drafter is not None:
         raise ValueError(
-            f"DFlash's engine takes {dflash.max_model_len} tokens, plain decoding's"
-            f" {plain.max_model_len}: set --max-model-len for both."
-        )
-    if plain.drafter is not None:
-        raise ValueError(
-            f"plain decoding's engine drafts as well ({plain.drafter}): leave speculative decoding"
+            f"plain decoding's engine drafts as well ({drafter}): leave speculative decoding"
             " out of the flags for both engines."
         )
 
@@ -174,15 +178,15 @@ def text_limits(prompts: Sequence[Sequence[int]], tokens: int, max_model_len: in
     return limits
 
 
-def _words(engine: Engine, found: Sequence[Sequence[Divergence]]) -> dict[int, str]:
+def _words(engine: EngineAnswers, found: Sequence[Sequence[Divergence]]) -> dict[int, str]:
     """The text of every token that occurs in divergences."""
     both = [token for text in found for one in text for token in (one.dflash, one.plain)]
     tokens = sorted({token for token in both if token is not None})
-    return dict(zip(tokens, engine.decode(tokens), strict=True))
+    return dict(zip(tokens, engine.decode(tokens=tokens), strict=True))
 
 
 def _write(
-    dflash: Engine, requests: Sequence[Request], concurrency: int, progress: Progress
+    dflash: EngineAnswers, requests: Sequence[Request], concurrency: int, progress: Progress
 ) -> Writing:
     before = dflash.counts()
     name = f"DFlash, concurrency {concurrency}"
@@ -191,7 +195,11 @@ def _write(
 
 
 def _texts(
-    engine: Engine, requests: Sequence[Request], concurrency: int, name: str, progress: Progress
+    engine: EngineAnswers,
+    requests: Sequence[Request],
+    concurrency: int,
+    name: str,
+    progress: Progress,
 ) -> list[list[int]]:
-    with progress.stage(name, len(requests)) as on_finished:
+    with progress.stage(name, len(requests), "texts") as on_finished:
         return [one.tokens for one in complete(engine, requests, concurrency, on_finished)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_dflash.tools.bench.bench_prompts import read_prompts
+from vllm_dflash.tools.prompts import read_prompts
 
 BUILT_IN = [
     "def quicksort(items):\n",

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from vllm_dflash.tools.verify.divergence import Divergence
 
+SCHEMA = "vllm-dflash.verify/1"
 Verdict = Literal["lossless", "regression", "nothing drafted"]
 EXIT_CODES: Mapping[Verdict, int] = {"lossless": 0, "regression": 1, "nothing drafted": 2}
 
@@ -54,7 +55,7 @@ class Drafting:
 
     @classmethod
     def between(cls, before: Mapping[str, float], after: Mapping[str, float]) -> Drafting:
-        """Of two looks at `Engine.counts`."""
+        """Of two looks at `EngineAnswers.counts`."""
         steps, verified, accepted = (
             after.get(name, 0.0) - before.get(name, 0.0)
             for name in ("drafts", "draft_tokens", "accepted_tokens")
@@ -153,6 +154,7 @@ class Verification:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, all of it."""
         return {
+            "schema": SCHEMA,
             "verdict": self.verdict,
             "tie": self.tie,
             **self.about,

@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.tools.arguments import not_negative, positive
-from vllm_dflash.tools.console import output_console
+from vllm_dflash.tools.arguments import add_number, json_object, not_negative, positive
+from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
 
 if TYPE_CHECKING:
     from vllm_dflash.tools.progress import Progress
     from vllm_dflash.tools.verify.gate import Settings
     from vllm_dflash.tools.verify.verification import Verification
 
-COULD_NOT_RUN, INTERRUPTED = 2, 130
+COULD_NOT_RUN = 2
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -47,7 +47,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--speculative-config",
         required=True,
-        type=_json_object,
+        type=_speculative_config,
         metavar="JSON",
         help="as for `vllm serve`",
     )
@@ -66,13 +66,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help="texts that DFlash writes at a time, one after the other (default: 1 8 32)",
     )
-    parser.add_argument(
-        "--tokens",
-        type=positive,
-        default=128,
-        metavar="N",
-        help="new tokens a text at most (default: 128)",
-    )
+    add_number(parser, "--tokens", 128, "new tokens a text at most")
     parser.add_argument(
         "--tie",
         type=not_negative,
@@ -99,9 +93,9 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_verify(parsed: argparse.Namespace) -> int:
     """Verify and print. Returns the exit code."""
-    from vllm_dflash.tools.bench.bench_prompts import read_prompts
     from vllm_dflash.tools.engine_process import EngineDied
     from vllm_dflash.tools.progress import progress_on
+    from vllm_dflash.tools.prompts import read_prompts
     from vllm_dflash.tools.verify.gate import Settings
     from vllm_dflash.tools.verify.gate_prompts import default_prompts
 
@@ -117,11 +111,11 @@ def run_verify(parsed: argparse.Namespace) -> int:
             dtype=parsed.dtype,
             flags=tuple(parsed.flags),
             logs=parsed.logs,
-            progress=progress_on(sys.stderr),
+            progress=progress_on(),
         )
         result.about["command"] = shlex.join(["vllm-dflash", *sys.argv[1:]])
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        complain("verify", "interrupted")
         return INTERRUPTED
     except (OSError, ValueError, EngineDied) as error:
         return _fail(str(error))
@@ -167,15 +161,15 @@ def verify_pair(
         EngineDied: an engine did; the message says why, and where its log is.
     """
     from vllm_dflash.tools.engine_process import temporary_logs
-    from vllm_dflash.tools.verify.child_engine import EngineArguments, open_child
     from vllm_dflash.tools.verify.gate import verify
+    from vllm_dflash.tools.verify.gate_sides import open_side
 
-    arguments = EngineArguments(target, dtype, flags)
+    open_engine = partial(open_side, target, flags=flags, dtype=dtype)
     with nullcontext(logs) if logs else temporary_logs("vllm-dflash-verify-") as folder:
         result = verify(
             prompts,
-            partial(open_child, arguments, speculative_config, folder / "dflash.log"),
-            partial(open_child, arguments, None, folder / "plain.log"),
+            partial(open_engine, speculative_config, folder / "dflash.log"),
+            partial(open_engine, None, folder / "plain.log"),
             settings,
             progress,
         )
@@ -184,27 +178,20 @@ def verify_pair(
 
 
 def _print(result: Verification) -> None:
-
     from vllm_dflash.tools.verify.verify_report import make_notes, make_table
 
-    console = output_console()
-    console.print(make_table(result).rich())
-    for note in make_notes(result):
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    print_report([make_table(result)], make_notes(result))
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
-    if not isinstance(value, dict) or not value:
+def _speculative_config(text: str) -> dict[str, Any]:
+    config = json_object(text)
+    if not config:
         raise argparse.ArgumentTypeError(
             'expected an object such as {"method": "dflash", "model": "..."}'
         )
-    return value
+    return config
 
 
 def _fail(message: str) -> int:
-    print(f"vllm-dflash verify: {message}", file=sys.stderr)
+    complain("verify", message)
     return COULD_NOT_RUN

@@ -1,0 +1,1 @@
+"""Ten minutes of clients that behave, and clients that do not (`python benchmarks/soak`)."""

@@ -1,0 +1,72 @@
+"""Does a server stand ten minutes of clients of all kinds?
+
+    scripts/run.sh python benchmarks/soak
+    scripts/run.sh python benchmarks/soak --minutes 3 --plain     # vLLM alone, to compare
+
+`vllm serve` with DFlash on the demo pair, and 32 clients who complete, chat, stream, hang up, ask
+too much, and send rubbish. Exits with 1 where anything of the table "What must hold" did not.
+Latencies are worth no more than the machine is quiet; the report says how busy others kept it.
+"""
+
+import argparse
+from pathlib import Path
+
+from soak.checks import Limits
+from soak.clients import Tally
+from soak.soak_report import write_report
+from soak.soak_run import Settings, soak
+from soak.soaked_server import Sample
+from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.progress import progress_on
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+
+
+def parse() -> Settings:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--pair", type=Path, default=DEMO, help="folder with target/ and drafter/")
+    add("--prompts", type=Path, default=DEMO / "held_out.jsonl")
+    add("--out", type=Path, default=Path("out/soak"))
+    add("--minutes", type=float, default=10.0)
+    add("--clients", type=int, default=32)
+    add("--max-model-len", type=int, default=512)
+    add("--plain", action="store_true", help="vLLM without a drafter, to compare")
+    add("--most-growth", type=float, default=2.0, metavar="MIB", help="a minute, second half")
+    add("--most-slowdown", type=float, default=1.3, metavar="X", help="last third against first")
+    add("--most-shutdown", type=float, default=30.0, metavar="SECONDS")
+    add("arguments", nargs="*", help="behind --: more arguments of vllm serve")
+    given = vars(parser.parse_args())
+    given["limits"] = Limits(
+        given.pop("most_growth"), given.pop("most_slowdown"), given.pop("most_shutdown")
+    )
+    given["arguments"] = tuple(given["arguments"])
+    return Settings(**given)
+
+
+def in_words(tally: Tally, sample: Sample | None) -> str:
+    """What there is to say in between."""
+    said = f"{tally.total} requests, {len(tally.faults)} faults"
+    return said if sample is None else f"{said}, {sample.total_rss / (1 << 20):.0f} MiB"
+
+
+def main() -> None:
+    """Soak, report, and say by the exit code whether all held."""
+    settings, progress = parse(), progress_on()
+    minutes_told = 0
+    with progress.stage("soaking", 60 * settings.minutes) as tell:
+
+        def show(seconds: float, tally: Tally, sample: Sample | None) -> None:
+            nonlocal minutes_told
+            said = in_words(tally, sample)
+            tell(seconds, said)
+            if seconds >= 60 * (minutes_told + 1):
+                minutes_told += 1
+                progress.say(f"{minutes_told} min: {said}")
+
+        soaked = soak(settings, show)
+    print_report(write_report(soaked), [f"JSON, Markdown and figure are in {settings.out}"])
+    raise SystemExit(0 if soaked.held else 1)

@@ -1,0 +1,156 @@
+"""A `vllm serve` process: starting it, watching it from outside, ending it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil  # type: ignore[import-untyped]
+
+from soak.behaviours import MODEL
+
+START_S = 300
+METRICS = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "kv_cache": "vllm:kv_cache_usage_perc",
+    "tokens": "vllm:generation_tokens_total",
+    "preemptions": "vllm:num_preemptions_total",
+    "drafted": "vllm:spec_decode_num_draft_tokens_total",
+    "accepted": "vllm:spec_decode_num_accepted_tokens_total",
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What could be seen from outside at one moment."""
+
+    seconds: float
+    """Of `time.monotonic`."""
+    rss: dict[str, int]
+    """Bytes, by process: `server`, then its children in order of birth."""
+    files: int
+    """Open file descriptors of all of them."""
+    metrics: dict[str, float]
+    """Of /metrics, by the keys of `METRICS`; what is not there is 0."""
+    others: float
+    """Cores busy with other processes since the sample before."""
+
+    @property
+    def total_rss(self) -> int:
+        """Bytes of all processes; pages they share count in each."""
+        return sum(self.rss.values())
+
+
+def read_metrics(text: str) -> dict[str, float]:
+    """Prometheus text to the figures of `METRICS`, each summed over its labels."""
+    return {
+        key: sum(
+            float(value)
+            for value in re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+        )
+        for key, name in METRICS.items()
+    }
+
+
+@dataclass
+class SoakServer:
+    """Use `start`, then `sample` as often as wanted, then `stop`."""
+
+    command: list[str]
+    log: Path
+    environment: dict[str, str]
+    url: str = ""
+    process: subprocess.Popen[bytes] | None = None
+    _busy: tuple[float, float, float] | None = None
+    children: dict[int, psutil.Process] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Wait until it is healthy. Raises `RuntimeError` with the end of its log if it is not."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [str(Path(sys.executable).with_name("vllm")), "serve", *self.command]
+        command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("w") as file:
+            self.process = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.environment},
+                # A Ctrl-C at the terminal is for the soak, which then ends the server itself.
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                if httpx.get(f"{self.url}/health").status_code == 200:
+                    return
+            except httpx.HTTPError:
+                time.sleep(0.5)
+        self.stop(30)
+        raise RuntimeError(f"the server did not start:\n{self.log.read_text()[-4000:]}")
+
+    def processes(self) -> list[psutil.Process]:
+        """The server and all that it has started, as far as they are alive."""
+        assert self.process is not None
+        try:
+            server = psutil.Process(self.process.pid)
+            family = [server, *server.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+        self.children |= {process.pid: process for process in family[1:]}
+        return family
+
+    def sample(self, metrics_text: str) -> Sample:
+        """Memory, files and load of this moment, with what /metrics said."""
+        rss, files, own = {}, 0, 0.0
+        for number, process in enumerate(self.processes()):
+            try:
+                with process.oneshot():
+                    name = "server" if number == 0 else f"{process.name()} {process.pid}"
+                    rss[name] = process.memory_info().rss
+                    files += process.num_fds()
+                    own += sum(process.cpu_times()[:2])
+            except psutil.NoSuchProcess:
+                continue
+        now, cpu = time.monotonic(), psutil.cpu_times()
+        busy = sum(cpu) - cpu.idle - getattr(cpu, "iowait", 0.0)
+        before, self._busy = self._busy, (now, busy, own)
+        others = 0.0
+        if before is not None:
+            others = ((busy - before[1]) - (own - before[2])) / (now - before[0])
+        return Sample(now, rss, files, read_metrics(metrics_text), max(0.0, others))
+
+    def stop(self, patience: float) -> tuple[float | None, int | None, int]:
+        """Ctrl-C. Returns seconds (None: killed), exit code, and how many processes outlived it.
+
+        Leaves none behind: survivors are killed, once they are counted.
+        """
+        assert self.process is not None
+        self.processes()
+        began = time.monotonic()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        seconds = None
+        try:
+            self.process.wait(patience)
+            _, left = psutil.wait_procs(list(self.children.values()), timeout=10)
+            seconds = time.monotonic() - began
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            left = psutil.wait_procs(list(self.children.values()), timeout=1)[1]
+        for process in left:
+            process.kill()
+        return seconds, self.process.returncode, len(left)

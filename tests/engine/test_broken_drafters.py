@@ -1,0 +1,68 @@
+"""Drafters whose drafts are worth nothing: the output is plain decoding's, and a warning comes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.engines import FIXED, TARGET, engine, greedy, held_out_prompts, proposer_of, token_ids
+from support.pairs import drafter_config, save_drafter
+from vllm_dflash.engine.log import logger
+
+pytestmark = pytest.mark.usefixtures("runner")
+PROMPTS, PARAMS = held_out_prompts(4), greedy(20)
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    with engine() as llm:
+        return token_ids(llm, PROMPTS, PARAMS)
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What our logger warns of. (vLLM drops other people's handlers when an engine starts.)"""
+    messages: list[str] = []
+    monkeypatch.setattr(logger(), "warning", lambda text, *values: messages.append(text % values))
+    return messages
+
+
+def test_a_broken_drafter_warns_and_harms_nobody(
+    plain: list[list[int]], warnings: list[str]
+) -> None:
+    """Half of its logits are NaN; the output stays plain decoding's."""
+    with engine(speculative_config=dict(FIXED), max_num_seqs=4) as llm:
+        model = proposer_of(llm).model
+        compute = model.compute_logits
+
+        def broken(hidden: torch.Tensor) -> torch.Tensor:
+            logits = compute(hidden)
+            logits[1::2] = torch.nan
+            return logits
+
+        model.compute_logits = broken
+        for _ in range(4):
+            assert token_ids(llm, PROMPTS, PARAMS) == plain
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["nan_drafts"] > 0
+    assert stats["accepted_tokens"] > 0  # of the drafts before a broken one
+    assert sum("not finite" in warning for warning in warnings) == 1
+    assert f"--target {TARGET}" in warnings[-1]
+
+
+def test_a_drafter_of_another_target_warns(
+    tmp_path: Path,
+    plain: list[list[int]],
+    warnings: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Random weights that fit the demo target's shape."""
+    monkeypatch.setattr("vllm_dflash.engine.watch.ENOUGH_VERIFICATIONS", 40)
+    config = drafter_config(vocab_size=2048, target_hidden_size=256, hidden_size=256)
+    config |= {"num_target_layers": 6}
+    save_drafter(tmp_path, config)
+    speculative = {**FIXED, "model": str(tmp_path)}
+    with engine(speculative_config=speculative, max_num_seqs=4) as llm:
+        for _ in range(4):
+            assert token_ids(llm, PROMPTS, PARAMS) == plain
+    assert sum("0 were accepted" in warning for warning in warnings) == 1

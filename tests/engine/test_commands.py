@@ -1,0 +1,141 @@
+"""The commands as users run them: from arguments to JSON, in a pipe, and to a Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support import DEMO, ROOT
+from support.commands import examples_of
+from support.engines import FIXED, TARGET
+from support.inspected import check_schema
+from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.tools import cli
+from vllm_dflash.tools.console import INTERRUPTED
+from vllm_dflash.tools.parity.parity_command import EQUAL
+from vllm_dflash.tools.parity.parity_defaults import BUILT_IN_PROMPTS
+from vllm_dflash.tools.parity.stages import stage_names
+from vllm_dflash.tools.verify.gate_prompts import default_prompts
+
+pytestmark = pytest.mark.engine
+PAIR = [str(DEMO / "drafter"), "--target", str(DEMO / "target")]
+VERIFIED = ["--target", str(TARGET), "--speculative-config", json.dumps(FIXED)]
+
+
+def test_inspect_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    """The JSON of `--help`'s example, and nothing around it: vLLM logs while it is imported."""
+    words = examples_of("inspect", capsys)[1]
+    assert "--json" in words
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_dflash.tools.cli", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "FORCE_COLOR": "1", "PYTHONPATH": str(ROOT)},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    check_schema(json.loads(done.stdout))
+
+
+ENGINE_FLAGS = ["--", "--enforce-eager", "--max-model-len", "512", "--port", "8123"]
+
+
+def test_verify_in_bfloat16(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also that flags of `vllm serve` are taken, those of its server included."""
+    file = tmp_path / "prompts"
+    file.write_text(
+        "\n".join(json.dumps({"prompt": one}) for one in default_prompts(str(TARGET))[:8])
+    )
+    arguments = ["--prompts", str(file), "--concurrency", "1", "4", "--tokens", "32"]
+    arguments += ["--dtype", "bfloat16", "--json", "--logs", str(tmp_path / "logs")]
+    assert cli.main(["verify", *VERIFIED, *arguments, *ENGINE_FLAGS]) == 0
+    printed, progress = capfd.readouterr()
+    assert "DFlash, concurrency 4: 8 texts" in progress
+    result = json.loads(printed)
+    assert result["verdict"] == "lossless"
+    assert (result["tie"], result["dtype"]) == (0.2, "bfloat16")
+    assert result["drafter"].startswith("vllm-dflash ")
+    assert [level["concurrency"] for level in result["levels"]] == [1, 4]
+    assert all(level["acceptance_length"] > 2 for level in result["levels"])
+    log = (tmp_path / "logs" / "plain.log").read_text()
+    assert "speculative_config=None" in log
+    assert "vllm-dflash" not in log
+
+
+def test_parity_of_the_demo_pair(capfd: pytest.CaptureFixture[str]) -> None:
+    """stdout is JSON and nothing else; both sides read the drafter with the overrides."""
+    overrides = json.dumps({"layer_types": ["sliding_attention"] * 3, "sliding_window": 16})
+    options = ["--json", "--tokens", "8", "--drafter-overrides", overrides]
+    assert cli.main(["parity", *PAIR, *options]) == EQUAL
+    report = json.loads(capfd.readouterr().out)
+    assert (report["verdict"], report["runner"], report["dtype"]) == ("equal", "v1", "float32")
+    assert [stage["stage"] for stage in report["stages"]] == stage_names(read_drafter(PAIR[0]))
+    assert max(max(stage["end_to_end"], stage["alone"]) for stage in report["stages"]) <= 1e-4
+    assert len(report["acceptance"]) == len(BUILT_IN_PROMPTS)
+    assert all(one["engine"] == one["reference"] != [] for one in report["acceptance"])
+
+
+def descendants(pid: int) -> set[int]:
+    """Living processes started by a process, directly or not."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state != "Z":
+            parents[int(folder.name)] = int(parent)
+    found, newest = set(), {pid}
+    while newest:
+        newest = {child for child, parent in parents.items() if parent in newest}
+        found |= newest
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for(is_true: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not is_true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def test_interrupting_parity_leaves_no_process(tmp_path: Path) -> None:
+    """Ctrl-C while the engine's processes start, which vLLM by itself does not survive."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "vllm_dflash.tools.cli", "parity", *PAIR],
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Processes that a shell starts in the background ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as command:
+        # The engine's process, and two that vLLM starts.
+        assert wait_for(lambda: len(descendants(command.pid)) >= 3, 120)
+        started = descendants(command.pid)
+        os.killpg(command.pid, signal.SIGINT)
+        out, err = command.communicate(timeout=60)
+    assert (command.returncode, out) == (INTERRUPTED, ""), err
+    assert "Traceback" not in err
+    assert wait_for(lambda: not any(map(is_alive, started)), 10)
+    assert not list(tmp_path.glob("vllm-dflash-parity-*"))

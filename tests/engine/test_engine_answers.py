@@ -1,0 +1,81 @@
+"""What the commands get from engines in processes of their own: loads, texts, times of drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support import DEMO
+from support.engines import FIXED
+from vllm_dflash.tools.bench.draft_time import TIMED
+from vllm_dflash.tools.bench.sides import NO_PLUGIN, side_environment
+from vllm_dflash.tools.engine_answers import EngineAnswers
+from vllm_dflash.tools.engine_process import EngineProcess
+from vllm_dflash.tools.prompts import read_prompts
+
+PROMPTS = read_prompts(DEMO / "held_out.jsonl", 8)
+SAMPLING = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
+ARGUMENTS = {
+    "model": str(DEMO / "target"),
+    "max_model_len": 512,
+    "enforce_eager": True,
+    "disable_log_stats": False,  # for `generate`
+}
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineAnswers]:
+    log = Path(tmp_path_factory.mktemp("plain")) / "log"
+    with EngineProcess(log, environment=side_environment(NO_PLUGIN), **ARGUMENTS) as process:
+        yield process.answers
+
+
+def test_closed(plain: EngineAnswers) -> None:
+    result = plain.closed(prompts=PROMPTS, concurrency=3, tokens=8, seconds=0.3)
+    assert result["tokens"] > 20
+    assert result["tokens_per_output"] == 1  # nothing drafts
+    assert result["tokens_per_second"] == pytest.approx(result["tokens"] / result["seconds"])
+
+
+def test_loads_leave_nothing_behind(plain: EngineAnswers) -> None:
+    for _ in range(2):
+        result = plain.swing(prompts=PROMPTS, phases=[(4, 40), (1, 10)], tokens=16)
+        assert len(result["seconds"]) == 2
+        result = plain.poisson(prompts=PROMPTS, arrivals=[0.0, 0.1], tokens=4)
+        assert all(
+            0 < first < last
+            for first, last in zip(result["to_first_token"], result["to_last_token"], strict=True)
+        )
+
+
+def test_generate(plain: EngineAnswers) -> None:
+    answer = plain.generate(prompts=PROMPTS[:3], sampling=SAMPLING)
+    assert [len(ids) for ids in answer["token_ids"]] == [6, 6, 6]
+    assert answer["tokens_per_second"] > 0
+    assert answer["counts"] == {}
+    # Each prompt's own tokens, whichever of them is finished first.
+    one = plain.generate(prompts=PROMPTS[2:3], sampling=SAMPLING | {"max_tokens": 3})
+    assert one["token_ids"] == [answer["token_ids"][2][:3]]
+
+
+@pytest.mark.parametrize("plugins", [NO_PLUGIN, "dflash"], ids=["native", "ours"])
+def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:
+    """Of vLLM's own drafter as well as ours, by a worker extension: no code travels."""
+    config = {**FIXED, "num_speculative_tokens": 7}
+    if plugins == NO_PLUGIN:
+        del config["draft_length"]
+    arguments = {**ARGUMENTS, "speculative_config": config, "worker_extension_cls": TIMED}
+    environment = side_environment(plugins) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    with EngineProcess(tmp_path / "log", environment=environment, **arguments) as process:
+        assert "calls" not in process.answers.counts()
+        process.answers.time_drafts()
+        first = process.answers.generate(prompts=PROMPTS[:2], sampling=SAMPLING)["counts"]
+        again = process.answers.generate(prompts=PROMPTS[:2], sampling=SAMPLING)["counts"]
+    for counts in (first, again):
+        assert 1 <= counts["calls"] <= 6  # a step of both prompts each
+        assert 0 < counts["seconds"] < 5
+        assert counts["drafts"] >= 1

@@ -1,0 +1,146 @@
+"""Cached blocks bring the drafter's context along, also where their first owner never drafted.
+
+Before they did, acceptance of later hits stayed at two thirds until the block was evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from vllm import LLM
+
+from support.context_rows import ContextRows
+from support.engines import (
+    DFLASH,
+    acceptance_by_request,
+    engine,
+    greedy,
+    held_out_prompts,
+    prefix_cache_hits,
+    proposer_of,
+)
+from support.planner_world import steady_costs
+from vllm_dflash.engine.v1.waiting_rows import WaitingRows
+from vllm_dflash.planning.fixed_length import FixedLength
+from vllm_dflash.planning.step import Plan, Step
+
+pytestmark = pytest.mark.engine
+NEW_TOKENS = 24
+
+
+class Never(FixedLength):
+    def plan(self, step: Step) -> Plan:
+        return Plan.nothing(step.num_requests)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[LLM]:
+    with engine(speculative_config=dict(DFLASH), max_num_seqs=4, max_num_batched_tokens=96) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared: LLM) -> LLM:
+    assert shared.reset_prefix_cache()
+    proposer_of(shared).adapt_lengths(steady_costs(4))
+    return shared
+
+
+@pytest.fixture(scope="module")
+def prompt(shared: LLM) -> list[int]:
+    """Two full blocks and a bit."""
+    text = "".join(held_out_prompts(3))
+    return shared.get_tokenizer().encode(text)[:70]
+
+
+def drafts(llm: LLM, policy: FixedLength) -> None:
+    proposer_of(llm).lengths.policy = policy
+
+
+def acceptance(llm: LLM, prompt: list[int]) -> list[int]:
+    """Tokens of each verify step of a request that drafts all the time."""
+    drafts(llm, FixedLength(7))
+    statistics = proposer_of(llm).lengths.statistics
+    original = statistics.observe_verification
+    lengths = acceptance_by_request(llm)
+    run(llm, prompt)
+    statistics.observe_verification = original
+    (only,) = lengths.values()
+    return only
+
+
+def run(llm: LLM, *prompts: list[int], new_tokens: int = NEW_TOKENS) -> None:
+    requests: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
+    llm.generate(requests, greedy(new_tokens, ignore_eos=True), use_tqdm=False)
+
+
+@pytest.fixture(scope="module")
+def expected(shared: LLM, prompt: list[int]) -> list[int]:
+    """From an empty cache."""
+    assert shared.reset_prefix_cache()
+    proposer_of(shared).adapt_lengths(steady_costs(4))
+    found = acceptance(shared, prompt)
+    assert max(found) > 3
+    return found
+
+
+def test_after_an_owner_that_ended_undrafted(
+    llm: LLM, prompt: list[int], expected: list[int]
+) -> None:
+    drafts(llm, Never(7))
+    run(llm, prompt)
+    before = prefix_cache_hits(llm)
+    assert acceptance(llm, prompt) == expected
+    assert prefix_cache_hits(llm) - before == 64
+
+
+def test_while_an_undrafted_owner_runs(llm: LLM, prompt: list[int], expected: list[int]) -> None:
+    drafts(llm, Never(7))
+    core = llm.llm_engine
+    params = greedy(200, ignore_eos=True)
+    core.add_request("owner", {"prompt_token_ids": prompt}, params)
+    for _ in range(4):
+        core.step()
+    drafts(llm, FixedLength(7))
+    rows = ContextRows(llm)
+    lengths = acceptance_by_request(llm)
+    core.add_request("guest", {"prompt_token_ids": prompt}, greedy(NEW_TOKENS, ignore_eos=True))
+    while core.has_unfinished_requests():
+        core.step()
+        assert not rows.missing()
+        if lengths.get("guest-0") and "owner" not in str(core.output_processor.request_states):
+            break
+    rows.stop()
+    (guest,) = [steps for name, steps in lengths.items() if name.startswith("guest")]
+    assert guest == expected
+
+
+def test_after_so_much_else_that_the_waiting_rows_went_round(
+    llm: LLM, prompt: list[int], expected: list[int]
+) -> None:
+    """Rows that make space are stored."""
+    backlog = proposer_of(llm).backlog
+    rows = backlog.rows
+    backlog.rows = WaitingRows(288, len(rows._row_of), rows.block_size)  # a small ring
+    stored: list[int] = []
+    store = backlog._store
+    backlog._store = lambda rows: (stored.append(len(rows)), store(rows))[1]
+    drafts(llm, Never(7))
+    run(llm, prompt)
+    assert not any(stored)
+    run(llm, *([first, *prompt[:8]] for first in (7, 8, 9, 10)), new_tokens=80)
+    assert sum(stored) >= 70
+    assert acceptance(llm, prompt) == expected
+
+
+def test_blocks_that_change_hands_leave_nothing_behind(llm: LLM, prompt: list[int]) -> None:
+    """Whoever gets them later is drafted as from an empty cache; ended requests leave no rows
+    but those of blocks that can be found again."""
+    drafts(llm, Never(7))
+    run(llm, prompt)
+    waiting = len(proposer_of(llm).backlog.rows)
+    run(llm, [5, 6, 7], new_tokens=1)  # tells the worker that the other one has ended
+    assert waiting > 64
+    assert len(proposer_of(llm).backlog.rows) <= 64 + 3 + 32  # of 94 tokens, two full blocks

@@ -1,0 +1,21 @@
+"""`vllm serve` with a drafter that is refused; what is refused is in test_bad_input.py."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from support.pairs import make_pair
+from support.servers import VLLM
+
+
+def test_vllm_serve_exits_with_the_message(tmp_path: Path) -> None:
+    """The same refusal as a user of the command sees it: exit code, and nothing left running."""
+    pair = make_pair(tmp_path)
+    config = json.dumps({"method": "dflash", "model": "/nowhere/drafter"})
+    command = [VLLM, "serve", str(pair.target)]
+    command += ["--skip-tokenizer-init", "--port", "0", "--speculative-config", config]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    output = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "drafter '/nowhere/drafter': this folder does not exist" in output
+    assert "EngineCore" not in output

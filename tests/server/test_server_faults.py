@@ -1,0 +1,122 @@
+"""A server whose engine is killed, or whose disk is full, says so and leaves: in bounded time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from support.engines import DRAFTER, TARGET, held_out_prompts
+from support.servers import MODEL, VLLM, Server, serving
+
+DFLASH = ["--speculative-config.method=dflash"]
+
+
+@pytest.mark.timeout(300)
+def test_the_engine_is_killed_under_load(tmp_path: Path) -> None:
+    """Clients get an error, not silence; the server leaves by itself, and nothing stays behind.
+
+    Its drafter lies in a folder that cannot be written to, which is nothing that it needs.
+    """
+    drafter = tmp_path / "drafter"
+    shutil.copytree(DRAFTER, drafter)
+    for path in (*drafter.iterdir(), drafter):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    arguments = ["--enforce-eager", *DFLASH, f"--speculative-config.model={drafter}"]
+    running = serving(tmp_path / "log", TARGET, *arguments)
+    server = running.__enter__()
+    try:
+        assert server.complete(held_out_prompts(1)[0])
+        kill_the_engine(server)
+        assert "is active" in server.log.read_text()
+    finally:
+        # Its log is full of the engine's death, which `serving` would take for a fault.
+        server.log.write_text("")
+        running.__exit__(None, None, None)
+    assert sorted(path.name for path in drafter.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def kill_the_engine(server: Server) -> None:
+    endings: list[str] = []
+    clients = [
+        threading.Thread(target=endless, args=(server, prompt, endings), daemon=True)
+        for prompt in held_out_prompts(6)
+    ]
+    for client in clients:
+        client.start()
+    deadline = time.monotonic() + 30
+    while server.metric("vllm:num_requests_running") < 6 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    (engine,) = [process for process in family if "EngineCore" in process.name()]
+    engine.send_signal(signal.SIGKILL)
+    server.process.wait(60)  # exit code 0 was seen, so the code says nothing
+    for client in clients:
+        client.join(30)
+    assert len(endings) == 6, "a client still waits"
+    assert set(endings) <= {"InternalServerError", "APIConnectionError", "APIError"}, endings
+    assert not psutil.wait_procs(family, timeout=30)[1]
+
+
+def endless(server: Server, prompt: str, endings: list[str]) -> None:
+    """A client who asks again as long as he is answered."""
+    while True:
+        try:
+            with server.client.completions.create(
+                model=MODEL,
+                prompt=prompt,
+                max_tokens=400,
+                stream=True,
+                timeout=60,
+                extra_body={"ignore_eos": True},
+            ) as stream:
+                for _ in stream:
+                    pass
+        except openai.APIError as error:
+            endings.append(type(error).__name__)
+            return
+        except httpx.RemoteProtocolError:  # the connection broke in mid-stream
+            endings.append("APIConnectionError")
+            return
+
+
+# A file system of 64 KiB in a namespace of its own, which needs no rights where that is allowed.
+IN_NO_ROOM = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+MOUNT = 'mount -t tmpfs -o size=64k tmpfs "$0"'
+
+
+@pytest.mark.timeout(300)
+def test_a_disk_that_is_full_when_the_models_are_compiled(tmp_path: Path) -> None:
+    """The server says so and ends."""
+    if subprocess.run([*IN_NO_ROOM, MOUNT, tmp_path], capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount a file system of his own")
+    command = [VLLM, "serve", str(TARGET), "--port=0", "--max-model-len=128", *DFLASH]
+    command.append(f"--speculative-config.model={DRAFTER}")
+    process = subprocess.Popen(
+        [*IN_NO_ROOM, MOUNT + ' && exec "$@"', str(tmp_path), *command],
+        env={**os.environ, "VLLM_CACHE_ROOT": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    family = psutil.Process(process.pid)
+    left: list[psutil.Process] = []
+    try:
+        output, _ = process.communicate(timeout=200)
+    except subprocess.TimeoutExpired:
+        left = [*family.children(recursive=True), family]
+        for one in left:
+            one.kill()
+        output, _ = process.communicate()
+    assert not left, output[-4000:]
+    assert process.returncode not in (0, None)
+    assert "No space left on device" in output

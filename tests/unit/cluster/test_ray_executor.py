@@ -1,0 +1,248 @@
+"""Which Ray executor an engine gets, and what that does before its workers start."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.executor import Executor, ray_executor_v2
+from vllm.v1.executor.ray_executor import RayDistributedExecutor
+from vllm.v1.executor.ray_executor_v2 import RayExecutorV2
+
+from support.pairs import Pair, make_pair
+from vllm_dflash import plugin, seams
+from vllm_dflash.cluster import ray_executor
+from vllm_dflash.cluster.napping import nap_while_waiting
+from vllm_dflash.cluster.nodes import NodeError
+from vllm_dflash.cluster.ray_executor import CPURayExecutor, DFlashRayExecutor
+from vllm_dflash.cluster.ray_worker import CPURayWorkerProc, keep_to_cores
+from vllm_dflash.config import class_paths
+
+PLACES = [(0, "aa", "10.0.0.1"), (1, "bb", "10.0.0.2")]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(Path(tmp_path_factory.mktemp("pair")))
+
+
+@pytest.fixture
+def on_cuda(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., VllmConfig]:
+    """The config of an engine with two ranks on Ray, as if here were GPUs."""
+
+    def build(speculative: dict[str, Any] | None) -> VllmConfig:
+        return EngineArgs(
+            model=str(pair.target),
+            skip_tokenizer_init=True,
+            max_model_len=256,
+            dtype="float32",
+            speculative_config=speculative,
+            tensor_parallel_size=2,
+            distributed_executor_backend="ray",
+        ).create_engine_config()
+
+    # Modules of models are imported as on the CPU that is here.
+    EngineArgs(
+        model=str(pair.target), skip_tokenizer_init=True, speculative_config=dflash(pair)
+    ).create_engine_config()
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
+    return build
+
+
+def dflash(pair: Pair) -> dict[str, Any]:
+    return {"method": "dflash", "model": str(pair.drafter), "draft_length": "fixed"}
+
+
+class WorkerStartedError(Exception):
+    """Instead of a worker's process."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[VllmConfig]:
+    """The configs that workers were started with. vLLM's `_init_executor` itself is run."""
+    configs: list[VllmConfig] = []
+
+    class Remote:
+        def __init__(self, worker: type) -> None: ...
+
+        def options(self, **_: Any) -> Remote:
+            return self
+
+        def remote(self, *, vllm_config: VllmConfig, **_: Any) -> None:
+            configs.append(pickle.loads(pickle.dumps(vllm_config)))  # as Ray sends it
+            raise WorkerStartedError
+
+    context = SimpleNamespace(get_node_id=lambda: "aa")
+    address = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1")
+    ray = SimpleNamespace(remote=Remote, util=address, get_runtime_context=lambda: context)
+    queue = SimpleNamespace(export_handle=lambda: None, shutdown=lambda: None)
+    monkeypatch.setattr(ray_executor_v2, "ray", ray)
+    monkeypatch.setattr(ray_executor_v2, "MessageQueue", lambda *_, **__: queue)
+    monkeypatch.setattr(
+        ray_executor_v2, "PlacementGroupSchedulingStrategy", lambda **arguments: arguments
+    )
+    monkeypatch.setattr(ray_executor_v2, "initialize_ray_cluster", lambda *_, **__: None)
+    monkeypatch.setattr(ray_executor_v2, "get_bundles_sorted_by_node", lambda _: PLACES)
+    monkeypatch.setattr(RayExecutorV2, "_get_actor_resource_kwargs", staticmethod(dict))
+    return configs
+
+
+def test_the_ray_backend_asks_nodes_before_workers_start(
+    on_cuda: Callable[..., VllmConfig],
+    pair: Pair,
+    started: list[VllmConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def refuse(*arguments: Any) -> None:
+        asked.append(arguments)
+        raise NodeError("node 10.0.0.2")
+
+    monkeypatch.setattr(ray_executor, "check_nodes", refuse)
+    config = on_cuda(dflash(pair))
+    config.parallel_config.placement_group = "group"  # type: ignore[assignment]
+    config.parallel_config.ray_runtime_env = {"env_vars": {"A": "1"}}  # type: ignore[assignment]
+    executor = Executor.get_class(config)
+    assert executor is DFlashRayExecutor
+    with pytest.raises(NodeError, match=r"10\.0\.0\.2"):
+        executor(config)
+    ((group, runtime_env),) = asked
+    assert group == "group"
+    assert runtime_env["env_vars"]["A"] == "1"
+    assert not started
+
+
+def test_workers_see_the_backend_that_the_user_wrote(
+    on_cuda: Callable[..., VllmConfig],
+    pair: Pair,
+    started: list[VllmConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_executor, "check_nodes", lambda *_: [])
+    config = on_cuda(dflash(pair))
+    assert config.parallel_config.use_ray  # in the front end
+    config = pickle.loads(pickle.dumps(config))  # as the engine's process gets it
+    assert config.parallel_config.use_ray
+    with pytest.raises(WorkerStartedError):
+        Executor.get_class(config)(config)
+    (of_worker,) = started
+    speculative = of_worker.speculative_config
+    assert speculative is not None
+    assert of_worker.parallel_config.distributed_executor_backend == "ray"
+    assert speculative.target_parallel_config.distributed_executor_backend == "ray"
+    assert speculative.draft_parallel_config.distributed_executor_backend == "ray"
+
+
+def test_engines_without_dflash_keep_vllms_executor(on_cuda: Callable[..., VllmConfig]) -> None:
+    for speculative in (None, {"method": "ngram", "num_speculative_tokens": 2}):
+        assert Executor.get_class(on_cuda(speculative)) is RayExecutorV2
+
+
+def test_vllms_older_executor_stays_where_it_was_chosen(
+    on_cuda: Callable[..., VllmConfig], pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
+    config = on_cuda(dflash(pair))
+    assert config.parallel_config.distributed_executor_backend == "ray"
+    assert Executor.get_class(config) is RayDistributedExecutor
+
+
+def test_a_renamed_function_stops_ours_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine without DFlash, which registers us as well, does not care."""
+    monkeypatch.delattr(RayExecutorV2, "_build_runtime_env")
+    plugin.register()
+    with pytest.raises(seams.UnsupportedVllmError, match=r"RayExecutorV2\._build_runtime_env"):
+        object.__new__(DFlashRayExecutor)._init_executor()
+
+
+def test_vllms_own_backend_is_refused_on_cpus(pair: Pair) -> None:
+    """Before any process starts, with the name of ours."""
+    arguments = EngineArgs(
+        model=str(pair.target),
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        speculative_config=dflash(pair),
+        tensor_parallel_size=2,
+        distributed_executor_backend="ray",
+    )
+    with pytest.raises(ValueError, match=rf"to '{class_paths.CPU_RAY_EXECUTOR}', or to 'mp'"):
+        arguments.create_engine_config()
+
+
+def test_our_executor_says_where_it_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = object.__new__(CPURayExecutor)
+    monkeypatch.setenv("VLLM_RAY_BUNDLE_INDICES", "0,1")
+    with pytest.raises(ValueError, match="Unset VLLM_RAY_BUNDLE_INDICES"):
+        executor._init_executor()
+    monkeypatch.setattr(ray_executor.current_platform, "is_cpu", lambda: False)
+    with pytest.raises(ValueError, match="--distributed-executor-backend ray"):
+        executor._init_executor()
+
+
+@pytest.mark.parametrize("error", [None, NodeError("node 10.0.0.2")])
+def test_vllms_names_are_ours_only_while_workers_start(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    names = ("RayWorkerProc", "initialize_ray_cluster", "get_bundles_sorted_by_node")
+    before = [getattr(ray_executor_v2, name) for name in names]
+    during: list[Any] = []
+
+    def init_executor(executor: CPURayExecutor) -> None:
+        during.extend(getattr(ray_executor_v2, name) for name in names)
+        executor.response_mqs = []
+        if error:
+            raise error
+
+    monkeypatch.setattr(RayExecutorV2, "_init_executor", init_executor)
+    monkeypatch.setattr(ray_executor, "RAY_CPU", ())  # this is not vLLM's
+    monkeypatch.setattr(CPURayExecutor, "_place", lambda *_: 3)
+    monkeypatch.setattr(ray_executor, "describe_workers", lambda *_: "")
+    monkeypatch.setattr(ray_executor, "placed_bundles", lambda group, workers: [group, workers])
+    executor = object.__new__(CPURayExecutor)
+    executor.parallel_config = SimpleNamespace(world_size=2, placement_group="group")
+    if error:
+        with pytest.raises(NodeError):
+            executor._init_executor()
+    else:
+        executor._init_executor()
+    worker, connect, bundles = during
+    assert worker is CPURayWorkerProc
+    assert connect(executor.parallel_config, require_gpu_on_driver=False) is None
+    assert bundles("group") == ["group", 2]
+    assert [getattr(ray_executor_v2, name) for name in names] == before
+
+
+def test_a_core_that_a_worker_may_not_use_is_named() -> None:
+    with pytest.raises(ValueError, match=r"VLLM_CPU_OMP_THREADS_BIND='9999' names cores \[9999\]"):
+        keep_to_cores("9999", 0, 1)
+
+
+def test_readers_nap_after_a_message_and_sleep_when_idle() -> None:
+    slept: list[int | None] = []
+    condition = SimpleNamespace(wait=slept.append, last_read=time.monotonic(), busy_loop_s=60.0)
+    queue: Any = SimpleNamespace(_is_local_reader=True, _spin_condition=condition)
+    nap_while_waiting(queue)
+    before = time.process_time()
+    for _ in range(100):
+        condition.wait(5)
+    assert time.process_time() - before < 0.05
+    assert slept == []
+    condition.last_read -= 61
+    condition.wait(5)
+    assert slept == [5]
+    remote: Any = SimpleNamespace(_is_local_reader=False)  # it reads from a socket
+    nap_while_waiting(remote)
+
+
+def test_seams_of_ray_hold() -> None:
+    seams.check_seams(seams.RAY_CPU)

@@ -1,0 +1,184 @@
+"""A drafter's files break: a clear message, in bounded time, before anything starts.
+
+What the config's fields may be in general is in test_config_fuzz.py, what is refused otherwise in
+test_bad_input.py, faults of servers in test_server_faults.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from vllm.engine.arg_utils import EngineArgs
+
+from support.pairs import Pair, drafter_config, make_pair
+from vllm_dflash.checkpoint.headers import read_folder
+from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.config.pair import check_weights
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return make_pair(tmp_path / "pair")
+
+
+def create_config(pair: Pair) -> None:
+    """What stands before any process of an engine."""
+    EngineArgs(
+        model=str(pair.target),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=256,
+        speculative_config={"method": "dflash", "model": str(pair.drafter)},
+    ).create_engine_config()
+
+
+def refusal(pair: Pair) -> str:
+    with pytest.raises(DrafterError) as refused:
+        create_config(pair)
+    return str(refused.value)
+
+
+# --- between two runs -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", [0, 4, 100, 5000])
+def test_weights_cut_short_between_runs(pair: Pair, left: int) -> None:
+    create_config(pair)
+    os.truncate(pair.drafter / "model.safetensors", left)
+    message = refusal(pair)
+    assert str(pair.drafter / "model.safetensors") in message
+    assert "cannot be read" in message
+
+
+def test_weights_removed_between_runs(pair: Pair) -> None:
+    create_config(pair)
+    (pair.drafter / "model.safetensors").unlink()
+    assert str(pair.drafter) in (message := refusal(pair))
+    assert "holds no *.safetensors file" in message
+
+
+def test_a_shard_removed_between_runs(pair: Pair) -> None:
+    """The tensors that went with it are named."""
+    from safetensors.torch import load_file, save_file
+
+    whole = pair.drafter / "model.safetensors"
+    tensors = load_file(whole)
+    last = {name: tensors.pop(name) for name in list(tensors) if name.startswith("layers.1.mlp")}
+    save_file(last, pair.drafter / "model-2.safetensors")
+    save_file(tensors, whole)
+    create_config(pair)
+    (pair.drafter / "model-2.safetensors").unlink()
+    message = refusal(pair)
+    assert all(f"missing {name}" in message for name in last)
+
+
+def test_the_folder_removed_between_runs(pair: Pair) -> None:
+    shutil.rmtree(pair.drafter)
+    assert "does not exist" in refusal(pair)
+
+
+# --- damaged files --------------------------------------------------------------------------------
+
+
+def outcome(folder: Path) -> str | None:
+    """What a start says of a folder's weights, without vLLM around it; None: they fit."""
+    try:
+        check_weights(read_drafter(str(folder)), folder)
+    except DrafterError as refused:
+        return str(refused)
+    return None
+
+
+@pytest.mark.timeout(120)
+def test_flipped_header_bytes(pair: Pair) -> None:
+    """Refused by the file's name or by its tensors', or else the names and shapes still fit."""
+    file = pair.drafter / "model.safetensors"
+    whole, intact = file.read_bytes(), read_folder(pair.drafter)
+    header = 8 + int.from_bytes(whole[:8], "little")
+    chance, seen = random.Random(0), {"file": 0, "tensors": 0, "fits": 0}
+    for _ in range(400):
+        flipped = bytearray(whole)
+        for place in chance.sample(range(header), chance.choice([1, 1, 1, 3, 20])):
+            flipped[place] ^= 1 << chance.randrange(8)
+        file.write_bytes(flipped)
+        message = outcome(pair.drafter)
+        if message is None:
+            assert read_folder(pair.drafter) == intact
+            seen["fits"] += 1
+        elif str(file) in message:
+            seen["file"] += 1
+        else:
+            assert "the weights do not match config.json" in message
+            assert any(word in message for word in ("missing", "surplus", "has shape", "is stored"))
+            seen["tensors"] += 1
+    assert seen["file"] > 50
+    assert seen["tensors"] > 50
+
+
+# Field, value, what the message must hold.
+HUGE: list[tuple[str, Any, str]] = [
+    ("block_size", 10**9, "block_size must be an integer from 2 to 1024"),
+    ("hidden_size", 2**63, "hidden_size must be an integer"),
+    ("hidden_size", 10**9, "hidden states of size 1000000000"),
+    ("num_hidden_layers", 10**6, "num_hidden_layers must be an integer from 1 to 1024"),
+    ("num_hidden_layers", 1024, "layers.1000."),
+    ("num_attention_heads", 10**9, "q_proj"),
+    ("num_key_value_heads", 10**9, "num_key_value_heads"),
+    ("head_dim", 10**9, "q_proj"),
+    ("intermediate_size", 2**31, "mlp"),
+    ("vocab_size", 2**40, "vocab_size must be an integer"),
+    ("vocab_size", 10**9, "vocab_size is 1000000000 in the drafter"),
+    ("draft_vocab_size", 10**9, "d2t [1000000000]"),
+    ("target_hidden_size", 10**12, "target_hidden_size must be an integer"),
+    ("num_target_layers", 10**12, "num_target_layers must be an integer"),
+    ("max_position_embeddings", 10**12, "max_position_embeddings must be an integer"),
+    ("rms_norm_eps", 10**30, "rms_norm_eps must be a positive number"),
+    ("rope_parameters", {"rope_type": "yarn", "factor": 1e12}, "factor of rope_parameters"),
+    ("rope_parameters", {"rope_type": "linear", "factor": 1e8}, "factor of rope_parameters"),
+    ("rope_parameters", {"rope_type": "yarn", "factor": 1e-9}, "factor of rope_parameters"),
+    ("rope_parameters", {"rope_type": "linear", "factor": float("inf")}, "factor of"),
+    ("rope_parameters", {"rope_theta": float("nan")}, "rope_theta of rope_parameters"),
+    ("rope_parameters", {"rope_theta": 1e4, "rope_dim": 10**9}, "rope_dim 1000000000"),
+    ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 1e6}, "partial_rotary_factor"),
+    ("layer_types", ["full_attention"] * 10**5, "layer_types names 100000 layers"),
+    ("layer_types", "x" * 10**6, "layer_types must be a list"),
+    ("dflash_config", {"mask_token_id": 10**9}, "mask_token_id 1000000000"),
+    ("dflash_config", {"target_layer_ids": [0, 2**63]}, "target_layer_ids"),
+    ("dflash_config", {"target_layer_ids": list(range(10**5))}, "names 100000 layers"),
+    ("dflash_config", {"use_swa": True, "swa_window_size": 10**12}, "swa_window_size"),
+]
+
+
+@pytest.mark.timeout(120)
+def test_huge_numbers_are_refused_by_name_and_at_once(pair: Pair) -> None:
+    """In little time and memory, and in messages of a readable length."""
+    create_config(pair)  # imports what there is to import
+    before = psutil.Process().memory_info().rss
+    for field, value, expected in HUGE:
+        config = drafter_config(**{field: value})
+        (pair.drafter / "config.json").write_text(json.dumps(config))
+        began = time.process_time()
+        message = refusal(pair)
+        assert time.process_time() - began < 2, field
+        assert expected in message, (field, message[:500])
+        assert len(message) < 10_000, field
+    assert psutil.Process().memory_info().rss - before < 200 << 20
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[1]", "null", '"text"', "[" * 100_000, '{"a":' * 50_000, "", "\0" * 100, "9" * 5000],
+    ids=["list", "null", "text", "deep list", "deep object", "empty", "zeros", "long number"],
+)
+def test_a_config_that_is_no_object(pair: Pair, content: str) -> None:
+    (pair.drafter / "config.json").write_text(content)
+    assert "config.json cannot be read" in refusal(pair)

@@ -1,0 +1,102 @@
+"""What a step says of itself, and how steps are timed, on a clock of the test's own."""
+
+import numpy as np
+import pytest
+
+from support.fake_time import FakeTime
+from vllm_dflash.planning import step as step_module
+from vllm_dflash.planning.step import Step, StepClock
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    time = FakeTime()
+    monkeypatch.setattr(step_module, "time", time)
+    return time
+
+
+def decoding(*ids: str) -> Step:
+    return Step(ids, np.ones(len(ids), dtype=int), rows=len(ids))
+
+
+def finish(clock: StepClock, fake: FakeTime, step: Step, seconds: float, **more: bool) -> Step:
+    fake.now += seconds
+    clock.finish(step, **more)
+    return step
+
+
+def test_a_step_tells_prompts_drafts_and_decoding_apart() -> None:
+    """A chunk of a prompt, the last chunk of one, an undrafted request, and two verified ones."""
+    step = Step("pqabc", np.array([0, 1, 1, 4, 1]), rows=60 + 5 + 1 + 4 + 6)
+    step.verified = np.array([0, 0, 0, 3, 5])
+    assert step.decoding.tolist() == [False, True, True, True, True]
+    assert step.accepted.tolist() == [0, 0, 0, 3, 0]
+    assert step.prompt_rows == 60 + 4
+    assert not step.only_decodes
+    assert decoding("a", "b").only_decodes
+
+
+def test_the_first_step_after_a_pause_is_not_timed(fake: FakeTime) -> None:
+    clock = StepClock()
+    first = finish(clock, fake, decoding("a"), 1.0)
+    assert (first.seconds, first.target_seconds) == (0.0, 0.0)
+    second = finish(clock, fake, decoding("a", "b"), 2.0)
+    assert second.seconds == second.target_seconds == pytest.approx(2.0)
+    fake.now += 60  # nothing to do
+    assert finish(clock, fake, decoding("c"), 1.0).seconds == 0.0
+
+
+def test_draft_and_context_belong_to_the_step_that_paid_for_them(fake: FakeTime) -> None:
+    clock = StepClock()
+    finish(clock, fake, decoding("a"), 1.0)
+    step = decoding("a")
+    fake.now += 2.0
+    with step.timing("draft"):
+        fake.now += 0.5
+    with step.timing("context"):
+        fake.now += 0.25
+    with step.timing("planning"):
+        fake.now += 0.125
+    clock.finish(step)
+    assert (step.draft_seconds, step.context_seconds, step.planning_seconds) == (0.5, 0.25, 0.125)
+    assert step.seconds == pytest.approx(2.875)
+    assert step.target_seconds == pytest.approx(2.125)
+    assert finish(clock, fake, decoding("a"), 1.0).target_seconds == pytest.approx(1.0)
+
+
+def test_what_fails_is_timed_as_well(fake: FakeTime) -> None:
+    step = decoding("a")
+
+    def fail() -> None:
+        with step.timing("draft"):
+            fake.now += 0.5
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert step.draft_seconds == 0.5
+
+
+def test_steps_with_prompts_are_timed_but_teach_nothing(fake: FakeTime) -> None:
+    clock = StepClock()
+    finish(clock, fake, decoding("a"), 1.0)
+    mixed = finish(clock, fake, Step("ab", np.array([1, 0]), rows=40), 3.0)
+    assert mixed.seconds == pytest.approx(3.0)
+    assert mixed.target_seconds == 0.0
+
+
+def test_steps_that_are_held_are_taken_together(fake: FakeTime) -> None:
+    clock = StepClock()
+    finish(clock, fake, decoding("a"), 1.0)
+    for seconds in (1.0, 2.0):
+        held = finish(clock, fake, decoding("a"), seconds, hold=True)
+        assert held.target_seconds == 0.0
+    last = finish(clock, fake, decoding("a"), 3.0)
+    assert (last.target_seconds, last.count, last.seconds) == (pytest.approx(2.0), 3, 3.0)
+    finish(clock, fake, decoding("a"), 5.0, hold=True)
+    other = finish(clock, fake, decoding("a", "b"), 7.0)  # the step before is dropped
+    assert (other.target_seconds, other.count) == (pytest.approx(7.0), 1)
+    finish(clock, fake, decoding("a", "b"), 5.0, hold=True)
+    finish(clock, fake, Step("ab", np.array([1, 0]), rows=9), 5.0)
+    alone = finish(clock, fake, decoding("a", "b"), 2.0)
+    assert (alone.target_seconds, alone.count) == (pytest.approx(2.0), 1)

@@ -1,0 +1,142 @@
+"""The rooms of the package: who may import whom, and that a stranger finds what he looks for.
+
+The contracts themselves are in pyproject.toml. Each is broken here once, in a copy of the package.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from support import ROOT
+
+PACKAGE = ROOT / "vllm_dflash"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+LINES = 320
+"""The most that a module may have."""
+
+
+def lint_imports(folder: Path) -> tuple[int, str]:
+    """Exit code and words of import-linter, for the package in this folder."""
+    linter = Path(sys.executable).with_name("lint-imports")
+    command = [linter, "--no-cache", "--no-logo", "--config", ROOT / "pyproject.toml"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A folder with a copy of the package, for faults to be planted in."""
+    shutil.copytree(PACKAGE, tmp_path / "vllm_dflash", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def test_contracts_are_kept() -> None:
+    code, words = lint_imports(ROOT)
+    assert code == 0, words
+
+
+ARROWS = "Arrows go down: a room imports from rooms below its own"
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "contract", "found"),
+    [
+        ("planning", "import torch", "planning is pure", "-> torch"),
+        ("planning", "def f():\n    import vllm.config", "planning is pure", "-> vllm"),
+        ("planning", "import vllm_dflash.checkpoint.read", ARROWS, "-> vllm_dflash.checkpoint"),
+        ("checkpoint", "import vllm_dflash.engine", ARROWS, "-> vllm_dflash.engine"),
+        ("checkpoint", "import vllm", "checkpoint reads files without vLLM", "-> vllm"),
+        ("model", "import vllm_dflash.plugin", ARROWS, "-> vllm_dflash.plugin"),
+        ("config", "import vllm_dflash.cluster", ARROWS, "-> vllm_dflash.cluster"),
+        ("config", "def f():\n    import vllm_dflash.plugin", ARROWS, "-> vllm_dflash.plugin"),
+        ("engine", "import vllm_dflash.tools", ARROWS, "-> vllm_dflash.tools"),
+        ("engine", "import vllm_dflash.cluster", ARROWS, "-> vllm_dflash.cluster"),
+        ("engine", "import ray.util", "Only cluster needs Ray", "-> ray"),
+        ("engine", "import rich", "Only tools write to a terminal or draw", "-> rich"),
+        ("cluster", "import vllm_dflash.tools", ARROWS, "-> vllm_dflash.tools"),
+    ],
+)
+def test_a_wrong_import_is_found(
+    copy: Path, file: str, line: str, contract: str, found: str
+) -> None:
+    (copy / "vllm_dflash" / file / "astray.py").write_text(f"{line}\n")
+    code, words = lint_imports(copy)
+    assert code == 1, words
+    assert f"{contract} BROKEN" in words.replace(": it runs without vLLM and PyTorch", "")
+    assert f"vllm_dflash.{file}.astray {found}" in words
+
+
+def test_the_plugin_is_heavy_for_nobody(copy: Path) -> None:
+    with (copy / "vllm_dflash" / "plugin.py").open("a") as file:
+        file.write("\ndef f():\n    import vllm_dflash.engine\n")
+    code, words = lint_imports(copy)
+    assert code == 1
+    assert f"{ARROWS} BROKEN" in words
+    assert "vllm_dflash.plugin -> vllm_dflash.engine" in words
+
+
+def test_a_cycle_inside_a_room_is_found(copy: Path) -> None:
+    room = copy / "vllm_dflash" / "engine" / "v1"
+    (room / "hen.py").write_text("import vllm_dflash.engine.v1.egg\n")
+    (room / "egg.py").write_text("import vllm_dflash.engine.v1.hen\n")
+    code, words = lint_imports(copy)
+    assert code == 1
+    assert "No cycles, between rooms or inside one BROKEN" in words
+    assert "No cycles are allowed in vllm_dflash.engine.v1" in words
+
+
+def test_a_new_room_needs_a_place(copy: Path) -> None:
+    (copy / "vllm_dflash" / "attic.py").touch()
+    code, words = lint_imports(copy)
+    assert code == 1
+    assert f"{ARROWS} BROKEN" in words
+    assert "attic" in words
+
+
+def test_no_two_modules_bear_one_name() -> None:
+    names = Counter(module.name for module in MODULES if module.name != "__init__.py")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_modules_are_short() -> None:
+    lines = {module: len(module.read_text().splitlines()) for module in MODULES}
+    assert {module.name: count for module, count in lines.items() if count > LINES} == {}
+
+
+def test_names_say_what_is_inside() -> None:
+    parts = {part for module in MODULES for part in module.relative_to(PACKAGE).parts}
+    words = {word for part in parts for word in part.removesuffix(".py").split("_")}
+    nothing = {"util", "utils", "helper", "helpers", "manager", "common", "misc", "base"}
+    assert words & nothing == set()
+
+
+def test_every_mended_bug_is_on_the_page_of_hooks() -> None:
+    page = ast.get_docstring(ast.parse((PACKAGE / "plugin.py").read_text())) or ""
+    mended = {file.stem for file in (PACKAGE / "engine" / "vllm_fixes").glob("[!_]*.py")}
+    assert mended
+    assert {name for name in mended if f"vllm_fixes/{name}.py" not in page} == set()
+
+
+def names_of(file: Path) -> set[str]:
+    """A module's name with its dots, and those of its functions and classes."""
+    module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    inside = {getattr(node, "name", None) for node in ast.parse(file.read_text()).body} - {None}
+    return {module, *(f"{module}.{name}" for name in inside)}
+
+
+def test_what_is_named_by_string_exists() -> None:
+    """Those are arrows that the contracts cannot see."""
+    dotted = re.compile(r'"(vllm_dflash(?:[.]\w+)+(?::\w+)?)"')
+    named = {name for file in MODULES for name in dotted.findall(file.read_text())}
+    assert named
+    assert {name.replace(":", ".") for name in named} - set().union(
+        *map(names_of, MODULES)
+    ) == set()

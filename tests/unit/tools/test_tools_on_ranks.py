@@ -1,0 +1,36 @@
+"""Tensor parallelism in the commands: which of them take it, and what they ask of an engine."""
+
+from pathlib import Path
+
+import pytest
+
+from support.engines import DEMO, DRAFTER, TARGET
+from support.pairs import make_pair
+from vllm_dflash.tools import cli
+from vllm_dflash.tools.bench.compare_sides import Comparison
+from vllm_dflash.tools.parity.check import check_parity
+
+BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+
+
+def test_parity_takes_one_rank(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path)
+    with pytest.raises(ValueError, match=r"tensor_parallel_size is 2.*leave it out.*verify .*-- -"):
+        check_parity(str(pair.drafter), str(pair.target), tensor_parallel_size=2)
+
+
+def test_bench_gives_every_engine_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Comparison] = []
+    monkeypatch.setattr(Comparison, "run", lambda self: asked.append(self) or [])
+    arguments = ["bench", "--target", str(TARGET), "--drafter", str(DRAFTER)]
+    arguments += ["--prompts", str(DEMO / "held_out.jsonl"), "--tensor-parallel-size", "2"]
+    arguments += ["--out", str(tmp_path)]
+    monkeypatch.setenv(BINDING, "0")
+    assert cli.main(arguments) == 1
+    assert f"{BINDING}='0' has cores for 1. Set" in capsys.readouterr().err
+    assert not asked
+    monkeypatch.setenv(BINDING, "nobind")
+    assert cli.main(arguments) == 0
+    assert asked[0].engine["tensor_parallel_size"] == 2

@@ -1,0 +1,93 @@
+"""A worker of our Ray executor for CPUs: its cores, its priority, its way to the others."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+import ray
+import torch
+from vllm.logger import init_logger
+from vllm.v1.executor.ray_executor_v2 import RayWorkerProc
+
+from vllm_dflash.cluster.napping import nap_while_waiting
+from vllm_dflash.config.thread_binding import VARIABLE, allowed_cores, share_of_cores
+
+logger = init_logger("vllm.dflash")
+
+
+class CPURayWorkerProc(RayWorkerProc):
+    """A worker in a Ray actor on a node of CPUs."""
+
+    def get_node_and_physical_gpu_ids(self) -> tuple[str, list[int]]:
+        """The node, and this worker's rank: the executor numbers a node's workers by it."""
+        return ray.get_runtime_context().get_node_id(), [self._init_kwargs["rank"]]
+
+    def initialize_worker(
+        self,
+        local_rank: int,
+        env_vars: dict[str, str],
+        distributed_init_method: str,
+        driver_env_vars: dict[str, str] | None = None,
+        assigned_physical_gpu_ids: list[int] | None = None,
+    ) -> None:
+        """Load the model, on this worker's share of the node's cores.
+
+        Args:
+            local_rank: among the workers of this node.
+            env_vars: variables to set.
+            distributed_init_method: where all workers meet.
+            driver_env_vars: variables of the engine's process, for those the node has not set.
+            assigned_physical_gpu_ids: ranks of all workers of this node.
+        """
+        driver = dict(driver_env_vars or {})
+        driver.pop("LD_PRELOAD", None)  # too late: vLLM would believe what is not loaded
+        take_full_priority()  # threads that this one starts from now on inherit it
+        binding = os.environ.get(VARIABLE) or driver.get(VARIABLE) or "auto"
+        keep_to_cores(binding, local_rank, len(assigned_physical_gpu_ids or [0]))
+        # vLLM's workers use shared memory if they agree on what stands behind the last colon.
+        # That is a port, the same on all nodes; torch reads the address and ignores the rest.
+        node = ray.get_runtime_context().get_node_id()
+        meeting_point = f"{distributed_init_method}?node={node}"
+        super().initialize_worker(local_rank, env_vars, meeting_point, driver)
+        nap_while_waiting(self.rpc_broadcast_mq)
+
+
+def take_full_priority() -> None:
+    """Ray starts workers with a niceness of 15, so that others get their cores first."""
+    if os.getpriority(os.PRIO_PROCESS, 0) <= 0:
+        return
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    except PermissionError:
+        logger.warning(
+            "Ray gave this worker a low priority (niceness %d), and only root may raise it."
+            " Start the nodes with RAY_worker_niceness=0 in the environment.",
+            os.getpriority(os.PRIO_PROCESS, 0),
+        )
+
+
+def keep_to_cores(binding: str, local_rank: int, local_workers: int) -> None:
+    """Compute on this worker's share only; see `share_of_cores`.
+
+    Raises:
+        ValueError: the node does not have these cores, or not for this process.
+    """
+    chosen = share_of_cores(allowed_cores(), binding, local_rank, local_workers)
+    if chosen is None:
+        return
+    absent = sorted(set(chosen) - os.sched_getaffinity(0))
+    if absent:
+        raise ValueError(
+            f"{VARIABLE}={binding!r} names cores {absent} of {platform.node()}, which a worker may"
+            f" not use there. It may use {sorted(os.sched_getaffinity(0))}."
+        )
+    os.sched_setaffinity(0, chosen)  # threads that start from now on inherit it
+    if torch.get_num_threads() > len(chosen):
+        torch.set_num_threads(len(chosen))
+
+
+def leave(worker: Any) -> None:
+    """End a worker's loop, and with it its actor: what the executor asks all of them in the end."""
+    raise SystemExit

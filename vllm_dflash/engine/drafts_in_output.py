@@ -1,0 +1,52 @@
+"""Drafts that travel with a step's output, instead of being called for after it.
+
+vLLM asks the workers for drafts in a call of its own after every synchronous step, which between
+processes takes longer than planning and skipping a draft does.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from vllm.config import VllmConfig
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+
+from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, SCHEDULER
+
+DRAFTS = "dflash_draft_token_ids"
+
+
+def drafts_come_with_the_output(vllm_config: VllmConfig) -> bool:
+    """Whether workers send drafts along and the engine does not call for them: both ask here."""
+    return (
+        vllm_config.scheduler_config.scheduler_cls == SCHEDULER
+        and not vllm_config.use_v2_model_runner
+        and vllm_config.parallel_config.distributed_executor_backend in ("mp", CPU_RAY_EXECUTOR)
+    )
+
+
+def attach_drafts(output: ModelRunnerOutput, drafts: DraftTokenIds | None) -> None:
+    """In a worker: send the drafts along with the sampled tokens."""
+    setattr(output, DRAFTS, drafts)
+
+
+def attached_drafts(output: ModelRunnerOutput) -> DraftTokenIds | None:
+    """In the engine's process: what `attach_drafts` sent."""
+    return getattr(output, DRAFTS, None)
+
+
+def skip_the_call_for_drafts() -> None:
+    """Hook 9, in the engine's process; other engines of the process keep the call."""
+    original = MultiprocExecutor.take_draft_token_ids
+    if hasattr(original, "wrapped_by_vllm_dflash"):
+        return
+
+    @functools.wraps(original)
+    def take_draft_token_ids(self: MultiprocExecutor) -> DraftTokenIds | None:
+        if drafts_come_with_the_output(self.vllm_config):
+            return None
+        return original(self)
+
+    take_draft_token_ids.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
+    MultiprocExecutor.take_draft_token_ids = take_draft_token_ids

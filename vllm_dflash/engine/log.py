@@ -1,0 +1,48 @@
+"""What a worker says in vLLM's log when it starts."""
+
+from __future__ import annotations
+
+from logging import Logger
+
+from vllm.logger import init_logger
+
+from vllm_dflash import __version__
+from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.planning.costs import Curve, StepCosts
+
+
+def logger() -> Logger:
+    """Ours, under vLLM's, so that its settings apply."""
+    return init_logger("vllm.dflash")
+
+
+def log_active(options: DFlashOptions, runner: str) -> None:
+    """The one line that says which DFlash runs."""
+    drafter = options.drafter
+    logger().info(
+        "vllm-dflash %s is active: runner %s, block size %d, drafting up to %d tokens a step,"
+        " taps %s",
+        __version__,
+        runner,
+        drafter.block_size,
+        options.num_speculative_tokens,
+        list(drafter.taps),
+    )
+
+
+def log_profile(costs: StepCosts, seconds: float) -> None:
+    """The line that says what the planner starts from."""
+
+    def milliseconds(curve: Curve) -> str:
+        last = int(curve.counts[-1])
+        return ", ".join(
+            f"{1000 * float(curve.at(count)):.1f} ms for {count}"
+            for count in sorted({min(count, last) for count in (1, 8, 64, last)})
+        )
+
+    logger().info(
+        "draft lengths are planned from costs measured in %.1f s, by tokens: target %s; drafter %s",
+        seconds,
+        milliseconds(costs.verify),
+        milliseconds(costs.draft),
+    )

@@ -1,0 +1,28 @@
+"""A seeded request whose prompt comes in chunks does not end a CPU engine.
+
+Wrong in vLLM 0.32.0, V1 runner on CPU, plain decoding included: rows whose token is thrown away
+(the chunks of a prompt but for its last) take numbers from the request's generator, which is then
+set back by an offset; a CPU's generator has none. Not reported yet. Delete this file when
+`_bookkeeping_sync` no longer calls `set_offset` on CPU generators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+@contextmanager
+def seeds_kept(runner: GPUModelRunner) -> Iterator[None]:
+    """For the sampling of a step: rows whose token is thrown away have no generator."""
+    generators = runner.input_batch.generators
+    discarded = runner.discard_request_mask.np[: runner.input_batch.num_reqs].nonzero()[0]
+    kept = {row: generators.pop(row) for row in discarded.tolist() if row in generators}
+    try:
+        yield
+    finally:
+        generators.update(kept)

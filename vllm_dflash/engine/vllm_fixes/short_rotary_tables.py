@@ -1,0 +1,23 @@
+"""A YaRN table has a row for every position of the target.
+
+Wrong in vLLM 0.32.0: `get_rope` makes a YaRN table as long as the checkpoint's own stretch,
+whatever `max_position` says, and its kernels read behind the end of it. Context is stored for all
+of a target's positions, drafted for or not. Not reported yet. Delete this file when `get_rope`
+honours `max_position` for YaRN, or its kernels check bounds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+
+
+def cover_positions(model: nn.Module, num_positions: int) -> None:
+    """In a draft model: repeat the last row of each table as often as rows are missing."""
+    for module in model.modules():
+        if isinstance(module, RotaryEmbedding):
+            table = module.cos_sin_cache  # [positions, rotary dim]
+            missing = num_positions - len(table)
+            if missing > 0:
+                module.cos_sin_cache = torch.cat([table, table[-1:].expand(missing, -1)])

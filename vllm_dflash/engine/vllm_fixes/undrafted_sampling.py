@@ -1,0 +1,31 @@
+"""A step without drafts is sampled as in plain decoding.
+
+Wrong in vLLM 0.32.0, V1 runner: with a speculative method, `RejectionSampler.forward` verifies
+also where nobody has drafts. That costs time in every undrafted step, and takes `max()` of an
+empty tensor where a request asks for top-k, which ends the engine. Not reported yet. Delete this
+file when `RejectionSampler.forward` returns early for `max_spec_len == 0`.
+"""
+
+from __future__ import annotations
+
+import torch
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+
+class DraftRejectionSampler(RejectionSampler):
+    """vLLM's, which our worker puts in its place (`runner.rejection_sampler`)."""
+
+    def forward(
+        self,
+        metadata: SpecDecodeMetadata,
+        draft_probs: torch.Tensor | None,
+        logits: torch.Tensor,
+        sampling_metadata: SamplingMetadata,
+    ) -> SamplerOutput:
+        """Logits [T + R, V] of T drafts and R bonus rows to tokens [R, 1 + K]."""
+        if metadata.max_spec_len == 0:
+            return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
+        return super().forward(metadata, draft_probs, logits, sampling_metadata)

@@ -1,0 +1,168 @@
+"""The one record of a step: made when the target's output is there, handed on, and kept by nobody.
+
+A runner makes it and measures times, the planner reads it and decides, the statistics count it.
+Whoever learns something writes it here. Four things make steps: the proposer (V1), the speculator
+(V2), the asynchronous scheduler, and the simulated engine of the tests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vllm_dflash.planning import Bools, Ints
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to draft in a step of R requests."""
+
+    drafted: Bools
+    """[R]."""
+    width: int
+    """Tokens to draft for each of them; 0 if there are none."""
+    price: float
+    """Tokens a second is worth: the best rate to be had."""
+    speedup: float
+    """Expected rate against plain decoding."""
+    is_probe: bool = False
+    least: int = 0
+    """Drafts to verify of each request whatever they seem worth."""
+    skip_steps: int = 0
+    """Steps to come for which nobody need be asked again, as long as the batch stays the same."""
+
+    @classmethod
+    def nothing(cls, num_requests: int, price: float = 0.0, skip_steps: int = 0) -> Plan:
+        """Nobody drafts."""
+        nobody = np.zeros(num_requests, dtype=bool)
+        return cls(nobody, width=0, price=price, speedup=1.0, skip_steps=skip_steps)
+
+
+def _nothing_yet() -> Ints:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass
+class Step:
+    """A step of an engine that runs R requests. Seconds are wall-clock."""
+
+    ids: Sequence[str]
+    """Of the requests, [R]."""
+    produced: Ints
+    """Tokens each got, the bonus token included; 0 while it is in its prompt, [R]."""
+    rows: int = 0
+    """Rows the target ran: prompt tokens, and for each decoding request one and its drafts."""
+    verified: Ints = field(default_factory=_nothing_yet)
+    """Drafts of each that the target verified, [R]."""
+
+    limits: Ints = field(default_factory=_nothing_yet)
+    """Drafts each can use at most in the next step, [R]."""
+    waiting: Ints = field(default_factory=_nothing_yet)
+    """Context rows of each that must be stored before it can be drafted, [R]."""
+    plan: Plan = field(default_factory=lambda: Plan.nothing(0))
+    """What this step drafts."""
+    could_draft: bool = False
+    """Whether anybody could have used a draft."""
+    lengths: Ints = field(default_factory=_nothing_yet)
+    """Drafts of each that go on to be verified, [R]."""
+    nan_drafts: int = 0
+    """Drafts thrown away because their logits were not finite."""
+
+    draft_rows: int = 0
+    """Rows of the drafter's block forward; 0 where it did not run."""
+    draft_seconds: float = 0.0
+    context_rows: int = 0
+    """Context rows that were stored."""
+    context_seconds: float = 0.0
+    planning_seconds: float = 0.0
+    seconds: float = 0.0
+    """From the end of the step before to the end of this one; 0 after a pause."""
+    target_seconds: float = 0.0
+    """All of that but draft and context, of a step that only decoded, or the mean of several that
+    were alike; 0 where it is not known or tells nothing."""
+    count: int = 1
+    """Steps that this one stands for: undrafted ones of the same batch, one after the other."""
+
+    def __post_init__(self) -> None:
+        for name in ("verified", "limits", "waiting", "lengths"):
+            if not len(getattr(self, name)):
+                setattr(self, name, np.zeros(len(self.ids), dtype=np.int64))
+
+    @property
+    def num_requests(self) -> int:
+        """R."""
+        return len(self.ids)
+
+    @property
+    def decoding(self) -> Bools:
+        """Requests that are past their prompt, [R]."""
+        return self.produced > 0
+
+    @property
+    def accepted(self) -> Ints:
+        """Verified drafts of each that were accepted, [R]."""
+        return np.where((self.verified > 0) & self.decoding, self.produced - 1, 0)
+
+    @property
+    def prompt_rows(self) -> int:
+        """Rows that belong to prompts, but for the one that yields a prompt's first token."""
+        return self.rows - int(self.decoding.sum()) - int(self.verified.sum())
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether no prompt took part."""
+        return self.prompt_rows == 0 and bool(self.decoding.all())
+
+    @contextmanager
+    def timing(self, part: str) -> Iterator[None]:
+        """Add what runs inside to the seconds of `draft`, `context` or `planning`."""
+        name = f"{part}_seconds"
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, name, getattr(self, name) + time.perf_counter() - started)
+
+
+class StepClock:
+    """Times steps, from the end of one to the end of the next.
+
+    The engine never waits while it has unfinished requests, so where a request goes on, all the
+    time since the last step is part of this one.
+    """
+
+    def __init__(self) -> None:
+        self._ended = 0.0
+        self._last: Step | None = None
+        self._held = 0
+        """Steps that the next one of their kind is to stand for."""
+        self._held_seconds = 0.0
+
+    def finish(self, step: Step, *, hold: bool = False) -> None:
+        """The step is over: write its seconds.
+
+        Args:
+            step: which one.
+            hold: whether to wait for more steps like this one, and to take them together.
+        """
+        now = time.perf_counter()
+        last, self._last = self._last, step
+        since, self._ended = now - self._ended, now
+        is_same_batch = last is not None and last.ids == step.ids
+        if not (is_same_batch and step.only_decodes):
+            self._held, self._held_seconds = 0, 0.0
+        if not is_same_batch and (last is None or set(last.ids).isdisjoint(step.ids)):
+            return
+        step.seconds = since
+        if not step.only_decodes:
+            return
+        self._held += 1
+        self._held_seconds += since - step.draft_seconds - step.context_seconds
+        if not hold:
+            step.target_seconds = self._held_seconds / self._held
+            step.count = self._held
+            self._held, self._held_seconds = 0, 0.0

@@ -1,0 +1,67 @@
+"""What a benchmark has measured so far, and where."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from vllm_dflash.tools.bench.bench_plan import Workload
+from vllm_dflash.tools.bench.sides import Side
+
+SCHEMA = "vllm-dflash.bench/1"
+
+
+@dataclass
+class Record:
+    """Everything that goes into `result.json`."""
+
+    about: dict[str, Any]
+    """Command line, pair, workload, versions, machine, calibration."""
+    sides: list[Side]
+    rounds: int
+    """As asked for; there may be fewer measurements."""
+    rounds_complete: int = 0
+    measurements: list[dict[str, Any]] = field(default_factory=list)
+    """Of complete rounds: round, load, setting, side, result, and our worker's counters since its
+    engine started as stats."""
+
+    def finish_round(self, measurements: list[dict[str, Any]]) -> None:
+        """Add a round, all of it."""
+        self.measurements += measurements
+        self.rounds_complete += 1
+
+    def write(self, path: Path) -> None:
+        """As JSON; whoever interrupts this finds the file of the round before."""
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1))
+        unfinished.replace(path)
+
+
+def describe(
+    command: list[str], pair: str, engine: dict[str, Any], workload: Workload
+) -> dict[str, Any]:
+    """What a reader of the results needs to know beside them."""
+    preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    return {
+        "command": shlex.join(["vllm-dflash", *command]),
+        "pair": pair,
+        "engine": engine,
+        "workload": asdict(workload),
+        "versions": {"vllm-dflash": version("vllm-dflash")},
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "preloaded": [Path(library).name for library in preloaded],
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown")

@@ -1,0 +1,298 @@
+"""All that the commands ask of an engine, and the one way in which they start it.
+
+An `EngineAnswers` is used in the engine's own process, or through `EngineProcess` from another one.
+So what goes in and out is plain, and JSON can carry it; tuples arrive as lists.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from vllm_dflash import __version__
+from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+SPEC_METRICS = "vllm:spec_decode_num_"
+SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_TO_CLOSE = 30.0
+"""For an engine's own processes. vLLM's limit is 5 s; what it kills leaves shared memory behind."""
+
+
+class Facts(TypedDict):
+    """About an engine."""
+
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    stop_tokens: list[int]
+    """Tokens that end a text."""
+    drafter: str | None
+    """Who drafts; None: nobody."""
+    versions: dict[str, str]
+
+
+class Request(NamedTuple):
+    """Tokens to continue, greedily."""
+
+    tokens: Sequence[int]
+    max_tokens: int
+    scored: int | None = None
+    """A token whose regret as the next one is wanted."""
+
+
+class Finished(NamedTuple):
+    """A request that is done."""
+
+    number: int
+    """Which of those submitted, from 0."""
+    tokens: list[int]
+    """A stop token included."""
+    regret: float | None
+    """Of the request's `scored`, in nat."""
+
+
+class EngineAnswers:
+    """Each public method is a question."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        self._stepped = SteppedEngine(engine)
+        self._names = itertools.count()
+        self._waiting: deque[tuple[int, Request]] = deque()
+        self._running: dict[str, tuple[int, Request]] = {}
+        self._concurrency = 1
+        self._times_drafts = False
+
+    # --- the engine ---------------------------------------------------------------------------
+
+    def facts(self) -> Facts:
+        """What it is; the first question waits until it has started."""
+        import torch
+        import vllm
+        from vllm import SamplingParams
+
+        config = self._engine.vllm_config
+        processor = self._engine.input_processor
+        params = SamplingParams()
+        params.update_from_generation_config(
+            processor.generation_config_fields, processor.renderer.get_eos_token_id()
+        )
+        drafter = None
+        if config.speculative_config is not None:
+            ours = config.parallel_config.worker_cls.startswith("vllm_dflash.")
+            drafter = f"vllm-dflash {__version__}" if ours else f"vLLM {vllm.__version__}"
+        return Facts(
+            dtype=str(config.model_config.dtype).removeprefix("torch."),
+            max_model_len=config.model_config.max_model_len,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            stop_tokens=sorted(params.all_stop_token_ids),
+            drafter=drafter,
+            versions={
+                "vllm-dflash": __version__,
+                "vllm": vllm.__version__,
+                "torch": torch.__version__,
+            },
+        )
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Tokens of each text, as a prompt."""
+        tokenizer = self._engine.get_tokenizer()
+        return [list(tokenizer.encode(text)) for text in texts]
+
+    def decode(self, tokens: list[int]) -> list[str]:
+        """The text of each token."""
+        tokenizer = self._engine.get_tokenizer()
+        return [tokenizer.decode([token]) for token in tokens]
+
+    def dflash_stats(self) -> list[dict[str, Any]]:
+        """Counters of each of our workers since the engine started; other engines die of it."""
+        return self._engine.collective_rpc("dflash_stats")
+
+    def counts(self) -> dict[str, float]:
+        """vLLM's counters of speculative decoding since it started, if it has statistics.
+
+        drafts (steps of a request that verified any), draft_tokens, accepted_tokens; `calls` and
+        `seconds` of draft steps after `time_drafts`. Empty without speculative decoding.
+        """
+        counts = {
+            metric.name.removeprefix(SPEC_METRICS): metric.value
+            for metric in self._engine.get_metrics()
+            if metric.name.startswith(SPEC_METRICS) and hasattr(metric, "value")
+        }
+        if self._times_drafts:
+            counts["calls"], counts["seconds"] = self._engine.collective_rpc("drafting_time")[0]
+        return counts
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self._engine.engine_core.shutdown(timeout=SECONDS_TO_CLOSE)
+
+    # --- so many requests at a time -----------------------------------------------------------
+
+    def submit(self, requests: Sequence[Request], concurrency: int) -> None:
+        """Queue requests; so many of them are worked on at a time. The last ones are finished."""
+        assert not self._waiting
+        assert not self._running
+        self._waiting.extend(enumerate(Request(*one) for one in requests))
+        self._concurrency = concurrency
+
+    def advance(self, seconds: float) -> list[Finished]:
+        """Work for about so long, or until all is done. Returns what was finished meanwhile."""
+        deadline = time.monotonic() + seconds
+        finished: list[Finished] = []
+        while (self._waiting or self._running) and time.monotonic() < deadline:
+            while self._waiting and len(self._running) < self._concurrency:
+                self._admit(*self._waiting.popleft())
+            for output in self._stepped.step():
+                number, request = self._running.pop(output.request_id)
+                regret = None if request.scored is None else _regret(output, request.scored)
+                finished.append(Finished(number, list(output.token_ids), regret))
+        return finished
+
+    def _admit(self, number: int, request: Request) -> None:
+        name = str(next(self._names))
+        self._running[name] = number, request
+        scored = None if request.scored is None else [request.scored]
+        self._stepped.add(
+            name, request.tokens, request.max_tokens, whole=True, logprob_token_ids=scored
+        )
+
+    # --- all at once --------------------------------------------------------------------------
+
+    def generate(self, prompts: list[str], sampling: dict[str, Any]) -> dict[str, Any]:
+        """The tokens of these prompts, their throughput, and what was counted meanwhile.
+
+        Needs an engine with `disable_log_stats=False`.
+        """
+        before = self.counts()
+        started = time.perf_counter()
+        token_ids = self._write(prompts, sampling)
+        seconds = time.perf_counter() - started
+        after = self.counts()
+        return {
+            "token_ids": token_ids,
+            "tokens_per_second": sum(map(len, token_ids)) / seconds,
+            "counts": {name: after[name] - before[name] for name in after},
+        }
+
+    def _write(
+        self, prompts: Sequence[str | list[int]], sampling: dict[str, Any]
+    ) -> list[list[int]]:
+        names = [str(next(self._names)) for _ in prompts]
+        for name, prompt in zip(names, prompts, strict=True):
+            self._stepped.add(name, prompt, whole=True, **sampling)
+        written: dict[str, list[int]] = {}
+        while len(written) < len(names):
+            written |= {one.request_id: list(one.token_ids) for one in self._stepped.step()}
+        return [written[name] for name in names]
+
+    # --- loads (bench) ------------------------------------------------------------------------
+
+    def closed(self, **load: Any) -> dict[str, Any]:
+        """See `measure_closed`."""
+        from vllm_dflash.tools.loads.closed import measure_closed
+
+        return measure_closed(self._stepped, **load)
+
+    def swing(self, **load: Any) -> dict[str, Any]:
+        """See `measure_swing`."""
+        from vllm_dflash.tools.loads.swing import measure_swing
+
+        return measure_swing(self._stepped, **load)
+
+    def poisson(self, **load: Any) -> dict[str, Any]:
+        """See `measure_poisson`."""
+        from vllm_dflash.tools.loads.poisson import measure_poisson
+
+        return measure_poisson(self._stepped, **load)
+
+    # --- workers with an extension --------------------------------------------------------------
+
+    def time_drafts(self) -> None:
+        """From now on `counts` has the time of draft steps. Its workers are `TimedDrafting`."""
+        self._engine.collective_rpc("time_drafting")
+        self._times_drafts = True
+
+    def record(self, token_ids: list[int], tokens: int, file: str) -> list[int]:
+        """The tokens that follow these, greedily; what was computed meanwhile goes to the file.
+
+        Its workers are `RecordedDrafting`.
+        """
+        self._engine.collective_rpc("record_drafting")
+        (written,) = self._write([token_ids], {"max_tokens": tokens, "ignore_eos": True})
+        self._engine.collective_rpc("take_recording", args=(file,))
+        return written
+
+
+def _regret(output: Output, token: int) -> float:
+    """Of a token as the first one. The likeliest token is always among those that are listed."""
+    first = output.logprobs[0]
+    return max(one.logprob for one in first.values()) - first[token].logprob
+
+
+def complete(
+    engine: EngineAnswers,
+    requests: Sequence[Request],
+    concurrency: int,
+    on_finished: Callable[[int], None] = lambda count: None,
+) -> list[Finished]:
+    """Run requests to their ends, in the order given. `on_finished` is told how many are done."""
+    engine.submit(requests=requests, concurrency=concurrency)
+    finished: dict[int, Finished] = {}
+    while len(finished) < len(requests):
+        done = [Finished(*one) for one in engine.advance(seconds=SECONDS_BETWEEN_LOOKS)]
+        finished |= {one.number: one for one in done}
+        on_finished(len(finished))
+    return [finished[number] for number in range(len(requests))]
+
+
+def start(
+    model: str,
+    speculative_config: dict[str, Any] | None = None,
+    flags: list[str] | None = None,
+    **arguments: Any,
+) -> EngineAnswers:
+    """An engine in this process.
+
+    Args:
+        model: folder or repository of the target.
+        speculative_config: as for `vllm serve`.
+        flags: of `vllm serve`. With them, be they none, the engine is a server's, whose batches
+            are of other sizes than those of `LLM`, and it has statistics; flags of the server
+            itself mean nothing.
+        arguments: more of vLLM's engine arguments.
+
+    Raises:
+        SystemExit: a flag is unknown.
+    """
+    arguments |= {"model": model, "speculative_config": speculative_config}
+    if flags is None:
+        from vllm import LLM
+
+        return EngineAnswers(LLM(**arguments).llm_engine)
+    return EngineAnswers(_start_server(flags, arguments))
+
+
+def _start_server(flags: list[str], arguments: dict[str, Any]) -> LLMEngine:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
+    parsed = parser.parse_args(flags)
+    speculative = (parsed.speculative_config, parsed.spec_method, parsed.spec_model)
+    other_target = parsed.model_tag not in (None, arguments["model"])
+    if other_target or any(one is not None for one in speculative):
+        parser.error("the target and the speculative config are not among the flags after --")
+    engine = EngineArgs.from_cli_args(parsed)
+    for name, value in {"disable_log_stats": False, **arguments}.items():
+        setattr(engine, name, value)
+    return LLMEngine.from_engine_args(engine, UsageContext.OPENAI_API_SERVER)

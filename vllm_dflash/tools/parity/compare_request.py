@@ -1,0 +1,182 @@
+"""Walks along the text an engine wrote, and compares every stage of every draft step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from vllm_dflash.tools.parity.oracle import Oracle
+from vllm_dflash.tools.parity.recording import NOT_VERIFIED, DraftStep, Recording
+from vllm_dflash.tools.parity.stage_errors import gap_to_best, share_of
+from vllm_dflash.tools.parity.stages import (
+    ACCEPTANCE,
+    BLOCK_ROWS,
+    CONTEXT_ROWS,
+    CONTEXT_Z,
+    DRAFTS,
+    EMBEDDING,
+    FINAL_NORM,
+    LOGITS,
+    TEXT,
+    Place,
+    StageErrors,
+    layer_stage,
+    tap_stage,
+)
+
+
+@dataclass(frozen=True)
+class RecordedRequest:
+    """A prompt with what the engine made of it."""
+
+    token_ids: list[int]
+    """The prompt and the new tokens."""
+    prompt_length: int
+    recording: Recording
+
+    def context_lengths(self) -> list[int]:
+        """Tokens before the bonus token at each step, by what was accepted so far."""
+        lengths = []
+        length = self.prompt_length
+        for step in self.recording.steps:
+            lengths.append(min(length, len(self.token_ids) - 1))
+            length += 1 + max(step.num_accepted, 0)
+        return lengths
+
+    def block_ids(self, step: DraftStep, context_length: int, mask_token_id: int) -> torch.Tensor:
+        """The tokens a step's block should have, [Q]: the bonus token, then masks."""
+        masks = [mask_token_id] * (len(step.input_ids) - 1)
+        return torch.tensor([self.token_ids[context_length], *masks])
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Accepted drafts of each verified step of a prompt."""
+
+    engine: list[int]
+    reference: list[int]
+    """Of the reference's drafts, at the same places in the same text."""
+
+
+def compare_request(
+    oracle: Oracle, request: RecordedRequest, prompt: int, errors: StageErrors
+) -> Acceptance:
+    """Compare all steps of one request, the prompt-th."""
+    return _Comparison(oracle, request, prompt, errors).run()
+
+
+def engine_context(request: RecordedRequest, z: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The engine's fused context by position, [C, H]; the reference's where there is none."""
+    mine = request.recording.z[rows.clamp(min=0)] if len(request.recording.z) else z[: len(rows)]
+    return torch.where((rows >= 0)[:, None], mine, z[: len(rows)])
+
+
+class _Comparison:
+    """Of a request: `logits` [T, V], `features` [T, m * H_target], `z` [T, H] of the oracle."""
+
+    def __init__(
+        self, oracle: Oracle, request: RecordedRequest, prompt: int, errors: StageErrors
+    ) -> None:
+        self.oracle, self.request, self.prompt, self.errors = oracle, request, prompt, errors
+        self.recording, self.spec = request.recording, oracle.drafter.spec
+        self.logits, self.features = oracle.text(request.token_ids, self.spec.taps)
+        self.z = oracle.context(self.features)
+        self.checked = torch.zeros(len(self.recording.positions), dtype=torch.bool)
+        """Context rows that a step before saw."""
+
+    def run(self) -> Acceptance:
+        """All stages of all steps."""
+        self._compare_text()
+        acceptance = Acceptance([], [])
+        steps = zip(self.recording.steps, self.request.context_lengths(), strict=True)
+        for number, (step, length) in enumerate(steps):
+            place = Place(self.prompt, number)
+            rows = self.recording.visible_rows(step, length)
+            self._compare_context(rows, place)
+            expected = self._compare_block(step, rows, place)
+            self._compare_drafts(step, length, expected, place, acceptance)
+        return acceptance
+
+    def _compare_text(self) -> None:
+        start = self.request.prompt_length
+        chosen = torch.tensor(self.request.token_ids[start:])
+        gap = gap_to_best(self.logits[start - 1 : -1], chosen)
+        self.errors.observe(TEXT, Place(self.prompt, 0), gap)
+
+    def _compare_context(self, rows: torch.Tensor, place: Place) -> None:
+        """Taps and Z of the rows this step sees and no step before it saw."""
+        self.errors.observe(CONTEXT_ROWS, place, share_of(rows < 0))
+        is_new = rows >= 0
+        is_new[is_new.clone()] = ~self.checked[rows[is_new]]
+        new = rows[is_new]
+        self.checked[new] = True
+        features, width = self.recording.features[new], self.spec.target_hidden_size
+        expected_features = self.features[: len(rows)][is_new].split(width, dim=-1)
+        taps = zip(self.spec.taps, features.split(width, dim=-1), expected_features, strict=True)
+        for tap, got, expected in taps:
+            self.errors.compare(tap_stage(tap), place, got, expected, expected)
+        expected_z = self.z[: len(rows)][is_new]
+        alone = self.oracle.context(features)
+        self.errors.compare(CONTEXT_Z, place, self.recording.z[new], alone, expected_z)
+
+    def _compare_block(self, step: DraftStep, rows: torch.Tensor, place: Place) -> torch.Tensor:
+        """From the block's tokens to its logits; returns the reference's, [K, V']."""
+        assert step.embedding is not None
+        assert step.hidden is not None
+        assert step.logits is not None
+        oracle, compare, length = self.oracle, self.errors.compare, len(rows)
+        ids = self.request.block_ids(step, length, self.spec.mask_token_id)
+        positions = torch.arange(length, length + len(ids))
+        wrong = (step.input_ids != ids) | (step.positions != positions)
+        self.errors.observe(BLOCK_ROWS, place, share_of(wrong))
+
+        embedding = oracle.embed(ids)
+        compare(EMBEDDING, place, step.embedding, oracle.embed(step.input_ids), embedding)
+        layers, hidden = oracle.block(embedding, self.z[:length])
+        engine_z = engine_context(self.request, self.z, rows)
+        inputs = [step.embedding, *step.layers]
+        layers_alone, hidden_alone = oracle.block(step.embedding, engine_z, fed=inputs)
+        of_layers = zip(step.layers, layers_alone, layers, strict=True)
+        for number, (got, alone, expected) in enumerate(of_layers):
+            compare(layer_stage(number), place, got, alone, expected)
+        compare(FINAL_NORM, place, step.hidden, hidden_alone, hidden)
+        logits = oracle.logits(hidden[1:])
+        compare(LOGITS, place, step.logits, oracle.logits(step.hidden[1:]), logits)
+        return logits
+
+    def _compare_drafts(
+        self,
+        step: DraftStep,
+        length: int,
+        expected: torch.Tensor,
+        place: Place,
+        acceptance: Acceptance,
+    ) -> None:
+        assert step.logits is not None
+        assert step.drafts is not None
+        columns = torch.arange(expected.shape[-1])
+        tokens = self.oracle.drafter.target_ids(columns)  # [V']
+        is_best = step.logits == step.logits.amax(-1, keepdim=True)  # [K, V'], ties included
+        is_drafted = tokens[None] == step.drafts[:, None]
+        right = (is_best & is_drafted).any(-1)
+        known = is_drafted.any(-1).all()
+        gap = gap_to_best(expected, is_drafted.int().argmax(-1)) if known else 1.0
+        self.errors.observe(DRAFTS, place, share_of(~right), gap)
+        if step.num_accepted == NOT_VERIFIED:
+            self.errors.observe(ACCEPTANCE, place, 1.0)
+            return
+        verified = self.request.token_ids[length + 1 : length + 1 + step.num_drafted]
+        by_text = count_matches(step.drafts.tolist(), verified)
+        self.errors.observe(ACCEPTANCE, place, float(step.num_accepted != by_text))
+        acceptance.engine.append(step.num_accepted)
+        of_reference = tokens[expected.argmax(-1)].tolist()
+        acceptance.reference.append(count_matches(of_reference, verified))
+
+
+def count_matches(drafts: list[int], tokens: list[int]) -> int:
+    """How many drafts are accepted, if these are the target's tokens."""
+    for count, (draft, token) in enumerate(zip(drafts, tokens, strict=False)):
+        if draft != token:
+            return count
+    return min(len(drafts), len(tokens))

@@ -1,0 +1,31 @@
+"""Files of prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def read_prompts(path: Path, count: int | None = None) -> list[str]:
+    """The first prompts of a file, one a line: {"prompt": "..."} or plain text.
+
+    Empty lines are passed over; without a count, all prompts are read.
+
+    Raises:
+        ValueError: a line starts like JSON and is no such prompt.
+    """
+    with path.open(encoding="utf-8") as file:
+        lines = [(number, line.strip("\n")) for number, line in enumerate(file, 1)]
+    return [_prompt(path, number, line) for number, line in lines if line.strip()][:count]
+
+
+def _prompt(path: Path, number: int, line: str) -> str:
+    if not line.startswith("{"):
+        return line
+    try:
+        prompt = json.loads(line)["prompt"]
+    except (json.JSONDecodeError, KeyError):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise ValueError(f'{path}, line {number}: expected {{"prompt": "..."}} or plain text.')
+    return prompt
