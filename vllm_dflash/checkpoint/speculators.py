@@ -19,7 +19,7 @@ class Speculators(BaseModel):
 
     transformer_layer_config: dict[str, Any] = described(..., "an object")
     aux_hidden_state_layer_ids: list[PositiveInt] = described(
-        ..., "a list of numbers from 1 (the first layer's output) on"
+        ..., "a list of numbers from 1 (the first layer's output) on", fail_fast=True
     )
     sliding_window_non_causal: bool = flag(True)
 

@@ -46,7 +46,11 @@ class ZlabConfig(BaseModel):
     block_size: int = whole(least=2, most=1024)
     mask_token_id: int = whole(least=0)
     target_layer_ids: list[NonNegativeInt] = described(
-        ..., "a non-empty list of layer numbers", min_length=1, max_length=MOST_LAYERS
+        ...,
+        f"a list of 1 to {MOST_LAYERS} layer numbers",
+        min_length=1,
+        max_length=MOST_LAYERS,
+        fail_fast=True,
     )
     hidden_size: int = whole()
     target_hidden_size: int = whole(lambda of: of["hidden_size"])
@@ -70,7 +74,9 @@ class ZlabConfig(BaseModel):
     attention_sink_bias: bool = flag(lambda of: of["add_swa_attention_sink_bias"])
     attention_value_scale: float | None = positive(None)
     layer_types: list[Literal["full_attention", "sliding_attention"]] = described(
-        lambda of: [FULL] * of["num_hidden_layers"], f"a list of {FULL!r} and {SLIDING!r}"
+        lambda of: [FULL] * of["num_hidden_layers"],
+        f"a list of {FULL!r} and {SLIDING!r}",
+        fail_fast=True,
     )
     use_swa: bool = flag(False)
     sliding_window: Any = None

@@ -147,13 +147,14 @@ HUGE: list[tuple[str, Any, str]] = [
     ("rope_parameters", {"rope_type": "yarn", "factor": 1e-9}, "factor of rope_parameters"),
     ("rope_parameters", {"rope_type": "linear", "factor": float("inf")}, "factor of"),
     ("rope_parameters", {"rope_theta": float("nan")}, "rope_theta of rope_parameters"),
-    ("rope_parameters", {"rope_theta": 1e4, "rope_dim": 10**9}, "rope_dim 1000000000"),
+    ("rope_parameters", {"rope_theta": 1e4, "rope_dim": 10**9}, "rope_dim of rope_parameters"),
     ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 1e6}, "partial_rotary_factor"),
     ("layer_types", ["full_attention"] * 10**5, "layer_types names 100000 layers"),
+    ("layer_types", ["x"] * 10**6, "layer_types must be a list"),
     ("layer_types", "x" * 10**6, "layer_types must be a list"),
     ("dflash_config", {"mask_token_id": 10**9}, "mask_token_id 1000000000"),
     ("dflash_config", {"target_layer_ids": [0, 2**63]}, "target_layer_ids"),
-    ("dflash_config", {"target_layer_ids": list(range(10**5))}, "names 100000 layers"),
+    ("dflash_config", {"target_layer_ids": list(range(10**5))}, "a list of 1 to 1024 layer"),
     ("dflash_config", {"use_swa": True, "swa_window_size": 10**12}, "swa_window_size"),
 ]
 
