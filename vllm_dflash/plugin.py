@@ -9,20 +9,24 @@ an ImportError of a plugin, and would then silently run its own DFlash.
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+from vllm_dflash import __version__
+from vllm_dflash.config.class_paths import (
+    CPU_RAY_EXECUTOR,
+    CPU_WORKER,
+    DRAFT_MODEL,
+    RAY_EXECUTOR,
+    SCHEDULER,
+)
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
     from vllm.engine.arg_utils import EngineArgs
 
     from vllm_dflash.config.options import DFlashOptions
-
-CPU_WORKER = "vllm_dflash.engine.worker.DFlashCPUWorker"
-GPU_WORKER = "vllm_dflash.engine.worker.DFlashGPUWorker"
-SCHEDULER = "vllm_dflash.engine.scheduler.build_scheduler"
-DRAFT_MODEL = "vllm_dflash.model.draft_model:DFlashDraftModel"
-CPU_RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.CPURayExecutor"
-RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.DFlashRayExecutor"
+    from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
 
 def register() -> None:
@@ -30,15 +34,33 @@ def register() -> None:
 
     Why: the one place where `LLM(...)` and `vllm serve` pass the user's speculative config before
     any process starts, so a pair that does not fit can be refused and defaults filled in.
-    How: wrapped; calls the original untouched unless the method is dflash.
-    Replaced by: a registry of speculative methods in vLLM.
+    How: wrapped; calls the original untouched unless the method is dflash, and our code runs the
+    drafter's architecture. Replaced by: a registry of speculative methods in vLLM.
+
+    Never raises: engines that do not use DFlash go on as if we were not there. Where the hook
+    cannot be placed, our draft model stands for vLLM's own, and refuses to be built, since nobody
+    has selected it: a DFlash that was asked for stops instead of silently being another.
     """
+    try:
+        _wrap_front_end()
+    except Exception as error:
+        from vllm.logger import init_logger
+
+        init_logger("vllm.dflash").error(
+            "vllm-dflash %s cannot be placed in this vLLM (%s: %s): speculative method 'dflash'"
+            " will not start, all else runs as without it. Install a matching pair, or set"
+            " VLLM_PLUGINS='' to run without vllm-dflash.",
+            __version__,
+            type(error).__name__,
+            error,
+        )
+        with suppress(Exception):
+            register_draft_model()
+
+
+def _wrap_front_end() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
-    from vllm_dflash.seams import FRONT_END, check_seams, check_vllm
-
-    if not hasattr(EngineArgs, "create_speculative_config"):
-        check_seams(FRONT_END)  # raises, by name: there is nowhere else to notice a selection
     original = EngineArgs.create_speculative_config
     if hasattr(original, "wrapped_by_vllm_dflash"):
         return
@@ -47,22 +69,30 @@ def register() -> None:
     def create_speculative_config(
         self: EngineArgs, target_model_config: ModelConfig, *args: Any, **kwargs: Any
     ) -> SpeculativeConfig | None:
-        from huggingface_hub.errors import StrictDataclassError
+        from vllm_dflash.config.speculative_settings import SpeculativeSettings, requested_settings
 
-        from vllm_dflash.checkpoint.spec import DrafterError
-        from vllm_dflash.config.pair import describe_to_vllm, requested_options, trusting_no_code
+        def read(engine_args: EngineArgs) -> SpeculativeConfig | None:
+            return original(engine_args, target_model_config, *args, **kwargs)
 
-        requested = requested_options(self)
+        requested = requested_settings(self)
         if requested is None:
-            return original(self, target_model_config, *args, **kwargs)
-        check_vllm(FRONT_END)
-        options = _select(self, requested, target_model_config, *args, **kwargs)
+            return read(self)
+
+        from vllm_dflash.config.draft_config import read_by_vllm
+        from vllm_dflash.config.left_to_vllm import config_to_run
+        from vllm_dflash.seams import FRONT_END, check_vllm
+
         try:
-            with trusting_no_code(target_model_config):
-                config = original(self, target_model_config, *args, **kwargs)
-        except StrictDataclassError as error:  # what transformers does not accept in a config
-            raise DrafterError(f"drafter {options.drafter.model!r}: bad config: {error}") from error
-        return describe_to_vllm(config, options.drafter)
+            config = config_to_run(requested)
+        except (ImportError, AttributeError):
+            check_vllm(FRONT_END)  # a vLLM that we do not know is to be named first
+            raise
+        if config is None:
+            return read(self)
+        check_vllm(FRONT_END)
+        settings = SpeculativeSettings.of(requested)
+        options = _select(self, settings, config, target_model_config, *args, **kwargs)
+        return read_by_vllm(read, self, target_model_config, options.drafter, config)
 
     create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     EngineArgs.create_speculative_config = create_speculative_config
@@ -70,7 +100,8 @@ def register() -> None:
 
 def _select(
     engine_args: EngineArgs,
-    requested: dict[str, Any],
+    settings: SpeculativeSettings,
+    drafter_config: dict[str, Any],
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> DFlashOptions:
@@ -78,8 +109,8 @@ def _select(
 
     2. `parallel_config.worker_cls`. Why: our worker installs our proposer, and a node without
        this package fails by name when it imports the class. How: vLLM's own setting.
-    3. `additional_config`. Why: carries the checked options to all workers, and is part of the
-       compile cache's key. How: vLLM's own setting.
+    3. `additional_config`. Why: carries the checked options to all workers, as one string, and is
+       part of the compile cache's key. How: vLLM's own setting.
     4. `scheduler_cls`, unless the user chose one. Why: our synchronous scheduler finds the drafts
        in a step's output, which saves a call to the workers in every step; our asynchronous one
        chooses each step's draft length. How: vLLM's own setting (it warns about all classes that
@@ -90,11 +121,17 @@ def _select(
        asks every node before a worker starts. How: vLLM's own setting.
     """
     from vllm import envs
+    from vllm.logger import init_logger
     from vllm.platforms import current_platform
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
-    from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, fill_in_defaults
-    from vllm_dflash.config.pair import choose_verification, choose_worker, resolve
+    from vllm_dflash.config.engine_settings import (
+        choose_verification,
+        choose_worker,
+        fill_in_defaults,
+    )
+    from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
+    from vllm_dflash.config.pair import resolve
     from vllm_dflash.config.thread_binding import check_thread_binding
 
     worker = choose_worker(target_parallel_config.worker_cls)
@@ -103,7 +140,9 @@ def _select(
             "method 'dflash' does not support LoRA yet: the drafter shares the target's embedding"
             " and head, which LoRA wraps. Leave enable_lora out."
         )
-    options = resolve(requested, target_model_config, target_parallel_config)
+    options = resolve(settings, drafter_config, target_model_config, target_parallel_config)
+    for remark in options.drafter.remarks:
+        init_logger("vllm.dflash").warning_once("drafter %r: %s", settings.model, remark)
     backend = target_parallel_config.distributed_executor_backend
     if backend == "ray" and current_platform.is_cpu():
         raise ValueError(
@@ -116,7 +155,7 @@ def _select(
     target_parallel_config.worker_cls = worker
     engine_args.additional_config = {
         **engine_args.additional_config,
-        ADDITIONAL_CONFIG_KEY: options.to_dict(),
+        ADDITIONAL_CONFIG_KEY: options.to_json(),
     }
     if engine_args.scheduler_cls is None:
         engine_args.scheduler_cls = SCHEDULER

@@ -59,7 +59,7 @@ def as_speculators(config: dict[str, Any]) -> dict[str, Any]:
     """The same drafter as the speculators library writes it."""
     layer = {k: v for k, v in config.items() if k not in ("architectures", "dflash_config")}
     nested = config["dflash_config"]
-    own = ("block_size", "draft_vocab_size", "target_hidden_size")
+    own = ("block_size", "draft_vocab_size", "target_hidden_size", "sliding_window_non_causal")
     return {
         "architectures": ["DFlashDraftModel"],
         "speculators_model_type": "dflash",

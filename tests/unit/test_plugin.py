@@ -2,19 +2,25 @@
 
 import functools
 import os
+import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models.registry import ModelRegistry
 from vllm.v1.worker import gpu_model_runner
 
 import vllm_dflash
-from support.pairs import Pair, make_pair
+from support.log_lines import log_lines
+from support.pairs import Pair, drafter_config, make_pair, save_drafter
 from vllm_dflash import plugin, seams
-from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
+from vllm_dflash.config.class_paths import CPU_WORKER
+from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +40,8 @@ def speculative(pair: Pair, **changes: Any) -> dict[str, Any]:
 def test_selection_fills_in_what_the_checkpoint_says(pair: Pair) -> None:
     config = engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
     assert config.speculative_config.num_speculative_tokens == 7
-    assert config.parallel_config.worker_cls == plugin.CPU_WORKER
-    assert config.additional_config[ADDITIONAL_CONFIG_KEY]["drafter"]["block_size"] == 8
+    assert config.parallel_config.worker_cls == CPU_WORKER
+    assert DFlashOptions.of(config).drafter.block_size == 8
     assert not config.speculative_config.use_eagle_block_drop()
 
 
@@ -48,7 +54,7 @@ def test_fewer_drafts_than_the_block_holds(pair: Pair) -> None:
 def test_the_separate_flags_select_it_too(pair: Pair) -> None:
     args = engine_args(pair, spec_method="dflash", spec_model=str(pair.drafter), spec_tokens=4)
     config = args.create_engine_config()
-    assert config.parallel_config.worker_cls == plugin.CPU_WORKER
+    assert config.parallel_config.worker_cls == CPU_WORKER
     assert config.speculative_config.num_speculative_tokens == 4
 
 
@@ -56,7 +62,7 @@ def test_a_name_with_dflash_in_it_selects_it_without_a_method(pair: Pair, tmp_pa
     named = tmp_path / "my-dflash-drafter"
     named.symlink_to(pair.drafter)
     args = engine_args(pair, speculative_config={"model": str(named)})
-    assert args.create_engine_config().parallel_config.worker_cls == plugin.CPU_WORKER
+    assert args.create_engine_config().parallel_config.worker_cls == CPU_WORKER
 
 
 def test_dashes_in_option_names(pair: Pair) -> None:
@@ -72,7 +78,7 @@ def test_sampled_drafts_are_overruled_with_a_warning(
 ) -> None:
     warned = []
     monkeypatch.setattr(
-        "vllm_dflash.config.options.warn_about_sampling", lambda: warned.append(True)
+        "vllm_dflash.config.engine_settings.warn_about_sampling", lambda: warned.append(True)
     )
     asked = speculative(pair, **{"draft-sample-method": "probabilistic"})
     config = engine_args(pair, speculative_config=asked).create_engine_config()
@@ -153,7 +159,7 @@ def test_a_worker_without_the_package_stops_by_name() -> None:
     script = (
         "import sys; sys.modules['vllm_dflash'] = None\n"
         "from vllm.utils.import_utils import resolve_obj_by_qualname\n"
-        f"resolve_obj_by_qualname({plugin.CPU_WORKER!r})"
+        f"resolve_obj_by_qualname({CPU_WORKER!r})"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode != 0
@@ -178,10 +184,88 @@ def test_a_missing_function_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) 
         seams.check_seams(seams.V1_WORKER)
 
 
-def test_a_missing_front_door_stops_every_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(EngineArgs, "create_speculative_config")
-    with pytest.raises(seams.UnsupportedVllmError, match="create_speculative_config"):
+@pytest.fixture
+def registry() -> Iterator[dict[str, Any]]:
+    """vLLM's own models, put back as they were."""
+    before = dict(ModelRegistry.models)
+    ModelRegistry.register_model(
+        "DFlashDraftModel", "vllm.model_executor.models.qwen3_dflash:DFlashQwen3ForCausalLM"
+    )
+    yield ModelRegistry.models
+    ModelRegistry.models.clear()
+    ModelRegistry.models.update(before)
+
+
+def test_a_missing_front_door_is_said_and_stops_dflash_alone(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, registry: dict[str, Any]
+) -> None:
+    original = EngineArgs.create_speculative_config.__wrapped__
+    with monkeypatch.context() as renamed, log_lines() as lines:
+        renamed.delattr(EngineArgs, "create_speculative_config")
         plugin.register()
+    (line,) = lines
+    assert line.startswith("ERROR")
+    assert "create_speculative_config" in line
+    assert "VLLM_PLUGINS=''" in line
+    # As if vLLM had only renamed it: what it starts then.
+    monkeypatch.setattr(EngineArgs, "create_speculative_config", original)
+    for asked in (None, {"method": "ngram", "num_speculative_tokens": 2}):
+        engine_args(pair, speculative_config=asked).create_engine_config()
+    asked = speculative(pair, num_speculative_tokens=3)
+    config = engine_args(pair, speculative_config=asked).create_engine_config()
+    draft_model, _ = ModelRegistry.resolve_model_cls(
+        ["DFlashDraftModel"], config.speculative_config.draft_model_config
+    )
+    with pytest.raises(RuntimeError, match="the front end that started this engine did not"):
+        draft_model(vllm_config=config)
+
+
+@pytest.mark.usefixtures("registry")
+def test_no_fault_of_ours_stops_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is: all engines of this machine load the plugin."""
+
+    def broken() -> None:
+        raise KeyError("something else")
+
+    monkeypatch.setattr(plugin, "_wrap_front_end", broken)
+    monkeypatch.setattr(plugin, "register_draft_model", broken)
+    with log_lines() as lines:
+        plugin.register()
+    assert "KeyError: 'something else'" in lines[0]
+
+
+def test_options_are_parsed_once_in_a_process(pair: Pair) -> None:
+    config = engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
+    options = DFlashOptions.of(config)
+    assert DFlashOptions.of(config) is options
+    assert DFlashOptions.of(pickle.loads(pickle.dumps(config))) is options
+    other = engine_args(pair, speculative_config=speculative(pair, draft_length="fixed"))
+    other_config = other.create_engine_config()
+    assert DFlashOptions.of(other_config).draft_length == "fixed"
+    assert config.compute_hash() != other_config.compute_hash()
+
+
+@pytest.mark.parametrize("additional", [{}, {"something": 1}, SimpleNamespace()])
+def test_options_of_an_engine_that_did_not_select_us(additional: Any) -> None:
+    message = "VLLM_PLUGINS unset or add 'dflash'"
+    with pytest.raises(RuntimeError, match=message):
+        DFlashOptions.of(SimpleNamespace(additional_config=additional))  # type: ignore[arg-type]
+
+
+def test_remarks_on_a_config_are_warned_of(pair: Pair, tmp_path: Path) -> None:
+    """An unread key is no reason to refuse a drafter that worked."""
+    config = drafter_config(dflash_config={"mask_token": 300})
+    drafter = tmp_path / "drafter"
+    save_drafter(drafter, config)
+    asked = {"method": "dflash", "model": str(drafter)}
+    with log_lines() as lines:
+        for _ in range(2):
+            engine_args(pair, speculative_config=asked).create_engine_config()
+    warnings = [line for line in lines if line.startswith("WARNING")]
+    assert warnings == [
+        f"WARNING drafter '{drafter}': dflash_config has 'mask_token', which nothing here reads;"
+        " did its author mean 'mask_token_id'?"
+    ]
 
 
 def test_this_vllm_has_every_seam() -> None:

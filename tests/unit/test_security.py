@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from vllm.config import LoadConfig, VllmConfig
+from vllm.config import LoadConfig, ParallelConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
@@ -169,17 +169,8 @@ def test_a_refused_drafter_leaves_the_targets_trust_alone(pair: Pair) -> None:
     target = args.create_model_config()
     args.speculative_config = {"method": "dflash", "model": str(pair.drafter)}
     with pytest.raises(DrafterError, match="bad config"):
-        args.create_speculative_config(target, SimpleNamespace(**PARALLEL))
+        args.create_speculative_config(target, ParallelConfig())
     assert target.trust_remote_code is True
-
-
-PARALLEL = {
-    "worker_cls": "auto",
-    "distributed_executor_backend": "uni",
-    "tensor_parallel_size": 1,
-    "pipeline_parallel_size": 1,
-    "data_parallel_size": 1,
-}
 
 
 def test_a_link_to_something_else_is_not_shown(pair: Pair, tmp_path: Path) -> None:

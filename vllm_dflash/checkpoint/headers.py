@@ -1,13 +1,19 @@
-"""Names, shapes and types of a checkpoint's tensors; the weights themselves are never read."""
+"""Names, shapes and types of a checkpoint's tensors; the weights themselves are never read.
+
+The one reader: the check before an engine starts and `vllm-dflash inspect` see the same files.
+"""
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+INDEX = "model.safetensors.index.json"
 BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -20,11 +26,15 @@ BITS = {
 """Size of a number of each type of the safetensors format."""
 
 
-class HeadersUnreadableError(ValueError):
+class HeadersError(ValueError):
+    """There are no headers to be had; the message says why."""
+
+
+class HeadersUnreadableError(HeadersError):
     """A file that is damaged, or ought to be there; the message says what to do."""
 
 
-class HeadersNotCheckedError(ValueError):
+class HeadersNotCheckedError(HeadersError):
     """Headers that cannot be had here, say without a network; the message says why."""
 
 
@@ -34,12 +44,17 @@ class Tensor:
 
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors calls it: BF16, F32, I64."""
+    """As safetensors calls it: BF16, F32, I64; or torch, of one that is loaded: bfloat16."""
 
     @property
     def count(self) -> int:
         """How many numbers it holds."""
         return prod(self.shape)
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether it holds floating-point numbers, of whatever width."""
+        return self.dtype.upper().startswith(("F", "BF"))
 
     @property
     def num_bytes(self) -> int:
@@ -84,15 +99,20 @@ def read_headers_of(model: str, revision: str | None = None) -> Headers:
 
 
 def read_folder(folder: Path) -> Headers:
-    """Headers of the `*.safetensors` of a folder. Raises as `read_headers_of`."""
+    """Headers of the `*.safetensors` of a folder. Raises as `read_headers_of`.
+
+    Those its index names, where it has one, as vLLM takes them: others beside an index hold the
+    same weights once more (`consolidated.safetensors`).
+    """
     from safetensors import SafetensorError, safe_open
 
-    # As vLLM reads them: beside an index, other files hold the same weights once more.
     files = _indexed(folder) or sorted(folder.glob("*.safetensors"))
     if not files:
         raise HeadersNotCheckedError(f"{str(folder)!r} holds no *.safetensors file")
     tensors: dict[str, Tensor] = {}
     for file in files:
+        if not file.is_file():  # a pipe would be waited for
+            raise HeadersUnreadableError(f"{str(file)!r} cannot be read: it is no file.")
         try:
             # Opening compares the header with the size of the file.
             with safe_open(file, framework="pt") as opened:
@@ -107,24 +127,61 @@ def read_folder(folder: Path) -> Headers:
     return Headers(tuple(file.name for file in files), tensors)
 
 
+def loading_pattern(model: str, index: bytes | None) -> str:
+    """The pattern of file names by which vLLM's loader finds the weights of a drafter.
+
+    Where a model has such a pattern, that loader takes all files of it and asks no index. It can
+    be told one only, so this is as narrow as names such as `model-00001-of-00002.safetensors` let
+    it be.
+
+    Args:
+        model: of the index, for messages.
+        index: content of `INDEX`; None: there is none, and all files count.
+
+    Raises:
+        HeadersUnreadableError: it is no index.
+    """
+    if index is None:
+        return "*.safetensors"
+    names = _names_in(index, f"{model}/{INDEX}")
+    if len(names) == 1:
+        return glob.escape(names[0])
+    common = os.path.commonprefix(names)  # noqa: RUF071 - characters, not folders
+    return f"{glob.escape(common)}*.safetensors"
+
+
 def _indexed(folder: Path) -> list[Path]:
     """The files an index names; none without an index. Refuses a folder that lacks one of them."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if not index.is_file():
         return []
     try:
-        named = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        names = _names_in(index.read_bytes(), str(index))
+    except OSError as error:
+        raise HeadersUnreadableError(f"{str(index)!r} cannot be read: {error}.") from error
+    if missing := [name for name in names if not (folder / name).exists()]:
         raise HeadersUnreadableError(
-            f"{str(index)!r} cannot be read: {error!r}. Download it again."
-        ) from error
-    missing = sorted(name for name in named if not (folder / name).is_file())
-    if missing:
-        raise HeadersUnreadableError(
-            f"{str(folder)!r} lacks {', '.join(map(repr, missing))}, which {index.name} names:"
+            f"{str(folder)!r} lacks {', '.join(map(repr, missing))}, which {INDEX} names:"
             " download them."
         )
-    return [folder / name for name in sorted(named)]
+    return [folder / name for name in names]
+
+
+def _names_in(index: bytes, where: str) -> list[str]:
+    """The files that an index names, all of which lie beside it."""
+    try:
+        names = sorted({str(name) for name in json.loads(index)["weight_map"].values()})
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise HeadersUnreadableError(
+            f"{where!r} cannot be read: {error!r}. Download it again."
+        ) from error
+    odd = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
+    if odd or not names:
+        raise HeadersUnreadableError(
+            f"{where!r} cannot be used: it names {odd or 'no files'}, where *.safetensors beside it"
+            " belong. Download it again."
+        )
+    return names
 
 
 def _tensor(name: str, shape: list[int], dtype: str) -> Tensor:

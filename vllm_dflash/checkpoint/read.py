@@ -13,12 +13,11 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from vllm_dflash.checkpoint.fields import MOST, ConfigFields, shown
+from vllm_dflash.checkpoint.refusal import checked, nearest, shown
 from vllm_dflash.checkpoint.rope import read_rope
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.speculators import from_speculators
-
-FULL, SLIDING = "full_attention", "sliding_attention"
+from vllm_dflash.checkpoint.zlab import ONLY_NESTED, ZlabConfig
 
 
 def read_drafter(
@@ -35,42 +34,11 @@ def read_drafter(
         DrafterError: the drafter is missing, is no DFlash checkpoint, or needs what we lack; or
             an override means nothing.
     """
-    config = _load_config(model, revision)
-    if not overrides:
-        return parse_config(model, config)
-    spec = parse_config(model, _overridden(config, overrides))
-    idle = [name for name in overrides if _is_idle(name, overrides, model, config, spec)]
-    if idle:
-        raise DrafterError(
-            f"drafter {model!r}: drafter_overrides: {idle} changes nothing in how it is read."
-        )
-    return spec
+    return parse_overridden(model, load_config(model, revision), overrides or {})
 
 
-def _is_idle(
-    name: str,
-    overrides: Mapping[str, Any],
-    model: str,
-    config: dict[str, Any],
-    spec: DrafterSpec,
-) -> bool:
-    """Whether the spec is the same without this one of the overrides."""
-    others = {key: value for key, value in overrides.items() if key != name}
-    try:
-        return parse_config(model, _overridden(config, others)) == spec
-    except DrafterError:  # which this one mends
-        return False
-
-
-def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {**config, **overrides}
-    nested = [fields.get("dflash_config") for fields in (config, overrides)]
-    if all(isinstance(fields, Mapping) for fields in nested):
-        merged["dflash_config"] = {**nested[0], **nested[1]}  # type: ignore[dict-item]
-    return merged
-
-
-def _load_config(model: str, revision: str | None) -> dict[str, Any]:
+def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
+    """The `config.json` of a folder or a repository, as it is. Raises `DrafterError`."""
     looks_local = model.startswith((".", "/", "~")) or Path(model).exists()
     if looks_local and not (Path(model) / "config.json").is_file():
         found = "has no config.json" if Path(model).is_dir() else "does not exist"
@@ -88,151 +56,103 @@ def _load_config(model: str, revision: str | None) -> dict[str, Any]:
     return config
 
 
+def overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with these fields instead of its own; those of `dflash_config` one by one."""
+    merged = {**config, **overrides}
+    nested = [fields.get("dflash_config") for fields in (config, overrides)]
+    if all(isinstance(fields, Mapping) for fields in nested):
+        merged["dflash_config"] = {**nested[0], **nested[1]}  # type: ignore[dict-item]
+    return merged
+
+
+def parse_overridden(
+    model: str, config: dict[str, Any], overrides: Mapping[str, Any]
+) -> DrafterSpec:
+    """Parse with overrides, each of which has to change something. Raises `DrafterError`."""
+    spec = parse_config(model, overridden(config, overrides))
+
+    def is_idle(name: str) -> bool:
+        others = {key: value for key, value in overrides.items() if key != name}
+        try:
+            return parse_config(model, overridden(config, others)) == spec
+        except DrafterError:  # which this one mends
+            return False
+
+    if idle := [name for name in overrides if is_idle(name)]:
+        raise DrafterError(
+            f"drafter {model!r}: drafter_overrides: {idle} changes nothing in how it is read."
+        )
+    return spec
+
+
 def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
     """Turn a parsed `config.json` into a spec. Pure. Raises `DrafterError`."""
+
+    def refuse(why: str) -> DrafterError:
+        return DrafterError(f"drafter {model!r}: {why}.")
+
     dialect = "z-lab"
     if config.get("speculators_model_type") is not None:
         dialect, config = "speculators", from_speculators(model, config)
     nested = config.get("dflash_config") or {}
     if not isinstance(nested, dict):
-        raise DrafterError(
-            f"drafter {model!r}: dflash_config must be an object, config.json says {shown(nested)}."
-        )
-    _refuse_what_is_no_dflash(model, config, nested)
-
-    fields = ConfigFields(model, config, nested)
-    integer = fields.integer
-    num_layers = integer("num_hidden_layers")
-    num_heads = integer("num_attention_heads")
-    hidden_size = integer("hidden_size")
-    num_kv_heads = integer("num_key_value_heads", default=num_heads)
-    if num_heads % num_kv_heads:
-        raise DrafterError(
-            f"drafter {model!r}: num_attention_heads ({num_heads}) must be a multiple of"
-            f" num_key_value_heads ({num_kv_heads})."
-        )
-    head_dim = integer("head_dim", default=hidden_size // num_heads)
-    if head_dim % 2:
-        raise DrafterError(
-            f"drafter {model!r}: head_dim must be even to be rotated, it is {head_dim}."
-        )
-    if fields.get("hidden_act", "silu") != "silu":
-        raise fields.refuse(
-            "hidden_act", "'silu', which is all that vLLM's gated MLP has", fields.get("hidden_act")
-        )
-    vocab_size = integer("vocab_size")
-    max_positions = integer("max_position_embeddings", default=32768)
-    has_value_scale = fields.get("attention_value_scale") is not None
+        raise refuse(f"dflash_config must be an object, config.json says {shown(nested)}")
+    _check_architecture(model, config.get("architectures") or [])
+    at_top = {name: value for name, value in config.items() if name not in ONLY_NESTED}
+    inside = {name: value for name, value in nested.items() if value is not None}
+    fields = checked(ZlabConfig, at_top | inside, refuse)
     return DrafterSpec(
         model=model,
         dialect=dialect,
-        block_size=integer("block_size", least=2),
-        mask_token_id=integer("mask_token_id", least=0),
-        taps=_read_taps(model, fields.get("target_layer_ids")),
-        target_hidden_size=integer("target_hidden_size", default=hidden_size),
-        num_target_layers=(
-            None if fields.get("num_target_layers") is None else integer("num_target_layers")
-        ),
-        vocab_size=vocab_size,
-        draft_vocab_size=integer("draft_vocab_size", default=vocab_size),
-        hidden_size=hidden_size,
-        intermediate_size=integer("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        hidden_act="silu",
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        attention_bias=fields.flag("attention_bias", False),
-        rope_parameters=read_rope(model, config, max_positions),
-        max_position_embeddings=max_positions,
-        windows=_read_windows(model, config, nested, num_layers),
-        causal=_read_causal(fields, num_layers),
-        attention_sinks=fields.flag(
-            "attention_sink_bias", config.get("add_swa_attention_sink_bias", False)
-        ),
-        value_scale=fields.number("attention_value_scale", 1.0) if has_value_scale else None,
-        logit_scale=fields.number("logit_scale", 1.0),
-        is_neox_style=fields.flag("is_neox_style", True),
+        block_size=fields.block_size,
+        mask_token_id=fields.mask_token_id,
+        taps=tuple(fields.target_layer_ids),
+        target_hidden_size=fields.target_hidden_size,
+        num_target_layers=fields.num_target_layers,
+        vocab_size=fields.vocab_size,
+        draft_vocab_size=fields.draft_vocab_size,
+        hidden_size=fields.hidden_size,
+        intermediate_size=fields.intermediate_size,
+        num_layers=fields.num_hidden_layers,
+        num_heads=fields.num_attention_heads,
+        num_kv_heads=fields.num_key_value_heads,
+        head_dim=fields.head_dim,
+        hidden_act=fields.hidden_act,
+        rms_norm_eps=fields.rms_norm_eps,
+        attention_bias=fields.attention_bias,
+        rope_parameters=read_rope(model, config, fields.max_position_embeddings),
+        max_position_embeddings=fields.max_position_embeddings,
+        windows=tuple(fields.swa_window_size if slides else None for slides in fields.slides),
+        causal=tuple(fields.causality),
+        attention_sinks=fields.attention_sink_bias,
+        value_scale=fields.attention_value_scale,
+        logit_scale=fields.logit_scale,
+        is_neox_style=fields.is_neox_style,
+        remarks=_unread(nested),
     )
 
 
-def _refuse_what_is_no_dflash(model: str, config: dict[str, Any], nested: dict[str, Any]) -> None:
-    architectures = config.get("architectures") or []
-    if not isinstance(architectures, list) or "DFlashDraftModel" not in architectures:
+def _check_architecture(model: str, architectures: Any) -> None:
+    if isinstance(architectures, list) and "DFlashDraftModel" in architectures:
+        return
+    if "DSpark" in str(architectures):
         raise DrafterError(
-            f"drafter {model!r} is not a DFlash checkpoint that can be read: config.json has"
-            f" architectures {architectures}, expected ['DFlashDraftModel']."
+            f"drafter {model!r} is a DSpark checkpoint (architectures {architectures}), which"
+            ' method "dflash" does not run, with or without vllm-dflash. Write "method": "dspark"'
+            " in the speculative config."
         )
-    if config.get("quantization_config"):
-        raise DrafterError(f"drafter {model!r}: quantised drafters are not supported yet.")
-    if nested.get("sample_from_anchor"):
-        raise DrafterError(
-            f"drafter {model!r}: sample_from_anchor is true, so its first row predicts as well;"
-            " neither vllm-dflash nor vLLM's own DFlash runs such drafters."
-        )
-    if nested.get("use_aux_hidden_state", config.get("use_aux_hidden_state")) is False:
-        raise DrafterError(
-            f"drafter {model!r}: use_aux_hidden_state is false, so it reads the target's last"
-            " hidden states instead of taps, which is not supported; VLLM_PLUGINS='' gives"
-            " vLLM's own DFlash."
-        )
+    raise DrafterError(
+        f"drafter {model!r} is not a DFlash checkpoint that can be read: config.json has"
+        f" architectures {shown(architectures)}, expected ['DFlashDraftModel']."
+    )
 
 
-def _read_taps(model: str, ids: Any) -> tuple[int, ...]:
-    valid = isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)
-    if not valid:
-        raise DrafterError(
-            f"drafter {model!r}: dflash_config.target_layer_ids must be a non-empty list of"
-            f" layer numbers, config.json says {shown(ids)}."
-        )
-    # vLLM sorts and de-duplicates the layers it captures, so any other order would silently
-    # feed each column block of fc.weight from another layer.
-    if ids != sorted(set(ids)):
-        raise DrafterError(
-            f"drafter {model!r}: dflash_config.target_layer_ids must be strictly ascending,"
-            f" config.json says {shown(ids)}."
-        )
-    if len(ids) > MOST["num_hidden_layers"]:
-        raise DrafterError(
-            f"drafter {model!r}: dflash_config.target_layer_ids names {len(ids)} layers."
-        )
-    return tuple(ids)
-
-
-def _read_windows(
-    model: str, config: dict[str, Any], nested: dict[str, Any], num_layers: int
-) -> tuple[int | None, ...]:
-    """Sliding window per layer, resolved as vLLM's own DFlash model resolves it."""
-    layer_types = config.get("layer_types")
-    if layer_types is not None and not (
-        isinstance(layer_types, list) and all(kind in (FULL, SLIDING) for kind in layer_types)
-    ):
-        raise DrafterError(
-            f"drafter {model!r}: layer_types must be a list of {FULL!r} and {SLIDING!r},"
-            f" config.json says {shown(layer_types)}."
-        )
-    if layer_types is not None and len(layer_types) != num_layers:
-        raise DrafterError(
-            f"drafter {model!r}: layer_types names {len(layer_types)} layers,"
-            f" num_hidden_layers is {num_layers}."
-        )
-    sliding = [kind == SLIDING for kind in layer_types or [""] * num_layers]
-    if nested.get("use_swa") and not any(sliding):
-        sliding = [True] * num_layers
-    window = nested.get("swa_window_size", config.get("sliding_window"))
-    if any(sliding) and (type(window) is not int or not 1 <= window < 1 << 31):
-        raise DrafterError(
-            f"drafter {model!r}: a sliding layer needs dflash_config.swa_window_size or"
-            f" sliding_window, config.json says {shown(window)}."
-        )
-    return tuple(window if is_sliding else None for is_sliding in sliding)
-
-
-def _read_causal(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
-    """Causality per layer: an explicit setting wins, else only sliding layers are causal."""
-    for name, source in (("is_causal", fields.config), ("causal", fields.nested)):
-        if source.get(name) is not None:
-            return (fields.flag(name, False),) * num_layers
-    layer_types = fields.config.get("layer_types") or [""] * num_layers
-    return tuple(kind == SLIDING for kind in layer_types)
+def _unread(nested: dict[str, Any]) -> tuple[str, ...]:
+    """A remark for each key of `dflash_config` that nothing here reads."""
+    known = ZlabConfig.model_fields.keys()
+    remarks = []
+    for key in sorted(nested.keys() - known):
+        near = nearest(key, known)
+        hint = f"; did its author mean {near!r}?" if near else ""
+        remarks.append(f"dflash_config has {key!r}, which nothing here reads{hint}")
+    return tuple(remarks)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from vllm_dflash.checkpoint.fields import LARGEST_INTEGER, MOST, shown
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from vllm_dflash.checkpoint.refusal import LARGEST, checked, described, positive, shown
 from vllm_dflash.checkpoint.spec import DrafterError
 
+MOST_POSITIONS = 1 << 22
+
+Number = int | float
+
+
 NEEDED = {
-    "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
     "yarn": ("factor",),
@@ -19,19 +25,36 @@ NEEDED = {
         "original_max_position_embeddings",
     ),
 }
-"""Rotary types that are known, and the fields each cannot do without."""
+"""Fields that a rotary type cannot do without."""
 
 
-OPTIONAL = (
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
-    "original_max_position_embeddings",
-    "partial_rotary_factor",
-)
-"""Numbers that may stand there, too."""
+class Rope(BaseModel):
+    """`rope_parameters` as transformers 5 writes it."""
+
+    model_config = ConfigDict(strict=True)
+
+    rope_type: Literal["default", "linear", "dynamic", "yarn", "llama3"] = described(
+        ..., "default, linear, dynamic, yarn or llama3"
+    )
+    rope_theta: Number = positive()
+    factor: Number | None = positive(None)
+    low_freq_factor: Number | None = positive(None)
+    high_freq_factor: Number | None = positive(None)
+    original_max_position_embeddings: Number | None = positive(None)
+    attention_factor: Number | None = positive(None)
+    beta_fast: Number | None = positive(None)
+    beta_slow: Number | None = positive(None)
+    mscale: Number | None = described(None, "a number from 0", ge=0, lt=LARGEST)
+    mscale_all_dim: Number | None = described(None, "a number from 0", ge=0, lt=LARGEST)
+    partial_rotary_factor: Number | None = described(None, "at most 1", gt=0, le=1)
+    rope_dim: None = described(None, "left out: heads are rotated as a whole")
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Rope:
+        for name in NEEDED.get(self.rope_type, ()):
+            if getattr(self, name) is None:
+                raise ValueError(f"rope_type {self.rope_type} needs {name}")
+        return self
 
 
 def read_rope(model: str, config: dict[str, Any], max_positions: int) -> dict[str, Any]:
@@ -42,60 +65,32 @@ def read_rope(model: str, config: dict[str, Any], max_positions: int) -> dict[st
     Raises:
         DrafterError: a type we do not know, a missing or impossible number.
     """
+
+    def refuse(why: str) -> DrafterError:
+        return DrafterError(f"drafter {model!r}: {why}.")
+
     source = next((k for k in ("rope_parameters", "rope_scaling") if config.get(k)), "rope_theta")
     written = config.get(source) if source != "rope_theta" else {}
     if not isinstance(written, dict):
-        raise DrafterError(
-            f"drafter {model!r}: {source} must be an object, config.json says {shown(written)}."
+        raise refuse(f"{source} must be an object, config.json says {shown(written)}")
+    if per_layer := [name for name, value in written.items() if isinstance(value, dict)]:
+        raise refuse(
+            f"{source} differs by layer type ({', '.join(per_layer)}), which is not supported:"
+            " context keys of all layers are rotated in one operation"
         )
     rope = dict(written)
-    per_layer = [name for name, value in rope.items() if isinstance(value, dict)]
-    if per_layer:
-        raise DrafterError(
-            f"drafter {model!r}: {source} differs by layer type ({', '.join(per_layer)}), which is"
-            " not supported: context keys of all layers are rotated in one operation."
-        )
     rope.setdefault("rope_type", rope.pop("type", "default"))
     rope.setdefault("rope_theta", config.get("rope_theta", 1_000_000.0))
-    kind = rope["rope_type"]
-    if kind not in NEEDED:
-        raise DrafterError(
-            f"drafter {model!r}: {source} has rope_type {kind!r}; known are {', '.join(NEEDED)}."
-        )
-    if kind == "yarn" and rope.get("original_max_position_embeddings") is None:
+    if rope["rope_type"] == "yarn" and rope.get("original_max_position_embeddings") is None:
         rope["original_max_position_embeddings"] = max_positions  # as transformers does
-    for name in ("rope_theta", *NEEDED[kind], *OPTIONAL):
-        value = rope.get(name)
-        if name in OPTIONAL and (value is None or (value == 0 and name.startswith("mscale"))):
-            continue
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not 0 < value < LARGEST_INTEGER  # nor infinite, nor NaN, which JSON may hold
-        ):
-            raise DrafterError(
-                f"drafter {model!r}: {name} of {source} must be a positive number,"
-                f" config.json says {shown(value)}."
-            )
-    _check_reach(model, source, rope, max_positions)
+    fields = checked(Rope, rope, refuse, inside=source)
+    # vLLM makes a table with a row for every position that these numbers promise.
+    is_yarn = fields.rope_type == "yarn"
+    rows = fields.original_max_position_embeddings if is_yarn else max_positions
+    reach = (rows or 1) * (fields.factor or 1)
+    if fields.rope_type != "llama3" and not 1 <= reach <= MOST_POSITIONS:
+        raise refuse(
+            f"factor of {source} stretches the positions to {reach:.0f}, which must be from 1 to"
+            f" {MOST_POSITIONS}"
+        )
     return rope
-
-
-def _check_reach(model: str, source: str, rope: dict[str, Any], max_positions: int) -> None:
-    """vLLM makes a table with a row for every position that these numbers promise."""
-    rows = max_positions
-    if rope["rope_type"] == "yarn":
-        rows = rope["original_max_position_embeddings"]
-    rows *= rope.get("factor") or 1
-    most = MOST["max_position_embeddings"]
-    if rope["rope_type"] != "llama3" and not 1 <= rows <= most:
-        raise DrafterError(
-            f"drafter {model!r}: factor of {source} stretches the positions to {rows:.0f}, which"
-            f" must be from 1 to {most}."
-        )
-    if rope.get("rope_dim") is not None or (rope.get("partial_rotary_factor") or 0) > 1:
-        raise DrafterError(
-            f"drafter {model!r}: {source} rotates more or less than a head (rope_dim"
-            f" {shown(rope.get('rope_dim'))}, partial_rotary_factor"
-            f" {shown(rope.get('partial_rotary_factor'))}), which is not supported."
-        )

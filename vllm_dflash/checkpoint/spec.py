@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -58,6 +58,8 @@ class DrafterSpec:
     """Factor on the logits of the drafter's own head; a shared head is the target's, as it is."""
     is_neox_style: bool = True
     """Whether rotation pairs the two halves of a head, or else neighbouring numbers."""
+    remarks: tuple[str, ...] = field(default=(), compare=False)
+    """What a user should know of the config, though it can be read."""
 
     @property
     def max_draft_tokens(self) -> int:
@@ -76,5 +78,5 @@ class DrafterSpec:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> DrafterSpec:
         """Rebuild a spec from `to_dict`, also after a trip through JSON."""
-        tuples = {name: tuple(fields[name]) for name in ("taps", "windows", "causal")}
+        tuples = {name: tuple(fields[name]) for name in ("taps", "windows", "causal", "remarks")}
         return cls(**{**fields, **tuples})

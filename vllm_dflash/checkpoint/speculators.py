@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_dflash.checkpoint.fields import shown
+from pydantic import BaseModel, ConfigDict, PositiveInt
+
+from vllm_dflash.checkpoint.refusal import checked, described, flag
 from vllm_dflash.checkpoint.spec import DrafterError
 
 AT_TOP_LEVEL = ("block_size", "draft_vocab_size", "target_hidden_size", "quantization_config")
+
+
+class Speculators(BaseModel):
+    """What stands beside the layers' own config, and is written in another way by z-lab."""
+
+    model_config = ConfigDict(strict=True)
+
+    transformer_layer_config: dict[str, Any] = described(..., "an object")
+    aux_hidden_state_layer_ids: list[PositiveInt] = described(
+        ..., "a list of numbers from 1 (the first layer's output) on", fail_fast=True
+    )
+    sliding_window_non_causal: bool = flag(True)
 
 
 def from_speculators(model: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -18,30 +32,24 @@ def from_speculators(model: str, config: dict[str, Any]) -> dict[str, Any]:
     """
     kind = config["speculators_model_type"]
     if kind != "dflash":
+        hint = '; method "dspark" runs those' if kind == "dspark" else ""
         raise DrafterError(
             f"drafter {model!r} is not a DFlash checkpoint: speculators_model_type is {kind!r},"
-            " expected 'dflash'."
+            f" expected 'dflash'{hint}."
         )
-    layer = config.get("transformer_layer_config")
-    if not isinstance(layer, dict):
-        raise DrafterError(
-            f"drafter {model!r}: transformer_layer_config must be an object, config.json says"
-            f" {shown(layer)}."
-        )
-    ids = config.get("aux_hidden_state_layer_ids")
-    if not isinstance(ids, list) or not all(type(i) is int and i >= 1 for i in ids):
-        raise DrafterError(
-            f"drafter {model!r}: aux_hidden_state_layer_ids must be a list of numbers from 1 (the"
-            f" first layer's output) on, config.json says {shown(ids)}."
-        )
+    own = checked(Speculators, config, lambda why: DrafterError(f"drafter {model!r}: {why}."))
+    nested = {
+        "mask_token_id": config.get("mask_token_id"),
+        "target_layer_ids": [i - 1 for i in own.aux_hidden_state_layer_ids],
+        "sample_from_anchor": config.get("sample_from_anchor"),
+    }
+    # Said of sliding layers only: full ones are trained bidirectional whatever it is. vLLM 0.32
+    # makes them causal as well (vllm#56692); left out here, each layer is what its type says.
+    if own.sliding_window_non_causal:
+        nested["causal"] = False
     return {
-        **layer,
+        **own.transformer_layer_config,
         **{name: config[name] for name in AT_TOP_LEVEL if config.get(name) is not None},
         "architectures": ["DFlashDraftModel"],
-        "dflash_config": {
-            "mask_token_id": config.get("mask_token_id"),
-            "target_layer_ids": [i - 1 for i in ids],
-            "sample_from_anchor": config.get("sample_from_anchor", False),
-            "causal": not config.get("sliding_window_non_causal", True),
-        },
+        "dflash_config": nested,
     }

@@ -1,14 +1,11 @@
-"""The tensors a drafter checkpoint must hold, and what a folder really holds."""
+"""The tensors a drafter checkpoint must hold, compared with those it does hold."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
-from safetensors import SafetensorError, safe_open
-
+from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 
 Shape = tuple[int, ...]
@@ -16,19 +13,6 @@ MAPS = ("d2t", "t2d")
 """Between a drafter's vocabulary and its target's; all else is numbers."""
 MOST_NAMED = 40
 """Tensors that a refusal names; a config with a wrong depth misses thousands."""
-
-
-class Stored(NamedTuple):
-    """One tensor of a checkpoint."""
-
-    shape: Shape
-    dtype: str
-    """As safetensors or torch name it: `F32`, `float32`."""
-
-    @property
-    def is_floating(self) -> bool:
-        """Whether it holds floating-point numbers, of whatever width."""
-        return self.dtype.upper().startswith(("F", "BF"))
 
 
 def vocabulary_tensors(spec: DrafterSpec) -> dict[str, Shape]:
@@ -86,29 +70,6 @@ def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
     return tensors
 
 
-def read_headers(folder: Path) -> dict[str, Stored]:
-    """What every `*.safetensors` of a folder holds; reads headers, not weights.
-
-    Raises:
-        DrafterError: there is no such file, or one cannot be read.
-    """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise DrafterError(f"drafter {str(folder)!r}: the folder holds no *.safetensors file.")
-    found: dict[str, Stored] = {}
-    for file in files:
-        if not file.is_file():  # a pipe would be waited for
-            raise DrafterError(f"drafter file {str(file)!r} cannot be read: it is no file.")
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - a method; the file is no mapping
-                    part = tensors.get_slice(name)
-                    found[name] = Stored(tuple(part.get_shape()), part.get_dtype())
-        except (SafetensorError, OSError) as error:
-            raise DrafterError(f"drafter file {str(file)!r} cannot be read: {error}") from error
-    return found
-
-
 @dataclass(frozen=True)
 class TensorFaults:
     """Where the tensors of a checkpoint are not those its config implies, by name."""
@@ -137,7 +98,7 @@ class TensorFaults:
         ]
 
 
-def compare_tensors(spec: DrafterSpec, found: Mapping[str, Stored]) -> TensorFaults:
+def compare_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> TensorFaults:
     """What is missing, surplus, misshapen or no weights among the `found` tensors, by name."""
     vocabulary = vocabulary_tensors(spec)
     expected = expected_tensors(spec)
@@ -159,7 +120,7 @@ def compare_tensors(spec: DrafterSpec, found: Mapping[str, Stored]) -> TensorFau
     )
 
 
-def check_tensors(spec: DrafterSpec, found: Mapping[str, Stored]) -> None:
+def check_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> None:
     """Refuse tensors that do not fit the config, each by name. Raises `DrafterError`."""
     faults = compare_tensors(spec, found).messages()
     if len(faults) > MOST_NAMED:

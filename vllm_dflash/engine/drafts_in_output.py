@@ -12,7 +12,7 @@ from vllm.config import VllmConfig
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
-from vllm_dflash.plugin import CPU_RAY_EXECUTOR, SCHEDULER
+from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, SCHEDULER
 
 DRAFTS = "dflash_draft_token_ids"
 

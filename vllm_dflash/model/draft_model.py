@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
-from vllm_dflash.checkpoint.tensors import Stored, check_tensors
+from vllm_dflash.checkpoint.headers import INDEX, Tensor, loading_pattern
+from vllm_dflash.checkpoint.tensors import check_tensors
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.model.context_projection import ContextProjection
 from vllm_dflash.model.layers import DraftBlock
@@ -24,9 +26,9 @@ class DFlashDraftModel(nn.Module):
     every step, and `forward` then `compute_logits` for the blocks that are drafted.
     """
 
-    allow_patterns_overrides: ClassVar = ["*.safetensors"]
-    """vLLM's loader takes these files and no others: no pickle, whatever `load_format` says, and
-    none that an index names."""
+    allow_patterns_overrides: Sequence[str] = ("*.safetensors",)
+    """vLLM's loader takes these files and no others: no pickle, whatever `load_format` says. Each
+    drafter narrows it to what its index names."""
 
     checkpoint_names = WeightsMapper(
         orig_to_new_prefix={
@@ -60,6 +62,8 @@ class DFlashDraftModel(nn.Module):
             prefix=prefix,
         )
         self._revision = vllm_config.speculative_config.draft_model_config.revision
+        index = get_hf_file_bytes(INDEX, self.spec.model, self._revision)
+        self.allow_patterns_overrides = [loading_pattern(self.spec.model, index)]
 
     def share_vocabulary(self, target: Any) -> None:
         """Use the target's embedding and head where the checkpoint has none of its own."""
@@ -122,7 +126,7 @@ class DFlashDraftModel(nn.Module):
         check_tensors(
             self.spec,
             {
-                name: Stored(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+                name: Tensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
                 for name, tensor in tensors
             },
         )

@@ -24,6 +24,7 @@ from vllm_dflash.cluster.napping import nap_while_waiting
 from vllm_dflash.cluster.nodes import NodeError
 from vllm_dflash.cluster.ray_executor import CPURayExecutor, DFlashRayExecutor
 from vllm_dflash.cluster.ray_worker import CPURayWorkerProc, keep_to_cores
+from vllm_dflash.config import class_paths
 
 PLACES = [(0, "aa", "10.0.0.1"), (1, "bb", "10.0.0.2")]
 
@@ -174,7 +175,7 @@ def test_vllms_own_backend_is_refused_on_cpus(pair: Pair) -> None:
         tensor_parallel_size=2,
         distributed_executor_backend="ray",
     )
-    with pytest.raises(ValueError, match=rf"to '{plugin.CPU_RAY_EXECUTOR}', or to 'mp'"):
+    with pytest.raises(ValueError, match=rf"to '{class_paths.CPU_RAY_EXECUTOR}', or to 'mp'"):
         arguments.create_engine_config()
 
 

@@ -16,11 +16,12 @@ from vllm.engine.arg_utils import EngineArgs
 
 from support.drafter_harness import DrafterHarness
 from support.pairs import Pair, drafter_config, make_pair, save_drafter
+from vllm_dflash.checkpoint.headers import Tensor, read_folder
 from vllm_dflash.checkpoint.pairing import TargetFacts, check_pair
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
-from vllm_dflash.checkpoint.tensors import Stored, check_tensors, read_headers
-from vllm_dflash.config import pair as selection
+from vllm_dflash.checkpoint.tensors import check_tensors
+from vllm_dflash.config import pair as pair_check
 from vllm_dflash.config.options import DFlashOptions
 
 
@@ -196,14 +197,14 @@ def test_integers_from_a_hub_are_refused_while_loading(
     tensors = load_file(pair.drafter / "model.safetensors")
     tensors["fc.weight"] = tensors["fc.weight"].char()
     save_file(tensors, pair.drafter / "model.safetensors")
-    monkeypatch.setattr(selection, "check_tensors", lambda *_: None)
+    monkeypatch.setattr(pair_check, "check_tensors", lambda *_: None)
     with pytest.raises(DrafterError, match=r"fc\.weight is stored as int8"):
         DrafterHarness(pair)
 
 
 def test_maps_between_vocabularies_are_integers(pair: Pair) -> None:
-    tensors = read_headers(pair.drafter)
-    maps = {"d2t": Stored((320,), "I64"), "t2d": Stored((320,), "BOOL")}
+    tensors = read_folder(pair.drafter).tensors
+    maps = {"d2t": Tensor((320,), "I64"), "t2d": Tensor((320,), "BOOL")}
     check_tensors(pair.spec, {**tensors, **maps})
 
 

@@ -19,9 +19,10 @@ import pytest
 from vllm.engine.arg_utils import EngineArgs
 
 from support.pairs import Pair, drafter_config, make_pair
+from vllm_dflash.checkpoint.headers import read_folder
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
-from vllm_dflash.checkpoint.tensors import check_tensors, read_headers
+from vllm_dflash.config.pair import check_weights
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_the_folder_removed_between_runs(pair: Pair) -> None:
 def outcome(folder: Path) -> str | None:
     """What a start says of a folder's weights, without vLLM around it; None: they fit."""
     try:
-        check_tensors(read_drafter(str(folder)), read_headers(folder))
+        check_weights(read_drafter(str(folder)), folder)
     except DrafterError as refused:
         return str(refused)
     return None
@@ -101,7 +102,7 @@ def outcome(folder: Path) -> str | None:
 def test_flipped_header_bytes(pair: Pair) -> None:
     """Refused by the file's name or by its tensors', or else the names and shapes still fit."""
     file = pair.drafter / "model.safetensors"
-    whole, intact = file.read_bytes(), read_headers(pair.drafter)
+    whole, intact = file.read_bytes(), read_folder(pair.drafter)
     header = 8 + int.from_bytes(whole[:8], "little")
     chance, seen = random.Random(0), {"file": 0, "tensors": 0, "fits": 0}
     for _ in range(400):
@@ -111,7 +112,7 @@ def test_flipped_header_bytes(pair: Pair) -> None:
         file.write_bytes(flipped)
         message = outcome(pair.drafter)
         if message is None:
-            assert read_headers(pair.drafter) == intact
+            assert read_folder(pair.drafter) == intact
             seen["fits"] += 1
         elif str(file) in message:
             seen["file"] += 1
@@ -146,13 +147,14 @@ HUGE: list[tuple[str, Any, str]] = [
     ("rope_parameters", {"rope_type": "yarn", "factor": 1e-9}, "factor of rope_parameters"),
     ("rope_parameters", {"rope_type": "linear", "factor": float("inf")}, "factor of"),
     ("rope_parameters", {"rope_theta": float("nan")}, "rope_theta of rope_parameters"),
-    ("rope_parameters", {"rope_theta": 1e4, "rope_dim": 10**9}, "rope_dim 1000000000"),
+    ("rope_parameters", {"rope_theta": 1e4, "rope_dim": 10**9}, "rope_dim of rope_parameters"),
     ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 1e6}, "partial_rotary_factor"),
     ("layer_types", ["full_attention"] * 10**5, "layer_types names 100000 layers"),
+    ("layer_types", ["x"] * 10**6, "layer_types must be a list"),
     ("layer_types", "x" * 10**6, "layer_types must be a list"),
     ("dflash_config", {"mask_token_id": 10**9}, "mask_token_id 1000000000"),
     ("dflash_config", {"target_layer_ids": [0, 2**63]}, "target_layer_ids"),
-    ("dflash_config", {"target_layer_ids": list(range(10**5))}, "names 100000 layers"),
+    ("dflash_config", {"target_layer_ids": list(range(10**5))}, "a list of 1 to 1024 layer"),
     ("dflash_config", {"use_swa": True, "swa_window_size": 10**12}, "swa_window_size"),
 ]
 

@@ -8,8 +8,8 @@ from vllm.config import CUDAGraphMode
 from vllm.platforms import current_platform
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
-from vllm_dflash import plugin
-from vllm_dflash.config.pair import choose_verification, choose_worker, length_table
+from vllm_dflash.config.class_paths import GPU_WORKER
+from vllm_dflash.config.engine_settings import choose_verification, choose_worker, length_table
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_the_table_names_the_lengths_to_capture(max_draft: int) -> None:
 
 @pytest.mark.usefixtures("_cuda")
 def test_cuda_gets_its_own_worker() -> None:
-    assert choose_worker("auto") == plugin.GPU_WORKER
+    assert choose_worker("auto") == GPU_WORKER
 
 
 def test_other_platforms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

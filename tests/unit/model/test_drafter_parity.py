@@ -81,6 +81,12 @@ SHAPES = {
         "draft_vocab_size": 128,
         "own_vocabulary": True,
     },
+    "speculators-causal-windows": {
+        "speculators": True,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 20,
+        "sliding_window_non_causal": False,
+    },
     "small-vocabulary": {"draft_vocab_size": 100},
     "own-vocabulary": {"own_vocabulary": True, "logit_scale": 0.25},
     "narrower-than-its-target": {"target_hidden_size": 96},

@@ -100,6 +100,13 @@ def test_a_pair_that_does_not_fit(
     assert (found.memory is None) == bool(options)
 
 
+def test_remarks_on_a_config_are_among_the_warnings(pair: Pair, tmp_path: Path) -> None:
+    found = inspect(changed(tmp_path, dflash_config={"mask_token": 3}), pair.target)
+    assert found.exit_code == 0
+    (warning,) = found.warnings
+    assert "dflash_config has 'mask_token'" in warning
+
+
 def test_a_target_without_taps(pair: Pair, tmp_path: Path) -> None:
     from transformers import OPTConfig
 

@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 
 from support import DEMO
 from support.pairs import Pair, make_pair
+from vllm_dflash.checkpoint.headers import read_folder
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.checkpoint.tensors import check_tensors, read_headers
+from vllm_dflash.checkpoint.tensors import check_tensors
 from vllm_dflash.model.reference import generate
 from vllm_dflash.tools.bench.bench_pair import Pair as BenchPair
 from vllm_dflash.tools.bench.bench_pair import widened_demo, with_random_drafter
@@ -51,7 +52,7 @@ def test_it_is_as_large_as_asked_for(wide: Pair) -> None:
     model = wide.load_target()
     assert model.config.num_hidden_layers == TARGET.layers
     assert model.get_input_embeddings().weight.shape[1] == TARGET.hidden
-    check_tensors(wide.spec, read_headers(wide.drafter))
+    check_tensors(wide.spec, read_folder(wide.drafter).tensors)
     assert wide.spec.num_target_layers == TARGET.layers
 
 
@@ -113,7 +114,7 @@ def test_layers_with_a_window_are_refused(tmp_path: Path) -> None:
 def test_random_drafter_is_a_drafter_of_the_same_shape(tmp_path: Path) -> None:
     pair = BenchPair(str(DEMO / "target"), str(DEMO / "drafter"), "demo")
     random = with_random_drafter(pair, tmp_path)
-    check_tensors(read_drafter(random.drafter), read_headers(Path(random.drafter)))
+    check_tensors(read_drafter(random.drafter), read_folder(Path(random.drafter)).tensors)
     weights = load_file(Path(random.drafter) / "model.safetensors")
     original = load_file(DEMO / "drafter" / "model.safetensors")
     assert {name: t.dtype for name, t in weights.items()} == {

@@ -17,7 +17,7 @@ from vllm_dflash.checkpoint.headers import (
 from vllm_dflash.checkpoint.pairing import pair_faults
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
-from vllm_dflash.checkpoint.tensors import MAPS, Stored, compare_tensors, required_vocabulary
+from vllm_dflash.checkpoint.tensors import MAPS, compare_tensors, required_vocabulary
 from vllm_dflash.tools.inspect.family import resembles
 from vllm_dflash.tools.inspect.inspection import (
     DrafterFacts,
@@ -70,6 +70,7 @@ def inspect_pair(
     try:
         spec = read_drafter(drafter, revision, drafter_overrides)
         found.drafter = _drafter_facts(spec)
+        found.warnings += spec.remarks
         headers = _read_weights(found, "drafter", drafter, revision)
         if headers is not None:
             found.tensors = _tensor_facts(found, spec, headers)
@@ -140,10 +141,10 @@ def _drafter_facts(spec: DrafterSpec) -> DrafterFacts:
 
 
 def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> TensorFacts:
-    stored = {name: Stored(t.shape, t.dtype) for name, t in headers.tensors.items()}
+    stored = headers.tensors
     faults = compare_tensors(spec, stored)
     found.faults += [Fault("tensors", message) for message in faults.messages()]
-    weights = [name for name in headers.tensors if name not in MAPS]
+    weights = [name for name in stored if name not in MAPS]
     odd = sorted({stored[name].dtype for name in weights if stored[name].is_floating} - FLOATS)
     if odd:
         found.warnings.append(
@@ -152,12 +153,12 @@ def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> Ten
         )
     return TensorFacts(
         files=list(headers.files),
-        parameters=sum(headers.tensors[name].count for name in weights),
+        parameters=sum(stored[name].count for name in weights),
         num_bytes=headers.num_bytes,
         dtypes=headers.dtypes,
         inventory={
             name: {"shape": list(tensor.shape), "dtype": tensor.dtype}
-            for name, tensor in sorted(headers.tensors.items())
+            for name, tensor in sorted(stored.items())
         },
         missing={name: list(shape) for name, shape in faults.missing.items()},
         surplus={name: list(shape) for name, shape in faults.surplus.items()},
@@ -165,8 +166,8 @@ def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> Ten
             name: {"found": list(shape), "expected": list(expected)}
             for name, (shape, expected) in faults.misshapen.items()
         },
-        own_embedding="embed_tokens.weight" in headers.tensors,
-        own_head="lm_head.weight" in headers.tensors,
+        own_embedding="embed_tokens.weight" in stored,
+        own_head="lm_head.weight" in stored,
     )
 
 

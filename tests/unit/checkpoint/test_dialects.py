@@ -1,0 +1,101 @@
+"""What a config says, by whatever dialect it is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.pairs import as_speculators, drafter_config
+from vllm_dflash.checkpoint.read import parse_config, parse_overridden
+from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+
+MIXED = {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 20,
+}
+
+
+def speculators(**own: Any) -> DrafterSpec:
+    return parse_config("it", {**as_speculators(drafter_config(**MIXED)), **own})
+
+
+def test_both_dialects_say_the_same() -> None:
+    config = drafter_config(**MIXED, dflash_config={"causal": False})
+    spec, other = parse_config("it", config), speculators()
+    assert spec.to_dict() | {"dialect": ""} == other.to_dict() | {"dialect": ""}
+
+
+@pytest.mark.parametrize(
+    ("non_causal", "causal"),
+    [
+        ({}, (False, False, False)),
+        ({"sliding_window_non_causal": True}, (False, False, False)),
+        # Of sliding layers only: full ones are trained bidirectional (vllm#56692).
+        ({"sliding_window_non_causal": False}, (True, False, True)),
+    ],
+)
+def test_causality_of_speculators_is_per_layer(
+    non_causal: dict[str, bool], causal: tuple[bool, ...]
+) -> None:
+    assert speculators(**non_causal).causal == causal
+
+
+def test_jetspec_is_refused_by_name() -> None:
+    for value in (False, None):
+        parse_config("it", drafter_config(dflash_config={"causal_head": value}))
+    with pytest.raises(DrafterError, match=r"causal_head is true, so it is a JetSpec drafter"):
+        parse_config("it", drafter_config(dflash_config={"causal_head": True}))
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    config = drafter_config(block_size="eight", vocab_size=None, rms_norm_eps=-1)
+    with pytest.raises(DrafterError) as refused:
+        parse_config("it", config)
+    assert str(refused.value) == (
+        "drafter 'it': block_size must be an integer from 2 to 1024, config.json says 'eight';"
+        " vocab_size must be an integer from 1 to 2147483648, config.json says None;"
+        " rms_norm_eps must be a positive number, config.json says -1."
+    )
+
+
+def test_a_long_value_is_cut() -> None:
+    with pytest.raises(DrafterError, match=r"\.\.\. \(9002 characters\)\.$"):
+        parse_config("it", drafter_config(block_size="x" * 9000))
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [("mask_token", "mask_token_id"), ("block_sizes", "block_size"), ("zzz", None)],
+)
+def test_an_unread_key_is_remarked_on(key: str, near: str | None) -> None:
+    spec = parse_config("it", drafter_config(dflash_config={key: 3}))
+    (remark,) = spec.remarks
+    assert f"dflash_config has {key!r}" in remark
+    assert remark.endswith(f"did its author mean {near!r}?" if near else "which nothing here reads")
+    assert spec == parse_config("it", drafter_config())
+    assert DrafterSpec.from_dict(spec.to_dict()).remarks == spec.remarks
+    with pytest.raises(DrafterError, match="changes nothing"):
+        parse_overridden("it", drafter_config(), {"dflash_config": {key: 3}})
+
+
+def test_keys_of_known_drafters_are_not_remarked_on() -> None:
+    nested = {
+        "use_swa": True,
+        "swa_window_size": 9,
+        "causal": False,
+        "use_aux_hidden_state": True,
+        "attention_sink_bias": False,
+        "attention_value_scale": 0.5,
+        "sample_from_anchor": False,
+        "block_size": 8,
+        "num_target_layers": 4,
+    }
+    assert parse_config("it", drafter_config(dflash_config=nested)).remarks == ()
+
+
+def test_a_drafter_without_taps_is_told_so_first() -> None:
+    nested = {"target_layer_ids": None, "use_aux_hidden_state": False}
+    with pytest.raises(DrafterError, match="use_aux_hidden_state is false, so"):
+        parse_config("it", drafter_config(dflash_config=nested))

@@ -1,0 +1,131 @@
+"""Which files of a folder hold its weights: the check before a start, `inspect`, vLLM's loader."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from vllm.config import LoadConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from support.drafter_harness import DrafterHarness
+from support.inspected import inspect
+from support.pairs import Pair, make_pair
+from vllm_dflash.checkpoint.headers import (
+    INDEX,
+    HeadersError,
+    HeadersUnreadableError,
+    loading_pattern,
+    read_folder,
+)
+from vllm_dflash.checkpoint.spec import DrafterError
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    """Its drafter is sharded, and has its weights once more under other names beside the index."""
+    pair = make_pair(tmp_path)
+    whole = pair.drafter / "model.safetensors"
+    tensors = load_file(whole)
+    half = len(tensors) // 2
+    parts = (list(tensors)[:half], list(tensors)[half:])
+    for name, part in zip(SHARDS, parts, strict=True):
+        save_file({key: tensors[key] for key in part}, pair.drafter / name)
+    whole.unlink()
+    write_index(pair, {key: n for n, part in zip(SHARDS, parts, strict=True) for key in part})
+    foreign = {f"layers.{i}.attention.wq.weight": torch.zeros(1) for i in range(3)}
+    save_file(foreign, pair.drafter / "consolidated.safetensors")
+    return pair
+
+
+def write_index(pair: Pair, weight_map: Any) -> None:
+    (pair.drafter / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+def start(pair: Pair) -> None:
+    """What `LLM(...)` does before any process starts."""
+    speculative = {"method": "dflash", "model": str(pair.drafter)}
+    EngineArgs(
+        model=str(pair.target),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=256,
+        speculative_config=speculative,
+    ).create_engine_config()
+
+
+def test_files_beside_an_index_count_for_nobody(pair: Pair) -> None:
+    start(pair)
+    found = inspect(pair.drafter, pair.target)
+    assert found.exit_code == 0
+    assert found.tensors is not None
+    assert found.tensors.files == list(SHARDS)
+    model = DrafterHarness(pair).proposer.model
+    loader = DefaultModelLoader(LoadConfig())
+    _, files, _, _ = loader._prepare_weights(
+        str(pair.drafter), None, None, True, model.allow_patterns_overrides
+    )
+    assert sorted(Path(file).name for file in files) == list(SHARDS)
+
+
+def test_without_an_index_all_files_count(pair: Pair) -> None:
+    (pair.drafter / INDEX).unlink()
+    with pytest.raises(DrafterError, match=r"surplus layers\.0\.attention\.wq\.weight"):
+        start(pair)
+    assert inspect(pair.drafter, pair.target).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        ({"norm.weight": "model-00003-of-00003.safetensors"}, r"lacks 'model-00003-of"),
+        ({"norm.weight": "../outside.safetensors"}, r"it names \['\.\./outside"),
+        ({"norm.weight": "/etc/passwd"}, r"it names \['/etc/passwd'\]"),
+        ({"norm.weight": "pytorch_model.bin"}, r"it names \['pytorch_model\.bin'\]"),
+        ({}, r"it names no files"),
+        ([1], r"model\.safetensors\.index\.json' cannot be read: AttributeError"),
+    ],
+)
+def test_a_bad_index_is_refused_by_both(pair: Pair, weight_map: Any, message: str) -> None:
+    write_index(pair, weight_map)
+    with pytest.raises(DrafterError, match=message):
+        start(pair)
+    found = inspect(pair.drafter, pair.target)
+    assert found.exit_code == 2
+    with pytest.raises(HeadersError, match=message):
+        read_folder(pair.drafter)
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (SHARDS, "model-0000*.safetensors"),
+        (("model.safetensors",), "model.safetensors"),
+        (("a.safetensors", "b.safetensors"), "*.safetensors"),
+        (("[x]-1.safetensors", "[x]-2.safetensors"), "[[]x]-*.safetensors"),
+    ],
+)
+def test_the_pattern_that_vllms_loader_is_told(names: tuple[str, ...], pattern: str) -> None:
+    index = json.dumps({"weight_map": {str(i): name for i, name in enumerate(names)}}).encode()
+    assert loading_pattern("it", index) == pattern
+    assert loading_pattern("it", None) == "*.safetensors"
+    with pytest.raises(HeadersUnreadableError, match=r"'it/model\.safetensors\.index\.json'"):
+        loading_pattern("it", b"{")
+
+
+def test_a_copy_of_one_file_beside_its_index(pair: Pair, tmp_path: Path) -> None:
+    """As repositories of Mistral's have it, with the same names in both."""
+    one = make_pair(tmp_path / "one")
+    file = one.drafter / "model.safetensors"
+    write_index(one, dict.fromkeys(load_file(file), file.name))
+    shutil.copy(file, one.drafter / "consolidated.safetensors")
+    start(one)
+    assert read_folder(one.drafter).files == ("model.safetensors",)

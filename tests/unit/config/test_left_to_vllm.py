@@ -1,0 +1,201 @@
+"""Drafters that vLLM's own code runs are handed to it as if vllm-dflash were not installed."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models.registry import ModelRegistry
+
+from support.log_lines import log_lines
+from support.pairs import Pair, as_speculators, drafter_config, make_pair
+from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(Path(tmp_path_factory.mktemp("pair")))
+
+
+def engine_args(pair: Pair, model: Path, **speculative: Any) -> EngineArgs:
+    return EngineArgs(
+        model=str(pair.target),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=256,
+        speculative_config={"model": str(model), **speculative},
+    )
+
+
+def outcome(args: EngineArgs) -> dict[str, Any]:
+    """All that the start of an engine comes to, as far as a plugin could have changed it."""
+    try:
+        config = args.create_engine_config()
+    except Exception as error:
+        return {"refused": type(error).__name__, "message": str(error)}
+    speculative, draft = config.speculative_config, config.speculative_config.draft_model_config
+    left_out = ("target_model_config", "draft_model_config")
+    return {
+        "worker": config.parallel_config.worker_cls,
+        "scheduler": config.scheduler_config.scheduler_cls,
+        "one cache group": config.scheduler_config.disable_hybrid_kv_cache_manager,
+        "additional": config.additional_config,
+        "speculative": {
+            field.name: str(getattr(speculative, field.name))
+            for field in dataclasses.fields(speculative)
+            if field.name not in left_out and not field.name.endswith("parallel_config")
+        },
+        "draft": str(draft.hf_config.to_dict()),
+        "architectures": draft.architectures,
+    }
+
+
+def drafter(folder: Path, **changes: Any) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(drafter_config(**changes)))
+    return folder
+
+
+def speculators(folder: Path, kind: str) -> Path:
+    folder.mkdir(parents=True)
+    config = {**as_speculators(drafter_config()), "speculators_model_type": kind}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def as_without_us(monkeypatch: pytest.MonkeyPatch, pair: Pair, model: Path, **asked: Any) -> Any:
+    """The outcome, which has to be the same with our hook and without it."""
+    registered = ModelRegistry.models["DFlashDraftModel"]
+    ours = outcome(engine_args(pair, model, **asked))
+    assert ModelRegistry.models["DFlashDraftModel"] is registered
+    original = EngineArgs.create_speculative_config.__wrapped__
+    with monkeypatch.context() as without:
+        without.setattr(EngineArgs, "create_speculative_config", original)
+        assert outcome(engine_args(pair, model, **asked)) == ours
+    return ours
+
+
+RUN_ON_V1 = ("DFlashLagunaForCausalLM", "DFlashMuseGlimmerAssistantModel")
+FOREIGN = {
+    "DFlashLagunaForCausalLM": "DFlashLagunaForCausalLM",
+    "LagunaForCausalLM": "DFlashLagunaForCausalLM",
+    "MuseGlimmerAssistantModel": "DFlashMuseGlimmerAssistantModel",
+    "DFlashMuseGlimmerAssistantModel": "DFlashMuseGlimmerAssistantModel",
+    "DFlash2DraftModel": "DFlash2DraftModel",
+    "LiLiCorrDraftModel": "LiLiCorrDraftModel",
+}
+"""As a checkpoint names it, and as vLLM looks it up."""
+
+
+@pytest.mark.parametrize("written", FOREIGN)
+@pytest.mark.parametrize("method", ["dflash", None])
+def test_another_architecture_is_vllms(
+    pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    written: str,
+    method: str | None,
+) -> None:
+    model = drafter(tmp_path / "some-dflash", architectures=[written])
+    asked: dict[str, Any] = {"num_speculative_tokens": 3, **({"method": method} if method else {})}
+    with log_lines() as lines:
+        found = as_without_us(monkeypatch, pair, model, **asked)
+    (line,) = lines
+    assert line.startswith("INFO vllm-dflash stays out")
+    assert f"has architecture {FOREIGN[written]}, which vLLM's own code runs" in line
+    if FOREIGN[written] in RUN_ON_V1:
+        assert found["architectures"] == [FOREIGN[written]]
+        assert found["worker"] == "vllm.v1.worker.cpu_worker.CPUWorker"
+        assert ADDITIONAL_CONFIG_KEY not in found["additional"]
+    else:  # these need Model Runner V2, which vLLM says itself
+        assert "candidate-head drafts" in found["message"]
+
+
+def test_of_a_vllm_that_we_do_not_support_as_well(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm.__version__", "0.33.1+cpu")
+    model = drafter(tmp_path / "it", architectures=["LagunaForCausalLM"])
+    asked = {"method": "dflash", "num_speculative_tokens": 3}
+    found = as_without_us(monkeypatch, pair, model, **asked)
+    assert found["architectures"] == ["DFlashLagunaForCausalLM"]
+
+
+def test_dflash2_as_speculators_writes_it(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = speculators(tmp_path / "it", "dflash2")
+    asked = {"method": "dflash", "num_speculative_tokens": 3}
+    assert "candidate-head drafts" in as_without_us(monkeypatch, pair, model, **asked)["message"]
+
+
+def test_dspark_as_speculators_writes_it_runs_in_vllm_with_a_hint(
+    pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = speculators(tmp_path / "it", "dspark")
+    asked = {"method": "dflash", "num_speculative_tokens": 3}
+    with log_lines() as lines:
+        found = as_without_us(monkeypatch, pair, model, **asked)
+    assert found["architectures"] == ["Qwen3DSparkModel"]
+    assert 'write "method": "dspark"' in lines[0]
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3DSparkModel", "DSparkDraftModel", "K3DSparkModel"])
+@pytest.mark.parametrize("method", ["dflash", None])
+def test_dspark_is_refused_with_the_method_that_runs_it(
+    pair: Pair, tmp_path: Path, architecture: str, method: str | None
+) -> None:
+    """vLLM refuses it as well under this method, with a list of 300 architectures."""
+    model = drafter(tmp_path / "dspark_dflash", architectures=[architecture])
+    asked = {"num_speculative_tokens": 3, **({"method": method} if method else {})}
+    with pytest.raises(DrafterError, match=rf'{architecture}.* Write "method": "dspark"'):
+        engine_args(pair, model, **asked).create_engine_config()
+
+
+def test_method_dspark_is_none_of_ours(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = drafter(tmp_path / "dflash", architectures=["Qwen3DSparkModel"])
+    found = as_without_us(monkeypatch, pair, model, method="dspark", num_speculative_tokens=3)
+    assert "dspark speculative decoding" in found["message"]
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Nonsense", "DraftModel"]
+)
+def test_what_nobody_runs_is_refused_by_us(pair: Pair, tmp_path: Path, architecture: str) -> None:
+    model = drafter(tmp_path / "it", architectures=[architecture])
+    message = rf"is not a DFlash checkpoint .*{architecture}"
+    with pytest.raises(DrafterError, match=message):
+        engine_args(pair, model, method="dflash").create_engine_config()
+
+
+@pytest.mark.parametrize(
+    "own", [{"draft_length": "fixed"}, {"drafter_overrides": {"sliding_window": 9}}]
+)
+def test_options_of_ours_mean_nothing_there(pair: Pair, tmp_path: Path, own: dict) -> None:
+    model = drafter(tmp_path / "it", architectures=["DFlash2DraftModel"])
+    args = engine_args(pair, model, method="dflash", num_speculative_tokens=3, **own)
+    (name,) = own
+    with pytest.raises(ValueError, match=rf"Remove '{name}' from the speculative config"):
+        args.create_engine_config()
+
+
+@pytest.mark.parametrize("name", ["dflash-against-eagle3", "dflash-and-eagle-head"])
+def test_a_name_that_vllm_takes_for_another_method_is_not_ours(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    model = drafter(tmp_path / name, architectures=["LlamaForCausalLM"], model_type="llama")
+    found = as_without_us(monkeypatch, pair, model, num_speculative_tokens=3)
+    assert found["speculative"]["method"] in ("eagle", "eagle3")
+
+
+def test_a_proposer_class_is_not_ours(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"num_speculative_tokens": 3}
+    found = as_without_us(monkeypatch, pair, Path("my_dflash.Proposer"), **asked)
+    assert found["speculative"]["method"] == "custom_class"

@@ -1,0 +1,85 @@
+"""From what pydantic finds wrong to one message for whoever wrote it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+Fields = TypeVar("Fields", bound=BaseModel)
+LARGEST = 1 << 31
+"""Larger numbers than this are mistakes, and would only show as a lack of memory."""
+
+
+def whole(default: Any = ..., *, least: int = 1, most: int = LARGEST) -> Any:
+    """A field that is a whole number within reason. A default may be a function of the others."""
+    return described(default, f"an integer from {least} to {most}", ge=least, le=most)
+
+
+def positive(default: Any = ...) -> Any:
+    """A field that is a positive number, neither infinite nor NaN, which JSON may hold."""
+    return described(default, "a positive number", gt=0, lt=LARGEST)
+
+
+def flag(default: Any) -> Any:
+    """A field that is true or false."""
+    return described(default, "true or false")
+
+
+def described(default: Any, description: str, **bounds: Any) -> Any:
+    """A field, and what it must be, in words that follow "must be"."""
+    source = "default_factory" if callable(default) else "default"
+    return Field(description=description, **{source: default}, **bounds)
+
+
+def checked(
+    kind: type[Fields],
+    written: Mapping[str, Any],
+    refuse: Callable[[str], Exception],
+    *,
+    inside: str = "",
+    said: str = "config.json says {}",
+) -> Fields:
+    """The fields of `kind` among those that are `written`; null counts as missing.
+
+    A field that is not what its description asks for is refused by its name, with its value; all
+    of them in one message.
+
+    Args:
+        kind: a pydantic model whose fields have descriptions ("an integer from 2 to 1024").
+        written: by name.
+        refuse: makes the error that is raised, of a message without its full stop.
+        inside: the object of which these are fields, if it has a name.
+        said: how the message gives a value.
+    """
+    there = {name: value for name, value in written.items() if value is not None}
+    try:
+        return kind.model_validate(there)
+    except ValidationError as error:
+        faults: dict[str, None] = {}
+        for found in error.errors():
+            if found["type"] == "default_factory_not_called":  # a field it depends on is at fault
+                continue
+            cause = found.get("ctx", {}).get("error")
+            if not found["loc"]:  # of several fields, and a sentence already
+                faults[str(cause)] = None
+                continue
+            name = str(found["loc"][0])
+            wanted = cause or kind.model_fields[name].description
+            value = said.format(shown(there.get(name)))
+            faults[f"{name}{f' of {inside}' if inside else ''} must be {wanted}, {value}"] = None
+        raise refuse("; ".join(faults)) from error
+
+
+def shown(value: Any) -> str:
+    """A value in a message, however large it is."""
+    written = repr(value)
+    return written if len(written) <= 300 else f"{written[:300]}... ({len(written)} characters)"
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """The known name that an unknown one may have been meant to be."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return near[0] if near else None

@@ -1,0 +1,148 @@
+"""The fields of a drafter's `config.json` as z-lab writes them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
+
+from vllm_dflash.checkpoint.refusal import LARGEST, described, flag, positive, shown, whole
+from vllm_dflash.checkpoint.rope import MOST_POSITIONS
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+MOST_LAYERS = 1024
+
+ONLY_NESTED = ("causal", "causal_head", "sample_from_anchor", "swa_window_size", "use_swa")
+"""Read in `dflash_config` alone, as vLLM does; any other field may stand in either place."""
+
+UNSUPPORTED = (
+    (
+        "sample_from_anchor",
+        True,
+        "so its first row predicts as well; neither vllm-dflash nor vLLM's own DFlash runs such"
+        " drafters",
+    ),
+    (
+        "causal_head",
+        True,
+        "so it is a JetSpec drafter, whose head predicts each token from those before it; neither"
+        " vllm-dflash nor vLLM 0.32 runs such drafters",
+    ),
+    (
+        "use_aux_hidden_state",
+        False,
+        "so it reads the target's last hidden states instead of taps, which is not supported;"
+        " VLLM_PLUGINS='' gives vLLM's own DFlash",
+    ),
+)
+"""Fields that name another kind of drafter by a value, and what it is."""
+
+
+class ZlabConfig(BaseModel):
+    """All that is read of it but rotation, which has fields of its own (`rope.py`)."""
+
+    model_config = ConfigDict(strict=True)
+
+    block_size: int = whole(least=2, most=1024)
+    mask_token_id: int = whole(least=0)
+    target_layer_ids: list[NonNegativeInt] = described(
+        ...,
+        f"a list of 1 to {MOST_LAYERS} layer numbers",
+        min_length=1,
+        max_length=MOST_LAYERS,
+        fail_fast=True,
+    )
+    hidden_size: int = whole()
+    target_hidden_size: int = whole(lambda of: of["hidden_size"])
+    num_target_layers: int | None = whole(None)
+    vocab_size: int = whole()
+    draft_vocab_size: int = whole(lambda of: of["vocab_size"])
+    intermediate_size: int = whole()
+    num_hidden_layers: int = whole(most=MOST_LAYERS)
+    num_attention_heads: int = whole()
+    num_key_value_heads: int = whole(lambda of: of["num_attention_heads"])
+    head_dim: int = whole(lambda of: of["hidden_size"] // of["num_attention_heads"])
+    hidden_act: Literal["silu"] = described(
+        "silu", "'silu', which is all that vLLM's gated MLP has"
+    )
+    rms_norm_eps: float = positive(1e-6)
+    attention_bias: bool = flag(False)
+    max_position_embeddings: int = whole(32768, most=MOST_POSITIONS)
+    is_neox_style: bool = flag(True)
+    logit_scale: float = positive(1.0)
+    add_swa_attention_sink_bias: bool = flag(False)
+    attention_sink_bias: bool = flag(lambda of: of["add_swa_attention_sink_bias"])
+    attention_value_scale: float | None = positive(None)
+    layer_types: list[Literal["full_attention", "sliding_attention"]] = described(
+        lambda of: [FULL] * of["num_hidden_layers"],
+        f"a list of {FULL!r} and {SLIDING!r}",
+        fail_fast=True,
+    )
+    use_swa: bool = flag(False)
+    sliding_window: Any = None
+    swa_window_size: Any = Field(default_factory=lambda of: of["sliding_window"])
+    """Counts, and is checked, only where a layer slides."""
+    is_causal: bool | None = flag(None)
+    causal: bool | None = flag(None)
+    causal_head: bool = flag(False)
+    sample_from_anchor: bool = flag(False)
+    use_aux_hidden_state: bool = flag(True)
+
+    # Read by transformers, which fails at anything else without naming it.
+    model_type: str | None = described(None, "the name of a model type", min_length=1)
+    dtype: str | dict[str, Any] | None = described(None, "a type's name", min_length=1)
+    torch_dtype: str | dict[str, Any] | None = described(None, "a type's name", min_length=1)
+    quantization_config: dict[str, Any] | None = described(None, "an object")
+
+    @field_validator("target_layer_ids")
+    @classmethod
+    def _ascending(cls, ids: list[int]) -> list[int]:
+        # vLLM sorts and de-duplicates the layers it captures, so any other order would silently
+        # feed each column block of fc.weight from another layer.
+        if ids != sorted(set(ids)):
+            raise ValueError("strictly ascending")
+        return ids
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_supported(cls, written: dict[str, Any]) -> dict[str, Any]:
+        for name, value, why in UNSUPPORTED:
+            if written.get(name) is value:
+                raise ValueError(f"{name} is {str(value).lower()}, {why}")
+        if isinstance(quantised := written.get("quantization_config"), dict) and quantised:
+            raise ValueError("quantised drafters are not supported yet (quantization_config)")
+        return written
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> ZlabConfig:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of"
+                f" num_key_value_heads ({self.num_key_value_heads})"
+            )
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(f"head_dim must be even to be rotated, it is {self.head_dim}")
+        if len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types names {len(self.layer_types)} layers, num_hidden_layers is"
+                f" {self.num_hidden_layers}"
+            )
+        window = self.swa_window_size
+        if any(self.slides) and (type(window) is not int or not 1 <= window < LARGEST):
+            raise ValueError(
+                "a sliding layer needs dflash_config.swa_window_size or sliding_window,"
+                f" config.json says {shown(window)}"
+            )
+        return self
+
+    @property
+    def slides(self) -> list[bool]:
+        """Whether each layer has a window, resolved as vLLM's own DFlash model does."""
+        slides = [kind == SLIDING for kind in self.layer_types]
+        return [True] * len(slides) if self.use_swa and not any(slides) else slides
+
+    @property
+    def causality(self) -> list[bool]:
+        """Of each layer: an explicit setting wins, else those that `layer_types` lets slide."""
+        explicit = self.causal if self.is_causal is None else self.is_causal
+        return [kind == SLIDING if explicit is None else explicit for kind in self.layer_types]

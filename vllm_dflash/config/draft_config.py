@@ -1,0 +1,166 @@
+"""vLLM's own reading of a drafter's `config.json`: kept from harm, mended, and blamed by name.
+
+vLLM and transformers read the file once more, by rules of their own, for a config that our code
+asks for little. What our code needs is in `DrafterSpec`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from vllm_dflash.checkpoint.refusal import shown
+from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+from vllm_dflash.checkpoint.speculators import from_speculators
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, SpeculativeConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+
+Read = Callable[["EngineArgs"], "SpeculativeConfig | None"]
+
+
+def read_by_vllm(
+    read: Read,
+    engine_args: EngineArgs,
+    target: ModelConfig,
+    drafter: DrafterSpec,
+    config: dict[str, Any],
+) -> SpeculativeConfig:
+    """vLLM's own config of a drafter of ours.
+
+    Args:
+        read: what vLLM makes it with.
+        engine_args: what vLLM makes it of.
+        target: vLLM's config of it.
+        drafter: as we have read it.
+        config: its `config.json`.
+
+    Raises:
+        DrafterError: vLLM cannot read the drafter's config; names the field.
+    """
+    asked = copy.copy(engine_args)  # which vLLM writes into
+    asked.speculative_config = dict(engine_args.speculative_config)
+    with trusting_no_code(target):
+        try:
+            speculative_config = read(engine_args)
+        except Exception as error:  # whatever vLLM and transformers trip over in a config
+            fault = config_fault(drafter, config, asked, read)
+            if fault is None:
+                raise
+            raise fault from error
+    return describe_to_vllm(speculative_config, drafter)
+
+
+@contextmanager
+def trusting_no_code(target: ModelConfig) -> Iterator[None]:
+    """While vLLM reads the drafter's config: `trust_remote_code` is for the target alone.
+
+    vLLM hands the target's setting down to the drafter, whose `auto_map` could then name a file of
+    its folder to be imported. A DFlash drafter is data: no code of its checkpoint is of use to us.
+    """
+    trusted, target.trust_remote_code = target.trust_remote_code, False
+    try:
+        yield
+    finally:
+        target.trust_remote_code = trusted
+
+
+def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> SpeculativeConfig:
+    """Say in vLLM's copy of the draft config what vLLM itself reads there, in its own words.
+
+    Taps and mask token, which checkpoints keep in several places. And `layer_types`: vLLM refuses
+    drafters that mix sliding and full layers on the V1 runner for needing several cache groups;
+    ours keeps all layers in one and takes its windows from `DrafterSpec`.
+    """
+    draft = config.draft_model_config
+    for hf_config in (draft.hf_config, draft.hf_text_config):
+        nested = dict(getattr(hf_config, "dflash_config", None) or {})
+        nested |= {"mask_token_id": drafter.mask_token_id, "target_layer_ids": list(drafter.taps)}
+        hf_config.dflash_config = nested
+        if getattr(hf_config, "layer_types", None):
+            hf_config.layer_types = ["full_attention"] * len(hf_config.layer_types)
+    return config
+
+
+def config_fault(
+    drafter: DrafterSpec,
+    config: dict[str, Any],
+    engine_args: EngineArgs,
+    read: Read,
+) -> DrafterError | None:
+    """What to raise instead of an error of vLLM's, if the drafter's config has caused it.
+
+    Found out by trial: vLLM reads a plain config of the same drafter, with everything else as it
+    was. Where that fails, too, the cause is elsewhere. Else the drafter's fields are put into the
+    plain config one by one, until one fails; at last, all of them together.
+
+    Args:
+        drafter: as we have read it.
+        config: its `config.json`.
+        engine_args: as they were given to vLLM.
+        read: what failed.
+
+    Returns:
+        None where the cause is not in the config.
+    """
+
+    def failure(fields: dict[str, Any]) -> Exception | None:
+        with TemporaryDirectory(prefix="dflash-") as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(fields))
+            trial = copy.copy(engine_args)
+            trial.spec_model = None
+            trial.speculative_config = {**(engine_args.speculative_config or {}), "model": folder}
+            trial.speculative_config.pop("revision", None)
+            try:
+                read(trial)
+            except Exception as failed:
+                return failed
+        return None
+
+    plain = _plain_config(drafter)
+    if failure(plain) is not None:
+        return None
+    fields = config
+    if config.get("speculators_model_type") is not None:
+        fields = from_speculators(drafter.model, config)
+    what = f"drafter {drafter.model!r}: bad config: vLLM cannot read"
+    for name, value in fields.items():
+        if failed := failure({**plain, name: value}):
+            return DrafterError(
+                f"{what} {name} of config.json, which is {shown(value)}: {_reason(failed)}"
+            )
+    if failed := failure(config):  # fields that do not go together
+        return DrafterError(f"{what} config.json: {_reason(failed)}")
+    return None
+
+
+def _plain_config(drafter: DrafterSpec) -> dict[str, Any]:
+    """A config with nothing in it but what such a drafter must have."""
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "vocab_size": drafter.vocab_size,
+        "hidden_size": drafter.hidden_size,
+        "intermediate_size": drafter.intermediate_size,
+        "num_hidden_layers": drafter.num_layers,
+        "num_attention_heads": drafter.num_heads,
+        "num_key_value_heads": drafter.num_kv_heads,
+        "head_dim": drafter.head_dim,
+        "max_position_embeddings": drafter.max_position_embeddings,
+    }
+
+
+def _reason(error: Exception) -> str:
+    """The message without pydantic's frame around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and "validation error" in lines[0]:
+        lines = lines[1:]
+    text = " ".join(lines).split(" [type=")[0].removeprefix("Value error, ")
+    return f"{text or 'no reason given'} ({type(error).__name__})"

@@ -1,0 +1,103 @@
+"""What DFlash sets in vLLM's own settings of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm_dflash.config.class_paths import CPU_WORKER, GPU_WORKER
+from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.speculative_settings import OWN_KEYS, written_settings
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
+
+
+def choose_worker(worker_cls: str) -> str:
+    """The worker class for this platform.
+
+    Raises:
+        ValueError: another worker class was asked for, or the platform is not supported.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        ours = CPU_WORKER
+    elif current_platform.is_cuda():
+        ours = GPU_WORKER
+    else:
+        raise ValueError(
+            "vllm-dflash supports vLLM's CPU and CUDA platforms, not"
+            f" {current_platform.device_name!r}. Set VLLM_PLUGINS='' for vLLM's own DFlash."
+        )
+    if worker_cls not in ("auto", ours):
+        raise ValueError(
+            f"method 'dflash' brings its own worker class, but worker_cls is {worker_cls!r}."
+            " Leave worker_cls out, or set VLLM_PLUGINS='' to run without vllm-dflash."
+        )
+    return ours
+
+
+def choose_verification(engine_args: EngineArgs, options: DFlashOptions) -> dict[str, Any]:
+    """Settings of vLLM's own that let draft lengths vary under CUDA graphs.
+
+    Adaptive verification trims each request's drafts on the device; its graphs take ragged
+    batches. Where it does not hold, graphs are captured for a few lengths, which vLLM takes from
+    a table by batch size; our scheduler chooses among those lengths by what they bring.
+    """
+    from vllm.platforms import current_platform
+
+    is_planned_in_worker = engine_args.async_scheduling is False
+    if options.draft_length != "adaptive" or is_planned_in_worker or not current_platform.is_cuda():
+        return {}
+    written = written_settings(engine_args)
+    compilation = engine_args.compilation_config
+    mode = getattr(compilation, "cudagraph_mode", None)
+    has_full_graphs = not engine_args.enforce_eager and (mode is None or mode.has_full_cudagraphs())
+    if "enable_adaptive_verification" not in written and has_full_graphs:
+        return {"enable_adaptive_verification": True}
+    if written.get("enable_adaptive_verification") or not has_full_graphs:
+        return {}
+    return {"num_speculative_tokens_per_batch_size": length_table(options.num_speculative_tokens)}
+
+
+def length_table(max_draft: int) -> list[tuple[int, int, int]]:
+    """A table of vLLM's that names the draft lengths to capture graphs for: 0, about 1/4, 1/2, K.
+
+    Which batch sizes stand beside them means nothing.
+    """
+    lengths = sorted({0, round(max_draft / 4), round(max_draft / 2), max_draft}, reverse=True)
+    return [(size, size, length) for size, length in enumerate(lengths, start=1)]
+
+
+def fill_in_defaults(
+    engine_args: EngineArgs, options: DFlashOptions, verification: Mapping[str, Any]
+) -> None:
+    """Write into the user's speculative config what vLLM needs and DFlash knows."""
+    config = {**written_settings(engine_args), **verification}
+    for key in OWN_KEYS:
+        config.pop(key, None)
+    if engine_args.spec_method is None:
+        config["method"] = "dflash"
+    if engine_args.spec_tokens is None:
+        config["num_speculative_tokens"] = options.num_speculative_tokens
+    # vLLM checks for itself that a drafter divides.
+    config["draft_tensor_parallel_size"] = options.drafter_ranks
+    if config.get("draft_sample_method") == "probabilistic":
+        warn_about_sampling()
+        config["draft_sample_method"] = "greedy"
+    # A prefix-cache hit restores the drafter's context with the target's, block by block: unlike
+    # EAGLE's, its rows are not shifted by one token, so the last block need not be dropped.
+    config.setdefault("disable_eagle_block_drop", True)
+    engine_args.speculative_config = config
+
+
+def warn_about_sampling() -> None:
+    """Say why drafts are not sampled."""
+    from vllm.logger import init_logger
+
+    init_logger("vllm.dflash").warning(
+        "draft_sample_method 'probabilistic' is ignored: DFlash predicts each position without"
+        " knowing the ones before it, so sampling them independently ruins acceptance. Drafts"
+        " stay at the most likely token, which is lossless at any temperature."
+    )

@@ -1,0 +1,119 @@
+"""What a user may write in `--speculative-config` for DFlash."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from vllm_dflash.checkpoint.refusal import checked, described, nearest
+from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
+
+OWN_KEYS = {"draft_length", "drafter_overrides"}
+"""Options of ours that vLLM does not know and must not see."""
+
+WITHOUT_MEANING = {
+    "disable_padded_drafter_batch": "rejected rows never reach the drafter anyway",
+    "use_local_argmax_reduction": "the target's own head function gives whole rows of logits",
+    "use_heterogeneous_vocab": "a DFlash drafter shares the target's vocabulary",
+    "num_speculative_tokens_per_batch_size": "set num_speculative_tokens instead",
+}
+"""vLLM options that vllm-dflash refuses when they are set, and why."""
+
+
+class SpeculativeSettings(BaseModel):
+    """The settings that mean something to us; vLLM's others are passed on as they are."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str = described(..., "the folder or the repository of a drafter")
+    revision: str | None = described(None, "a revision of the drafter's repository")
+    num_speculative_tokens: int | None = described(None, "a positive integer", ge=1)
+    draft_length: Literal["adaptive", "fixed"] = described(
+        "adaptive",
+        "'adaptive' (the length of every draft is planned, down to none where drafting does not"
+        " pay) or 'fixed' (always num_speculative_tokens)",
+    )
+    drafter_overrides: dict[str, Any] = described(
+        {}, 'an object with fields of the drafter\'s config.json, as in {"sliding_window": 2048}'
+    )
+    draft_tensor_parallel_size: int | None = described(None, "a positive integer", ge=1)
+
+    @classmethod
+    def of(cls, written: Mapping[str, Any]) -> SpeculativeSettings:
+        """Check what was written.
+
+        Raises:
+            ValueError: (`DrafterError` included) with a message that says what to write instead.
+        """
+        from vllm.config import SpeculativeConfig
+
+        known = OWN_KEYS | {field.name for field in dataclasses.fields(SpeculativeConfig)}
+        for key, value in written.items():
+            if key not in known:
+                near = nearest(key, known)
+                hint = f"; did you mean {near!r}?" if near else f". Known: {sorted(known)}."
+                raise ValueError(f"unknown option {key!r} in the speculative config{hint}")
+            if value and key in WITHOUT_MEANING:
+                raise ValueError(
+                    f"remove {key!r} from the speculative config: {WITHOUT_MEANING[key]}."
+                )
+        if not written.get("model"):
+            raise DrafterError(
+                "method 'dflash' needs a drafter: add 'model' to the speculative config, for"
+                ' example {"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16"}.'
+            )
+        return checked(cls, written, lambda why: ValueError(f"{why}."), said="not {}")
+
+    def draft_tokens(self, drafter: DrafterSpec) -> int:
+        """K: what was asked for, else all the drafter was trained for.
+
+        Raises:
+            DrafterError: it is more than the drafter's block allows.
+        """
+        asked = self.num_speculative_tokens or drafter.max_draft_tokens
+        if asked > drafter.max_draft_tokens:
+            raise DrafterError(
+                f"num_speculative_tokens is {asked}, but drafter {drafter.model!r} was trained with"
+                f" block_size {drafter.block_size}: one bonus token and {drafter.max_draft_tokens}"
+                " drafted ones. Rows beyond its block are positions it never learned, so they"
+                " would cost verification and be rejected. Ask for at most"
+                f" {drafter.max_draft_tokens}, or leave num_speculative_tokens out."
+            )
+        return asked
+
+
+def written_settings(engine_args: EngineArgs) -> dict[str, Any]:
+    """A copy of the user's speculative config, with the underscores that vLLM turns dashes into."""
+    config = engine_args.speculative_config or {}
+    return {key.replace("-", "_"): value for key, value in config.items()}
+
+
+def requested_settings(engine_args: EngineArgs) -> dict[str, Any] | None:
+    """What the user asked of DFlash, whichever flags it came by; None for any other method."""
+    requested = written_settings(engine_args)
+    for key, value in (
+        ("method", engine_args.spec_method),
+        ("model", engine_args.spec_model),
+        ("num_speculative_tokens", engine_args.spec_tokens),
+    ):
+        if value is not None:
+            requested.setdefault(key, value)
+    method, model = requested.get("method"), requested.get("model")
+    is_ours = method == "dflash" or (method is None and _sounds_like_dflash(model))
+    return requested if is_ours else None
+
+
+def _sounds_like_dflash(model: Any) -> bool:
+    """Whether vLLM, without a method, takes a drafter of this name for a DFlash one."""
+    from vllm.config import SpeculativeConfig
+
+    name = str(model or "").lower()
+    if "dflash" not in name or "eagle-" in name or "eagle3" in name:
+        return False
+    return not SpeculativeConfig._is_custom_proposer_path(model)
