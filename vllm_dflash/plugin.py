@@ -1,9 +1,81 @@
-"""Every hook we place in vLLM, on one page: why, how, and what would replace it.
+"""The page of hooks: all that we attach to vLLM. Where, why, how, what would replace it.
 
 `register` runs once in every vLLM process (entry point group `vllm.general_plugins`) and places
-hook 1. The others are placed only where `method: "dflash"` was selected, so plain serving and
-other speculative methods run unmodified vLLM. This module imports nothing heavy: vLLM only logs
-an ImportError of a plugin, and would then silently run its own DFlash.
+hook 1. The others are placed only where `method: "dflash"` was selected and our code runs the
+drafter, so plain serving and other speculative methods run unmodified vLLM. What the hooks rely
+on is listed in `seams.py`, and checked by version and signature before any is placed. This module
+imports nothing heavy: vLLM only logs an ImportError of a plugin, and would then silently run its
+own DFlash.
+
+Functions of vLLM that are wrapped:
+
+ 1. `EngineArgs.create_speculative_config` (here). The one place where `LLM(...)` and `vllm serve`
+    pass the user's speculative config before any process starts, so a pair that does not fit can
+    be refused and defaults filled in. Replaced by: a registry of speculative methods in vLLM.
+ 2. `MultiprocExecutor.take_draft_token_ids` (`engine/drafts_in_output.py`). Drafts come with the
+    step's output, so the call for them is spared. Replaced by: drafts in `ModelRunnerOutput`.
+
+vLLM's own settings, which we fill in (`_select` here, `config/engine_settings.py`):
+
+ 3. `worker_cls`. Our worker puts our drafting code in place; a node without this package fails by
+    name when it imports the class.
+ 4. `additional_config`. Carries the checked options to all workers, as one string; part of the
+    compile cache's key.
+ 5. `scheduler_cls`, unless the user chose one. The synchronous one takes the drafts that come
+    with the output, the asynchronous one chooses each step's draft length. vLLM warns of all
+    schedulers that are not its own.
+ 6. `ModelRegistry.register_model`, here and in workers. Our draft model stands for the
+    architecture `DFlashDraftModel`. vLLM warns that it replaces its own.
+ 7. `distributed_executor_backend`, where it is "ray". A subclass of vLLM's executor asks every
+    node before a worker starts (`cluster/ray_executor.py`). Replaced by: a hook of vLLM's there.
+ 8. The speculative config: K from the checkpoint; `disable_eagle_block_drop`, because our context
+    is not shifted by a token, so that a prefix hit keeps its last block; on CUDA, adaptive
+    verification or `num_speculative_tokens_per_batch_size`. Of that table only the draft lengths
+    count, for which vLLM captures graphs: the batch sizes beside them mean nothing, and our
+    schedulers do not look them up. Replaced by: a list of lengths to capture.
+ 9. `disable_hybrid_kv_cache_manager` on V1, whose drafters have one cache group, also where the
+    target has sliding layers.
+
+Assignments in our own worker (`engine/worker.py`), each to its own model runner:
+
+10. `drafter` (V1), `speculator` (V2). Subclasses of vLLM's stand in the place of what the runner
+    has built. Replaced by: `method: custom_class`, once that gets hidden states and a KV cache.
+11. `_input_fits_in_drafter` (V1). vLLM compares the longest request of the batch with the context
+    limit: one long request would switch drafting off for all and leave holes in the drafter's
+    cache. Our proposer limits each by itself. Replaced by: a per-request limit in vLLM.
+12. `rejection_sampler` (V1). See `undrafted_sampling.py` below.
+
+What vLLM reads of the drafter's config, changed for it (`config/draft_config.py`):
+
+13. `trust_remote_code` is off while it reads: the setting is for the target alone, and a drafter
+    is data. Replaced by: a setting of the draft model's own.
+14. `dflash_config` and `layer_types` of its copy. Taps and mask token stand where vLLM looks for
+    them. All layers are called full, because V1 refuses drafters that mix kinds for needing
+    several cache groups, and ours keeps all in one (`model/layers.py`). Replaced by: drafters
+    with several cache groups on V1.
+
+Objects of vLLM's that we make or use, adjusted:
+
+15. `aot_schedule` of a FlashAttention metadata builder is off for layers with a window: it would
+    plan for the window of the cache, and ours keeps everything (`engine/attention_groups.py`).
+16. A start callback of TorchDynamo counts compilations after warm-up (`engine/warm.py`). It only
+    observes.
+17. Only where the user asks for `CPURayExecutor`: three names of `ray_executor_v2` while that
+    executor is built, put back afterwards, and `SpinCondition.wait` of its message queues
+    (`cluster/ray_executor.py`, `cluster/napping.py`). vLLM's Ray executor asks for accelerators,
+    and a CPU has none. Replaced by: a `ray_device_key` of vLLM's CPU platform.
+
+Bugs of vLLM that we mend, in workers, each in a file of its own in `engine/vllm_fixes/` that says
+what is wrong and when to delete it:
+
+18. `expanded_sampling.py` rebinds one function (CPU).
+19. `undrafted_sampling.py` is the class of hook 12 (V1).
+20. `seeded_chunks.py` takes generators away while a step is sampled (V1, CPU).
+21. `sliding_sinks.py` sets an environment variable of vLLM's (CPU).
+22. `collective_memory.py` unlinks shared memory (CPU).
+23. `stale_blocks.py` clears cache blocks of the drafter's layers (CPU).
+24. `short_rotary_tables.py` lengthens `cos_sin_cache` in our draft model.
+25. `amx_permission.py` asks Linux for AMX (CPU).
 """
 
 from __future__ import annotations
@@ -30,12 +102,7 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    """Hook 1: `EngineArgs.create_speculative_config`. Entry point; idempotent.
-
-    Why: the one place where `LLM(...)` and `vllm serve` pass the user's speculative config before
-    any process starts, so a pair that does not fit can be refused and defaults filled in.
-    How: wrapped; calls the original untouched unless the method is dflash, and our code runs the
-    drafter's architecture. Replaced by: a registry of speculative methods in vLLM.
+    """Place hook 1. Entry point; idempotent.
 
     Never raises: engines that do not use DFlash go on as if we were not there. Where the hook
     cannot be placed, our draft model stands for vLLM's own, and refuses to be built, since nobody
@@ -105,21 +172,7 @@ def _select(
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> DFlashOptions:
-    """Hooks 2 to 5, placed once DFlash is selected: worker, options, scheduler, draft model.
-
-    2. `parallel_config.worker_cls`. Why: our worker installs our proposer, and a node without
-       this package fails by name when it imports the class. How: vLLM's own setting.
-    3. `additional_config`. Why: carries the checked options to all workers, as one string, and is
-       part of the compile cache's key. How: vLLM's own setting.
-    4. `scheduler_cls`, unless the user chose one. Why: our synchronous scheduler finds the drafts
-       in a step's output, which saves a call to the workers in every step; our asynchronous one
-       chooses each step's draft length. How: vLLM's own setting (it warns about all classes that
-       are not its own).
-    5. `ModelRegistry.register_model`. Why: our draft model stands for the architecture
-       `DFlashDraftModel`. How: vLLM's own registry.
-    12. `distributed_executor_backend`, where it is "ray". Why: our subclass of vLLM's executor
-       asks every node before a worker starts. How: vLLM's own setting.
-    """
+    """Hooks 3 to 9, placed once DFlash is selected."""
     from vllm import envs
     from vllm.logger import init_logger
     from vllm.platforms import current_platform
@@ -161,7 +214,6 @@ def _select(
         engine_args.scheduler_cls = SCHEDULER
     is_v1 = worker == CPU_WORKER and not envs.VLLM_USE_V2_MODEL_RUNNER
     if is_v1 and engine_args.disable_hybrid_kv_cache_manager is None:
-        # Targets with sliding layers get several cache groups, and the V1 runner's drafters one.
         engine_args.disable_hybrid_kv_cache_manager = True
     fill_in_defaults(engine_args, options, choose_verification(engine_args, options))
     register_draft_model()
@@ -172,7 +224,7 @@ def _select(
 
 
 def register_draft_model() -> None:
-    """Hook 5, in the front end and in every worker. vLLM warns that it replaces its own."""
+    """Hook 6, in the front end and in every worker."""
     from vllm.model_executor.models.registry import ModelRegistry
 
     ModelRegistry.register_model("DFlashDraftModel", DRAFT_MODEL)

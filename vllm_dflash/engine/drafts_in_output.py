@@ -37,7 +37,7 @@ def attached_drafts(output: ModelRunnerOutput) -> DraftTokenIds | None:
 
 
 def skip_the_call_for_drafts() -> None:
-    """Hook 9, in the engine's process; other engines of the process keep the call."""
+    """Hook 2, in the engine's process; other engines of the process keep the call."""
     original = MultiprocExecutor.take_draft_token_ids
     if hasattr(original, "wrapped_by_vllm_dflash"):
         return

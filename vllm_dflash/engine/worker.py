@@ -56,7 +56,7 @@ class DraftingWorker(Worker):
         self._watch: DraftWatch | None = None
         self._costs_to_send: StepCosts | None = None
         check_vllm(V2_WORKER if self.use_v2_model_runner else V1_WORKER)
-        register_draft_model()  # hook 5
+        register_draft_model()  # hook 6
         super().init_device()
         self.drafter = self._attach_to_v2() if self.use_v2_model_runner else self._attach_to_v1()
         if self.rank == 0:
@@ -78,7 +78,7 @@ class DraftingWorker(Worker):
         return "v2" if self.use_v2_model_runner else "v1"
 
     def _attach_to_v1(self) -> PlannedProposer:
-        """Hooks 6 and 7."""
+        """Hooks 10 to 12."""
         runner = self.model_runner
         _expect(getattr(runner, "drafter", None), DFlashProposer)
         runner.drafter = PlannedProposer(self.vllm_config, self.device, runner)
@@ -90,7 +90,7 @@ class DraftingWorker(Worker):
         return runner.drafter
 
     def _attach_to_v2(self) -> PlannedSpeculator:
-        """Hook 6."""
+        """Hook 10."""
         runner = self.model_runner
         _expect(runner.speculator, DFlashSpeculator)
         runner.speculator = PlannedSpeculator(self.vllm_config, self.device, runner.req_states)
