@@ -64,7 +64,9 @@ class WaitingRows:
 
     def drop(self, slots: Ints) -> None:
         """Nothing waits for these slots any longer; some may be named twice."""
-        self.free(np.unique(self._rows_of(slots)))
+        rows = self._rows_of(slots)
+        if len(rows):
+            self.free(np.unique(rows))
 
     def count(self, block_table: Ints, context_lens: Ints) -> Ints:
         """Rows that wait for slots of each request's context, [R].
