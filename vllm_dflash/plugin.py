@@ -2,10 +2,11 @@
 
 `register` runs once in every vLLM process (entry point group `vllm.general_plugins`) and places
 hook 1. The others are placed only where `method: "dflash"` was selected and our code runs the
-drafter, so plain serving and other speculative methods run unmodified vLLM. What the hooks rely
-on is listed in `seams.py`, and checked by version and signature before any is placed. This module
-imports nothing heavy: vLLM only logs an ImportError of a plugin, and would then silently run its
-own DFlash.
+drafter, so plain serving and other speculative methods run unmodified vLLM. (Hook 6 also where
+hook 1 cannot be placed, to refuse; hook 17 where a user names that executor.) The signatures we
+check are listed in `seams.py`, and checked, with the version, before a hook other than 1 is
+placed. This module imports nothing heavy: vLLM only logs an ImportError of a plugin, and would
+then silently run its own DFlash.
 
 Functions of vLLM that are wrapped:
 
@@ -26,13 +27,16 @@ vLLM's own settings, which we fill in (`_select` here, `config/engine_settings.p
     schedulers that are not its own.
  6. `ModelRegistry.register_model`, here and in workers. Our draft model stands for the
     architecture `DFlashDraftModel`. vLLM warns that it replaces its own.
- 7. `distributed_executor_backend`, where it is "ray". A subclass of vLLM's executor asks every
-    node before a worker starts (`cluster/ray_executor.py`). Replaced by: a hook of vLLM's there.
- 8. The speculative config: K from the checkpoint; `disable_eagle_block_drop`, because our context
-    is not shifted by a token, so that a prefix hit keeps its last block; on CUDA, adaptive
-    verification or `num_speculative_tokens_per_batch_size`. Of that table only the draft lengths
-    count, for which vLLM captures graphs: the batch sizes beside them mean nothing, and our
-    schedulers do not look them up. Replaced by: a list of lengths to capture.
+ 7. `distributed_executor_backend`, where it is "ray" (on CUDA, unless vLLM's older Ray executor
+    is asked for). A subclass of vLLM's executor asks every node before a worker starts
+    (`cluster/ray_executor.py`). Replaced by: a hook of vLLM's there.
+ 8. The speculative config, without our own keys: method, K and `draft_tensor_parallel_size` where
+    they were not given; drafts that are always the likeliest token (`draft_sample_method`);
+    `disable_eagle_block_drop`, because our context is not shifted by a token, so that a prefix
+    hit keeps its last block; on CUDA, adaptive verification or
+    `num_speculative_tokens_per_batch_size`. Of that table only the draft lengths count, for which
+    vLLM captures graphs: the batch sizes beside them mean nothing, and our schedulers overrule
+    what vLLM looks up by them. Replaced by: a list of lengths to capture.
  9. `disable_hybrid_kv_cache_manager` on V1, whose drafters have one cache group, also where the
     target has sliding layers.
 
@@ -44,6 +48,11 @@ Assignments in our own worker (`engine/worker.py`), each to its own model runner
     limit: one long request would switch drafting off for all and leave holes in the drafter's
     cache. Our proposer limits each by itself. Replaced by: a per-request limit in vLLM.
 12. `rejection_sampler` (V1). See `undrafted_sampling.py` below.
+
+Our workers and schedulers are subclasses of vLLM's and do more than place hooks: a CPU worker
+samples and drafts in the call that runs the target, drafts and costs travel as attributes of
+`ModelRunnerOutput` (`engine/drafts_in_output.py`, `engine/scheduler.py`), and drafter layers with
+a window keep their whole context in the cache (`DraftAttentionCache` in `model/layers.py`).
 
 What vLLM reads of the drafter's config, changed for it (`config/draft_config.py`):
 
@@ -61,9 +70,11 @@ Objects of vLLM's that we make or use, adjusted:
 16. A start callback of TorchDynamo counts compilations after warm-up (`engine/warm.py`). It only
     observes.
 17. Only where the user asks for `CPURayExecutor`: three names of `ray_executor_v2` while that
-    executor is built, put back afterwards, and `SpinCondition.wait` of its message queues
-    (`cluster/ray_executor.py`, `cluster/napping.py`). vLLM's Ray executor asks for accelerators,
-    and a CPU has none. Replaced by: a `ray_device_key` of vLLM's CPU platform.
+    executor is built, put back afterwards, and `SpinCondition.wait` of its message queues, in
+    workers as well (`cluster/ray_executor.py`, `ray_worker.py`, `napping.py`); a meeting point
+    that names the node, so that workers of several nodes use no shared memory. vLLM's Ray
+    executor asks for accelerators, and a CPU has none. Replaced by: a `ray_device_key` of vLLM's
+    CPU platform.
 
 Bugs of vLLM that we mend, in workers, each in a file of its own in `engine/vllm_fixes/` that says
 what is wrong and when to delete it:
@@ -181,7 +192,7 @@ def _select(
     from vllm_dflash.config.engine_settings import (
         choose_verification,
         choose_worker,
-        fill_in_defaults,
+        write_speculative_config,
     )
     from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
     from vllm_dflash.config.pair import resolve
@@ -215,7 +226,7 @@ def _select(
     is_v1 = worker == CPU_WORKER and not envs.VLLM_USE_V2_MODEL_RUNNER
     if is_v1 and engine_args.disable_hybrid_kv_cache_manager is None:
         engine_args.disable_hybrid_kv_cache_manager = True
-    fill_in_defaults(engine_args, options, choose_verification(engine_args, options))
+    write_speculative_config(engine_args, options, choose_verification(engine_args, options))
     register_draft_model()
     if backend == "ray" and envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
         # The class and not its path, which vLLM would take for an executor without Ray (`use_ray`).

@@ -1,4 +1,4 @@
-"""Classes of ours that vLLM is told by name, so that naming one imports nothing."""
+"""Classes and functions of ours that vLLM is told by name, so that naming one imports nothing."""
 
 CPU_WORKER = "vllm_dflash.engine.worker.DFlashCPUWorker"
 GPU_WORKER = "vllm_dflash.engine.worker.DFlashGPUWorker"

@@ -70,7 +70,7 @@ def length_table(max_draft: int) -> list[tuple[int, int, int]]:
     return [(size, size, length) for size, length in enumerate(lengths, start=1)]
 
 
-def fill_in_defaults(
+def write_speculative_config(
     engine_args: EngineArgs, options: DFlashOptions, verification: Mapping[str, Any]
 ) -> None:
     """Write into the user's speculative config what vLLM needs and DFlash knows."""

@@ -27,8 +27,8 @@ class LengthControl:
         self._skip_ids: Sequence[str] = ()
         self._could_draft = False
 
-    def skips(self, step: Step) -> bool:
-        """Whether an earlier plan said that nobody drafts in this step either."""
+    def take_skip(self, step: Step) -> bool:
+        """Whether an earlier plan said that nobody drafts in this step either; uses up one such."""
         if not self._skip_steps or step.ids != self._skip_ids:
             self._skip_steps = 0
             return False

@@ -27,6 +27,7 @@ def attach_costs(output: ModelRunnerOutput, costs: StepCosts) -> None:
 
 def build_scheduler(**arguments: Any) -> Scheduler:
     """The scheduler of an engine; stands where vLLM expects a class of schedulers."""
+    check_seams(ENGINE)
     config = arguments["vllm_config"]
     is_async = config.scheduler_config.async_scheduling
     return (DFlashAsyncScheduler if is_async else DFlashScheduler)(**arguments)
@@ -39,7 +40,6 @@ class DFlashScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         # The table is there for the graphs of asynchronous scheduling (`choose_verification`).
         self.dynamic_sd_lookup = None
-        check_seams(ENGINE)
         skip_the_call_for_drafts()
 
     def update_from_output(

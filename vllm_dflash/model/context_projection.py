@@ -18,7 +18,7 @@ from vllm_dflash.model.layers import BlockAttention
 class ContextProjection(nn.Module):
     """Fuse the taps, project them to K/V of all layers in one GEMM, and store them.
 
-    Runs on every step over every scheduled token, whether anything is drafted or not, so it is
+    Runs over every token that was not rejected, at once or when its context is needed, so it is
     kept to a handful of fused operations; it is not compiled, since its number of rows has
     nothing to do with the block's.
     """

@@ -22,8 +22,8 @@ from vllm_dflash.model.vocabulary import DraftVocabulary, read_mask_embedding
 class DFlashDraftModel(nn.Module):
     """A drafter, which shares its target's embedding and head or has its own (arXiv 2602.06036).
 
-    Used in three steps: `share_vocabulary` once, `context.store` for every scheduled token of
-    every step, and `forward` then `compute_logits` for the blocks that are drafted.
+    Used in three steps: `share_vocabulary` once, `context.store` for every token that was not
+    rejected, and `forward` then `compute_logits` for the blocks that are drafted.
     """
 
     allow_patterns_overrides: Sequence[str] = ("*.safetensors",)

@@ -2,7 +2,7 @@
 
 `planner.Planner` is what a runner talks to. It puts together estimates of which drafts survive
 (`survival`), of what a draft will be worth before it is made (`forecast`), of what a step costs
-(`costs`), and the selection of what to verify (`selection`).
+(`costs`), and the selection of what to verify (`candidates`).
 """
 
 import numpy as np

@@ -31,7 +31,7 @@ MARGIN = 1.01
 CLOSE = 0.95
 """From this speed-up on, drafting nearly pays, and is looked at more often."""
 PROBE_SHARE = 16
-"""A probe drafts one in this many requests, and at least one."""
+"""A probe drafts one request, and one more for so many in the batch."""
 PROBE_LENGTH = 3
 """Drafts a probe has verified whatever they seem worth, to see whether estimates still hold."""
 CATCH_UP_STEPS = 64

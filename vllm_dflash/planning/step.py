@@ -1,6 +1,6 @@
-"""The one record of a step: made when the target's output is there, handed on, and kept by nobody.
+"""The one record of a step: made when the target's output is there, and handed on.
 
-A runner makes it and measures times, the planner reads it and decides, the statistics count it.
+Whoever drafts makes it and measures times, the planner reads it and decides, statistics count it.
 Whoever learns something writes it here. Four things make steps: the proposer (V1), the speculator
 (V2), the asynchronous scheduler, and the simulated engine of the tests.
 """
@@ -60,7 +60,7 @@ class Step:
     """Drafts of each that the target verified, [R]."""
 
     limits: Ints = field(default_factory=_nothing_yet)
-    """Drafts each can use at most in the next step, [R]."""
+    """Drafts each can use at most in the next step, [R]; after drafting, those that are finite."""
     waiting: Ints = field(default_factory=_nothing_yet)
     """Context rows of each that must be stored before it can be drafted, [R]."""
     plan: Plan = field(default_factory=lambda: Plan.nothing(0))
@@ -73,7 +73,7 @@ class Step:
     """Drafts thrown away because their logits were not finite."""
 
     draft_rows: int = 0
-    """Rows of the drafter's block forward; 0 where it did not run."""
+    """Rows of the drafter's block forward that took part of its time; 0 where none did."""
     draft_seconds: float = 0.0
     context_rows: int = 0
     """Context rows that were stored."""

@@ -74,7 +74,7 @@ def test_skipped_steps_are_counted_and_not_planned(agreed: list[str]) -> None:
     skipped = []
     for limits in ((7, 7), (7, 7), (7, 7), (7, 7), (7,)):
         step = step_of(*limits)
-        skipped.append(control.skips(step))
+        skipped.append(control.take_skip(step))
         if not skipped[-1]:
             control.plan(step)
         control.end(step)
@@ -87,8 +87,8 @@ def test_another_batch_ends_the_skipping(agreed: list[str]) -> None:
     control = LengthControl(7)
     control.policy = Scripted(Plan.nothing(2, skip_steps=5), Plan.nothing(1))
     control.plan(step_of(7, 7))
-    assert not control.skips(step_of(7))
-    assert not control.skips(step_of(7, 7))  # what was said of this batch is long ago
+    assert not control.take_skip(step_of(7))
+    assert not control.take_skip(step_of(7, 7))  # what was said of this batch is long ago
 
 
 def test_steps_in_which_nobody_could_draft_are_no_skipped_ones(agreed: list[str]) -> None:
@@ -96,7 +96,7 @@ def test_steps_in_which_nobody_could_draft_are_no_skipped_ones(agreed: list[str]
     control.policy = Scripted(Plan.nothing(1, skip_steps=1))
     for _ in range(2):
         step = step_of(0)
-        if not control.skips(step):
+        if not control.take_skip(step):
             control.plan(step)
         control.end(step)
     assert (control.statistics.steps, control.statistics.skipped_steps) == (2, 0)

@@ -1,4 +1,4 @@
-"""The proposer for vLLM's V1 model runner: context every step, drafts where they pay."""
+"""The proposer for vLLM's V1 model runner: context is kept, drafts are made where they pay."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class PlannedProposer(DFlashProposer):
     """Drafts a block per request in one forward, in the place of vLLM's own proposer.
 
     Every step: take the context of all scheduled tokens the target did not reject, then draft
-    for the requests for which the plan says so. Where it says nobody, nothing is computed, and
-    context is stored now and then.
+    for the requests for which the plan says so. Where lengths are planned and it says nobody,
+    nothing is computed, and context is stored now and then.
 
     Written for synchronous scheduling, which is what the V1 runner does on CPUs: the ragged
     lists it returns tell the scheduler each request's length. Nothing of vLLM's class is used but
@@ -60,7 +60,7 @@ class PlannedProposer(DFlashProposer):
         self.step: Step | None = None
         """The one that runs, from when the target's output is there."""
         self.has_drafts = False
-        """Whether the last step drafted anything for anybody."""
+        """Whether any draft of the last step is to be verified."""
         self.runs_target_alone = False
         """Whether dummy runs of the runner are to leave the drafter out."""
         self.length_limit = min(
@@ -223,7 +223,7 @@ class PlannedProposer(DFlashProposer):
         self.has_drafts = False
         self._take_context(step, target_positions, target_hidden_states, batch, num_rejected)
         drafts: list[list[int]] = [[] for _ in step.ids]
-        if self.lengths.skips(step):
+        if self.lengths.take_skip(step):
             return drafts
 
         context_lens = batch.seq_lens[: batch.num_reqs].numpy() - num_rejected

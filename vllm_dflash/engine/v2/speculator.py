@@ -1,8 +1,8 @@
 """The speculator for vLLM's Model Runner V2: vLLM's own, with our drafter and draft lengths.
 
 The captured draft step is vLLM's: its buffers, its input kernel (rejected rows and null blocks
-are stored nowhere), its graphs, in which context is stored and every request of the batch is
-drafted to the full. Ours is the draft model, and whether the block runs at all.
+are stored nowhere), its graphs, in which context is stored (where a graph runs) and every request
+of the batch is drafted to the full. Ours is the draft model, and whether the block runs at all.
 
 Draft lengths under synchronous scheduling are planned here, as on V1, and handed to the scheduler
 as one number per request. Under asynchronous scheduling the scheduler plans
@@ -248,7 +248,7 @@ class PlannedSpeculator(native.DFlashSpeculator):
         if drafted is not None:
             step.verified = np.where(step.decoding, drafted, 0)
             self.lengths.statistics.observe_verification(step)
-        if self.lengths.skips(step):
+        if self.lengths.take_skip(step):
             return step
         context_lens = input_batch.num_computed_tokens_np + input_batch.num_scheduled_tokens
         limits = np.minimum(
