@@ -27,6 +27,7 @@ class Seam:
     """Names of the parameters we pass or receive, in order; None for what is not called."""
 
 
+NATIVE = "vllm.v1.spec_decode.dflash:DFlashProposer"
 PROPOSER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 
@@ -42,10 +43,9 @@ FRONT_END = (
 """Used in the process that builds the engine's config."""
 
 V1_WORKER = (
-    Seam("vllm.v1.spec_decode.dflash:DFlashProposer.__init__", "self vllm_config device runner"),
+    Seam(f"{NATIVE}.__init__", "self vllm_config device runner"),
     Seam("vllm.v1.worker.cpu_worker:CPUWorker.init_device", "self"),
     Seam(f"{RUNNER}._input_fits_in_drafter", "self common_attn_metadata"),
-    Seam(f"{PROPOSER}.__init__", "self vllm_config device pass_hidden_states_to_model runner"),
     Seam(
         f"{PROPOSER}.propose",
         "self num_speculative_tokens target_token_ids target_positions "
@@ -60,9 +60,7 @@ V1_WORKER = (
         f"{PROPOSER}.prepare_inputs_padded",
         "self common_attn_metadata spec_decode_metadata valid_sampled_tokens_count",
     ),
-    Seam(
-        f"{PROPOSER}.dummy_run", "self num_tokens use_cudagraphs is_graph_capturing slot_mappings"
-    ),
+    Seam(f"{NATIVE}.dummy_run", "self num_tokens use_cudagraphs is_graph_capturing slot_mappings"),
     Seam(f"{PROPOSER}.initialize_attn_backend", "self kv_cache_config kernel_block_sizes"),
     Seam(
         "vllm.v1.worker.utils:AttentionGroup.build_metadata_for_drafting",
@@ -72,7 +70,7 @@ V1_WORKER = (
         "vllm.v1.worker.utils:AttentionGroup.create_metadata_builders",
         "self vllm_config device kernel_block_size num_metadata_builders",
     ),
-    Seam(f"{PROPOSER}._create_draft_vllm_config", "self"),
+    Seam(f"{NATIVE}._create_draft_vllm_config", "self"),
     Seam(f"{PROPOSER}._maybe_share_embeddings", "self target_language_model"),
     Seam(f"{PROPOSER}._maybe_share_lm_head", "self target_language_model"),
     Seam(
@@ -153,7 +151,6 @@ V2_WORKER = (
         "self hidden_states sample_src_positions idx_mapping temperature seeds draft_step "
         "draft_logits spec_step_idx",
     ),
-    Seam(f"{SPECULATOR}.observe_verification", "self idx_mapping num_sampled num_rejected"),
     Seam(f"{SPECULATOR}._maybe_predict_acceptance", "self logits idx_mapping draft_step"),
     Seam(
         f"{V2}.model_runner:GPUModelRunner._dummy_run",

@@ -122,11 +122,11 @@ def expected() -> dict[tuple[int, int], Tokens]:
 @pytest.mark.parametrize(
     ("draft_length", "changes"),
     [
-        # Rows of requests that end undrafted are dropped, so a cached prefix may lack them.
         ("adaptive", {"enable_prefix_caching": False}),
+        ("adaptive", {"num_gpu_blocks_override": 12, "max_model_len": 224}),
         ("fixed", {"num_gpu_blocks_override": 12, "max_model_len": 224}),
     ],
-    ids=["planned lengths", "little cache"],
+    ids=["planned lengths", "planned lengths, little cache", "little cache"],
 )
 def test_random_traffic(
     expected: dict[tuple[int, int], Tokens],

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from vllm_dflash.engine.statistics import DraftStatistics
 
-FIRST_LOOK, LONGEST_INTERVAL = 32, 8192
+FIRST_LOOK, LONGEST_INTERVAL = 32, 1024
 """Steps. Counters may lie on a device, and looking waits for it; so intervals double."""
 ENOUGH_VERIFICATIONS = 256
 LEAST_ACCEPTED = 0.01

@@ -219,9 +219,11 @@ class DFlashCPUWorker(DraftingWorker, CPUWorker):
                 clear_blocks((layer.kv_cache for layer in layers), self._num_blocks, blocks)
             if self.use_v2_model_runner:  # it stores context in every step, so none waits
                 continue
-            known = self.model_runner.requests
+            # Those that were preempted gave their blocks away before; the runner still lists them.
+            runner = self.model_runner
+            still_own = step.finished_req_ids & runner.input_batch.req_id_to_index.keys()
             blocks += useless_blocks(
-                [known[name] for name in step.finished_req_ids if name in known],
+                [runner.requests[name] for name in still_own],
                 group,
                 block_size,
                 caches_prefixes=self.cache_config.enable_prefix_caching,

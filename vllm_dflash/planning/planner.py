@@ -100,8 +100,8 @@ class Planner:
         plain_rate = step.num_requests / seconds
         nobody = Plan.nothing(step.num_requests, plain_rate, SKIP_STEPS)
         able = step.limits > 0
-        if not able.any():
-            return nobody
+        if not able.any():  # a prompt may end with the next step
+            return replace(nobody, skip_steps=0)
         widest = min(self.max_draft, int(step.limits.max()))
         best, tokens = self._best(first, able, widest, step.waiting)
         speedup = best.price / plain_rate

@@ -114,8 +114,8 @@ class Step:
 
     @property
     def only_decodes(self) -> bool:
-        """Whether no prompt took part."""
-        return self.prompt_rows == 0 and bool(self.decoding.all())
+        """Whether it decoded, and no prompt took part."""
+        return len(self.ids) > 0 and self.prompt_rows == 0 and bool(self.decoding.all())
 
     @contextmanager
     def timing(self, part: str) -> Iterator[None]:
@@ -150,7 +150,7 @@ class StepClock:
             hold: whether to wait for more steps like this one, and to take them together.
         """
         now = time.perf_counter()
-        last, self._last = self._last, step
+        last, self._last = self._last, step if step.ids else None  # an empty step is a pause
         since, self._ended = now - self._ended, now
         is_same_batch = last is not None and last.ids == step.ids
         if not (is_same_batch and step.only_decodes):

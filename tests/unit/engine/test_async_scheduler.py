@@ -123,6 +123,16 @@ def test_steps_are_timed_where_the_same_requests_only_decode(
     assert [bool(seen.target_seconds) for seen in observed] == [False, True, False, True, True]
 
 
+def test_steps_of_nobody_teach_nothing(scheduler: DFlashAsyncScheduler) -> None:
+    """Behind a request of one token, before any that decoded: nothing to learn a time from."""
+    first, output = step({"a": 0}, {"a": 1}, {"a": 9}, new=("a",))
+    attach_costs(output, costs := profiled_costs())
+    before = costs.verify.seconds.tolist()
+    for one in ((first, output), step({}, {}), step({}, {}), step({}, {})):
+        scheduler.update_from_output(*one)
+    assert costs.verify.seconds.tolist() == before
+
+
 def test_a_draft_takes_part_of_the_time_of_the_step_behind_it(
     scheduler: DFlashAsyncScheduler, observed: list[Step]
 ) -> None:

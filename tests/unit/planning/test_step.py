@@ -85,6 +85,17 @@ def test_steps_with_prompts_are_timed_but_teach_nothing(fake: FakeTime) -> None:
     assert mixed.target_seconds == 0.0
 
 
+def test_a_step_of_nobody_is_a_pause(fake: FakeTime) -> None:
+    """vLLM passes such steps on: while a grammar compiles, one a millisecond."""
+    clock = StepClock()
+    finish(clock, fake, decoding("a"), 1.0)
+    for _ in range(3):
+        empty = finish(clock, fake, Step([], np.zeros(0, dtype=int)), 0.001)
+        assert not empty.only_decodes
+        assert empty.target_seconds == 0.0
+    assert finish(clock, fake, decoding("a"), 1.0).target_seconds == 0.0
+
+
 def test_steps_that_are_held_are_taken_together(fake: FakeTime) -> None:
     clock = StepClock()
     finish(clock, fake, decoding("a"), 1.0)

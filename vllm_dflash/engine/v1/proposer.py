@@ -102,6 +102,7 @@ class PlannedProposer(DFlashProposer):
         self.block = BlockForward(self.model, self.vllm_config, groups)
         group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
         self.num_slots = kv_cache_config.num_blocks * group.kv_cache_spec.block_size
+        self.num_cache_groups = len(kv_cache_config.kv_cache_groups)
 
     @torch.inference_mode()
     def dummy_run(
@@ -124,8 +125,9 @@ class PlannedProposer(DFlashProposer):
     def adapt_lengths(self, costs: StepCosts) -> None:
         """From now on plan draft lengths, starting from these costs."""
         self.lengths.policy = Planner(self.num_speculative_tokens, self.max_batch_size, costs)
-        # A connector hands the cache on with each step, so it must be complete.
-        if self.vllm_config.kv_transfer_config is None:
+        # A connector hands the cache on with each step, so it must be complete. And of several
+        # cache groups, blocks that another one is given would have to be looked after as well.
+        if self.vllm_config.kv_transfer_config is None and self.num_cache_groups == 1:
             self.backlog = ContextBacklog(
                 self.model.context,
                 self.feature_width,
@@ -232,7 +234,8 @@ class PlannedProposer(DFlashProposer):
             context_lens, self._length_limits(step.ids), num_speculative_tokens, step.decoding
         )
         if self.backlog is not None:
-            step.waiting = self.backlog.count(block_table, context_lens)
+            with step.timing("planning"):
+                step.waiting = self.backlog.count(block_table, context_lens)
         plan = self.lengths.plan(step)
         if not plan.width:
             return drafts
