@@ -20,7 +20,7 @@ from vllm_dflash import __version__
 from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, CPU_WORKER
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
-from vllm_dflash.tools.verify.gate import Settings, verify
+from vllm_dflash.tools.verify.gate import GateSettings, verify
 from vllm_dflash.tools.verify.gate_sides import open_side
 
 pytestmark = [pytest.mark.engine, pytest.mark.cluster]
@@ -84,7 +84,7 @@ def test_two_nodes_write_what_plain_decoding_writes(cluster: RayCluster, tmp_pat
     def open_plain() -> Any:
         return open_side(str(TARGET), None, tmp_path / "plain", flags=FLAGS, dtype="float32")
 
-    settings = Settings(concurrency=(4,), tokens=32, tie=1e-3)
+    settings = GateSettings(concurrency=(4,), tokens=32, tie=1e-3)
     result = verify(held_out_prompts(6), open_dflash, open_plain, settings)
     assert result.verdict == "lossless"
 

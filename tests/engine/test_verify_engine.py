@@ -14,12 +14,12 @@ from vllm.v1.sample import rejection_sampler
 
 from support.engines import FIXED, TARGET, engine, held_out_prompts
 from vllm_dflash.tools.engine_answers import EngineAnswers, Request, complete
-from vllm_dflash.tools.verify.gate import Settings, verify
+from vllm_dflash.tools.verify.gate import GateSettings, verify
 from vllm_dflash.tools.verify.gate_sides import open_side
 from vllm_dflash.tools.verify.verification import Verification
 
 PROMPTS = held_out_prompts(8)
-SETTINGS = Settings(concurrency=(2, 8), tokens=32)
+SETTINGS = GateSettings(concurrency=(2, 8), tokens=32)
 PLACEHOLDER = -1
 
 Gate = Callable[..., Verification]

@@ -8,7 +8,7 @@ from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 
 
 @dataclass(frozen=True)
-class TargetFacts:
+class PairingTarget:
     """What pairing needs to know about a target model."""
 
     model: str
@@ -25,7 +25,7 @@ class TargetFacts:
     data_parallel_size: int = 1
 
 
-def check_pair(drafter: DrafterSpec, target: TargetFacts) -> None:
+def check_pair(drafter: DrafterSpec, target: PairingTarget) -> None:
     """Raise `DrafterError` with every reason why the drafter cannot draft for the target."""
     if faults := pair_faults(drafter, target):
         raise DrafterError(
@@ -35,7 +35,7 @@ def check_pair(drafter: DrafterSpec, target: TargetFacts) -> None:
         )
 
 
-def pair_faults(drafter: DrafterSpec, target: TargetFacts) -> list[str]:
+def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
     """Every reason why the drafter cannot draft for the target, with both values."""
     faults = []
     if not target.supports_taps:
@@ -83,7 +83,7 @@ def pair_faults(drafter: DrafterSpec, target: TargetFacts) -> list[str]:
     return faults + parallel_faults(target)
 
 
-def parallel_faults(target: TargetFacts) -> list[str]:
+def parallel_faults(target: PairingTarget) -> list[str]:
     """Those of them that come from how the engine is spread over processes.
 
     Tensor parallelism is none: a drafter that does not divide is whole on every rank (`ranks.py`).

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.headers import HeadersError, read_folder
 from vllm_dflash.checkpoint.mask_embedding import check_mask_embedding
-from vllm_dflash.checkpoint.pairing import TargetFacts, check_pair
+from vllm_dflash.checkpoint.pairing import PairingTarget, check_pair
 from vllm_dflash.checkpoint.ranks import drafter_ranks
 from vllm_dflash.checkpoint.read import parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
@@ -59,7 +59,7 @@ def check_weights(drafter: DrafterSpec, folder: Path) -> None:
     check_mask_embedding(drafter, folder)
 
 
-def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> TargetFacts:
+def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> PairingTarget:
     """Read what pairing needs from vLLM's own configs; imports the target's model class."""
     from vllm.model_executor.models.interfaces import supports_eagle3
     from vllm.platforms import current_platform
@@ -67,7 +67,7 @@ def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> Target
     model_class, architecture = target.registry.resolve_model_cls(
         target.architectures, model_config=target
     )
-    return TargetFacts(
+    return PairingTarget(
         model=target.model,
         architecture=architecture,
         num_layers=target.get_total_num_hidden_layers(),

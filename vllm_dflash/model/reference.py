@@ -29,7 +29,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from vllm_dflash.checkpoint.spec import DrafterSpec
 
 
-class BlockAttention(nn.Module):
+class ReferenceAttention(nn.Module):
     """Queries of the block over the context's and the block's own keys and values."""
 
     def __init__(self, spec: DrafterSpec) -> None:
@@ -87,12 +87,12 @@ class BlockAttention(nn.Module):
         return t
 
 
-class DrafterLayer(nn.Module):
+class ReferenceLayer(nn.Module):
     """One layer of the drafter. The context is not normed per layer; the block is."""
 
     def __init__(self, spec: DrafterSpec, config: Qwen3Config) -> None:
         super().__init__()
-        self.self_attn = BlockAttention(spec)
+        self.self_attn = ReferenceAttention(spec)
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
@@ -129,7 +129,7 @@ class ReferenceDrafter(nn.Module):
         fused = len(spec.taps) * spec.target_hidden_size
         self.fc = nn.Linear(fused, spec.hidden_size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
-        self.layers = nn.ModuleList(DrafterLayer(spec, config) for _ in range(spec.num_layers))
+        self.layers = nn.ModuleList(ReferenceLayer(spec, config) for _ in range(spec.num_layers))
         self.norm = Qwen3RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.embed_tokens: nn.Embedding | None = None
         self.lm_head: nn.Linear | None = None

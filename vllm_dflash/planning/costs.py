@@ -52,7 +52,7 @@ class Curve:
         self.seconds = np.maximum.accumulate(self.seconds * (1.0 + rate * share * surprise))
 
 
-class Level:
+class LearnedTime:
     """An additive time by number of requests, learned from nothing; may be negative."""
 
     def __init__(self, max_requests: int) -> None:
@@ -111,8 +111,8 @@ class StepCosts:
         self.context = context
         # What the profile did not see (scheduling, attention over long contexts, sampling)
         # depends on the number of requests; verifying drafts adds to it.
-        self.plain_level = Level(max_requests)
-        self.verify_level = Level(max_requests)
+        self.plain_level = LearnedTime(max_requests)
+        self.verify_level = LearnedTime(max_requests)
         self.prompt_share = 0.0
         """Part of the steps that hold prompt rows, too."""
         self.prompt_rows = 0.0

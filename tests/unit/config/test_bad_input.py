@@ -17,7 +17,7 @@ from vllm.engine.arg_utils import EngineArgs
 from support.drafter_harness import DrafterHarness
 from support.pairs import Pair, drafter_config, make_pair, save_drafter
 from vllm_dflash.checkpoint.headers import Tensor, read_folder
-from vllm_dflash.checkpoint.pairing import TargetFacts, check_pair
+from vllm_dflash.checkpoint.pairing import PairingTarget, check_pair
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.checkpoint.tensors import check_tensors
@@ -258,7 +258,7 @@ def test_another_worker_class(pair: Pair) -> None:
 def test_parallelism_and_targets_that_do_not_fit(
     pair: Pair, parallel: dict[str, Any], message: str
 ) -> None:
-    facts = TargetFacts("t", "Qwen3ForCausalLM", 4, 64, 320, supports_taps=True)
+    facts = PairingTarget("t", "Qwen3ForCausalLM", 4, 64, 320, supports_taps=True)
     check_pair(pair.spec, facts)
     check_pair(pair.spec, dataclasses.replace(facts, multimodal=True, has_linear_attention=True))
     with pytest.raises(DrafterError, match=message):

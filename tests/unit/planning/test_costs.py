@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from support.planner_world import VERIFY_MS, curve, profiled_costs
-from vllm_dflash.planning.costs import LARGEST_SURPRISE, Level
+from vllm_dflash.planning.costs import LARGEST_SURPRISE, LearnedTime
 from vllm_dflash.planning.step import Step
 
 
@@ -53,7 +53,7 @@ def test_one_interrupted_step_hardly_matters() -> None:
 
 
 def test_a_level_is_known_at_once_and_spreads_to_where_nothing_was_seen() -> None:
-    level = Level(64)
+    level = LearnedTime(64)
     level.correct(16, 0.005, num_steps=1)
     assert level.at(16) == pytest.approx(0.005)
     assert level.at(1) == level.at(64) == pytest.approx(0.005)
@@ -63,7 +63,7 @@ def test_a_level_is_known_at_once_and_spreads_to_where_nothing_was_seen() -> Non
 
 
 def test_alike_steps_reported_together_count_as_often() -> None:
-    one_by_one, together = Level(8), Level(8)
+    one_by_one, together = LearnedTime(8), LearnedTime(8)
     for _ in range(40):
         one_by_one.correct(4, 0.01 - one_by_one.at(4), num_steps=1)
         one_by_one.correct(4, 0.02 - one_by_one.at(4), num_steps=1)

@@ -12,7 +12,7 @@ import pytest
 
 from vllm_dflash.tools.engine_answers import Facts, Finished, Request
 from vllm_dflash.tools.progress import Lines
-from vllm_dflash.tools.verify.gate import Settings, verify
+from vllm_dflash.tools.verify.gate import GateSettings, verify
 from vllm_dflash.tools.verify.verification import Drafting, Finding, Level, Verification
 from vllm_dflash.tools.verify.verify_report import make_notes, make_table
 
@@ -89,7 +89,7 @@ class Stage:
 def gate(dflash: Counting, plain: Counting | None = None, **changes: Any) -> Verification:
     opening = Stage()
     plain = plain or Counting(dtype=dflash.known["dtype"])
-    settings = Settings(**({"concurrency": (1, 3), "tokens": 20} | changes))
+    settings = GateSettings(**({"concurrency": (1, 3), "tokens": 20} | changes))
     prompts = ["1", "2", "5"]
     return verify(prompts, lambda: opening(dflash), lambda: opening(plain), settings)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.checkpoint.pairing import TargetFacts
+from vllm_dflash.checkpoint.pairing import PairingTarget
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -77,7 +77,7 @@ def engine_config(target: str, options: EngineOptions) -> VllmConfig:
         raise ValueError(f"vLLM makes no engine of this config here: {_short(error)}") from error
 
 
-def pairing_facts(model: ModelConfig) -> TargetFacts:
+def pairing_facts(model: ModelConfig) -> PairingTarget:
     """What decides whether a drafter fits, on one rank. Raises `TargetUnreadableError`."""
     from vllm_dflash.config.pair import target_facts
 

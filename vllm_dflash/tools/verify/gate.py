@@ -24,7 +24,7 @@ EXACT = "float32"
 
 
 @dataclass(frozen=True)
-class Settings:
+class GateSettings:
     """How to verify."""
 
     concurrency: tuple[int, ...] = (1, 8, 32)
@@ -47,7 +47,7 @@ def verify(
     prompts: Sequence[str],
     open_dflash: OpenEngine,
     open_plain: OpenEngine,
-    settings: Settings | None = None,
+    settings: GateSettings | None = None,
     progress: Progress | None = None,
 ) -> Verification:
     """Compare DFlash with plain decoding, greedily, token by token.
@@ -56,7 +56,7 @@ def verify(
         prompts: what is continued.
         open_dflash: starts the engine to verify.
         open_plain: starts the same one without a speculative config; the other has ended by then.
-        settings: (default: `Settings()`).
+        settings: (default: `GateSettings()`).
         progress: told what goes on (default: nobody is).
 
     Raises:
@@ -64,7 +64,7 @@ def verify(
             nothing about each other.
         EngineDied: an engine in a child process did.
     """
-    settings = settings or Settings()
+    settings = settings or GateSettings()
     progress = progress or Silent()
     with open_dflash() as dflash:
         with progress.stage("starting DFlash's engine"):
@@ -130,7 +130,7 @@ class Judge:
         return answers
 
 
-def check_concurrency(settings: Settings, facts: Facts) -> None:
+def check_concurrency(settings: GateSettings, facts: Facts) -> None:
     """Raises ValueError where requests would wait for each other inside the engine."""
     most, taken = max(settings.concurrency), facts["max_num_seqs"]
     if most > taken:

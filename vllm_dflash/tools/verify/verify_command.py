@@ -16,7 +16,7 @@ from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
 
 if TYPE_CHECKING:
     from vllm_dflash.tools.progress import Progress
-    from vllm_dflash.tools.verify.gate import Settings
+    from vllm_dflash.tools.verify.gate import GateSettings
     from vllm_dflash.tools.verify.verification import Verification
 
 COULD_NOT_RUN = 2
@@ -96,7 +96,7 @@ def run_verify(parsed: argparse.Namespace) -> int:
     from vllm_dflash.tools.engine_process import EngineDied
     from vllm_dflash.tools.progress import progress_on
     from vllm_dflash.tools.prompts import read_prompts
-    from vllm_dflash.tools.verify.gate import Settings
+    from vllm_dflash.tools.verify.gate import GateSettings
     from vllm_dflash.tools.verify.gate_prompts import default_prompts
 
     try:
@@ -107,7 +107,7 @@ def run_verify(parsed: argparse.Namespace) -> int:
             parsed.target,
             parsed.speculative_config,
             prompts,
-            Settings(tuple(dict.fromkeys(parsed.concurrency)), parsed.tokens, parsed.tie),
+            GateSettings(tuple(dict.fromkeys(parsed.concurrency)), parsed.tokens, parsed.tie),
             dtype=parsed.dtype,
             flags=tuple(parsed.flags),
             logs=parsed.logs,
@@ -137,7 +137,7 @@ def verify_pair(
     target: str,
     speculative_config: dict[str, Any],
     prompts: list[str],
-    settings: Settings | None = None,
+    settings: GateSettings | None = None,
     *,
     dtype: str | None = None,
     flags: tuple[str, ...] = (),
@@ -150,7 +150,7 @@ def verify_pair(
         target: folder or repository.
         speculative_config: as for `vllm serve`.
         prompts: what is continued.
-        settings: (default: `Settings()`).
+        settings: (default: `GateSettings()`).
         dtype: of both engines.
         flags: of `vllm serve`, for both engines.
         logs: folder for the engines' logs; without one, only those of an engine that died are kept.
