@@ -20,7 +20,7 @@ def test_a_short_soak(tmp_path: Path) -> None:
         pair=DEMO,
         prompts=DEMO / "held_out.jsonl",
         out=tmp_path,
-        minutes=25 / 60,
+        minutes=45 / 60,
         clients=8,
         max_rows=128,
         sample_every=1.0,
