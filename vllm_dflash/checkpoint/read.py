@@ -8,12 +8,11 @@ second is turned into the first, so one parser reads both. Others are refused by
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from transformers import PretrainedConfig
 
-from vllm_dflash.checkpoint.refusal import checked, nearest, shown
+from vllm_dflash.checkpoint.refusal import checked, folder_fault, nearest, shown
 from vllm_dflash.checkpoint.rope import read_rope
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.speculators import from_speculators
@@ -39,9 +38,7 @@ def read_drafter(
 
 def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
     """The `config.json` of a folder or a repository, as it is. Raises `DrafterError`."""
-    looks_local = model.startswith((".", "/", "~")) or Path(model).exists()
-    if looks_local and not (Path(model) / "config.json").is_file():
-        found = "has no config.json" if Path(model).is_dir() else "does not exist"
+    if found := folder_fault(model):
         raise DrafterError(
             f"drafter {model!r}: this folder {found}. Set 'model' in the speculative config to"
             " a folder with a DFlash checkpoint or to its repository name."

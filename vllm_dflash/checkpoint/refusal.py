@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
@@ -77,6 +78,26 @@ def shown(value: Any) -> str:
     """A value in a message, however large it is."""
     written = repr(value)
     return written if len(written) <= 300 else f"{written[:300]}... ({len(written)} characters)"
+
+
+def without_frame(error: Exception) -> str:
+    """An error's message in one line, without pydantic's frame around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and "validation error" in lines[0]:
+        lines = lines[1:]
+    return " ".join(lines).split(" [type=")[0]
+
+
+def folder_fault(model: str) -> str | None:
+    """Why the folder that `model` names holds no model; None where it does, or names none."""
+    if not looks_local(model) or (Path(model) / "config.json").is_file():
+        return None
+    return "has no config.json" if Path(model).is_dir() else "does not exist"
+
+
+def looks_local(model: str) -> bool:
+    """Whether this is a folder and no repository."""
+    return model.startswith((".", "/", "~")) or Path(model).exists()
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.checkpoint.refusal import shown
+from vllm_dflash.checkpoint.refusal import shown, without_frame
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.speculators import from_speculators
 
@@ -158,9 +158,5 @@ def _plain_config(drafter: DrafterSpec) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """The message without pydantic's frame around it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if lines and "validation error" in lines[0]:
-        lines = lines[1:]
-    text = " ".join(lines).split(" [type=")[0].removeprefix("Value error, ")
+    text = without_frame(error).removeprefix("Value error, ")
     return f"{text or 'no reason given'} ({type(error).__name__})"

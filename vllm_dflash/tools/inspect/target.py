@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.pairing import PairingTarget
+from vllm_dflash.checkpoint.refusal import folder_fault, looks_local, without_frame
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -53,9 +53,7 @@ def read_target(target: str, options: EngineOptions) -> ModelConfig:
     Raises:
         TargetUnreadableError: with what vLLM says about it.
     """
-    looks_local = target.startswith((".", "/", "~")) or Path(target).exists()
-    if looks_local and not (Path(target) / "config.json").is_file():
-        found = "has no config.json" if Path(target).is_dir() else "does not exist"
+    if found := folder_fault(target):
         raise TargetUnreadableError(
             f"target {target!r}: this folder {found}. Pass --target a folder with a model of"
             " Hugging Face's format, or the name of its repository."
@@ -63,7 +61,9 @@ def read_target(target: str, options: EngineOptions) -> ModelConfig:
     try:
         return options.engine_args(target).create_model_config()
     except Exception as error:  # a config is a stranger's, and so is what breaks on it
-        remedy = "" if looks_local else " Download it first, and pass the folder, or try again."
+        remedy = (
+            "" if looks_local(target) else " Download it first, and pass the folder, or try again."
+        )
         raise TargetUnreadableError(
             f"target {target!r} cannot be read: {_short(error)}{remedy}"
         ) from error
@@ -108,9 +108,4 @@ def rank_faults(model: ModelConfig, tp_size: int) -> list[str]:
 
 
 def _short(error: Exception) -> str:
-    """The message without pydantic's frame around it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if "validation error" in (lines[0] if lines else "") and len(lines) > 1:
-        lines = lines[1:]
-    text = " ".join(lines) or type(error).__name__
-    return text.split(" [type=")[0]
+    return without_frame(error) or type(error).__name__
