@@ -1,7 +1,10 @@
 # make demo    install into .venv, then generate text with and without DFlash
 # make check   install into .venv, then lint, types, imports between rooms, unit tests: minutes
 # make test    the same, then every other test: engines on both model runners, servers, clusters
-.PHONY: demo check test setup test-unit test-engine test-v2 test-processes
+# make mutants plant faults by machine in what is pure, see which the unit tests let through: hours
+# make faults  plant the faults of tests/faults, written by hand, one after the other: hours
+# make fuzz    hypothesis with new random examples, many of them
+.PHONY: demo check test setup test-unit test-engine test-v2 test-processes mutants faults fuzz
 
 demo: setup
 	scripts/run.sh python examples/offline.py
@@ -30,6 +33,14 @@ test-v2:
 
 test-processes:
 	scripts/run.sh pytest tests/server tests/cluster $(PYTEST_ARGS)
+
+# These go on where they were broken off.
+mutants: setup
+	OMP_NUM_THREADS=1 scripts/run.sh mutmut run
+	scripts/run.sh python tests/faults/mutants.py
+
+faults: setup
+	scripts/run.sh python -m tests.faults.plant
 
 setup:
 	@bash scripts/setup.sh

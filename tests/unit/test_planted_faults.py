@@ -1,0 +1,30 @@
+"""The planted faults still fit the code they are planted in."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+import pytest
+
+from faults.plant import Fault, read_faults
+from support import ROOT
+
+FAULTS = read_faults()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_it_can_be_planted(fault: Fault) -> None:
+    planted = fault.planted(ROOT)
+    assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse((ROOT / fault.file).read_text()))
+
+
+def test_names_are_unique() -> None:
+    assert len(FAULTS) >= 60
+    assert max(Counter(fault.name for fault in FAULTS).values()) == 1
+
+
+def test_a_fault_that_no_longer_fits_is_refused() -> None:
+    fault = Fault("x", "pyproject.toml", "", "not in there", "", ())
+    with pytest.raises(ValueError, match=r"x: found 0 times in pyproject\.toml"):
+        fault.planted(ROOT)
