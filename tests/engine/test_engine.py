@@ -252,3 +252,11 @@ def test_taps_in_every_dialect(tmp_path: Path, dialect: str) -> None:
     ids = torch.tensor([prompt["prompt_token_ids"]])
     _, expected = target_step(target, ids, DynamicCache(config=target.config), (1, 3))
     assert (seen[0][:50] - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_dummy_weights_need_no_checkpoint() -> None:
+    """As people load a model they only want to time."""
+    with engine(speculative_config=FIXED, load_format="dummy", max_model_len=64) as llm:
+        (tokens,) = token_ids(llm, PROMPTS[:1], greedy(4, ignore_eos=True))
+        assert len(tokens) == 4
+        assert proposer_of(llm).collect_statistics().draft_tokens > 0

@@ -64,6 +64,11 @@ class DFlashDraftModel(nn.Module):
         self._revision = vllm_config.speculative_config.draft_model_config.revision
         index = get_hf_file_bytes(INDEX, self.spec.model, self._revision)
         self.allow_patterns_overrides = [loading_pattern(self.spec.model, index)]
+        if vllm_config.load_config.load_format == "dummy":  # then nobody calls `load_weights`
+            for parameter in self.parameters():
+                parameter.data.zero_()  # what is fused stays finite
+            self.vocabulary = DraftVocabulary(self.spec, (), None)
+            self.context.fuse_layers(self.block.attentions())
 
     def share_vocabulary(self, target: Any) -> None:
         """Use the target's embedding and head where the checkpoint has none of its own."""
