@@ -40,7 +40,7 @@ mutants: setup
 	scripts/run.sh python tests/faults/mutants.py
 
 faults: setup
-	scripts/run.sh python -m tests.faults.plant
+	scripts/run.sh python tests/faults/plant.py
 
 setup:
 	@bash scripts/setup.sh
