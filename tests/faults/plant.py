@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -117,7 +118,8 @@ def _run(copy: Path, stage: tuple[str, ...]) -> str | None:
     )
     if done.returncode == 0:
         return None
-    if done.returncode in (4, 5):  # wrong arguments, or no test: nothing was tried
+    # Wrong arguments, no test, or somebody ended it: nothing was tried.
+    if done.returncode in (4, 5, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL):
         raise RuntimeError(f"pytest {' '.join(stage)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     return failed[1] if failed else f"pytest ended with {done.returncode}"
