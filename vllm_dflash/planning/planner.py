@@ -137,9 +137,9 @@ class Planner:
         drafting = self.costs.draft.at(block_rows)[:, None] + context  # [G, 1, w]
         tokens = num_requests + gain
         rates = tokens / (self.costs.decoding(num_requests, num_requests + kept) + drafting)
-        rates[outcomes.drafted == 0] = 0.0
+        rates[outcomes.drafted == 0] = -np.inf
         if self.whole_batch:
-            rates[:-1] = rates[..., :-1] = 0.0
+            rates[:-1] = rates[..., :-1] = -np.inf
         best = int(rates.argmax())
         group, _, index = np.unravel_index(best, rates.shape)
         drafted = able & (first >= outcomes.least_score[group])

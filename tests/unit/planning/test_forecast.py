@@ -96,7 +96,14 @@ def test_before_anything_was_seen_four_rates_are_possible() -> None:
     squares = 0.25 + 0.49 + 0.7225 + 0.9025
     assert outcomes.gain[0, 0] == pytest.approx([2 * 3.0 / 4, 2 * (3.0 + squares) / 4])
     assert outcomes.kept[0, 8] == pytest.approx([2 * 3 / 4, 2 * 5 / 4])
+    assert outcomes.kept[0, 9] == pytest.approx(outcomes.kept[0, 8])  # from 0.7 on: no less
     assert outcomes.gain[0, 8] == pytest.approx([2 * 2.5 / 4, 2 * (2.5 + 0.7225 + 0.9025) / 4])
+
+
+def test_of_requests_that_score_alike_the_first_samples_come_first() -> None:
+    forecast = Forecast(1)
+    forecast.observe(np.full(40, 0.5), np.repeat([[1.0], [0.0]], 20, axis=0))
+    assert forecast.outcomes(np.array([0.5])).gain[:, 0, 0].tolist() == [1.0, 1.0]
 
 
 def test_assumed_rates_stand_in_the_middle_of_scores() -> None:

@@ -79,11 +79,11 @@ def test_rows_that_others_verify_make_drafts_dearer() -> None:
 
 
 def test_what_is_verified_teaches_how_far_confidence_can_be_trusted() -> None:
-    """The first of two requests had two of three drafts verified, the second one."""
+    """The first of three requests had two of three drafts verified, the second one."""
     ours = ToldPlanner(3)
     confidence = [[0.8, 0.5, 0.3], [0.6, 0.9, 0.9]]
-    draft(ours, confidence, [2, 1])
-    verify(ours, [2, 1], [0, 1])
+    draft(ours, confidence, [2, 1, 0])
+    verify(ours, [2, 1, 0], [0, 1, 0])
 
     calibration, bias = Calibration(3), Bias(2)
     calibration.observe(np.array(confidence), np.array([2, 1]), np.array([0, 1]))
@@ -92,12 +92,12 @@ def test_what_is_verified_teaches_how_far_confidence_can_be_trusted() -> None:
     assert ours.bias.of_everybody() == pytest.approx(bias.of_everybody())
 
     again = np.array([[0.7, 0.7], [0.7, 0.2]])
-    draft(ours, again.tolist(), [2, 2])
+    draft(ours, again.tolist(), [2, 2, 0])
     survival = np.cumprod(calibration.acceptance(again), axis=1)
     expected = survival * bias.of(np.array([0, 1]))[:, None]
     assert ours.forecast.observed[-1][1] == pytest.approx(expected)
     # What is expected of these is what the calibration says, before the bias.
-    verify(ours, [2, 2], [1, 2])
+    verify(ours, [2, 2, 0], [1, 2, 0])
     bias.observe(np.array([0, 1]), survival.sum(axis=1), np.array([1, 2]))
     assert ours.bias.of_everybody() == pytest.approx(bias.of_everybody())
     calibration.observe(np.pad(again, ((0, 0), (0, 1))), np.array([2, 2]), np.array([1, 2]))
@@ -112,6 +112,9 @@ def nothing_was_learned(ours: ToldPlanner) -> bool:
 
 def test_drafts_that_are_not_ours_teach_nothing() -> None:
     """vLLM pads a request that it admits, or resumes, with K drafts that nobody made."""
+    shortest = ToldPlanner(1)
+    verify(shortest, [1, 1], [0, 0])
+    assert nothing_was_learned(shortest)
     ours = ToldPlanner(3)
     verify(ours, [3, 0], [0, 0])
     assert nothing_was_learned(ours)
@@ -188,6 +191,15 @@ def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
     # A new request's bias is everybody's.
     expected: Floats = ours.calibration.acceptance(np.array([[0.7]])) * ours.bias.of_everybody()
     assert ours.forecast.observed[-1][1] == pytest.approx(expected)
+
+
+def test_a_new_request_leaves_the_others_what_they_have_learned() -> None:
+    ours = ToldPlanner(1)
+    draft(ours, [[0.9]], [1], ids=["a"])
+    verify(ours, [1], [0], ["a"])
+    draft(ours, [[0.9], [0.9]], [1, 1], ids=["a", "b"])
+    hard, new = ours.forecast.observed[-1][1][:, 0]
+    assert hard == pytest.approx(new * 8 / (0.9 + 8))
 
 
 def test_what_steps_hold_and_cost_is_learned() -> None:

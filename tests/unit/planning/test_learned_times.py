@@ -206,11 +206,19 @@ def test_draft_and_context_follow_their_measurements() -> None:
 def test_prompt_rows_are_learned_at_a_thirty_second_a_step() -> None:
     costs = straight_costs()
     seen = []
-    for prompt_rows in (0, 64, 32, 0):
+    for prompt_rows in (0, 64, 32, 0, 1):
         costs.observe_batch(prompt_rows)
         seen.append((costs.prompt_share, costs.prompt_rows))
     once, twice = 1 / 32, 63 / 1024
-    assert seen == [(0, 0), (once, 64), (twice, 63), (pytest.approx(twice * 31 / 32), 63)]
+    faded = twice * 31 / 32
+    expected = [
+        (0, 0),
+        (once, 64),
+        (twice, 63),
+        (faded, 63),
+        (1 / 32 + faded * 31 / 32, 63 - 62 / 32),
+    ]
+    assert np.array(seen) == pytest.approx(np.array(expected))
 
 
 def shared_with_prompts(share: float, rows: float) -> StepCosts:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from support.told_planner import ToldPlanner, decoding
+from vllm_dflash.planning import planner
 from vllm_dflash.planning.forecast import Outcomes
 from vllm_dflash.planning.step import Plan
 
@@ -76,6 +77,23 @@ def test_requests_of_which_little_is_expected_are_left_out() -> None:
     assert ours.plan(decoding([2, 2])).speedup == pytest.approx(plan.price / (2000 / 12))
     # Who is good enough, but can use none, is not drafted.
     assert not ours.plan(decoding([2, 0])).drafted.any()
+
+
+def test_who_is_just_good_enough_is_drafted() -> None:
+    """As the forecast counts them."""
+    ours = ToldPlanner(2, mean_first_survival=0.5)
+    ours.forecast.told = two_groups()
+    assert ours.plan(decoding([2, 2])).drafted.tolist() == [True, True]
+
+
+def test_a_promise_of_just_the_margin_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    promised = ToldPlanner(1, 0.22).plan(decoding([1])).speedup
+    monkeypatch.setattr(planner, "MARGIN", promised)
+    assert ToldPlanner(1, 0.22).plan(decoding([1])).skip_steps == 1
+    monkeypatch.setattr(planner, "CLOSE", promised)
+    ours = ToldPlanner(1, 0.22)
+    assert ours.plan(decoding([1])).skip_steps == 7
+    assert not ours.probes.asked[0][2]
 
 
 def test_a_group_of_nobody_is_worth_nothing() -> None:
@@ -163,7 +181,7 @@ def test_a_probe_is_paid_with_the_least_that_finds_something_out() -> None:
     # Two requests drafted to the full: 10 rows to draft, 6 to verify, 2 to store.
     waiting = [1] * 20
     plan = ours.plan(decoding([4] * 20, waiting))
-    assert plan.drafted.sum() == 2
+    assert np.flatnonzero(plan.drafted).tolist() == [0, 1]
     assert (plan.width, plan.least, plan.is_probe, plan.speedup) == (4, 3, True, 1.0)
     assert plan.price == pytest.approx(20_000 / 30)
     ((_, cost, _),) = ours.probes.asked
@@ -177,7 +195,7 @@ def test_the_best_plan_is_the_probe_where_that_is_cheaper() -> None:
     # One draft: 12 + 1.0 + (4 + 1 + 10/64) / 20 ms for 1.1 tokens that are worth 12.1.
     ms = 12 + 1.0 + (5 + 10 / 64) / 20
     assert (plan.drafted.tolist(), plan.width, plan.least) == ([True], 1, 0)
-    assert plan.is_probe
+    assert (plan.is_probe, plan.speedup) == (True, 1.0)
     assert plan.price == pytest.approx(1000 / 11)
     ((seconds, cost, is_close),) = ours.probes.asked
     assert seconds == pytest.approx(8 * 0.011)
@@ -190,7 +208,7 @@ def test_the_best_plan_is_the_probe_where_that_is_cheaper() -> None:
 
 @pytest.mark.parametrize(
     ("count", "chosen"),
-    [(1, 1), (15, 1), (16, 2), (33, 3)],
+    [(1, 1), (15, 1), (16, 2), (33, 3), (64, 5)],
 )
 def test_a_probe_takes_one_request_and_one_more_for_sixteen(count: int, chosen: int) -> None:
     """Those with the least to catch up, who can use drafts."""
@@ -199,6 +217,8 @@ def test_a_probe_takes_one_request_and_one_more_for_sixteen(count: int, chosen: 
     waiting = [100 - request for request in range(count)]
     plan = ours.plan(decoding([4] * count, waiting))
     assert np.flatnonzero(plan.drafted).tolist() == list(range(count - chosen, count))
+    alike = ours.plan(decoding([4] * count, [7] * count))
+    assert np.flatnonzero(alike.drafted).tolist() == list(range(chosen))
     unable = decoding([0] * (count - 1) + [4], waiting[::-1])
     assert np.flatnonzero(ours.plan(unable).drafted).tolist() == [count - 1]
 

@@ -1,5 +1,6 @@
 """Rows for requests, against what callers rely on."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ def test_every_request_has_a_row_of_its_own_while_it_is_known(batches: list[list
         if len(known) + len(new) > NUM_ROWS:  # those that are not in the batch are forgotten
             known = {name: row for name, row in known.items() if name in batch}
         given, fresh = rows.of(batch)
+        assert given.dtype == fresh.dtype == np.int64
         for name, row in zip(batch, given.tolist(), strict=True):
             assert known.setdefault(name, row) == row
         assert [known[name] for name in new] == fresh.tolist()

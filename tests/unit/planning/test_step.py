@@ -137,7 +137,7 @@ def test_a_step_of_nobody_is_a_pause(fake: FakeTime) -> None:
     for _ in range(3):
         empty = finish(clock, fake, Step([], np.zeros(0, dtype=int)), 0.001)
         assert not empty.only_decodes
-        assert empty.target_seconds == 0.0
+        assert (empty.seconds, empty.target_seconds) == (0.0, 0.0)
     assert finish(clock, fake, decoding("a"), 1.0).target_seconds == 0.0
 
 
