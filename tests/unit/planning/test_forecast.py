@@ -101,9 +101,11 @@ def test_before_anything_was_seen_four_rates_are_possible() -> None:
 
 
 def test_of_requests_that_score_alike_the_first_samples_come_first() -> None:
+    """Of scores 2, 1 and 0 in turn: the better half is all 14 twos, and the first 6 ones."""
     forecast = Forecast(1)
-    forecast.observe(np.full(40, 0.5), np.repeat([[1.0], [0.0]], 20, axis=0))
-    assert forecast.outcomes(np.array([0.5])).gain[:, 0, 0].tolist() == [1.0, 1.0]
+    forecast.observe(2.0 - np.arange(40) % 3, np.repeat([[1.0], [0.0]], 20, axis=0))
+    # Accepted were the first 20 samples: 7 of the twos, and all of those ones.
+    assert forecast.outcomes(np.array([2.0])).gain[0, 0, 0] == pytest.approx(13.0 / 20)
 
 
 def test_assumed_rates_stand_in_the_middle_of_scores() -> None:

@@ -217,10 +217,15 @@ def test_a_probe_takes_one_request_and_one_more_for_sixteen(count: int, chosen: 
     waiting = [100 - request for request in range(count)]
     plan = ours.plan(decoding([4] * count, waiting))
     assert np.flatnonzero(plan.drafted).tolist() == list(range(count - chosen, count))
-    alike = ours.plan(decoding([4] * count, [7] * count))
-    assert np.flatnonzero(alike.drafted).tolist() == list(range(chosen))
     unable = decoding([0] * (count - 1) + [4], waiting[::-1])
     assert np.flatnonzero(ours.plan(unable).drafted).tolist() == [count - 1]
+
+
+def test_of_those_who_wait_as_long_the_first_are_probed() -> None:
+    ours = ToldPlanner(4, max_requests=64)
+    ours.probes.due = True
+    plan = ours.plan(decoding([4] * 64, [9, 5] * 32))
+    assert np.flatnonzero(plan.drafted).tolist() == [1, 3, 5, 7, 9]
 
 
 def test_a_whole_batchs_probe_is_everybody() -> None:
