@@ -35,6 +35,17 @@ def curve(points: dict[int, float]) -> Curve:
     return Curve(np.array(list(points)), np.array(list(points.values())) / 1000)
 
 
+def straight(fixed_ms: float, row_ms: float) -> Curve:
+    """So many milliseconds for nothing, and as many more for each row."""
+    return curve({0: fixed_ms, 1000: fixed_ms + 1000 * row_ms})
+
+
+def straight_costs() -> StepCosts:
+    """Costs to reckon with by hand: n rows take 10 + n ms to verify, (2 + n) / 4 to draft, and
+    (4 + n) / 20 to store."""
+    return StepCosts(straight(10, 1), straight(0.5, 0.25), straight(0.2, 0.05), 64)
+
+
 def profiled_costs(max_requests: int = 64) -> StepCosts:
     return StepCosts(curve(VERIFY_MS), curve(DRAFT_MS), curve(CONTEXT_MS), max_requests)
 

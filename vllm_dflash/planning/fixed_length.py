@@ -19,7 +19,7 @@ class FixedLength:
     def plan(self, step: Step) -> Plan:
         """Everybody who can use drafts."""
         drafted = step.limits > 0
-        width = min(self.max_draft, int(step.limits.max())) if drafted.any() else 0
+        width = min(self.max_draft, int(step.limits.max(initial=0)))
         return Plan(drafted, width, price=0.0, speedup=1.0)
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:

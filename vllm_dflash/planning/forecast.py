@@ -56,7 +56,6 @@ class Forecast:
         self._born = np.full(MAX_SAMPLES, -SAMPLE_LIFE)
         self._next = 0
         self._step = 0
-        self._unread = 0
         self._summarise()
 
     def observe(self, scores: Floats, curves: Floats) -> None:
@@ -95,7 +94,7 @@ class Forecast:
         sizes = np.diff(np.append(starts, len(curves)))[:, None, None]
         kept = curves[:, None, :] >= THRESHOLDS[:, None]  # [N, T, K]
         gained = kept * curves[:, None, :]
-        self._kept = np.cumsum(np.add.reduceat(kept, starts, dtype=float) / sizes, axis=2)
+        self._kept = np.cumsum(np.add.reduceat(kept, starts) / sizes, axis=2)
         self._gain = np.cumsum(np.add.reduceat(gained, starts) / sizes, axis=2)
         # Where a group begins, half-way between the worst score in it and the best below.
         edges = (scores[starts[1:] - 1] + scores[starts[1:]]) / 2

@@ -73,7 +73,7 @@ class Planner:
         self._requests = RequestRows(num_rows)
         self._first_survival = np.zeros(num_rows)
         """How likely each request's first draft has been to be accepted, lately."""
-        # The last drafts of each request, until they are verified.
+        # The drafts that the next step may verify, and how many of each request's.
         self._confidence = np.zeros((num_rows, max_draft))
         self._survival = np.zeros((num_rows, max_draft))
         self._num_drafts = np.zeros(num_rows, dtype=np.int64)
@@ -98,10 +98,12 @@ class Planner:
         self._first_survival[rows] = first
         seconds = self.costs.plain(step.num_requests)
         plain_rate = step.num_requests / seconds
-        nobody = Plan.nothing(step.num_requests, plain_rate, SKIP_STEPS)
         able = step.limits > 0
-        if not able.any():  # a prompt may end with the next step
-            return replace(nobody, skip_steps=0)
+        # A prompt may end with the next step, and another request can be drafted then.
+        can_skip = able.any() and step.decoding.all()
+        nobody = Plan.nothing(step.num_requests, plain_rate, SKIP_STEPS if can_skip else 0)
+        if not able.any():
+            return nobody
         widest = min(self.max_draft, int(step.limits.max()))
         best, tokens = self._best(first, able, widest, step.waiting)
         speedup = best.price / plain_rate
@@ -109,7 +111,7 @@ class Planner:
             self.probes.restart()
             return replace(best, speedup=speedup)
         if speedup > CLOSE:
-            nobody = replace(nobody, skip_steps=CLOSE_SKIP_STEPS)
+            nobody = replace(nobody, skip_steps=min(nobody.skip_steps, CLOSE_SKIP_STEPS))
         # What the best plan loses if it is right; and a probe catches up for itself alone.
         lost = tokens / best.price - tokens / plain_rate
         lost += float(self.costs.context.at(step.waiting[best.drafted].sum()))
@@ -135,9 +137,9 @@ class Planner:
         drafting = self.costs.draft.at(block_rows)[:, None] + context  # [G, 1, w]
         tokens = num_requests + gain
         rates = tokens / (self.costs.decoding(num_requests, num_requests + kept) + drafting)
-        rates[outcomes.drafted == 0] = 0.0
+        rates[outcomes.drafted == 0] = -np.inf
         if self.whole_batch:
-            rates[:-1] = rates[..., :-1] = 0.0
+            rates[:-1] = rates[..., :-1] = -np.inf
         best = int(rates.argmax())
         group, _, index = np.unravel_index(best, rates.shape)
         drafted = able & (first >= outcomes.least_score[group])
@@ -179,14 +181,15 @@ class Planner:
         )
         width = confidence.shape[1]
         self._confidence[rows, :width], self._survival[rows, :width] = confidence, survival
-        self._num_drafts[rows] = width
         limits = np.minimum(step.limits[drafted], width)
         candidates = Candidates.chains(curves, limits)
         tokens = step.num_requests + np.arange(len(candidates.survival) + 1)
         seconds = self.costs.decoding(step.num_requests, tokens)
         chosen = select(candidates, seconds, step.plan.price)
         lengths = np.bincount(candidates.request[chosen], minlength=len(rows))
-        return np.maximum(lengths, np.minimum(limits, step.plan.least))
+        lengths = np.maximum(lengths, np.minimum(limits, step.plan.least))
+        self._num_drafts[rows] = lengths
+        return lengths
 
     def observe(self, step: Step) -> StepEstimate | None:
         """Learn what a step was made of, and what it cost where that is known.
@@ -197,12 +200,13 @@ class Planner:
         return self.costs.observe(step) if step.target_seconds else None
 
     def _learn_acceptance(self, rows: Ints, verified: Ints, accepted: Ints) -> None:
-        # Drafts that are not ours (a runner may pad with some) have nothing to teach.
+        # Drafts that are not ours have nothing to teach: the scheduler pads with some whom it
+        # admits, or resumes after it took their drafts. Ours are verified in the next step.
         known = (verified > 0) & (verified <= self._num_drafts[rows])
+        self._num_drafts[:] = 0
         rows, verified, accepted = rows[known], verified[known], accepted[known]
         if not len(rows):
             return
-        self._num_drafts[rows] = 0
         inside = np.arange(self.max_draft) < verified[:, None]  # [D, K]
         expected = (self._survival[rows] * inside).sum(axis=1)
         self.calibration.observe(self._confidence[rows], verified, accepted)

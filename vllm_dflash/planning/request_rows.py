@@ -13,7 +13,6 @@ class RequestRows:
     """A row number for every running request, so that what is known of them can be arrays."""
 
     def __init__(self, num_rows: int) -> None:
-        self.num_rows = num_rows
         self._row_of: dict[str, int] = {}
         self._free = list(range(num_rows))
 
@@ -29,6 +28,6 @@ class RequestRows:
                 self._free.append(row_of.pop(name))
         for name in unknown:
             row_of[name] = self._free.pop()
-        rows = np.fromiter((row_of[name] for name in ids), dtype=np.int64, count=len(ids))
-        fresh = np.fromiter((row_of[name] for name in unknown), np.int64, len(unknown))
+        rows = np.fromiter((row_of[name] for name in ids), np.int64)
+        fresh = np.fromiter((row_of[name] for name in unknown), np.int64)
         return rows, fresh

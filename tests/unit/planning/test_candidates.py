@@ -91,6 +91,21 @@ def test_the_best_rate_is_its_own_price(
     assert np.isclose(rate, best)
 
 
+def test_chains_stand_one_behind_the_other() -> None:
+    survival = np.array([[0.9, 0.8, 0.7], [0.6, 0.5, 0.4], [0.3, 0.2, 0.1], [0.9, 0.0, 0.0]])
+    chains = Candidates.chains(survival, np.array([3, 0, 2, 1]))
+    assert chains.request.tolist() == [0, 0, 0, 2, 2, 3]
+    assert chains.parent.tolist() == [-1, 0, 1, -1, 3, -1]
+    assert chains.survival.tolist() == [0.9, 0.8, 0.7, 0.3, 0.2, 0.9]
+
+
+def test_of_equals_the_first_are_chosen_and_no_more_than_pay() -> None:
+    candidates = Candidates.chains(np.array([[0.5, 0.5], [0.9, 0.5], [0.5, 0.5]]), np.full(3, 2))
+    seconds = np.array([0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0])  # three are free
+    chosen = select(candidates, seconds, price=1.0)
+    assert chosen.tolist() == [True, True, True, False, False, False]
+
+
 def test_nothing_is_worth_verifying_at_a_high_price() -> None:
     candidates = Candidates.chains(np.array([[0.9, 0.8]]), np.array([2]))
     assert not select(candidates, np.array([1.0, 2.0, 3.0]), price=1.0).any()

@@ -9,7 +9,6 @@ from vllm_dflash.planning.forecast import (
     ASSUMED_RATES,
     ENOUGH_SAMPLES,
     MAX_SAMPLES,
-    SAMPLE_LIFE,
     SAMPLES_PER_GROUP,
     THRESHOLDS,
     Forecast,
@@ -64,12 +63,79 @@ def test_hope_lasts_until_enough_was_seen() -> None:
     assert forecast.outcomes(np.array([0.5])).gain.max() == 0
 
 
-def test_old_samples_are_forgotten() -> None:
+@pytest.mark.parametrize(("steps_between", "old"), [(62, 20), (63, 0)])
+def test_samples_count_for_64_steps(steps_between: int, old: int) -> None:
     forecast = Forecast(WIDTH)
-    forecast.observe(np.zeros(32), np.ones((32, WIDTH)))
-    for _ in range(SAMPLE_LIFE + 8):
-        forecast.observe(np.zeros(1), np.full((1, WIDTH), 0.1))
-    assert forecast.mean_first_survival == pytest.approx(0.1)
+    forecast.observe(np.zeros(20), np.ones((20, WIDTH)))
+    for _ in range(steps_between):
+        forecast.observe(np.zeros(1), np.zeros((1, WIDTH)))
+    forecast.observe(np.zeros(40), np.full((40, WIDTH), 0.5))
+    counted = old + steps_between + 40
+    assert forecast.mean_first_survival == pytest.approx((old + 40 * 0.5) / counted)
+
+
+def test_many_samples_are_read_when_an_eighth_of_them_is_new() -> None:
+    """Up to 32 of them, at once."""
+    forecast = Forecast(WIDTH)
+    means = []
+    for count, value in ((31, 0.0), (1, 1.0), (3, 1.0), (1, 1.0), (4, 1.0), (1, 1.0)):
+        forecast.observe(np.zeros(count), np.full((count, WIDTH), value))
+        means.append(forecast.mean_first_survival)
+    # Of 32 samples an eighth is 4; of the 36 then read, 5.
+    assert means == pytest.approx([0, 1 / 32, 1 / 32, 5 / 36, 5 / 36, 10 / 41])
+
+
+def test_before_anything_was_seen_four_rates_are_possible() -> None:
+    forecast = Forecast(2)
+    assert forecast.mean_first_survival == pytest.approx((0.5 + 0.7 + 0.85 + 0.95) / 4)
+    outcomes = forecast.outcomes(np.array([0.1, 0.9]))
+    assert outcomes.drafted.tolist() == [2]
+    assert outcomes.least_score.tolist() == [-np.inf]
+    # Two requests: every draft is kept, or those that survive with 0.6.
+    assert outcomes.kept[0, 0] == pytest.approx([2, 4])
+    squares = 0.25 + 0.49 + 0.7225 + 0.9025
+    assert outcomes.gain[0, 0] == pytest.approx([2 * 3.0 / 4, 2 * (3.0 + squares) / 4])
+    assert outcomes.kept[0, 8] == pytest.approx([2 * 3 / 4, 2 * 5 / 4])
+    assert outcomes.kept[0, 9] == pytest.approx(outcomes.kept[0, 8])  # from 0.7 on: no less
+    assert outcomes.gain[0, 8] == pytest.approx([2 * 2.5 / 4, 2 * (2.5 + 0.7225 + 0.9025) / 4])
+
+
+def test_of_requests_that_score_alike_the_first_samples_come_first() -> None:
+    """Of scores 2, 1 and 0 in turn: the better half is all 14 twos, and the first 6 ones."""
+    forecast = Forecast(1)
+    forecast.observe(2.0 - np.arange(40) % 3, np.repeat([[1.0], [0.0]], 20, axis=0))
+    # Accepted were the first 20 samples: 7 of the twos, and all of those ones.
+    assert forecast.outcomes(np.array([2.0])).gain[0, 0, 0] == pytest.approx(13.0 / 20)
+
+
+def test_assumed_rates_stand_in_the_middle_of_scores() -> None:
+    """At 0.75: with samples of fewer than eight drafts, of which none was ever accepted."""
+    forecast = Forecast(1)
+    forecast.observe(np.full(7, 0.9), np.zeros((7, 1)))
+    assert forecast.mean_first_survival == pytest.approx(3.0 / 11)
+    forecast.observe(np.full(1, 0.9), np.zeros((1, 1)))
+    assert forecast.mean_first_survival == 0.0
+
+
+@pytest.mark.parametrize(
+    ("count", "edges"),
+    [
+        (31, []),
+        (32, [15.5]),
+        (48, [31.5, 15.5]),
+        (64, [47.5, 31.5, 15.5]),
+        (200, [149.5, 99.5, 49.5]),
+    ],
+)
+def test_groups_begin_half_way_between_two_scores(count: int, edges: list[float]) -> None:
+    forecast = Forecast(1)
+    forecast.observe(np.arange(count), np.ones((count, 1)))
+    asked = np.array([edge + side for edge in edges for side in (-0.01, 0.0, 0.01)])
+    outcomes = forecast.outcomes(asked)
+    assert outcomes.least_score.tolist() == [*edges, -np.inf]
+    # Who is at an edge, or above it, belongs to those who are better.
+    drafted = [sum(asked >= edge) for edge in edges]
+    assert outcomes.drafted.tolist() == [*drafted, len(asked)]
 
 
 def test_more_samples_than_there_is_room_for() -> None:
@@ -84,3 +150,10 @@ def test_a_narrow_block_is_continued_as_it_falls() -> None:
     forecast.observe(np.zeros(20), np.full((20, 1), 0.5))
     gain = forecast.outcomes(np.array([0.0])).gain[0, 0]
     assert gain == pytest.approx(np.cumsum([0.5, 0.25, 0.125]))
+    forecast = Forecast(4)
+    forecast.observe(np.zeros(20), np.full((20, 2), [0.9, 0.25]))
+    gain = forecast.outcomes(np.array([0.0])).gain[0, 0]
+    assert gain == pytest.approx(np.cumsum([0.9, 0.25, 0.125, 0.0625]))
+    forecast = Forecast(4)
+    forecast.observe(np.zeros(20), np.zeros((20, 3)))
+    assert not forecast.outcomes(np.array([0.0])).gain.any()

@@ -20,7 +20,6 @@ from support.planner_world import (
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.request_rows import RequestRows
 from vllm_dflash.planning.step import Step
 
 USELESS = {"sure": 0.02, "unsure": 0.02, "overrated": 0.1}
@@ -142,22 +141,6 @@ def test_a_batch_with_sure_and_unsure_requests_gets_ragged_lengths() -> None:
     assert lengths[:4].min() > lengths[4:].max()
 
 
-def test_drafts_that_were_verified_teach_and_padding_does_not() -> None:
-    """The scheduler may pad a request with drafts that are not ours."""
-    ours = planner()
-    padded = step_of(names(2), np.array([7, 0]), np.array([0, 0]))
-    padded.limits = np.full(2, MAX_DRAFT)
-    ours.plan(padded)
-    assert ours.calibration.seen.sum() == 0
-    drafted = undrafted(2, np.full(2, MAX_DRAFT))
-    drafted.plan = ours.plan(drafted)
-    lengths = ours.lengths(drafted, np.full((2, drafted.plan.width), 0.9))
-    verified = step_of(names(2), lengths, np.minimum(lengths, 1))
-    verified.limits = np.full(2, MAX_DRAFT)
-    ours.plan(verified)
-    assert ours.calibration.seen.sum() == pytest.approx(np.minimum(lengths, 2).sum())
-
-
 def test_planning_never_sees_a_token() -> None:
     """Losslessness rests on it: there is no way for token ids to reach the planner."""
     for name, method in inspect.getmembers(Planner, inspect.isfunction):
@@ -172,26 +155,6 @@ def test_planning_imports_neither_vllm_nor_torch() -> None:
         "sys.exit(any(name.split('.')[0] in ('vllm', 'torch') for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_more_requests_than_rows_over_time() -> None:
-    rows = RequestRows(4)
-    first, fresh = rows.of(["a", "b"])
-    assert sorted(fresh) == sorted(first)
-    again, fresh = rows.of(["b", "a"])
-    assert again.tolist() == first.tolist()[::-1]
-    assert not len(fresh)
-    for step in range(20):
-        several, _ = rows.of([f"{step}-{number}" for number in range(4)])
-        assert sorted(several) == [0, 1, 2, 3]
-
-
-def test_fixed_length_is_always_k() -> None:
-    fixed = FixedLength(5)
-    step = undrafted(3, np.array([7, 0, 3]))
-    step.plan = fixed.plan(step)
-    assert step.plan.width == 5
-    assert fixed.lengths(step, np.zeros((2, 5))).tolist() == [5, 3]
 
 
 def test_costs_are_what_the_world_says_after_a_while() -> None:

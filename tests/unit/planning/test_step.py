@@ -5,7 +5,7 @@ import pytest
 
 from support.fake_time import FakeTime
 from vllm_dflash.planning import step as step_module
-from vllm_dflash.planning.step import Step, StepClock
+from vllm_dflash.planning.step import Plan, Step, StepClock
 
 
 @pytest.fixture
@@ -25,15 +25,60 @@ def finish(clock: StepClock, fake: FakeTime, step: Step, seconds: float, **more:
     return step
 
 
-def test_a_step_tells_prompts_drafts_and_decoding_apart() -> None:
-    """A chunk of a prompt, the last chunk of one, an undrafted request, and two verified ones."""
-    step = Step("pqabc", np.array([0, 1, 1, 4, 1]), rows=60 + 5 + 1 + 4 + 6)
-    step.verified = np.array([0, 0, 0, 3, 5])
-    assert step.decoding.tolist() == [False, True, True, True, True]
-    assert step.accepted.tolist() == [0, 0, 0, 3, 0]
-    assert step.prompt_rows == 60 + 4
-    assert not step.only_decodes
-    assert decoding("a", "b").only_decodes
+@pytest.mark.parametrize(
+    ("produced", "verified", "rows", "accepted", "prompt_rows", "only_decodes"),
+    [
+        ([1], [0], 1, [0], 0, True),  # one token of decoding
+        ([0], [0], 9, [0], 9, False),  # a chunk of a prompt
+        ([1], [0], 5, [0], 4, False),  # the last chunk, which yields a token
+        ([4], [3], 4, [3], 0, True),  # three drafts, all of them accepted
+        ([1], [5], 6, [0], 0, True),  # five, none
+        ([3], [5], 6, [2], 0, True),
+        ([0], [2], 8, [0], 6, False),  # drafts beside a discarded sample: as good as a prompt
+        ([1, 0], [0, 0], 1, [0, 0], 0, False),  # one of which no row ran
+        ([0, 1, 1, 4, 1], [0, 0, 0, 3, 5], 76, [0, 0, 0, 3, 0], 64, False),  # all together
+        ([1, 3, 1], [0, 2, 4], 9, [0, 2, 0], 0, True),
+        ([], [], 0, [], 0, False),
+    ],
+)
+def test_a_step_tells_prompts_drafts_and_decoding_apart(
+    produced: list[int],
+    verified: list[int],
+    rows: int,
+    accepted: list[int],
+    prompt_rows: int,
+    only_decodes: bool,
+) -> None:
+    step = Step("pqabc"[: len(produced)], np.array(produced, dtype=int), rows=rows)
+    step.verified = np.array(verified, dtype=int)
+    assert step.num_requests == len(produced)
+    assert step.decoding.tolist() == [count > 0 for count in produced]
+    assert step.accepted.tolist() == accepted
+    assert step.prompt_rows == prompt_rows
+    assert step.only_decodes is only_decodes
+
+
+def test_what_a_step_is_not_told_is_nothing() -> None:
+    step = Step("ab", np.array([1, 1]), limits=np.array([3, 4]))
+    assert step.limits.tolist() == [3, 4]
+    for name in ("verified", "waiting", "lengths"):
+        nothing = getattr(step, name)
+        assert nothing.tolist() == [0, 0]
+        assert nothing.dtype == np.int64
+    assert step.lengths is not step.waiting
+    assert (step.plan.width, step.could_draft, step.count) == (0, False, 1)
+    times = (step.seconds, step.target_seconds, step.draft_seconds, step.context_seconds)
+    assert (*times, step.planning_seconds) == (0.0,) * 5
+    assert (step.rows, step.draft_rows, step.context_rows, step.nan_drafts) == (0,) * 4
+
+
+def test_a_plan_for_nobody() -> None:
+    plan = Plan.nothing(3, price=2.0, skip_steps=5)
+    assert plan.drafted.tolist() == [False] * 3
+    assert plan.drafted.dtype == bool
+    assert (plan.width, plan.price, plan.speedup, plan.least) == (0, 2.0, 1.0, 0)
+    assert (plan.is_probe, plan.skip_steps) == (False, 5)
+    assert (Plan.nothing(1).price, Plan.nothing(1).skip_steps) == (0.0, 0)
 
 
 def test_the_first_step_after_a_pause_is_not_timed(fake: FakeTime) -> None:
@@ -92,7 +137,7 @@ def test_a_step_of_nobody_is_a_pause(fake: FakeTime) -> None:
     for _ in range(3):
         empty = finish(clock, fake, Step([], np.zeros(0, dtype=int)), 0.001)
         assert not empty.only_decodes
-        assert empty.target_seconds == 0.0
+        assert (empty.seconds, empty.target_seconds) == (0.0, 0.0)
     assert finish(clock, fake, decoding("a"), 1.0).target_seconds == 0.0
 
 

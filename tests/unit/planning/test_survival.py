@@ -97,19 +97,46 @@ def test_old_observations_fade() -> None:
         assert calibration.acceptance(confidence[:1]) == pytest.approx(expected, abs=0.05)
 
 
-def test_a_requests_bias_starts_from_everybodys_and_leaves_it() -> None:
+def test_an_observation_counts_half_after_two_thousand_others() -> None:
+    calibration = Calibration(1)
+    calibration.observe(np.array([[0.2]]), np.array([1]), np.array([1]))
+    calibration.observe(np.full((2000, 1), 0.8), np.ones(2000, int), np.zeros(2000, int))
+    # 4 observations' worth of the drafter's own word, and 8 of all positions': here, of the same.
+    pooled = (0.5 + 4 * 0.2) / (0.5 + 4)
+    assert calibration.acceptance(np.array([[0.2]])) == pytest.approx(
+        (0.5 + 8 * pooled) / (0.5 + 8)
+    )
+
+
+def test_a_requests_bias_is_worth_eight_tokens_of_everybodys() -> None:
+    """By hand: everybody's fades by 2% a block, a request's by a tenth."""
     bias = Bias(4)
-    rows = np.array([0, 1])
-    assert bias.of(rows) == pytest.approx(1.0)
-    for _ in range(60):
-        bias.observe(rows, np.array([2.0, 2.0]), np.array([0, 2]))
-    assert bias.of_everybody() == pytest.approx(0.5, abs=0.1)
-    hard, easy, new = bias.of(np.array([0, 1, 2]))
-    assert hard < 0.25
-    assert easy > 0.75
-    assert new == pytest.approx(bias.of_everybody())
-    bias.forget(np.array([0]))
-    assert bias.of(np.array([0]))[0] == pytest.approx(bias.of_everybody())
+    assert bias.of(np.array([0, 3])).tolist() == [1.0, 1.0]
+    bias.observe(np.array([2, 0]), np.array([2.0, 3.0]), np.array([1, 0]))
+    everybody = (1 + 8) / (5 + 8)
+    assert bias.of_everybody() == pytest.approx(everybody)
+    expected = [8 * everybody / (3 + 8), everybody, (1 + 8 * everybody) / (2 + 8)]
+    assert bias.of(np.array([0, 1, 2])) == pytest.approx(expected)
+    bias.observe(np.array([2, 1]), np.array([1.0, 4.0]), np.array([2, 4]))
+    everybody = (0.9604 * 1 + 6 + 8) / (0.9604 * 5 + 5 + 8)
+    assert bias.of_everybody() == pytest.approx(everybody)
+    expected = [
+        8 * everybody / (3 + 8),
+        (4 + 8 * everybody) / (4 + 8),
+        (0.9 + 2 + 8 * everybody) / (1.8 + 1 + 8),
+        everybody,
+    ]
+    assert bias.of(np.arange(4)) == pytest.approx(expected)
+    bias.forget(np.array([0, 1]))
+    assert bias.of(np.arange(4)) == pytest.approx([everybody, everybody, expected[2], everybody])
+
+
+@pytest.mark.parametrize(
+    ("bias", "curve"), [(0.5, [0.45, 0.2]), (1.0, [0.9, 0.4]), (2.0, [1.0, 0.8])]
+)
+def test_a_bias_raises_or_lowers_the_whole_curve(bias: float, curve: list[float]) -> None:
+    curves = survival_curves(np.array([[0.9, 0.4], [0.3, 0.0]]), np.array([bias, 1.0]))
+    assert curves == pytest.approx(np.array([curve, [0.3, 0.0]]))
 
 
 @given(

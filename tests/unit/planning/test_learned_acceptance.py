@@ -1,0 +1,217 @@
+"""What becomes of drafts reaches every estimate that a planner goes by, exactly once.
+
+Calibration and bias have tests of their own; here, a second pair of them is fed by hand.
+"""
+
+import numpy as np
+import pytest
+
+from support.planner_world import names, step_of
+from support.told_planner import ToldPlanner, decoding
+from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.survival import Bias, Calibration
+
+EVERYTHING = 1e-9
+"""A price of time at which every draft is verified."""
+
+
+def draft(
+    ours: ToldPlanner,
+    confidence: list[list[float]],
+    limits: list[int],
+    *,
+    price: float = EVERYTHING,
+    least: int = 0,
+    ids: list[str] | None = None,
+) -> Ints:
+    """Drafts for whoever has a limit above 0, planned by the test; how many are verified."""
+    step = decoding(limits, ids=ids)
+    block = np.array(confidence)
+    step.plan = Plan(step.limits > 0, block.shape[1], price=price, speedup=2.0, least=least)
+    return ours.lengths(step, block)
+
+
+def verify(
+    ours: ToldPlanner, verified: list[int], accepted: list[int], ids: list[str] | None = None
+) -> None:
+    step = step_of(ids or names(len(verified)), np.array(verified), np.array(accepted))
+    step.limits = np.full(len(verified), ours.max_draft)
+    ours.plan(step)
+
+
+@pytest.mark.parametrize(
+    ("price", "limits", "least", "lengths"),
+    [
+        # A row costs 1 ms, so a draft must survive with a thousandth of the price.
+        (350, [3, 3], 0, [3, 1]),
+        (370, [3, 3], 0, [2, 1]),
+        (410, [3, 3], 0, [2, 0]),
+        (750, [3, 3], 0, [1, 0]),
+        (1000, [3, 3], 0, [0, 0]),
+        (350, [1, 2], 0, [1, 1]),
+        (1000, [3, 1], 2, [2, 1]),
+        (350, [3, 3], 2, [3, 2]),
+    ],
+)
+def test_drafts_are_cut_where_they_are_not_worth_their_time(
+    price: float, limits: list[int], least: int, lengths: list[int]
+) -> None:
+    """Survival: 0.9, 0.72, 0.36 of the one request, and 0.4, 0.04, 0.004 of the other."""
+    ours = ToldPlanner(3)
+    confidence = [[0.9, 0.8, 0.5], [0.4, 0.1, 0.1]]
+    assert draft(ours, confidence, limits, price=price, least=least).tolist() == lengths
+
+
+def test_who_was_not_drafted_is_none_of_the_lengths() -> None:
+    ours = ToldPlanner(2)
+    assert draft(ours, [[0.9, 0.9], [0.2, 0.9]], [0, 2, 1], price=500).tolist() == [2, 0]
+
+
+def test_rows_that_others_verify_make_drafts_dearer() -> None:
+    """Decoding is charged for the whole batch, from its number of requests on."""
+    ours = ToldPlanner(1)
+    # From 4 rows on a row costs a tenth.
+    ours.costs.verify.counts = np.array([0.0, 4.0, 14.0])
+    ours.costs.verify.seconds = np.array([0.010, 0.014, 0.015])
+    assert draft(ours, [[0.5]] * 3, [1, 1, 1], price=700).tolist() == [1, 1, 1]
+    assert draft(ours, [[0.5]], [1], price=700).tolist() == [0]
+
+
+def test_what_is_verified_teaches_how_far_confidence_can_be_trusted() -> None:
+    """The first of three requests had two of three drafts verified, the second one."""
+    ours = ToldPlanner(3)
+    confidence = [[0.8, 0.5, 0.3], [0.6, 0.9, 0.9]]
+    draft(ours, confidence, [2, 1, 0])
+    verify(ours, [2, 1, 0], [0, 1, 0])
+
+    calibration, bias = Calibration(3), Bias(2)
+    calibration.observe(np.array(confidence), np.array([2, 1]), np.array([0, 1]))
+    bias.observe(np.array([0, 1]), np.array([0.8 + 0.4, 0.6]), np.array([0, 1]))
+    assert ours.calibration.rates == pytest.approx(calibration.rates)
+    assert ours.bias.of_everybody() == pytest.approx(bias.of_everybody())
+
+    again = np.array([[0.7, 0.7], [0.7, 0.2]])
+    draft(ours, again.tolist(), [2, 2, 0])
+    survival = np.cumprod(calibration.acceptance(again), axis=1)
+    expected = survival * bias.of(np.array([0, 1]))[:, None]
+    assert ours.forecast.observed[-1][1] == pytest.approx(expected)
+    # What is expected of these is what the calibration says, before the bias.
+    verify(ours, [2, 2, 0], [1, 2, 0])
+    bias.observe(np.array([0, 1]), survival.sum(axis=1), np.array([1, 2]))
+    assert ours.bias.of_everybody() == pytest.approx(bias.of_everybody())
+    calibration.observe(np.pad(again, ((0, 0), (0, 1))), np.array([2, 2]), np.array([1, 2]))
+    assert ours.calibration.rates == pytest.approx(calibration.rates)
+
+
+def nothing_was_learned(ours: ToldPlanner) -> bool:
+    return bool((ours.calibration.rates == Calibration(ours.max_draft).rates).all()) and (
+        ours.bias.of_everybody() == 1.0
+    )
+
+
+def test_drafts_that_are_not_ours_teach_nothing() -> None:
+    """vLLM pads a request that it admits, or resumes, with K drafts that nobody made."""
+    shortest = ToldPlanner(1)
+    verify(shortest, [1, 1], [0, 0])
+    assert nothing_was_learned(shortest)
+    ours = ToldPlanner(3)
+    verify(ours, [3, 0], [0, 0])
+    assert nothing_was_learned(ours)
+    # Fewer were handed over than were drafted, or none: K are not those.
+    assert draft(ours, [[0.9, 0.9, 0.9]], [2, 0]).tolist() == [2]
+    verify(ours, [3, 3], [0, 0])
+    assert nothing_was_learned(ours)
+    assert draft(ours, [[0.9, 0.9, 0.9]], [3, 0], price=2000).tolist() == [0]
+    verify(ours, [1, 0], [0, 0])
+    assert nothing_was_learned(ours)
+
+
+def test_a_request_that_is_resumed_comes_back_without_its_drafts() -> None:
+    """It was preempted before they were verified, while others went on."""
+    ours = ToldPlanner(3)
+    assert draft(ours, [[0.9, 0.9, 0.9]] * 2, [3, 3]).tolist() == [3, 3]
+    verify(ours, [0], [0], ["request-1"])
+    verify(ours, [3, 0], [0, 0])
+    assert nothing_was_learned(ours)
+
+
+def test_drafts_are_verified_once() -> None:
+    ours = ToldPlanner(1)
+    draft(ours, [[0.5]], [1])
+    verify(ours, [1], [1])
+    rates = ours.calibration.rates.copy()
+    verify(ours, [1], [1])
+    assert (ours.calibration.rates == rates).all()
+
+
+def asked(ours: ToldPlanner, ids: list[str]) -> list[float]:
+    """The scores by which requests are told apart: their first survival, lately."""
+    ours.plan(decoding([ours.max_draft] * len(ids), ids=ids))
+    return ours.forecast.asked[-1]
+
+
+def test_a_requests_score_follows_its_first_survival_and_fades_to_everybodys() -> None:
+    ours = ToldPlanner(2, mean_first_survival=0.6)
+    assert asked(ours, ["a", "b"]) == [0.6, 0.6]
+    draft(ours, [[0.9, 0.1]], [0, 2], ids=["a", "b"])
+    scores, curves = ours.forecast.observed[-1]
+    assert scores.tolist() == [0.6]  # as it was before the draft
+    assert curves.tolist() == pytest.approx(np.array([[0.9, 0.09]]))
+    # Half-way to 0.9, and a twentieth of the way back to what everybody's is now.
+    ours.forecast.mean_first_survival = 0.5
+    assert asked(ours, ["a", "b"]) == pytest.approx([0.595, 0.75 - 0.05 * 0.25])
+    assert asked(ours, ["b"]) == pytest.approx([0.7375 - 0.05 * 0.2375])
+    assert asked(ours, ["a"]) == pytest.approx([0.595 - 0.05 * 0.095])
+
+
+def test_who_can_use_no_draft_has_no_say() -> None:
+    ours = ToldPlanner(2, mean_first_survival=0.6)
+    draft(ours, [[0.9, 0.1]], [0, 2])
+    ours.plan(decoding([2, 0]))
+    assert ours.forecast.asked[-1] == pytest.approx([0.6])
+
+
+def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
+    """Rows for twice the batch: with one request a batch, the third takes the first one's."""
+    ours = ToldPlanner(1, mean_first_survival=0.5, max_requests=1)
+    draft(ours, [[0.9]], [1], ids=["a"])
+    verify(ours, [1], [0], ["a"])
+    known = asked(ours, ["a"])
+    assert known != pytest.approx([0.5])
+    assert asked(ours, ["b"]) == [0.5]
+    assert asked(ours, ["a"]) == pytest.approx([known[0] - 0.05 * (known[0] - 0.5)])
+    draft(ours, [[0.9]], [1], ids=["a"])
+    learned = ours.calibration.rates.copy()
+    assert asked(ours, ["c"]) == [0.5]
+    assert asked(ours, ["a"]) == [0.5]
+    verify(ours, [1], [1], ["a"])  # not the drafts of long ago
+    assert (ours.calibration.rates == learned).all()
+    draft(ours, [[0.7]], [1], ids=["a"])
+    # A new request's bias is everybody's.
+    expected: Floats = ours.calibration.acceptance(np.array([[0.7]])) * ours.bias.of_everybody()
+    assert ours.forecast.observed[-1][1] == pytest.approx(expected)
+
+
+def test_a_new_request_leaves_the_others_what_they_have_learned() -> None:
+    ours = ToldPlanner(1)
+    draft(ours, [[0.9]], [1], ids=["a"])
+    verify(ours, [1], [0], ["a"])
+    draft(ours, [[0.9], [0.9]], [1, 1], ids=["a", "b"])
+    hard, new = ours.forecast.observed[-1][1][:, 0]
+    assert hard == pytest.approx(new * 8 / (0.9 + 8))
+
+
+def test_what_steps_hold_and_cost_is_learned() -> None:
+    """Whether time is known or not, what of the step was prompt is."""
+    ours = ToldPlanner(1)
+    prompt = Step(["a", "b"], np.array([1, 0]), rows=41)
+    assert ours.observe(prompt) is None
+    assert (ours.costs.prompt_share, ours.costs.prompt_rows) == (1 / 32, 40)
+    timed = decoding([1, 1])
+    timed.target_seconds = 0.013
+    estimate = ours.observe(timed)
+    assert estimate is not None
+    assert estimate.target_seconds == pytest.approx(0.012)  # as it was before
+    assert ours.costs.plain_level.at(2) == pytest.approx(0.001)
+    assert ours.costs.prompt_share == pytest.approx(31 / 32 / 32)

@@ -1,0 +1,248 @@
+"""How measurements move the cost model, on numbers worked out by hand."""
+
+import numpy as np
+import pytest
+
+from support.planner_world import curve, straight_costs
+from vllm_dflash.planning.costs import Curve, LearnedTime, StepCosts
+from vllm_dflash.planning.step import Step
+
+
+@pytest.mark.parametrize(
+    ("count", "ms", "rate", "expected"),
+    [
+        # 4 rows were to take 20 ms. A tenth of the surprise there, 15% of that an octave away.
+        (4, 24.0, 0.1, [10.03, 10.03, 20.4, 40.12]),
+        (4, 18.0, 0.1, [9.985, 9.985, 19.8, 39.94]),
+        # Nobody is surprised by more than three tenths.
+        (4, 26.0, 0.1, [10.045, 10.045, 20.6, 40.18]),
+        (4, 9000.0, 0.1, [10.045, 10.045, 20.6, 40.18]),
+        (4, 0.0, 0.1, [9.955, 9.955, 19.4, 39.82]),
+        # Less surprising at twice the rate.
+        (4, 20.5, 0.2, [10.0075, 10.0075, 20.1, 40.03]),
+        # Half-way between two points both get all of it: 2.83 rows, 14.14 ms, 30% more.
+        (8**0.5, 18.38477631, 0.1, [10.045, 10.3, 20.6, 40.18]),
+        # 3 rows, 15 ms: 4 is 0.17 octaves nearer than 2.
+        (3, 18.0, 0.1, [10.03, 10.16601, 20.4, 40.12]),
+        # Beyond the end, the last point is the nearest.
+        (16, 88.0, 0.1, [10.015, 10.015, 20.03, 40.4]),
+        # Less than half a row is half a row.
+        (0, 11.0, 0.1, [10.1, 10.1, 20.03, 40.06]),
+        # What would make the curve dip is raised to what comes before.
+        (8, 4.0, 1.0, [9.55, 9.55, 19.1, 28.0]),
+    ],
+)
+def test_a_curve_moves_towards_a_measurement(
+    count: float, ms: float, rate: float, expected: list[float]
+) -> None:
+    line = curve({1: 10.0, 2: 10.0, 4: 20.0, 8: 40.0})
+    line.correct(count, ms / 1000, rate)
+    assert line.seconds * 1000 == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_curve_never_comes_to_dip() -> None:
+    line = curve({1: 10.0, 2: 10.0})
+    line.correct(2, 0.005, 0.5)
+    assert line.seconds * 1000 == pytest.approx([9.775, 9.775])
+
+
+def test_a_curve_moves_by_a_twentieth_where_nothing_else_is_said() -> None:
+    line = curve({1: 10.0, 2: 20.0})
+    line.correct(2, 0.022)
+    assert line.seconds * 1000 == pytest.approx([10.0 * 1.00075, 20.1])
+
+
+@pytest.mark.parametrize("points", [{0: 0.0, 4: 0.0}, {0: 0.0, 4: 8.0}])
+def test_what_takes_no_time_cannot_be_wrong_by_a_share_of_it(points: dict[int, float]) -> None:
+    line = curve(points)
+    line.correct(0, 1.0)
+    assert line.seconds * 1000 == pytest.approx(list(points.values()))
+
+
+def test_a_count_of_zero_is_an_octave_from_one() -> None:
+    line = curve({0: 10.0, 1: 20.0})
+    line.correct(1, 0.022, 0.1)
+    assert line.seconds * 1000 == pytest.approx([10.015, 20.2])
+
+
+@pytest.mark.parametrize(
+    ("max_requests", "measured", "ms"),
+    [
+        # The first counts in full, and is all that is known.
+        (8, [(4, 8.0, 1)], [8, 8, 8, 8]),
+        # The second counts half, the third a third.
+        (8, [(4, 8.0, 1), (4, 2.0, 1)], [9, 9, 9, 9]),
+        (8, [(4, 8.0, 1), (4, 2.0, 1), (4, 3.0, 1)], [10, 10, 10, 10]),
+        # From the seventh on, each 15%.
+        (8, [(4, 8.0, 7), (4, 1.0, 1)], [8.15] * 4),
+        (8, [(4, 8.0, 70), (4, 1.0, 2)], [8 + (1 - 0.85**2)] * 4),
+        # Three at once after one: three quarters.
+        (8, [(4, 8.0, 1), (4, 4.0, 3)], [11] * 4),
+        # Between two, each by its share.
+        (8, [(6, 8.0, 1)], [8 * 0.4150375, 8 * 0.4150375, 8 * 0.4150375, 8 * 0.5849625]),
+        # Each follows the nearest that was seen; one in the middle of two, the smaller.
+        (8, [(2, 4.0, 1), (8, 2.0, 1)], [4, 4, 4, 6]),
+        (16, [(1, 4.0, 1), (16, 2.0, 1), (16, 1.0, 1)], [4, 4, 4, 6.5, 6.5]),
+        (1, [(1, 5.0, 1)], [5, 5]),
+        (5, [(5, 0.0, 1)], [0, 0, 0, 0]),
+    ],
+)
+def test_a_level_is_what_steps_of_so_many_requests_took_longer(
+    max_requests: int, measured: list[tuple[int, float, int]], ms: list[float]
+) -> None:
+    level = LearnedTime(max_requests)
+    for num_requests, surprise, num_steps in measured:
+        level.correct(num_requests, surprise / 1000, num_steps)
+    counts = [2**octave for octave in range(len(ms))]
+    assert [1000 * level.at(count) for count in counts] == pytest.approx(ms)
+    assert level.at(2 * counts[-1]) == pytest.approx(ms[-1] / 1000)
+
+
+def test_a_level_is_linear_between_powers_of_two() -> None:
+    level = LearnedTime(4)
+    assert [level.at(count) for count in (1, 3, 4)] == [0.0, 0.0, 0.0]
+    level.correct(2, 0.004, 1)
+    level.correct(4, 0.004, 1)
+    assert level.at(3) == pytest.approx(0.004 + 0.004 * 0.5849625)
+
+
+def test_a_level_is_known_where_steps_were_seen() -> None:
+    level = LearnedTime(16)
+    assert not level.is_known(1)
+    level.correct(4, 0.001, 1)
+    known = {count: level.is_known(count) for count in (1, 2, 3, 4, 5, 6, 8, 16)}
+    assert [count for count, seen in known.items() if seen] == [3, 4, 5]
+    level.correct(6, 0.001, 1)
+    assert level.is_known(8)
+
+
+def timed(num_requests: int, rows: int, ms: float, **more: float) -> Step:
+    step = Step([str(row) for row in range(num_requests)], np.ones(num_requests, dtype=int), rows)
+    step.target_seconds = ms / 1000
+    for name, value in more.items():
+        setattr(step, name, value)
+    return step
+
+
+def verify_curve() -> Curve:
+    return straight_costs().verify
+
+
+def test_a_steps_estimate_has_four_parts() -> None:
+    costs = straight_costs()
+    costs.plain_level.correct(4, 0.003, 1)
+    costs.verify_level.correct(4, 0.002, 1)
+    drafted = costs.estimate(timed(4, 10, 0.0, draft_rows=6, context_rows=16))
+    # 10 + 10 + 3 + 2 ms; (2 + 6) / 4, (4 + 16) / 20, and 10 + 4 + 3.
+    assert drafted.target_seconds == pytest.approx(0.025)
+    assert drafted.draft_seconds == pytest.approx(0.002)
+    assert drafted.context_seconds == pytest.approx(0.001)
+    assert drafted.plain_seconds == pytest.approx(0.017)
+    plain = costs.estimate(timed(4, 4, 0.0))
+    assert plain.target_seconds == plain.plain_seconds == pytest.approx(0.017)
+    assert (plain.draft_seconds, plain.context_seconds) == (0.0, 0.0)
+
+
+def test_no_step_takes_less_than_half_its_forward_pass() -> None:
+    costs = straight_costs()
+    costs.plain_level.correct(1, -0.007, 1)
+    assert costs.step(1, np.array([1, 2, 10])) * 1000 == pytest.approx([5.5, 6.0, 13.0])
+
+
+def test_an_undrafted_step_teaches_the_plain_level_and_the_curve() -> None:
+    costs, curve = straight_costs(), verify_curve()
+    estimate = costs.observe(timed(4, 4, 16.0, count=3))
+    assert estimate.target_seconds == pytest.approx(0.014)
+    assert costs.plain_level.at(4) == pytest.approx(0.002)
+    assert costs.verify_level.at(4) == 0.0
+    curve.correct(4, 0.016, 1 - 0.95**3)
+    assert costs.verify.seconds == pytest.approx(curve.seconds)
+    unmoved = straight_costs()
+    assert costs.draft.seconds.tolist() == unmoved.draft.seconds.tolist()
+    assert costs.context.seconds.tolist() == unmoved.context.seconds.tolist()
+
+
+def test_a_drafted_step_teaches_the_verify_level_once_undrafted_ones_were_seen() -> None:
+    costs, curve = straight_costs(), verify_curve()
+    costs.observe(timed(4, 10, 22.0))
+    assert (costs.plain_level.at(4), costs.verify_level.at(4)) == (pytest.approx(0.002), 0.0)
+    curve.correct(10, 0.022, 0.05)
+    # What the curve and the level say by now, and 1 ms more.
+    expected = float(curve.at(10)) + 0.002
+    costs.observe(timed(4, 10, 1000 * expected + 1.0))
+    assert costs.plain_level.at(4) == pytest.approx(0.002)
+    assert costs.verify_level.at(4) == pytest.approx(0.001)
+    curve.correct(10, float(curve.at(10)) + 0.001, 0.05)
+    assert costs.verify.seconds == pytest.approx(curve.seconds)
+
+
+def test_several_steps_in_one_record_count_as_several() -> None:
+    """The second record holds three steps, so it is three quarters of what is known."""
+    costs = straight_costs()
+    costs.observe(timed(4, 4, 14.0))
+    costs.observe(timed(4, 4, 16.0, count=3))
+    assert costs.plain_level.at(4) == pytest.approx(0.0015)
+
+
+@pytest.mark.parametrize(("ms", "level"), [(1000.0, 4.2), (0.0, -4.2)])
+def test_no_step_surprises_by_more_than_three_tenths(ms: float, level: float) -> None:
+    costs = straight_costs()
+    costs.observe(timed(4, 4, ms))
+    assert costs.plain_level.at(4) * 1000 == pytest.approx(level)
+
+
+def test_draft_and_context_follow_their_measurements() -> None:
+    costs, truth = straight_costs(), straight_costs()
+    costs.observe(timed(1, 1, 11.0, draft_rows=6, draft_seconds=0.0025))
+    truth.draft.correct(6, 0.0025, 0.15)
+    assert costs.draft.seconds == pytest.approx(truth.draft.seconds)
+    assert costs.context.seconds == pytest.approx(truth.context.seconds)
+    costs.observe(timed(1, 1, 11.0, context_rows=16, context_seconds=0.0008))
+    truth.context.correct(16, 0.0008, 0.15)
+    assert costs.context.seconds == pytest.approx(truth.context.seconds)
+    assert costs.draft.seconds == pytest.approx(truth.draft.seconds)
+
+
+def test_prompt_rows_are_learned_at_a_thirty_second_a_step() -> None:
+    costs = straight_costs()
+    seen = []
+    for prompt_rows in (0, 64, 32, 0, 1):
+        costs.observe_batch(prompt_rows)
+        seen.append((costs.prompt_share, costs.prompt_rows))
+    once, twice = 1 / 32, 63 / 1024
+    faded = twice * 31 / 32
+    expected = [
+        (0, 0),
+        (once, 64),
+        (twice, 63),
+        (faded, 63),
+        (1 / 32 + faded * 31 / 32, 63 - 62 / 32),
+    ]
+    assert np.array(seen) == pytest.approx(np.array(expected))
+
+
+def shared_with_prompts(share: float, rows: float) -> StepCosts:
+    costs = straight_costs()
+    costs.prompt_share, costs.prompt_rows = share, rows
+    return costs
+
+
+def test_decoding_beside_prompts_costs_what_it_adds() -> None:
+    """Alone 10 + n ms; beside a prompt n, but a tenth of that at least."""
+    costs = shared_with_prompts(0.25, 64)
+    alone, added = np.array([11.0, 18.0]), np.array([1.1, 8.0])
+    expected = 0.75 * alone + 0.25 * added
+    assert costs.decoding(1, np.array([1, 8])) * 1000 == pytest.approx(expected)
+    assert costs.plain(8) * 1000 == pytest.approx(expected[1])
+    # On a stretch where rows are dearer, no more than alone.
+    costs.verify = curve({0: 10.0, 64: 74.0, 128: 714.0})
+    assert costs.decoding(1, np.array([1, 8])) * 1000 == pytest.approx(
+        [0.75 * 11 + 0.25 * 10, 18.0]
+    )
+
+
+def test_prompts_in_one_step_of_a_hundred_do_not_count() -> None:
+    alone = straight_costs().decoding(8, np.array([8, 16]))
+    assert shared_with_prompts(0.0099, 64).decoding(8, np.array([8, 16])) == pytest.approx(alone)
+    shared = shared_with_prompts(0.01, 64).decoding(8, np.array([8, 16]))
+    assert shared == pytest.approx(alone - 0.01 * 0.010)

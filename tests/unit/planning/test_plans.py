@@ -1,0 +1,240 @@
+"""What is planned, on numbers worked out by hand.
+
+n rows take 10 + n ms to verify, (2 + n) / 4 to draft, (4 + n) / 20 to store; see `ToldPlanner`.
+"""
+
+import numpy as np
+import pytest
+
+from support.told_planner import ToldPlanner, decoding
+from vllm_dflash.planning import planner
+from vllm_dflash.planning.forecast import Outcomes
+from vllm_dflash.planning.step import Plan
+
+
+@pytest.mark.parametrize(
+    ("curve", "limits", "waiting", "width", "tokens", "ms"),
+    [
+        # One request and two drafts: 13 to verify, 1.25 to draft, and the context of 2 rows.
+        ((0.8, 0.4), [2], [64], 2, 1 + 1.2, 13 + 1.25 + 0.3),
+        # The second draft is not worth its 1.25 ms.
+        ((0.8, 0.1), [2], [64], 1, 1 + 0.8, 12 + 1.0 + 0.3),
+        # Or cannot be used.
+        ((0.8, 0.8), [1], [64], 1, 1 + 0.8, 12 + 1.0 + 0.3),
+        # The longest limit counts.
+        ((0.9, 0.9), [1, 5], [0, 0], 2, 2 + 3.6, 16 + 2.0 + 0.3),
+        # 32 rows a request wait, of those who are drafted: 1.5 rows a request each step.
+        ((0.9, 0.9), [2, 0, 2], [16, 640, 48], 2, 3 + 3.6, 17 + 2.0 + 0.35),
+    ],
+)
+def test_the_best_rate_is_planned(
+    curve: tuple[float, ...],
+    limits: list[int],
+    waiting: list[int],
+    width: int,
+    tokens: float,
+    ms: float,
+) -> None:
+    ours = ToldPlanner(2, *curve)
+    plan = ours.plan(decoding(limits, waiting))
+    assert plan.drafted.tolist() == [limit > 0 for limit in limits]
+    assert plan.width == width
+    assert plan.price == pytest.approx(1000 * tokens / ms)
+    plain = 1000 * len(limits) / (10 + len(limits))
+    assert plan.speedup == pytest.approx(plan.price / plain)
+    assert (plan.is_probe, plan.least, plan.skip_steps) == (False, 0, 0)
+    assert (ours.probes.restarts, ours.probes.asked) == (1, [])
+    assert ours.forecast.asked == [[0.5] * sum(limit > 0 for limit in limits)]
+
+
+def two_groups() -> Outcomes:
+    """Of two requests, drafting the better one or both, kept above two thresholds."""
+    return Outcomes(
+        drafted=np.array([1, 2]),
+        least_score=np.array([0.5, -np.inf]),
+        kept=np.array([[[1.0, 2.0], [1.0, 1.0]], [[2.0, 4.0], [1.0, 1.0]]]),
+        gain=np.array([[[0.9, 1.7], [0.9, 0.9]], [[1.0, 1.9], [0.9, 0.9]]]),
+    )
+
+
+def scored(ours: ToldPlanner) -> None:
+    """Two requests that last had drafts with a first survival of 0.3 and 0.9: 0.4 and 0.7 now."""
+    step = decoding([2, 2])
+    step.plan = Plan(np.ones(2, dtype=bool), width=1, price=0.0, speedup=1.0)
+    ours.plan(step)
+    ours.lengths(step, np.array([[0.3], [0.9]]))
+
+
+def test_requests_of_which_little_is_expected_are_left_out() -> None:
+    ours = ToldPlanner(2)
+    ours.forecast.told = two_groups()
+    scored(ours)
+    plan = ours.plan(decoding([2, 2]))
+    assert plan.drafted.tolist() == [False, True]
+    assert plan.width == 2
+    # 4 rows to verify, 3 to draft, 1 to store.
+    assert plan.price == pytest.approx(3700 / (14 + 1.25 + 0.25))
+    assert ours.plan(decoding([2, 2])).speedup == pytest.approx(plan.price / (2000 / 12))
+    # Who is good enough, but can use none, is not drafted.
+    assert not ours.plan(decoding([2, 0])).drafted.any()
+
+
+def test_who_is_just_good_enough_is_drafted() -> None:
+    """As the forecast counts them."""
+    ours = ToldPlanner(2, mean_first_survival=0.5)
+    ours.forecast.told = two_groups()
+    assert ours.plan(decoding([2, 2])).drafted.tolist() == [True, True]
+
+
+def test_a_promise_of_just_the_margin_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    promised = ToldPlanner(1, 0.22).plan(decoding([1])).speedup
+    monkeypatch.setattr(planner, "MARGIN", promised)
+    assert ToldPlanner(1, 0.22).plan(decoding([1])).skip_steps == 1
+    monkeypatch.setattr(planner, "CLOSE", promised)
+    ours = ToldPlanner(1, 0.22)
+    assert ours.plan(decoding([1])).skip_steps == 7
+    assert not ours.probes.asked[0][2]
+
+
+def test_a_group_of_nobody_is_worth_nothing() -> None:
+    ours = ToldPlanner(1)
+    ours.forecast.told = Outcomes(
+        drafted=np.array([0, 1]),
+        least_score=np.array([0.9, -np.inf]),
+        kept=np.array([[[0.0]], [[1.0]]]),
+        gain=np.array([[[9.0]], [[0.8]]]),
+    )
+    plan = ours.plan(decoding([1]))
+    assert plan.drafted.tolist() == [True]
+    assert plan.price == pytest.approx(1800 / (12 + 1.0 + 0.25))
+
+
+def test_a_whole_batch_is_drafted_to_the_full_or_not_at_all() -> None:
+    """Everybody's block of 3 rows is computed, whatever is kept of it."""
+    ours = ToldPlanner(2, whole_batch=True)
+    ours.forecast.told = two_groups()
+    scored(ours)
+    plan = ours.plan(decoding([2, 2]))
+    assert plan.drafted.tolist() == [True, True]
+    assert plan.width == 2
+    # Of both thresholds, the one that keeps one draft instead of four; 2 rows to store.
+    assert plan.price == pytest.approx(max(2900 / (13 + 2.0 + 0.3), 3900 / (16 + 2.0 + 0.3)))
+    wide = ToldPlanner(4, 0.9, 0.9, whole_batch=True)
+    # Two drafts are the most anybody can use, and the block is one of 4 all the same.
+    plan = wide.plan(decoding([2, 0, 0]))
+    assert plan.width == 2
+    assert plan.price == pytest.approx(4800 / (15 + (2 + 15) / 4 + 0.25))
+
+
+@pytest.mark.parametrize(
+    ("gain", "drafts", "is_close", "skip_steps"),
+    [
+        # 1.25 ms for the block and its context, 12 to verify; plain is one token in 11 ms.
+        (0.22, True, None, 0),  # 1.0128 times as fast
+        (0.21, False, True, 1),  # 1.0045
+        (0.15, False, True, 1),  # 0.9547
+        (0.14, False, False, 7),  # 0.9464
+    ],
+)
+def test_drafting_must_promise_more_than_it_may_cost(
+    gain: float, drafts: bool, is_close: bool | None, skip_steps: int
+) -> None:
+    """One percent more; and what is less than five short of paying is asked again soon."""
+    ours = ToldPlanner(1, gain)
+    plan = ours.plan(decoding([1]))
+    assert bool(plan.width) == plan.drafted.any() == drafts
+    assert plan.skip_steps == skip_steps
+    if not drafts:
+        assert plan.price == pytest.approx(1000 / 11)
+        assert (plan.speedup, plan.is_probe) == (1.0, False)
+        assert ours.probes.restarts == 0
+        ((seconds, _, close),) = ours.probes.asked
+        assert seconds == pytest.approx((1 + skip_steps) * 0.011)
+        assert close is is_close
+
+
+def test_nobody_who_could_be_drafted() -> None:
+    ours = ToldPlanner(2, 0.9, 0.9)
+    plan = ours.plan(decoding([0, 0, 0]))
+    assert plan.drafted.tolist() == [False] * 3
+    assert (plan.width, plan.price, plan.skip_steps) == (0, pytest.approx(3000 / 13), 0)
+    assert ours.probes.asked == []
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.3])
+def test_nothing_is_skipped_while_a_prompt_may_end(gain: float) -> None:
+    """Whose prompt ends is still in the same batch, so a skip would outlast it."""
+    ours = ToldPlanner(1, gain)
+    step = decoding([1, 0])
+    step.produced = np.array([1, 0])
+    assert ours.plan(step).skip_steps == 0
+    assert ours.probes.asked[0][0] == pytest.approx(0.012)  # asked again after this very step
+    assert ours.plan(decoding([1, 0])).skip_steps > 0
+
+
+def test_a_probe_is_paid_with_the_least_that_finds_something_out() -> None:
+    """The useless best plan, or as few requests as will do, whichever loses less."""
+    ours = ToldPlanner(4, max_requests=64)
+    ours.probes.due = True
+    # Best is one draft each, of none accepted: 20 requests' 40 rows to draft, 20 more to verify,
+    # 20 to store: 50 + 10.5 + 1.2. That loses 31.7 ms, and stores the 20 rows that wait at once.
+    # Two requests drafted to the full: 10 rows to draft, 6 to verify, 2 to store.
+    waiting = [1] * 20
+    plan = ours.plan(decoding([4] * 20, waiting))
+    assert np.flatnonzero(plan.drafted).tolist() == [0, 1]
+    assert (plan.width, plan.least, plan.is_probe, plan.speedup) == (4, 3, True, 1.0)
+    assert plan.price == pytest.approx(20_000 / 30)
+    ((_, cost, _),) = ours.probes.asked
+    assert cost == pytest.approx((3.0 + 6 + 0.3) / 1000)
+
+
+def test_the_best_plan_is_the_probe_where_that_is_cheaper() -> None:
+    ours = ToldPlanner(4, 0.1)
+    ours.probes.due = True
+    plan = ours.plan(decoding([4], [10]))
+    # One draft: 12 + 1.0 + (4 + 1 + 10/64) / 20 ms for 1.1 tokens that are worth 12.1.
+    ms = 12 + 1.0 + (5 + 10 / 64) / 20
+    assert (plan.drafted.tolist(), plan.width, plan.least) == ([True], 1, 0)
+    assert (plan.is_probe, plan.speedup) == (True, 1.0)
+    assert plan.price == pytest.approx(1000 / 11)
+    ((seconds, cost, is_close),) = ours.probes.asked
+    assert seconds == pytest.approx(8 * 0.011)
+    assert cost == pytest.approx((ms - 1.1 * 11 + (4 + 10) / 20) / 1000)
+    assert not is_close
+    # Once it stands at the price of plain decoding, only what pays is verified.
+    ours.probes.due = False
+    assert ours.plan(decoding([4], [10])).width == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "chosen"),
+    [(1, 1), (15, 1), (16, 2), (33, 3), (64, 5)],
+)
+def test_a_probe_takes_one_request_and_one_more_for_sixteen(count: int, chosen: int) -> None:
+    """Those with the least to catch up, who can use drafts."""
+    ours = ToldPlanner(4, max_requests=64)
+    ours.probes.due = True
+    waiting = [100 - request for request in range(count)]
+    plan = ours.plan(decoding([4] * count, waiting))
+    assert np.flatnonzero(plan.drafted).tolist() == list(range(count - chosen, count))
+    unable = decoding([0] * (count - 1) + [4], waiting[::-1])
+    assert np.flatnonzero(ours.plan(unable).drafted).tolist() == [count - 1]
+
+
+def test_of_those_who_wait_as_long_the_first_are_probed() -> None:
+    ours = ToldPlanner(4, max_requests=64)
+    ours.probes.due = True
+    plan = ours.plan(decoding([4] * 64, [9, 5] * 32))
+    assert np.flatnonzero(plan.drafted).tolist() == [1, 3, 5, 7, 9]
+
+
+def test_a_whole_batchs_probe_is_everybody() -> None:
+    ours = ToldPlanner(4, whole_batch=True)
+    ours.probes.due = True
+    plan = ours.plan(decoding([3, 0, 3], [5, 5, 5]))
+    assert plan.drafted.tolist() == [True, False, True]
+    assert plan.width == 3
+    ((_, cost, _),) = ours.probes.asked
+    # 15 rows of the block; of two requests 3 drafts are verified, and the context stored. The
+    # best plan does the same, and would verify 6 + 3: it is dearer by what its context is spread.
+    assert cost == pytest.approx((17 / 4 + 6 + 14 / 20) / 1000)
