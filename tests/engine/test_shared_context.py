@@ -98,13 +98,13 @@ def test_after_an_owner_that_ended_undrafted(
 
 def test_while_an_undrafted_owner_runs(llm: LLM, prompt: list[int], expected: list[int]) -> None:
     drafts(llm, Never(7))
+    rows = ContextRows(llm)
     core = llm.llm_engine
     params = greedy(200, ignore_eos=True)
     core.add_request("owner", {"prompt_token_ids": prompt}, params)
     for _ in range(4):
         core.step()
     drafts(llm, FixedLength(7))
-    rows = ContextRows(llm)
     lengths = acceptance_by_request(llm)
     core.add_request("guest", {"prompt_token_ids": prompt}, greedy(NEW_TOKENS, ignore_eos=True))
     while core.has_unfinished_requests():

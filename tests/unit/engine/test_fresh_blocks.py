@@ -27,6 +27,20 @@ def test_fresh_blocks_are_those_without_a_cached_prefix() -> None:
     assert fresh_blocks(step, 1, 32) == [1, 2, 3, 6, 20, 31, 32]  # type: ignore[arg-type]
 
 
+def test_a_step_that_allocates_nothing_has_no_fresh_blocks() -> None:
+    """A request that goes on, one that was found in full blocks, one that resumes all found."""
+    step = SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(block_ids=([1, 2],), num_computed_tokens=64)],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=["a", "b"],
+            new_block_ids=[None, ([3, 4],)],
+            num_computed_tokens=[40, 33],  # the second is found in the middle of a block
+            resumed_req_ids={"b"},
+        ),
+    )
+    assert fresh_blocks(step, 0, 32) == []  # type: ignore[arg-type]
+
+
 def test_clearing_spares_all_other_blocks() -> None:
     """Also where the kernel's blocks are half as large as the scheduler's."""
     cache = torch.full((10, 2, 4), float("nan"))

@@ -129,6 +129,30 @@ def test_a_regression_behind_a_tie() -> None:
     assert result.levels[0].worst == Finding(0, 4, "<6>", "<7>", 0.5, is_tie=False)
 
 
+@pytest.mark.parametrize("where", [1, 3, 4])
+def test_each_concurrency_is_judged_by_its_own_texts(where: int) -> None:
+    """One that is wrong at the last alone is found there, and nowhere else."""
+
+    class WrongAtOne(Counting):
+        def submit(self, requests: Sequence[Request], concurrency: int) -> None:
+            self.wrong = {7: 6} if concurrency == where else {4: 5} if concurrency == 3 else {}
+            super().submit(requests, concurrency)
+
+    result = gate(WrongAtOne(), concurrency=(1, 3, 4), tokens=6)
+    assert (result.verdict, result.exit_code) == ("regression", 1)
+    found = {level.concurrency: level for level in result.levels}
+    assert [*found] == [1, 3, 4]
+    # Behind 1: 2 3 4 5 6 6; behind 2: 3 4 5 6 6 6; behind 5: 6 6 6 6 6 6.
+    wrong = [[(0, 5)], [(1, 4), (1, 5)], [(2, place) for place in range(1, 6)]]
+    tied = [[(0, 2)], [(1, 1)], []]
+    for concurrency, level in found.items():
+        expected = wrong if concurrency == where else tied if concurrency == 3 else [[], [], []]
+        assert [[(one.prompt, one.position) for one in text] for text in level.texts] == expected
+        assert level.regressions == (8 if concurrency == where else 0)
+        assert level.with_regressions == (3 if concurrency == where else 0)
+        assert level.ties == (2 if expected is tied else 0)
+
+
 @pytest.mark.parametrize(
     ("dtype", "tie", "verdict"),
     [
