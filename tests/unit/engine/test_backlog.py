@@ -113,16 +113,20 @@ def test_rows_that_wait_are_copies_of_what_the_next_step_overwrites() -> None:
 
 def test_steps_go_into_the_ring_together() -> None:
     """Sixteen steps, or 256 rows, spare small copies; no order of theirs shows."""
-    for rows_each, steps in ((1, 20), (2, 40), (60, 7)):
+    for rows_each, together in (
+        (1, [*range(1, 17), *range(1, 17), 1]),
+        (60, [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1]),
+        (64, [1, 2, 3, 4, 1, 2, 3, 4, 1]),
+    ):
         cache = Cache()
         backlog = make(cache, capacity=1024)
         newest: Rows = {}
-        for number in range(steps):
+        for number, steps in enumerate(together):
             slots = [(7 * number + each) % 128 for each in range(rows_each)]
             add(backlog, slots, float(number))
             newest |= {slot: row(slot, float(number)) for slot in slots}
             assert waiting(backlog) == newest
-            assert len(backlog._arrived) <= backlog_module.MAX_ARRIVED
+            assert len(backlog._arrived) == steps
         assert cache.stores == 0
 
 
@@ -152,6 +156,34 @@ def test_only_blocks_of_the_context_count() -> None:
     assert backlog.count(table([1, 2, 3]), np.array([4])).tolist() == [1]
     assert backlog.count(table([1, 2, 3]), np.array([5])).tolist() == [2]
     assert backlog.count(table([1, 2, 3]), np.array([0])).tolist() == [0]
+
+
+def test_each_request_has_its_own_blocks_and_no_more() -> None:
+    """The shorter ones' tables go on with blocks of others, in which rows wait as well."""
+    backlog = make(Cache())
+    add(backlog, [4, 5, 8, 12, 13, 14, 16])  # blocks 1, 2, 3 and 4
+    blocks = table([1, 2, 3], [3, 4, 1], [4, 3, 2], [2, 1, 3])
+    lens = np.array([12, 4, 0, 8])
+    counts = backlog.count(blocks, lens)
+    assert (counts.tolist(), counts.dtype.kind) == ([6, 3, 0, 3], "i")
+    assert backlog.count(blocks[:0], lens[:0]).tolist() == []
+    assert backlog.store(blocks[:0], lens[:0]) == 0
+    assert backlog.store(blocks[1:3], lens[1:3]) == 3
+    assert sorted(waiting(backlog)) == [4, 5, 8, 16]
+
+
+def test_a_ring_gives_out_its_rows_in_turn() -> None:
+    rows = WaitingRows(8, 64, BLOCK)
+    claimed = []
+    for count in (3, 3, 3, 2, 4):
+        start, displaced = rows.claim(count, 2)
+        assert displaced.dtype == np.int64  # also where there are none
+        claimed.append((start, displaced.tolist()))
+        rows.free(displaced)
+        rows.put(start, np.arange(count) + 10 * len(claimed))
+    # What does not fit behind the last row begins anew.
+    assert claimed == [(0, []), (3, []), (0, [0, 1, 2]), (3, [3, 4]), (0, [0, 1, 2, 3])]
+    assert len(rows) == 4 + 1 + 1  # of the second step the last row, of the fourth the last
 
 
 def test_rows_of_blocks_with_a_new_owner_are_dropped() -> None:

@@ -1,7 +1,5 @@
 """The line in the log: when it comes, and that it covers only what is new."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from vllm_dflash.engine.periodic_log import PeriodicLog
@@ -39,8 +37,8 @@ class Logged:
 
 
 @pytest.fixture
-def logged() -> Iterator[Logged]:
-    yield Logged()
+def logged() -> Logged:
+    return Logged()
 
 
 A_STEP = {

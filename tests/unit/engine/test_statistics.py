@@ -9,6 +9,7 @@ from vllm_dflash.engine.statistics import CostRecord, DraftStatistics
 from vllm_dflash.planning.costs import StepEstimate
 from vllm_dflash.planning.step import Plan, Step
 
+NO_TIME = {"estimated": 0.0, "measured": 0.0}
 NOTHING = {
     "steps": 0,
     "drafted_steps": 0,
@@ -20,7 +21,7 @@ NOTHING = {
     "mean_draft_length": 0.0,
     "draft_lengths": [0, 0, 0, 0],
     "nan_drafts": 0,
-    "costs_ms": dict.fromkeys(("step", "draft", "context"), {"estimated": 0.0, "measured": 0.0}),
+    "costs_ms": {"step": NO_TIME, "draft": NO_TIME, "context": NO_TIME},
     "predicted_speedup": 0.0,
     "measured_speedup": 0.0,
     "planning_share": 0.0,
@@ -155,8 +156,8 @@ def test_a_step_that_stands_for_several() -> None:
     statistics.observe(step_of(target_seconds=0.05), estimate)
     assert statistics.to_dict()["costs_ms"] == {
         "step": {"estimated": 20.0, "measured": 30.0},  # of five
-        "draft": {"estimated": 0.0, "measured": 0.0},  # none ran
-        "context": {"estimated": 0.0, "measured": 0.0},
+        "draft": NO_TIME,  # none ran
+        "context": NO_TIME,
     }
     assert statistics.costs["step"].count == 5
     assert statistics.plain_tokens == pytest.approx(4 * 3 * 1.25 + 3 * 2.5)
