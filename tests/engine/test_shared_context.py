@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from vllm import LLM
+from vllm.v1.metrics.reader import Counter
 
 from support.context_rows import ContextRows
 from support.engines import (
@@ -98,13 +99,13 @@ def test_after_an_owner_that_ended_undrafted(
 
 def test_while_an_undrafted_owner_runs(llm: LLM, prompt: list[int], expected: list[int]) -> None:
     drafts(llm, Never(7))
+    rows = ContextRows(llm)
     core = llm.llm_engine
     params = greedy(200, ignore_eos=True)
     core.add_request("owner", {"prompt_token_ids": prompt}, params)
     for _ in range(4):
         core.step()
     drafts(llm, FixedLength(7))
-    rows = ContextRows(llm)
     lengths = acceptance_by_request(llm)
     core.add_request("guest", {"prompt_token_ids": prompt}, greedy(NEW_TOKENS, ignore_eos=True))
     while core.has_unfinished_requests():
@@ -133,6 +134,30 @@ def test_after_so_much_else_that_the_waiting_rows_went_round(
     run(llm, *([first, *prompt[:8]] for first in (7, 8, 9, 10)), new_tokens=80)
     assert sum(stored) >= 70
     assert acceptance(llm, prompt) == expected
+
+
+def test_placeholders_of_a_prompt_that_is_cached_but_for_a_token(
+    llm: LLM, prompt: list[int]
+) -> None:
+    """vLLM pads such a request's first step with K drafts, which nobody made."""
+    drafts(llm, FixedLength(7))
+    run(llm, prompt[:65], new_tokens=1)
+
+    def counted() -> list[tuple[float, int]]:
+        """Verified and accepted drafts, by vLLM and by us."""
+        by_vllm = {one.name: one.value for one in llm.get_metrics() if isinstance(one, Counter)}
+        (ours,) = llm.collective_rpc("dflash_stats")
+        names = ("draft_tokens", "accepted_tokens")
+        return [(by_vllm[f"vllm:spec_decode_num_{name}"], ours[name]) for name in names]
+
+    before = counted()
+    run(llm, prompt[:65])
+    verified, accepted = (
+        (vllm - vllm_before, ours - ours_before)
+        for (vllm, ours), (vllm_before, ours_before) in zip(counted(), before, strict=True)
+    )
+    assert verified[0] == verified[1] + 7
+    assert accepted[0] == accepted[1] > 0
 
 
 def test_blocks_that_change_hands_leave_nothing_behind(llm: LLM, prompt: list[int]) -> None:

@@ -1,38 +1,70 @@
-"""Which rows of context an engine's drafter has stored, on either model runner."""
+"""Which rows of context an engine's drafter has stored and which wait, on either model runner.
+
+What is in the cache is known from watching it being written to; what still waits is read from the
+backlog without settling it. Nothing here changes what is observed.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
-import numpy as np
+import torch
 from vllm import LLM
 from vllm.v1.request import Request
 
-from support.engines import proposer_of
+from support.engines import USES_V2, proposer_of
 from vllm_dflash.engine.v1.backlog import ContextBacklog
 
 
+class Row(NamedTuple):
+    """One token's context."""
+
+    position: int
+    features: int
+    """A digest of them."""
+
+
 class ContextRows:
-    """Watches the drafter's cache being written to, and compares it with what requests need."""
+    """Watches rows being handed over and stored, and compares them with what requests need."""
 
     def __init__(self, llm: LLM) -> None:
         self.scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-        self.stored: dict[int, int] = {}
-        """Position of the row in each slot."""
+        self.stored: dict[int, Row] = {}
+        """In each slot of the cache."""
+        self._given: dict[int, Row] = {}
+        """What the step that computed a slot's token handed over for it."""
         self._drafter: Any = proposer_of(llm)
+        self._backlog: ContextBacklog | None = getattr(self._drafter, "backlog", None)
+        self._watched: list[tuple[Any, str]] = []
         context = self._drafter.model.context
-        self._store = store = context.store_fused
+        self._watch(context, "store_fused" if USES_V2 else "store", self._on_store)
+        if self._backlog is not None:
+            self._watch(self._backlog, "add", self._on_add)
 
-        def watch(z: Any, positions: Any, slots: Any) -> None:
-            store(z, positions, slots)
-            written = zip(slots[0].tolist(), positions.tolist(), strict=True)
-            self.stored.update((slot, position) for slot, position in written if slot >= 0)
+    def _watch(self, owner: Any, name: str, tell: Any) -> None:
+        original = getattr(owner, name)
 
-        context.store_fused = watch
+        def watched(*rows: Any) -> Any:
+            tell(*rows)
+            return original(*rows)
+
+        setattr(owner, name, watched)
+        self._watched.append((owner, name))
 
     def stop(self) -> None:
         """Watch no longer."""
-        self._drafter.model.context.store_fused = self._store
+        for owner, name in self._watched:
+            delattr(owner, name)
+
+    def _on_add(self, features: Any, positions: Any, slots: Any) -> None:
+        self._given.update(rows_by_slot(features, positions, slots))
+
+    def _on_store(self, features: Any, positions: Any, slots: Any) -> None:
+        rows = dict(rows_by_slot(features, positions, slots[0] if USES_V2 else slots))
+        self.stored.update(rows)
+        if self._backlog is None:
+            self._given.update(rows)
 
     def slots(self, request: Request) -> list[int]:
         """Of a running request, by position; as far as its blocks go."""
@@ -42,13 +74,14 @@ class ContextRows:
         return [block * size + offset for block in blocks for offset in range(size)]
 
     def missing(self) -> list[tuple[str, int]]:
-        """Computed tokens of running requests whose row is neither stored nor waits."""
-        waiting = self._waiting()
+        """Computed tokens of running requests whose own row is neither stored nor waits."""
         return [
             (request.request_id, position)
             for request in self.scheduler.running
             for position, slot in enumerate(self.slots(request)[: request.num_computed_tokens])
-            if waiting.get(slot, self.stored.get(slot)) != position
+            if (row := self._row(slot)) is None
+            or row != self._given.get(slot)
+            or row.position != position
         ]
 
     def surplus(self) -> list[tuple[str, int]]:
@@ -60,17 +93,39 @@ class ContextRows:
             if position >= request.num_computed_tokens and slot in self.stored
         ]
 
-    def _waiting(self) -> dict[int, int]:
-        backlog = getattr(self._drafter, "backlog", None)
-        return {} if backlog is None else waiting_positions(backlog)
+    def _row(self, slot: int) -> Row | None:
+        """What the cache holds there once the backlog has caught up."""
+        number = -1 if self._backlog is None else int(self._backlog.rows._row_of[slot])
+        if number < 0:
+            return self.stored.get(slot)
+        features, position, goes_to = waiting_row(self._backlog, number)
+        return Row(int(position), digest(features)) if goes_to == slot else None
 
 
-def waiting_positions(backlog: ContextBacklog) -> dict[int, int]:
-    """Position of the row that waits for each slot; looks without touching anything."""
-    positions = backlog._positions.clone()
-    first = backlog._arrived_rows.start
-    for _, arrived, _ in backlog._arrived:  # not in the ring yet
-        positions[first : first + len(arrived)] = arrived
-        first += len(arrived)
-    slots = backlog.rows._slot_of
-    return {int(slots[row]): int(positions[row]) for row in np.flatnonzero(slots >= 0)}
+def rows_by_slot(
+    features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+) -> Iterable[tuple[int, Row]]:
+    """Each row's slot, and the row; those of slot -1 are stored nowhere."""
+    rows = zip(slots.tolist(), positions.tolist(), features, strict=True)
+    return ((slot, Row(at, digest(of_row))) for slot, at, of_row in rows if slot >= 0)
+
+
+def digest(features: torch.Tensor) -> int:
+    """The same for the same bits."""
+    return hash(features.contiguous().view(torch.uint8).numpy().tobytes())
+
+
+def waiting_row(
+    backlog: ContextBacklog, number: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What is to be stored from a row of the ring: features, position and slot.
+
+    The rows of the last steps are not in the ring yet.
+    """
+    behind = number - backlog._arrived_rows.start
+    for features, positions, slots in backlog._arrived:
+        if 0 <= behind < len(features):
+            return features[behind], positions[behind], slots[behind]
+        behind -= len(features)
+    features, positions, slots = (ring[number] for ring in backlog.buffers())
+    return features, positions, slots

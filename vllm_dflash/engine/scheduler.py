@@ -12,6 +12,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.drafts_in_output import attached_drafts, skip_the_call_for_drafts
+from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.step import Step, StepClock
 from vllm_dflash.planning.uniform_length import UniformLength
@@ -100,9 +101,7 @@ class DFlashAsyncScheduler(AsyncScheduler):
         scheduler_output: SchedulerOutput,
         model_runner_output: ModelRunnerOutput,
     ) -> None:
-        # A request that was just admitted has no drafts yet: vLLM pads it with some.
-        padded = {request.req_id for request in scheduler_output.scheduled_new_reqs}
-        padded |= scheduler_output.scheduled_cached_reqs.resumed_req_ids
+        padded = newly_admitted(scheduler_output)
         drafts = scheduler_output.scheduled_spec_decode_tokens
         rows = model_runner_output.req_id_to_index
         sampled = model_runner_output.sampled_token_ids

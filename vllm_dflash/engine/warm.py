@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import torch
 from torch._dynamo.callback import CallbackArgs, callback_handler
@@ -22,9 +24,10 @@ class WarmState:
         self._captures_before = 0
         self.compilations = 0
         self.reallocations = 0
-        callback_handler.register_start_callback(self._observe_compilation)
+        _tell_of_compilations(self)
 
-    def _observe_compilation(self, _: CallbackArgs) -> None:
+    def observe_compilation(self) -> None:
+        """Something is compiled, by whatever engine of this process."""
         self.compilations += self._addresses is not None
 
     def seal(self) -> None:
@@ -50,3 +53,19 @@ class WarmState:
             "captures_after_warmup": (captured + self.compilations) if is_sealed else 0,
             "reallocations_after_warmup": self.reallocations,
         }
+
+
+def _tell_of_compilations(state: WarmState) -> None:
+    """As long as it lives: torch's list is the process's, and would keep the engine's models."""
+    reference = weakref.ref(state)
+
+    def tell(_: CallbackArgs) -> None:
+        if (alive := reference()) is not None:
+            alive.observe_compilation()
+
+    def forget() -> None:
+        with suppress(ValueError):  # `torch._dynamo.reset` has emptied the list
+            callback_handler.remove_start_callback(tell)
+
+    callback_handler.register_start_callback(tell)
+    weakref.finalize(state, forget)

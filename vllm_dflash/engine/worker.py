@@ -26,6 +26,7 @@ from vllm_dflash.engine.agreement import agreed_seconds
 from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_the_output
 from vllm_dflash.engine.fresh_blocks import fresh_blocks, useless_blocks
 from vllm_dflash.engine.log import log_active, log_profile, logger
+from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.periodic_log import PeriodicLog
 from vllm_dflash.engine.profile import profile_v1, profile_v2
 from vllm_dflash.engine.scheduler import attach_costs
@@ -118,6 +119,13 @@ class DraftingWorker(Worker):
             self._log = PeriodicLog(
                 self.drafter.lengths.statistics, envs.VLLM_LOG_STATS_INTERVAL, logger().info
             )
+
+    def execute_model(
+        self, scheduler_output: SchedulerOutput
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        """Run the target; what it makes of placeholders is no word about the drafter."""
+        self.drafter.newly_admitted = newly_admitted(scheduler_output)
+        return super().execute_model(scheduler_output)
 
     def sample_tokens(
         self, grammar_output: GrammarOutput | None

@@ -3,10 +3,12 @@
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.context_rows import waiting_row
 from vllm_dflash.engine.v1 import backlog as backlog_module
 from vllm_dflash.engine.v1.backlog import ContextBacklog
 from vllm_dflash.engine.v1.waiting_rows import WaitingRows
@@ -14,21 +16,21 @@ from vllm_dflash.engine.v1.waiting_rows import WaitingRows
 WIDTH = 2
 BLOCK = 4
 NUM_BLOCKS = 32
+Rows = dict[int, tuple[list[float], int]]
+"""Features and position by slot."""
 
 
 class Cache:
     """Stands for the context projection: remembers what was stored where."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, tuple[float, int]] = {}
+        self.rows: Rows = {}
         self.stores = 0
 
     def store(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         self.stores += 1
-        for feature, position, slot in zip(
-            features[:, 0].tolist(), positions.tolist(), slots.tolist(), strict=True
-        ):
-            self.rows[slot] = (feature, position)
+        rows = zip(slots.tolist(), features.tolist(), positions.tolist(), strict=True)
+        self.rows |= {slot: (of_row, position) for slot, of_row, position in rows}
 
 
 def make(cache: Cache, capacity: int = 64) -> ContextBacklog:
@@ -47,13 +49,30 @@ POSITIONS, SLOTS = torch.zeros(64, dtype=torch.int64), torch.zeros(64, dtype=tor
 """Buffers that every step fills anew, as the model runner's are."""
 
 
-def add(backlog: ContextBacklog, slots: list[int], feature: float = 0.0) -> int:
-    """Rows for these slots; a row's position is its slot plus 100."""
+def row(slot: int, step: float = 0.0) -> tuple[list[float], int]:
+    """What a step hands over for a slot: no two of its numbers are alike, nor two steps'."""
+    return [1000 * step + slot, -slot], slot + 100
+
+
+def add(backlog: ContextBacklog, slots: list[int], step: float = 0.0) -> int:
+    """Rows for these slots, out of buffers that hold something else right afterwards."""
+    features, positions = zip(*(row(slot, step) for slot in slots), strict=True)
     count = len(slots)
-    SLOTS[:count] = torch.tensor(slots)
-    POSITIONS[:count] = SLOTS[:count] + 100
-    features = torch.full((count, WIDTH), feature)
-    return backlog.add(features, POSITIONS[:count], SLOTS[:count])
+    SLOTS[:count], POSITIONS[:count] = torch.tensor(slots), torch.tensor(positions)
+    stored = backlog.add(torch.tensor(features), POSITIONS[:count], SLOTS[:count])
+    SLOTS.fill_(127)
+    POSITIONS.fill_(-7)
+    return stored
+
+
+def waiting(backlog: ContextBacklog) -> Rows:
+    """What would be stored; looks without settling anything."""
+    rows: Rows = {}
+    for number in np.flatnonzero(backlog.rows._row_of >= 0).tolist():
+        features, position, slot = waiting_row(backlog, int(backlog.rows._row_of[number]))
+        assert slot == number
+        rows[number] = features.tolist(), int(position)
+    return rows
 
 
 def table(*requests: list[int]) -> np.ndarray:
@@ -71,11 +90,53 @@ def test_rows_wait_until_a_request_that_has_their_block_is_drafted() -> None:
     assert backlog.count(blocks, lens).tolist() == [6, 1]
     assert not cache.rows
     assert backlog.store(blocks[:1], lens[:1]) == 6
-    assert cache.rows == {slot: (2.0 if slot == 9 else 1.0, slot + 100) for slot in range(4, 10)}
+    assert cache.rows == {slot: row(slot, 2.0 if slot == 9 else 1.0) for slot in range(4, 10)}
     assert cache.stores == 1
     assert backlog.count(blocks, lens).tolist() == [0, 1]
     assert backlog.store(blocks[:1], lens[:1]) == 0
     assert cache.stores == 1
+
+
+def test_rows_that_wait_are_copies_of_what_the_next_step_overwrites() -> None:
+    """Nothing settles in between, neither by looking nor otherwise."""
+    cache = Cache()
+    backlog = make(cache)
+    add(backlog, [4, 5, 6], 1.0)
+    add(backlog, [12, 5], 2.0)
+    first = {4: row(4, 1.0), 6: row(6, 1.0)}
+    assert waiting(backlog) == first | {5: row(5, 2.0), 12: row(12, 2.0)}
+    assert cache.stores == 0
+    backlog.store(table([1]), np.array([4]))
+    assert cache.rows == first | {5: row(5, 2.0)}
+    assert waiting(backlog) == {12: row(12, 2.0)}
+
+
+def test_steps_go_into_the_ring_together() -> None:
+    """Sixteen steps, or 256 rows, spare small copies; no order of theirs shows."""
+    for rows_each, together in (
+        (1, [*range(1, 17), *range(1, 17), 1]),
+        (60, [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1]),
+        (64, [1, 2, 3, 4, 1, 2, 3, 4, 1]),
+    ):
+        cache = Cache()
+        backlog = make(cache, capacity=1024)
+        newest: Rows = {}
+        for number, steps in enumerate(together):
+            slots = [(7 * number + each) % 128 for each in range(rows_each)]
+            add(backlog, slots, float(number))
+            newest |= {slot: row(slot, float(number)) for slot in slots}
+            assert waiting(backlog) == newest
+            assert len(backlog._arrived) == steps
+        assert cache.stores == 0
+
+
+def test_its_buffers_stay_where_they_are() -> None:
+    backlog = make(Cache())
+    before = [buffer.data_ptr() for buffer in backlog.buffers()]
+    for number in range(40):
+        add(backlog, [number, number + 1], float(number))
+    assert [buffer.data_ptr() for buffer in backlog.buffers()] == before
+    assert [buffer.shape[0] for buffer in backlog.buffers()] == [16384] * 3
 
 
 def test_a_shared_block_counts_for_each_and_is_stored_once() -> None:
@@ -97,6 +158,34 @@ def test_only_blocks_of_the_context_count() -> None:
     assert backlog.count(table([1, 2, 3]), np.array([0])).tolist() == [0]
 
 
+def test_each_request_has_its_own_blocks_and_no_more() -> None:
+    """The shorter ones' tables go on with blocks of others, in which rows wait as well."""
+    backlog = make(Cache())
+    add(backlog, [4, 5, 8, 12, 13, 14, 16])  # blocks 1, 2, 3 and 4
+    blocks = table([1, 2, 3], [3, 4, 1], [4, 3, 2], [2, 1, 3])
+    lens = np.array([12, 4, 0, 8])
+    counts = backlog.count(blocks, lens)
+    assert (counts.tolist(), counts.dtype.kind) == ([6, 3, 0, 3], "i")
+    assert backlog.count(blocks[:0], lens[:0]).tolist() == []
+    assert backlog.store(blocks[:0], lens[:0]) == 0
+    assert backlog.store(blocks[1:3], lens[1:3]) == 3
+    assert sorted(waiting(backlog)) == [4, 5, 8, 16]
+
+
+def test_a_ring_gives_out_its_rows_in_turn() -> None:
+    rows = WaitingRows(8, 64, BLOCK)
+    claimed = []
+    for count in (3, 3, 3, 2, 4):
+        start, displaced = rows.claim(count, 2)
+        assert displaced.dtype == np.int64  # also where there are none
+        claimed.append((start, displaced.tolist()))
+        rows.free(displaced)
+        rows.put(start, np.arange(count) + 10 * len(claimed))
+    # What does not fit behind the last row begins anew.
+    assert claimed == [(0, []), (3, []), (0, [0, 1, 2]), (3, [3, 4]), (0, [0, 1, 2, 3])]
+    assert len(rows) == 4 + 1 + 1  # of the second step the last row, of the fourth the last
+
+
 def test_rows_of_blocks_with_a_new_owner_are_dropped() -> None:
     """Also before they were put into the ring, and where the owner's blocks are larger."""
     cache = Cache()
@@ -109,7 +198,7 @@ def test_rows_of_blocks_with_a_new_owner_are_dropped() -> None:
     assert backlog.count(table([1, 2, 4]), np.array([12])).tolist() == [1]
     add(backlog, [4, 5], 7.0)
     backlog.store(table([1, 2, 4]), np.array([12]))
-    assert cache.rows == {4: (7.0, 104), 5: (7.0, 105), 16: (0.0, 116)}
+    assert cache.rows == {4: row(4, 7.0), 5: row(5, 7.0), 16: row(16)}
 
 
 def test_a_slot_has_one_row_the_newest() -> None:
@@ -118,7 +207,7 @@ def test_a_slot_has_one_row_the_newest() -> None:
     add(backlog, [4, 5], 1.0)
     add(backlog, [5, 6], 2.0)
     assert backlog.store(table([1]), np.array([4])) == 3
-    assert cache.rows == {4: (1.0, 104), 5: (2.0, 105), 6: (2.0, 106)}
+    assert cache.rows == {4: row(4, 1.0), 5: row(5, 2.0), 6: row(6, 2.0)}
 
 
 def test_the_oldest_rows_make_space() -> None:
@@ -142,14 +231,19 @@ def test_a_full_ring_stores_many_rows_at_a_time() -> None:
     assert stored == [16, *[0] * 15, 16, *[0] * 15]
 
 
-def test_memory_is_bounded(monkeypatch: Any) -> None:
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog_module, "MAX_BYTES", 1000)
+    monkeypatch.setattr(backlog_module, "MAX_ROWS", 400)
 
-    def capacity(width: int) -> int:
+    def sizes(width: int) -> list[tuple[int, ...]]:
         made = ContextBacklog(None, width, torch.bfloat16, num_slots=8, block_size=4)  # type: ignore[arg-type]
-        return made.rows.capacity
+        assert made.buffers()[0].dtype == torch.bfloat16
+        assert [buffer.dtype for buffer in made.buffers()[1:]] == [torch.int64] * 2
+        assert made.rows.capacity == len(made.buffers()[0])
+        return [tuple(buffer.shape) for buffer in made.buffers()]
 
-    assert (capacity(10), capacity(1)) == (50, 500)
+    assert sizes(10) == [(50, 10), (50,), (50,)]  # by its bytes
+    assert sizes(1) == [(400, 1), (400,), (400,)]  # by its rows
 
 
 @st.composite
@@ -172,17 +266,17 @@ def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
 
 
 @given(histories(), st.sampled_from([6, 16, 64]))
-def test_whoever_is_drafted_finds_the_newest_context_of_its_blocks(
+def test_what_waits_and_what_is_stored_is_the_newest_context_of_every_slot(
     history: list[tuple[str, list[int]]], capacity: int
 ) -> None:
-    """Against dictionaries, however small the ring."""
+    """Features, positions and slots, after every step, however small the ring."""
     cache = Cache()
     backlog = make(cache, capacity)
-    newest: dict[int, tuple[float, int]] = {}  # of every slot since its block changed hands
+    newest: Rows = {}  # of every slot since its block changed hands
     for number, (what, which) in enumerate(history):
         if what == "add":
             add(backlog, which, float(number))
-            newest |= {slot: (float(number), slot + 100) for slot in which}
+            newest |= {slot: row(slot, float(number)) for slot in which}
         elif what == "drop":
             backlog.drop(which, BLOCK)
             for slot in [slot for slot in newest if slot // BLOCK in which]:
@@ -192,8 +286,6 @@ def test_whoever_is_drafted_finds_the_newest_context_of_its_blocks(
             full = np.array([len(which) * BLOCK])
             due = backlog.count(np.array([which]), full)[0]
             assert backlog.store(np.array([which]), full) == due
-            for slot in [slot for slot in newest if slot // BLOCK in which]:
-                assert cache.rows[slot] == newest[slot]
-        # What was stored is never older than what a block's owner added, and never another's.
-        assert all(cache.rows[slot][0] <= newest[slot][0] for slot in cache.rows)
-        assert len(backlog.rows) <= min(capacity, 8 * BLOCK)
+            assert not [slot for slot in waiting(backlog) if slot // BLOCK in which]
+        assert cache.rows | waiting(backlog) == newest
+        assert len(backlog.rows) == len(waiting(backlog)) <= capacity

@@ -1,6 +1,7 @@
 """Row layout against naive element-wise oracles."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def test_kept_rows_are_all_but_each_tail(batch: tuple[list[int], list[int]]) -> 
         first += count
     rows = kept_rows(np.cumsum([0, *counts]), np.array(rejected))
     assert rows.tolist() == expected
+    assert rows.dtype == np.int64  # indices of torch's
 
 
 requests = st.lists(
@@ -93,6 +95,67 @@ def test_bonus_token_is_the_last_valid_one(batch: list[tuple[int, bool]]) -> Non
         assert counts[row] == produced
         if produced:
             assert bonus[row] == sampled[row, produced - 1]
+
+
+@pytest.mark.parametrize("width", [1, 4], ids=["nobody had drafts", "some had drafts"])
+def test_a_step_without_drafts_has_one_column(width: int) -> None:
+    """As most steps of a busy engine are; to the same effect as the general case."""
+    vocab_size = 50
+    newest = [5, -1, 0, 49, 50, 7, -1, 0]
+    discarded = np.array([False] * 5 + [True] * 3)
+    sampled = np.full((len(newest), width), -1)
+    sampled[:, 0] = newest
+    bonus, counts = bonus_tokens(sampled, discarded, vocab_size)
+    assert counts.tolist() == [1, 0, 1, 1, 0, 0, 0, 0]
+    assert bonus[counts > 0].tolist() == [5, 0, 49]
+    assert bonus.shape == counts.shape == (8,)
+    assert counts.dtype == np.int32  # as vLLM's own
+
+
+def test_bonus_tokens_by_hand() -> None:
+    sampled = np.array([[3, 4, 9], [8, -1, -1], [6, 2, -1], [1, 9, -1], [5, 10, 10]])
+    discarded = np.array([False, False, False, True, False])
+    bonus, counts = bonus_tokens(sampled, discarded, 10)
+    assert counts.tolist() == [3, 1, 2, 0, 1]
+    assert bonus[counts > 0].tolist() == [9, 8, 2, 5]
+    assert counts.dtype == np.int32
+
+
+def test_what_attention_kernels_are_given_has_their_dtypes() -> None:
+    got = block_inputs(
+        np.array([5, 0, 6], dtype=np.int32),
+        np.array([2, 0, 1]),
+        np.array([11, 12, 13]),
+        MASK,
+        np.array([[3, 8], [4, 9], [5, 10]], dtype=np.int32),
+        CACHE_BLOCK,
+    )
+    expected = {
+        "requests": ([0, 2], np.int64),
+        "input_ids": ([11, MASK, MASK, 13, MASK], np.int32),
+        "positions": ([5, 6, 7, 6, 7], np.int64),
+        "slots": ([33, 34, 35, 42, 43], np.int64),
+        "query_start_loc": ([0, 3, 5], np.int32),
+        "seq_lens": ([8, 8], np.int32),
+        "mask_rows": ([1, 2, 4], np.int64),
+    }
+    assert {name: (rows.tolist(), rows.dtype) for name, rows in vars(got).items()} == expected
+
+
+def test_slots_of_a_large_cache_do_not_overflow() -> None:
+    """Block numbers come as int32; slots behind 2**31 do not fit in that."""
+    table = np.array([[2**30]], dtype=np.int32)
+    got = block_inputs(np.array([1]), np.array([1]), np.array([7]), MASK, table, CACHE_BLOCK)
+    assert got.slots.tolist() == [2**32 + 1, 2**32 + 2]
+
+
+def test_nobody_keeps_or_drafts_anything() -> None:
+    kept = kept_rows(np.array([0]), np.array([], dtype=int))
+    assert (kept.tolist(), kept.dtype) == ([], np.int64)
+    nobody = np.zeros(2, dtype=int)
+    got = block_inputs(np.array([4, 5]), nobody, nobody, MASK, np.zeros((2, 4), int), CACHE_BLOCK)
+    assert got.query_start_loc.tolist() == [0]
+    assert not any(len(rows) for name, rows in vars(got).items() if name != "query_start_loc")
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=7), max_size=5))

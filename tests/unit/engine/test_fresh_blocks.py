@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 
 from vllm_dflash.engine.fresh_blocks import fresh_blocks, useless_blocks
@@ -25,6 +27,29 @@ def test_fresh_blocks_are_those_without_a_cached_prefix() -> None:
         ),
     )
     assert fresh_blocks(step, 1, 32) == [1, 2, 3, 6, 20, 31, 32]  # type: ignore[arg-type]
+
+
+def test_a_step_that_allocates_nothing_has_no_fresh_blocks() -> None:
+    """A request that goes on, one that was found in full blocks, one that resumes all found."""
+    step = SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(block_ids=([1, 2],), num_computed_tokens=64)],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=["a", "b"],
+            new_block_ids=[None, ([3, 4],)],
+            num_computed_tokens=[40, 33],  # the second is found in the middle of a block
+            resumed_req_ids={"b"},
+        ),
+    )
+    assert fresh_blocks(step, 0, 32) == []  # type: ignore[arg-type]
+
+
+def test_lists_that_do_not_belong_together_are_refused() -> None:
+    going_on = SimpleNamespace(
+        req_ids=["a"], new_block_ids=[([1],)], num_computed_tokens=[5, 6], resumed_req_ids=set()
+    )
+    step: Any = SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=going_on)
+    with pytest.raises(ValueError, match="longer than"):
+        fresh_blocks(step, 0, 32)
 
 
 def test_clearing_spares_all_other_blocks() -> None:

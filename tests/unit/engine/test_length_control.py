@@ -8,8 +8,9 @@ import pytest
 from vllm_dflash.engine import length_control
 from vllm_dflash.engine.length_control import LengthControl
 from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.costs import StepEstimate
 from vllm_dflash.planning.fixed_length import FixedLength
-from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.step import Plan, Step, StepClock
 
 
 @pytest.fixture
@@ -89,6 +90,75 @@ def test_another_batch_ends_the_skipping(agreed: list[str]) -> None:
     control.plan(step_of(7, 7))
     assert not control.take_skip(step_of(7))
     assert not control.take_skip(step_of(7, 7))  # what was said of this batch is long ago
+
+
+def test_a_step_is_counted_and_learned_from_when_it_ends(agreed: list[str]) -> None:
+    """With what the policy expected of it; and its own planning takes time, too."""
+    observed: list[Step] = []
+
+    class Learning(Scripted):
+        def observe(self, step: Step) -> StepEstimate:
+            observed.append(step)
+            return StepEstimate(0.002, 0.0, 0.0, plain_seconds=0.001)
+
+    control, step = LengthControl(7), step_of(7, 7)
+    control.policy = Learning()
+    step.target_seconds = 0.004
+    control.end(step)
+    assert observed == [step]
+    assert step.planning_seconds > 0
+    assert control.statistics.planning_seconds == step.planning_seconds
+    assert control.statistics.to_dict()["costs_ms"]["step"] == {"estimated": 2.0, "measured": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("skip_steps", "verified", "is_held"), [(3, 0, True), (3, 2, False), (0, 0, False)]
+)
+def test_undrafted_steps_are_timed_together_while_nobody_is_asked(
+    agreed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    skip_steps: int,
+    verified: int,
+    is_held: bool,
+) -> None:
+    """But for one that verified drafts, which the others are unlike."""
+    held: list[bool] = []
+    monkeypatch.setattr(StepClock, "finish", lambda _, step, *, hold: held.append(hold))
+    control, step = LengthControl(7), step_of(7)
+    control.policy = Scripted(Plan.nothing(1, skip_steps=skip_steps))
+    control.plan(step)
+    step.verified = np.array([verified])
+    control.end(step)
+    assert held == [is_held]
+
+
+def test_a_plan_that_drafts_ends_the_skipping(agreed: list[str]) -> None:
+    control = LengthControl(7)
+    drafted = Plan(np.array([True]), width=2, price=1.0, speedup=1.0, skip_steps=3)
+    control.policy = Scripted(drafted, Plan.nothing(1))
+    control.plan(step_of(7))
+    assert not control.take_skip(step_of(7))
+
+
+def test_skipped_steps_draft_nobody(agreed: list[str]) -> None:
+    control = LengthControl(7)
+    control.policy = Scripted(Plan.nothing(3, skip_steps=1))
+    control.plan(step_of(7, 0, 7))
+    step = step_of(7, 0, 7)
+    assert control.take_skip(step)
+    assert step.plan.drafted.tolist() == [False] * 3
+    assert step.could_draft
+
+
+def test_logits_that_were_not_finite_are_counted_by_request(agreed: list[str]) -> None:
+    """Against what was drafted of each, which its own limit may have cut."""
+    control, step = LengthControl(7), step_of(7, 3, 2, 7)
+    control.policy = Scripted(Plan(np.array([True, True, False, True]), 5, 1.0, 1.0))
+    control.plan(step)
+    usable = np.array([5, 1, 0, 0])
+    assert control.choose(step, usable, np.ones((3, 5))).tolist() == [2, 1, 0, 0]
+    assert step.nan_drafts == 0 + 2 + 5
+    assert step.limits is usable
 
 
 def test_steps_in_which_nobody_could_draft_are_no_skipped_ones(agreed: list[str]) -> None:

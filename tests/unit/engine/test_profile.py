@@ -1,10 +1,21 @@
 """The start-up profile, on a clock of the test's own."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
 
 from support.fake_time import FakeTime
 from vllm_dflash.engine import profile
-from vllm_dflash.engine.profile import measure_curve, profiled_rows, target_alone
+from vllm_dflash.engine.profile import (
+    measure_curve,
+    profile_v1,
+    profile_v2,
+    profiled_rows,
+    target_alone,
+)
 
 
 @pytest.fixture
@@ -49,3 +60,117 @@ def test_the_drafter_is_back_after_a_profile_that_failed() -> None:
     with pytest.raises(KeyError):
         fail()
     assert not Drafter.runs_target_alone
+
+
+def test_the_best_of_three_counts_and_building_kernels_does_not(fake: FakeTime) -> None:
+    """On all ranks what the first one measured."""
+    lasts = iter([9.0, 0.3, 0.1, 0.2, 9.0, 0.5, 0.6, 0.4])
+
+    def run(_: int) -> None:
+        fake.now += next(lasts)
+
+    curve = measure_curve(run, (1, 2), lambda seconds: 10 * seconds, budget=100.0)
+    assert curve.counts.tolist() == [1, 2]
+    assert curve.seconds == pytest.approx([1.0, 4.0])
+
+
+def test_two_points_are_measured_however_long_they_take(fake: FakeTime) -> None:
+    def run(count: int) -> None:
+        fake.now += count
+
+    curve = measure_curve(run, (1, 2, 4), lambda seconds: seconds, budget=0.5)
+    assert curve.counts.tolist() == [1, 2]
+
+
+ROWS = [1, 2, 3, 4, 8, 12]
+"""Of 4 requests and 2 drafts: batches of one row each, then full ones of several."""
+
+
+def test_v1_what_each_part_costs(fake: FakeTime) -> None:
+    """The target without the drafter, the drafter with its head, and storing to no slot."""
+    ran: list[str] = []
+
+    def takes(part: str, milliseconds: float) -> None:
+        ran.append(part)
+        fake.now += milliseconds / 1000
+
+    def target(count: int, *, force_attention: bool, profile_seq_lens: int) -> Any:
+        assert (proposer.runs_target_alone, force_attention, profile_seq_lens) == (True, True, 100)
+        takes("target", 10 + count)
+        return torch.zeros(count, 2), None
+
+    def block(metadata: None, slots: Any, ids: torch.Tensor, positions: torch.Tensor) -> Any:
+        assert not proposer.runs_target_alone
+        takes("block", 3 * len(ids))
+        assert len(ids) == len(positions)
+        return torch.zeros(len(ids), 2)
+
+    def store(features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        assert features.shape == (len(slots), 6)
+        assert positions.tolist() == list(range(len(slots)))
+        assert set(slots.tolist()) == {-1}
+        takes("store", 0.5 * len(slots))
+
+    proposer: Any = SimpleNamespace(
+        max_batch_size=4,
+        num_speculative_tokens=2,
+        feature_width=6,
+        dtype=torch.float32,
+        max_model_len=100,
+        runs_target_alone=False,
+        block=SimpleNamespace(run=block, pick=lambda hidden: takes("pick", 2 * len(hidden))),
+        model=SimpleNamespace(context=SimpleNamespace(store=store)),
+    )
+    runner: Any = SimpleNamespace(
+        drafter=proposer,
+        max_num_tokens=64,
+        max_model_len=100,
+        _dummy_run=target,
+        model=SimpleNamespace(compute_logits=lambda hidden: takes("head", len(hidden))),
+    )
+    costs = profile_v1(runner, lambda seconds: seconds)
+    for curve, expected in (
+        (costs.verify, [10 + 2 * count for count in ROWS]),
+        (costs.draft, [5 * count for count in ROWS]),
+        (costs.context, [0.5 * count for count in ROWS]),
+    ):
+        assert curve.counts.tolist() == ROWS
+        assert curve.seconds * 1000 == pytest.approx(expected)
+    assert ran == ["target", "head"] * 24 + ["block", "pick"] * 24 + ["store"] * 24
+
+
+def test_v2_the_drafter_is_what_a_step_takes_longer_with_it(
+    fake: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block of three rows for each request; context is stored in the same graph."""
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    speculator = SimpleNamespace(num_query_per_req=3, runs_target_alone=False)
+
+    def run(count: int) -> None:
+        fake.now += 0.010 + 0.001 * count + 0.002 * count * (not speculator.runs_target_alone)
+
+    runner: Any = SimpleNamespace(
+        speculator=speculator, max_num_reqs=4, max_num_tokens=64, _dummy_run=run
+    )
+    costs = profile_v2(runner, lambda seconds: seconds)
+    assert costs.verify.counts.tolist() == ROWS
+    assert costs.verify.seconds * 1000 == pytest.approx([10 + count for count in ROWS])
+    assert costs.draft.counts.tolist() == [3, 6, 9, 12]
+    assert costs.draft.seconds * 1000 == pytest.approx([2, 4, 6, 8])
+    assert not np.any(costs.context.at(np.array([1, 1000])))
+
+
+def test_v2_an_engine_of_one_request(fake: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One point makes no curve, so the drafter is taken to cost nothing until it is measured."""
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    speculator = SimpleNamespace(num_query_per_req=3, runs_target_alone=False)
+
+    def run(count: int) -> None:
+        fake.now += 0.001 * count
+
+    runner: Any = SimpleNamespace(
+        speculator=speculator, max_num_reqs=1, max_num_tokens=64, _dummy_run=run
+    )
+    costs = profile_v2(runner, lambda seconds: seconds)
+    assert costs.verify.seconds * 1000 == pytest.approx([1, 2, 3])
+    assert not costs.draft.seconds.any()

@@ -1,82 +1,178 @@
-"""What is counted of steps, and the line in the log that comes of it."""
+"""What is counted of steps: every number exactly."""
 
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from vllm_dflash.engine.periodic_log import PeriodicLog
-from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.statistics import CostRecord, DraftStatistics
 from vllm_dflash.planning.costs import StepEstimate
 from vllm_dflash.planning.step import Plan, Step
 
+NO_TIME = {"estimated": 0.0, "measured": 0.0}
+NOTHING = {
+    "steps": 0,
+    "drafted_steps": 0,
+    "skipped_steps": 0,
+    "probes": 0,
+    "draft_tokens": 0,
+    "accepted_tokens": 0,
+    "mean_acceptance_length": 0.0,
+    "mean_draft_length": 0.0,
+    "draft_lengths": [0, 0, 0, 0],
+    "nan_drafts": 0,
+    "costs_ms": {"step": NO_TIME, "draft": NO_TIME, "context": NO_TIME},
+    "predicted_speedup": 0.0,
+    "measured_speedup": 0.0,
+    "planning_share": 0.0,
+}
 
-def test_statistics_count_what_was_verified() -> None:
-    statistics = DraftStatistics(7)
-    step = Step("abcd", np.array([4, 1, 1, 0]))
-    step.verified = np.array([7, 0, 3, 5])  # the last one's sample was discarded
-    statistics.observe_verification(step)
-    counted = SimpleNamespace(**statistics.to_dict())
-    assert (counted.draft_tokens, counted.accepted_tokens) == (10, 3)
-    assert counted.mean_acceptance_length == 1 + 3 / 2
-    assert counted.mean_draft_length == 10 / 2
+
+def changed(statistics: DraftStatistics) -> dict[str, Any]:
+    """What is not as at the start."""
+    now = statistics.to_dict()
+    assert list(now) == list(NOTHING)
+    return {name: value for name, value in now.items() if value != NOTHING[name]}
 
 
-def statistics_of_a_step() -> DraftStatistics:
-    """Two requests of two drafts each, of which the first's are accepted, and a draft."""
+def step_of(plan: Plan | None = None, **changes: Any) -> Step:
+    """A plain step of three requests, with `changes`."""
+    step = Step("abc", np.ones(3, dtype=int), rows=3, plan=plan or Plan.nothing(3))
+    vars(step).update(changes)
+    return step
+
+
+def drafted_step(**changes: Any) -> Step:
+    """The first two are drafted; 50 ms, of which 40 the target's, 8 the drafter's."""
+    plan = Plan(np.array([True, True, False]), width=3, price=1.0, speedup=1.5)
+    numbers = {
+        "produced": np.array([3, 1, 1]),
+        "verified": np.array([2, 2, 0]),
+        "lengths": np.array([2, 0, 3]),  # the third was not drafted, so its length is none
+        "could_draft": True,
+        "draft_rows": 8,
+        "draft_seconds": 0.008,
+        "context_rows": 5,
+        "context_seconds": 0.002,
+        "target_seconds": 0.04,
+        "seconds": 0.05,
+        "planning_seconds": 0.005,
+        "nan_drafts": 4,
+    }
+    return step_of(plan, **(numbers | changes))
+
+
+def test_before_anything_happens() -> None:
+    assert repr(DraftStatistics(3).to_dict()) == repr(NOTHING)  # plain integers are counts
+
+
+def test_what_was_verified() -> None:
     statistics = DraftStatistics(3)
-    step = Step("abc", np.array([3, 1, 1]), rows=7, could_draft=True)
-    step.verified = np.array([2, 2, 0])
-    step.plan = Plan(np.array([True, True, False]), width=3, price=1.0, speedup=1.5)
-    step.lengths = np.array([2, 0, 0])
-    step.draft_rows, step.draft_seconds = 8, 0.01
-    step.target_seconds, step.seconds = 0.04, 0.05
-    step.planning_seconds, step.nan_drafts = 0.005, 1
-    statistics.observe_verification(step)
-    statistics.observe(step, StepEstimate(0.03, 0.012, 0.0, 0.025))
-    return statistics
+    step = Step("abcde", np.array([4, 1, 1, 0, 2]))
+    step.verified = np.array([7, 0, 1, 5, 2])  # the fourth one's sample was discarded
+    for _ in range(2):
+        statistics.observe_verification(step)
+    assert statistics.verifications == 6
+    assert changed(statistics) == {
+        "draft_tokens": 20,
+        "accepted_tokens": 8,
+        "mean_acceptance_length": pytest.approx(1 + 8 / 6),
+        "mean_draft_length": pytest.approx(20 / 6),
+    }
 
 
-def test_statistics_compare_what_was_expected_with_what_came() -> None:
-    statistics = statistics_of_a_step()
-    for could_draft in (True, False):
-        step = Step("abc", np.ones(3, dtype=int), rows=3, could_draft=could_draft)
-        statistics.observe(step, None)
-    counted = statistics.to_dict()
-    assert (counted["steps"], counted["drafted_steps"], counted["skipped_steps"]) == (3, 1, 1)
-    assert counted["draft_lengths"] == [1, 0, 1, 0]  # the third was not drafted
-    assert counted["nan_drafts"] == 1
-    assert counted["costs_ms"]["step"] == {"estimated": 30.0, "measured": 40.0}
-    assert counted["costs_ms"]["draft"] == {"estimated": 12.0, "measured": 10.0}
-    # In 50 ms, plain decoding makes 3 tokens of 25 ms each twice.
-    assert counted["measured_speedup"] == pytest.approx(5 / 6)
-    assert counted["predicted_speedup"] == pytest.approx(1.5)
-    assert counted["planning_share"] == pytest.approx(0.1)
-
-
-def test_the_log_line_comes_every_so_often_and_covers_what_is_new() -> None:
-    lines: list[str] = []
-    now = SimpleNamespace(seconds=0.0)
+def test_a_step_of_uniform_length() -> None:
     statistics = DraftStatistics(3)
-    log = PeriodicLog(
-        statistics, 10.0, lambda text, *values: lines.append(text % values), lambda: now.seconds
-    )
-    log.tick()
-    now.seconds = 11.0
-    log.tick()
-    assert not lines  # nothing happened
-    fresh = statistics_of_a_step()
-    vars(statistics).update(vars(fresh))
-    now.seconds = 15.0
-    log.tick()
-    assert not lines
-    now.seconds = 22.0
-    log.tick()
-    assert lines == [
-        "DFlash planner: Drafted steps: 100%, Mean draft length: 2.00, Mean acceptance length:"
-        " 2.00, Step: 40.0 ms (estimated 30.0 ms), Speed against plain decoding, by the cost"
-        " model: 0.83x (predicted 1.50x)"
-    ]
-    now.seconds = 40.0
-    log.tick()
-    assert len(lines) == 1
+    for length, requests in ((1, 5), (0, 4), (3, 1), (1, 3)):
+        statistics.observe_uniform(length, requests)
+    counts = {"steps": 4, "drafted_steps": 3, "skipped_steps": 1, "draft_lengths": [4, 8, 0, 1]}
+    assert changed(statistics) == counts
+
+
+@pytest.mark.parametrize(
+    ("step", "counted"),
+    [
+        (step_of(), {}),
+        (step_of(could_draft=True), {"skipped_steps": 1}),
+        (step_of(nan_drafts=2), {"nan_drafts": 2}),
+        (step_of(seconds=2.0, planning_seconds=0.5), {"planning_share": 0.25}),
+        (step_of(planning_seconds=0.5), {}),  # of a pause: no share of anything
+        (
+            drafted_step(),
+            {
+                "drafted_steps": 1,
+                "draft_lengths": [1, 0, 1, 0],
+                "nan_drafts": 4,
+                "planning_share": pytest.approx(0.1),
+            },
+        ),
+        (
+            step_of(Plan(np.array([True, False, True]), 1, 1.0, 1.0, is_probe=True)),
+            {"drafted_steps": 1, "probes": 1, "draft_lengths": [2, 0, 0, 0]},
+        ),
+    ],
+)
+def test_a_step_without_an_estimate(step: Step, counted: dict[str, Any]) -> None:
+    statistics = DraftStatistics(3)
+    statistics.observe(step, None)
+    assert changed(statistics) == {"steps": 1, **counted}
+
+
+def test_steps_add_up() -> None:
+    statistics = DraftStatistics(3)
+    for _ in range(3):
+        statistics.observe(drafted_step(), None)
+        statistics.observe(step_of(could_draft=True, seconds=0.1), None)
+        probe = Plan(np.array([False, False, True]), 1, 1.0, 1.0, is_probe=True)
+        statistics.observe(step_of(probe), None)
+    assert changed(statistics) == {
+        "steps": 9,
+        "drafted_steps": 6,
+        "skipped_steps": 3,
+        "probes": 3,
+        "draft_lengths": [6, 0, 3, 0],
+        "nan_drafts": 12,
+        "planning_share": pytest.approx(0.015 / 0.45),
+    }
+
+
+def test_what_was_expected_against_what_came() -> None:
+    statistics = DraftStatistics(3)
+    statistics.observe(drafted_step(), StepEstimate(0.03, 0.012, 0.004, plain_seconds=0.025))
+    assert statistics.to_dict()["costs_ms"] == {
+        "step": {"estimated": 30.0, "measured": 40.0},
+        "draft": {"estimated": 12.0, "measured": 8.0},
+        "context": {"estimated": 4.0, "measured": 2.0},
+    }
+    # In 50 ms, plain decoding makes 3 tokens in 25 ms twice; this made 5.
+    assert statistics.plain_tokens == pytest.approx(6)
+    assert statistics.produced_tokens == 5
+    assert statistics.to_dict()["predicted_speedup"] == pytest.approx(1.5)
+    assert statistics.to_dict()["measured_speedup"] == pytest.approx(5 / 6)
+
+
+def test_a_step_that_stands_for_several() -> None:
+    """Its times are means, and each of them counts."""
+    statistics = DraftStatistics(3)
+    estimate = StepEstimate(0.02, 0.5, 0.5, plain_seconds=0.02)
+    statistics.observe(step_of(target_seconds=0.025, count=4), estimate)
+    statistics.observe(step_of(target_seconds=0.05), estimate)
+    assert statistics.to_dict()["costs_ms"] == {
+        "step": {"estimated": 20.0, "measured": 30.0},  # of five
+        "draft": NO_TIME,  # none ran
+        "context": NO_TIME,
+    }
+    assert statistics.costs["step"].count == 5
+    assert statistics.plain_tokens == pytest.approx(4 * 3 * 1.25 + 3 * 2.5)
+    assert statistics.predicted_tokens == pytest.approx(22.5)
+    assert statistics.produced_tokens == 15
+
+
+def test_a_record_of_costs_gives_means_in_milliseconds() -> None:
+    record = CostRecord()
+    record.add(0.001, 0.002)
+    record.add(0.0040004, 0.0050006, times=3)
+    assert record.count == 4
+    assert record.to_dict() == {"estimated": 3.25, "measured": 4.25}
+    record.add(0.0, 1e-6)
+    assert record.to_dict() == {"estimated": 2.6, "measured": 3.401}

@@ -1,6 +1,10 @@
 """Hazard 10: what changes after warm-up is counted."""
 
+import gc
+import weakref
+
 import torch
+from torch._dynamo.callback import callback_handler
 from vllm.compilation.counter import compilation_counter
 
 from vllm_dflash.engine.warm import WarmState
@@ -40,3 +44,19 @@ def test_captures_and_compilations_are_counted() -> None:
     compiled = state.to_dict()["captures_after_warmup"]
     compilation_counter.num_cudagraph_captured -= 1
     assert compiled == 2
+
+
+def test_nobody_keeps_a_state_whose_engine_has_ended() -> None:
+    """Nor what it watches; and other engines' compilations are not told to it for ever."""
+    before = list(callback_handler.start_callbacks)
+    owner = torch.nn.Linear(2, 2)  # as a drafter is, which the state is part of
+    owner.warm = WarmState(owner.parameters)
+    other = WarmState(list)
+    assert len(callback_handler.start_callbacks) == len(before) + 2
+    gone = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert gone() is None
+    del other
+    gc.collect()
+    assert callback_handler.start_callbacks == before

@@ -63,3 +63,27 @@ def test_acceptance_that_stops_after_a_good_start() -> None:
     assert watched.warnings == []
     watched.verify(ENOUGH_VERIFICATIONS, accepted=0)
     assert len(watched.warnings) == 1
+
+
+def test_a_hundredth_is_little_but_something() -> None:
+    watched = Watched()
+    watched.verify(256, accepted=3)  # 2.56 would be a hundredth
+    assert watched.warnings == []
+    watched.verify(256, accepted=2)
+    assert len(watched.warnings) == 1
+
+
+def test_each_warning_comes_once_and_then_nobody_looks() -> None:
+    """Looking waits for the device."""
+    watched = Watched()
+    for _ in range(3):
+        watched.verify(ENOUGH_VERIFICATIONS, accepted=0)
+    assert len(watched.warnings) == 1
+    watched.statistics.nan_drafts = 1
+    for _ in range(FIRST_LOOK):
+        watched.watch.tick()
+    assert len(watched.warnings) == 2
+    watched.watch.look = lambda: watched.warnings.append("looked")  # type: ignore[method-assign]
+    for _ in range(4 * LONGEST_INTERVAL):
+        watched.watch.tick()
+    assert len(watched.warnings) == 2

@@ -160,6 +160,7 @@ def test_a_stop_token_of_its_own_that_does_not_stop() -> None:
     text = (*plain.write(PROMPT, 20)[:3], STOP, 2, 2)
     (found,) = plain.compare(text, limit=20)
     assert [one.position for one in found] == [3, 4]
+    assert [questions[0].max_tokens for questions in plain.rounds] == [0]
     assert found[1] == Divergence(4, 2, None, math.inf)
 
 
@@ -186,6 +187,14 @@ def test_what_agrees_is_asked_for_in_growing_pieces() -> None:
     (found,) = plain.compare(text, limit=150)
     assert [one.position for one in found] == [2]
     assert [questions[0].max_tokens for questions in plain.rounds] == [16, 32, 64, 35]
+
+
+def test_an_answer_too_few_is_no_answer() -> None:
+    plain = Plain()
+    text = plain.write(PROMPT, 20)
+    wrong = Text(PROMPT, text, (text[0] % 5 + 1, *text[1:]), 20)
+    with pytest.raises(ValueError, match="shorter than"):
+        compare_all([wrong, wrong], {STOP}, lambda questions: plain.ask(questions)[:-1])
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from vllm_dflash.tools.engine_answers import Facts, Finished, Request
-from vllm_dflash.tools.progress import Lines
-from vllm_dflash.tools.verify.gate import GateSettings, verify
-from vllm_dflash.tools.verify.verification import Drafting, Finding, Level, Verification
+from vllm_dflash.tools.progress import Lines, Progress, Tell
+from vllm_dflash.tools.verify.divergence import Answer, Question
+from vllm_dflash.tools.verify.gate import GateSettings, Judge, verify
+from vllm_dflash.tools.verify.verification import Drafting, Finding, Verification
 from vllm_dflash.tools.verify.verify_report import make_notes, make_table
 
 STOP = 9
@@ -33,7 +34,7 @@ class Counting:
         self.drafts = 0.0
 
     def facts(self) -> Facts:
-        return Facts(stop_tokens=[STOP], versions={}, **self.known)
+        return Facts(stop_tokens=[STOP], versions={"vllm": "of today"}, **self.known)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return [[int(digit) for digit in text] for text in texts]
@@ -43,6 +44,7 @@ class Counting:
 
     def submit(self, requests: Sequence[Request], concurrency: int) -> None:
         self.submitted.append((len(requests), concurrency))
+        self.requests = [*requests]
         self.queue = list(enumerate(requests))
 
     def advance(self, seconds: float) -> list[Finished]:
@@ -86,12 +88,18 @@ class Stage:
         self.open -= 1
 
 
-def gate(dflash: Counting, plain: Counting | None = None, **changes: Any) -> Verification:
+def gate(
+    dflash: Counting,
+    plain: Counting | None = None,
+    *,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Verification:
     opening = Stage()
     plain = plain or Counting(dtype=dflash.known["dtype"])
     settings = GateSettings(**({"concurrency": (1, 3), "tokens": 20} | changes))
     prompts = ["1", "2", "5"]
-    return verify(prompts, lambda: opening(dflash), lambda: opening(plain), settings)
+    return verify(prompts, lambda: opening(dflash), lambda: opening(plain), settings, progress)
 
 
 def test_identical() -> None:
@@ -127,6 +135,30 @@ def test_a_regression_behind_a_tie() -> None:
     assert (result.levels[0].ties, result.levels[0].regressions) == (2, 7)
     assert result.levels[0].with_regressions == 3
     assert result.levels[0].worst == Finding(0, 4, "<6>", "<7>", 0.5, is_tie=False)
+
+
+@pytest.mark.parametrize("where", [1, 3, 4])
+def test_each_concurrency_is_judged_by_its_own_texts(where: int) -> None:
+    """One that is wrong at the last alone is found there, and nowhere else."""
+
+    class WrongAtOne(Counting):
+        def submit(self, requests: Sequence[Request], concurrency: int) -> None:
+            self.wrong = {7: 6} if concurrency == where else {4: 5} if concurrency == 3 else {}
+            super().submit(requests, concurrency)
+
+    result = gate(WrongAtOne(), concurrency=(1, 3, 4), tokens=6)
+    assert (result.verdict, result.exit_code) == ("regression", 1)
+    found = {level.concurrency: level for level in result.levels}
+    assert [*found] == [1, 3, 4]
+    # Behind 1: 2 3 4 5 6 6; behind 2: 3 4 5 6 6 6; behind 5: 6 6 6 6 6 6.
+    wrong = [[(0, 5)], [(1, 4), (1, 5)], [(2, place) for place in range(1, 6)]]
+    tied = [[(0, 2)], [(1, 1)], []]
+    for concurrency, level in found.items():
+        expected = wrong if concurrency == where else tied if concurrency == 3 else [[], [], []]
+        assert [[(one.prompt, one.position) for one in text] for text in level.texts] == expected
+        assert level.regressions == (8 if concurrency == where else 0)
+        assert level.with_regressions == (3 if concurrency == where else 0)
+        assert level.ties == (2 if expected is tied else 0)
 
 
 @pytest.mark.parametrize(
@@ -203,14 +235,72 @@ def test_texts_end_at_the_context_limit() -> None:
     assert [one.position for one in result.levels[0].texts[0]] == [2]
 
 
-def test_worst_is_whatever_cannot_be_compared() -> None:
-    def finding(regret: float) -> Finding:
-        return Finding(0, 0, "a", "b", regret, is_tie=regret <= 0.2)
+def test_the_judge_is_asked_everything_at_once() -> None:
+    """A score needs one token; a text goes on behind the token that was scored."""
+    plain = Counting()
+    questions = [
+        Question((3,), 5, 0),
+        Question((6,), None, 2),
+        Question((3,), 4, 3),
+        Question((6,), 6, 1),
+    ]
+    answers = Judge(plain, 7).answer(questions)  # type: ignore[arg-type]
+    assert answers == [
+        Answer(0.125, ()),
+        Answer(0.0, (7, 8)),
+        Answer(0.0, (5, 6, 7)),
+        Answer(0.5, (7,)),
+    ]
+    assert plain.submitted == [(6, 7)]
+    assert plain.requests == [
+        Request((3,), 1, 5),
+        Request((6,), 2),
+        Request((3,), 1, 4),
+        Request((3, 4), 3),
+        Request((6,), 1, 6),
+        Request((6, 6), 1),
+    ]
 
-    findings = tuple(finding(regret) for regret in (0.1, math.nan, 3.0))
-    level = Level(1, Drafting(0, None), (findings[:1], findings[1:]))
-    assert level.worst is findings[1]
-    assert (level.ties, level.regressions) == (1, 2)
+
+def test_what_was_run_and_what_goes_on_is_told() -> None:
+    told: list[tuple[str, float | None, str, list[float]]] = []
+
+    class Recorded(Lines):
+        @contextmanager
+        def stage(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Tell]:
+            told.append((name, total, unit, done := []))
+            yield lambda count, doing="": done.append(count)
+
+    dflash, plain = Counting({4: 5}, drafter="somebody"), Counting()
+    result = gate(dflash, plain, progress=Recorded(StringIO()))
+    assert result.about == {
+        "prompts": 3,
+        "tokens": 20,
+        "dtype": "bfloat16",
+        "drafter": "somebody",
+        "versions": {"vllm": "of today"},
+    }
+    assert {concurrency for _, concurrency in plain.submitted} == {3}  # the judge's as well
+    names, totals, units, done = zip(*told, strict=True)
+    expected = ["DFlash's engine", "concurrency 1", "concurrency 3", "plain decoding's engine"]
+    expected += ["plain decoding", "comparing"]
+    assert all(part in name for part, name in zip(expected, names, strict=True))
+    assert totals == (None, 3, 3, None, 3, 6)
+    assert units == ("", "texts", "texts", "", "texts", "texts")
+    assert done == ([], [1, 2, 3], [1, 2, 3], [], [1, 2, 3], [2, 6])
+
+
+def test_as_many_requests_as_the_engine_takes() -> None:
+    assert gate(Counting(max_num_seqs=3)).verdict == "lossless"
+
+
+def test_an_engine_that_leaves_an_answer_out_is_not_believed() -> None:
+    class Terse(Counting):
+        def decode(self, tokens: list[int]) -> list[str]:
+            return super().decode(tokens)[:-1]
+
+    with pytest.raises(ValueError, match="shorter than"):
+        gate(Counting({4: 5}), Terse())
 
 
 def test_report_and_lines() -> None:

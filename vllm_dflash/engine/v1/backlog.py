@@ -41,7 +41,7 @@ class ContextBacklog:
     ) -> None:
         """For features of `width` numbers, and a cache of so many slots in such blocks."""
         self._context = context
-        capacity = int(min(MAX_ROWS, MAX_BYTES // (width * dtype.itemsize)))
+        capacity = min(MAX_ROWS, MAX_BYTES // (width * dtype.itemsize))
         self.rows = WaitingRows(capacity, num_slots, block_size)
         self._features = torch.empty(capacity, width, dtype=dtype)  # taken up as it fills
         self._positions = torch.empty(capacity, dtype=torch.int64)

@@ -20,6 +20,7 @@ from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.block_layout import block_inputs, bonus_tokens, draft_limits, kept_rows
 from vllm_dflash.engine.length_control import LengthControl
+from vllm_dflash.engine.padding import have_own_drafts
 from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.engine.v1.backlog import ContextBacklog
 from vllm_dflash.engine.v1.block_forward import BlockForward
@@ -63,6 +64,8 @@ class PlannedProposer(DFlashProposer):
         """Whether any draft of the last step is to be verified."""
         self.runs_target_alone = False
         """Whether dummy runs of the runner are to leave the drafter out."""
+        self.newly_admitted: Collection[str] = ()
+        """Requests whose drafts in this step are vLLM's placeholders."""
         self.length_limit = min(
             self.max_model_len, self.draft_model_config.max_model_len or self.max_model_len
         )
@@ -182,7 +185,8 @@ class PlannedProposer(DFlashProposer):
             return common_attn_metadata, None, torch.zeros_like(valid_sampled_tokens_count)
         drafted = np.array(spec_decode_metadata.num_draft_tokens, dtype=np.int32)
         produced = self.step.produced
-        self.step.verified = np.where(produced > 0, drafted, 0)  # a discarded sample says nothing
+        tells = (produced > 0) & have_own_drafts(self.step.ids, self.newly_admitted)
+        self.step.verified = np.where(tells, drafted, 0)  # a discarded sample says nothing
         self.lengths.statistics.observe_verification(self.step)
         rejected = np.where(drafted > 0, drafted + 1 - produced, 0)
         return common_attn_metadata, None, torch.from_numpy(rejected)

@@ -75,17 +75,18 @@ class WaitingRows:
             block_table: blocks of each request, [R, B].
             context_lens: tokens in them, [R].
         """
-        used = self._used(block_table, context_lens)
+        used = self._used(context_lens)
         return (self._in_block[block_table[:, : used.shape[1]]] * used).sum(axis=1)
 
     def of(self, block_table: Ints, context_lens: Ints) -> Ints:
         """Rows that wait for slots of these requests' contexts, each once."""
-        used = self._used(block_table, context_lens)
+        used = self._used(context_lens)
         blocks = np.unique(block_table[:, : used.shape[1]][used])
         blocks = blocks[self._in_block[blocks] > 0]
         return self._rows_of(slots_in(blocks, self.block_size))
 
-    def _used(self, block_table: Ints, context_lens: Ints) -> Bools:
+    def _used(self, context_lens: Ints) -> Bools:
+        """Which columns of a block table these contexts use, [R, most of their blocks]."""
         num_blocks = -(-context_lens // self.block_size)
         return np.arange(num_blocks.max(initial=0)) < num_blocks[:, None]
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import torch
+from vllm.utils.torch_utils import async_tensor_h2d
+
+from vllm_dflash.planning import Bools
 
 
 class DeviceCounters:
@@ -12,10 +15,18 @@ class DeviceCounters:
         self._verified = torch.zeros(3, dtype=torch.int64, device=device)
         self._not_finite = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def observe_verification(self, num_sampled: torch.Tensor, num_rejected: torch.Tensor) -> None:
-        """Count one batch: tokens each request got and drafts it lost, [R] each."""
+    def observe_verification(
+        self, num_sampled: torch.Tensor, num_rejected: torch.Tensor, own: Bools
+    ) -> None:
+        """Count one batch: tokens each request got, drafts it lost, and if those were its own.
+
+        [R] each, the last on the host.
+        """
         accepted = (num_sampled - 1).clamp(min=0)
         drafted = accepted + num_rejected
+        if not own.all():
+            counts = async_tensor_h2d(own, device=num_sampled.device)
+            accepted, drafted = accepted * counts, drafted * counts
         self._verified += torch.stack([(drafted > 0).sum(), drafted.sum(), accepted.sum()])
 
     def observe_logits(self, best: torch.Tensor, is_drafted: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ as one number per request. Under asynchronous scheduling the scheduler plans
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from typing import Any
 
@@ -34,6 +35,7 @@ from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.length_control import LengthControl
+from vllm_dflash.engine.padding import have_own_drafts
 from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.engine.v2.device_counters import DeviceCounters
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
@@ -74,6 +76,8 @@ class PlannedSpeculator(native.DFlashSpeculator):
         self.confidence = torch.zeros(self.draft_tokens.shape, device=device)  # [max R, K]
         self.runs_target_alone = False
         """Whether dummy runs of the runner are to leave the drafter out."""
+        self.newly_admitted: Collection[str] = ()
+        """Requests whose drafts in this step are vLLM's placeholders."""
         self.step: Step | None = None
         """The one that runs, where it is planned here."""
         self._runs_block = True
@@ -174,7 +178,8 @@ class PlannedSpeculator(native.DFlashSpeculator):
                 step = self.step = self._plan(input_batch, num_sampled, num_rejected, wanted)
                 wanted = step.plan.width
             else:
-                self.counters.observe_verification(num_sampled, num_rejected)
+                own = have_own_drafts(input_batch.req_ids, self.newly_admitted)
+                self.counters.observe_verification(num_sampled, num_rejected, own)
                 self.lengths.statistics.observe_uniform(wanted, num_requests)
             self._runs_block = wanted > 0
         is_timed = step is not None and self._runs_block
@@ -246,6 +251,7 @@ class PlannedSpeculator(native.DFlashSpeculator):
         step = Step(input_batch.req_ids, num_sampled.cpu().numpy(), rows=input_batch.num_tokens)
         drafted = input_batch.num_draft_tokens_per_req
         if drafted is not None:
+            drafted = drafted * have_own_drafts(step.ids, self.newly_admitted)
             step.verified = np.where(step.decoding, drafted, 0)
             self.lengths.statistics.observe_verification(step)
         if self.lengths.take_skip(step):

@@ -1,0 +1,167 @@
+"""What is made of the drafter's logits, with a model whose logits are written down."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vllm_dflash.engine.block_layout import block_inputs
+from vllm_dflash.engine.v1.block_forward import BlockForward
+
+NAN, INF = math.nan, math.inf
+
+
+class Fake:
+    """A drafter whose hidden states are its logits; its vocabulary is the target's, backwards."""
+
+    def __init__(self) -> None:
+        self.hidden = torch.zeros(0, 4)
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        assert len(input_ids) == len(positions) == len(self.hidden)
+        return self.hidden
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
+        return 103 - tokens
+
+
+@pytest.fixture
+def model() -> Fake:
+    return Fake()
+
+
+@pytest.fixture
+def block(model: Fake, monkeypatch: pytest.MonkeyPatch) -> BlockForward:
+    """Without an engine's forward context around the model."""
+    made = BlockForward(model, None, [])  # type: ignore[arg-type]
+
+    def run(*inputs: Any) -> torch.Tensor:
+        return model(*inputs[2:])
+
+    monkeypatch.setattr(made, "run", run)
+    return made
+
+
+def logits(*shares: float) -> list[float]:
+    """Of which these are the probabilities, whatever is added to all of them."""
+    return [math.log(share) + 3.5 for share in shares]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_most_likely_token_and_its_probability(block: BlockForward, dtype: torch.dtype) -> None:
+    rows = [logits(0.7, 0.1, 0.1, 0.1), logits(0.2, 0.25, 0.15, 0.4), logits(0.1, 0.6, 0.1, 0.2)]
+    tokens, finite, probability = block.pick(torch.tensor(rows, dtype=dtype))
+    assert tokens == [103, 100, 102]  # numbered as the target's
+    assert finite.tolist() == [True] * 3
+    assert probability == pytest.approx(
+        [0.7, 0.4, 0.6], rel=0.03 if dtype == torch.bfloat16 else 1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "finite"),
+    [
+        ([0.0, NAN, 9.0, 0.0], False),
+        ([NAN] * 4, False),
+        ([0.0, INF, 0.0, 0.0], False),
+        ([-INF] * 4, False),
+        ([0.0, -INF, -INF, -INF], True),  # a token that cannot be is none to worry about
+    ],
+)
+def test_confidence_is_a_probability_whatever_the_logits(
+    block: BlockForward, bad: list[float], finite: bool
+) -> None:
+    """Also behind a row that is not finite, and never NaN: the planner would take it as it is."""
+    tokens, is_finite, probability = block.pick(
+        torch.tensor([bad, logits(0.1, 0.6, 0.1, 0.2), bad])
+    )
+    assert is_finite.tolist() == [finite, True, finite]
+    assert probability == pytest.approx([float(finite), 0.6, float(finite)])
+    assert tokens[1] == 102
+
+
+def test_each_requests_drafts_and_confidence_in_order(block: BlockForward, model: Fake) -> None:
+    """Two requests of three and one draft; the bonus rows predict nothing."""
+    inputs = block_inputs(
+        np.array([5, 9, 2]),
+        np.array([3, 0, 1]),
+        np.array([1, 2, 3]),
+        77,
+        np.arange(12).reshape(3, 4),
+        4,
+    )
+    bonus_row = logits(0.97, 0.01, 0.01, 0.01)
+    model.hidden = torch.tensor(
+        [
+            bonus_row,
+            logits(0.1, 0.7, 0.1, 0.1),
+            logits(0.1, 0.1, 0.6, 0.2),
+            logits(0.1, 0.2, 0.2, 0.5),
+            bonus_row,
+            logits(0.2, 0.8 / 3, 0.8 / 3 + 0.01, 0.8 / 3 - 0.01),
+        ]
+    )
+    drafts = block.draft(inputs, torch.arange(12).view(3, 4))
+    assert drafts.tokens == [[102, 101, 100], [101]]
+    assert drafts.confidence == pytest.approx(
+        np.array([[0.7, 0.6, 0.5], [0.8 / 3 + 0.01, 0.0, 0.0]])
+    )
+
+
+def test_drafts_behind_a_row_that_is_not_finite_are_dropped(
+    block: BlockForward, model: Fake
+) -> None:
+    inputs = block_inputs(
+        np.array([5, 9]), np.array([3, 2]), np.array([1, 2]), 77, np.arange(8).reshape(2, 4), 4
+    )
+    good = logits(0.1, 0.7, 0.1, 0.1)
+    bad = [0.0, NAN, 0.0, 0.0]
+    model.hidden = torch.tensor([bad, good, bad, good, bad, good, good])
+    drafts = block.draft(inputs, torch.arange(8).view(2, 4))
+    assert drafts.tokens == [[102], [102, 102]]
+    assert drafts.confidence == pytest.approx(np.array([[0.7, 0.0, 0.7], [0.7, 0.7, 0.0]]))
+
+
+def test_attention_is_told_of_each_block(
+    block: BlockForward, model: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of the drafted requests alone, and each one's own blocks and length."""
+    seen: dict[str, Any] = {}
+
+    class Group:
+        layer_names = ("layer",)
+
+        def build_metadata_for_drafting(self, metadata: Any, draft_index: int) -> str:
+            seen.update(vars(metadata) | {"draft_index": draft_index})
+            return "built"
+
+    block._groups = [Group()]  # type: ignore[list-item]
+    block._layer_names = ["layer"]
+
+    def run(metadata: Any, slots: Any, *inputs: torch.Tensor) -> torch.Tensor:
+        seen.update(given=metadata, slots=slots, ids=inputs[0], positions=inputs[1])
+        return torch.tensor([logits(0.1, 0.7, 0.1, 0.1)] * 5)
+
+    monkeypatch.setattr(block, "run", run)
+    table = torch.arange(12).view(3, 4)
+    inputs = block_inputs(
+        np.array([5, 9, 2]), np.array([2, 0, 1]), np.array([1, 2, 3]), 77, table.numpy(), 4
+    )
+    block.draft(inputs, table)
+    assert seen["given"] == {"layer": "built"}
+    assert seen["ids"].tolist() == [1, 77, 77, 3, 77]
+    assert seen["positions"].tolist() == [5, 6, 7, 2, 3]
+    assert seen["slots"]["layer"].tolist() == [5, 6, 7, 34, 35]
+    assert seen["slot_mapping"].tolist() == [5, 6, 7, 34, 35]
+    assert seen["query_start_loc"].tolist() == seen["query_start_loc_cpu"].tolist() == [0, 3, 5]
+    assert seen["seq_lens"].tolist() == [8, 4]
+    assert seen["block_table_tensor"].tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]]
+    sizes = [seen[name] for name in ("num_reqs", "num_actual_tokens", "max_query_len")]
+    assert (sizes, seen["max_seq_len"], seen["draft_index"]) == ([2, 5, 3], 8, 0)

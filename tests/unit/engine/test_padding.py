@@ -1,0 +1,102 @@
+"""Placeholders that vLLM pads new requests with are not taken for drafts that were rejected."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
+from vllm.v1.worker.gpu_worker import Worker
+
+from vllm_dflash.engine.length_control import LengthControl
+from vllm_dflash.engine.padding import newly_admitted
+from vllm_dflash.engine.v1.proposer import PlannedProposer
+from vllm_dflash.engine.v2.device_counters import DeviceCounters
+from vllm_dflash.engine.v2.speculator import PlannedSpeculator
+from vllm_dflash.engine.worker import DFlashGPUWorker
+from vllm_dflash.planning.step import Step
+
+K = 3
+NAMES = ["old", "new", "plain"]
+SAMPLED, REJECTED = torch.tensor([3, 1, 1]), torch.tensor([1, 3, 0])
+"""`old` had two of three drafts accepted, `new` all placeholders rejected, `plain` had none."""
+
+
+def scheduled(new: tuple[str, ...] = (), resumed: tuple[str, ...] = ()) -> Any:
+    return SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(resumed)),
+    )
+
+
+def observe_v1(admitted: set[str]) -> Any:
+    proposer: Any = object.__new__(PlannedProposer)
+    proposer.lengths = LengthControl(K)
+    proposer.newly_admitted = admitted
+    proposer.step = Step(NAMES, SAMPLED.numpy())
+    metadata = SimpleNamespace(num_draft_tokens=[3, 3, 0])
+    _, _, rejected = proposer.prepare_inputs_padded(None, metadata, SAMPLED)
+    assert rejected.tolist() == REJECTED.tolist()  # their rows are no context all the same
+    return proposer.collect_statistics()
+
+
+def observe_v2(admitted: set[str], *, is_async: bool) -> Any:
+    speculator: Any = object.__new__(PlannedSpeculator)
+    speculator.lengths, speculator.counters = LengthControl(K), DeviceCounters(torch.device("cpu"))
+    speculator.newly_admitted = admitted
+    speculator.plans_lengths = not is_async
+    speculator.runs_target_alone = False
+    speculator.num_speculative_steps, speculator.length_limit = K, 100
+    speculator.req_states = SimpleNamespace(max_seq_len=np.full(3, 100))
+    batch = SimpleNamespace(
+        req_ids=NAMES,
+        num_reqs=3,
+        num_tokens=9,
+        num_draft_tokens_per_req=np.array([3, 3, 0]),
+        num_computed_tokens_np=np.full(3, 10),
+        num_scheduled_tokens=np.array([4, 4, 1]),
+        idx_mapping_np=np.arange(3),
+    )
+    inputs = batch, {}, {}, None, None, SAMPLED, REJECTED
+    speculator.propose(*inputs, num_speculative_tokens=0)
+    return speculator.collect_statistics()
+
+
+@pytest.mark.parametrize(
+    ("admitted", "counted"),
+    [(set(), (2, 6, 2)), ({"new"}, (1, 3, 2)), ({"old", "new", "elsewhere"}, (0, 0, 0))],
+)
+@pytest.mark.parametrize("side", ["V1", "V2", "V2, asynchronous"])
+def test_placeholders_are_no_drafts(
+    side: str,
+    admitted: set[str],
+    counted: tuple[int, int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DFlashSpeculator, "propose", lambda *_, **__: None)
+    if side == "V1":
+        statistics = observe_v1(admitted)
+    else:
+        statistics = observe_v2(admitted, is_async=side != "V2")
+    found = statistics.verifications, statistics.draft_tokens, statistics.accepted_tokens
+    assert found == counted
+
+
+def test_new_and_resumed_requests_have_no_drafts_yet() -> None:
+    assert newly_admitted(scheduled(new=("a", "b"), resumed=("c",))) == {"a", "b", "c"}
+    assert newly_admitted(scheduled()) == set()
+
+
+def test_a_worker_tells_the_drafter_before_the_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker: Any = object.__new__(DFlashGPUWorker)
+    worker.drafter = SimpleNamespace()
+    told = []
+
+    def run(self: Any, step: Any) -> None:
+        told.append(self.drafter.newly_admitted)
+
+    monkeypatch.setattr(Worker, "execute_model", run)
+    worker.execute_model(scheduled(new=("a",)))
+    worker.execute_model(scheduled())
+    assert told == [{"a"}, set()]

@@ -1,0 +1,92 @@
+"""The synchronous scheduler: drafts that came with a step's output are scheduled next."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.outputs import DraftTokenIds
+
+from vllm_dflash.engine import drafts_in_output
+from vllm_dflash.engine import scheduler as ours
+from vllm_dflash.engine.drafts_in_output import attach_drafts
+from vllm_dflash.engine.scheduler import DFlashAsyncScheduler, DFlashScheduler, build_scheduler
+
+
+@pytest.fixture(autouse=True)
+def _executor_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    called_for = MultiprocExecutor.take_draft_token_ids
+    monkeypatch.setattr(MultiprocExecutor, "take_draft_token_ids", called_for)
+
+
+@pytest.fixture
+def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What vLLM's scheduler was told, in order."""
+    told: list[Any] = []
+
+    def start(self: Any, *_: Any, **__: Any) -> None:
+        self.dynamic_sd_lookup = [0, 7, 4]
+
+    def update(_: Any, *step: Any) -> str:
+        told.append(step)
+        return "outputs"
+
+    monkeypatch.setattr(Scheduler, "__init__", start)
+    monkeypatch.setattr(Scheduler, "update_from_output", update)
+    monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda _, drafts: told.append(drafts))
+    return told
+
+
+def test_drafts_are_taken_behind_the_tokens(happened: list[Any]) -> None:
+    """vLLM counts a request's tokens first, and leaves out those that have ended."""
+    drafts = DraftTokenIds(["a"], [[1, 2]])
+    output: Any = SimpleNamespace()
+    attach_drafts(output, drafts)
+    assert DFlashScheduler().update_from_output("scheduled", output) == "outputs"  # type: ignore[arg-type]
+    assert happened == [("scheduled", output), drafts]
+
+
+def test_an_output_without_drafts(happened: list[Any]) -> None:
+    """A step drafted nothing, or the workers were told not to send any."""
+    attached: Any = SimpleNamespace()
+    attach_drafts(attached, None)
+    for output in (SimpleNamespace(), attached):
+        assert DFlashScheduler().update_from_output("scheduled", output) == "outputs"  # type: ignore[arg-type]
+    assert [len(step) for step in happened] == [2, 2]
+
+
+def test_no_table_of_lengths(happened: list[Any]) -> None:
+    """It is for asynchronous scheduling; here it would shorten drafts that are there."""
+    assert DFlashScheduler().dynamic_sd_lookup is None
+
+
+@pytest.mark.parametrize(("comes_along", "taken"), [(True, None), (False, "called for")])
+def test_workers_are_called_for_drafts_that_do_not_come_along(
+    happened: list[Any], monkeypatch: pytest.MonkeyPatch, comes_along: bool, taken: str | None
+) -> None:
+    monkeypatch.setattr(MultiprocExecutor, "take_draft_token_ids", lambda _: "called for")
+    monkeypatch.setattr(drafts_in_output, "drafts_come_with_the_output", lambda config: config[0])
+    for _ in range(2):  # a second engine in the process changes nothing
+        DFlashScheduler()
+    executor: Any = SimpleNamespace(vllm_config=[comes_along])
+    assert MultiprocExecutor.take_draft_token_ids(executor) == taken
+
+
+@pytest.mark.parametrize(
+    ("is_async", "kind"), [(False, DFlashScheduler), (True, DFlashAsyncScheduler)]
+)
+def test_an_engine_gets_the_scheduler_of_its_way_of_scheduling(
+    monkeypatch: pytest.MonkeyPatch, is_async: bool, kind: type
+) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(ours, "check_seams", checked.append)
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=is_async))
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(kind, "__init__", lambda self, **arguments: given.update(arguments))
+    made = build_scheduler(vllm_config=config, log_stats=True)
+    assert type(made) is kind
+    assert given == {"vllm_config": config, "log_stats": True}
+    assert checked == [ours.ENGINE]
+    assert issubclass(DFlashAsyncScheduler, AsyncScheduler)
