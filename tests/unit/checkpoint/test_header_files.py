@@ -14,6 +14,7 @@ from huggingface_hub.errors import HFValidationError
 from safetensors.torch import save_file
 
 from vllm_dflash.checkpoint.headers import (
+    BITS,
     INDEX,
     Headers,
     HeadersError,
@@ -144,6 +145,10 @@ def test_the_narrowest_pattern(names: list[str], pattern: str) -> None:
     assert loading_pattern("it", index.encode()) == pattern
 
 
+def test_without_an_index_the_pattern_is_all_files() -> None:
+    assert loading_pattern("it", None) == "*.safetensors"
+
+
 # --- repositories ---------------------------------------------------------------------------------
 
 
@@ -233,7 +238,13 @@ def test_no_network(
     assert asked == []
 
 
-def test_a_type_of_tomorrow(monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
+def test_a_type_of_tomorrow(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]
+) -> None:
+    with monkeypatch.context() as older:
+        older.delitem(BITS, "I64")
+        with pytest.raises(HeadersNotCheckedError, match=r"^tensor row is of unknown type I64$"):
+            read_folder(folder)
     monkeypatch.setitem(FOUND.tensors, "row", Tensor((7,), "F3"))
     with pytest.raises(HeadersError, match=r"^tensor row is of unknown type F3$"):
         read_headers_of(REPOSITORY, "abc")

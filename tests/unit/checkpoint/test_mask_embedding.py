@@ -70,3 +70,17 @@ def test_anything_else_is_refused(
 def test_a_good_file_passes(tmp_path: Path) -> None:
     (tmp_path / "mask_embedding.pt").write_bytes(stored(NUMBERS))
     check_mask_embedding(SPEC, tmp_path)
+
+
+def test_no_code_is_run_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    with pytest.raises(DrafterError, match="cannot be read as tensors and nothing else"):
+        parse_mask_embedding(SPEC, stored(Called()))
+
+
+def test_one_stored_from_a_gpu_is_read_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda _: "cuda:0")
+    content = stored(NUMBERS)
+    embedding = parse_mask_embedding(SPEC, content)
+    assert embedding.device.type == "cpu"
+    assert torch.equal(embedding, NUMBERS)

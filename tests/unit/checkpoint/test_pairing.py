@@ -37,6 +37,23 @@ def test_bounds() -> None:
     assert pair_faults(parse_config("it", config), replace(TARGET, num_layers=3)) == []
 
 
+# What to do is said with some of them: a flag, a platform or a number that has to be right.
+REMEDIES = {
+    "supports_taps": (False, "(its class lacks SupportsEagle3)", " try --model-impl transformers "),
+    "multimodal": (True, "CUDA only", "there is a checkpoint of the text model alone, use that"),
+    "has_linear_attention": (True, "a draft is shorter than num_speculative_tokens; it needs CUDA"),
+    "pipeline_parallel_size": (2, "the embedding of the first stage", "so it must be 1"),
+    "data_parallel_size": (2, "and ranks that do not would wait", "so it must be 1 for now"),
+}
+
+
+@pytest.mark.parametrize("field", REMEDIES)
+def test_what_to_do(field: str) -> None:
+    value, *words = REMEDIES[field]
+    (fault,) = pair_faults(DRAFTER, replace(TARGET, on_cpu=True, **{field: value}))  # type: ignore[arg-type]
+    assert [word for word in words if word not in fault] == []
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [
