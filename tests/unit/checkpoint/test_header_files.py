@@ -111,6 +111,8 @@ def test_a_damaged_file_is_named(folder: Path, damage: str) -> None:
         ({"x": "c.safetensors", "y": "d.safetensors"}, "lacks 'c.safetensors', 'd.safetensors',"),
         ({"x": "a.bin"}, r"it names \['a.bin'\]"),
         ({"x": "sub/a.safetensors", "y": "a.safetensors"}, r"it names \['sub/a.safetensors'\]"),
+        ({"x": "../a.safetensors"}, r"it names \['\.\./a\.safetensors'\]"),
+        ({"x": "/etc/passwd"}, r"it names \['/etc/passwd'\]"),
         ({"x": 3}, r"it names \['3'\]"),
         ({}, "it names no files"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def test_bounds() -> None:
 
 
 # What to do is said with some of them: a flag, a platform or a number that has to be right.
-REMEDIES = {
+REMEDIES: dict[str, tuple[Any, ...]] = {
     "supports_taps": (False, "(its class lacks SupportsEagle3)", " try --model-impl transformers "),
     "multimodal": (True, "CUDA only", "there is a checkpoint of the text model alone, use that"),
     "has_linear_attention": (True, "a draft is shorter than num_speculative_tokens; it needs CUDA"),
@@ -50,7 +51,7 @@ REMEDIES = {
 @pytest.mark.parametrize("field", REMEDIES)
 def test_what_to_do(field: str) -> None:
     value, *words = REMEDIES[field]
-    (fault,) = pair_faults(DRAFTER, replace(TARGET, on_cpu=True, **{field: value}))  # type: ignore[arg-type]
+    (fault,) = pair_faults(DRAFTER, replace(TARGET, on_cpu=True, **{field: value}))
     assert [word for word in words if word not in fault] == []
 
 

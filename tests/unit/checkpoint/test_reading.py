@@ -55,7 +55,11 @@ def test_a_folder_is_read_as_it_is(tmp_path: Path) -> None:
     assert load_config(str(tmp_path)) == SPECULATORS
 
 
-@pytest.mark.parametrize("content", ["[1]", "null", '"text"', "", "{", "[" * 100_000])
+@pytest.mark.parametrize(
+    "content",
+    ["[1]", "null", '"text"', "[" * 100_000, '{"a":' * 50_000, "", "{", "\0" * 100, "9" * 5000],
+    ids=["list", "null", "text", "deep", "deep object", "empty", "half", "zeros", "long number"],
+)
 def test_a_config_that_is_no_object(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(DrafterError, match=f"^drafter '{tmp_path}': config.json cannot be read: "):

@@ -46,7 +46,8 @@ def test_bounds_of_integers(name: str) -> None:
     for value in (least, most):
         both = {"num_attention_heads": value} if name == "num_key_value_heads" else {}
         assert refusal({**plain, **both, name: value}) is None
-    for value in (least - 1, most + 1, str(least), float(least), True, [least]):
+    wrong: tuple[Any, ...] = (least - 1, most + 1, str(least), float(least), True, [least])
+    for value in wrong:
         assert refusal({**plain, name: value}) == (
             f"drafter 'it': {name} must be an integer from {least} to {most}, config.json says"
             f" {value!r}."
@@ -98,7 +99,7 @@ REFUSED: list[tuple[Fields, str]] = [
     (nested(attention_sink_bias="no"), "attention_sink_bias must be true or false"),
     (nested(attention_value_scale=0), "attention_value_scale must be a positive number"),
     (nested(sample_from_anchor=True), "sample_from_anchor is true, so"),
-    (nested(causal_head=True), "causal_head is true, so"),
+    (nested(causal_head=True), "causal_head is true, so it is a JetSpec drafter"),
     (nested(use_aux_hidden_state=False), "use_aux_hidden_state is false, so"),
     ({"use_aux_hidden_state": False}, "use_aux_hidden_state is false, so"),
     ({"quantization_config": {"quant_method": "fp8"}}, "quantised drafters are not supported"),

@@ -205,6 +205,7 @@ PLACES: list[tuple[Fields, Fields]] = [
     # Read inside alone, as vLLM does.
     ({"causal": True, "use_swa": True, "swa_window_size": 9}, {}),
     ({"sample_from_anchor": True, "causal_head": True}, {}),
+    (nested(causal_head=None), {}),
     (nested(sample_from_anchor=False, causal_head=False, use_aux_hidden_state=True), {}),
     ({"target_hidden_size": 5120}, {"target_hidden_size": 5120}),
     ({"draft_vocab_size": 32000}, {"draft_vocab_size": 32000}),

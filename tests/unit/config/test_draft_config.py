@@ -180,7 +180,7 @@ def test_the_trial_starts_from_what_was_asked(tmp_path: Path) -> None:
         read_by_vllm(
             writes,
             args,
-            SimpleNamespace(trust_remote_code=True),  # type: ignore[arg-type]
+            SimpleNamespace(trust_remote_code=True),
             DRAFTER,
             {**GPT_OSS, "n_predict": 0},
         )

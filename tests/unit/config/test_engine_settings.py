@@ -62,7 +62,7 @@ def test_what_vllm_is_given(config: dict[str, Any], expected: dict[str, Any]) ->
 
 def test_what_came_by_a_flag_is_not_written_twice() -> None:
     """vLLM refuses a config and a flag for the same thing."""
-    flags = {"spec_method": "dflash", "spec_tokens": 7}
+    flags: dict[str, Any] = {"spec_method": "dflash", "spec_tokens": 7}
     assert written({"model": "it"}, **flags) == {
         key: value
         for key, value in ALWAYS.items()
@@ -114,4 +114,4 @@ def test_options_on_their_way_to_a_worker() -> None:
 @pytest.mark.parametrize("additional", [None, {}, "vllm_dflash", {ADDITIONAL_CONFIG_KEY: None}])
 def test_an_engine_without_our_front_end(additional: Any) -> None:
     with pytest.raises(RuntimeError, match="front end"):
-        DFlashOptions.of(SimpleNamespace(additional_config=additional))  # type: ignore[arg-type]
+        DFlashOptions.of(SimpleNamespace(additional_config=additional))

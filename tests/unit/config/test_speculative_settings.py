@@ -18,7 +18,7 @@ from vllm_dflash.config.speculative_settings import (
 )
 
 LEAST = {"method": "dflash", "model": "z-lab/it"}
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "model": "z-lab/it",
     "revision": None,
     "num_speculative_tokens": None,
