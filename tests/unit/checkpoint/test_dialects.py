@@ -27,28 +27,6 @@ def test_both_dialects_say_the_same() -> None:
     assert spec.to_dict() | {"dialect": ""} == other.to_dict() | {"dialect": ""}
 
 
-@pytest.mark.parametrize(
-    ("non_causal", "causal"),
-    [
-        ({}, (False, False, False)),
-        ({"sliding_window_non_causal": True}, (False, False, False)),
-        # Of sliding layers only: full ones are trained bidirectional (vllm#56692).
-        ({"sliding_window_non_causal": False}, (True, False, True)),
-    ],
-)
-def test_causality_of_speculators_is_per_layer(
-    non_causal: dict[str, bool], causal: tuple[bool, ...]
-) -> None:
-    assert speculators(**non_causal).causal == causal
-
-
-def test_jetspec_is_refused_by_name() -> None:
-    for value in (False, None):
-        parse_config("it", drafter_config(dflash_config={"causal_head": value}))
-    with pytest.raises(DrafterError, match=r"causal_head is true, so it is a JetSpec drafter"):
-        parse_config("it", drafter_config(dflash_config={"causal_head": True}))
-
-
 def test_all_that_is_wrong_is_said_at_once() -> None:
     config = drafter_config(block_size="eight", vocab_size=None, rms_norm_eps=-1)
     with pytest.raises(DrafterError) as refused:

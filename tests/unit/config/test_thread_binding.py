@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
-from vllm_dflash.config.thread_binding import Core, share_of_cores
+import pytest
+from vllm.platforms import current_platform
+from vllm.utils import cpu_resource_utils
+
+from vllm_dflash.config.thread_binding import (
+    VARIABLE,
+    Core,
+    allowed_cores,
+    binding_fault,
+    check_thread_binding,
+    divide_cores,
+    share_of_cores,
+)
 
 # Two sockets of two cores of two threads, numbered as Linux does.
 CORES = [Core(cpu, cpu % 4, cpu % 4 // 2) for cpu in range(8)]
@@ -18,10 +30,13 @@ CORES = [Core(cpu, cpu % 4, cpu % 4 // 2) for cpu in range(8)]
         ("auto", 1, 2, [2, 3]),
         ("auto", 0, 3, [0]),
         ("auto", 2, 3, [2, 3]),
+        ("auto", 3, 4, [3]),
         ("auto", 1, 5, None),  # more workers than cores
         ("nobind", 1, 2, None),
         ("0-1,4|6,2", 0, 2, [0, 1, 4]),
         ("0-1,4|6,2", 1, 2, [2, 6]),
+        ("7", 0, 1, [7]),
+        ("3-5,4-6,10", 0, 1, [3, 4, 5, 6, 10]),
     ],
 )
 def test_share_of_cores(binding: str, rank: int, workers: int, expected: list[int] | None) -> None:
@@ -31,3 +46,107 @@ def test_share_of_cores(binding: str, rank: int, workers: int, expected: list[in
 def test_a_binding_with_too_few_parts_is_refused() -> None:
     with pytest.raises(ValueError, match="names cores for 1 workers, but 2 workers run"):
         share_of_cores(CORES, "0-3", 1, 2)
+
+
+def test_a_core_is_known_by_its_node_as_well() -> None:
+    """Sockets number their cores from 0 each; a share never spans two where it need not."""
+    cores = [Core(0, 0, 1), Core(1, 1, 1), Core(2, 0, 0), Core(3, 1, 0)]
+    assert [share_of_cores(cores, "auto", rank, 2) for rank in (0, 1)] == [[2, 3], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "divided"),
+    [
+        (range(8), 2, "0-3|4-7"),
+        ((0, 1, 2, 5, 7), 2, "0-1|2,5,7"),
+        ((0, 2, 3, 4, 6), 1, "0,2-4,6"),
+        ((4,), 1, "4"),
+        ((0, 1), 2, "0|1"),
+        ((0, 1), 3, None),
+        ((), 1, None),
+    ],
+)
+def test_cores_in_vllms_notation(cpus: range | tuple[int, ...], ranks: int, divided: str) -> None:
+    assert divide_cores([Core(cpu, cpu, 0) for cpu in cpus], ranks) == divided
+
+
+@pytest.mark.parametrize(
+    ("binding", "ranks", "nodes", "words"),
+    [
+        ("nobind", 4, 1, None),
+        ("auto", 2, 2, None),
+        ("auto", 2, 3, None),
+        ("0-3", 1, 1, None),
+        ("0|1|2", 3, 1, None),
+        ("auto", 2, 1, ["for 2 ranks", "here are 1.", f"{VARIABLE}='0-1|2-3' to share", "=nobind"]),
+        ("0|1", 3, 9, ["for 3 ranks", f"{VARIABLE}='0|1' has cores for 2", "='0|1|2-3' to share"]),
+        ("0|1", 1, 1, ["for 1 ranks", "has cores for 2", f"{VARIABLE}='0-3' to share"]),
+        ("auto", 5, 1, ["for 5 ranks", "here are 1. Set VLLM_CPU_OMP_THREADS_BIND=nobind to"]),
+    ],
+)
+def test_ranks_that_cannot_be_bound(
+    binding: str, ranks: int, nodes: int, words: list[str] | None
+) -> None:
+    fault = binding_fault(binding, ranks, nodes, CORES)
+    assert (fault is None) == (words is None)
+    assert all(word in (fault or "") for word in words or [])
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU platform of one memory node with CORES."""
+    found = [
+        SimpleNamespace(id=c.cpu, physical_core=c.core, numa_node=c.memory_node) for c in CORES
+    ]
+    monkeypatch.setattr(cpu_resource_utils, "get_allowed_cpu_list", lambda: found)
+    monkeypatch.setattr(cpu_resource_utils, "get_visible_memory_node", lambda: [0])
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: True)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv("VLLM_CPU_SIM_MULTI_NUMA", raising=False)
+
+
+@pytest.mark.usefixtures("machine")
+def test_what_vllm_finds() -> None:
+    assert allowed_cores() == CORES
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    ("binding", "ranks", "words"),
+    [
+        (None, 1, None),
+        ("0-3", 1, None),
+        ("nobind", 2, None),
+        ("0|1", 2, None),
+        ("0|1", 1, "'0|1' has cores for 2"),
+        ("0|1|2", 2, "'0|1|2' has cores for 3"),
+        ("0-3", 2, "'0-3' has cores for 1"),
+        (None, 2, "here are 1. Set VLLM_CPU_OMP_THREADS_BIND='0-1|2-3' to share"),
+    ],
+)
+def test_ranks_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, binding: str | None, ranks: int, words: str | None
+) -> None:
+    if binding is not None:
+        monkeypatch.setenv(VARIABLE, binding)
+    if words is None:
+        check_thread_binding(ranks)
+        return
+    with pytest.raises(ValueError, match=f"for {ranks} ranks") as refused:
+        check_thread_binding(ranks)
+    assert words in str(refused.value)
+    monkeypatch.setenv("VLLM_CPU_SIM_MULTI_NUMA", "0")
+    with pytest.raises(ValueError, match=f"for {ranks} ranks"):
+        check_thread_binding(ranks)
+    # vLLM's own stand-in for many nodes, and other platforms: nothing is bound.
+    monkeypatch.setenv("VLLM_CPU_SIM_MULTI_NUMA", "1")
+    check_thread_binding(ranks)
+    monkeypatch.delenv("VLLM_CPU_SIM_MULTI_NUMA")
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    check_thread_binding(ranks)
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_node_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_resource_utils, "get_visible_memory_node", lambda: [0, 1])
+    check_thread_binding(2)

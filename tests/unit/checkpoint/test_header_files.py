@@ -1,0 +1,252 @@
+"""Headers: what each says of its tensors, and where they come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub.errors import HFValidationError
+from safetensors.torch import save_file
+
+from vllm_dflash.checkpoint.headers import (
+    BITS,
+    INDEX,
+    Headers,
+    HeadersError,
+    HeadersNotCheckedError,
+    HeadersUnreadableError,
+    Tensor,
+    loading_pattern,
+    read_folder,
+    read_headers_of,
+)
+
+MATRIX, ROW = Tensor((3, 5), "BF16"), Tensor((7,), "I64")
+REPOSITORY = "someone/drafter"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two files of a tensor each, and an index that names both."""
+    folder = tmp_path / "drafter"
+    folder.mkdir()
+    save_file({"row": torch.zeros(7, dtype=torch.int64)}, folder / "b.safetensors")
+    save_file({"matrix": torch.zeros(3, 5, dtype=torch.bfloat16)}, folder / "a.safetensors")
+    write_index(folder, {"matrix": "a.safetensors", "row": "b.safetensors"})
+    return folder
+
+
+def write_index(folder: Path, weight_map: dict[str, Any]) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+FOUND = Headers(("a.safetensors", "b.safetensors"), {"matrix": MATRIX, "row": ROW})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_bytes", "is_floating"),
+    [
+        ("F64", 192, True),
+        ("C64", 192, False),
+        ("F32", 96, True),
+        ("U32", 96, False),
+        ("BF16", 48, True),
+        ("I16", 48, False),
+        ("F8_E4M3", 24, True),
+        ("BOOL", 24, False),
+        ("F6_E2M3", 18, True),
+        ("F4", 12, True),
+    ],
+)
+def test_a_tensors_size_and_kind(dtype: str, num_bytes: int, is_floating: bool) -> None:
+    tensor = Tensor((2, 3, 4), dtype)
+    assert (tensor.count, tensor.num_bytes, tensor.is_floating) == (24, num_bytes, is_floating)
+    assert Tensor((), "F32").count == 1
+    assert Tensor((2,), "bfloat16").is_floating
+    assert not Tensor((2,), "int8").is_floating
+
+
+def test_sums(folder: Path) -> None:
+    headers = read_folder(folder)
+    assert headers == FOUND
+    assert (headers.parameters, headers.num_bytes) == (22, 86)
+    more = Headers((), {"x": ROW, **FOUND.tensors, "y": ROW})
+    assert list(more.dtypes.items()) == [("I64", 3), ("BF16", 1)]
+
+
+def test_which_files_of_a_folder_count(folder: Path) -> None:
+    write_index(folder, {"matrix": "a.safetensors"})
+    assert read_folder(folder) == Headers(("a.safetensors",), {"matrix": MATRIX})
+    (folder / INDEX).unlink()
+    assert read_folder(folder) == FOUND
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(HeadersNotCheckedError, match=f"^'{tmp_path}' holds no"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "empty", "folder"])
+def test_a_damaged_file_is_named(folder: Path, damage: str) -> None:
+    file = folder / "b.safetensors"
+    whole = file.read_bytes()
+    file.unlink()
+    if damage == "folder":
+        file.mkdir()
+    else:
+        file.write_bytes({"cut": whole[:-1], "text": b"version https", "empty": b""}[damage])
+    with pytest.raises(HeadersUnreadableError, match=f"^'{file}' cannot be read: "):
+        read_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "words"),
+    [
+        ({"x": "c.safetensors", "y": "a.safetensors"}, "lacks 'c.safetensors', which"),
+        ({"x": "c.safetensors", "y": "d.safetensors"}, "lacks 'c.safetensors', 'd.safetensors',"),
+        ({"x": "a.bin"}, r"it names \['a.bin'\]"),
+        ({"x": "sub/a.safetensors", "y": "a.safetensors"}, r"it names \['sub/a.safetensors'\]"),
+        ({"x": "../a.safetensors"}, r"it names \['\.\./a\.safetensors'\]"),
+        ({"x": "/etc/passwd"}, r"it names \['/etc/passwd'\]"),
+        ({"x": 3}, r"it names \['3'\]"),
+        ({}, "it names no files"),
+    ],
+)
+def test_an_index_that_does_not_fit(folder: Path, weight_map: dict[str, Any], words: str) -> None:
+    write_index(folder, weight_map)
+    with pytest.raises(HeadersUnreadableError, match=words) as refused:
+        read_folder(folder)
+    assert str(refused.value).startswith(f"'{folder}")
+
+
+@pytest.mark.parametrize(
+    "index", [b"", b"[]", b"{}", b'{"weight_map": [1]}', b"3", b"\xff", b"[" * 100_000]
+)
+def test_an_index_that_is_none(index: bytes) -> None:
+    with pytest.raises(HeadersUnreadableError, match=f"^'it/{INDEX}' cannot be read: "):
+        loading_pattern("it", index)
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (["model.safetensors"], "model.safetensors"),
+        (["m[1].safetensors"], "m[[]1].safetensors"),
+        (["m-1-of-2.safetensors", "m-2-of-2.safetensors"], "m-*.safetensors"),
+        (["x?-1.safetensors", "x?-2.safetensors"], "x[?]-*.safetensors"),
+        (["a.safetensors", "b.safetensors"], "*.safetensors"),
+    ],
+)
+def test_the_narrowest_pattern(names: list[str], pattern: str) -> None:
+    index = json.dumps({"weight_map": {str(number): name for number, name in enumerate(names)}})
+    assert loading_pattern("it", index.encode()) == pattern
+
+
+def test_without_an_index_the_pattern_is_all_files() -> None:
+    assert loading_pattern("it", None) == "*.safetensors"
+
+
+# --- repositories ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+    """A hub with FOUND, and what it was asked for. Nothing is in the cache."""
+    asked: list[tuple[str, str | None]] = []
+
+    def get_safetensors_metadata(model: str, *, revision: str | None) -> Any:
+        asked.append((model, revision))
+
+        def of(name: str) -> Any:
+            tensor = FOUND.tensors[name]
+            info = SimpleNamespace(shape=list(tensor.shape), dtype=tensor.dtype)
+            return SimpleNamespace(tensors={name: info})
+
+        return SimpleNamespace(
+            files_metadata={"b.safetensors": of("row"), "a.safetensors": of("matrix")}
+        )
+
+    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", get_safetensors_metadata)
+    cached(monkeypatch, OSError("nothing there"))
+    return asked
+
+
+def cached(monkeypatch: pytest.MonkeyPatch, found: Path | Exception) -> None:
+    def snapshot_download(model: str, *, revision: str | None, local_files_only: bool) -> str:
+        assert (model, revision, local_files_only) == (REPOSITORY, "abc", True)
+        if isinstance(found, Exception):
+            raise found
+        return str(found)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+
+def test_a_folder_asks_nobody(folder: Path, asked: list[Any]) -> None:
+    assert read_headers_of(str(folder)) == FOUND
+    assert asked == []
+
+
+@pytest.mark.parametrize("missing", [OSError("no"), HFValidationError("no name")])
+def test_a_repository(
+    monkeypatch: pytest.MonkeyPatch, asked: list[Any], missing: Exception
+) -> None:
+    cached(monkeypatch, missing)
+    headers = read_headers_of(REPOSITORY, "abc")
+    assert headers == FOUND
+    assert asked == [(REPOSITORY, "abc")]
+
+
+def test_the_cache_is_asked_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]
+) -> None:
+    write_index(folder, {"matrix": "a.safetensors"})
+    cached(monkeypatch, folder)
+    assert read_headers_of(REPOSITORY, "abc").files == ("a.safetensors",)
+    # Without an index, one file only has a name that says it is all there is.
+    (folder / INDEX).unlink()
+    assert read_headers_of(REPOSITORY, "abc") == FOUND
+    assert len(asked) == 1
+    (folder / "b.safetensors").rename(folder / "model.safetensors")
+    assert read_headers_of(REPOSITORY, "abc").files == ("a.safetensors", "model.safetensors")
+    assert len(asked) == 1
+    # A download that was broken off.
+    write_index(folder, {"matrix": "a.safetensors", "row": "b.safetensors"})
+    assert read_headers_of(REPOSITORY, "abc") == FOUND
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(" offline\nsee here"), "offline"),
+        (KeyError(), "KeyError"),
+        (OSError(" "), "OSError"),
+    ],
+)
+def test_no_network(
+    monkeypatch: pytest.MonkeyPatch, asked: list[Any], error: Exception, said: str
+) -> None:
+    def get_safetensors_metadata(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", get_safetensors_metadata)
+    with pytest.raises(HeadersNotCheckedError, match=rf"^the hub gave no headers of .*\({said}\)$"):
+        read_headers_of(REPOSITORY, "abc")
+    assert asked == []
+
+
+def test_a_type_of_tomorrow(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]
+) -> None:
+    with monkeypatch.context() as older:
+        older.delitem(BITS, "I64")
+        with pytest.raises(HeadersNotCheckedError, match=r"^tensor row is of unknown type I64$"):
+            read_folder(folder)
+    monkeypatch.setitem(FOUND.tensors, "row", Tensor((7,), "F3"))
+    with pytest.raises(HeadersError, match=r"^tensor row is of unknown type F3$"):
+        read_headers_of(REPOSITORY, "abc")

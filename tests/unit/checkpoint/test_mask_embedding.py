@@ -1,0 +1,86 @@
+"""`mask_embedding.pt`: a tensor and nothing else, for this drafter's mask token."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.pairs import drafter_config
+from vllm_dflash.checkpoint.mask_embedding import check_mask_embedding, parse_mask_embedding
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.spec import DrafterError
+
+SPEC = parse_config("it", drafter_config())  # mask token 300, 64 wide
+NUMBERS = torch.arange(64.0)
+
+
+class Called:
+    """What a pickle can ask for: a call of anything."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("called",)
+
+
+def stored(state: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        NUMBERS,
+        NUMBERS.reshape(1, 64),
+        {"embedding": NUMBERS},
+        {"embedding": NUMBERS.reshape(1, 1, 64), "mask_token_id": 300},
+    ],
+)
+def test_an_embedding_is_a_row(state: Any) -> None:
+    assert torch.equal(parse_mask_embedding(SPEC, stored(state)), NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (stored({"embedding": NUMBERS, "mask_token_id": 4}), "is for mask_token_id 4, .* says 300"),
+        (stored({"embedding": NUMBERS, "mask_token_id": None}), "is for mask_token_id None"),
+        (stored({"weight": NUMBERS}), "holds a NoneType, not a tensor"),
+        (stored([NUMBERS]), "holds a list, not a tensor"),
+        (stored(NUMBERS[:-1].clone()), "has 63 numbers, hidden_size is 64"),
+        (stored(Called()), "cannot be read as tensors and nothing else: Weights only"),
+        (b"", "cannot be read as tensors and nothing else: EOFError|Ran out"),
+        (b"nonsense", "cannot be read as tensors and nothing else: "),
+    ],
+)
+def test_anything_else_is_refused(
+    content: bytes, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_mask_embedding(SPEC, tmp_path)  # most drafters have none
+    (tmp_path / "mask_embedding.pt").write_bytes(content)
+    with pytest.raises(DrafterError, match=rf"^drafter 'it': mask_embedding\.pt ({why}).*\.$"):
+        check_mask_embedding(SPEC, tmp_path)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_good_file_passes(tmp_path: Path) -> None:
+    (tmp_path / "mask_embedding.pt").write_bytes(stored(NUMBERS))
+    check_mask_embedding(SPEC, tmp_path)
+
+
+def test_no_code_is_run_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    with pytest.raises(DrafterError, match="cannot be read as tensors and nothing else"):
+        parse_mask_embedding(SPEC, stored(Called()))
+
+
+def test_one_stored_from_a_gpu_is_read_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda _: "cuda:0")
+    content = stored(NUMBERS)
+    embedding = parse_mask_embedding(SPEC, content)
+    assert embedding.device.type == "cpu"
+    assert torch.equal(embedding, NUMBERS)

@@ -1,0 +1,96 @@
+"""Every reason why a drafter cannot draft for a target, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.pairs import drafter_config
+from vllm_dflash.checkpoint.pairing import PairingTarget, check_pair, pair_faults, parallel_faults
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.spec import DrafterError
+
+# Reads layers 0 and 2 of 4, 64 wide; mask token 300 of 320.
+DRAFTER = parse_config("drafts", drafter_config())
+TARGET = PairingTarget("target", "SomeForCausalLM", 4, 64, 320, supports_taps=True)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        TARGET,
+        replace(TARGET, on_cpu=True),
+        replace(TARGET, multimodal=True, has_linear_attention=True),  # on CUDA
+    ],
+)
+def test_what_fits(target: PairingTarget) -> None:
+    assert pair_faults(DRAFTER, target) == []
+    check_pair(DRAFTER, target)
+
+
+def test_bounds() -> None:
+    """The last layer, and the last entry of the vocabulary, are inside."""
+    config = drafter_config(dflash_config={"target_layer_ids": [0, 3], "mask_token_id": 319})
+    assert pair_faults(parse_config("it", config), TARGET) == []
+    config = drafter_config(num_target_layers=None)
+    assert pair_faults(parse_config("it", config), replace(TARGET, num_layers=3)) == []
+
+
+# What to do is said with some of them: a flag, a platform or a number that has to be right.
+REMEDIES: dict[str, tuple[Any, ...]] = {
+    "supports_taps": (False, "(its class lacks SupportsEagle3)", " try --model-impl transformers "),
+    "multimodal": (True, "CUDA only", "there is a checkpoint of the text model alone, use that"),
+    "has_linear_attention": (True, "a draft is shorter than num_speculative_tokens; it needs CUDA"),
+    "pipeline_parallel_size": (2, "the embedding of the first stage", "so it must be 1"),
+    "data_parallel_size": (2, "and ranks that do not would wait", "so it must be 1 for now"),
+}
+
+
+@pytest.mark.parametrize("field", REMEDIES)
+def test_what_to_do(field: str) -> None:
+    value, *words = REMEDIES[field]
+    (fault,) = pair_faults(DRAFTER, replace(TARGET, on_cpu=True, **{field: value}))
+    assert [word for word in words if word not in fault] == []
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ({"supports_taps": False}, ["SomeForCausalLM gives no hidden states"]),
+        ({"num_layers": 5}, ["num_target_layers is 4 in the drafter, the target has 5 layers"]),
+        (
+            {"num_layers": 2},
+            [
+                "target_layer_ids [2] lie outside the target, whose 2 layers are numbered 0 to 1",
+                "num_target_layers is 4 in the drafter, the target has 2 layers",
+            ],
+        ),
+        ({"hidden_size": 48}, ["states of size 64, the target's hidden_size is 48"]),
+        ({"vocab_size": 321}, ["vocab_size is 320 in the drafter and 321 in the target"]),
+        (
+            {"vocab_size": 300},
+            ["vocab_size is 320 in the drafter and 300", "mask_token_id 300 is outside"],
+        ),
+        ({"on_cpu": True, "multimodal": True}, ["SomeForCausalLM is multimodal"]),
+        ({"on_cpu": True, "has_linear_attention": True}, ["has linear attention"]),
+        ({"pipeline_parallel_size": 2}, ["pipeline_parallel_size is 2"]),
+        ({"data_parallel_size": 2}, ["data_parallel_size is 2"]),
+        (
+            {"pipeline_parallel_size": 3, "data_parallel_size": 4, "supports_taps": False},
+            ["gives no hidden states", "pipeline_parallel_size is 3", "data_parallel_size is 4"],
+        ),
+    ],
+)
+def test_each_reason_with_both_values(target: dict[str, object], words: list[str]) -> None:
+    other = replace(TARGET, **target)  # type: ignore[arg-type]
+    faults = pair_faults(DRAFTER, other)
+    assert [word in fault for word, fault in zip(words, faults, strict=True)] == [True] * len(words)
+    parallel = [fault for fault in faults if "parallel_size" in fault]
+    assert parallel_faults(other) == parallel
+    with pytest.raises(DrafterError) as refused:
+        check_pair(DRAFTER, other)
+    message = str(refused.value)
+    assert message.startswith("drafter 'drafts' does not fit target 'target': ")
+    assert f"target': {'; '.join(faults)}. " in message

@@ -1,0 +1,156 @@
+"""Where a config comes from, what stands in for its fields, and what is remarked on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PretrainedConfig
+
+from support.configs_by_hand import QWEN, QWEN_SPEC, SPECULATORS, Fields
+from vllm_dflash.checkpoint.read import (
+    load_config,
+    overridden,
+    parse_config,
+    parse_overridden,
+    read_drafter,
+)
+from vllm_dflash.checkpoint.spec import DrafterError
+
+REPOSITORY = "z-lab/Qwen3-8B-DFlash-b16"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+    """Its answer to anything is QWEN; what it was asked for."""
+    asked: list[tuple[str, str | None]] = []
+
+    def get_config_dict(model: str, *, revision: str | None = None) -> tuple[Any, Any]:
+        asked.append((model, revision))
+        return QWEN, {}
+
+    monkeypatch.setattr(PretrainedConfig, "get_config_dict", get_config_dict)
+    return asked
+
+
+def test_a_folder_and_a_repository(tmp_path: Path, hub: list[tuple[str, str | None]]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert load_config(str(tmp_path)) == QWEN
+    assert load_config(REPOSITORY, "abc") == QWEN
+    assert read_drafter(REPOSITORY, "main").to_dict() == {**QWEN_SPEC, "model": REPOSITORY}
+    spec = read_drafter(REPOSITORY, overrides={"logit_scale": 2.0})
+    assert (spec.model, spec.logit_scale) == (REPOSITORY, 2.0)
+    assert hub == [
+        (str(tmp_path), None),
+        (REPOSITORY, "abc"),
+        (REPOSITORY, "main"),
+        (REPOSITORY, None),
+    ]
+
+
+def test_a_folder_is_read_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SPECULATORS))
+    assert load_config(str(tmp_path)) == SPECULATORS
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[1]", "null", '"text"', "[" * 100_000, '{"a":' * 50_000, "", "{", "\0" * 100, "9" * 5000],
+    ids=["list", "null", "text", "deep", "deep object", "empty", "half", "zeros", "long number"],
+)
+def test_a_config_that_is_no_object(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(DrafterError, match=f"^drafter '{tmp_path}': config.json cannot be read: "):
+        load_config(str(tmp_path))
+
+
+@pytest.mark.parametrize("found", [[1], None])
+def test_a_hub_that_gives_no_object(monkeypatch: pytest.MonkeyPatch, found: Any) -> None:
+    monkeypatch.setattr(PretrainedConfig, "get_config_dict", lambda *_, **__: (found, {}))
+    with pytest.raises(DrafterError, match=r"config\.json cannot be read: it is no object\.$"):
+        load_config(REPOSITORY)
+
+
+def test_a_folder_without_a_config(tmp_path: Path) -> None:
+    with pytest.raises(
+        DrafterError, match=f"^drafter '{tmp_path}': this folder has no config.json"
+    ):
+        load_config(str(tmp_path))
+    with pytest.raises(DrafterError, match=r"'\./none': this folder does not exist"):
+        load_config("./none")
+
+
+NESTED = QWEN["dflash_config"]
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "merged"),
+    [
+        ({"a": 1, "b": 2}, {}, {"a": 1, "b": 2}),
+        ({"a": 1, "b": 2}, {"b": 3, "c": 4}, {"a": 1, "b": 3, "c": 4}),
+        # Those of dflash_config one by one.
+        (
+            {"dflash_config": {"a": 1, "b": 2}, "c": 3},
+            {"dflash_config": {"b": 4, "d": 5}},
+            {"dflash_config": {"a": 1, "b": 4, "d": 5}, "c": 3},
+        ),
+        ({"dflash_config": {"a": 1}}, {"c": 3}, {"dflash_config": {"a": 1}, "c": 3}),
+        ({"c": 3}, {"dflash_config": {"a": 1}}, {"dflash_config": {"a": 1}, "c": 3}),
+        ({"dflash_config": {"a": 1}}, {"dflash_config": None}, {"dflash_config": None}),
+    ],
+)
+def test_overrides_stand_in(config: Fields, overrides: Fields, merged: Fields) -> None:
+    before = json.dumps([config, overrides])
+    assert overridden(config, overrides) == merged
+    assert json.dumps([config, overrides]) == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "means"),
+    [
+        ({}, {}),
+        ({"block_size": 8, "is_causal": True}, {"block_size": 8, "causal": (True,) * 5}),
+        ({"dflash_config": {"mask_token_id": 7}}, {"mask_token_id": 7}),
+        ({"rope_theta": 9.0}, {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}),
+        # The second would change nothing without the first, and the first is refused without it.
+        (
+            {"layer_types": ["sliding_attention"] * 5, "sliding_window": 64},
+            {"windows": (64,) * 5, "causal": (True,) * 5},
+        ),
+    ],
+)
+def test_each_override_changes_something(overrides: Fields, means: Fields) -> None:
+    assert parse_overridden("it", QWEN, overrides).to_dict() == {**QWEN_SPEC, **means}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "idle"),
+    [
+        ({"block_size": 16}, ["block_size"]),
+        ({"block_sizes": 9}, ["block_sizes"]),
+        ({"zzz": 1, "block_size": 8, "sliding_window": 9}, ["zzz", "sliding_window"]),
+    ],
+)
+def test_an_override_that_changes_nothing(overrides: Fields, idle: list[str]) -> None:
+    with pytest.raises(DrafterError) as refused:
+        parse_overridden("it", QWEN, overrides)
+    assert str(refused.value) == (
+        f"drafter 'it': drafter_overrides: {idle} changes nothing in how it is read."
+    )
+
+
+def test_an_override_that_cannot_be_read() -> None:
+    with pytest.raises(DrafterError, match=r"^drafter 'it': block_size must be an integer"):
+        parse_overridden("it", QWEN, {"block_size": 1})
+
+
+def test_each_key_that_nothing_reads_is_remarked_on_in_order() -> None:
+    nested = {**NESTED, "zzz": 1, "mask_token": 3, "causal": None, "use_swas": None}
+    assert parse_config("it", {**QWEN, "dflash_config": nested, "odd_at_top": 1}).remarks == (
+        "dflash_config has 'mask_token', which nothing here reads;"
+        " did its author mean 'mask_token_id'?",
+        "dflash_config has 'use_swas', which nothing here reads; did its author mean 'use_swa'?",
+        "dflash_config has 'zzz', which nothing here reads",
+    )

@@ -1,0 +1,166 @@
+"""From what pydantic finds wrong to one message that names each field and its value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+
+from vllm_dflash.checkpoint.refusal import (
+    checked,
+    described,
+    flag,
+    folder_fault,
+    looks_local,
+    nearest,
+    positive,
+    shown,
+    whole,
+    without_frame,
+)
+
+
+def fields() -> type[BaseModel]:
+    class Written(BaseModel):
+        model_config = ConfigDict(strict=True)
+
+        size: int = whole(least=2, most=9)
+        half: int = whole(lambda of: of["size"] // 2)
+        eps: float = positive(0.5)
+        on: bool = flag(False)
+        name: str = described("x", "a short name", max_length=3)
+
+        @field_validator("name")
+        @classmethod
+        def _is_lower(cls, name: str) -> str:
+            if not name.islower():
+                raise ValueError("in small letters")
+            return name
+
+        @model_validator(mode="after")
+        def _agree(self) -> Written:
+            if self.on and self.half == 1:
+                raise ValueError("on and half do not agree")
+            return self
+
+    return Written
+
+
+def read(written: dict[str, Any], **how: str) -> dict[str, Any] | str:
+    """The fields, or the message of the refusal."""
+    try:
+        return checked(fields(), written, LookupError, **how).model_dump()
+    except LookupError as refused:
+        return str(refused)
+
+
+LEAST = {"size": 4, "half": 2, "eps": 0.5, "on": False, "name": "x"}
+SIZE = "size must be an integer from 2 to 9, config.json says"
+HALF = "half must be an integer from 1 to 2147483648, config.json says"
+EPS = "eps must be a positive number, config.json says"
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ({"size": 4}, LEAST),
+        ({"size": 4, "eps": None, "else": 3}, LEAST),
+        ({"size": 2}, {**LEAST, "size": 2, "half": 1}),
+        ({"size": 9, "half": 1 << 31}, {**LEAST, "size": 9, "half": 1 << 31}),
+        ({"size": 4, "half": 1, "name": "y"}, {**LEAST, "half": 1, "name": "y"}),
+        ({"size": 4, "eps": 1e-9, "on": True}, {**LEAST, "eps": 1e-9, "on": True}),
+        ({"size": 4, "eps": (1 << 31) - 1}, {**LEAST, "eps": (1 << 31) - 1}),
+        ({}, f"{SIZE} None"),
+        ({"size": None}, f"{SIZE} None"),
+        ({"size": 1}, f"{SIZE} 1"),
+        ({"size": 10}, f"{SIZE} 10"),
+        ({"size": True}, f"{SIZE} True"),
+        ({"size": 4, "half": 0}, f"{HALF} 0"),
+        ({"size": 4, "half": (1 << 31) + 1}, f"{HALF} 2147483649"),
+        ({"size": 4, "eps": 0}, f"{EPS} 0"),
+        ({"size": 4, "eps": 1 << 31}, f"{EPS} 2147483648"),
+        ({"size": 4, "eps": float("inf")}, f"{EPS} inf"),
+        ({"size": 4, "eps": float("nan")}, f"{EPS} nan"),
+        ({"size": 4, "on": 1}, "on must be true or false, config.json says 1"),
+        ({"size": 4, "name": "long"}, "name must be a short name, config.json says 'long'"),
+        ({"size": 4, "name": "A"}, "name must be in small letters, config.json says 'A'"),
+        # `half` depends on `size`, and is not to blame; what comes after it is.
+        ({"size": "s", "eps": -1}, f"{SIZE} 's'; {EPS} -1"),
+        # Of two fields: a sentence.
+        ({"size": 2, "on": True}, "on and half do not agree"),
+    ],
+)
+def test_fields_and_faults(written: dict[str, Any], expected: dict[str, Any] | str) -> None:
+    assert read(written) == expected
+
+
+def test_where_and_how_a_value_was_said() -> None:
+    assert read({"size": 1}, inside="rope") == (
+        "size of rope must be an integer from 2 to 9, config.json says 1"
+    )
+    assert read({"size": 1}, said="not {}") == "size must be an integer from 2 to 9, not 1"
+
+
+def test_a_field_without_a_default_has_to_be_there() -> None:
+    class Written(BaseModel):
+        size: int = whole()
+        eps: float = positive()
+
+    with pytest.raises(LookupError) as refused:
+        checked(Written, {}, LookupError)
+    assert [fault.split()[0] for fault in str(refused.value).split("; ")] == ["size", "eps"]
+    assert checked(Written, {"size": 1, "eps": 2.5}, LookupError).model_dump() == {
+        "size": 1,
+        "eps": 2.5,
+    }
+
+
+def test_a_long_value_is_shown_in_part() -> None:
+    assert shown("x" * 298) == f"'{'x' * 298}'"
+    assert shown("x" * 299) == f"'{'x' * 299}... (301 characters)"
+
+
+@pytest.mark.parametrize(
+    ("message", "bare"),
+    [
+        ("", ""),
+        ("plain", "plain"),
+        ("one\n\n  two \n", "one two"),
+        ("1 validation error for X\n  no good [type=value_error, input=3]\n  see", "no good"),
+        ("2 validation errors for X\nsize\n  too large", "size too large"),
+        ("1 validation error for X\nbad", "bad"),
+        ("a validation error", "a validation error"),
+        ("bad [type=a] [type=b]", "bad"),
+    ],
+)
+def test_pydantics_frame_is_taken_off(message: str, bare: str) -> None:
+    assert without_frame(ValueError(message)) == bare
+
+
+def test_what_is_wrong_with_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "config.json").write_text("{}")
+    (tmp_path / "odd" / "config.json").mkdir(parents=True)
+    for name, fault in {
+        "whole": None,
+        "empty": "has no config.json",
+        "odd": "has no config.json",
+        "./none": "does not exist",
+        "~nobody/none": "does not exist",
+        str(tmp_path / "none"): "does not exist",
+        str(tmp_path / "whole"): None,
+        "z-lab/Qwen3-8B-DFlash-b16": None,  # a repository
+    }.items():
+        assert folder_fault(name) == fault, name
+        assert looks_local(name) == (not name.startswith("z-lab")), name
+
+
+def test_the_nearest_name() -> None:
+    known = ["block_size", "mask_token_id", "block_siz"]
+    assert nearest("block_sizes", known) == "block_size"
+    assert nearest("mask_token", known) == "mask_token_id"
+    assert nearest("zzz", known) is None

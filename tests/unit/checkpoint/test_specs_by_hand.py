@@ -1,0 +1,263 @@
+"""What each way of writing a config means, field by field, as written by hand beside it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from support.configs_by_hand import (
+    FULL,
+    QWEN,
+    QWEN_SPEC,
+    SLIDING,
+    SPECULATORS,
+    SPECULATORS_SPEC,
+    WHOLE,
+    Fields,
+)
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.spec import DrafterSpec
+
+
+def read(config: Fields) -> Fields:
+    return parse_config("it", config).to_dict()
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_every_field_of_a_whole_config(kind: str) -> None:
+    config, spec = WHOLE[kind]
+    before = json.dumps(config)
+    assert read(config) == spec
+    assert json.dumps(config) == before  # which is the caller's
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_nothing_is_lost_on_the_way_to_a_worker(kind: str) -> None:
+    spec = parse_config("it", WHOLE[kind][0])
+    travelled = DrafterSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
+    assert travelled.to_dict() == WHOLE[kind][1]
+    assert travelled == spec
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+THETA = {"rope_theta": 5000000}  # of QWEN, beside whatever scales it
+
+
+def rope(**fields: Any) -> Fields:
+    return {"rope_parameters": fields}
+
+
+ROPE: list[tuple[Fields, Fields]] = [
+    # transformers 4: rope_theta beside rope_scaling, whose kind was once called type.
+    ({"rope_theta": 10000.0}, rope(rope_type="default", rope_theta=10000.0)),
+    ({"rope_theta": 7, "rope_scaling": {}}, rope(rope_type="default", rope_theta=7)),
+    (
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        rope(rope_type="linear", factor=2.0, **THETA),
+    ),
+    (
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 3}},
+        rope(rope_type="dynamic", factor=3, **THETA),
+    ),
+    ({"rope_scaling": LLAMA3}, rope(**LLAMA3, **THETA)),
+    (
+        {"rope_scaling": {**YARN, "original_max_position_embeddings": 4096}},
+        rope(**YARN, original_max_position_embeddings=4096, **THETA),
+    ),
+    # Trained at all the positions it has, where it does not say at how many.
+    ({"rope_scaling": YARN}, rope(**YARN, original_max_position_embeddings=40960, **THETA)),
+    (
+        {"rope_scaling": {**YARN, "original_max_position_embeddings": None}},
+        rope(**YARN, original_max_position_embeddings=40960, **THETA),
+    ),
+    # transformers 5: all in one object.
+    (
+        rope(rope_type="default", rope_theta=10000.0),
+        rope(rope_type="default", rope_theta=10000.0),
+    ),
+    (
+        rope(rope_type="linear", rope_theta=1e4, factor=2.0),
+        rope(rope_type="linear", rope_theta=1e4, factor=2.0),
+    ),
+    (rope(**LLAMA3, rope_theta=5e5), rope(**LLAMA3, rope_theta=5e5)),
+    # A part of each head is rotated only.
+    (
+        rope(rope_theta=1e4, partial_rotary_factor=0.5),
+        rope(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5),
+    ),
+    # Both: the newer one counts; what it leaves out of theta stands at top level.
+    (
+        {"rope_theta": 9, **rope(rope_type="default", rope_theta=10000.0)},
+        rope(rope_type="default", rope_theta=10000.0),
+    ),
+    ({"rope_theta": 9, **rope(rope_type="default")}, rope(rope_type="default", rope_theta=9)),
+    (
+        {**rope(rope_type="linear", factor=2), "rope_scaling": {"type": "linear", "factor": 3}},
+        rope(rope_type="linear", factor=2, **THETA),
+    ),
+    (
+        {
+            "rope_parameters": None,
+            "rope_scaling": YARN | {"original_max_position_embeddings": 9000},
+        },
+        rope(**YARN, original_max_position_embeddings=9000, **THETA),
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "means"), ROPE)
+def test_rotation(changes: Fields, means: Fields) -> None:
+    assert read({**QWEN, **changes}) == {**QWEN_SPEC, **means}
+
+
+MIXED = [SLIDING, FULL, SLIDING, SLIDING, FULL]
+OF_MIXED = (True, False, True, True, False)  # sliding layers are causal where nobody says
+ALL, NONE = (True,) * 5, (False,) * 5
+
+
+def nested(**fields: Any) -> Fields:
+    return {"dflash_config": {**QWEN["dflash_config"], **fields}}
+
+
+def sliding(window: int) -> tuple[int | None, ...]:
+    return (window, None, window, window, None)
+
+
+ATTENTION: list[tuple[Fields, Fields]] = [
+    ({"layer_types": None}, {}),
+    ({"sliding_window": 2048}, {}),  # no layer slides
+    (
+        {"layer_types": MIXED, "sliding_window": 2048},
+        {"windows": sliding(2048), "causal": OF_MIXED},
+    ),
+    (
+        {"layer_types": [SLIDING] * 5, "sliding_window": 7},
+        {"windows": (7,) * 5, "causal": ALL},
+    ),
+    # A window inside counts before that outside, unless it is null.
+    (
+        {"layer_types": MIXED, "sliding_window": 2048, **nested(swa_window_size=512)},
+        {"windows": sliding(512), "causal": OF_MIXED},
+    ),
+    (
+        {"layer_types": MIXED, "sliding_window": 2048, **nested(swa_window_size=None)},
+        {"windows": sliding(2048), "causal": OF_MIXED},
+    ),
+    # use_swa makes all layers slide where none is said to; they are not causal for it.
+    ({"layer_types": None, **nested(use_swa=True, swa_window_size=512)}, {"windows": (512,) * 5}),
+    (nested(use_swa=True, swa_window_size=512), {"windows": (512,) * 5}),
+    ({"sliding_window": 64, **nested(use_swa=True)}, {"windows": (64,) * 5}),
+    (
+        {"layer_types": MIXED, **nested(use_swa=True, swa_window_size=512)},
+        {"windows": sliding(512), "causal": OF_MIXED},
+    ),
+    (nested(use_swa=False, swa_window_size=512), {}),
+    # An explicit word on causality counts for all layers, is_causal before dflash_config.causal.
+    (nested(causal=True), {"causal": ALL}),
+    (nested(causal=False), {}),
+    ({"is_causal": True}, {"causal": ALL}),
+    ({"is_causal": False, **nested(causal=True)}, {}),
+    ({"is_causal": True, **nested(causal=False)}, {"causal": ALL}),
+    ({"is_causal": None, **nested(causal=True)}, {"causal": ALL}),
+    (
+        {"layer_types": MIXED, "sliding_window": 2048, **nested(causal=False)},
+        {"windows": sliding(2048)},
+    ),
+    (
+        {"layer_types": MIXED, "sliding_window": 2048, "is_causal": True},
+        {"windows": sliding(2048), "causal": ALL},
+    ),
+    ({**nested(attention_sink_bias=True)}, {"attention_sinks": True}),
+    ({"add_swa_attention_sink_bias": True}, {"attention_sinks": True}),
+    ({"add_swa_attention_sink_bias": True, **nested(attention_sink_bias=False)}, {}),
+    (nested(attention_value_scale=0.5), {"value_scale": 0.5}),
+    (nested(attention_value_scale=None), {}),
+]
+
+
+@pytest.mark.parametrize(("changes", "means"), ATTENTION)
+def test_attention(changes: Fields, means: Fields) -> None:
+    assert read({**QWEN, **changes}) == {**QWEN_SPEC, **means}
+
+
+PLACES: list[tuple[Fields, Fields]] = [
+    # Newer ones: the block inside. Others: all of it outside. In both places: inside counts.
+    ({"block_size": None, **nested(block_size=10)}, {"block_size": 10}),
+    (nested(block_size=10), {"block_size": 10}),
+    (nested(block_size=None), {}),
+    (
+        {"dflash_config": None, "mask_token_id": 7, "target_layer_ids": [0, 3]},
+        {"mask_token_id": 7, "taps": (0, 3)},
+    ),
+    ({"mask_token_id": 7, "target_layer_ids": [0, 3]}, {}),
+    ({"mask_token_id": 7, **nested(mask_token_id=None)}, {"mask_token_id": 7}),
+    ({"num_target_layers": None, **nested(num_target_layers=40)}, {"num_target_layers": 40}),
+    ({"num_target_layers": None}, {"num_target_layers": None}),
+    # Read inside alone, as vLLM does.
+    ({"causal": True, "use_swa": True, "swa_window_size": 9}, {}),
+    ({"sample_from_anchor": True, "causal_head": True}, {}),
+    (nested(causal_head=None), {}),
+    (nested(sample_from_anchor=False, causal_head=False, use_aux_hidden_state=True), {}),
+    ({"target_hidden_size": 5120}, {"target_hidden_size": 5120}),
+    ({"draft_vocab_size": 32000}, {"draft_vocab_size": 32000}),
+    ({"head_dim": None}, {}),
+    ({"head_dim": None, "num_attention_heads": 16}, {"head_dim": 256, "num_heads": 16}),
+    ({"num_key_value_heads": None}, {"num_kv_heads": 32}),
+    ({"logit_scale": 2.5}, {"logit_scale": 2.5}),
+    ({"quantization_config": {}}, {}),
+    ({"architectures": ["Another", "DFlashDraftModel"]}, {}),
+    ({"speculators_model_type": None}, {}),
+]
+
+
+@pytest.mark.parametrize(("changes", "means"), PLACES)
+def test_where_a_field_stands(changes: Fields, means: Fields) -> None:
+    assert read({**QWEN, **changes}) == {**QWEN_SPEC, **means}
+
+
+def layers(**fields: Any) -> Fields:
+    return {"transformer_layer_config": {**SPECULATORS["transformer_layer_config"], **fields}}
+
+
+OF_SPECULATORS: list[tuple[Fields, Fields]] = [
+    ({"aux_hidden_state_layer_ids": [1]}, {"taps": (0,)}),
+    ({"mask_token_id": 4}, {"mask_token_id": 4}),
+    # Of sliding layers only: full ones are trained bidirectional (vllm#56692).
+    ({"sliding_window_non_causal": False}, {"causal": (True, False, True)}),
+    ({"sliding_window_non_causal": True}, {}),
+    ({"sliding_window_non_causal": None}, {}),
+    ({"sample_from_anchor": None}, {}),
+    # Left out, or null: as many as the target's. What the layers' config says is overruled.
+    ({"draft_vocab_size": None}, {"draft_vocab_size": 151936}),
+    ({"target_hidden_size": None}, {"target_hidden_size": 2048}),
+    (layers(block_size=4, draft_vocab_size=5, target_hidden_size=6), {}),
+    ({"block_size": None, **layers(block_size=4)}, {"block_size": 4}),
+    ({"quantization_config": None}, {}),
+    # Where z-lab would write them; here they mean nothing.
+    ({"num_hidden_layers": 9, "vocab_size": 9, "hidden_size": 9, "rope_theta": 9}, {}),
+    ({"dflash_config": {"mask_token_id": 1, "causal": True}}, {}),
+    ({"architectures": ["Whatever"]}, {}),
+    (layers(architectures=["Qwen3ForCausalLM"]), {}),
+    (
+        layers(rope_parameters=None, rope_theta=9.0),
+        rope(rope_type="default", rope_theta=9.0),
+    ),
+    (
+        layers(rope_parameters=YARN | {"rope_theta": 1e6}),
+        rope(**YARN, rope_theta=1e6, original_max_position_embeddings=65536),
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "means"), OF_SPECULATORS)
+def test_speculators(changes: Fields, means: Fields) -> None:
+    assert read({**SPECULATORS, **changes}) == {**SPECULATORS_SPEC, **means}

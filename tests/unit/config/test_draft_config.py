@@ -1,0 +1,189 @@
+"""vLLM's own reading of a drafter's config: what is kept from it, told to it, and blamed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.configs_by_hand import GPT_OSS, SPECULATORS, Fields
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.config.draft_config import config_fault, describe_to_vllm, read_by_vllm
+
+DRAFTER = parse_config("it", GPT_OSS)
+PLAIN = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "vocab_size": 201088,
+    "hidden_size": 1440,
+    "intermediate_size": 7680,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+}
+TOLD = {"mask_token_id": 200000, "target_layer_ids": [1, 6, 11, 16, 21]}
+
+
+def hf(**fields: Any) -> SimpleNamespace:
+    return SimpleNamespace(**fields)
+
+
+def vllms(hf_config: SimpleNamespace, text: SimpleNamespace) -> Any:
+    return SimpleNamespace(draft_model_config=hf(hf_config=hf_config, hf_text_config=text))
+
+
+def test_what_vllm_is_told() -> None:
+    """Taps and mask token where it looks for them; no windows, which we take from the spec."""
+    written = {"use_swa": True, "mask_token_id": 4}
+    outer = hf(dflash_config=written, layer_types=["sliding_attention", "full_attention"], x=1)
+    inner = hf(layer_types=None)
+    config = vllms(outer, inner)
+    assert describe_to_vllm(config, DRAFTER) is config
+    assert outer.dflash_config == {"use_swa": True, **TOLD}
+    assert written == {"use_swa": True, "mask_token_id": 4}
+    assert (outer.layer_types, outer.x) == (["full_attention", "full_attention"], 1)
+    assert inner == hf(layer_types=None, dflash_config=TOLD)
+    bare = hf(dflash_config=None)
+    describe_to_vllm(vllms(bare, bare), DRAFTER)
+    assert bare == hf(dflash_config=TOLD)
+
+
+Bad = Callable[[Fields], str | None]
+
+
+class Reader:
+    """Stands for vLLM's reading of the drafter: fails where `bad` gives a reason."""
+
+    def __init__(self, bad: Bad) -> None:
+        self.bad = bad
+        self.read: list[Fields] = []
+        self.asked: list[dict[str, Any]] = []
+        self.spec_models: list[Any] = []
+
+    def __call__(self, engine_args: Any) -> Any:
+        written = engine_args.speculative_config
+        self.asked.append({key: value for key, value in written.items() if key != "model"})
+        self.spec_models.append(engine_args.spec_model)
+        self.read.append(json.loads((Path(written["model"]) / "config.json").read_text()))
+        if why := self.bad(self.read[-1]):
+            raise IndexError(why)
+        return vllms(hf(), hf())
+
+
+def arguments(folder: str = "somewhere", **speculative: Any) -> Any:
+    config = {"model": folder, "revision": "abc", "method": "dflash", **speculative}
+    return SimpleNamespace(spec_model="by flag", speculative_config=config)
+
+
+def test_the_field_to_blame_is_found_by_trial() -> None:
+    config = {**GPT_OSS, "odd": [1], "n_predict": 0}
+    reader = Reader(lambda fields: "no divisor" if fields.get("n_predict") == 0 else None)
+    args = arguments()
+    fault = config_fault(DRAFTER, config, args, reader)
+    assert isinstance(fault, DrafterError)
+    assert str(fault) == (
+        "drafter 'it': bad config: vLLM cannot read n_predict of config.json, which is 0:"
+        " no divisor (IndexError)"
+    )
+    assert reader.read[0] == PLAIN
+    assert reader.read[1:] == [{**PLAIN, name: value} for name, value in config.items()]
+    # Everything else as it was; the revision is of the repository.
+    assert reader.asked == [{"method": "dflash"}] * len(reader.asked)
+    assert set(reader.spec_models) == {None}
+    assert args == arguments()
+
+
+def test_fields_that_do_not_go_together() -> None:
+    config = {**GPT_OSS, "a": 1, "b": 2}
+    reader = Reader(
+        lambda fields: (
+            "1 validation error\nValue error, both" if {"a", "b"} <= fields.keys() else None
+        )
+    )
+    fault = config_fault(DRAFTER, config, arguments(), reader)
+    assert str(fault) == (
+        "drafter 'it': bad config: vLLM cannot read config.json: both (IndexError)"
+    )
+    assert reader.read[-1] == config
+
+
+def test_of_speculators_the_layers_own_fields_are_tried() -> None:
+    layers = {**SPECULATORS["transformer_layer_config"], "n_predict": 0}
+    config = {**SPECULATORS, "transformer_layer_config": layers}
+    reader = Reader(lambda fields: " " if fields.get("n_predict") == 0 else None)
+    fault = config_fault(parse_config("it", SPECULATORS), config, arguments(), reader)
+    assert str(fault).endswith(
+        "read n_predict of config.json, which is 0: no reason given (IndexError)"
+    )
+
+
+@pytest.mark.parametrize("bad", [lambda _: "anything", lambda _: None])
+def test_a_fault_of_something_else(bad: Bad) -> None:
+    """It fails with a plain config as well, or not any more."""
+    args = SimpleNamespace(spec_model=None, speculative_config=None)
+    assert config_fault(DRAFTER, GPT_OSS, args, Reader(bad)) is None
+
+
+def read(folder: Path, bad: Bad, target: Any, config: Fields = GPT_OSS) -> tuple[Any, Any]:
+    (folder / "config.json").write_text(json.dumps(config))
+    args = arguments(str(folder))
+    return read_by_vllm(Reader(bad), args, target, DRAFTER, config), args
+
+
+def test_a_config_that_vllm_reads(tmp_path: Path) -> None:
+    config, _ = read(tmp_path, lambda _: None, SimpleNamespace(trust_remote_code=False))
+    assert config.draft_model_config.hf_config.dflash_config == TOLD
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_the_drafters_code_is_never_trusted(tmp_path: Path, trusted: bool) -> None:
+    target = SimpleNamespace(trust_remote_code=trusted)
+    seen = []
+
+    def look(fields: Fields) -> str | None:
+        seen.append(target.trust_remote_code)
+        return "no" if "n_predict" in fields else None
+
+    read(tmp_path, look, target)
+    with pytest.raises(DrafterError, match="n_predict"):
+        read(tmp_path, look, target, {**GPT_OSS, "n_predict": 0})
+    assert set(seen) == {False}
+    assert target.trust_remote_code is trusted
+
+
+def test_vllms_own_error_is_left_where_the_config_is_not_to_blame(tmp_path: Path) -> None:
+    with pytest.raises(IndexError, match=r"^anything$"):
+        read(tmp_path, lambda _: "anything", SimpleNamespace(trust_remote_code=False))
+
+
+def test_the_trial_starts_from_what_was_asked(tmp_path: Path) -> None:
+    """vLLM writes into the arguments before it fails."""
+    (tmp_path / "config.json").write_text(json.dumps({**GPT_OSS, "n_predict": 0}))
+    reader = Reader(lambda fields: "no" if "n_predict" in fields else None)
+    args = arguments(str(tmp_path))
+
+    def writes(engine_args: Any) -> Any:
+        try:
+            return reader(engine_args)
+        finally:
+            engine_args.speculative_config["written by vLLM"] = True
+            engine_args.speculative_config = {**engine_args.speculative_config, "more": 1}
+
+    with pytest.raises(DrafterError, match=r"n_predict of config\.json"):
+        read_by_vllm(
+            writes,
+            args,
+            SimpleNamespace(trust_remote_code=True),
+            DRAFTER,
+            {**GPT_OSS, "n_predict": 0},
+        )
+    assert reader.asked[0] == {"method": "dflash", "revision": "abc"}
+    assert reader.asked[1:] == [{"method": "dflash"}] * (len(reader.asked) - 1)
+    assert args.speculative_config["more"] == 1  # the user's arguments are what vLLM made of them

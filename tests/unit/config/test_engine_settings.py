@@ -1,0 +1,117 @@
+"""What DFlash writes into vLLM's speculative config."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.configs_by_hand import QWEN
+from support.log_lines import log_lines
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.config.engine_settings import length_table, write_speculative_config
+from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions, from_json
+
+OPTIONS = DFlashOptions(7, "fixed", parse_config("it", QWEN), drafter_ranks=2)
+ALWAYS = {
+    "model": "it",
+    "method": "dflash",
+    "num_speculative_tokens": 7,
+    "draft_tensor_parallel_size": 2,
+    "disable_eagle_block_drop": True,
+}
+
+
+def written(
+    config: dict[str, Any], verification: dict[str, Any] | None = None, **flags: Any
+) -> dict[str, Any]:
+    args: Any = SimpleNamespace(
+        speculative_config=config, **{"spec_method": None, "spec_tokens": None, **flags}
+    )
+    before = dict(config)
+    write_speculative_config(args, OPTIONS, verification or {})
+    assert config == before  # which is the user's
+    return args.speculative_config
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model": "it"}, ALWAYS),
+        # Keys of ours go; what was written is overruled by what was resolved of it.
+        ({"model": "it", "draft-length": "fixed", "drafter_overrides": {"a": 1}}, ALWAYS),
+        ({"model": "it", "num_speculative_tokens": 3, "method": None}, ALWAYS),
+        ({"model": "it", "draft_tensor_parallel_size": 8}, ALWAYS),
+        ({"model": "it", "max-model-len": 9}, {**ALWAYS, "max_model_len": 9}),
+        (
+            {"model": "it", "disable_eagle_block_drop": False},
+            {**ALWAYS, "disable_eagle_block_drop": False},
+        ),
+        (
+            {"model": "it", "draft_sample_method": "greedy"},
+            {**ALWAYS, "draft_sample_method": "greedy"},
+        ),
+    ],
+)
+def test_what_vllm_is_given(config: dict[str, Any], expected: dict[str, Any]) -> None:
+    with log_lines() as lines:
+        assert written(config) == expected
+    assert lines == []
+
+
+def test_what_came_by_a_flag_is_not_written_twice() -> None:
+    """vLLM refuses a config and a flag for the same thing."""
+    flags: dict[str, Any] = {"spec_method": "dflash", "spec_tokens": 7}
+    assert written({"model": "it"}, **flags) == {
+        key: value
+        for key, value in ALWAYS.items()
+        if key not in ("method", "num_speculative_tokens")
+    }
+
+
+def test_a_choice_of_verification_is_written() -> None:
+    adaptive = {"enable_adaptive_verification": True}
+    assert written({"model": "it"}, adaptive) == {**ALWAYS, **adaptive}
+
+
+def test_drafts_are_never_sampled() -> None:
+    with log_lines() as lines:
+        config = {"model": "it", "draft_sample_method": "probabilistic"}
+        assert written(config) == {**ALWAYS, "draft_sample_method": "greedy"}
+    (line,) = lines
+    assert line.startswith("WARNING draft_sample_method 'probabilistic' is ignored")
+
+
+@pytest.mark.parametrize(
+    ("longest", "table"),
+    [
+        (1, [(1, 1, 1), (2, 2, 0)]),
+        (2, [(1, 1, 2), (2, 2, 1), (3, 3, 0)]),
+        (4, [(1, 1, 4), (2, 2, 2), (3, 3, 1), (4, 4, 0)]),
+        (8, [(1, 1, 8), (2, 2, 4), (3, 3, 2), (4, 4, 0)]),
+        (15, [(1, 1, 15), (2, 2, 8), (3, 3, 4), (4, 4, 0)]),
+    ],
+)
+def test_the_lengths_to_capture(longest: int, table: list[tuple[int, int, int]]) -> None:
+    assert length_table(longest) == table
+
+
+def test_options_on_their_way_to_a_worker() -> None:
+    travelled = OPTIONS.to_json()
+    assert from_json(travelled) == OPTIONS
+    assert from_json(travelled).drafter.to_dict() == OPTIONS.drafter.to_dict()
+    config: Any = SimpleNamespace(additional_config={ADDITIONAL_CONFIG_KEY: travelled})
+    assert DFlashOptions.of(config) == OPTIONS
+    # The same options are the same text, which is part of the compile cache's key.
+    assert travelled == DFlashOptions(7, "fixed", parse_config("it", QWEN), 2).to_json()
+    names = ["draft_length", "drafter", "drafter_ranks", "num_speculative_tokens"]
+    assert [travelled.index(f'"{name}": ') for name in names] == sorted(
+        travelled.index(f'"{name}": ') for name in names
+    )
+
+
+@pytest.mark.parametrize("additional", [None, {}, "vllm_dflash", {ADDITIONAL_CONFIG_KEY: None}])
+def test_an_engine_without_our_front_end(additional: Any) -> None:
+    with pytest.raises(RuntimeError, match="front end"):
+        DFlashOptions.of(SimpleNamespace(additional_config=additional))

@@ -1,0 +1,163 @@
+"""From settings and configs to checked options, and what is asked of vLLM's own configs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.model_executor.models.opt import OPTForCausalLM
+from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+from vllm.platforms import current_platform
+
+from support.pairs import drafter_config, save_drafter
+from vllm_dflash.checkpoint.pairing import PairingTarget
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.pair import check_weights, resolve, target_facts
+from vllm_dflash.config.speculative_settings import SpeculativeSettings
+
+
+def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
+    """vLLM's config of a target of 4 layers, 64 wide, with 320 entries."""
+    config = SimpleNamespace(
+        model="target",
+        architectures=["Written"],
+        is_multimodal_model=False,
+        is_hybrid=False,
+        get_total_num_hidden_layers=lambda: 4,
+        get_hidden_size=lambda: 64,
+        get_vocab_size=lambda: 320,
+    )
+
+    def resolve_model_cls(architectures: list[str], *, model_config: Any) -> tuple[type, str]:
+        assert architectures == config.architectures
+        assert model_config is config
+        return model_class, "Resolved"
+
+    config.registry = SimpleNamespace(resolve_model_cls=resolve_model_cls)
+    vars(config).update(facts)
+    return config
+
+
+def parallel(tensor: int = 1, pipeline: int = 1, data: int = 1) -> Any:
+    return SimpleNamespace(
+        tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, data_parallel_size=data
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "spread", "facts"),
+    [
+        (target(), None, {}),
+        (target(), parallel(8, 2, 3), {"pipeline_parallel_size": 2, "data_parallel_size": 3}),
+        (target(OPTForCausalLM), parallel(), {"supports_taps": False}),
+        (target(is_multimodal_model=True), None, {"multimodal": True}),
+        (target(is_hybrid=True), None, {"has_linear_attention": True}),
+        (target(get_hidden_size=lambda: 48), None, {"hidden_size": 48}),
+    ],
+)
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_facts_of_a_target(
+    monkeypatch: pytest.MonkeyPatch, config: Any, spread: Any, facts: dict[str, Any], on_cpu: bool
+) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: on_cpu)
+    plain: dict[str, Any] = {
+        "model": "target",
+        "architecture": "Resolved",
+        "num_layers": 4,
+        "hidden_size": 64,
+        "vocab_size": 320,
+        "supports_taps": True,
+        "multimodal": False,
+        "has_linear_attention": False,
+        "on_cpu": on_cpu,
+        "pipeline_parallel_size": 1,
+        "data_parallel_size": 1,
+    }
+    assert target_facts(config, spread) == PairingTarget(**{**plain, **facts})
+
+
+@pytest.fixture
+def drafter(tmp_path: Path) -> Path:
+    save_drafter(tmp_path / "drafter", drafter_config())
+    return tmp_path / "drafter"
+
+
+@pytest.mark.parametrize(
+    ("own", "tensor", "expected"),
+    [
+        ({}, 1, (7, "adaptive", 1)),
+        ({"draft_length": "fixed"}, 2, (7, "fixed", 2)),
+        ({"num_speculative_tokens": 3}, 4, (3, "adaptive", 4)),
+        ({"draft_tensor_parallel_size": 1}, 2, (7, "adaptive", 1)),
+        ({}, 3, (7, "adaptive", 1)),  # which does not divide
+    ],
+)
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_options_of_a_pair_that_fits(
+    drafter: Path, own: dict[str, Any], tensor: int, expected: tuple[Any, ...], is_folder: bool
+) -> None:
+    """Of a repository, the weights are checked while they are loaded."""
+    model = str(drafter) if is_folder else "someone/drafter"
+    config = drafter_config()
+    options = resolve(SpeculativeSettings(model=model, **own), config, target(), parallel(tensor))
+    count, length, ranks = expected
+    assert options == DFlashOptions(count, length, parse_config(model, config), ranks)
+
+
+def test_overrides_reach_the_options(drafter: Path) -> None:
+    overrides = {"is_causal": True}
+    settings = SpeculativeSettings(model=str(drafter), drafter_overrides=overrides)
+    assert resolve(settings, drafter_config(), target(), parallel()).drafter.causal == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("own", "config", "spread", "words"),
+    [
+        ({}, {"vocab_size": 310}, (1, 1, 1), "does not fit target 'target': vocab_size is 310"),
+        ({}, {}, (1, 2, 1), "pipeline_parallel_size is 2"),
+        ({}, {"intermediate_size": 95}, (1, 1, 1), "the weights do not match config.json"),
+        ({"num_speculative_tokens": 8}, {}, (1, 1, 1), "num_speculative_tokens is 8"),
+        ({"draft_tensor_parallel_size": 4}, {}, (2, 1, 1), "draft_tensor_parallel_size is 4"),
+        ({"drafter_overrides": {"zzz": 1}}, {}, (1, 1, 1), r"\['zzz'\] changes nothing"),
+    ],
+)
+def test_pairs_that_are_refused(
+    drafter: Path,
+    own: dict[str, Any],
+    config: dict[str, Any],
+    spread: tuple[int, int, int],
+    words: str,
+) -> None:
+    settings = SpeculativeSettings(model=str(drafter), **own)
+    with pytest.raises(DrafterError, match=words):
+        resolve(settings, drafter_config(**config), target(), parallel(*spread))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("model.safetensors", r"model\.safetensors' cannot be read"),
+        ("model.safetensors.index.json", r"lacks 'none\.safetensors'"),
+        ("mask_embedding.pt", r"mask_embedding\.pt has 63 numbers, hidden_size is 64"),
+        (None, r"holds no \*\.safetensors file\.$"),
+    ],
+)
+def test_weights_that_are_refused(drafter: Path, damage: str | None, words: str) -> None:
+    spec = parse_config("it", drafter_config())
+    check_weights(spec, drafter)
+    if damage is None:
+        (drafter / "model.safetensors").unlink()
+    elif damage.endswith(".pt"):
+        torch.save(torch.zeros(63), drafter / damage)
+    else:
+        (drafter / damage).write_text(json.dumps({"weight_map": {"x": "none.safetensors"}}))
+    with pytest.raises(DrafterError, match=f"^drafter 'it': .*{words}") as refused:
+        check_weights(spec, drafter)
+    assert str(refused.value).endswith(".")
+    assert not str(refused.value).endswith("..")

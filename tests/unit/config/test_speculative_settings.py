@@ -1,0 +1,131 @@
+"""What a user may write in the speculative config, and when it is for us."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.configs_by_hand import GPT_OSS
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.config.speculative_settings import (
+    WITHOUT_MEANING,
+    SpeculativeSettings,
+    requested_settings,
+    written_settings,
+)
+
+LEAST = {"method": "dflash", "model": "z-lab/it"}
+DEFAULTS: dict[str, Any] = {
+    "model": "z-lab/it",
+    "revision": None,
+    "num_speculative_tokens": None,
+    "draft_length": "adaptive",
+    "drafter_overrides": {},
+    "draft_tensor_parallel_size": None,
+}
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {},
+        {"revision": "abc"},
+        {"num_speculative_tokens": 1},
+        {"draft_length": "fixed"},
+        {"drafter_overrides": {"sliding_window": 2048}},
+        {"draft_tensor_parallel_size": 2},
+    ],
+)
+def test_what_is_ours(own: dict[str, Any]) -> None:
+    vllms = {"max_model_len": 100, "use_heterogeneous_vocab": False}
+    settings = SpeculativeSettings.of({**LEAST, **own, **vllms, "quantization": None})
+    assert settings.model_dump() == {**DEFAULTS, **own}
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be a positive integer, not 0"),
+        ({"num_speculative_tokens": "3"}, "num_speculative_tokens must be .*, not '3'"),
+        ({"draft_tensor_parallel_size": 0}, "draft_tensor_parallel_size must be .*, not 0"),
+        ({"draft_length": "long"}, "draft_length must be 'adaptive' .*, not 'long'"),
+        ({"drafter_overrides": [1]}, r"drafter_overrides must be an object .*, not \[1\]"),
+        ({"revision": 3}, "revision must be .*, not 3"),
+        ({"model": None}, "needs a drafter: add 'model'"),
+        ({"model": ""}, "needs a drafter: add 'model'"),
+        ({"draft_lenght": 3}, "unknown option 'draft_lenght' .* did you mean 'draft_length'"),
+        ({"draft_sample_metod": 3}, "unknown option .* did you mean 'draft_sample_method'"),
+        ({"zzz": 3}, r"unknown option 'zzz' .*Known: \[.*'draft_length', .*'method', .*'model'"),
+        *(({key: 1}, f"^remove '{key}' from the speculative config") for key in WITHOUT_MEANING),
+    ],
+)
+def test_what_is_refused(written: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SpeculativeSettings.of({**LEAST, **written})
+
+
+@pytest.mark.parametrize(("asked", "tokens"), [(None, 7), (1, 1), (7, 7)])
+def test_draft_tokens(asked: int | None, tokens: int) -> None:
+    """Of a block of 8, one is the bonus token."""
+    settings = SpeculativeSettings(model="it", num_speculative_tokens=asked)
+    assert settings.draft_tokens(parse_config("it", GPT_OSS)) == tokens
+
+
+def test_more_draft_tokens_than_the_block_has() -> None:
+    settings = SpeculativeSettings(model="it", num_speculative_tokens=8)
+    with pytest.raises(DrafterError, match=r"num_speculative_tokens is 8, .* block_size 8"):
+        settings.draft_tokens(parse_config("it", GPT_OSS))
+
+
+def arguments(config: dict[str, Any] | None = None, **flags: Any) -> Any:
+    plain = {"spec_method": None, "spec_model": None, "spec_tokens": None}
+    return SimpleNamespace(speculative_config=config, **{**plain, **flags})
+
+
+def test_dashes_are_underscores() -> None:
+    written = {"draft-length": "fixed", "num_speculative-tokens": 3}
+    args = arguments(written)
+    copy = written_settings(args)
+    assert copy == {"draft_length": "fixed", "num_speculative_tokens": 3}
+    copy["model"] = "it"
+    assert args.speculative_config == {"draft-length": "fixed", "num_speculative-tokens": 3}
+    assert written_settings(arguments(None)) == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "requested"),
+    [
+        (LEAST, {}, LEAST),
+        ({"method": "dflash"}, {}, {"method": "dflash"}),  # lacks a model, which is said later
+        (
+            None,
+            {"spec_method": "dflash", "spec_model": "it", "spec_tokens": 3},
+            {"method": "dflash", "model": "it", "num_speculative_tokens": 3},
+        ),
+        # What is written in the config counts before a flag.
+        (
+            {"method": "dflash", "model": "a", "num_speculative_tokens": 2},
+            {"spec_method": "eagle", "spec_model": "b", "spec_tokens": 3},
+            {"method": "dflash", "model": "a", "num_speculative_tokens": 2},
+        ),
+        ({"method": "eagle3", "model": "some-dflash"}, {}, None),
+        ({"method": "eagle", "model": "a"}, {"spec_method": "dflash"}, None),
+        (None, {}, None),
+        # Without a method, vLLM goes by the name.
+        ({"model": "z-lab/Qwen3-8B-DFlash-b16"}, {}, {"model": "z-lab/Qwen3-8B-DFlash-b16"}),
+        (None, {"spec_model": "a/dflash"}, {"model": "a/dflash"}),
+        ({"model": "z-lab/Qwen3-8B"}, {}, None),
+        ({"model": "a/eagle-dflash"}, {}, None),
+        ({"model": "a/dflash-EAGLE3"}, {}, None),
+        ({"model": "my_dflash.Proposer"}, {}, None),
+        ({"model": "a/eagle4-dflash"}, {}, {"model": "a/eagle4-dflash"}),
+        ({"num_speculative_tokens": 3}, {}, None),
+    ],
+)
+def test_what_is_asked_of_dflash(
+    config: dict[str, Any] | None, flags: dict[str, Any], requested: dict[str, Any] | None
+) -> None:
+    assert requested_settings(arguments(config, **flags)) == requested
