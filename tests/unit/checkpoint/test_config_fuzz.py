@@ -150,8 +150,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     [
         # Of ours, too: refused before vLLM sees them, so `vllm-dflash inspect` says it as well.
         *((name, value) for name in ("dtype", "torch_dtype") for value in ([], "", [1, 2], 3)),
-        *(("model_type", value) for value in ([], {}, "", True, 3)),
-        *(("quantization_config", value) for value in (False, 0, "", [])),
+        *(("model_type", value) for value in ([], {}, "", True, 3)),  # type: ignore[var-annotated]
+        *(("quantization_config", value) for value in (False, 0, "", [])),  # type: ignore[var-annotated]
         # Of vLLM's and transformers' alone: found out by trial.
         ("dtype", "nonsense"),
         ("model_type", "nonsense"),
