@@ -24,7 +24,7 @@ def test_fresh_blocks_are_those_without_a_cached_prefix() -> None:
             resumed_req_ids={"c"},
         ),
     )
-    assert fresh_blocks(step, 1, 32) == [1, 2, 3, 6, 20, 31, 32]  # type: ignore[arg-type]
+    assert fresh_blocks(step, 1, 32) == [1, 2, 3, 6, 20, 31, 32]
 
 
 def test_clearing_spares_all_other_blocks() -> None:

@@ -36,7 +36,7 @@ def test_drafts_that_are_not_finite() -> None:
 def test_looks_become_rare() -> None:
     """Each waits for the device."""
     watched, looks = Watched(), []
-    watched.watch.look = lambda: looks.append(step)  # type: ignore[method-assign]
+    watched.watch.look = lambda: looks.append(step)
     for step in range(1, 10 * LONGEST_INTERVAL):  # noqa: B007 - the lambda reads it
         watched.watch.tick()
     assert looks[:3] == [FIRST_LOOK, 3 * FIRST_LOOK, 7 * FIRST_LOOK]

@@ -137,7 +137,7 @@ def test_a_stop_token_at_the_end_of_a_piece() -> None:
     """Nothing is wrong, and nothing is asked for behind it."""
     plain = Plain()
     last = len(PROMPT) + FIRST_PIECE
-    plain.best = lambda tokens: STOP if len(tokens) == last else 2  # type: ignore[method-assign]
+    plain.best = lambda tokens: STOP if len(tokens) == last else 2
     text = plain.write(PROMPT, 50, lambda tokens: 3 if len(tokens) == 2 else plain.best(tokens))
     (found,) = plain.compare(text, limit=50)
     assert [one.position for one in found] == [0]
@@ -177,7 +177,7 @@ def test_what_agrees_is_asked_for_in_growing_pieces() -> None:
         best = max(1, plain.best(tokens))
         return best % (VOCABULARY - 1) + 1 if len(tokens) == len(PROMPT) + 2 else best
 
-    plain.best = lambda tokens: max(1, Plain.best(plain, tokens))  # type: ignore[method-assign]
+    plain.best = lambda tokens: max(1, Plain.best(plain, tokens))
     text = plain.write(PROMPT, 150, choose)
     (found,) = plain.compare(text, limit=150)
     assert [one.position for one in found] == [2]
