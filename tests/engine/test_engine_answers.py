@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from vllm_dflash.tools.prompts import read_prompts
 
 PROMPTS = read_prompts(DEMO / "held_out.jsonl", 8)
 SAMPLING = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
-ARGUMENTS = {
+ARGUMENTS: dict[str, Any] = {
     "model": str(DEMO / "target"),
     "max_model_len": 512,
     "enforce_eager": True,

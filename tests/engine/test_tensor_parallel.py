@@ -173,8 +173,8 @@ def test_the_first_rank_counts(both: Both) -> None:
     """Its counters are those of an engine of one rank; others have the same decisions."""
     (one,), (first, second) = both.one.stats, both.two.stats
     assert (first["rank"], second["rank"]) == (0, 1)
-    counters = ("steps", "drafted_steps", "skipped_steps", "probes", "draft_tokens")
-    counters += ("accepted_tokens", "draft_lengths", "nan_drafts")
+    counters = ["steps", "drafted_steps", "skipped_steps", "probes", "draft_tokens"]
+    counters += ["accepted_tokens", "draft_lengths", "nan_drafts"]
     for name in counters:
         assert first[name] == second[name] == one[name], name
     assert first["nan_drafts"] == 0

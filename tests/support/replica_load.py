@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
@@ -61,7 +62,7 @@ class Load:
             extra_body={"ignore_eos": True},
         )
         one.served_by = int(raw.headers["x-served-by"].split("/")[1])
-        answer = raw.parse()
+        answer: Any = raw.parse()
         if one.is_stream:
             for chunk in answer:
                 one.text += chunk.choices[0].text

@@ -249,7 +249,7 @@ def test_options_are_parsed_once_in_a_process(pair: Pair) -> None:
 def test_options_of_an_engine_that_did_not_select_us(additional: Any) -> None:
     message = "VLLM_PLUGINS unset or add 'dflash'"
     with pytest.raises(RuntimeError, match=message):
-        DFlashOptions.of(SimpleNamespace(additional_config=additional))  # type: ignore[arg-type]
+        DFlashOptions.of(SimpleNamespace(additional_config=additional))
 
 
 def test_remarks_on_a_config_are_warned_of(pair: Pair, tmp_path: Path) -> None:

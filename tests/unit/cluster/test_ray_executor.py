@@ -110,8 +110,8 @@ def test_the_ray_backend_asks_nodes_before_workers_start(
 
     monkeypatch.setattr(ray_executor, "check_nodes", refuse)
     config = on_cuda(dflash(pair))
-    config.parallel_config.placement_group = "group"  # type: ignore[assignment]
-    config.parallel_config.ray_runtime_env = {"env_vars": {"A": "1"}}  # type: ignore[assignment]
+    config.parallel_config.placement_group = "group"
+    config.parallel_config.ray_runtime_env = {"env_vars": {"A": "1"}}
     executor = Executor.get_class(config)
     assert executor is DFlashRayExecutor
     with pytest.raises(NodeError, match=r"10\.0\.0\.2"):
@@ -184,7 +184,7 @@ def test_our_executor_says_where_it_does_not_serve(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("VLLM_RAY_BUNDLE_INDICES", "0,1")
     with pytest.raises(ValueError, match="Unset VLLM_RAY_BUNDLE_INDICES"):
         executor._init_executor()
-    monkeypatch.setattr(ray_executor.current_platform, "is_cpu", lambda: False)
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
     with pytest.raises(ValueError, match="--distributed-executor-backend ray"):
         executor._init_executor()
 

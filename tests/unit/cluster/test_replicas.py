@@ -173,7 +173,8 @@ def test_by_default_it_is_the_demo_pair() -> None:
 
 
 def test_settings_come_as_text_from_the_command_line_of_serve() -> None:
-    options = Settings(min_replicas="1", max_replicas="3").deployment_options()
+    from_serve: dict[str, Any] = {"min_replicas": "1", "max_replicas": "3"}
+    options = Settings(**from_serve).deployment_options()
     assert "num_replicas" not in options
     assert options["autoscaling_config"]["max_replicas"] == 3
     assert Settings(min_replicas=2, max_replicas=2).deployment_options()["num_replicas"] == 2

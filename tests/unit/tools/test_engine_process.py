@@ -52,7 +52,8 @@ def test_answers_and_refusals(start: Start, tmp_path: Path) -> None:
         assert child.ask("double", number=4) == 8
         with pytest.raises(ValueError, match=r"^too\nmuch$"):
             child.ask("refuse", why="too\nmuch")
-        assert child.answers.double(number=5) == 10
+        answers: Any = child.answers
+        assert answers.double(number=5) == 10
         assert not (tmp_path / "closed").exists()
     assert (tmp_path / "closed").exists()
     assert child._process.returncode == 0
