@@ -145,7 +145,7 @@ class SoakServer:
         seconds = None
         try:
             self.process.wait(patience)
-            _, left = psutil.wait_procs(list(self.children.values()), timeout=10)
+            _, left = psutil.wait_procs(list(self.children.values()), timeout=patience)
             seconds = time.monotonic() - began
         except subprocess.TimeoutExpired:
             self.process.kill()

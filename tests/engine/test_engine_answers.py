@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineAnswers]:
 
 def test_closed(plain: EngineAnswers) -> None:
     result = plain.closed(prompts=PROMPTS, concurrency=3, tokens=8, seconds=0.3)
-    assert result["tokens"] > 20
+    assert result["tokens"] >= 3  # a step at least
     assert result["tokens_per_output"] == 1  # nothing drafts
     assert result["tokens_per_second"] == pytest.approx(result["tokens"] / result["seconds"])
 
@@ -74,9 +75,9 @@ def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:
     with EngineProcess(tmp_path / "log", environment=environment, **arguments) as process:
         assert "calls" not in process.answers.counts()
         process.answers.time_drafts()
-        first = process.answers.generate(prompts=PROMPTS[:2], sampling=SAMPLING)["counts"]
-        again = process.answers.generate(prompts=PROMPTS[:2], sampling=SAMPLING)["counts"]
-    for counts in (first, again):
-        assert 1 <= counts["calls"] <= 6  # a step of both prompts each
-        assert 0 < counts["seconds"] < 5
-        assert counts["drafts"] >= 1
+        for _ in range(2):
+            began = time.monotonic()
+            counts = process.answers.generate(prompts=PROMPTS[:2], sampling=SAMPLING)["counts"]
+            assert 0 < counts["seconds"] < time.monotonic() - began
+            assert 1 <= counts["calls"] <= 6  # a step of both prompts each
+            assert counts["drafts"] >= 1

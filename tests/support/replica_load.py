@@ -14,6 +14,8 @@ from typing import Any
 import openai
 import psutil
 
+from support.waiting import PATIENCE_S
+
 TOKENS = 160
 
 
@@ -84,7 +86,7 @@ class Load:
         finally:
             stop.set()
             for client in clients:
-                client.join(120)
+                client.join(PATIENCE_S)
                 assert not client.is_alive(), "a request never ended"
 
     def streams_in_flight(self) -> list[Asked]:
@@ -97,14 +99,6 @@ class Load:
 
 def _now() -> float:
     return time.monotonic()
-
-
-def wait_for(what: str, happens: object, seconds: float = 120) -> None:
-    """Until the callable says so."""
-    deadline = _now() + seconds
-    while not happens():  # type: ignore[operator]
-        assert _now() < deadline, f"after {seconds} s: not yet {what}"
-        time.sleep(0.02)
 
 
 def of_kind(processes: list[psutil.Process], kind: str) -> list[psutil.Process]:
