@@ -34,6 +34,12 @@ test-v2:
 test-processes:
 	scripts/run.sh pytest tests/server tests/cluster $(PYTEST_ARGS)
 
+# Longer than any limit for a test that hangs. Failures come with what brings them back.
+fuzz: FUZZ = pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)
+fuzz: setup
+	OMP_NUM_THREADS=1 scripts/run.sh $(FUZZ) tests/unit --numprocesses=2 --dist=worksteal
+	scripts/run.sh $(FUZZ) tests/engine/test_random_traffic.py
+
 # These go on where they were broken off.
 mutants: setup
 	OMP_NUM_THREADS=1 scripts/run.sh mutmut run

@@ -8,6 +8,7 @@ twice, so that the second time hits the prefix cache. Exits with 1 where any tok
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from rich.progress import track
 
@@ -29,7 +30,11 @@ def main() -> None:
     arguments = parser.parse_args()
     prompts = read_prompts(arguments.prompts, arguments.count)
     sampling = {"temperature": 0.0, "max_tokens": arguments.tokens}
-    engine = {"model": str(arguments.pair / "target"), "dtype": "float32", "max_model_len": 512}
+    engine: dict[str, Any] = {
+        "model": str(arguments.pair / "target"),
+        "dtype": "float32",
+        "max_model_len": 512,
+    }
     # Cache blocks smaller than the prompts, or there would be no prefix to hit.
     engine |= {"disable_log_stats": False, "block_size": 32}
     without_ours = side_environment(NO_PLUGIN)

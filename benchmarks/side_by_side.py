@@ -13,6 +13,7 @@ import statistics
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from rich.progress import track
 
@@ -44,10 +45,14 @@ def main() -> None:
         "model": str(arguments.pair / "drafter"),
         "num_speculative_tokens": arguments.draft_tokens,
     }
-    engine = {"model": str(arguments.pair / "target"), "max_model_len": 1024, "max_num_seqs": 64}
+    engine: dict[str, Any] = {
+        "model": str(arguments.pair / "target"),
+        "max_model_len": 1024,
+        "max_num_seqs": 64,
+    }
     engine |= {"disable_log_stats": False, "enable_prefix_caching": False}
     engine |= {"worker_extension_cls": TIMED}
-    sides = {
+    sides: dict[str, tuple[str, dict[str, Any]]] = {
         "plain": (NO_PLUGIN, {}),
         "native": (NO_PLUGIN, {"speculative_config": speculative}),
         "ours": (PLUGIN, {"speculative_config": speculative | {"draft_length": "fixed"}}),
@@ -93,7 +98,7 @@ def summarise(answers: list[dict]) -> dict[str, float]:
     seconds = sum(
         sum(map(len, answer["token_ids"])) / answer["tokens_per_second"] for answer in answers
     )
-    counts = defaultdict(float)
+    counts: defaultdict[str, float] = defaultdict(float)
     for answer in answers:
         for name, value in answer["counts"].items():
             counts[name] += value

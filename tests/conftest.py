@@ -4,17 +4,34 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before vLLM is imported: engines in the tests' own process, small caches, no telemetry.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
-# How long one example takes says how busy the machine is; pytest's own limit stands.
-hypothesis.settings.register_profile("this project", deadline=None)
-hypothesis.settings.load_profile("this project")
+# The same examples every time, and however long one takes: that says how busy the machine is.
+# `make fuzz` asks for new ones, twenty times as many; what it finds fails again in its next run,
+# and becomes an @example of its test. Tests that want more or fewer multiply the profile's number.
+settings.register_profile(
+    "tests",
+    settings.get_profile("default"),
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "fuzz",
+    settings.get_profile("tests"),
+    max_examples=20 * settings.get_profile("tests").max_examples,
+    derandomize=False,
+    database=settings.get_profile("default").database,
+    print_blob=True,
+)
+settings.load_profile("tests")
 
 RUNNERS = ("v1", "v2")
 TESTS = Path(__file__).parent

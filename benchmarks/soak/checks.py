@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 MEBIBYTE = 1 << 20
 
@@ -36,7 +37,7 @@ class Check:
         return asdict(self)
 
 
-def slope_per_minute(seconds: Sequence[float], values: Sequence[float]) -> float:
+def slope_per_minute(seconds: ArrayLike, values: ArrayLike) -> float:
     """Slope of the least-squares line through (seconds, values), per minute.
 
     Raises:
@@ -50,7 +51,7 @@ def slope_per_minute(seconds: Sequence[float], values: Sequence[float]) -> float
     return 60.0 * float(centred @ (heights - heights.mean()) / (centred @ centred))
 
 
-def memory_growth(seconds: Sequence[float], num_bytes: Sequence[int]) -> float:
+def memory_growth(seconds: ArrayLike, num_bytes: ArrayLike) -> float:
     """MiB a minute over the second half of the time; the first half may fill caches."""
     times = np.asarray(seconds, dtype=float)
     late = times >= (times[0] + times[-1]) / 2

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from soak.behaviours import MODEL
 
@@ -145,7 +145,7 @@ class SoakServer:
         seconds = None
         try:
             self.process.wait(patience)
-            _, left = psutil.wait_procs(list(self.children.values()), timeout=10)
+            _, left = psutil.wait_procs(list(self.children.values()), timeout=patience)
             seconds = time.monotonic() - began
         except subprocess.TimeoutExpired:
             self.process.kill()

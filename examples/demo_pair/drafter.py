@@ -28,9 +28,9 @@ Pair = tuple[list[int], list[int]]
 
 def drafter_config(target: Qwen3ForCausalLM, mask_token_id: int) -> dict:
     """A z-lab-format `config.json` for a drafter of this target."""
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
-    names += ("num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings")
-    names += ("rope_parameters", "hidden_act")
+    names = ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"]
+    names += ["num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"]
+    names += ["rope_parameters", "hidden_act"]
     return {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",

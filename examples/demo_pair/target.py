@@ -37,7 +37,8 @@ def train_tokenizer(texts: list[str], out: Path) -> PreTrainedTokenizerFast:
 
 def make_optimizers(module: torch.nn.Module, lr: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices, AdamW for embeddings and norms: learns about twice as fast."""
-    matrices, others = [], []
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
     for name, parameter in module.named_parameters():
         is_matrix = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
         (matrices if is_matrix else others).append(parameter)

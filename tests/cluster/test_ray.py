@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from support import importing_support
 from support.engines import FIXED, TARGET, held_out_prompts
 from support.ray_child import MARK
 from support.ray_cluster import HEAD, RayCluster, ray_cluster
+from support.waiting import PATIENCE_S, wait_until
 from vllm_dflash import __version__
 from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, CPU_WORKER
 from vllm_dflash.tools.engine_answers import EngineAnswers
@@ -66,20 +66,14 @@ def test_two_nodes_write_what_plain_decoding_writes(cluster: RayCluster, tmp_pat
             yield child.answers
             told.update(workers=child.ask("workers"), stats=child.ask("dflash_stats"))
             child.dismiss()
-            child._process.wait(60)
-            told["left"] = psutil.wait_procs(
-                [
-                    psutil.Process(worker["pid"])
-                    for worker in told["workers"]
-                    if psutil.pid_exists(worker["pid"])
-                ],
-                timeout=10,
-            )[1]
+            child._process.wait(PATIENCE_S)
+            wait_until(
+                lambda: not any(psutil.pid_exists(worker["pid"]) for worker in told["workers"]),
+                "no workers",
+            )
         mapped = {Path(path) for worker in told["workers"] for path in worker["shared_memory"]}
-        deadline = time.monotonic() + 20  # Python's tracker of a process that has just ended
-        while any(path.exists() for path in mapped) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        told["shared_memory"] = [path for path in mapped if path.exists()]
+        # Python's tracker of a process that has just ended may still be about it.
+        wait_until(lambda: not any(path.exists() for path in mapped), f"none of {mapped}")
 
     def open_plain() -> Any:
         return open_side(str(TARGET), None, tmp_path / "plain", flags=FLAGS, dtype="float32")
@@ -102,8 +96,6 @@ def test_two_nodes_write_what_plain_decoding_writes(cluster: RayCluster, tmp_pat
         assert stats["proposer"] == "vllm_dflash.engine.v1.proposer.PlannedProposer"
         assert stats["accepted_tokens"] > 50
     assert any(worker["shared_memory"] for worker in workers)  # of the engine's own node
-    assert not told["left"]
-    assert not told["shared_memory"]
 
 
 def may_raise_priority() -> bool:
@@ -127,14 +119,12 @@ sys.meta_path.insert(0, Missing())
 
 def test_a_node_without_the_package_is_named(cluster: RayCluster, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BLOCK)
-    started = time.monotonic()
     with (
         cluster.joined("127.0.0.4", PYTHONPATH=str(tmp_path)),
         child_on(cluster, tmp_path / "log") as child,
         pytest.raises(EngineDied) as died,
     ):
         child.ask("facts")
-    assert time.monotonic() - started < 300
     message = (tmp_path / "log").read_text()
     assert "NodeError: 1 of 2 nodes of the Ray cluster cannot run workers of" in str(died.value)
     assert "node 127.0.0.4 (" in message

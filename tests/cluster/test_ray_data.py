@@ -20,7 +20,8 @@ from pyarrow import Table, parquet
 
 from support import ROOT
 from support.engines import TARGET, engine, greedy, held_out_prompts
-from support.replica_load import of_kind, wait_for
+from support.replica_load import of_kind
+from support.waiting import wait_for_end, wait_until
 from vllm_dflash.cluster.batches.batch_run import BatchSettings, count_ids, read, run
 from vllm_dflash.cluster.batches.parts import (
     finished_ids,
@@ -131,24 +132,25 @@ def test_a_run_goes_on_where_it_was_killed(folder: Path) -> None:
     data.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
 
     broken = start(folder, data, out)
-    wait_for("some parts", lambda: len(list(out.glob("part-*"))) >= 2, 300)
+    wait_until(lambda: any(out.glob("part-*")), "a part")
     family = psutil.Process(broken.pid).children(recursive=True)
+    wait_until(lambda: len(list(out.glob("part-*"))) >= 2, "some parts")
     broken.send_signal(signal.SIGKILL)
     broken.communicate()
     engines = of_kind(family, "MapWorker")
     assert engines
-    assert not psutil.wait_procs(engines, timeout=60)[1]
+    wait_for_end(engines)
     # Ray's agents look for their raylet now and then, sometimes minutes apart.
     for one in psutil.wait_procs(family, timeout=1)[1]:
         one.kill()
-    assert not psutil.wait_procs(family, timeout=10)[1]
+    wait_for_end(family)
     done = finished_ids(out)
     assert 2 * BATCH <= len(done) < ROWS
     before = {path: path.stat().st_mtime_ns for path in out.glob("part-*")}
     shutil.rmtree(next(folder.glob("dflash-ray-*")))
 
     resumed = start(folder, data, out)
-    said, _ = resumed.communicate(timeout=400)
+    said, _ = resumed.communicate()
     assert resumed.returncode == 0, (folder / "log").read_text()[-3000:]
     assert f"{ROWS} of {ROWS} rows" in said
     table = dict(line.strip("│ ").split("│") for line in said.splitlines() if "│" in line)

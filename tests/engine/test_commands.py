@@ -7,16 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from support import DEMO, ROOT
 from support.commands import examples_of
 from support.engines import FIXED, TARGET
 from support.inspected import check_schema
+from support.waiting import PATIENCE_S, wait_for_end, wait_until
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.console import INTERRUPTED
@@ -41,7 +41,6 @@ def test_inspect_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
         check=False,
         cwd=ROOT,
         env={**os.environ, "FORCE_COLOR": "1", "PYTHONPATH": str(ROOT)},
-        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     check_schema(json.loads(done.stdout))
@@ -85,39 +84,6 @@ def test_parity_of_the_demo_pair(capfd: pytest.CaptureFixture[str]) -> None:
     assert all(one["engine"] == one["reference"] != [] for one in report["acceptance"])
 
 
-def descendants(pid: int) -> set[int]:
-    """Living processes started by a process, directly or not."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if state != "Z":
-            parents[int(folder.name)] = int(parent)
-    found, newest = set(), {pid}
-    while newest:
-        newest = {child for child, parent in parents.items() if parent in newest}
-        found |= newest
-    return found
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_for(is_true: Callable[[], bool], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not is_true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-    return True
-
-
 def test_interrupting_parity_leaves_no_process(tmp_path: Path) -> None:
     """Ctrl-C while the engine's processes start, which vLLM by itself does not survive."""
     with subprocess.Popen(
@@ -130,12 +96,15 @@ def test_interrupting_parity_leaves_no_process(tmp_path: Path) -> None:
         # Processes that a shell starts in the background ignore interrupts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as command:
-        # The engine's process, and two that vLLM starts.
-        assert wait_for(lambda: len(descendants(command.pid)) >= 3, 120)
-        started = descendants(command.pid)
+        parent = psutil.Process(command.pid)
+        wait_until(
+            lambda: len(parent.children(recursive=True)) >= 3,
+            "the engine's process, and two that vLLM starts",
+        )
+        started = parent.children(recursive=True)
         os.killpg(command.pid, signal.SIGINT)
-        out, err = command.communicate(timeout=60)
+        out, err = command.communicate(timeout=PATIENCE_S)
     assert (command.returncode, out) == (INTERRUPTED, ""), err
     assert "Traceback" not in err
-    assert wait_for(lambda: not any(map(is_alive, started)), 10)
+    wait_for_end(started)
     assert not list(tmp_path.glob("vllm-dflash-parity-*"))

@@ -3,13 +3,22 @@
 import pytest
 from torch._dynamo.callback import callback_handler
 
-from support.engines import DFLASH, engine, greedy, held_out_prompts, proposer_of, token_ids
+from support.engines import (
+    DFLASH,
+    engine,
+    fix_costs,
+    greedy,
+    held_out_prompts,
+    proposer_of,
+    token_ids,
+)
 
 
 def test_hazard_10_no_recompilation_after_warm_up(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever the batch, the draft length or the phase."""
+    fix_costs(monkeypatch)
     monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "1")
     compilations: list[object] = []
     count = callback_handler.register_start_callback(compilations.append)

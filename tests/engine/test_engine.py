@@ -122,8 +122,11 @@ def test_acceptance_of_every_step_equals_the_reference() -> None:
     assert observed == [e.acceptance_lengths for e in expected]
 
 
-def test_samples_at_temperature_one_are_as_likely_as_plain_ones() -> None:
+def test_samples_at_temperature_one_are_as_likely_as_plain_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """vLLM's own CPU sampler writes noise here, at less than half the log-probability."""
+    fix_costs(monkeypatch)  # what a seed draws depends on the draft lengths
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=NEW_TOKENS, logprobs=0)
     if not USES_V2:  # whose kernel for top-k the interpreter cannot run
         params.top_k = 500
@@ -143,13 +146,13 @@ def test_samples_at_temperature_one_are_as_likely_as_plain_ones() -> None:
     # About 1,100 tokens with a standard deviation of 2.2 nat each, dependent within a prompt.
     assert abs(ours - plain) < 0.4
     assert all(abs(value - plain) < 0.4 for value in adaptive)
-    # At a fixed length, what a seed draws does not depend on how fast the machine is.
     assert tokens[1] == tokens[2]
     assert ours == again
 
 
-def test_counters() -> None:
+def test_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single token is never drafted for; Prometheus counts what we count."""
+    fix_costs(monkeypatch)
     with engine(speculative_config=dict(DFLASH), max_num_seqs=8) as llm:
         token_ids(llm, PROMPTS[:8], greedy(1))
         (stats,) = llm.collective_rpc("dflash_stats")
@@ -163,7 +166,7 @@ def test_counters() -> None:
             if metric.name.startswith("vllm:spec_decode_num_") and hasattr(metric, "value")
         }
     assert counters["draft_tokens"] == stats["draft_tokens"]
-    assert counters["accepted_tokens"] == stats["accepted_tokens"]
+    assert counters["accepted_tokens"] == stats["accepted_tokens"] > 0
 
 
 def test_a_drafter_shaped_unlike_its_target(tmp_path: Path) -> None:

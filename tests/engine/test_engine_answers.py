@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from vllm_dflash.tools.prompts import read_prompts
 
 PROMPTS = read_prompts(DEMO / "held_out.jsonl", 8)
 SAMPLING = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
-ARGUMENTS = {
+ARGUMENTS: dict[str, Any] = {
     "model": str(DEMO / "target"),
     "max_model_len": 512,
     "enforce_eager": True,
@@ -36,7 +38,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineAnswers]:
 
 def test_closed(plain: EngineAnswers) -> None:
     result = plain.closed(prompts=PROMPTS, concurrency=3, tokens=8, seconds=0.3)
-    assert result["tokens"] > 20
+    assert result["tokens"] >= 3  # a step at least
     assert result["tokens_per_output"] == 1  # nothing drafts
     assert result["tokens_per_second"] == pytest.approx(result["tokens"] / result["seconds"])
 
@@ -73,9 +75,9 @@ def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:
     with EngineProcess(tmp_path / "log", environment=environment, **arguments) as process:
         assert "calls" not in process.answers.counts()
         process.answers.time_drafts()
-        first = process.answers.generate(prompts=PROMPTS[:2], sampling=SAMPLING)["counts"]
-        again = process.answers.generate(prompts=PROMPTS[:2], sampling=SAMPLING)["counts"]
-    for counts in (first, again):
-        assert 1 <= counts["calls"] <= 6  # a step of both prompts each
-        assert 0 < counts["seconds"] < 5
-        assert counts["drafts"] >= 1
+        for _ in range(2):
+            began = time.monotonic()
+            counts = process.answers.generate(prompts=PROMPTS[:2], sampling=SAMPLING)["counts"]
+            assert 0 < counts["seconds"] < time.monotonic() - began
+            assert 1 <= counts["calls"] <= 6  # a step of both prompts each
+            assert counts["drafts"] >= 1

@@ -146,7 +146,7 @@ def test_hazard_7_a_wrong_embedding_scale_breaks_parity(
 
     def share_wrongly(self: DraftVocabulary, target: Any) -> None:
         share(self, target)
-        right = self._embed
+        right: Any = self._embed
         self._embed = lambda token_ids: right(token_ids) * scale
 
     monkeypatch.setattr(DraftVocabulary, "share", share_wrongly)

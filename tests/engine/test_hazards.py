@@ -58,7 +58,7 @@ def expected() -> Callable[..., tuple[list[int], list[int]]]:
             # Near a request's end V1 drafts narrower blocks; V2 cuts the drafts of full ones.
             beyond = 8 if USES_V2 else 0
             found = generate(target, drafter, prompt, new_tokens + beyond)
-            steps = []
+            steps: list[int] = []
             for accepted in [1, *found.acceptance_lengths, *[1] * new_tokens]:
                 steps.append(min(accepted, new_tokens - sum(steps)))
             known[key] = found.tokens[:new_tokens], [step for step in steps if step]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from vllm import LLM
 
-from support.engines import DEMO, USES_V2, engine, held_out_prompts, proposer_of, target_of
+from support import DEMO
+from support.engines import USES_V2, engine, held_out_prompts, proposer_of, target_of
 from support.pairs import drafter_config, save_drafter
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter

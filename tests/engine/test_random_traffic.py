@@ -1,12 +1,8 @@
-"""Any arrivals, hang-ups, resets and settings, in any order, on a real engine (hypothesis).
-
-DFLASH_TRAFFIC_RUNS=200 pytest tests/test_random_traffic.py    tries that many, other ones each time
-"""
+"""Any arrivals, hang-ups, resets and settings, in any order, on a real engine (hypothesis)."""
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
 from typing import Any, ClassVar
 
@@ -26,7 +22,6 @@ from vllm.sampling_params import StructuredOutputsParams
 from support.context_rows import ContextRows
 from support.engines import DFLASH, engine, fix_costs, greedy, held_out_prompts
 
-RUNS = os.environ.get("DFLASH_TRAFFIC_RUNS")
 PROMPTS = held_out_prompts(10)
 SETTINGS = [
     greedy(24),
@@ -119,6 +114,7 @@ def expected() -> dict[tuple[int, int], Tokens]:
         return dict(zip(choices, map(tokens_of, outputs), strict=True))
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize(
     ("draft_length", "changes"),
     [
@@ -145,11 +141,8 @@ def test_random_traffic(
         run_state_machine_as_test(
             Traffic,
             settings=settings(
-                max_examples=int(RUNS or 12),
+                max_examples=settings().max_examples // 8,
                 stateful_step_count=40,
-                derandomize=RUNS is None,
-                database=None,
-                deadline=None,
                 suppress_health_check=list(HealthCheck),
             ),
         )

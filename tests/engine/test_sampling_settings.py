@@ -27,7 +27,7 @@ PATTERN = r"def [a-z_]{3,12}\(self, [a-z]{1,8}\):"
 
 
 def grammar(tokens: int = 2 * TOKENS, **what: object) -> SamplingParams:
-    return greedy(tokens, structured_outputs=StructuredOutputsParams(**what))  # type: ignore[arg-type]
+    return greedy(tokens, structured_outputs=StructuredOutputsParams(**what))
 
 
 GREEDY: dict[str, list[SamplingParams]] = {

@@ -11,6 +11,7 @@ import pytest
 from vllm import LLM, SamplingParams
 
 from support.engines import DFLASH, engine, greedy, held_out_prompts
+from support.waiting import PATIENCE_S
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.verify.divergence import Text, compare_all
 from vllm_dflash.tools.verify.gate import Judge
@@ -107,7 +108,7 @@ def both() -> Both:
             assert len(workers) == 2
             assert any("cpushm" in one for one in segments)
             two = work(llm)
-    _, alive = psutil.wait_procs(workers, timeout=10)
+    _, alive = psutil.wait_procs(workers, timeout=PATIENCE_S)
     left_over = [str(one) for one in alive] + [one for one in segments if os.path.exists(one)]
     with engine(**settings) as llm:
         one = work(llm)
@@ -173,8 +174,8 @@ def test_the_first_rank_counts(both: Both) -> None:
     """Its counters are those of an engine of one rank; others have the same decisions."""
     (one,), (first, second) = both.one.stats, both.two.stats
     assert (first["rank"], second["rank"]) == (0, 1)
-    counters = ("steps", "drafted_steps", "skipped_steps", "probes", "draft_tokens")
-    counters += ("accepted_tokens", "draft_lengths", "nan_drafts")
+    counters = ["steps", "drafted_steps", "skipped_steps", "probes", "draft_tokens"]
+    counters += ["accepted_tokens", "draft_lengths", "nan_drafts"]
     for name in counters:
         assert first[name] == second[name] == one[name], name
     assert first["nan_drafts"] == 0

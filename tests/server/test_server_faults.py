@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -17,11 +16,11 @@ import pytest
 
 from support.engines import DRAFTER, TARGET, held_out_prompts
 from support.servers import MODEL, VLLM, Server, serving
+from support.waiting import PATIENCE_S, wait_for_end, wait_until
 
 DFLASH = ["--speculative-config.method=dflash"]
 
 
-@pytest.mark.timeout(300)
 def test_the_engine_is_killed_under_load(tmp_path: Path) -> None:
     """Clients get an error, not silence; the server leaves by itself, and nothing stays behind.
 
@@ -53,18 +52,16 @@ def kill_the_engine(server: Server) -> None:
     ]
     for client in clients:
         client.start()
-    deadline = time.monotonic() + 30
-    while server.metric("vllm:num_requests_running") < 6 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: server.metric("vllm:num_requests_running") == 6, "all in flight")
     family = psutil.Process(server.process.pid).children(recursive=True)
     (engine,) = [process for process in family if "EngineCore" in process.name()]
     engine.send_signal(signal.SIGKILL)
-    server.process.wait(60)  # exit code 0 was seen, so the code says nothing
+    server.process.wait(PATIENCE_S)  # exit code 0 was seen, so the code says nothing
     for client in clients:
-        client.join(30)
+        client.join(PATIENCE_S)
     assert len(endings) == 6, "a client still waits"
     assert set(endings) <= {"InternalServerError", "APIConnectionError", "APIError"}, endings
-    assert not psutil.wait_procs(family, timeout=30)[1]
+    wait_for_end(family)
 
 
 def endless(server: Server, prompt: str, endings: list[str]) -> None:
@@ -76,7 +73,7 @@ def endless(server: Server, prompt: str, endings: list[str]) -> None:
                 prompt=prompt,
                 max_tokens=400,
                 stream=True,
-                timeout=60,
+                timeout=PATIENCE_S,
                 extra_body={"ignore_eos": True},
             ) as stream:
                 for _ in stream:
@@ -94,7 +91,6 @@ IN_NO_ROOM = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
 MOUNT = 'mount -t tmpfs -o size=64k tmpfs "$0"'
 
 
-@pytest.mark.timeout(300)
 def test_a_disk_that_is_full_when_the_models_are_compiled(tmp_path: Path) -> None:
     """The server says so and ends."""
     if subprocess.run([*IN_NO_ROOM, MOUNT, tmp_path], capture_output=True).returncode:
@@ -111,7 +107,7 @@ def test_a_disk_that_is_full_when_the_models_are_compiled(tmp_path: Path) -> Non
     family = psutil.Process(process.pid)
     left: list[psutil.Process] = []
     try:
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         left = [*family.children(recursive=True), family]
         for one in left:

@@ -47,7 +47,8 @@ class Answers:
     def hang(self) -> None:
         self.start_process()
         (self._folder / "hanging").touch()
-        time.sleep(600)
+        while True:  # a signal that comes right before a sleep is only seen after it
+            time.sleep(0.1)
 
     def close(self) -> None:
         (self._folder / "closed").touch()

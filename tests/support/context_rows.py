@@ -95,10 +95,11 @@ class ContextRows:
 
     def _row(self, slot: int) -> Row | None:
         """What the cache holds there once the backlog has caught up."""
-        number = -1 if self._backlog is None else int(self._backlog.rows._row_of[slot])
-        if number < 0:
+        backlog = self._backlog
+        number = -1 if backlog is None else int(backlog.rows._row_of[slot])
+        if backlog is None or number < 0:
             return self.stored.get(slot)
-        features, position, goes_to = waiting_row(self._backlog, number)
+        features, position, goes_to = waiting_row(backlog, number)
         return Row(int(position), digest(features)) if goes_to == slot else None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from vllm.config import CUDAGraphMode, set_current_vllm_config
 from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 from vllm.engine.arg_utils import EngineArgs
@@ -30,7 +31,7 @@ CACHE_BLOCK = 32
 class HfTarget(nn.Module):
     """What a drafter needs of its target, from a Hugging Face model."""
 
-    def __init__(self, target: nn.Module) -> None:
+    def __init__(self, target: PreTrainedModel) -> None:
         super().__init__()
         self.embed_input_ids = target.get_input_embeddings()
         self.compute_logits = target.get_output_embeddings()
@@ -273,4 +274,4 @@ class SpeculatorHarness(Harness):
         return [tokens[i, : lengths[name]].tolist() for i, name in enumerate(batch.req_ids)]
 
 
-DrafterHarness = SpeculatorHarness if USES_V2 else ProposerHarness
+DrafterHarness: type[Harness] = SpeculatorHarness if USES_V2 else ProposerHarness

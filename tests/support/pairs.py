@@ -32,7 +32,7 @@ class Pair:
 
 def drafter_config(**changes: Any) -> dict[str, Any]:
     """A z-lab-format config that fits `make_pair`'s default target."""
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
         "dtype": "float32",

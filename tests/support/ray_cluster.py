@@ -10,18 +10,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-import pytest
 
 from support.servers import free_port
+from support.waiting import PATIENCE_S, wait_for_end, wait_until
 
 RAY = str(Path(sys.executable).with_name("ray"))
-SECONDS_TO_START, SECONDS_TO_LEAVE = 120, 5
+SECONDS_TO_LEAVE = 5
+"""Who then is still there is killed."""
 HEAD = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's outer address
 
 
@@ -63,8 +63,7 @@ class RayCluster:
             _wait_for(node, log)
             yield
         finally:
-            left = _end(node)
-        assert not left, left
+            _end(node)
 
 
 @contextmanager
@@ -106,25 +105,25 @@ def _start(
 
 
 def _wait_for(node: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + SECONDS_TO_START
-    while "Ray runtime started" not in (text := log.read_text()):
-        if node.poll() is not None or time.monotonic() > deadline:
-            pytest.fail(text)
-        time.sleep(0.2)
+    def is_up() -> bool:
+        assert node.poll() is None, log.read_text()
+        return "Ray runtime started" in log.read_text()
+
+    wait_until(is_up, f"a node of Ray's; its log: {log}")
 
 
-def _end(node: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """End a node with all its processes; returns those that would not go."""
+def _end(node: subprocess.Popen[bytes]) -> None:
+    """End a node with all its processes."""
     node.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         node.wait(SECONDS_TO_LEAVE)
     processes = [process for process in psutil.process_iter() if _session(process) == node.pid]
-    _, alive = psutil.wait_procs(processes, timeout=5)
+    _, alive = psutil.wait_procs(processes, timeout=SECONDS_TO_LEAVE)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    node.wait(5)
-    return psutil.wait_procs(alive, timeout=5)[1]
+    node.wait(PATIENCE_S)
+    wait_for_end(alive)
 
 
 def _session(process: psutil.Process) -> int:

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
+
+from support.waiting import PATIENCE_S
 
 TOKENS = 160
 
@@ -61,7 +64,7 @@ class Load:
             extra_body={"ignore_eos": True},
         )
         one.served_by = int(raw.headers["x-served-by"].split("/")[1])
-        answer = raw.parse()
+        answer: Any = raw.parse()
         if one.is_stream:
             for chunk in answer:
                 one.text += chunk.choices[0].text
@@ -83,7 +86,7 @@ class Load:
         finally:
             stop.set()
             for client in clients:
-                client.join(120)
+                client.join(PATIENCE_S)
                 assert not client.is_alive(), "a request never ended"
 
     def streams_in_flight(self) -> list[Asked]:
@@ -96,14 +99,6 @@ class Load:
 
 def _now() -> float:
     return time.monotonic()
-
-
-def wait_for(what: str, happens: object, seconds: float = 120) -> None:
-    """Until the callable says so."""
-    deadline = _now() + seconds
-    while not happens():  # type: ignore[operator]
-        assert _now() < deadline, f"after {seconds} s: not yet {what}"
-        time.sleep(0.02)
 
 
 def of_kind(processes: list[psutil.Process], kind: str) -> list[psutil.Process]:

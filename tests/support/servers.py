@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from pathlib import Path
 import httpx
 import openai
 import psutil
-import pytest
+
+from support.waiting import PATIENCE_S, wait_for_end, wait_until
 
 VLLM = str(Path(sys.executable).with_name("vllm"))
 MODEL = "demo"
-SECONDS_TO_START, SECONDS_TO_LEAVE = 300, 60
 
 
 @dataclass
@@ -78,16 +78,14 @@ def running(
             env={**os.environ, **(environment or {})},
         )
     try:
-        deadline = time.monotonic() + SECONDS_TO_START
-        while time.monotonic() < deadline:
+
+        def is_ready() -> bool:
             assert process.poll() is None, log.read_text()[-4000:]
-            try:
-                if httpx.get(f"{url}/health").status_code == 200:
-                    break
-            except httpx.HTTPError:
-                time.sleep(0.5)
-        else:
-            pytest.fail(log.read_text()[-4000:])
+            with contextlib.suppress(httpx.HTTPError):
+                return httpx.get(f"{url}/health").status_code == 200
+            return False
+
+        wait_until(is_ready, f"a server; its log: {log}")
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         yield Server(url, log, client, process)
     finally:
@@ -96,8 +94,8 @@ def running(
             engines = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGINT)
         try:
-            process.wait(SECONDS_TO_LEAVE)
+            process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-    assert not psutil.wait_procs(engines, timeout=10)[1]
+    wait_for_end(engines)

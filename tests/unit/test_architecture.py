@@ -26,7 +26,13 @@ LINES = 320
 def lint_imports(folder: Path) -> tuple[int, str]:
     """Exit code and words of import-linter, for the package in this folder."""
     linter = Path(sys.executable).with_name("lint-imports")
-    command = [linter, "--no-cache", "--no-logo", "--config", ROOT / "pyproject.toml"]
+    command: list[str | Path] = [
+        linter,
+        "--no-cache",
+        "--no-logo",
+        "--config",
+        ROOT / "pyproject.toml",
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 

@@ -1,7 +1,6 @@
 """Activation: what is hooked, when, and that a changed vLLM is refused by name."""
 
 import functools
-import os
 import pickle
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import vllm.plugins
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.v1.worker import gpu_model_runner
@@ -115,20 +115,18 @@ def test_another_plugins_wrapper_does_not_keep_us_out(monkeypatch: pytest.Monkey
     assert EngineArgs.create_speculative_config.wrapped_by_vllm_dflash
 
 
-@pytest.mark.parametrize(("plugins", "ours"), [(None, "True"), ("dflash", "True"), ("", "False")])
-def test_vllm_plugins_keeps_its_meaning(plugins: str | None, ours: str) -> None:
-    script = (
-        "from vllm.plugins import load_general_plugins; load_general_plugins()\n"
-        "from vllm.engine.arg_utils import EngineArgs\n"
-        "print(hasattr(EngineArgs.create_speculative_config, 'wrapped_by_vllm_dflash'))"
-    )
-    environment = {k: v for k, v in os.environ.items() if k != "VLLM_PLUGINS"}
+@pytest.mark.parametrize(("plugins", "is_ours"), [(None, True), ("dflash", True), ("", False)])
+def test_vllm_plugins_keeps_its_meaning(
+    monkeypatch: pytest.MonkeyPatch, plugins: str | None, is_ours: bool
+) -> None:
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     if plugins is not None:
-        environment["VLLM_PLUGINS"] = plugins
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split()[-1] == ours
+        monkeypatch.setenv("VLLM_PLUGINS", plugins)
+    called: list[str] = []
+    monkeypatch.setattr(plugin, "register", lambda: called.append("register"))
+    monkeypatch.setattr(vllm.plugins, "plugins_loaded", False)
+    vllm.plugins.load_general_plugins()
+    assert called == ["register"] * is_ours
 
 
 def test_the_plugin_module_imports_nothing_heavy() -> None:
@@ -249,7 +247,7 @@ def test_options_are_parsed_once_in_a_process(pair: Pair) -> None:
 def test_options_of_an_engine_that_did_not_select_us(additional: Any) -> None:
     message = "VLLM_PLUGINS unset or add 'dflash'"
     with pytest.raises(RuntimeError, match=message):
-        DFlashOptions.of(SimpleNamespace(additional_config=additional))  # type: ignore[arg-type]
+        DFlashOptions.of(SimpleNamespace(additional_config=additional))
 
 
 def test_remarks_on_a_config_are_warned_of(pair: Pair, tmp_path: Path) -> None:

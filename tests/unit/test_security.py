@@ -185,7 +185,6 @@ def test_a_link_to_something_else_is_not_shown(pair: Pair, tmp_path: Path) -> No
         assert "the secret" not in str(refused.value)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "mask_embedding.pt"])
 def test_a_pipe_is_not_waited_for(pair: Pair, name: str) -> None:
     (pair.drafter / name).unlink(missing_ok=True)

@@ -81,4 +81,4 @@ def test_what_no_package_would_mend_gets_no_such_advice() -> None:
 def test_good_nodes_are_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe_faults([GOOD, GOOD], "0.32.0", "cpu") is None
     monkeypatch.setattr(nodes, "ask_nodes", lambda *_: [GOOD])
-    assert check_nodes(None, {}) == [GOOD]  # type: ignore[arg-type]
+    assert check_nodes(None, {}) == [GOOD]

@@ -20,7 +20,7 @@ from vllm.v1.executor.ray_executor_v2 import RayExecutorV2
 from support.pairs import Pair, make_pair
 from vllm_dflash import plugin, seams
 from vllm_dflash.cluster import ray_executor
-from vllm_dflash.cluster.napping import nap_while_waiting
+from vllm_dflash.cluster.napping import SECONDS_OF_A_NAP, nap_while_waiting
 from vllm_dflash.cluster.nodes import NodeError
 from vllm_dflash.cluster.ray_executor import CPURayExecutor, DFlashRayExecutor
 from vllm_dflash.cluster.ray_worker import CPURayWorkerProc, keep_to_cores
@@ -110,8 +110,8 @@ def test_the_ray_backend_asks_nodes_before_workers_start(
 
     monkeypatch.setattr(ray_executor, "check_nodes", refuse)
     config = on_cuda(dflash(pair))
-    config.parallel_config.placement_group = "group"  # type: ignore[assignment]
-    config.parallel_config.ray_runtime_env = {"env_vars": {"A": "1"}}  # type: ignore[assignment]
+    config.parallel_config.placement_group = "group"
+    config.parallel_config.ray_runtime_env = {"env_vars": {"A": "1"}}
     executor = Executor.get_class(config)
     assert executor is DFlashRayExecutor
     with pytest.raises(NodeError, match=r"10\.0\.0\.2"):
@@ -184,7 +184,7 @@ def test_our_executor_says_where_it_does_not_serve(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("VLLM_RAY_BUNDLE_INDICES", "0,1")
     with pytest.raises(ValueError, match="Unset VLLM_RAY_BUNDLE_INDICES"):
         executor._init_executor()
-    monkeypatch.setattr(ray_executor.current_platform, "is_cpu", lambda: False)
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
     with pytest.raises(ValueError, match="--distributed-executor-backend ray"):
         executor._init_executor()
 
@@ -227,19 +227,18 @@ def test_a_core_that_a_worker_may_not_use_is_named() -> None:
         keep_to_cores("9999", 0, 1)
 
 
-def test_readers_nap_after_a_message_and_sleep_when_idle() -> None:
+def test_readers_nap_after_a_message_and_sleep_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+    monkeypatch.setattr(time, "sleep", naps.append)
     slept: list[int | None] = []
-    condition = SimpleNamespace(wait=slept.append, last_read=time.monotonic(), busy_loop_s=60.0)
+    condition = SimpleNamespace(wait=slept.append, last_read=time.monotonic(), busy_loop_s=6e5)
     queue: Any = SimpleNamespace(_is_local_reader=True, _spin_condition=condition)
     nap_while_waiting(queue)
-    before = time.process_time()
-    for _ in range(100):
-        condition.wait(5)
-    assert time.process_time() - before < 0.05
-    assert slept == []
-    condition.last_read -= 61
     condition.wait(5)
-    assert slept == [5]
+    assert (slept, naps) == ([], [SECONDS_OF_A_NAP])
+    condition.last_read -= 6e5
+    condition.wait(5)
+    assert (slept, naps) == ([5], [SECONDS_OF_A_NAP])
     remote: Any = SimpleNamespace(_is_local_reader=False)  # it reads from a socket
     nap_while_waiting(remote)
 

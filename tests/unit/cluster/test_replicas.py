@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
+from support.waiting import PATIENCE_S, wait_for_end, wait_until
 from vllm_dflash.cluster.replicas.client_errors import REPLICA_DIED, OpenAIErrors
 from vllm_dflash.cluster.replicas.replica_settings import Settings
 
@@ -108,7 +108,7 @@ import os, subprocess, sys
 from multiprocessing import shared_memory
 from vllm_dflash.cluster.replicas.guard import Guard
 guard = Guard()
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 memory = shared_memory.SharedMemory(create=True, size=8)
 print(child.pid, guard._process.pid, memory.name, flush=True)
 if sys.stdin.readline():
@@ -141,13 +141,11 @@ def test_no_process_outlives_a_guarded_one(death: str) -> None:
             guarded.stdin.write("leave\n")
             guarded.stdin.flush()
             assert guarded.stdout.readline() == "False\n"  # Ray would kill the tracker now
-        guarded.wait(10)
-        _, alive = psutil.wait_procs(others, timeout=10)
-        assert [process.pid for process in alive] == ([child.pid] if death == "leave" else [])
-        deadline = time.monotonic() + 10
-        while os.path.exists(f"/dev/shm/{memory}") and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not os.path.exists(f"/dev/shm/{memory}")
+        guarded.wait(PATIENCE_S)
+        stays = {child} if death == "leave" else set()
+        wait_for_end(set(others) - stays)
+        assert all(process.is_running() for process in stays)
+        wait_until(lambda: not os.path.exists(f"/dev/shm/{memory}"), "no shared memory")
     finally:
         for process in others:
             if process.is_running():
@@ -173,7 +171,8 @@ def test_by_default_it_is_the_demo_pair() -> None:
 
 
 def test_settings_come_as_text_from_the_command_line_of_serve() -> None:
-    options = Settings(min_replicas="1", max_replicas="3").deployment_options()
+    from_serve: dict[str, Any] = {"min_replicas": "1", "max_replicas": "3"}
+    options = Settings(**from_serve).deployment_options()
     assert "num_replicas" not in options
     assert options["autoscaling_config"]["max_replicas"] == 3
     assert Settings(min_replicas=2, max_replicas=2).deployment_options()["num_replicas"] == 2

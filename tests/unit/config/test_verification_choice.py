@@ -62,7 +62,8 @@ def test_not_under_synchronous_scheduling_where_our_planner_does_it() -> None:
 def test_the_users_word_counts() -> None:
     assert choice(enable_adaptive_verification=True) == {}  # it is set already
     assert choice(enable_adaptive_verification=False) == TABLE
-    assert choice(**{"enable-adaptive-verification": False}) == TABLE
+    dashed: dict[str, Any] = {"enable-adaptive-verification": False}
+    assert choice(**dashed) == TABLE
 
 
 def test_nothing_on_a_cpu() -> None:

@@ -7,7 +7,7 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from support.planner_world import profiled_costs
-from vllm_dflash.engine import scheduler as ours
+from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.scheduler import DFlashAsyncScheduler, attach_costs
 from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.uniform_length import UniformLength
@@ -18,9 +18,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> DFlashAsyncScheduler:
     monkeypatch.setattr(AsyncScheduler, "__init__", lambda self: None)
     monkeypatch.setattr(AsyncScheduler, "update_from_output", lambda *_: "outputs")
     monkeypatch.setattr(AsyncScheduler, "_update_after_schedule", lambda *_: None)
-    monkeypatch.setattr(
-        ours.DFlashOptions, "of", lambda _: SimpleNamespace(draft_length="adaptive")
-    )
+    monkeypatch.setattr(DFlashOptions, "of", lambda _: SimpleNamespace(draft_length="adaptive"))
     monkeypatch.setattr(AsyncScheduler, "num_spec_tokens", 7, raising=False)
     monkeypatch.setattr(AsyncScheduler, "dynamic_sd_lookup", [0, 7, 4, 2, 0], raising=False)
     config = SimpleNamespace(speculative_config=SimpleNamespace(enable_adaptive_verification=False))

@@ -26,7 +26,8 @@ def scheduled(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 @given(scheduled())
 def test_kept_rows_are_all_but_each_tail(batch: tuple[list[int], list[int]]) -> None:
     counts, rejected = batch
-    expected, first = [], 0
+    expected: list[int] = []
+    first = 0
     for count, tail in zip(counts, rejected, strict=True):
         expected += range(first, first + count - tail)
         first += count
@@ -58,7 +59,13 @@ def test_block_inputs_against_a_loop_over_tokens(batch: list[tuple[int, int]]) -
     bonus = np.arange(len(batch)) + 10
     table = np.random.default_rng(0).permutation(len(batch) * 16).reshape(len(batch), 16)
     got = block_inputs(contexts, lengths, bonus, MASK, table, CACHE_BLOCK)
-    ids, positions, slots, mask_rows, starts, seq_lens, drafted = [], [], [], [], [0], [], []
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    mask_rows: list[int] = []
+    seq_lens: list[int] = []
+    drafted: list[int] = []
+    starts = [0]
     for row, (context, length) in enumerate(batch):
         if length == 0:
             continue

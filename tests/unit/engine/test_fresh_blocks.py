@@ -26,7 +26,7 @@ def test_fresh_blocks_are_those_without_a_cached_prefix() -> None:
             resumed_req_ids={"c"},
         ),
     )
-    assert fresh_blocks(step, 1, 32) == [1, 2, 3, 6, 20, 31, 32]  # type: ignore[arg-type]
+    assert fresh_blocks(step, 1, 32) == [1, 2, 3, 6, 20, 31, 32]
 
 
 def test_a_step_that_allocates_nothing_has_no_fresh_blocks() -> None:
@@ -40,7 +40,7 @@ def test_a_step_that_allocates_nothing_has_no_fresh_blocks() -> None:
             resumed_req_ids={"b"},
         ),
     )
-    assert fresh_blocks(step, 0, 32) == []  # type: ignore[arg-type]
+    assert fresh_blocks(step, 0, 32) == []
 
 
 def test_lists_that_do_not_belong_together_are_refused() -> None:

@@ -97,7 +97,7 @@ def test_a_step_is_counted_and_learned_from_when_it_ends(agreed: list[str]) -> N
     observed: list[Step] = []
 
     class Learning(Scripted):
-        def observe(self, step: Step) -> StepEstimate:
+        def observe(self, step: Step) -> StepEstimate:  # type: ignore[override]
             observed.append(step)
             return StepEstimate(0.002, 0.0, 0.0, plain_seconds=0.001)
 

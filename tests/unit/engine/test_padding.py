@@ -58,7 +58,7 @@ def observe_v2(admitted: set[str], *, is_async: bool) -> Any:
         num_scheduled_tokens=np.array([4, 4, 1]),
         idx_mapping_np=np.arange(3),
     )
-    inputs = batch, {}, {}, None, None, SAMPLED, REJECTED
+    inputs: tuple[Any, ...] = batch, {}, {}, None, None, SAMPLED, REJECTED
     speculator.propose(*inputs, num_speculative_tokens=0)
     return speculator.collect_statistics()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.drafter_harness import CACHE_BLOCK, DrafterHarness, Row
+from support.drafter_harness import CACHE_BLOCK, DrafterHarness, Harness, Row
 from support.pairs import Pair, make_pair
 from support.planner_world import profiled_costs
 from vllm_dflash.planning.fixed_length import FixedLength
@@ -20,7 +20,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.fixture
-def harness(pair: Pair) -> DrafterHarness:
+def harness(pair: Pair) -> Harness:
     return DrafterHarness(pair)
 
 
@@ -121,7 +121,7 @@ def test_skipped_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> No
 
 
 @on_both_runners
-def test_block_forward_does_not_run_when_nobody_drafts(harness: DrafterHarness) -> None:
+def test_block_forward_does_not_run_when_nobody_drafts(harness: Harness) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("the block forward ran")
 
@@ -132,7 +132,7 @@ def test_block_forward_does_not_run_when_nobody_drafts(harness: DrafterHarness) 
 
 
 @on_both_runners
-def test_drafts_never_outrun_max_tokens(harness: DrafterHarness) -> None:
+def test_drafts_never_outrun_max_tokens(harness: Harness) -> None:
     harness.max_tokens = 20
     lengths = [len(harness.step([Row(0, features(n, n))])[0]) for n in (10, 2, 3, 3)]
     # Context 10, 12, 15, 18: room for the bonus token, the drafts and one token behind them.
@@ -181,7 +181,7 @@ def test_hazard_6_slot_reuse_after_an_abort_sees_nothing_of_the_old(pair: Pair) 
 
 
 @on_both_runners
-def test_hazard_4_padding_rows_write_nothing(harness: DrafterHarness) -> None:
+def test_hazard_4_padding_rows_write_nothing(harness: Harness) -> None:
     """Both runners give them the slot -1."""
     slots = torch.full((6,), -1)
     harness.proposer.model.context.store(features(6, 0), torch.arange(6), slots)
@@ -189,7 +189,7 @@ def test_hazard_4_padding_rows_write_nothing(harness: DrafterHarness) -> None:
 
 
 @on_both_runners
-def test_nan_logits_never_become_drafts(harness: DrafterHarness) -> None:
+def test_nan_logits_never_become_drafts(harness: Harness) -> None:
     bad = features(8, 1)
     bad[3] = float("nan")
     drafts = harness.step([Row(0, features(8, 0)), Row(1, bad), Row(2, features(8, 2))])

@@ -13,6 +13,7 @@ from vllm_dflash.engine import drafts_in_output
 from vllm_dflash.engine import scheduler as ours
 from vllm_dflash.engine.drafts_in_output import attach_drafts
 from vllm_dflash.engine.scheduler import DFlashAsyncScheduler, DFlashScheduler, build_scheduler
+from vllm_dflash.seams import ENGINE
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,7 @@ def test_drafts_are_taken_behind_the_tokens(happened: list[Any]) -> None:
     drafts = DraftTokenIds(["a"], [[1, 2]])
     output: Any = SimpleNamespace()
     attach_drafts(output, drafts)
-    assert DFlashScheduler().update_from_output("scheduled", output) == "outputs"  # type: ignore[arg-type]
+    assert DFlashScheduler().update_from_output("scheduled", output) == "outputs"
     assert happened == [("scheduled", output), drafts]
 
 
@@ -53,7 +54,7 @@ def test_an_output_without_drafts(happened: list[Any]) -> None:
     attached: Any = SimpleNamespace()
     attach_drafts(attached, None)
     for output in (SimpleNamespace(), attached):
-        assert DFlashScheduler().update_from_output("scheduled", output) == "outputs"  # type: ignore[arg-type]
+        assert DFlashScheduler().update_from_output("scheduled", output) == "outputs"
     assert [len(step) for step in happened] == [2, 2]
 
 
@@ -88,5 +89,5 @@ def test_an_engine_gets_the_scheduler_of_its_way_of_scheduling(
     made = build_scheduler(vllm_config=config, log_stats=True)
     assert type(made) is kind
     assert given == {"vllm_config": config, "log_stats": True}
-    assert checked == [ours.ENGINE]
+    assert checked == [ENGINE]
     assert issubclass(DFlashAsyncScheduler, AsyncScheduler)

@@ -50,7 +50,7 @@ def test_nobody_keeps_a_state_whose_engine_has_ended() -> None:
     """Nor what it watches; and other engines' compilations are not told to it for ever."""
     before = list(callback_handler.start_callbacks)
     owner = torch.nn.Linear(2, 2)  # as a drafter is, which the state is part of
-    owner.warm = WarmState(owner.parameters)
+    vars(owner)["warm"] = WarmState(owner.parameters)
     other = WarmState(list)
     assert len(callback_handler.start_callbacks) == len(before) + 2
     gone = weakref.ref(owner)

@@ -36,7 +36,7 @@ def test_drafts_that_are_not_finite() -> None:
 def test_looks_become_rare() -> None:
     """Each waits for the device."""
     watched, looks = Watched(), []
-    watched.watch.look = lambda: looks.append(step)  # type: ignore[method-assign]
+    watched.watch.look = lambda: looks.append(step)
     for step in range(1, 10 * LONGEST_INTERVAL):  # noqa: B007 - the lambda reads it
         watched.watch.tick()
     assert looks[:3] == [FIRST_LOOK, 3 * FIRST_LOOK, 7 * FIRST_LOOK]
@@ -83,7 +83,7 @@ def test_each_warning_comes_once_and_then_nobody_looks() -> None:
     for _ in range(FIRST_LOOK):
         watched.watch.tick()
     assert len(watched.warnings) == 2
-    watched.watch.look = lambda: watched.warnings.append("looked")  # type: ignore[method-assign]
+    watched.watch.look = lambda: watched.warnings.append("looked")
     for _ in range(4 * LONGEST_INTERVAL):
         watched.watch.tick()
     assert len(watched.warnings) == 2

@@ -1,6 +1,7 @@
 """The vLLM drafter against `reference.py`, in float32, on a poisoned paged cache."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from support.drafter_harness import DrafterHarness, Row
 from support.pairs import Pair, make_pair
 from vllm_dflash.model.reference import draft
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "gqa": {},
     "mha": {"num_key_value_heads": 4},
     "mqa": {"num_key_value_heads": 1},
@@ -94,8 +95,8 @@ SHAPES = {
 }
 
 
-@pytest.fixture(params=SHAPES.values(), ids=SHAPES.keys())
-def pair(request: pytest.FixtureRequest, tmp_path) -> Pair:
+@pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
     return make_pair(tmp_path, **request.param)
 
 

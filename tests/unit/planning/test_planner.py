@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
 
-USELESS = {"sure": 0.02, "unsure": 0.02, "overrated": 0.1}
+USELESS: dict[str, Any] = {"sure": 0.02, "unsure": 0.02, "overrated": 0.1}
 """Never accepted, and sure of itself all the same."""
 LENGTHS = (1, 2, 3, 5, 7)
 

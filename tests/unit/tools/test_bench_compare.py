@@ -117,7 +117,8 @@ def test_swing_is_sized_by_plain_decoding(tmp_path: Path, asked: list[Asked]) ->
 def test_a_death_leaves_complete_rounds_and_no_child(
     tmp_path: Path, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = compare.EngineProcess.ask
+    instant: type[EngineProcess] = vars(compare)["EngineProcess"]
+    ask = instant.ask
     log = tmp_path / "log"
     log.write_text("it broke")
 
@@ -126,7 +127,7 @@ def test_a_death_leaves_complete_rounds_and_no_child(
             raise EngineDied(log)
         return ask(child, question, **arguments)
 
-    monkeypatch.setattr(compare.EngineProcess, "ask", mortal)
+    monkeypatch.setattr(instant, "ask", mortal)
     with pytest.raises(EngineDied, match="it broke"):
         comparison(tmp_path, CLOSED).run()
     saved = json.loads((tmp_path / "result.json").read_text())

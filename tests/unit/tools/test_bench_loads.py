@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,13 @@ from vllm_dflash.tools.bench.bench_prompts import easy_and_hard
 from vllm_dflash.tools.loads.closed import measure_closed
 from vllm_dflash.tools.loads.poisson import measure_poisson, poisson_arrivals
 from vllm_dflash.tools.loads.swing import measure_swing
-from vllm_dflash.tools.stepped_engine import Output
+from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
 
 PROMPTS = [f"prompt {number} has words" for number in range(50)]
 
 
 @dataclass
-class FakeEngine:
+class FakeEngine(SteppedEngine):
     """Every step takes a second for each request in flight and 10 more, and gives each request
     so many tokens."""
 
@@ -34,10 +35,19 @@ class FakeEngine:
     emitted: list[tuple[float, int]] = field(default_factory=list)
     slept: list[float] = field(default_factory=list)
 
-    def add(self, request_id: str, prompt: str, max_tokens: int, *, ignore_eos: bool) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        max_tokens: int,
+        *,
+        whole: bool = False,
+        **sampling: Any,
+    ) -> None:
         assert request_id not in self.left
+        assert isinstance(prompt, str)
         assert max_tokens > 0
-        assert ignore_eos  # so that requests are as long as asked for
+        assert (whole, sampling) == (False, {"ignore_eos": True})  # as long as asked for
         self.left[request_id] = max_tokens
         self.added.append((prompt, max_tokens))
 
@@ -176,11 +186,11 @@ class TestPoisson:
         added: dict[str, float] = {}
         original = engine.add
 
-        def add(request_id: str, prompt: str, max_tokens: int, **sampling: Any) -> None:
+        def add(request_id: str, *arguments: Any, **sampling: Any) -> None:
             added[request_id] = engine.time - 100
-            original(request_id, prompt, max_tokens, **sampling)
+            original(request_id, *arguments, **sampling)
 
-        engine.add = add  # type: ignore[method-assign]
+        engine.add = add
         measure_poisson(engine, prompts=PROMPTS, arrivals=arrivals, tokens=8)
         longest_step = 10 + max(engine.concurrency)
         assert len(added) == 40

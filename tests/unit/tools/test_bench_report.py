@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def poisson() -> list[dict[str, Any]]:
     ]
 
 
-def rows_by_name(table: Table) -> dict[str, list[str]]:
+def rows_by_name(table: Table) -> dict[str, Sequence[str]]:
     return {row[0]: row[1:] for row in table.rows}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -31,21 +32,24 @@ def test_columns_line_up_and_names_are_no_markup() -> None:
     assert no_heads.plain() == "t\n  a   1\n  bc  2"
 
 
+def drawn(table: Table, **terminal: Any) -> str:
+    file = StringIO()
+    Console(width=60, file=file, **terminal).print(table.rich())
+    return file.getvalue()
+
+
 def test_terminal() -> None:
-    console = Console(width=60, file=StringIO())
-    console.print(NUMBERS.rich())
-    lines = console.file.getvalue().splitlines()
+    lines = drawn(NUMBERS).splitlines()
     assert lines[1] == "a title longer than the table"
     assert "│ 1 │ 2 │" in lines
 
 
 def test_a_marked_row_stands_out() -> None:
-    console = Console(width=60, file=StringIO(), force_terminal=True)
-    console.print(NAMES.rich())
-    red = [line for line in console.file.getvalue().splitlines() if "\x1b[1;31m" in line]
+    seen = drawn(NAMES, force_terminal=True)
+    red = [line for line in seen.splitlines() if "\x1b[1;31m" in line]
     assert len(red) == 1
     assert "22" in red[0]
-    assert "[red]a" in console.file.getvalue()
+    assert "[red]a" in seen
 
 
 def test_tables_where_a_person_looks(
@@ -86,11 +90,12 @@ def test_progress_on_a_terminal(total: int | None) -> None:
         def isatty(self) -> bool:
             return True
 
-    bars = Bars(Terminal())
+    file = Terminal()
+    bars = Bars(file)
     with bars.stage("writing", total, "texts") as tell:
         tell(3, "[red]now")
         bars.say("[red]so far")
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", bars._console.file.getvalue())
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
     assert "[red]so far" in shown
     assert "writing: [red]now" in shown
     assert ("3/4" in shown) == (total == 4)

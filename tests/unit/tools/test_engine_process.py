@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any
 
 import pytest
 
 from support import importing_support
+from support.waiting import wait_until
 from vllm_dflash.tools import engine_process
 from vllm_dflash.tools.engine_log import errors_in
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess, temporary_logs
@@ -37,13 +41,11 @@ def start(tmp_path: Path) -> Start:
 
 
 def is_gone(group: int) -> bool:
-    """Whether a group of processes ends and is reaped, also where init waits for a core."""
-    for _ in range(200):
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.1)
+    """Whether a group of processes has ended and is reaped, which may be init's work."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
     return False
 
 
@@ -52,7 +54,8 @@ def test_answers_and_refusals(start: Start, tmp_path: Path) -> None:
         assert child.ask("double", number=4) == 8
         with pytest.raises(ValueError, match=r"^too\nmuch$"):
             child.ask("refuse", why="too\nmuch")
-        assert child.answers.double(number=5) == 10
+        answers: Any = child.answers
+        assert answers.double(number=5) == 10
         assert not (tmp_path / "closed").exists()
     assert (tmp_path / "closed").exists()
     assert child._process.returncode == 0
@@ -124,7 +127,7 @@ def test_a_killed_child_is_noticed_and_leaves_no_process(start: Start) -> None:
         with pytest.raises(EngineDied):
             child.ask("double", number=4)
         os.killpg(group, 0)  # the process it started is still there
-    assert is_gone(group)
+    wait_until(lambda: is_gone(group), "no process of the group")
 
 
 @pytest.fixture
@@ -140,20 +143,35 @@ def _interruptible() -> Iterator[None]:
 def test_interrupting_a_wait_leaves_no_process(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starting: bool
 ) -> None:
-    monkeypatch.setattr(engine_process, "SECONDS_TO_STOP", 1.0)  # it waits for a process that stays
+    log = tmp_path / "logs" / "log"
+    main = threading.get_ident()
+
+    def waits() -> bool:
+        functions = (frame.f_code for frame, _ in walk_stack(sys._current_frames()[main]))
+        return (tmp_path / "hanging").exists() and EngineProcess.ask.__code__ in functions
 
     def interrupt() -> None:
-        while not (tmp_path / "hanging").exists():
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
+        wait_until(waits, "a question to a process that hangs")
+        while waits():  # one that comes right before the wait is not seen
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
 
     with start(hangs=starting) as child:
-        group = child._process.pid
-        threading.Thread(target=interrupt, daemon=True).start()
-        with pytest.raises(KeyboardInterrupt):
+        group, wait = child._process.pid, child._process.wait
+
+        def run_out_of_patience(timeout: float | None = None) -> int:
+            """It says that it was interrupted, and then waits for a process that stays."""
+            if timeout is None:
+                return wait()
+            assert timeout == engine_process.SECONDS_TO_STOP
+            wait_until(lambda: "KeyboardInterrupt" in log.read_text(), "word of the interrupt")
+            raise subprocess.TimeoutExpired("child", timeout)
+
+        monkeypatch.setattr(child._process, "wait", run_out_of_patience)
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it comes while the question waits
+            threading.Thread(target=interrupt, daemon=True).start()
             child.ask("hang")
-    assert is_gone(group)
-    assert "KeyboardInterrupt" in (tmp_path / "logs" / "log").read_text()
+    wait_until(lambda: is_gone(group), "no process of the group")
 
 
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, EngineDied])

@@ -10,7 +10,11 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from huggingface_hub.utils import SafetensorsFileMetadata, SafetensorsRepoMetadata, TensorInfo
+from huggingface_hub.utils._safetensors import (
+    SafetensorsFileMetadata,
+    SafetensorsRepoMetadata,
+    TensorInfo,
+)
 from safetensors.torch import save_file
 from transformers import PretrainedConfig
 
@@ -53,7 +57,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, headers: Headers) -> list[str | None]
         assert repository == REPOSITORY
         asked.append(revision)
         infos = {
-            name: TensorInfo(dtype=tensor.dtype, shape=list(tensor.shape), data_offsets=(0, 0))
+            name: TensorInfo(tensor.dtype, list(tensor.shape), (0, 0))  # type: ignore[arg-type]
             for name, tensor in headers.tensors.items()
         }
         files = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,10 @@ from vllm_dflash.tools.parity.stage_errors import gap_to_best, relative_error
 from vllm_dflash.tools.parity.stages import Place
 
 PROMPT_LENGTH, NEW_TOKENS = 40, 12
-MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+MIXED: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 20,
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +63,11 @@ def spoil_context(recording: Recording, step: DraftStep) -> None:
     recording.positions[5] = 6  # nothing is left of position 5
 
 
+def some(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert tensor is not None
+    return tensor
+
+
 def spoil_z(recording: Recording, step: DraftStep) -> None:
     recording.z[7] *= 1.01
 
@@ -72,19 +81,19 @@ def spoil_positions(recording: Recording, step: DraftStep) -> None:
 
 
 def spoil_norm(recording: Recording, step: DraftStep) -> None:
-    step.hidden[2, 3] += 0.01
+    some(step.hidden)[2, 3] += 0.01
 
 
 def spoil_logits(recording: Recording, step: DraftStep) -> None:
-    step.logits *= 3
+    some(step.logits).mul_(3)
 
 
 def spoil_head(recording: Recording, step: DraftStep) -> None:
-    step.logits[:] = step.logits.roll(1, dims=0)
+    some(step.logits).copy_(some(step.logits).roll(1, dims=0))
 
 
 def spoil_drafts(recording: Recording, step: DraftStep) -> None:
-    step.drafts[1] += 1
+    some(step.drafts)[1] += 1
 
 
 def lose_drafts(recording: Recording, step: DraftStep) -> None:
@@ -165,7 +174,8 @@ def first_tap(drafter: ReferenceDrafter) -> None:
 
 
 def rope_layout(drafter: ReferenceDrafter) -> None:
-    for layer in drafter.layers:
+    layers: Iterable[Any] = drafter.layers
+    for layer in layers:
         layer.self_attn.is_neox_style = False
 
 
@@ -186,7 +196,8 @@ def causal(drafter: ReferenceDrafter) -> None:
 
 
 def k_norm(drafter: ReferenceDrafter) -> None:
-    first, second = (layer.self_attn.k_norm for layer in drafter.layers)
+    layers: Iterable[Any] = drafter.layers
+    first, second = (layer.self_attn.k_norm for layer in layers)
     second.weight.data.copy_(first.weight)
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from support.engines import DEMO, DRAFTER, TARGET
+from support import DEMO
+from support.engines import DRAFTER, TARGET
 from support.pairs import make_pair
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench.compare_sides import Comparison

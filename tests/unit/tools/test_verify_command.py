@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.engines import DEMO, FIXED, TARGET
+from support import DEMO
+from support.engines import FIXED, TARGET
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.console import INTERRUPTED
 from vllm_dflash.tools.engine_answers import start

@@ -91,7 +91,6 @@ def test_an_identical_text_asks_nothing() -> None:
 
 
 @given(st.integers(1, 70).flatmap(without_ends))
-@settings(deadline=None)
 def test_any_text_of_full_length(text: Tokens) -> None:
     plain = Plain()
     (found,) = plain.compare(text, limit=len(text))
@@ -99,7 +98,7 @@ def test_any_text_of_full_length(text: Tokens) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 def test_rare_mistakes_far_apart_are_all_found(data: st.DataObject) -> None:
     """Texts as engines write them: plain decoding's but for some tokens, also stop tokens."""
     plain = Plain()
@@ -115,7 +114,6 @@ def test_rare_mistakes_far_apart_are_all_found(data: st.DataObject) -> None:
 
 
 @given(st.integers(1, 60), st.data())
-@settings(deadline=None)
 def test_a_text_that_ends_too_soon(limit: int, data: st.DataObject) -> None:
     plain = Plain()
     text = plain.write(PROMPT, limit)
@@ -139,7 +137,7 @@ def test_a_stop_token_at_the_end_of_a_piece() -> None:
     """Nothing is wrong, and nothing is asked for behind it."""
     plain = Plain()
     last = len(PROMPT) + FIRST_PIECE
-    plain.best = lambda tokens: STOP if len(tokens) == last else 2  # type: ignore[method-assign]
+    plain.best = lambda tokens: STOP if len(tokens) == last else 2
     text = plain.write(PROMPT, 50, lambda tokens: 3 if len(tokens) == 2 else plain.best(tokens))
     (found,) = plain.compare(text, limit=50)
     assert [one.position for one in found] == [0]
@@ -147,7 +145,6 @@ def test_a_stop_token_at_the_end_of_a_piece() -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, VOCABULARY - 1))
-@settings(deadline=None)
 def test_a_text_that_goes_on_behind_its_end(limit: int, token: int) -> None:
     plain = Plain()
     text = plain.write(PROMPT, limit)
@@ -165,7 +162,6 @@ def test_a_stop_token_of_its_own_that_does_not_stop() -> None:
 
 
 @given(st.lists(without_ends(40), min_size=1, max_size=5))
-@settings(deadline=None)
 def test_many_texts_share_rounds(texts: list[Tokens]) -> None:
     alone = [Plain() for _ in texts]
     together = Plain()
@@ -182,7 +178,7 @@ def test_what_agrees_is_asked_for_in_growing_pieces() -> None:
         best = max(1, plain.best(tokens))
         return best % (VOCABULARY - 1) + 1 if len(tokens) == len(PROMPT) + 2 else best
 
-    plain.best = lambda tokens: max(1, Plain.best(plain, tokens))  # type: ignore[method-assign]
+    plain.best = lambda tokens: max(1, Plain.best(plain, tokens))
     text = plain.write(PROMPT, 150, choose)
     (found,) = plain.compare(text, limit=150)
     assert [one.position for one in found] == [2]

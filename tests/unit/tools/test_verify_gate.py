@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from vllm_dflash.tools.engine_answers import Facts, Finished, Request
+from vllm_dflash.tools.engine_answers import EngineAnswers, Facts, Finished, Request
 from vllm_dflash.tools.progress import Lines, Progress, Tell
 from vllm_dflash.tools.verify.divergence import Answer, Question
 from vllm_dflash.tools.verify.gate import GateSettings, Judge, verify
@@ -22,19 +22,25 @@ REGRET = {(4, 5): 0.125, (7, 6): 0.5}
 """By the next number and the one that is written instead; others have a whole nat."""
 
 
-class Counting:
+class Counting(EngineAnswers):
     """Writes the next number, up to 8, then 9, which ends a text. A prompt is one digit."""
 
     def __init__(self, wrong: dict[int, int] | None = None, **facts: Any) -> None:
         self.wrong = wrong or {}
         """What it writes instead of a number."""
-        self.known = {"dtype": "bfloat16", "max_model_len": 100, "max_num_seqs": 4} | facts
+        self.known: Any = {
+            "dtype": "bfloat16",
+            "max_model_len": 100,
+            "max_num_seqs": 4,
+        } | facts
         self.known.setdefault("drafter", None)
         self.submitted: list[tuple[int, int]] = []
         self.drafts = 0.0
 
     def facts(self) -> Facts:
-        return Facts(stop_tokens=[STOP], versions={"vllm": "of today"}, **self.known)
+        return cast(
+            "Facts", {"stop_tokens": [STOP], "versions": {"vllm": "of today"}, **self.known}
+        )
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return [[int(digit) for digit in text] for text in texts]
@@ -97,9 +103,11 @@ def gate(
 ) -> Verification:
     opening = Stage()
     plain = plain or Counting(dtype=dflash.known["dtype"])
-    settings = GateSettings(**({"concurrency": (1, 3), "tokens": 20} | changes))
+    settings: dict[str, Any] = {"concurrency": (1, 3), "tokens": 20, **changes}
     prompts = ["1", "2", "5"]
-    return verify(prompts, lambda: opening(dflash), lambda: opening(plain), settings, progress)
+    return verify(
+        prompts, lambda: opening(dflash), lambda: opening(plain), GateSettings(**settings), progress
+    )
 
 
 def test_identical() -> None:
@@ -244,7 +252,7 @@ def test_the_judge_is_asked_everything_at_once() -> None:
         Question((3,), 4, 3),
         Question((6,), 6, 1),
     ]
-    answers = Judge(plain, 7).answer(questions)  # type: ignore[arg-type]
+    answers = Judge(plain, 7).answer(questions)
     assert answers == [
         Answer(0.125, ()),
         Answer(0.0, (7, 8)),

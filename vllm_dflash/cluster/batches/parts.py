@@ -28,7 +28,7 @@ def write_part(out: Path, rows: Sequence[Row], form: str) -> Path:
     path = out / f"part-{hashlib.sha256(ids.encode()).hexdigest()[:16]}.{form}"
     unfinished = path.with_name(path.name + UNFINISHED)
     if form == PARQUET:
-        from pyarrow import Table, parquet  # type: ignore[import-untyped]
+        from pyarrow import Table, parquet
 
         parquet.write_table(Table.from_pylist([dict(row) for row in rows]), unfinished)
     else:
