@@ -28,6 +28,7 @@ def architectures(*names: Any) -> dict[str, Any]:
         (architectures("Nonsense", "LagunaForCausalLM"), "DFlashLagunaForCausalLM"),
         (architectures("LiLiCorrDraftModel"), "LiLiCorrDraftModel"),
         (architectures("Nonsense"), None),
+        (architectures("2DraftModel"), None),  # whose name with DFlash before it would be known
         (architectures("LlamaForCausalLM"), None),
         (architectures("DraftModel"), None),
         (architectures("Nonsense", "DraftModel", "LlamaForCausalLM"), None),
