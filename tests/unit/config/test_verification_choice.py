@@ -8,7 +8,7 @@ from vllm.config import CUDAGraphMode
 from vllm.platforms import current_platform
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
-from vllm_dflash.config.class_paths import GPU_WORKER
+from vllm_dflash.config.class_paths import CPU_WORKER, GPU_WORKER
 from vllm_dflash.config.engine_settings import choose_verification, choose_worker, length_table
 
 
@@ -26,10 +26,11 @@ def choice(
     asynchronous: bool | None = None,
     **written: Any,
 ) -> dict[str, Any]:
+    compilation = SimpleNamespace(**({} if mode is None else {"cudagraph_mode": mode}))
     args = SimpleNamespace(
         speculative_config=written,
         enforce_eager=eager,
-        compilation_config=SimpleNamespace(cudagraph_mode=mode),
+        compilation_config=compilation,
         async_scheduling=asynchronous,
     )
     options = SimpleNamespace(draft_length=draft_length, num_speculative_tokens=7)
@@ -82,7 +83,13 @@ def test_the_table_names_the_lengths_to_capture(max_draft: int) -> None:
 
 @pytest.mark.usefixtures("_cuda")
 def test_cuda_gets_its_own_worker() -> None:
-    assert choose_worker("auto") == GPU_WORKER
+    assert choose_worker("auto") == choose_worker(GPU_WORKER) == GPU_WORKER
+    with pytest.raises(ValueError, match="worker_cls is"):
+        choose_worker(CPU_WORKER)
+
+
+def test_a_cpu_gets_its_own_worker() -> None:
+    assert choose_worker("auto") == choose_worker(CPU_WORKER) == CPU_WORKER
 
 
 def test_other_platforms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
