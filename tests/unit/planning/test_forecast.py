@@ -129,7 +129,7 @@ def test_assumed_rates_stand_in_the_middle_of_scores() -> None:
 )
 def test_groups_begin_half_way_between_two_scores(count: int, edges: list[float]) -> None:
     forecast = Forecast(1)
-    forecast.observe(np.arange(count), np.ones((count, 1)))
+    forecast.observe(np.arange(float(count)), np.ones((count, 1)))
     asked = np.array([edge + side for edge in edges for side in (-0.01, 0.0, 0.01)])
     outcomes = forecast.outcomes(asked)
     assert outcomes.least_score.tolist() == [*edges, -np.inf]

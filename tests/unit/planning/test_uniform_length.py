@@ -116,7 +116,7 @@ def test_the_best_rate_is_chosen(
     rates = {}
     for length in sorted(choices):
         tokens = num_requests * (1 + sum(policy.survival()[:length]))
-        ms = 10 + num_requests * (1 + length)
+        ms = 10.0 + num_requests * (1 + length)
         if length:  # the block is one of four rows, whatever the length
             ms += (2 + num_requests * 4) / 4
         rates[length] = tokens / ms
