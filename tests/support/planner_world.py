@@ -93,7 +93,7 @@ class World:
         """Go on for some steps with these requests."""
         num = len(ids)
         lengths = np.zeros(num, dtype=int)  # drafts to verify in the coming step
-        truth = np.zeros((num, MAX_DRAFT))
+        truth: Floats = np.zeros((num, MAX_DRAFT))
         waiting = np.zeros(num, dtype=int)
         skip_steps = 0
         for _ in range(steps):

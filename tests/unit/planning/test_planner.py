@@ -102,7 +102,7 @@ def test_new_requests_start_from_what_others_have_shown() -> None:
         first += 4
     ours = (world.tokens - before[0]) / (world.seconds - before[1])
     assert ours > 1.3 * rate_of(Undrafted(), 4)
-    useless, first = World(planner(), **USELESS)  # type: ignore[arg-type], 0
+    useless, first = World(planner(), **USELESS), 0  # type: ignore[arg-type]
     for _ in range(100):
         useless.run(names(4, first), 6)
         first += 4
