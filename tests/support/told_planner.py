@@ -65,10 +65,10 @@ class ToldPlanner(Planner):
         *curve: float,
         mean_first_survival: float = 0.5,
         max_requests: int = 8,
-        whole_batch: bool = False,
+        **mode: bool,
     ) -> None:
         """Of every draft, position by position, so much is expected."""
-        super().__init__(max_draft, max_requests, straight_costs(), whole_batch=whole_batch)
+        super().__init__(max_draft, max_requests, straight_costs(), **mode)
         self.forecast = ToldForecast(max_draft, mean_first_survival)
         self.forecast.curve[: len(curve)] = curve
         self.probes = ToldProbes()
