@@ -126,6 +126,8 @@ def test_bonus_tokens_by_hand() -> None:
     assert counts.tolist() == [3, 1, 2, 0, 1]
     assert bonus[counts > 0].tolist() == [9, 8, 2, 5]
     assert counts.dtype == np.int32
+    bonus, counts = bonus_tokens(np.array([[3, 4], [8, -1]]), np.zeros(2, dtype=bool), 10)
+    assert (bonus.tolist(), counts.tolist()) == ([4, 8], [2, 1])  # of one draft each
 
 
 def test_what_attention_kernels_are_given_has_their_dtypes() -> None:
