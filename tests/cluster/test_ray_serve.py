@@ -21,7 +21,7 @@ from support.servers import MODEL, Server, free_port, running
 from support.waiting import PATIENCE_S, wait_for_end, wait_until
 from vllm_dflash.cluster.replicas.client_errors import REPLICA_DIED
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.server
 EXAMPLE = ROOT / "examples" / "ray_serve.py"
 PROMPTS = held_out_prompts(6)
 REPLICA, ENGINE = "ServeReplica", "EngineCore"

@@ -107,7 +107,7 @@ def test_a_disk_that_is_full_when_the_models_are_compiled(tmp_path: Path) -> Non
     family = psutil.Process(process.pid)
     left: list[psutil.Process] = []
     try:
-        output, _ = process.communicate(timeout=PATIENCE_S)
+        output, _ = process.communicate(timeout=2 * PATIENCE_S)
     except subprocess.TimeoutExpired:
         left = [*family.children(recursive=True), family]
         for one in left:

@@ -114,6 +114,12 @@ def save_drafter(
     return spec
 
 
+def changed_drafter(folder: Path, **changes: Any) -> Path:
+    """A drafter whose weights fit its config, but whose config has these changes."""
+    save_drafter(folder / "drafter", drafter_config(**changes))
+    return folder / "drafter"
+
+
 def make_pair(
     folder: Path,
     *,

@@ -22,6 +22,8 @@ from support.waiting import PATIENCE_S, wait_for_end, wait_until
 
 VLLM = str(Path(sys.executable).with_name("vllm"))
 MODEL = "demo"
+SECONDS_TO_START = 2 * PATIENCE_S
+"""It compiles."""
 
 
 @dataclass
@@ -85,7 +87,7 @@ def running(
                 return httpx.get(f"{url}/health").status_code == 200
             return False
 
-        wait_until(is_ready, f"a server; its log: {log}")
+        wait_until(is_ready, f"a server; its log: {log}", SECONDS_TO_START)
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         yield Server(url, log, client, process)
     finally:

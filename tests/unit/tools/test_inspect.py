@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,17 @@ from safetensors.torch import load_file, save_file
 
 from support import DEMO
 from support.inspected import SMALL, inspect
-from support.pairs import Pair, drafter_config, make_pair, save_drafter
-from support.targets import make_target
-from vllm_dflash.checkpoint.read import parse_config
+from support.pairs import Pair, changed_drafter, drafter_config, make_pair
+from vllm_dflash.checkpoint.pairing import PairingTarget, pair_faults
+from vllm_dflash.checkpoint.read import parse_config, read_drafter
 from vllm_dflash.checkpoint.tensors import expected_tensors
-from vllm_dflash.tools.inspect.inspect_report import make_tables
+from vllm_dflash.tools.inspect.inspection import Fault
 from vllm_dflash.tools.inspect.target import EngineOptions
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(Path(tmp_path_factory.mktemp("pair")))
-
-
-def changed(folder: Path, **changes: Any) -> Path:
-    """A drafter whose weights fit its config, but whose config has these changes."""
-    save_drafter(folder / "drafter", drafter_config(**changes))
-    return folder / "drafter"
 
 
 def test_overrides_of_the_drafters_config(pair: Pair) -> None:
@@ -77,31 +72,35 @@ def test_a_pair_that_fits(pair: Pair) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "message"),
-    [
-        ({"dflash_config": {"target_layer_ids": [1, 4]}}, {}, "[4] lie outside the target"),
-        ({"num_target_layers": 36}, {}, "num_target_layers is 36 in the drafter, the target has 4"),
-        ({"hidden_size": 96}, {}, "states of size 96, the target's hidden_size is 64"),
-        ({"vocab_size": 310}, {}, "vocab_size is 310 in the drafter and 320 in the target"),
-        ({"dflash_config": {"mask_token_id": 320}}, {}, "mask_token_id 320 is outside"),
-        ({}, {"tensor_parallel_size": 3}, "the target's 4 attention heads do not divide"),
-    ],
-    ids=lambda value: ", ".join(value) if isinstance(value, dict) else None,
-)
-def test_a_pair_that_does_not_fit(
-    pair: Pair, tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], message: str
-) -> None:
-    asked = dataclasses.replace(SMALL, **options)
-    found = inspect(changed(tmp_path, **changes), pair.target, asked)
+def test_every_fault_of_a_pair_is_named(pair: Pair, tmp_path: Path) -> None:
+    drafter = changed_drafter(
+        tmp_path,
+        hidden_size=96,
+        vocab_size=310,
+        num_target_layers=36,
+        dflash_config={"target_layer_ids": [1, 4], "mask_token_id": 309},
+    )
+    found = inspect(drafter, pair.target)
     assert found.exit_code == 1
-    assert {fault.kind for fault in found.faults} == {"parallel" if options else "pair"}
-    assert any(message in fault.message for fault in found.faults)
-    assert (found.memory is None) == bool(options)
+    target = PairingTarget(str(pair.target), "Qwen3ForCausalLM", 4, 64, 320, supports_taps=True)
+    said = pair_faults(read_drafter(str(drafter)), target)
+    assert len(said) == 4
+    assert found.faults == [Fault("pair", one) for one in said]
+    assert found.memory is not None
+
+
+def test_ranks_that_the_target_cannot_have(pair: Pair) -> None:
+    asked = dataclasses.replace(SMALL, tensor_parallel_size=3)
+    found = inspect(pair.drafter, pair.target, asked)
+    assert found.exit_code == 1
+    assert {fault.kind for fault in found.faults} == {"parallel"}
+    said = [fault.message for fault in found.faults]
+    assert any("the target's 4 attention heads do not divide" in one for one in said)
+    assert found.memory is None
 
 
 def test_remarks_on_a_config_are_among_the_warnings(pair: Pair, tmp_path: Path) -> None:
-    found = inspect(changed(tmp_path, dflash_config={"mask_token": 3}), pair.target)
+    found = inspect(changed_drafter(tmp_path, dflash_config={"mask_token": 3}), pair.target)
     assert found.exit_code == 0
     (warning,) = found.warnings
     assert "dflash_config has 'mask_token'" in warning
@@ -178,10 +177,16 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", [*DAMAGE, "no weights"])
-def test_a_drafter_that_cannot_be_read(pair: Pair, tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    "harm",
+    [DAMAGE["config"], cut, lose("model.safetensors", "Download its weights")],
+    ids=["config", "header", "no weights"],
+)
+def test_a_drafter_that_cannot_be_read(
+    pair: Pair, tmp_path: Path, harm: Callable[[Path], str]
+) -> None:
+    """All that can be wrong with it is in test_bad_input.py and test_faults.py."""
     shutil.copytree(pair.drafter, tmp_path / "it")
-    harm = {**DAMAGE, "no weights": lose("model.safetensors", "Download its weights")}[damage]
     message = harm(tmp_path / "it")
     found = inspect(tmp_path / "it", pair.target)
     assert found.exit_code == 2
@@ -260,79 +265,3 @@ def test_a_large_pair_without_reading_a_weight(tmp_path: Path) -> None:
     assert found.memory.cache.drafter_share == pytest.approx(5 / 41)
     (budget,) = found.memory.cache.budgets
     assert budget.tokens == pytest.approx((16 << 30) / (41 * 4096), rel=0.01)
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_ranks_share_the_cache(pair: Pair, size: int) -> None:
-    """Two key/value heads: four ranks keep one each."""
-    asked = dataclasses.replace(SMALL, tensor_parallel_size=size)
-    found = inspect(pair.drafter, pair.target, asked, kv_cache_memory=1 << 20)
-    assert found.memory is not None
-    assert found.memory.cache is not None
-    layer = 2 * max(1, 2 // size) * 32 * 4
-    assert found.memory.cache.target_bytes_per_token == 4 * layer
-    assert found.memory.cache.drafter_bytes_per_token == 2 * layer
-
-
-def test_a_drafter_that_does_not_divide_is_whole_on_every_rank(pair: Pair, tmp_path: Path) -> None:
-    asked = dataclasses.replace(SMALL, tensor_parallel_size=2)
-    shape = {"num_attention_heads": 6, "num_key_value_heads": 3}
-    found = inspect(changed(tmp_path, **shape), pair.target, asked, kv_cache_memory=1 << 20)
-    assert found.exit_code == 0
-    assert found.memory is not None
-    assert found.tensors is not None
-    assert found.memory.cache is not None
-    assert found.memory.drafter_tensor_parallel_size == 1
-    assert found.memory.drafter_weights == found.tensors.num_bytes
-    assert found.memory.cache.drafter_bytes_per_token == 2 * 2 * 3 * 32 * 4
-    assert found.memory.cache.target_bytes_per_token == 4 * 2 * 1 * 32 * 4
-    rows = [row for table in make_tables(found) for row in table.rows]
-    assert ("drafter's layers", "whole on every rank: do not divide") in rows
-
-
-@pytest.mark.parametrize("gib", ["2", ""])
-def test_the_budget_of_the_environment(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, gib: str
-) -> None:
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", gib)
-    found = inspect(pair.drafter, pair.target)
-    assert found.memory is not None
-    assert found.memory.cache is not None
-    budgets = [budget.num_bytes for budget in found.memory.cache.budgets]
-    assert found.memory.cache.budget_source == ("VLLM_CPU_KVCACHE_SPACE" if gib else None)
-    assert budgets == [2 << 30] if gib else len(budgets) > 2
-
-
-def test_windows_that_are_lost(tmp_path: Path) -> None:
-    """Long contexts of a target with windows: they cost more with DFlash than its drafter does."""
-    make_target(tmp_path, "gemma4")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 65536}))
-    found = inspect(changed(tmp_path), tmp_path, EngineOptions(), kv_cache_memory=4 << 30)
-    assert any(one.startswith("2 of the target's layers look back") for one in found.warnings)
-    assert any("longer ones go on undrafted" in one for one in found.warnings)
-    assert found.memory is not None
-    assert found.memory.cache is not None
-    (budget,) = found.memory.cache.budgets
-    assert budget.tokens_without is not None
-    assert budget.tokens < (1 - found.memory.cache.drafter_share) * budget.tokens_without
-
-
-def test_a_block_size_that_attention_cannot_use(pair: Pair) -> None:
-    """vLLM refuses it, too, but only when its worker has loaded everything."""
-    found = inspect(pair.drafter, pair.target, dataclasses.replace(SMALL, block_size=48))
-    assert found.exit_code == 1
-    assert [fault.kind for fault in found.faults] == ["memory"]
-    assert "No common block size for 48" in found.faults[0].message
-
-
-def test_too_little_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was asked for is a fault; what the environment happens to say, a warning."""
-    options = EngineOptions(dtype="float32")
-    found = inspect(pair.drafter, pair.target, options, kv_cache_memory=1 << 20)
-    assert found.exit_code == 1
-    assert found.faults[0].kind == "memory"
-    monkeypatch.setattr("vllm_dflash.tools.inspect.memory._environment_budget", lambda: 1 << 20)
-    found = inspect(pair.drafter, pair.target, options)
-    assert found.exit_code == 0
-    assert "do not hold one request of max_model_len 512" in found.warnings[0]

@@ -1,0 +1,96 @@
+"""`vllm-dflash inspect`: what a pair takes of the KV cache, by ranks, windows and budgets."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from support.inspected import SMALL, inspect
+from support.pairs import Pair, changed_drafter, make_pair
+from support.targets import make_target
+from vllm_dflash.tools.inspect.inspect_report import make_tables
+from vllm_dflash.tools.inspect.target import EngineOptions
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(Path(tmp_path_factory.mktemp("pair")))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_ranks_share_the_cache(pair: Pair, size: int) -> None:
+    """Two key/value heads: four ranks keep one each."""
+    asked = dataclasses.replace(SMALL, tensor_parallel_size=size)
+    found = inspect(pair.drafter, pair.target, asked, kv_cache_memory=1 << 20)
+    assert found.memory is not None
+    assert found.memory.cache is not None
+    layer = 2 * max(1, 2 // size) * 32 * 4
+    assert found.memory.cache.target_bytes_per_token == 4 * layer
+    assert found.memory.cache.drafter_bytes_per_token == 2 * layer
+
+
+def test_a_drafter_that_does_not_divide_is_whole_on_every_rank(pair: Pair, tmp_path: Path) -> None:
+    asked = dataclasses.replace(SMALL, tensor_parallel_size=2)
+    shape = {"num_attention_heads": 6, "num_key_value_heads": 3}
+    found = inspect(changed_drafter(tmp_path, **shape), pair.target, asked, kv_cache_memory=1 << 20)
+    assert found.exit_code == 0
+    assert found.memory is not None
+    assert found.tensors is not None
+    assert found.memory.cache is not None
+    assert found.memory.drafter_tensor_parallel_size == 1
+    assert found.memory.drafter_weights == found.tensors.num_bytes
+    assert found.memory.cache.drafter_bytes_per_token == 2 * 2 * 3 * 32 * 4
+    assert found.memory.cache.target_bytes_per_token == 4 * 2 * 1 * 32 * 4
+    rows = [row for table in make_tables(found) for row in table.rows]
+    assert ("drafter's layers", "whole on every rank: do not divide") in rows
+
+
+@pytest.mark.parametrize("gib", ["2", ""])
+def test_the_budget_of_the_environment(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, gib: str
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", gib)
+    found = inspect(pair.drafter, pair.target)
+    assert found.memory is not None
+    assert found.memory.cache is not None
+    budgets = [budget.num_bytes for budget in found.memory.cache.budgets]
+    assert found.memory.cache.budget_source == ("VLLM_CPU_KVCACHE_SPACE" if gib else None)
+    assert budgets == [2 << 30] if gib else len(budgets) > 2
+
+
+def test_windows_that_are_lost(tmp_path: Path) -> None:
+    """Long contexts of a target with windows: they cost more with DFlash than its drafter does."""
+    make_target(tmp_path, "gemma4")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 65536}))
+    found = inspect(changed_drafter(tmp_path), tmp_path, EngineOptions(), kv_cache_memory=4 << 30)
+    assert any(one.startswith("2 of the target's layers look back") for one in found.warnings)
+    assert any("longer ones go on undrafted" in one for one in found.warnings)
+    assert found.memory is not None
+    assert found.memory.cache is not None
+    (budget,) = found.memory.cache.budgets
+    assert budget.tokens_without is not None
+    assert budget.tokens < (1 - found.memory.cache.drafter_share) * budget.tokens_without
+
+
+def test_a_block_size_that_attention_cannot_use(pair: Pair) -> None:
+    """vLLM refuses it, too, but only when its worker has loaded everything."""
+    found = inspect(pair.drafter, pair.target, dataclasses.replace(SMALL, block_size=48))
+    assert found.exit_code == 1
+    assert [fault.kind for fault in found.faults] == ["memory"]
+    assert "No common block size for 48" in found.faults[0].message
+
+
+def test_too_little_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked for is a fault; what the environment happens to say, a warning."""
+    options = EngineOptions(dtype="float32")
+    found = inspect(pair.drafter, pair.target, options, kv_cache_memory=1 << 20)
+    assert found.exit_code == 1
+    assert found.faults[0].kind == "memory"
+    monkeypatch.setattr("vllm_dflash.tools.inspect.memory._environment_budget", lambda: 1 << 20)
+    found = inspect(pair.drafter, pair.target, options)
+    assert found.exit_code == 0
+    assert "do not hold one request of max_model_len 512" in found.warnings[0]
