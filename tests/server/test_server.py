@@ -35,8 +35,8 @@ def test_one_line_says_that_we_are_active(server: Server) -> None:
     assert len(lines) == 1
     assert "INFO" in lines[0]
     assert re.search(
-        r"vllm-dflash \d+\.\d+\.\d+ is active: runner v1, block size 8,"
-        r" drafting up to 7 tokens a step, taps \[1, 3, 4\]",
+        rf"vllm-dflash \d+\.\d+\.\d+ is active: drafter {re.escape(str(DRAFTER))}, draft length"
+        r" adaptive \(up to 7 tokens a step\), runner v1, block size 8, taps \[1, 3, 4\]",
         lines[0],
     )
 

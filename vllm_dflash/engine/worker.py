@@ -42,6 +42,7 @@ from vllm_dflash.engine.watch import DraftWatch
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.plugin import register_draft_model
 from vllm_dflash.seams import V1_WORKER, V2_WORKER, check_vllm
+from vllm_dflash.vllms_own import SWITCH_OFF
 
 
 class DraftingWorker(Worker):
@@ -249,6 +250,6 @@ class DFlashGPUWorker(DraftingWorker):
             raise ValueError(
                 "on CUDA, vllm-dflash supports Model Runner V2 only, and this configuration gets"
                 " V1: unset VLLM_USE_V2_MODEL_RUNNER and leave out what V2 does not support yet"
-                " (vLLM's log names it). VLLM_PLUGINS='' gives vLLM's own DFlash."
+                f" (vLLM's log names it). {SWITCH_OFF}."
             )
         super().init_device()

@@ -74,8 +74,8 @@ def test_the_log_line_comes_every_so_often_and_covers_what_is_new() -> None:
     log.tick()
     assert lines == [
         "DFlash planner: Drafted steps: 100%, Mean draft length: 2.00, Mean acceptance length:"
-        " 2.00, Step: 40.0 ms (estimated 30.0 ms), Speed against plain decoding, by the cost"
-        " model: 0.83x (predicted 1.50x)"
+        " 2.00, Step: 40.0 ms (estimated 30.0 ms), Estimated gain over plain decoding, by the"
+        " cost model: 0.83x (planned: 1.50x)"
     ]
     now.seconds = 40.0
     log.tick()
