@@ -79,8 +79,7 @@ Objects of vLLM's that we make or use, adjusted:
 What vLLM says in its log (`config/vllms_log.py`):
 
 26. Filters of two of its loggers, each for one warning that does not hold for DFlash: in the front
-    end of `max_num_scheduled_tokens`, in the engine of EAGLE's last block. Replaced by: nothing, vLLM
-    should not warn of what it does not do.
+    end that of `max_num_scheduled_tokens`, in the engine that of EAGLE's last block.
 
 Bugs of vLLM that we mend, in workers, each in a file of its own in `engine/vllm_fixes/` that says
 what is wrong and when to delete it:

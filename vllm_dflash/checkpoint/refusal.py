@@ -111,7 +111,7 @@ def folder_fault(model: str) -> str | None:
 def is_repository_name(name: str) -> bool:
     """Whether a repository of the hub can have this name."""
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(name)

@@ -145,14 +145,9 @@ def describe_faults(nodes: Iterable[Node], own: Node, extra: str) -> str | None:
     lines = []
     nodes = list(nodes)
     for node in nodes:
-        remedy = (  # a pip of outside: an environment that `scripts/setup.sh` made has none
-            f"there, in a checkout of vllm-dflash {__version__}:"
-            f' pip --python {node.python} install ".[{extra}]"'
-        )
+        checkout = f"in a checkout of vllm-dflash {__version__}"
         if node.problem:
             fault = f"vllm-dflash cannot run there: {node.problem}"
-            if not node.is_import:
-                remedy = "Ray's log of that node says more"
         elif node.package != own.package:
             fault = f"it has vllm-dflash {node.package}, the engine {own.package}"
         elif node.build != own.build:
@@ -160,11 +155,15 @@ def describe_faults(nodes: Iterable[Node], own: Node, extra: str) -> str | None:
                 f"it has another build of vllm-dflash {own.package}: its sources are {node.build},"
                 f" the engine's {own.build}"
             )
-            remedy = remedy.replace("in a checkout of", "in the engine's own checkout of")
+            checkout = "in the checkout that the engine's was installed from"
         elif node.vllm != own.vllm:
             fault = f"it has vLLM {node.vllm}, the engine {own.vllm}"
         else:
             continue
+        # A pip of outside: an environment that `scripts/setup.sh` made has none.
+        remedy = f'there, {checkout}: pip --python {node.python} install ".[{extra}]"'
+        if node.problem and not node.is_import:
+            remedy = "Ray's log of that node says more"
         lines += [f"  {node.name}: {fault}", f"    {remedy}"]
     if not lines:
         return None

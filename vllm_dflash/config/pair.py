@@ -57,7 +57,7 @@ def check_weights(drafter: DrafterSpec, folder: Path) -> None:
         headers = read_folder(folder)
     except HeadersError as error:
         why = str(error).removesuffix(".")
-        raise DrafterError(f"drafter {drafter.model!r}: {why}.{missing_weights(folder)}") from error
+        raise DrafterError(f"drafter {drafter.model!r}: {why}.{missing_weights(folder)}") from None
     check_tensors(drafter, headers.tensors)
     check_mask_embedding(drafter, folder)
 
