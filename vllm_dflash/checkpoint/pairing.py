@@ -102,14 +102,14 @@ def parallel_faults(target: PairingTarget) -> list[str]:
     faults = []
     if target.pipeline_parallel_size > 1:
         faults.append(
-            f"pipeline_parallel_size is {target.pipeline_parallel_size}, and DFlash runs without"
-            " pipeline parallelism only: the drafter shares the embedding of the first stage and"
-            " the head of the last. Divide the model by --tensor-parallel-size instead."
+            f"pipeline_parallel_size is {target.pipeline_parallel_size}, but DFlash does not"
+            " run with pipeline parallelism: the drafter shares the embedding of the first stage"
+            " and the head of the last. Divide the model by --tensor-parallel-size instead."
         )
     if target.data_parallel_size > 1:
         faults.append(
-            f"data_parallel_size is {target.data_parallel_size}, and DFlash runs without data"
-            " parallelism only, for now: ranks that draft and ranks that do not would wait for"
+            f"data_parallel_size is {target.data_parallel_size}, but DFlash does not run"
+            " with data parallelism yet: ranks that draft and ranks that do not would wait for"
             " each other. Run a server for each replica instead (docs/ray_serve.md puts them"
             " behind one route), or divide the model by --tensor-parallel-size."
         )

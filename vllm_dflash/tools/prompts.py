@@ -19,10 +19,12 @@ def read_prompts(path: Path, count: int | None = None) -> list[str]:
         with path.open(encoding="utf-8") as file:
             lines = [(number, line.strip("\n")) for number, line in enumerate(file, 1)]
     except FileNotFoundError:
-        raise ValueError(f"prompts file {str(path)!r} does not exist: pass another.") from None
+        raise ValueError(
+            f"prompts file {str(path)!r} does not exist: pass another --prompts."
+        ) from None
     prompts = [_prompt(path, number, line) for number, line in lines if line.strip()][:count]
     if not prompts:
-        raise ValueError(f"prompts file {str(path)!r} holds no prompts: pass another.")
+        raise ValueError(f"prompts file {str(path)!r} holds no prompts: pass another --prompts.")
     return prompts
 
 

@@ -104,7 +104,7 @@ def test_no_safetensors(pair: Pair, tmp_path: Path, files: list[str], remedy: st
     error = refused(pair, {"model": str(tmp_path)})
     assert remedy in str(error)
     assert error.__suppress_context__
-    assert "model.safetensors" in (ROOT / "docs" / "checkpoints.md").read_text()
+    assert "save_file(" in (ROOT / "docs" / "checkpoints.md").read_text()
 
 
 @pytest.mark.parametrize(
