@@ -78,8 +78,8 @@ Objects of vLLM's that we make or use, adjusted:
 
 What vLLM says in its log (`config/vllms_log.py`):
 
-26. Filters of two of its loggers, each for one warning that does not hold for DFlash: in the front
-    end that of `max_num_scheduled_tokens`, in the engine that of EAGLE's last block.
+26. Filters of two of its loggers, in each process, each for one warning that does not hold for
+    DFlash: that of `max_num_scheduled_tokens`, and that of EAGLE's last block.
 
 Bugs of vLLM that we mend, in workers, each in a file of its own in `engine/vllm_fixes/` that says
 what is wrong and when to delete it:
@@ -241,7 +241,7 @@ def _select(
         engine_args.disable_hybrid_kv_cache_manager = True
     write_speculative_config(engine_args, options, choose_verification(engine_args, options))
     register_draft_model()
-    hush("vllm.config.vllm")  # hook 26
+    hush()
     if backend == "ray" and envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
         # The class and not its path, which vLLM would take for an executor without Ray (`use_ray`).
         target_parallel_config.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)

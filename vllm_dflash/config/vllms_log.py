@@ -33,11 +33,12 @@ class Hush(logging.Filter):
         return False
 
 
-def hush(name: str) -> None:
-    """Keep the warning that is no news out of this logger of vLLM's, once."""
-    logger = logging.getLogger(name)
-    if not any(isinstance(one, Hush) for one in logger.filters):
-        logger.addFilter(Hush(logger, NO_NEWS[name]))
+def hush() -> None:
+    """Keep each warning that is no news out of this process's log, once."""
+    for name, beginning in NO_NEWS.items():
+        logger = logging.getLogger(name)
+        if not any(isinstance(one, Hush) for one in logger.filters):
+            logger.addFilter(Hush(logger, beginning))
 
 
 @contextmanager

@@ -29,9 +29,9 @@ def attach_costs(output: ModelRunnerOutput, costs: StepCosts) -> None:
 
 
 def build_scheduler(**arguments: Any) -> Scheduler:
-    """The scheduler of an engine; stands where vLLM expects a class of schedulers."""
+    """The scheduler of an engine; stands where vLLM expects a class of schedulers. Hook 26."""
     check_seams(ENGINE)
-    hush("vllm.v1.core.sched.scheduler")  # hook 26
+    hush()
     logger().info(
         "vLLM's warning of a custom scheduler class is expected: build_scheduler gives its own"
         " scheduler with vllm-dflash's draft lengths, asynchronous where vLLM's would be, and"

@@ -22,6 +22,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm_dflash import __version__
 from vllm_dflash.checkpoint.ranks import describe_ranks
 from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.vllms_log import hush
 from vllm_dflash.engine.agreement import agreed_seconds
 from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_the_output
 from vllm_dflash.engine.fresh_blocks import fresh_blocks, useless_blocks
@@ -58,6 +59,7 @@ class DraftingWorker(Worker):
         self._costs_to_send: StepCosts | None = None
         check_vllm(V2_WORKER if self.use_v2_model_runner else V1_WORKER)
         register_draft_model()  # hook 6
+        hush()  # hook 26
         super().init_device()
         self.drafter = self._attach_to_v2() if self.use_v2_model_runner else self._attach_to_v1()
         if self.rank == 0:
