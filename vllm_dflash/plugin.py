@@ -76,6 +76,11 @@ Objects of vLLM's that we make or use, adjusted:
     executor asks for accelerators, and a CPU has none. Replaced by: a `ray_device_key` of vLLM's
     CPU platform.
 
+What vLLM says in its log (`config/vllms_log.py`):
+
+26. Filters of two of its loggers, in each process, each for one warning that does not hold for
+    DFlash: that of `max_num_scheduled_tokens`, and that of EAGLE's last block.
+
 Bugs of vLLM that we mend, in workers, each in a file of its own in `engine/vllm_fixes/` that says
 what is wrong and when to delete it:
 
@@ -103,6 +108,7 @@ from vllm_dflash.config.class_paths import (
     RAY_EXECUTOR,
     SCHEDULER,
 )
+from vllm_dflash.vllms_own import SWITCH_OFF
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
@@ -126,11 +132,11 @@ def register() -> None:
 
         init_logger("vllm.dflash").error(
             "vllm-dflash %s cannot be placed in this vLLM (%s: %s): speculative method 'dflash'"
-            " will not start, all else runs as without it. Install a matching pair, or set"
-            " VLLM_PLUGINS='' to run without vllm-dflash.",
+            " will not start, all else runs as without it. Install a matching pair. %s.",
             __version__,
             type(error).__name__,
             error,
+            SWITCH_OFF,
         )
         with suppress(Exception):
             register_draft_model()
@@ -156,21 +162,26 @@ def _wrap_front_end() -> None:
         if requested is None:
             return read(self)
 
+        from vllm_dflash.checkpoint.spec import DrafterError
         from vllm_dflash.config.draft_config import read_by_vllm
         from vllm_dflash.config.left_to_vllm import config_to_run
+        from vllm_dflash.config.vllms_log import refusals_logged
         from vllm_dflash.seams import FRONT_END, check_vllm
 
-        try:
-            config = config_to_run(requested)
-        except (ImportError, AttributeError):
-            check_vllm(FRONT_END)  # a vLLM that we do not know is to be named first
-            raise
+        with refusals_logged(ValueError, RuntimeError):
+            try:
+                config = config_to_run(requested)
+            except (ImportError, AttributeError):
+                check_vllm(FRONT_END)  # a vLLM that we do not know is to be named first
+                raise
         if config is None:
             return read(self)
-        check_vllm(FRONT_END)
-        settings = SpeculativeSettings.of(requested)
-        options = _select(self, settings, config, target_model_config, *args, **kwargs)
-        return read_by_vllm(read, self, target_model_config, options.drafter, config)
+        with refusals_logged(ValueError, RuntimeError):
+            check_vllm(FRONT_END)
+            settings = SpeculativeSettings.of(requested)
+            options = _select(self, settings, config, target_model_config, *args, **kwargs)
+        with refusals_logged(DrafterError):
+            return read_by_vllm(read, self, target_model_config, options.drafter, config)
 
     create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     EngineArgs.create_speculative_config = create_speculative_config
@@ -183,7 +194,7 @@ def _select(
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> DFlashOptions:
-    """Hooks 3 to 9, placed once DFlash is selected."""
+    """Hooks 3 to 9, and 26 here, placed once DFlash is selected."""
     from vllm import envs
     from vllm.logger import init_logger
     from vllm.platforms import current_platform
@@ -197,12 +208,14 @@ def _select(
     from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
     from vllm_dflash.config.pair import resolve
     from vllm_dflash.config.thread_binding import check_thread_binding
+    from vllm_dflash.config.vllms_log import hush
 
     worker = choose_worker(target_parallel_config.worker_cls)
     if engine_args.enable_lora:
         raise ValueError(
             "method 'dflash' does not support LoRA yet: the drafter shares the target's embedding"
-            " and head, which LoRA wraps. Leave enable_lora out."
+            " and head, which LoRA wraps. Leave --enable-lora out and serve the adapter merged into"
+            " the target (peft: merge_and_unload), or leave the speculative config out."
         )
     options = resolve(settings, drafter_config, target_model_config, target_parallel_config)
     for remark in options.drafter.remarks:
@@ -228,6 +241,7 @@ def _select(
         engine_args.disable_hybrid_kv_cache_manager = True
     write_speculative_config(engine_args, options, choose_verification(engine_args, options))
     register_draft_model()
+    hush()
     if backend == "ray" and envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
         # The class and not its path, which vLLM would take for an executor without Ray (`use_ray`).
         target_parallel_config.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)

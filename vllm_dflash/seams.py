@@ -10,6 +10,8 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from vllm_dflash.vllms_own import SWITCH_OFF
+
 SUPPORTED_VLLM = SpecifierSet(">=0.32.0,<0.33")
 
 
@@ -214,7 +216,7 @@ def check_version(version: str) -> None:
 
         raise UnsupportedVllmError(
             f"vllm-dflash {__version__} supports vLLM {SUPPORTED_VLLM}, this is vLLM {version}."
-            " Install a matching pair, or set VLLM_PLUGINS='' to run without vllm-dflash."
+            f" Install a matching pair. {SWITCH_OFF}."
         )
 
 
@@ -229,7 +231,7 @@ def check_seams(seams: tuple[Seam, ...]) -> None:
         except (ImportError, AttributeError) as error:
             raise UnsupportedVllmError(
                 f"vllm-dflash relies on {seam.path}, which this vLLM does not have ({error})."
-                " Set VLLM_PLUGINS='' to run without vllm-dflash."
+                f" {SWITCH_OFF}."
             ) from error
         if seam.parameters is None:
             continue
@@ -238,5 +240,5 @@ def check_seams(seams: tuple[Seam, ...]) -> None:
             raise UnsupportedVllmError(
                 f"vllm-dflash relies on {seam.path}({', '.join(expected)}), but this vLLM"
                 f" has {attribute.rpartition('.')[2]}({', '.join(found)})."
-                " Set VLLM_PLUGINS='' to run without vllm-dflash."
+                f" {SWITCH_OFF}."
             )

@@ -19,3 +19,9 @@ def test_vllm_serve_exits_with_the_message(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "drafter '/nowhere/drafter': this folder does not exist" in output
     assert "EngineCore" not in output
+    # Said once at ERROR, where people look first, then once more at the end of the traceback.
+    before, _, after = output.partition("Traceback")
+    said = [line for line in output.splitlines() if "drafter '/nowhere/drafter': this" in line]
+    assert ["ERROR" in line for line in said] == [True, False]
+    assert said[0] in before
+    assert said[1] in after

@@ -13,6 +13,7 @@ import pytest
 from support.engines import DRAFTER, TARGET, held_out_prompts
 from support.servers import MODEL, Server, serving
 from support.waiting import wait_until
+from vllm_dflash.config.vllms_log import NO_NEWS
 
 PROMPT = held_out_prompts(87)[-1]
 """Its first 48 tokens are each the best by 0.3 nat: in bfloat16, too, whatever the batch."""
@@ -37,10 +38,19 @@ def test_one_line_says_that_we_are_active(server: Server) -> None:
     assert len(lines) == 1
     assert "INFO" in lines[0]
     assert re.search(
-        r"vllm-dflash \d+\.\d+\.\d+ is active: runner v1, block size 8,"
-        r" drafting up to 7 tokens a step, taps \[1, 3, 4\]",
+        rf"vllm-dflash \d+\.\d+\.\d+ is active: drafter {re.escape(str(DRAFTER))}, draft length"
+        r" adaptive \(up to 7 tokens a step\), runner v1, block size 8, taps \[1, 3, 4\]",
         lines[0],
     )
+
+
+def test_warnings_that_are_no_news_are_left_out(server: Server) -> None:
+    """In all of its processes; and the one that stays is explained behind it."""
+    lines = server.log.read_text().splitlines()
+    assert [line for line in lines if any(text in line for text in NO_NEWS.values())] == []
+    (custom,) = (n for n, line in enumerate(lines) if "Using custom scheduler class" in line)
+    explained = "vLLM's warning of a custom scheduler class is expected"
+    assert any(explained in line for line in lines[custom:])
 
 
 def test_completion_accepts_drafts(server: Server) -> None:

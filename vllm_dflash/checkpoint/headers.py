@@ -14,6 +14,7 @@ from math import prod
 from pathlib import Path
 
 INDEX = "model.safetensors.index.json"
+OTHER_WEIGHTS = ("pytorch_model*.bin", "*.pth")
 BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -125,6 +126,19 @@ def read_folder(folder: Path) -> Headers:
                 " LFS: download it again."
             ) from error
     return Headers(tuple(file.name for file in files), tensors)
+
+
+def missing_weights(folder: Path) -> str:
+    """What to do for a drafter's folder without weights, as a sentence; empty where it has some."""
+    if any(folder.glob("*.safetensors")) or (folder / INDEX).exists():
+        return ""
+    other = [file.name for kind in OTHER_WEIGHTS for file in sorted(folder.glob(kind))]
+    if other:
+        return (
+            f" {', '.join(map(repr, other))} may hold code and so is not read: convert it to"
+            " model.safetensors (docs/checkpoints.md says how)."
+        )
+    return " Download its weights into it."
 
 
 def loading_pattern(model: str, index: bytes | None) -> str:

@@ -27,23 +27,23 @@ class PairingTarget:
 
 def check_pair(drafter: DrafterSpec, target: PairingTarget) -> None:
     """Raise `DrafterError` with every reason why the drafter cannot draft for the target."""
+    reasons = []
+    if faults := target_faults(target):
+        reasons.append(f"target {target.model!r} cannot be served with DFlash: {_listed(faults)}")
     if faults := pair_faults(drafter, target):
-        raise DrafterError(
-            f"drafter {drafter.model!r} does not fit target {target.model!r}: "
-            + "; ".join(faults)
-            + ". Choose a drafter trained for this target."
-        )
+        what = f"drafter {drafter.model!r} does not fit target {target.model!r}: {_listed(faults)}"
+        reasons.append(f"{what} Choose a drafter trained for this target.")
+    if reasons := reasons + parallel_faults(target):
+        raise DrafterError(" ".join(reasons))
+
+
+def _listed(faults: list[str]) -> str:
+    return f"{'; '.join(faults)}."
 
 
 def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
-    """Every reason why the drafter cannot draft for the target, with both values."""
+    """Every reason why another drafter is needed for this target, with both values."""
     faults = []
-    if not target.supports_taps:
-        faults.append(
-            f"{target.architecture} gives no hidden states to drafters in this vLLM"
-            " (its class lacks SupportsEagle3), so it cannot be used with DFlash; try"
-            " --model-impl transformers or another target"
-        )
     outside = [tap for tap in drafter.taps if tap >= target.num_layers]
     if outside:
         faults.append(
@@ -70,6 +70,17 @@ def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
             f"mask_token_id {drafter.mask_token_id} is outside the target's vocabulary of"
             f" {target.vocab_size} entries"
         )
+    return faults
+
+
+def target_faults(target: PairingTarget) -> list[str]:
+    """Those that no drafter would mend, and what to do about each."""
+    faults = []
+    if not target.supports_taps:
+        faults.append(
+            f"{target.architecture} gives no hidden states to drafters in this vLLM"
+            " (its class lacks SupportsEagle3); try --model-impl transformers or another target"
+        )
     if target.on_cpu and target.multimodal:
         faults.append(
             f"{target.architecture} is multimodal, which is supported on CUDA only; where there is"
@@ -80,23 +91,26 @@ def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
             f"{target.architecture} has linear attention, whose state vLLM's CPU kernels lose where"
             " a draft is shorter than num_speculative_tokens; it needs CUDA"
         )
-    return faults + parallel_faults(target)
+    return faults
 
 
 def parallel_faults(target: PairingTarget) -> list[str]:
-    """Those of them that come from how the engine is spread over processes.
+    """Those that come from how the engine is spread over processes, each a sentence.
 
     Tensor parallelism is none: a drafter that does not divide is whole on every rank (`ranks.py`).
     """
     faults = []
     if target.pipeline_parallel_size > 1:
         faults.append(
-            f"pipeline_parallel_size is {target.pipeline_parallel_size}: the drafter shares the"
-            " embedding of the first stage and the head of the last, so it must be 1"
+            f"pipeline_parallel_size is {target.pipeline_parallel_size}, but DFlash does not"
+            " run with pipeline parallelism: the drafter shares the embedding of the first stage"
+            " and the head of the last. Divide the model by --tensor-parallel-size instead."
         )
     if target.data_parallel_size > 1:
         faults.append(
-            f"data_parallel_size is {target.data_parallel_size}: ranks that draft and ranks that"
-            " do not would wait for each other, so it must be 1 for now; run one server a replica"
+            f"data_parallel_size is {target.data_parallel_size}, but DFlash does not run"
+            " with data parallelism yet: ranks that draft and ranks that do not would wait for"
+            " each other. Run a server for each replica instead (docs/ray_serve.md puts them"
+            " behind one route), or divide the model by --tensor-parallel-size."
         )
     return faults

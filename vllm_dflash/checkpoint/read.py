@@ -12,11 +12,20 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from vllm_dflash.checkpoint.refusal import checked, folder_fault, nearest, shown
+from vllm_dflash.checkpoint.refusal import (
+    checked,
+    folder_fault,
+    looks_local,
+    nearest,
+    shown,
+    without_frame,
+)
 from vllm_dflash.checkpoint.rope import read_rope
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.speculators import from_speculators
 from vllm_dflash.checkpoint.zlab import ONLY_NESTED, ZlabConfig
+
+ARCHITECTURE = "DFlashDraftModel"
 
 
 def read_drafter(
@@ -40,14 +49,20 @@ def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
     """The `config.json` of a folder or a repository, as it is. Raises `DrafterError`."""
     if found := folder_fault(model):
         raise DrafterError(
-            f"drafter {model!r}: this folder {found}. Set 'model' in the speculative config to"
-            " a folder with a DFlash checkpoint or to its repository name."
+            f"drafter {model!r}: {found}. 'model' of the speculative config is"
+            " a folder with a DFlash checkpoint or the name of its repository."
         )
     try:
         config, _ = PretrainedConfig.get_config_dict(model, revision=revision)
     # The last three: where the JSON is no object, or nested without end.
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise DrafterError(f"drafter {model!r}: config.json cannot be read: {error}") from error
+        what, remedy = f"drafter {model!r}", ""
+        if not looks_local(model):
+            what = f"{what}: no such folder, and in the repository of that name"
+            remedy = " Check its name and the network, or pass a folder it was downloaded to."
+        why = without_frame(error).removesuffix(".") or type(error).__name__
+        # vLLM's traceback holds ours; those of each library below would bury it.
+        raise DrafterError(f"{what}: config.json cannot be read: {why}.{remedy}") from None
     if not isinstance(config, dict):
         raise DrafterError(f"drafter {model!r}: config.json cannot be read: it is no object.")
     return config
@@ -129,8 +144,34 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
     )
 
 
+def is_drafter(config: Mapping[str, Any]) -> bool:
+    """Whether this `config.json` says that it is a DFlash drafter's, in either dialect."""
+    if config.get("speculators_model_type") is not None:
+        return bool(config["speculators_model_type"] == "dflash")
+    architectures = config.get("architectures")
+    return isinstance(architectures, list) and ARCHITECTURE in architectures
+
+
+def check_not_swapped(
+    drafter: str, config: Mapping[str, Any], target: str, target_config: Mapping[str, Any]
+) -> None:
+    """Ask whether the two were swapped, where the target is a drafter. Raises `DrafterError`."""
+    if not is_drafter(target_config):
+        return
+    if is_drafter(config):
+        raise DrafterError(
+            f"target {target!r} is a DFlash drafter itself. Serve the model that it was trained"
+            " for, and name the drafter as 'model' in the speculative config."
+        )
+    raise DrafterError(
+        f"target {target!r} is a DFlash drafter, and drafter {drafter!r} is none: are the two"
+        f" swapped? The target is {drafter!r} then, and the drafter, which is 'model' in the"
+        f" speculative config, {target!r}."
+    )
+
+
 def _check_architecture(model: str, architectures: Any) -> None:
-    if isinstance(architectures, list) and "DFlashDraftModel" in architectures:
+    if is_drafter({"architectures": architectures}):
         return
     if "DSpark" in str(architectures):
         raise DrafterError(
@@ -140,7 +181,7 @@ def _check_architecture(model: str, architectures: Any) -> None:
         )
     raise DrafterError(
         f"drafter {model!r} is not a DFlash checkpoint that can be read: config.json has"
-        f" architectures {shown(architectures)}, expected ['DFlashDraftModel']."
+        f" architectures {shown(architectures)}, expected [{ARCHITECTURE!r}]."
     )
 
 

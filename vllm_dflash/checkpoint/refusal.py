@@ -71,7 +71,7 @@ def checked(
             wanted = cause or kind.model_fields[name].description
             value = said.format(shown(there.get(name)))
             faults[f"{name}{f' of {inside}' if inside else ''} must be {wanted}, {value}"] = None
-        raise refuse("; ".join(faults)) from error
+        raise refuse("; ".join(faults)) from None  # whose message says as much, and no more
 
 
 def shown(value: Any) -> str:
@@ -89,10 +89,35 @@ def without_frame(error: Exception) -> str:
 
 
 def folder_fault(model: str) -> str | None:
-    """Why the folder that `model` names holds no model; None where it does, or names none."""
-    if not looks_local(model) or (Path(model) / "config.json").is_file():
+    """Why no model lies where `model` points; None where one does, or a repository may.
+
+    The words follow the name of it and a colon.
+    """
+    folder = Path(model)
+    if (folder / "config.json").is_file():
         return None
-    return "has no config.json" if Path(model).is_dir() else "does not exist"
+    if folder.exists():
+        return "this folder has no config.json" if folder.is_dir() else "this is no folder"
+    if not looks_local(model) and is_repository_name(model):
+        return None
+    there = [one.name for one in folder.parent.glob("*/") if (one / "config.json").is_file()]
+    near = nearest(folder.name, there)
+    hint = f" (did you mean {str(folder.parent / near)!r}?)" if near else ""
+    if looks_local(model):
+        return f"this folder does not exist{hint}"
+    return f"no such folder, and not a repository name, which has one slash at most{hint}"
+
+
+def is_repository_name(name: str) -> bool:
+    """Whether a repository of the hub can have this name."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def looks_local(model: str) -> bool:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+from vllm_dflash.checkpoint.zlab import UNQUANTISED
 
 Shape = tuple[int, ...]
 MAPS = ("d2t", "t2d")
 """Between a drafter's vocabulary and its target's; all else is numbers."""
+DOWNLOAD = "Download the drafter again: weights and config.json belong together"
 MOST_NAMED = 40
 """Tensors that a refusal names; a config with a wrong depth misses thousands."""
 
@@ -122,10 +124,12 @@ def compare_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> TensorFau
 
 def check_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> None:
     """Refuse tensors that do not fit the config, each by name. Raises `DrafterError`."""
-    faults = compare_tensors(spec, found).messages()
+    compared = compare_tensors(spec, found)
+    faults = compared.messages()
     if len(faults) > MOST_NAMED:
         faults = [*faults[:MOST_NAMED], f"and {len(faults) - MOST_NAMED} more"]
     if faults:
         raise DrafterError(
-            f"drafter {spec.model!r}: the weights do not match config.json: {'; '.join(faults)}"
+            f"drafter {spec.model!r}: the weights do not match config.json: {'; '.join(faults)}."
+            f" {UNQUANTISED if compared.integers else DOWNLOAD}."
         )

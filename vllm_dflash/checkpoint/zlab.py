@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validat
 
 from vllm_dflash.checkpoint.refusal import LARGEST, described, flag, positive, shown, whole
 from vllm_dflash.checkpoint.rope import MOST_POSITIONS
+from vllm_dflash.vllms_own import SWITCH_OFF
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 MOST_LAYERS = 1024
@@ -31,11 +32,18 @@ UNSUPPORTED = (
     (
         "use_aux_hidden_state",
         False,
-        "so it reads the target's last hidden states instead of taps, which is not supported;"
-        " VLLM_PLUGINS='' gives vLLM's own DFlash",
+        "so it reads the target's last hidden states instead of taps, which is not supported."
+        f" {SWITCH_OFF}",
     ),
 )
 """Fields that name another kind of drafter by a value, and what it is."""
+
+
+UNQUANTISED = (
+    "Take the drafter's unquantised checkpoint, usually the one that this was made from; a target"
+    " may be quantised"
+)
+"""What to do instead of a quantised drafter."""
 
 
 class ZlabConfig(BaseModel):
@@ -110,7 +118,10 @@ class ZlabConfig(BaseModel):
             if written.get(name) is value:
                 raise ValueError(f"{name} is {str(value).lower()}, {why}")
         if isinstance(quantised := written.get("quantization_config"), dict) and quantised:
-            raise ValueError("quantised drafters are not supported yet (quantization_config)")
+            raise ValueError(
+                "quantised drafters are not supported yet (quantization_config)."
+                f" {UNQUANTISED}. {SWITCH_OFF}"
+            )
         return written
 
     @model_validator(mode="after")

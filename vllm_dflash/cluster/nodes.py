@@ -31,6 +31,8 @@ class Node:
     """The interpreter that workers run in there."""
     package: str | None = None
     """Version of vllm-dflash; None where it cannot be imported."""
+    build: str | None = None
+    """Hash of its sources, which tells builds of one version apart."""
     vllm: str | None = None
     problem: str = ""
     """Why not."""
@@ -54,9 +56,11 @@ def build_probe(files: Sequence[str] = ()) -> Callable[[], dict[str, Any]]:
     """
 
     def probe() -> dict[str, Any]:
+        import hashlib
         import importlib
         import importlib.util
         import os
+        import pathlib
         import platform
         import sys
 
@@ -67,7 +71,14 @@ def build_probe(files: Sequence[str] = ()) -> Callable[[], dict[str, Any]]:
             "missing_files": tuple(name for name in files if not os.path.exists(name)),
         }
         try:
-            answer["package"] = importlib.import_module("vllm_dflash").__version__
+            package = importlib.import_module("vllm_dflash")
+            answer["package"] = package.__version__
+            folder = pathlib.Path(str(package.__file__)).parent
+            sources = hashlib.sha256()
+            for file in sorted(folder.rglob("*.py")):
+                sources.update(f"{file.relative_to(folder).as_posix()}\0".encode())
+                sources.update(hashlib.sha256(file.read_bytes()).digest())
+            answer["build"] = sources.hexdigest()[:12]
             found = importlib.util.find_spec("vllm")
             if found is None or found.origin is None:
                 raise ModuleNotFoundError("No module named 'vllm'")
@@ -123,31 +134,36 @@ def ask_nodes(
     return nodes
 
 
-def describe_faults(nodes: Iterable[Node], vllm: str, extra: str) -> str | None:
+def describe_faults(nodes: Iterable[Node], own: Node, extra: str) -> str | None:
     """What is wrong with these nodes and the command to mend it, for people; None: nothing.
 
     Args:
         nodes: their answers.
-        vllm: the version that the engine's own process runs; vllm-dflash's is this package's.
+        own: that of the engine's own process, which the others must agree with.
         extra: of the package, that brings this platform's vLLM.
     """
     lines = []
     nodes = list(nodes)
     for node in nodes:
-        remedy = (  # a pip of outside: an environment that `scripts/setup.sh` made has none
-            f"there, in a checkout of vllm-dflash {__version__}:"
-            f' pip --python {node.python} install ".[{extra}]"'
-        )
+        checkout = f"in a checkout of vllm-dflash {__version__}"
         if node.problem:
             fault = f"vllm-dflash cannot run there: {node.problem}"
-            if not node.is_import:
-                remedy = "Ray's log of that node says more"
-        elif node.package != __version__:
-            fault = f"it has vllm-dflash {node.package}, the engine {__version__}"
-        elif node.vllm != vllm:
-            fault = f"it has vLLM {node.vllm}, the engine {vllm}"
+        elif node.package != own.package:
+            fault = f"it has vllm-dflash {node.package}, the engine {own.package}"
+        elif node.build != own.build:
+            fault = (
+                f"it has another build of vllm-dflash {own.package}: its sources are {node.build},"
+                f" the engine's {own.build}"
+            )
+            checkout = "in the checkout that the engine's was installed from"
+        elif node.vllm != own.vllm:
+            fault = f"it has vLLM {node.vllm}, the engine {own.vllm}"
         else:
             continue
+        # A pip of outside: an environment that `scripts/setup.sh` made has none.
+        remedy = f'there, {checkout}: pip --python {node.python} install ".[{extra}]"'
+        if node.problem and not node.is_import:
+            remedy = "Ray's log of that node says more"
         lines += [f"  {node.name}: {fault}", f"    {remedy}"]
     if not lines:
         return None
@@ -171,15 +187,15 @@ def check_nodes(
         What the nodes answered; `files` is for `Node.missing_files`.
 
     Raises:
-        NodeError: nodes lack the package, or have another version of it or of vLLM.
+        NodeError: nodes lack the package, or have another build of it or another vLLM.
     """
     from vllm.platforms import current_platform
 
     nodes = ask_nodes(placement_group, runtime_env, files)
-    own = build_probe()()
-    if "vllm" not in own:
-        raise NodeError(f"the engine's own vLLM cannot be told the version of: {own['problem']}")
-    faults = describe_faults(nodes, own["vllm"], "cpu" if current_platform.is_cpu() else "cuda")
+    own = Node("here", "", **build_probe()())
+    if own.problem:
+        raise NodeError(f"the engine's own vLLM cannot be told the version of: {own.problem}")
+    faults = describe_faults(nodes, own, "cpu" if current_platform.is_cpu() else "cuda")
     if faults:
         raise NodeError(faults)
     return nodes

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.config.class_paths import CPU_WORKER, GPU_WORKER
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.config.speculative_settings import OWN_KEYS, written_settings
+from vllm_dflash.config.speculative_settings import written_settings
+from vllm_dflash.vllms_own import OWN_KEYS, SWITCH_OFF
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -28,12 +29,12 @@ def choose_worker(worker_cls: str) -> str:
     else:
         raise ValueError(
             "vllm-dflash supports vLLM's CPU and CUDA platforms, not"
-            f" {current_platform.device_name!r}. Set VLLM_PLUGINS='' for vLLM's own DFlash."
+            f" {current_platform.device_name!r}. {SWITCH_OFF}."
         )
     if worker_cls not in ("auto", ours):
         raise ValueError(
             f"method 'dflash' brings its own worker class, but worker_cls is {worker_cls!r}."
-            " Leave worker_cls out, or set VLLM_PLUGINS='' to run without vllm-dflash."
+            f" Leave worker_cls out. {SWITCH_OFF}."
         )
     return ours
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_dflash.checkpoint.read import load_config
-from vllm_dflash.config.speculative_settings import OWN_KEYS
+from vllm_dflash.vllms_own import OWN_KEYS
 
 OURS = "DFlashDraftModel"
 OF_SPECULATORS = {"dflash2": "DFlash2DraftModel", "dspark": "Qwen3DSparkModel"}
@@ -55,7 +55,7 @@ def config_to_run(requested: Mapping[str, Any]) -> dict[str, Any] | None:
     architecture = architecture_of_vllm(config)
     if architecture is None:
         return config
-    if own := sorted(OWN_KEYS & requested.keys()):
+    if own := [key for key in OWN_KEYS if key in requested]:
         raise ValueError(
             f"drafter {model!r} has architecture {architecture}, which vLLM's own code runs, not"
             f" vllm-dflash; {', '.join(own)} would mean nothing to it. Remove"

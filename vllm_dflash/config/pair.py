@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.checkpoint.headers import HeadersError, read_folder
+from vllm_dflash.checkpoint.headers import HeadersError, missing_weights, read_folder
 from vllm_dflash.checkpoint.mask_embedding import check_mask_embedding
 from vllm_dflash.checkpoint.pairing import PairingTarget, check_pair
 from vllm_dflash.checkpoint.ranks import drafter_ranks
-from vllm_dflash.checkpoint.read import parse_overridden
+from vllm_dflash.checkpoint.read import check_not_swapped, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import check_tensors
 from vllm_dflash.config.options import DFlashOptions
@@ -36,6 +36,9 @@ def resolve(
     Raises:
         DrafterError: with a message that says what to change.
     """
+    check_not_swapped(
+        settings.model, config, target.model, {"architectures": list(target.architectures)}
+    )
     drafter = parse_overridden(settings.model, config, settings.drafter_overrides)
     check_pair(drafter, target_facts(target, parallel))
     if Path(settings.model).is_dir():
@@ -54,7 +57,7 @@ def check_weights(drafter: DrafterSpec, folder: Path) -> None:
         headers = read_folder(folder)
     except HeadersError as error:
         why = str(error).removesuffix(".")
-        raise DrafterError(f"drafter {drafter.model!r}: {why}.") from error
+        raise DrafterError(f"drafter {drafter.model!r}: {why}.{missing_weights(folder)}") from None
     check_tensors(drafter, headers.tensors)
     check_mask_embedding(drafter, folder)
 

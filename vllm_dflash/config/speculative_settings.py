@@ -10,12 +10,10 @@ from pydantic import BaseModel, ConfigDict
 
 from vllm_dflash.checkpoint.refusal import checked, described, nearest
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+from vllm_dflash.vllms_own import OWN_KEYS
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
-
-OWN_KEYS = {"draft_length", "drafter_overrides"}
-"""Options of ours that vLLM does not know and must not see."""
 
 WITHOUT_MEANING = {
     "disable_padded_drafter_batch": "rejected rows never reach the drafter anyway",
@@ -53,7 +51,7 @@ class SpeculativeSettings(BaseModel):
         """
         from vllm.config import SpeculativeConfig
 
-        known = OWN_KEYS | {field.name for field in dataclasses.fields(SpeculativeConfig)}
+        known = {*OWN_KEYS} | {field.name for field in dataclasses.fields(SpeculativeConfig)}
         for key, value in written.items():
             if key not in known:
                 near = nearest(key, known)
@@ -68,7 +66,9 @@ class SpeculativeSettings(BaseModel):
                 "method 'dflash' needs a drafter: add 'model' to the speculative config, for"
                 ' example {"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16"}.'
             )
-        return checked(cls, written, lambda why: ValueError(f"{why}."), said="not {}")
+        undrafted = " To serve without drafts, leave the whole speculative config out."
+        remedy = undrafted if written.get("num_speculative_tokens") == 0 else ""
+        return checked(cls, written, lambda why: ValueError(f"{why}.{remedy}"), said="not {}")
 
     def draft_tokens(self, drafter: DrafterSpec) -> int:
         """K: what was asked for, else all the drafter was trained for.

@@ -20,12 +20,15 @@ def log_active(options: DFlashOptions, runner: str) -> None:
     """The one line that says which DFlash runs."""
     drafter = options.drafter
     logger().info(
-        "vllm-dflash %s is active: runner %s, block size %d, drafting up to %d tokens a step,"
-        " taps %s",
+        "vllm-dflash %s is active: drafter %s, draft length %s (%s%d tokens a step), runner %s,"
+        " block size %d, taps %s",
         __version__,
+        drafter.model,
+        options.draft_length,
+        "up to " if options.draft_length == "adaptive" else "",
+        options.num_speculative_tokens,
         runner,
         drafter.block_size,
-        options.num_speculative_tokens,
         list(drafter.taps),
     )
 

@@ -63,8 +63,8 @@ class PeriodicLog:
         milli = 1000 / since["steps"]
         return (
             "DFlash planner: Drafted steps: %.0f%%, Mean draft length: %.2f, Mean acceptance"
-            " length: %.2f, Step: %.1f ms (estimated %.1f ms), Speed against plain decoding,"
-            " by the cost model: %.2fx (predicted %.2fx)",
+            " length: %.2f, Step: %.1f ms (estimated %.1f ms), Estimated gain over plain decoding,"
+            " by the cost model: %.2fx (planned: %.2fx)",
             100 * since["drafted"] / since["able"],
             since["drafts"] / verifications,
             1 + since["accepted"] / verifications,

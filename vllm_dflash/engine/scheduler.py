@@ -10,8 +10,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
+from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.vllms_log import hush
 from vllm_dflash.engine.drafts_in_output import attached_drafts, skip_the_call_for_drafts
+from vllm_dflash.engine.log import logger
 from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.step import Step, StepClock
@@ -27,8 +30,15 @@ def attach_costs(output: ModelRunnerOutput, costs: StepCosts) -> None:
 
 
 def build_scheduler(**arguments: Any) -> Scheduler:
-    """The scheduler of an engine; stands where vLLM expects a class of schedulers."""
+    """The scheduler of an engine; stands where vLLM expects a class of schedulers. Hook 26."""
     check_seams(ENGINE)
+    hush()
+    logger().info(
+        "vLLM's warning of a custom scheduler class is expected: build_scheduler gives its own"
+        " scheduler with vllm-dflash's draft lengths, asynchronous where vLLM's would be, and"
+        " vllm-dflash %s checks that vLLM is one it was written for.",
+        __version__,
+    )
     config = arguments["vllm_config"]
     is_async = config.scheduler_config.async_scheduling
     return (DFlashAsyncScheduler if is_async else DFlashScheduler)(**arguments)

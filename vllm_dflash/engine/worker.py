@@ -22,6 +22,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm_dflash import __version__
 from vllm_dflash.checkpoint.ranks import describe_ranks
 from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.vllms_log import hush
 from vllm_dflash.engine.agreement import agreed_seconds
 from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_the_output
 from vllm_dflash.engine.fresh_blocks import fresh_blocks, useless_blocks
@@ -43,6 +44,7 @@ from vllm_dflash.engine.watch import DraftWatch
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.plugin import register_draft_model
 from vllm_dflash.seams import V1_WORKER, V2_WORKER, check_vllm
+from vllm_dflash.vllms_own import SWITCH_OFF
 
 
 class DraftingWorker(Worker):
@@ -58,6 +60,7 @@ class DraftingWorker(Worker):
         self._costs_to_send: StepCosts | None = None
         check_vllm(V2_WORKER if self.use_v2_model_runner else V1_WORKER)
         register_draft_model()  # hook 6
+        hush()  # hook 26
         super().init_device()
         self.drafter = self._attach_to_v2() if self.use_v2_model_runner else self._attach_to_v1()
         if self.rank == 0:
@@ -257,6 +260,6 @@ class DFlashGPUWorker(DraftingWorker):
             raise ValueError(
                 "on CUDA, vllm-dflash supports Model Runner V2 only, and this configuration gets"
                 " V1: unset VLLM_USE_V2_MODEL_RUNNER and leave out what V2 does not support yet"
-                " (vLLM's log names it). VLLM_PLUGINS='' gives vLLM's own DFlash."
+                f" (vLLM's log names it). {SWITCH_OFF}."
             )
         super().init_device()

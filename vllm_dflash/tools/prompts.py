@@ -12,11 +12,20 @@ def read_prompts(path: Path, count: int | None = None) -> list[str]:
     Empty lines are passed over; without a count, all prompts are read.
 
     Raises:
-        ValueError: a line starts like JSON and is no such prompt.
+        ValueError: there is no such file, or no prompt in it, or a line starts like JSON and is
+            none.
     """
-    with path.open(encoding="utf-8") as file:
-        lines = [(number, line.strip("\n")) for number, line in enumerate(file, 1)]
-    return [_prompt(path, number, line) for number, line in lines if line.strip()][:count]
+    try:
+        with path.open(encoding="utf-8") as file:
+            lines = [(number, line.strip("\n")) for number, line in enumerate(file, 1)]
+    except FileNotFoundError:
+        raise ValueError(
+            f"prompts file {str(path)!r} does not exist: pass another --prompts."
+        ) from None
+    prompts = [_prompt(path, number, line) for number, line in lines if line.strip()][:count]
+    if not prompts:
+        raise ValueError(f"prompts file {str(path)!r} holds no prompts: pass another --prompts.")
+    return prompts
 
 
 def _prompt(path: Path, number: int, line: str) -> str:

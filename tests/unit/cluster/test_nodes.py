@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
 
 from vllm_dflash import __version__
 from vllm_dflash.cluster import nodes
-from vllm_dflash.cluster.nodes import Node, build_probe, check_nodes, describe_faults
+from vllm_dflash.cluster.nodes import Node, NodeError, build_probe, check_nodes, describe_faults
 
 
 def test_the_probe_travels_without_our_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +36,7 @@ def test_the_probe_reads_both_versions() -> None:
     assert "problem" not in answer
 
 
-GOOD = Node("10.0.0.1", "aa", "one", "/usr/bin/python3", __version__, "0.32.0")
+GOOD = Node("10.0.0.1", "aa", "one", "/usr/bin/python3", __version__, "b1", "0.32.0")
 
 
 @pytest.mark.parametrize(
@@ -48,17 +51,17 @@ GOOD = Node("10.0.0.1", "aa", "one", "/usr/bin/python3", __version__, "0.32.0")
             "vllm-dflash cannot run there: ModuleNotFoundError: vllm_dflash",
         ),
         (
-            Node("10.0.0.2", "bb", "two", "/opt/python", "0.0.9", "0.32.0"),
+            Node("10.0.0.2", "bb", "two", "/opt/python", "0.0.9", "b0", "0.32.0"),
             f"it has vllm-dflash 0.0.9, the engine {__version__}",
         ),
         (
-            Node("10.0.0.2", "bb", "two", "/opt/python", __version__, "0.31.0"),
+            Node("10.0.0.2", "bb", "two", "/opt/python", __version__, "b1", "0.31.0"),
             "it has vLLM 0.31.0, the engine 0.32.0",
         ),
     ],
 )
 def test_faults_name_the_node_and_the_command(node: Node, fault: str) -> None:
-    message = describe_faults([GOOD, node], "0.32.0", "cuda")
+    message = describe_faults([GOOD, node], GOOD, "cuda")
     assert message is not None
     first, *lines, last = message.splitlines()
     assert first.startswith("1 of 2 nodes of the Ray cluster cannot run workers of vllm-dflash")
@@ -72,13 +75,46 @@ def test_faults_name_the_node_and_the_command(node: Node, fault: str) -> None:
 
 def test_what_no_package_would_mend_gets_no_such_advice() -> None:
     silent = Node("10.0.0.2", "bb", problem="GetTimeoutError: no answer")
-    message = describe_faults([silent], "0.32.0", "cpu") or ""
+    message = describe_faults([silent], GOOD, "cpu") or ""
     assert "node 10.0.0.2" in message
     assert "GetTimeoutError: no answer" in message
     assert "install" not in message
 
 
 def test_good_nodes_are_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert describe_faults([GOOD, GOOD], "0.32.0", "cpu") is None
-    monkeypatch.setattr(nodes, "ask_nodes", lambda *_: [GOOD])
-    assert check_nodes(None, {}) == [GOOD]
+    assert describe_faults([GOOD, GOOD], GOOD, "cpu") is None
+    same = Node("10.0.0.1", "aa", **build_probe()())
+    monkeypatch.setattr(nodes, "ask_nodes", lambda *_: [same])
+    assert check_nodes(None, {}) == [same]
+    other = dataclasses.replace(same, build="b0")
+    monkeypatch.setattr(nodes, "ask_nodes", lambda *_: [same, other])
+    with pytest.raises(NodeError, match=r"another build .* its sources are b0, the engine's"):
+        check_nodes(None, {})
+
+
+def test_another_build_of_the_same_version() -> None:
+    other = dataclasses.replace(GOOD, ip="10.0.0.2", build="b2")
+    message = describe_faults([GOOD, other], GOOD, "cpu") or ""
+    fault = f"another build of vllm-dflash {__version__}: its sources are b2, the engine's b1"
+    assert f"node 10.0.0.2 (one, id aa): it has {fault}" in message
+    assert "there, in the checkout that the engine's was installed from: pip" in message
+
+
+def test_a_build_is_known_by_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else lies in the folder, and wherever that is."""
+
+    def build(folder: str, sources: dict[str, str]) -> str:
+        package = tmp_path / folder
+        for name, text in sources.items():
+            (package / name).parent.mkdir(parents=True, exist_ok=True)
+            (package / name).write_text(text)
+        module = SimpleNamespace(__version__="1.0", __file__=str(package / "__init__.py"))
+        monkeypatch.setitem(sys.modules, "vllm_dflash", module)
+        return str(build_probe()()["build"])
+
+    sources = {"__init__.py": "", "engine/worker.py": "a = 1"}
+    first = build("first", sources)
+    assert build("second", {**sources, "engine/__pycache__/worker.cpython-311.pyc": "x"}) == first
+    assert build("third", {**sources, "engine/worker.py": "a = 2"}) != first
+    assert build("fourth", {"__init__.py": "", "engine/other.py": "a = 1"}) != first
+    assert build("fifth", {"__init__.py": "a = 1", "engine/worker.py": ""}) != first

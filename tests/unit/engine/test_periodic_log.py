@@ -56,8 +56,8 @@ A_STEP = {
 }
 LINE = (
     "DFlash planner: Drafted steps: 25%, Mean draft length: 2.50, Mean acceptance length: 2.50,"
-    " Step: 40.0 ms (estimated 30.0 ms), Speed against plain decoding, by the cost model: 1.25x"
-    " (predicted 1.75x)"
+    " Step: 40.0 ms (estimated 30.0 ms), Estimated gain over plain decoding, by the cost"
+    " model: 1.25x (planned: 1.75x)"
 )
 
 
@@ -94,6 +94,6 @@ def test_undrafted_steps_have_a_line_too(logged: Logged) -> None:
     logged.count(skipped_steps=1, timed=1, estimated=0.01, measured=0.02)
     assert logged.at(110.0) == [
         "DFlash planner: Drafted steps: 0%, Mean draft length: 0.00, Mean acceptance length: 1.00,"
-        " Step: 20.0 ms (estimated 10.0 ms), Speed against plain decoding, by the cost model:"
-        " 0.00x (predicted 0.00x)"
+        " Step: 20.0 ms (estimated 10.0 ms), Estimated gain over plain decoding, by the"
+        " cost model: 0.00x (planned: 0.00x)"
     ]

@@ -55,7 +55,7 @@ def test_choosing_by_request_beats_every_fixed_length_around_the_crossover() -> 
 
 
 def test_probes_become_rare_but_never_cease() -> None:
-    world = World(planner(), **USELESS)  # type: ignore[arg-type]
+    world = World(planner(), **USELESS)
     world.run(names(8), 4000)
     gaps = np.diff(world.drafted_steps)
     assert gaps[-5:].mean() > 3 * gaps[:5].mean()
@@ -103,7 +103,7 @@ def test_new_requests_start_from_what_others_have_shown() -> None:
         first += 4
     ours = (world.tokens - before[0]) / (world.seconds - before[1])
     assert ours > 1.3 * rate_of(Undrafted(), 4)
-    useless, first = World(planner(), **USELESS), 0  # type: ignore[arg-type]
+    useless, first = World(planner(), **USELESS), 0
     for _ in range(100):
         useless.run(names(4, first), 6)
         first += 4

@@ -29,7 +29,7 @@ def test_bench_gives_every_engine_its_ranks(
     arguments += ["--prompts", str(DEMO / "held_out.jsonl"), "--tensor-parallel-size", "2"]
     arguments += ["--out", str(tmp_path)]
     monkeypatch.setenv(BINDING, "0")
-    assert cli.main(arguments) == 1
+    assert cli.main(arguments) == 2
     assert f"{BINDING}='0' has cores for 1. Set" in capsys.readouterr().err
     assert not asked
     monkeypatch.setenv(BINDING, "nobind")

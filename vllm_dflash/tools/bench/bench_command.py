@@ -25,7 +25,7 @@ LOADS = {
 FULL: dict[str, Any] = {"seconds": 6.0, "rounds": 5, "concurrency": [1, 2, 4, 8, 16, 32]}
 QUICK: dict[str, Any] = {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
 EXTRA_MISSING = 'vllm-dflash bench needs matplotlib: pip install "vllm-dflash[bench]"'
-FAILED = 1
+FAILED = 2
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,7 +42,8 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "  vllm-dflash bench --quick\n"
         "  vllm-dflash bench --load closed swing --native-k 3 7 --rounds 9\n"
         "  vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\\n"
-        "      --prompts prompts.jsonl",
+        "      --prompts prompts.jsonl\n\n"
+        f"exit code 0: measured, {FAILED}: could not run, {INTERRUPTED}: interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     pair = parser.add_argument_group("pair")
@@ -204,10 +205,7 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
         )
     check_thread_binding(parsed.tensor_parallel_size)
     progress = progress_on()
-    prompts_file = parsed.prompts or parsed.demo / "held_out.jsonl"
-    if not prompts_file.is_file():
-        raise ValueError(f"there are no prompts in {prompts_file}: pass --prompts.")
-    prompts = read_prompts(prompts_file)
+    prompts = read_prompts(parsed.prompts or parsed.demo / "held_out.jsonl")
     parsed.out.mkdir(parents=True, exist_ok=True)
     with progress.stage("preparing the pair"):
         pair = _choose_pair(parsed)

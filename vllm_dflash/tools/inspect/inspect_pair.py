@@ -12,10 +12,16 @@ from vllm_dflash.checkpoint.headers import (
     Headers,
     HeadersNotCheckedError,
     HeadersUnreadableError,
+    missing_weights,
     read_headers_of,
 )
-from vllm_dflash.checkpoint.pairing import pair_faults
-from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.checkpoint.pairing import pair_faults, target_faults
+from vllm_dflash.checkpoint.read import (
+    check_not_swapped,
+    is_drafter,
+    load_config,
+    parse_overridden,
+)
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import MAPS, compare_tensors, required_vocabulary
 from vllm_dflash.tools.inspect.family import resembles
@@ -68,7 +74,7 @@ def inspect_pair(
     options = options or EngineOptions()
     found = Inspection(drafter, target)
     try:
-        spec = read_drafter(drafter, revision, drafter_overrides)
+        spec = _read_spec(drafter, revision, drafter_overrides, target)
         found.drafter = _drafter_facts(spec)
         found.warnings += spec.remarks
         headers = _read_weights(found, "drafter", drafter, revision)
@@ -77,7 +83,7 @@ def inspect_pair(
         model = read_target(target, options)
         _inspect_target(found, spec, model, options)
     except (DrafterError, HeadersUnreadableError, TargetUnreadableError) as error:
-        found.error = _with_remedy(str(error), drafter)
+        found.error = str(error)
         return found
     names = set(headers.tensors) if headers else required_vocabulary(spec)
     memory_facts(found, spec, names, model, kv_cache_memory, options)
@@ -99,7 +105,7 @@ def _read_weights(
     except HeadersNotCheckedError as error:
         if what == "drafter" and Path(model).is_dir():
             raise HeadersUnreadableError(
-                f"drafter {model!r}: {error}. Download its weights into it."
+                f"drafter {model!r}: {error}.{missing_weights(Path(model))}"
             ) from error
         found.not_checked.append(f"the {what}'s tensors: {error}")
         return None
@@ -107,11 +113,17 @@ def _read_weights(
         raise HeadersUnreadableError(f"{what} {model!r}: {error}") from error
 
 
-def _with_remedy(message: str, drafter: str) -> str:
-    """For a drafter on a hub that cannot be reached, what to do instead."""
-    if not Path(drafter).exists() and "config.json cannot be read" in message:
-        return f"{message} Check its name and the network, or pass a folder it was downloaded to."
-    return message
+def _read_spec(
+    drafter: str, revision: str | None, overrides: Mapping[str, Any] | None, target: str
+) -> DrafterSpec:
+    config = load_config(drafter, revision)
+    if not is_drafter(config):
+        try:
+            target_config = load_config(target)
+        except DrafterError:  # what is wrong with the drafter is said first
+            target_config = {}
+        check_not_swapped(drafter, config, target, target_config)
+    return parse_overridden(drafter, config, overrides or {})
 
 
 def _drafter_facts(spec: DrafterSpec) -> DrafterFacts:
@@ -187,6 +199,7 @@ def _inspect_target(
         parameters=headers.parameters if headers else None,
         num_bytes=headers.num_bytes if headers else None,
     )
+    found.faults += [Fault("target", message) for message in target_faults(facts)]
     found.faults += [Fault("pair", message) for message in pair_faults(spec, facts)]
     tp_size = options.tensor_parallel_size
     found.faults += [Fault("parallel", message) for message in rank_faults(model, tp_size)]

@@ -20,6 +20,7 @@ from vllm_dflash.tools.tables import Table
 
 Rows = list[tuple[str, ...]]
 REMEDIES = {
+    "target": "Another drafter would not change that.",
     "pair": "Choose a drafter that was trained for this target.",
     "parallel": "Choose another --tensor-parallel-size.",
     "tensors": "Download the drafter again: its weights are not those its config.json implies.",

@@ -55,8 +55,8 @@ def read_target(target: str, options: EngineOptions) -> ModelConfig:
     """
     if found := folder_fault(target):
         raise TargetUnreadableError(
-            f"target {target!r}: this folder {found}. Pass --target a folder with a model of"
-            " Hugging Face's format, or the name of its repository."
+            f"target {target!r}: {found}. Pass --target a folder with a model of Hugging Face's"
+            " format, or the name of its repository."
         )
     try:
         return options.engine_args(target).create_model_config()

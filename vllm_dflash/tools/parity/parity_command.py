@@ -106,10 +106,7 @@ def _check(parsed: argparse.Namespace) -> ParityReport:
     if parsed.prompts is not None:
         from vllm_dflash.tools.prompts import read_prompts
 
-        is_there = parsed.prompts.is_file()
-        prompts = tuple(read_prompts(parsed.prompts, parsed.num_prompts)) if is_there else ()
-        if not prompts:
-            raise ValueError(f"there are no prompts in {parsed.prompts}: pass another --prompts.")
+        prompts = tuple(read_prompts(parsed.prompts, parsed.num_prompts))
     engine: dict[str, Any] = {}
     if parsed.model_impl is not None:
         engine["model_impl"] = parsed.model_impl

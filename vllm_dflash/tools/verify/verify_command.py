@@ -101,8 +101,6 @@ def run_verify(parsed: argparse.Namespace) -> int:
 
     try:
         prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(parsed.target)
-        if not prompts:
-            raise ValueError(f"there are no prompts in {parsed.prompts}.")
         result = verify_pair(
             parsed.target,
             parsed.speculative_config,

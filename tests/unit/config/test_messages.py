@@ -1,0 +1,213 @@
+"""What a refusal tells people to do instead, by the fragments that say it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import PretrainedConfig
+from vllm.engine.arg_utils import EngineArgs
+
+from support import ROOT
+from support.log_lines import log_lines
+from support.pairs import Pair, drafter_config, make_pair
+from vllm_dflash.checkpoint.read import is_drafter, read_drafter
+from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.vllms_own import OWN_KEYS, SWITCH_OFF
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(Path(tmp_path_factory.mktemp("pair")))
+
+
+def refused(pair: Pair, speculative: dict[str, Any] | None = None, **engine: Any) -> ValueError:
+    """Why no engine starts, which the log has said once, too."""
+    asked = {"method": "dflash", "model": str(pair.drafter), **(speculative or {})}
+    given = {"model": str(pair.target), "skip_tokenizer_init": True, "dtype": "float32", **engine}
+    with log_lines() as lines, pytest.raises(ValueError) as stopped:  # noqa: PT011 - read below
+        EngineArgs(**given, speculative_config=asked).create_engine_config()
+    assert lines == [f"ERROR {stopped.value}"]
+    return stopped.value
+
+
+@pytest.mark.parametrize(
+    ("engine", "fragments"),
+    [
+        (
+            {"pipeline_parallel_size": 2},
+            ["pipeline_parallel_size is 2", "by --tensor-parallel-size instead"],
+        ),
+        (
+            {"data_parallel_size": 2},
+            ["data_parallel_size is 2", "a server for each replica", "--tensor-parallel-size"],
+        ),
+        (
+            {"enable_lora": True},
+            ["Leave --enable-lora out", "merge_and_unload", "leave the speculative config out"],
+        ),
+    ],
+    ids=["pipeline", "data", "lora"],
+)
+def test_engines_we_do_not_run(pair: Pair, engine: dict[str, Any], fragments: list[str]) -> None:
+    message = str(refused(pair, **engine))
+    assert [fragment for fragment in fragments if fragment not in message] == []
+    assert "trained for this target" not in message  # no other drafter would help
+
+
+@pytest.mark.parametrize(("count", "is_none"), [(0, True), (-1, False)])
+def test_no_drafts_at_all(pair: Pair, count: int, is_none: bool) -> None:
+    message = str(refused(pair, {"num_speculative_tokens": count}))
+    assert f"a positive integer, not {count}." in message
+    assert ("serve without drafts, leave the whole speculative config out" in message) is is_none
+
+
+def test_quantised_drafters(pair: Pair, tmp_path: Path) -> None:
+    quantised = {"quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(drafter_config(**quantised)))
+    message = str(refused(pair, {"model": str(tmp_path)}))
+    assert "quantization_config" in message
+    assert "Take the drafter's unquantised checkpoint" in message
+    assert f"{SWITCH_OFF}." in message
+
+
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [("char", "Take the drafter's unquantised checkpoint"), ("t", "Download the drafter again")],
+)
+def test_weights_of_something_else(pair: Pair, tmp_path: Path, change: str, remedy: str) -> None:
+    shutil.copytree(pair.drafter, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["fc.weight"] = getattr(tensors["fc.weight"], change)().contiguous()
+    save_file(tensors, tmp_path / "model.safetensors")
+    message = str(refused(pair, {"model": str(tmp_path)}))
+    assert message.count("Take the") + message.count("Download") == 1
+    assert remedy in message
+
+
+@pytest.mark.parametrize(
+    ("files", "remedy"),
+    [
+        ([], "Download its weights into it"),
+        (["mask_embedding.pt"], "Download its weights into it"),
+        (["pytorch_model.bin"], "'pytorch_model.bin' may hold code and so is not read: convert it"),
+    ],
+)
+def test_no_safetensors(pair: Pair, tmp_path: Path, files: list[str], remedy: str) -> None:
+    shutil.copy(pair.drafter / "config.json", tmp_path)
+    for name in files:
+        (tmp_path / name).touch()
+    error = refused(pair, {"model": str(tmp_path)})
+    assert remedy in str(error)
+    assert error.__suppress_context__
+    assert "save_file(" in (ROOT / "docs" / "checkpoints.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("models/demo/draftr", "no such folder, and not a repository name"),
+        ("./models/demo/draftr", "this folder does not exist"),
+        ("{here}/models/demo/draftr", "this folder does not exist"),
+        ("models/demo/drafter/config.json", "this is no folder"),
+    ],
+)
+def test_a_wrong_path_is_one_line(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, says: str
+) -> None:
+    there = tmp_path / "models" / "demo"
+    shutil.copytree(pair.drafter, there / "drafter")
+    (there / "drafts").mkdir()  # nearer, and no model
+    monkeypatch.chdir(tmp_path)
+    error = refused(pair, {"model": written.format(here=tmp_path)})
+    assert f": {says}" in str(error)
+    assert "\n" not in str(error)
+    assert error.__cause__ is None
+    assert error.__context__ is None or error.__suppress_context__
+    if says != "this is no folder":
+        assert "models/demo/drafter'?)" in str(error)
+
+
+def test_a_repository_that_cannot_be_read_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise OSError("We couldn't connect to the hub.\nCheck your internet connection") from (
+            ConnectionError("no route")
+        )
+
+    monkeypatch.setattr(PretrainedConfig, "get_config_dict", unreachable)
+    with pytest.raises(DrafterError) as stopped:
+        read_drafter("someone/drafter")
+    message = str(stopped.value)
+    assert "no such folder, and in the repository of that name" in message
+    assert "We couldn't connect to the hub." in message
+    assert "Check its name and the network, or pass a folder" in message
+    assert "\n" not in message
+    assert stopped.value.__suppress_context__
+
+
+def test_target_and_drafter_swapped(pair: Pair) -> None:
+    drafter, target = str(pair.drafter), str(pair.target)
+    message = str(refused(pair, {"model": target}, model=drafter))
+    assert "are the two swapped?" in message
+    assert f"The target is '{target}' then, and the drafter" in message
+    message = str(refused(pair, model=drafter))
+    assert f"target '{drafter}' is a DFlash drafter itself" in message
+    assert "swapped" not in message
+
+
+@pytest.mark.parametrize(
+    ("config", "is_one"),
+    [
+        ({"architectures": ["DFlashDraftModel"]}, True),
+        ({"speculators_model_type": "dflash"}, True),
+        ({"speculators_model_type": "eagle3", "architectures": ["DFlashDraftModel"]}, False),
+        ({"architectures": ["Qwen3ForCausalLM"]}, False),
+        ({"architectures": "DFlashDraftModel"}, False),
+        ({}, False),
+    ],
+)
+def test_what_calls_itself_a_drafter(config: dict[str, Any], is_one: bool) -> None:
+    assert is_drafter(config) is is_one
+
+
+@pytest.mark.parametrize(
+    ("asked", "fault"),
+    [
+        ({"num_speculative_tokens": 3}, None),  # all of the advice
+        ({}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": 3, "draft_length": "fixed"}, "draft_length"),
+        ({"num_speculative_tokens": 3, "drafter_overrides": {}}, "drafter_overrides"),
+    ],
+)
+def test_vllm_alone_takes_what_the_advice_leaves(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], fault: str | None
+) -> None:
+    assert fault is None or fault in SWITCH_OFF
+    ours = EngineArgs.create_speculative_config
+    monkeypatch.setattr(EngineArgs, "create_speculative_config", ours.__wrapped__)
+    given = {"method": "dflash", "model": str(pair.drafter), **asked}
+    args = EngineArgs(model=str(pair.target), skip_tokenizer_init=True, speculative_config=given)
+    if fault is None:
+        assert args.create_engine_config().speculative_config.method == "dflash"
+        return
+    with pytest.raises(ValueError, match=fault):
+        args.create_engine_config()
+
+
+def test_vllms_own_is_recommended_in_one_sentence_only() -> None:
+    package = ROOT / "vllm_dflash"
+    recommending = {
+        str(file.relative_to(package))
+        for file in package.rglob("*.py")
+        if "VLLM_PLUGINS=''" in file.read_text()
+    }
+    assert recommending == {"vllms_own.py"}
+    pages = [page.read_text() for page in (ROOT / "docs").glob("*.md")]
+    recommending_pages = [page for page in pages if 'VLLM_PLUGINS=""' in page]
+    assert recommending_pages
+    for page in recommending_pages:
+        assert all(f"`{key}`" in page for key in (*OWN_KEYS, "num_speculative_tokens"))

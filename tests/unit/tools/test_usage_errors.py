@@ -1,0 +1,65 @@
+"""What a user got wrong on the command line ends any command with 2 and says what it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support import DEMO
+from support.engines import DRAFTER, TARGET
+from vllm_dflash.tools import cli
+from vllm_dflash.tools.prompts import read_prompts
+
+PAIR = [str(DRAFTER), "--target", str(TARGET)]
+SWAPPED = [str(TARGET), "--target", str(DRAFTER)]
+SPECULATIVE = ["--target", str(TARGET), "--speculative-config", '{"method": "dflash"}']
+MISSING = ["--prompts", "nowhere.jsonl"]
+NO_FILE = "prompts file 'nowhere.jsonl' does not exist"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["verify", *SPECULATIVE, *MISSING], NO_FILE),
+        (["parity", *PAIR, *MISSING], NO_FILE),
+        (["bench", *MISSING], NO_FILE),
+        (["bench", "--concurrency", "128"], "raise --max-num-seqs"),
+        (["bench", "--target", "target"], "--target and --drafter belong together"),
+        (["inspect", "models/demo/draftr", *PAIR[1:]], "no such folder, and not a repository name"),
+        (["inspect", PAIR[0], "--target", "a/b/c"], "target 'a/b/c': no such folder, and not a"),
+        (["inspect", *SWAPPED], "are the two swapped?"),
+        (["parity", "models/demo/draftr", *PAIR[1:]], "no such folder, and not a repository name"),
+        (["inspect"], "required"),
+        (["verify"], "required"),
+        (["parity"], "required"),
+        (["bench", "--rounds", "none"], "no positive whole number"),
+        ([], "required"),
+    ],
+    ids=lambda value: " ".join(value[:2])[-30:] if isinstance(value, list) else "",
+)
+def test_usage_errors_end_with_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if words[:1] == ["bench"]:
+        words = [*words, "--demo", str(DEMO), "--out", str(tmp_path / "out")]
+    try:
+        code = cli.main(words)
+    except SystemExit as stopped:
+        code = int(stopped.code or 0)
+    assert code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("text", "says"), [(None, "does not exist"), (" \n", "holds no prompts")])
+def test_a_file_without_prompts(tmp_path: Path, text: str | None, says: str) -> None:
+    file = tmp_path / "prompts"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ValueError, match=f"prompts file '{file}' {says}"):
+        read_prompts(file)
