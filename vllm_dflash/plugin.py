@@ -87,6 +87,16 @@ what is wrong and when to delete it:
 23. `stale_blocks.py` clears cache blocks of the drafter's layers (CPU).
 24. `short_rotary_tables.py` lengthens `cos_sin_cache` in our draft model.
 25. `amx_permission.py` asks Linux for AMX (CPU).
+
+Figures for `/metrics` (`engine/figures.py`, `engine/prometheus.py`):
+
+26. `StatLoggerManager.__init__` is wrapped, in the front end: behind vLLM's Prometheus logger comes
+    one of ours. vLLM's entry points for that (`vllm.stat_logger_plugins`) would be loaded for plain
+    engines as well, and turn on statistics that were turned off. Replaced by: stat loggers that
+    can be named in an engine's config.
+27. `SchedulerStats.running_lora_adapters` takes our figures from our schedulers to that logger,
+    since the front end reads declared fields only. No LoRA runs beside a drafter of ours, and
+    vLLM reads the field for that alone. Replaced by: a free field in `SchedulerStats`.
 """
 
 from __future__ import annotations
@@ -102,6 +112,7 @@ from vllm_dflash.config.class_paths import (
     DRAFT_MODEL,
     RAY_EXECUTOR,
     SCHEDULER,
+    SHOW_FIGURES,
 )
 
 if TYPE_CHECKING:
@@ -183,7 +194,7 @@ def _select(
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> DFlashOptions:
-    """Hooks 3 to 9, placed once DFlash is selected."""
+    """Hooks 3 to 9, and 26, placed once DFlash is selected."""
     from vllm import envs
     from vllm.logger import init_logger
     from vllm.platforms import current_platform
@@ -228,6 +239,7 @@ def _select(
         engine_args.disable_hybrid_kv_cache_manager = True
     write_speculative_config(engine_args, options, choose_verification(engine_args, options))
     register_draft_model()
+    resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 26
     if backend == "ray" and envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
         # The class and not its path, which vLLM would take for an executor without Ray (`use_ray`).
         target_parallel_config.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)
