@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from vllm_dflash.engine.figures import FIGURES
 from vllm_dflash.engine.periodic_log import PeriodicLog
 from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.planning.costs import StepEstimate
@@ -52,6 +53,33 @@ def test_statistics_compare_what_was_expected_with_what_came() -> None:
     assert counted["measured_speedup"] == pytest.approx(5 / 6)
     assert counted["predicted_speedup"] == pytest.approx(1.5)
     assert counted["planning_share"] == pytest.approx(0.1)
+
+
+def test_figures_are_sums_whose_ratios_say_something() -> None:
+    figures = statistics_of_a_step().figures()
+    assert figures == pytest.approx(
+        {
+            "drafted_steps": 1,
+            "skipped_steps": 0,
+            "drafted_requests": 2,
+            "planned_tokens": 2,
+            "step_seconds": 0.05,
+            "planning_seconds": 0.005,
+            "produced_tokens": 5,
+            "expected_tokens": 9,
+            "plain_tokens": 6,
+        }
+    )
+    assert figures.keys() == FIGURES.keys()
+
+
+@pytest.mark.parametrize(("length", "requests", "tokens"), [(3, 2, 6), (0, 0, 0)])
+def test_one_length_for_all(length: int, requests: int, tokens: int) -> None:
+    statistics = DraftStatistics(3)
+    statistics.observe_uniform(length, 2)
+    figures = statistics.figures()
+    assert (figures["drafted_requests"], figures["planned_tokens"]) == (requests, tokens)
+    assert (figures["drafted_steps"], figures["skipped_steps"]) == (length > 0, length == 0)
 
 
 def test_the_log_line_comes_every_so_often_and_covers_what_is_new() -> None:
