@@ -40,9 +40,9 @@ class UniformLength:
 
     def choose(self, num_requests: int) -> int:
         """Drafts for each of so many requests in the next step."""
-        self.speedup = 1.0
         if self.costs is None or not num_requests:
             return self.max_draft
+        self.speedup = 1.0
         gain = np.concatenate([[0.0], np.cumsum(self.survival())])[self._choices]
         drafting = float(self.costs.draft.at(num_requests * (1 + self.max_draft)))
         seconds = self.costs.decoding(num_requests, num_requests * (1 + self._choices))
