@@ -76,11 +76,6 @@ Objects of vLLM's that we make or use, adjusted:
     executor asks for accelerators, and a CPU has none. Replaced by: a `ray_device_key` of vLLM's
     CPU platform.
 
-What vLLM says in its log (`config/vllms_log.py`):
-
-26. Filters of two of its loggers, in each process, each for one warning that does not hold for
-    DFlash: that of `max_num_scheduled_tokens`, and that of EAGLE's last block.
-
 Bugs of vLLM that we mend, in workers, each in a file of its own in `engine/vllm_fixes/` that says
 what is wrong and when to delete it:
 
@@ -92,6 +87,21 @@ what is wrong and when to delete it:
 23. `stale_blocks.py` clears cache blocks of the drafter's layers (CPU).
 24. `short_rotary_tables.py` lengthens `cos_sin_cache` in our draft model.
 25. `amx_permission.py` asks Linux for AMX (CPU).
+
+What vLLM says in its log (`config/vllms_log.py`):
+
+26. Filters of two of its loggers, in each process, each for one warning that does not hold for
+    DFlash: that of `max_num_scheduled_tokens`, and that of EAGLE's last block.
+
+Figures for `/metrics` (`engine/figures.py`, `engine/prometheus.py`):
+
+27. `StatLoggerManager.__init__` is wrapped, in the front end: behind vLLM's Prometheus logger comes
+    one of ours. vLLM's entry points for that (`vllm.stat_logger_plugins`) would be loaded for plain
+    engines as well, and turn on statistics that were turned off. Replaced by: stat loggers that
+    can be named in an engine's config.
+28. `SchedulerStats.running_lora_adapters` takes our figures from our schedulers to that logger,
+    since the front end reads declared fields only. No LoRA runs beside a drafter of ours, and
+    vLLM reads the field for that alone. Replaced by: a free field in `SchedulerStats`.
 """
 
 from __future__ import annotations
@@ -107,6 +117,7 @@ from vllm_dflash.config.class_paths import (
     DRAFT_MODEL,
     RAY_EXECUTOR,
     SCHEDULER,
+    SHOW_FIGURES,
 )
 from vllm_dflash.vllms_own import SWITCH_OFF
 
@@ -194,7 +205,7 @@ def _select(
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> DFlashOptions:
-    """Hooks 3 to 9, and 26 here, placed once DFlash is selected."""
+    """Hooks 3 to 9, and 26 and 27 here, placed once DFlash is selected."""
     from vllm import envs
     from vllm.logger import init_logger
     from vllm.platforms import current_platform
@@ -242,6 +253,7 @@ def _select(
     write_speculative_config(engine_args, options, choose_verification(engine_args, options))
     register_draft_model()
     hush()
+    resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 27
     if backend == "ray" and envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
         # The class and not its path, which vLLM would take for an executor without Ray (`use_ray`).
         target_parallel_config.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)

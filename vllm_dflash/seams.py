@@ -24,7 +24,7 @@ class Seam:
     """A function or attribute of vLLM that a hook of ours depends on."""
 
     path: str
-    """`module:attribute`, dots allowed in the attribute."""
+    """`module:attribute`, dots allowed in the attribute, and keys of a dictionary among them."""
     parameters: str | None = None
     """Names of the parameters we pass or receive, in order; None for what is not called."""
 
@@ -41,6 +41,17 @@ FRONT_END = (
     Seam(
         "vllm.model_executor.models.registry:ModelRegistry.register_model", "model_arch model_cls"
     ),
+    Seam(
+        "vllm.v1.metrics.loggers:StatLoggerManager.__init__",
+        "self vllm_config engine_idxs custom_stat_loggers enable_default_loggers "
+        "aggregate_engine_logging client_count",
+    ),
+    Seam("vllm.v1.metrics.loggers:PrometheusStatLogger._counter_cls"),
+    Seam(
+        "vllm.v1.metrics.loggers:AggregateStatLoggerBase.record",
+        "self scheduler_stats iteration_stats mm_cache_stats engine_idx",
+    ),
+    Seam("vllm.v1.metrics.utils:create_metric_per_engine", "metric per_engine_labelvalues"),
 )
 """Used in the process that builds the engine's config."""
 
@@ -117,6 +128,8 @@ ENGINE = (
         "vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule",
         "self scheduler_output",
     ),
+    Seam("vllm.v1.engine:EngineCoreOutputs.scheduler_stats"),
+    Seam("vllm.v1.metrics.stats:SchedulerStats.__dataclass_fields__.running_lora_adapters"),
 )
 """Used in the engine's process."""
 
@@ -227,8 +240,8 @@ def check_seams(seams: tuple[Seam, ...]) -> None:
         try:
             target: Any = import_module(module)
             for name in attribute.split("."):
-                target = getattr(target, name)
-        except (ImportError, AttributeError) as error:
+                target = target[name] if isinstance(target, dict) else getattr(target, name)
+        except (ImportError, AttributeError, KeyError) as error:
             raise UnsupportedVllmError(
                 f"vllm-dflash relies on {seam.path}, which this vLLM does not have ({error})."
                 f" {SWITCH_OFF}."

@@ -66,6 +66,28 @@ def test_completion_accepts_drafts(server: Server) -> None:
     wait_until(some_are_accepted, "drafts, and some of them accepted")
 
 
+def test_our_figures_stand_beside_vllms(server: Server) -> None:
+    def figure(name: str) -> float:
+        return server.metric(f"vllm:dflash_{name}_total")
+
+    before = figure("step_seconds")
+    for prompt in held_out_prompts(4):
+        server.complete(prompt)
+    # What is left is sent when the engine runs dry.
+    wait_until(lambda: figure("step_seconds") > before, "figures of these steps")
+    assert 0 < figure("planning_seconds") < figure("step_seconds")
+    assert figure("drafted_steps") + figure("skipped_steps") > 0
+    verified = server.metric("vllm:spec_decode_num_draft_tokens_total")
+    assert 0 < verified <= figure("planned_tokens")  # the last of a request's are not verified
+    assert figure("drafted_requests") >= server.metric("vllm:spec_decode_num_drafts_total")
+    made = server.metric("vllm:generation_tokens_total")
+    assert 0 < figure("produced_tokens") <= made
+    assert figure("plain_tokens") > 0
+    assert figure("expected_tokens") > 0
+    text = httpx.get(f"{server.url}/metrics").text
+    assert f'vllm:dflash_skipped_steps_total{{engine="0",model_name="{MODEL}"}} ' in text
+
+
 def test_streaming_gives_the_same_text(server: Server) -> None:
     stream = server.client.completions.create(
         model=MODEL, prompt=PROMPT, max_tokens=48, temperature=0.0, stream=True

@@ -36,7 +36,7 @@ class Server:
     def metric(self, name: str) -> float:
         """Sum of a Prometheus counter over its labels."""
         text = httpx.get(f"{self.url}/metrics").text
-        values = re.findall(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", text, re.MULTILINE)
+        values = re.findall(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+-]+)$", text, re.MULTILINE)
         return sum(float(value) for value in values)
 
     def complete(self, prompt: str, max_tokens: int = 48) -> str:

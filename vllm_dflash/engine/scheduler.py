@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,10 @@ from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.config.vllms_log import hush
 from vllm_dflash.engine.drafts_in_output import attached_drafts, skip_the_call_for_drafts
+from vllm_dflash.engine.figures import FiguresToSend, attached_figures, send_figures
 from vllm_dflash.engine.log import logger
 from vllm_dflash.engine.padding import newly_admitted
+from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.step import Step, StepClock
 from vllm_dflash.planning.uniform_length import UniformLength
@@ -45,7 +49,7 @@ def build_scheduler(**arguments: Any) -> Scheduler:
 
 
 class DFlashScheduler(Scheduler):
-    """Takes the drafts that came with a step's output."""
+    """Takes the drafts that came with a step's output, and hands on the figures."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,6 +65,8 @@ class DFlashScheduler(Scheduler):
         drafts = attached_drafts(model_runner_output)
         if drafts is not None:
             self.update_draft_token_ids(drafts)
+        if figures := attached_figures(model_runner_output):
+            send_figures(outputs, figures)
         return outputs
 
 
@@ -83,15 +89,21 @@ class DFlashAsyncScheduler(AsyncScheduler):
         self.lengths: UniformLength | None = None
         if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
             self.lengths = UniformLength(self.num_spec_tokens, choices)
+        self.statistics = DraftStatistics(self.num_spec_tokens)
+        self._figures = FiguresToSend(self.statistics)
         self._clock = StepClock()
         self._draft_rows = 0
         """Of the block forward behind the last step, which takes part of the next one's time."""
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        num_requests = len(scheduler_output.num_scheduled_tokens)
         if self.lengths is not None:
-            scheduler_output.num_spec_tokens_to_schedule = self.lengths.choose(
-                len(scheduler_output.num_scheduled_tokens)
-            )
+            started = time.perf_counter()
+            scheduler_output.num_spec_tokens_to_schedule = self.lengths.choose(num_requests)
+            self.statistics.planning_seconds += time.perf_counter() - started
+        if num_requests:
+            length = scheduler_output.num_spec_tokens_to_schedule
+            self.statistics.observe_uniform(length, num_requests)
         super()._update_after_schedule(scheduler_output)
 
     def update_from_output(
@@ -103,7 +115,11 @@ class DFlashAsyncScheduler(AsyncScheduler):
             if costs is not None:
                 self.lengths.costs = costs
             self._observe(self.lengths, scheduler_output, model_runner_output)
-        return super().update_from_output(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        is_busy = scheduler_output.total_num_scheduled_tokens > 0
+        if figures := self._figures.tick() if is_busy else self._figures.take():
+            send_figures(outputs, figures)
+        return outputs
 
     def _observe(
         self,
@@ -128,4 +144,7 @@ class DFlashAsyncScheduler(AsyncScheduler):
         drafts_next = scheduler_output.num_spec_tokens_to_schedule > 0
         self._draft_rows = drafts_next * len(names) * (1 + self.num_spec_tokens)
         self._clock.finish(step)
-        lengths.observe(step)
+        with step.timing("planning"):
+            estimate = lengths.observe(step)
+        step.plan = replace(step.plan, speedup=lengths.speedup)
+        self.statistics.observe_time(step, estimate)

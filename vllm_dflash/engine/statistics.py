@@ -84,7 +84,8 @@ class DraftStatistics:
         self.steps += 1
         self.drafted_steps += length > 0
         self.skipped_steps += length == 0
-        self.draft_lengths[length] += num_requests
+        if length:
+            self.draft_lengths[length] += num_requests
 
     def observe(self, step: Step, estimate: StepEstimate | None) -> None:
         """Count a step that is over; `estimate` is what its time was expected to be."""
@@ -94,12 +95,16 @@ class DraftStatistics:
         self.skipped_steps += step.could_draft and plan.width == 0
         self.probes += plan.is_probe
         self.nan_drafts += step.nan_drafts
-        self.seconds += step.seconds
-        self.planning_seconds += step.planning_seconds
         if plan.width:
             self.draft_lengths += np.bincount(
                 step.lengths[plan.drafted], minlength=self.max_draft + 1
             )
+        self.observe_time(step, estimate)
+
+    def observe_time(self, step: Step, estimate: StepEstimate | None) -> None:
+        """Count what a step took; `estimate` is what was expected."""
+        self.seconds += step.seconds
+        self.planning_seconds += step.planning_seconds
         if estimate is not None:
             self._compare(step, estimate)
 
@@ -114,6 +119,21 @@ class DraftStatistics:
         self.plain_tokens += plain
         self.predicted_tokens += plain * step.plan.speedup
         self.produced_tokens += step.count * step.num_requests + int(step.accepted.sum())
+
+    def figures(self) -> dict[str, float]:
+        """What a dashboard takes ratios of; none of them ever decreases."""
+        lengths = np.arange(self.max_draft + 1)
+        return {
+            "drafted_steps": self.drafted_steps,
+            "skipped_steps": self.skipped_steps,
+            "drafted_requests": int(self.draft_lengths.sum()),
+            "planned_tokens": int(self.draft_lengths @ lengths),
+            "step_seconds": self.seconds,
+            "planning_seconds": self.planning_seconds,
+            "produced_tokens": self.produced_tokens,
+            "expected_tokens": self.predicted_tokens,
+            "plain_tokens": self.plain_tokens,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Counters and the means derived from them; plain values only."""

@@ -6,6 +6,7 @@ What they attach to a model runner is numbered as on the page of hooks (`plugin.
 from __future__ import annotations
 
 import time
+from copy import copy
 from typing import Any
 
 from vllm import envs
@@ -25,6 +26,7 @@ from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.config.vllms_log import hush
 from vllm_dflash.engine.agreement import agreed_seconds
 from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_the_output
+from vllm_dflash.engine.figures import FiguresToSend, attach_figures
 from vllm_dflash.engine.fresh_blocks import fresh_blocks, useless_blocks
 from vllm_dflash.engine.log import log_active, log_profile, logger
 from vllm_dflash.engine.padding import newly_admitted
@@ -58,6 +60,7 @@ class DraftingWorker(Worker):
         self._log: PeriodicLog | None = None
         self._watch: DraftWatch | None = None
         self._costs_to_send: StepCosts | None = None
+        self._figures: FiguresToSend | None = None
         check_vllm(V2_WORKER if self.use_v2_model_runner else V1_WORKER)
         register_draft_model()  # hook 6
         hush()  # hook 26
@@ -70,6 +73,8 @@ class DraftingWorker(Worker):
             if tp_size > 1:
                 about = describe_ranks(options.drafter, tp_size, options.drafter_ranks)
                 logger().info("tensor parallelism: %s", about)
+            if not self.vllm_config.scheduler_config.async_scheduling:
+                self._figures = FiguresToSend(self.drafter.lengths.statistics)
             self._watch = DraftWatch(
                 self.drafter.collect_statistics,
                 logger().warning,
@@ -126,9 +131,13 @@ class DraftingWorker(Worker):
     def execute_model(
         self, scheduler_output: SchedulerOutput
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
-        """Run the target; what it makes of placeholders is no word about the drafter."""
+        """Run the target, unless no request has a token: then send what figures are left."""
         self.drafter.newly_admitted = newly_admitted(scheduler_output)
-        return super().execute_model(scheduler_output)
+        output = super().execute_model(scheduler_output)
+        if self._figures is not None and isinstance(output, ModelRunnerOutput):
+            output = copy(output)  # vLLM shares the one without tokens
+            attach_figures(output, self._figures.take())
+        return output
 
     def sample_tokens(
         self, grammar_output: GrammarOutput | None
@@ -148,6 +157,9 @@ class DraftingWorker(Worker):
             self._watch.tick()
         if self._log is not None:
             self._log.tick()
+        if self._figures is not None and (figures := self._figures.tick()):
+            is_v2 = self.use_v2_model_runner
+            attach_figures(output.model_runner_output if is_v2 else output, figures)
         return output
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:

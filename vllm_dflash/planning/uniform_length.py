@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from vllm_dflash.planning import Floats
-from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.costs import StepCosts, StepEstimate
 from vllm_dflash.planning.planner import CLOSE, MARGIN, PROBE_LENGTH
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.step import Step
@@ -28,6 +28,8 @@ class UniformLength:
         self.max_draft = max_draft
         self.costs: StepCosts | None = None
         """Until they are known, every step drafts K."""
+        self.speedup = 1.0
+        """Expected rate against plain decoding, with the length that was chosen last."""
         self.probes = ProbeSchedule()
         self._calibration = Calibration(max_draft)
         self._choices = np.array(sorted(choices))
@@ -40,6 +42,7 @@ class UniformLength:
         """Drafts for each of so many requests in the next step."""
         if self.costs is None or not num_requests:
             return self.max_draft
+        self.speedup = 1.0
         gain = np.concatenate([[0.0], np.cumsum(self.survival())])[self._choices]
         drafting = float(self.costs.draft.at(num_requests * (1 + self.max_draft)))
         seconds = self.costs.decoding(num_requests, num_requests * (1 + self._choices))
@@ -48,6 +51,7 @@ class UniformLength:
         best = int(rates.argmax())
         if best and rates[best] > MARGIN * rates[0]:
             self.probes.restart()
+            self.speedup = float(rates[best] / rates[0])
             return int(self._choices[best])
         trial = int(np.searchsorted(self._choices, min(PROBE_LENGTH, self.max_draft)))
         cost = float(seconds[trial] - seconds[0])
@@ -56,11 +60,12 @@ class UniformLength:
             return int(self._choices[trial])
         return 0
 
-    def observe(self, step: Step) -> None:
+    def observe(self, step: Step) -> StepEstimate | None:
         """Learn from a step: what became of the drafts it verified, and what it took.
 
         `target_seconds` counts where it is known: it holds the draft whose rows are `draft_rows`,
-        because nobody can time that alone while the device works on.
+        because nobody can time that alone while the device works on. Returns what was expected of
+        the step without that draft, where it is known.
         """
         known = (step.verified > 0) & step.decoding
         verified, accepted = step.verified[known], step.accepted[known]
@@ -68,7 +73,7 @@ class UniformLength:
             # Without a confidence, every draft stands for its position alone.
             self._calibration.observe(np.ones((len(verified), self.max_draft)), verified, accepted)
         if self.costs is None or not step.target_seconds:
-            return
+            return None
         drafting = float(self.costs.draft.at(step.draft_rows)) if step.draft_rows else 0.0
         alone = replace(step, target_seconds=step.target_seconds - drafting, draft_rows=0)
-        self.costs.observe(alone)
+        return self.costs.observe(alone)

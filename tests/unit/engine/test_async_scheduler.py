@@ -1,13 +1,19 @@
 """The asynchronous scheduler: what it learns from a step's output, and what it asks for."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.metrics.stats import SchedulerStats
 
+from support.fake_time import FakeTime
 from support.planner_world import profiled_costs
 from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.engine.figures import take_figures
 from vllm_dflash.engine.scheduler import DFlashAsyncScheduler, attach_costs
 from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.uniform_length import UniformLength
@@ -16,7 +22,7 @@ from vllm_dflash.planning.uniform_length import UniformLength
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> DFlashAsyncScheduler:
     monkeypatch.setattr(AsyncScheduler, "__init__", lambda self: None)
-    monkeypatch.setattr(AsyncScheduler, "update_from_output", lambda *_: "outputs")
+    monkeypatch.setattr(AsyncScheduler, "update_from_output", lambda *_: {0: EngineCoreOutputs()})
     monkeypatch.setattr(AsyncScheduler, "_update_after_schedule", lambda *_: None)
     monkeypatch.setattr(DFlashOptions, "of", lambda _: SimpleNamespace(draft_length="adaptive"))
     monkeypatch.setattr(AsyncScheduler, "num_spec_tokens", 7, raising=False)
@@ -74,7 +80,8 @@ def test_costs_come_with_the_first_output(scheduler: DFlashAsyncScheduler) -> No
     scheduled, output = step({"a": 0}, {"a": 1})
     costs = profiled_costs()
     attach_costs(output, costs)
-    assert scheduler.update_from_output(scheduled, output) == "outputs"
+    (outputs,) = scheduler.update_from_output(scheduled, output).values()
+    assert isinstance(outputs, EngineCoreOutputs)
     assert scheduler.lengths is not None
     assert scheduler.lengths.costs is costs
 
@@ -140,3 +147,87 @@ def test_a_draft_takes_part_of_the_time_of_the_step_behind_it(
             *step({"a": drafts, "b": drafts}, {"a": 1, "b": 1}, next_drafts=next_drafts)
         )
     assert [seen.draft_rows for seen in observed] == [0, 2 * 8, 0]
+
+
+def run(
+    scheduler: DFlashAsyncScheduler, monkeypatch: pytest.MonkeyPatch, steps: list[Any]
+) -> dict[str, float]:
+    """What these steps, and the one without tokens behind them, send to the front end."""
+    sent: dict[str, float] = {}
+    for scheduled, output in [*steps, step({}, {})]:
+        outputs = EngineCoreOutputs(scheduler_stats=(stats := SchedulerStats()))
+        monkeypatch.setattr(AsyncScheduler, "update_from_output", lambda *_, o=outputs: {0: o})
+        scheduler._update_after_schedule(scheduled)
+        time.sleep(0.0)
+        scheduler.update_from_output(scheduled, output)
+        for name, more in take_figures(stats).items():
+            sent[name] = sent.get(name, 0.0) + more
+    return sent
+
+
+def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
+    scheduler: DFlashAsyncScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeTime()
+    for module in ("engine.scheduler", "planning.step"):
+        monkeypatch.setattr(f"vllm_dflash.{module}.time", clock)
+    monkeypatch.setattr(time, "sleep", lambda _: setattr(clock, "now", clock.now + 0.05))
+    policy = scheduler.lengths
+    assert policy is not None
+    policy.costs = profiled_costs()
+
+    def choose(num_requests: int) -> int:
+        clock.now += 0.001
+        policy.speedup = 1.5
+        return 2
+
+    monkeypatch.setattr(policy, "choose", choose)
+    # The first has none before it to be timed by; the others make 3 and 5 tokens.
+    steps = [step({"a": 2, "b": 2}, {"a": a, "b": b}) for a, b in ((1, 1), (2, 1), (3, 2))]
+    sent = run(scheduler, monkeypatch, steps)
+    plain = sent.pop("plain_tokens")
+    assert plain > 0
+    assert sent.pop("expected_tokens") == pytest.approx(1.5 * plain)
+    assert sent == pytest.approx(
+        {
+            "drafted_steps": 3,
+            "drafted_requests": 6,
+            "planned_tokens": 12,
+            "produced_tokens": 8,
+            "step_seconds": 2 * 0.051,
+            "planning_seconds": 4 * 0.001,
+        }
+    )
+
+
+def test_the_expected_speedup_is_that_of_the_length_chosen_last() -> None:
+    policy = UniformLength(7, range(8))
+    policy.costs = profiled_costs()
+    best, seconds = policy.choose(2), policy.costs.plain(2)
+    survival = policy.survival()[:best].sum()
+    taken = policy.costs.decoding(2, np.array(2 * (1 + best))) + policy.costs.draft.at(2 * 8)
+    assert best > 0
+    assert policy.speedup == pytest.approx((1 + survival) * seconds / taken)
+    speedup = policy.speedup
+    policy.choose(0)  # nobody is scheduled while the last of a batch is under way
+    assert policy.speedup == speedup
+    policy.choose(4096)
+    assert policy.speedup == 1.0
+
+
+def test_skipped_steps_are_counted(
+    scheduler: DFlashAsyncScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UniformLength, "choose", lambda self, num_requests: 0)
+    sent = run(scheduler, monkeypatch, [step({"a": 0}, {"a": 1}), step({"a": 0}, {"a": 1})])
+    assert sent["skipped_steps"] == 2
+    assert "drafted_steps" not in sent
+    assert "drafted_requests" not in sent
+
+
+def test_a_fixed_length_is_counted_without_a_planner(
+    scheduler: DFlashAsyncScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler.lengths = None
+    sent = run(scheduler, monkeypatch, [step({"a": 7, "b": 7}, {"a": 1, "b": 8}, next_drafts=7)])
+    assert sent == {"drafted_steps": 1, "drafted_requests": 2, "planned_tokens": 14}

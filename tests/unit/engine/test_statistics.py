@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vllm_dflash.engine.figures import FIGURES
 from vllm_dflash.engine.statistics import CostRecord, DraftStatistics
 from vllm_dflash.planning.costs import StepEstimate
 from vllm_dflash.planning.step import Plan, Step
@@ -79,6 +80,35 @@ def test_what_was_verified() -> None:
         "mean_acceptance_length": pytest.approx(1 + 8 / 6),
         "mean_draft_length": pytest.approx(20 / 6),
     }
+
+
+def test_figures_are_sums_whose_ratios_say_something() -> None:
+    statistics = DraftStatistics(3)
+    statistics.observe(drafted_step(), StepEstimate(0.03, 0.012, 0.004, plain_seconds=0.025))
+    figures = statistics.figures()
+    assert figures == pytest.approx(
+        {
+            "drafted_steps": 1,
+            "skipped_steps": 0,
+            "drafted_requests": 2,
+            "planned_tokens": 2,
+            "step_seconds": 0.05,
+            "planning_seconds": 0.005,
+            "produced_tokens": 5,
+            "expected_tokens": 9,
+            "plain_tokens": 6,
+        }
+    )
+    assert figures.keys() == FIGURES.keys()
+
+
+@pytest.mark.parametrize(("length", "requests", "tokens"), [(3, 2, 6), (0, 0, 0)])
+def test_figures_of_one_length_for_all(length: int, requests: int, tokens: int) -> None:
+    statistics = DraftStatistics(3)
+    statistics.observe_uniform(length, 2)
+    figures = statistics.figures()
+    assert (figures["drafted_requests"], figures["planned_tokens"]) == (requests, tokens)
+    assert (figures["drafted_steps"], figures["skipped_steps"]) == (length > 0, length == 0)
 
 
 def test_a_step_of_uniform_length() -> None:

@@ -1,0 +1,248 @@
+"""Figures for `/metrics`: what is counted, how it travels, and what arrives."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY, Counter, generate_latest
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
+from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+from vllm.v1.worker.gpu_worker import Worker
+
+from support import ROOT
+from support.pairs import Pair, make_pair
+from vllm_dflash.engine.figures import (
+    FIGURES,
+    Figures,
+    FiguresToSend,
+    attach_figures,
+    attached_figures,
+    send_figures,
+    take_figures,
+)
+from vllm_dflash.engine.prometheus import FigureLogger
+from vllm_dflash.engine.scheduler import DFlashScheduler
+from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.worker import DFlashGPUWorker
+
+
+@pytest.fixture
+def now() -> SimpleNamespace:
+    return SimpleNamespace(seconds=100.0)
+
+
+def test_what_is_new_is_sent_once_a_second(now: SimpleNamespace) -> None:
+    statistics = DraftStatistics(3)
+    to_send = FiguresToSend(statistics, lambda: now.seconds)
+    statistics.skipped_steps, statistics.seconds = 3, 0.25
+    now.seconds = 100.9
+    assert to_send.tick() == {}
+    now.seconds = 101.0
+    assert to_send.tick() == {"skipped_steps": 3_000_000, "step_seconds": 250_000}
+    statistics.skipped_steps = 5
+    now.seconds = 101.9
+    assert to_send.tick() == {}
+    now.seconds = 102.0
+    assert to_send.tick() == {"skipped_steps": 2_000_000}
+    assert to_send.take() == {}
+
+
+def test_the_rest_is_sent_when_the_engine_runs_dry(now: SimpleNamespace) -> None:
+    statistics = DraftStatistics(3)
+    to_send = FiguresToSend(statistics, lambda: now.seconds)
+    statistics.skipped_steps, now.seconds = 1, 100.5
+    assert to_send.take() == {"skipped_steps": 1_000_000}
+    statistics.skipped_steps, now.seconds = 2, 101.4
+    assert to_send.tick() == {}  # a second after that, not after the start
+
+
+def test_nothing_is_lost_in_rounding(now: SimpleNamespace) -> None:
+    statistics = DraftStatistics(3)
+    to_send = FiguresToSend(statistics, lambda: now.seconds)
+    arrived = 0
+    for _ in range(1000):
+        statistics.planning_seconds += 0.4e-6
+        arrived += to_send.take().get("planning_seconds", 0)
+    assert arrived == 400
+
+
+def run_dry(worker: Any, monkeypatch: pytest.MonkeyPatch, output: Any) -> Any:
+    monkeypatch.setattr(Worker, "execute_model", lambda self, scheduled: output)
+    resumed = SimpleNamespace(resumed_req_ids=set())
+    step = SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=resumed)
+    return DFlashGPUWorker.execute_model(worker, step)
+
+
+def drafted_once() -> DraftStatistics:
+    statistics = DraftStatistics(3)
+    statistics.drafted_steps = 1
+    return statistics
+
+
+@pytest.fixture
+def worker() -> Any:
+    worker: Any = object.__new__(DFlashGPUWorker)
+    worker._figures = FiguresToSend(drafted_once())
+    worker._costs_to_send = worker._watch = worker._log = None
+    worker.use_v2_model_runner = True
+    worker.drafter = SimpleNamespace(end_step=lambda: None)
+    return worker
+
+
+def test_a_worker_sends_the_rest_with_the_output_without_tokens(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = run_dry(worker, monkeypatch, EMPTY_MODEL_RUNNER_OUTPUT)
+    assert attached_figures(sent)["drafted_steps"] == 1_000_000
+    assert attached_figures(EMPTY_MODEL_RUNNER_OUTPUT) == {}  # vLLM's, for all who have none
+    assert sent.req_ids == []
+
+
+def test_a_step_that_is_still_to_sample_is_passed_on(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_dry(worker, monkeypatch, None) is None
+
+
+@pytest.mark.parametrize("is_v2", [True, False])
+def test_a_worker_sends_with_a_steps_output(
+    worker: Any, is_v2: bool, monkeypatch: pytest.MonkeyPatch, now: SimpleNamespace
+) -> None:
+    worker.use_v2_model_runner, worker.drafter.has_drafts = is_v2, False
+    worker._figures = FiguresToSend(drafted_once(), lambda: now.seconds)
+    inner = ModelRunnerOutput(["a"], {"a": 0})
+    output = SimpleNamespace(model_runner_output=inner) if is_v2 else inner
+    monkeypatch.setattr(Worker, "sample_tokens", lambda self, grammar_output: output)
+    assert worker.sample_tokens(None) is output
+    assert attached_figures(inner) == {}
+    now.seconds += 1
+    assert worker.sample_tokens(None) is output
+    assert attached_figures(inner)["drafted_steps"] == 1_000_000
+
+
+def across_processes(outputs: EngineCoreOutputs) -> EngineCoreOutputs:
+    return MsgpackDecoder(EngineCoreOutputs).decode(MsgpackEncoder().encode(outputs))
+
+
+def outputs_with(figures: Figures) -> EngineCoreOutputs:
+    outputs = EngineCoreOutputs(scheduler_stats=SchedulerStats(num_running_reqs=2))
+    send_figures({0: outputs}, figures)
+    return outputs
+
+
+def test_figures_reach_the_front_end_and_leave_no_trace_there() -> None:
+    stats = across_processes(outputs_with({"skipped_steps": 2_000_000})).scheduler_stats
+    assert stats is not None
+    assert take_figures(stats) == {"skipped_steps": 2.0}
+    assert stats == SchedulerStats(num_running_reqs=2)
+    assert take_figures(stats) == {}
+
+
+def test_one_api_server_of_several_gets_them() -> None:
+    clients = {0: None, 2: SchedulerStats(), 1: SchedulerStats()}
+    outputs = {name: EngineCoreOutputs(scheduler_stats=stats) for name, stats in clients.items()}
+    send_figures(outputs, {"skipped_steps": 1_000_000})
+    arrived = [take_figures(stats) for stats in clients.values() if stats is not None]
+    assert arrived == [{"skipped_steps": 1.0}, {}]
+    send_figures({0: EngineCoreOutputs()}, {"skipped_steps": 1})  # statistics are turned off
+
+
+def test_the_scheduler_hands_on_what_came_with_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = EngineCoreOutputs(scheduler_stats=SchedulerStats())
+    monkeypatch.setattr(Scheduler, "update_from_output", lambda *_: {0: outputs})
+    scheduler: Any = object.__new__(DFlashScheduler)
+    output = ModelRunnerOutput([], {})
+    scheduler.update_from_output(SimpleNamespace(), output)
+    assert outputs.scheduler_stats == SchedulerStats()
+    attach_figures(output, {"planned_tokens": 7_000_000})
+    scheduler.update_from_output(SimpleNamespace(), output)
+    assert outputs.scheduler_stats is not None
+    assert take_figures(outputs.scheduler_stats) == {"planned_tokens": 7.0}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(tmp_path_factory.mktemp("pair"))
+
+
+def config(pair: Pair, **fields: Any) -> VllmConfig:
+    args = EngineArgs(str(pair.target), skip_tokenizer_init=True, served_model_name="demo")
+    return replace(args, **fields).create_engine_config()
+
+
+@pytest.fixture
+def dflash(pair: Pair) -> Iterator[VllmConfig]:
+    """The config of an engine with DFlash, in a process that was hooked for it."""
+    yield config(pair, speculative_config={"method": "dflash", "model": str(pair.drafter)})
+    unregister_vllm_metrics()
+
+
+def shown(pattern: str) -> list[str]:
+    return re.findall(pattern, generate_latest(REGISTRY).decode(), re.MULTILINE)
+
+
+def test_counters_add_up_by_engine(dflash: VllmConfig) -> None:
+    StatLoggerManager(dflash, [0, 1])
+    manager = StatLoggerManager(dflash, [0, 1])  # built anew
+    for engine, seconds in ((0, 250_000), (1, 500_000), (1, 1_000_000)):
+        outputs = across_processes(outputs_with({"planning_seconds": seconds}))
+        manager.record(outputs.scheduler_stats, None, engine_idx=engine)
+    manager.record(None, None, engine_idx=1)
+    assert shown("^vllm:dflash_planning_seconds_total.*") == [
+        'vllm:dflash_planning_seconds_total{engine="0",model_name="demo"} 0.25',
+        'vllm:dflash_planning_seconds_total{engine="1",model_name="demo"} 1.5',
+    ]
+    assert shown("^vllm:dflash_skipped_steps_total.*")[0].endswith(" 0.0")
+
+
+def test_counters_are_of_the_kind_that_vllms_are(dflash: VllmConfig) -> None:
+    """Under Ray Serve those are Ray's."""
+    made = []
+
+    class Counted(Counter):
+        def __init__(self, name: str, **others: Any) -> None:
+            made.append(name)
+            super().__init__(name, **others)
+
+    class OtherLogger(PrometheusStatLogger):
+        _counter_cls = Counted
+
+    StatLoggerManager(dflash, [0], custom_stat_loggers=[OtherLogger])
+    assert {f"vllm:dflash_{name}" for name in FIGURES} < set(made)
+
+
+@pytest.mark.parametrize("additional", [{}, {"something": "else"}])
+def test_a_plain_engine_of_the_same_process_is_let_be(
+    pair: Pair, dflash: VllmConfig, additional: dict[str, str]
+) -> None:
+    loggers = StatLoggerManager(config(pair, additional_config=additional)).stat_loggers
+    assert not any(isinstance(one, FigureLogger) for one in loggers)
+    assert shown("^vllm:num_requests_running")
+    assert not shown("dflash")
+
+
+def test_the_dashboard_names_metrics_that_exist(dflash: VllmConfig) -> None:
+    StatLoggerManager(dflash, [0])
+    exist = set(shown(r"^(vllm:\w+)\{"))
+    dashboard = json.loads((ROOT / "docs" / "grafana.json").read_text())
+    panels = dashboard["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    named = {name for one in expressions for name in re.findall(r"vllm:\w+", one)}
+    assert named <= exist
+    assert {
+        name for name in exist if name.startswith("vllm:dflash_") and "created" not in name
+    } <= named
+    (source,) = [v for v in dashboard["templating"]["list"] if v["type"] == "datasource"]
+    used = {panel["datasource"]["uid"] for panel in panels}
+    assert used == {f"${{{source['name']}}}"}
