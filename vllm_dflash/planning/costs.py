@@ -76,11 +76,11 @@ class LearnedTime:
         """
         share = np.maximum(0.0, 1.0 - np.abs(self.octaves - np.log2(num_requests)))
         rate = np.maximum(repeated(LEVEL_RATE, num_steps), num_steps / (self.seen + num_steps))
-        self.seconds += np.where(share > 0, rate * share * surprise, 0.0)
+        self.seconds += rate * share * surprise
         self.seen += share * num_steps
         known = np.flatnonzero(self.seen)
         nearest = known[np.abs(known[None] - np.arange(len(self.seen))[:, None]).argmin(axis=1)]
-        self.seconds = np.where(self.seen > 0, self.seconds, self.seconds[nearest])
+        self.seconds = self.seconds[nearest]
 
 
 @dataclass(frozen=True)

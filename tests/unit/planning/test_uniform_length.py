@@ -12,6 +12,7 @@ from support.planner_world import (
     straight_costs,
 )
 from support.told_planner import ToldProbes
+from vllm_dflash.planning import uniform_length
 from vllm_dflash.planning.survival import Calibration
 from vllm_dflash.planning.uniform_length import UniformLength
 
@@ -152,17 +153,28 @@ def test_a_probe_has_three_drafts_or_the_next_length_there_is(
     assert policy.choose(60) == probed
 
 
+def test_what_promises_less_than_the_margin_nearly_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = by_hand(3, 0, 3)
+    learn(policy, [3], [3], times=40)
+    assert policy.choose(1) == 3
+    monkeypatch.setattr(uniform_length, "MARGIN", 3.0)
+    assert policy.choose(1) == 0
+    assert isinstance(policy.probes, ToldProbes)
+    ((_, _, is_close),) = policy.probes.asked
+    assert is_close is True
+
+
 def test_nobody_asks_for_the_full_length() -> None:
     assert by_hand(3, 0, 3).choose(0) == 3
 
 
 def test_survival_is_learned_from_what_was_verified_past_the_prompt() -> None:
     policy = UniformLength(3, (0, 3))
-    step = step_of(names(4), np.array([3, 0, 2, 3]), np.array([1, 0, 2, 0]))
-    step.produced = np.array([2, 1, 3, 0])  # the last one is in its prompt
+    step = step_of(names(5), np.array([3, 0, 2, 1, 3]), np.array([1, 0, 2, 1, 0]))
+    step.produced = np.array([2, 1, 3, 2, 0])  # the last one is in its prompt
     policy.observe(step)
     calibration = Calibration(3)
-    calibration.observe(np.ones((2, 3)), np.array([3, 2]), np.array([1, 2]))
+    calibration.observe(np.ones((3, 3)), np.array([3, 2, 1]), np.array([1, 2, 1]))
     assert policy.survival() == pytest.approx(np.cumprod(calibration.acceptance(np.ones((1, 3)))))
     before = policy.survival()
     learn(policy, [0, 0], [0, 0], times=3)
