@@ -57,7 +57,7 @@ class ContextBacklog:
     def drop(self, blocks: Collection[int], block_size: int) -> None:
         """Blocks that have a new owner, or none that could be found again; before `add`."""
         if blocks:
-            self.rows.drop(slots_in(np.fromiter(blocks, np.int64, len(blocks)), block_size))
+            self.rows.drop(slots_in(np.array([*blocks]), block_size))
 
     def add(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> int:
         """Take rows [C, m * H], their positions [C] and slots [C].
@@ -93,9 +93,9 @@ class ContextBacklog:
     def _take_in(self) -> None:
         """Move the rows of the last steps into the ring."""
         if self._arrived:
-            parts = zip(*self._arrived, strict=True)
-            for ring, part in zip(self.buffers(), parts, strict=True):
-                torch.cat(part, out=ring[self._arrived_rows])
+            for part, ring in enumerate(self.buffers()):
+                rows = [arrived[part] for arrived in self._arrived]
+                torch.cat(rows, out=ring[self._arrived_rows])
             self._arrived.clear()
 
     def _store(self, rows: Ints) -> int:
