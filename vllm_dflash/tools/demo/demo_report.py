@@ -35,7 +35,7 @@ def _texts(found: Demonstration, console: Console) -> Iterator[RenderableType]:
     own = Text("the target's own tokens", OWN)
     yield Text.assemble("\nWho wrote what, one request at a time: ", accepted, ", ", own)
     for prompt, steps in found.by_step:
-        text = Text(prompt[-PROMPT_SHOWN:], "dim")
+        text = Text().append(prompt[-PROMPT_SHOWN:], "dim")
         drafts = 0
         for *drafted, bonus in steps:
             drafts += len(drafted)
