@@ -142,7 +142,7 @@ def test_a_tuned_schedule_has_the_fastest_k_of_each_concurrency(
         (
             [CLOSED],
             False,
-            "3 engines (plain, native K=3, ours) are started, then there are 1 rounds",
+            "3 engines (plain, native K=3, ours) are started, then follow rounds, 1",
         ),
         ([CLOSED], False, "to warm up and 3 that count: about 3 minutes"),
         # 4 engines x (40 s + 4 rounds x (2 settings + 2 phases) x 2 s), and 3 concurrencies x 2

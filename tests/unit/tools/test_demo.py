@@ -173,11 +173,16 @@ def test_speeds_and_who_wrote_what() -> None:
     (ours,) = [line for line in lines if "vllm-dflash" in line and "40.0" in line]
     assert ours.split()[2:] == ["40.0", "2.00x", "3.00", "2", "of", "2"]
     bars = {line.split("█")[0].strip(): line.count("█") for line in lines if "█" in line}
-    assert bars == {"plain decoding": 24, "vLLM's DFlash, K=3": 24, "vllm-dflash": 24}  # of 8
+    assert bars == {"plain decoding": 16, "vLLM's DFlash, K=3": 16, "vllm-dflash": 16}  # of 8
     of_one = [line.count("█") for line in lines if "█" in line][:3]
-    assert of_one == [12, 18, 24]
+    assert of_one == [8, 12, 16]
     assert "ab«c[d]»e" in lines
     assert "4 tokens in 2 steps of the target: 2 were drafted, and accepted by it" in lines
+
+
+def test_it_fits_a_terminal_of_80_columns() -> None:
+    lines = shown(found("bfloat16", differs=True)).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
 
 
 def test_colours_stand_in_for_brackets() -> None:

@@ -69,8 +69,8 @@ class Comparison:
         rounds = self.warmup_rounds + self.record.rounds
         seconds += len(names) * (SECONDS_TO_START + rounds * self.workload.seconds_of_round)
         return (
-            f"{len(names)} engines ({', '.join(names)}) are started, then there are"
-            f" {self.warmup_rounds} rounds to warm up and {self.record.rounds} that count: about"
+            f"{len(names)} engines ({', '.join(names)}) are started, then follow"
+            f" rounds, {self.warmup_rounds} to warm up and {self.record.rounds} that count: about"
             f" {max(1, round(seconds / 60))} minutes. Ctrl-C ends it; complete rounds are kept."
         )
 

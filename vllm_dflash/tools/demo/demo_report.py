@@ -11,7 +11,7 @@ from rich.text import Text
 from vllm_dflash.tools.bench.sides import PLAIN, Side
 from vllm_dflash.tools.demo.demonstration import Demonstration
 
-BAR = 24
+BAR = 16
 ACCEPTED, OWN = "bold green", "bold"
 PROMPT_SHOWN = 160
 NAMES = {"plain": "plain decoding", "ours": "vllm-dflash"}
@@ -79,11 +79,11 @@ def _speeds(found: Demonstration) -> Table:
 
 def _notes(found: Demonstration) -> Iterator[str]:
     yield (
-        f"\n{found.dtype}, greedy. Acceptance length: tokens that a request gets from a step of the"
-        "\ntarget in which drafts are verified, the target's own one included."
+        f"\n{found.dtype}, greedy. Acceptance length: tokens that a request gets from a"
+        "\nstep of the target that verifies drafts, the target's own token included."
     )
     if not found.all_identical and found.dtype != "float32":
         yield (
-            f"Texts differ where two tokens are equally likely but for rounding to {found.dtype}:\n"
-            "`vllm-dflash verify` judges each such place, and in float32 there are none."
+            f"Texts differ where two tokens are equally likely but for rounding ({found.dtype}):\n"
+            "`vllm-dflash verify` judges each such place. In float32 there are none."
         )
