@@ -84,6 +84,6 @@ def _notes(found: Demonstration) -> Iterator[str]:
     )
     if not found.all_identical and found.dtype != "float32":
         yield (
-            f"Texts differ where two tokens are equally likely but for rounding ({found.dtype}):\n"
+            f"Texts differ where rounding to {found.dtype} decides between two likely tokens:\n"
             "`vllm-dflash verify` judges each such place. In float32 there are none."
         )
