@@ -153,17 +153,22 @@ def test_the_demo_pair_is_widened_once(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_widening_that_was_interrupted_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the pair is then again the one of the widening before."""
+    widen = "vllm_dflash.tools.bench.widen.widen_pair"
+    config = tmp_path / "demo" / "target" / "config.json"
+    config.parent.mkdir(parents=True)
+    (tmp_path / "widened").mkdir()
+
     def interrupted(demo: Path, out: Path) -> None:
         raise KeyboardInterrupt
 
-    (tmp_path / "demo" / "target").mkdir(parents=True)
-    asked: list[Path] = []
-    monkeypatch.setattr("vllm_dflash.tools.bench.widen.widen_pair", interrupted)
+    config.write_text("one")
+    monkeypatch.setattr(widen, lambda demo, out: None)
+    widened_demo(tmp_path / "demo", tmp_path)
+    config.write_text("another")
+    monkeypatch.setattr(widen, interrupted)
     with pytest.raises(KeyboardInterrupt):
         widened_demo(tmp_path / "demo", tmp_path)
-    (tmp_path / "widened").mkdir()
-    monkeypatch.setattr(
-        "vllm_dflash.tools.bench.widen.widen_pair", lambda demo, out: asked.append(out)
-    )
-    widened_demo(tmp_path / "demo", tmp_path)
-    assert asked == [tmp_path / "widened"]
+    config.write_text("one")
+    with pytest.raises(KeyboardInterrupt):  # it is asked for
+        widened_demo(tmp_path / "demo", tmp_path)

@@ -33,7 +33,7 @@ def _texts(found: Demonstration, console: Console) -> Iterator[RenderableType]:
     colours = bool(console.color_system) and not console.no_color
     accepted = Text("accepted drafts", ACCEPTED) if colours else Text("«accepted drafts»")
     own = Text("the target's own tokens", OWN)
-    yield Text.assemble("\nWho wrote what, one request at a time: ", accepted, ", ", own)
+    yield Text.assemble("\nWho wrote what: ", accepted, ", ", own)
     for prompt, steps in found.by_step:
         text = Text().append(prompt[-PROMPT_SHOWN:], "dim")
         drafts = 0
