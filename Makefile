@@ -1,4 +1,4 @@
-# make demo    install into .venv, then generate text with and without DFlash
+# make demo    install into .venv, then write text with and without DFlash, side by side
 # make check   install into .venv, then lint, types, imports between rooms, unit tests: minutes
 # make test    the same, then every other test: engines on both model runners, servers, clusters
 # make mutants plant faults by machine in what is pure, see which the unit tests let through: hours
@@ -7,7 +7,7 @@
 .PHONY: demo check test setup test-unit test-engine test-v2 test-processes mutants faults fuzz
 
 demo: setup
-	scripts/run.sh python examples/offline.py
+	scripts/run.sh vllm-dflash demo
 
 check: setup
 	scripts/run.sh ruff check .

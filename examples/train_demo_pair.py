@@ -39,7 +39,7 @@ def main() -> None:
     with Progress() as progress:
         minutes = arguments.drafter_minutes
         train_drafter(target, pairs, mask_token_id, drafter, minutes=minutes, progress=progress)
-    print(f"Wrote {target} and {drafter}. Try them: examples/offline.py --models {arguments.out}")
+    print(f"Wrote a pair. Try it: vllm-dflash demo --target {target} --drafter {drafter}")
 
 
 if __name__ == "__main__":

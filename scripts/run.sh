@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run a command inside .venv with the libraries vLLM wants preloaded on CPUs, where they are.
-#   scripts/run.sh python examples/offline.py
+#   scripts/run.sh vllm-dflash demo
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 preload=()

@@ -7,6 +7,7 @@ import sys
 
 from vllm_dflash import __version__
 from vllm_dflash.tools.bench.bench_command import add_bench
+from vllm_dflash.tools.demo.demo_command import add_demo
 from vllm_dflash.tools.inspect.inspect_command import add_inspect
 from vllm_dflash.tools.parity.parity_command import add_parity
 from vllm_dflash.tools.verify.verify_command import add_verify
@@ -19,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"vllm-dflash {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_command in (add_inspect, add_verify, add_parity, add_bench):
+    for add_command in (add_demo, add_inspect, add_verify, add_parity, add_bench):
         add_command(commands)
     parsed = parser.parse_args(arguments)
     return parsed.run(parsed)

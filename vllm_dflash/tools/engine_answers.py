@@ -212,6 +212,13 @@ class EngineAnswers:
 
         return measure_poisson(self._stepped, **load)
 
+    def by_step(self, prompt: list[int], tokens: int) -> list[list[str]]:
+        """See `write_by_step`."""
+        from vllm_dflash.tools.loads.by_step import write_by_step
+
+        decode = self._engine.get_tokenizer().decode
+        return write_by_step(self._stepped, decode, prompt=prompt, tokens=tokens)
+
     # --- workers with an extension --------------------------------------------------------------
 
     def time_drafts(self) -> None:

@@ -34,6 +34,10 @@ class Progress(Protocol):
         """Something that is to stay."""
 
 
+SECONDS_BETWEEN_LINES = 15.0
+"""A log is told so often what goes on inside a stage."""
+
+
 class Silent:
     """For those who do not want to know."""
 
@@ -47,7 +51,7 @@ class Silent:
 
 
 class Lines:
-    """A line when something begins, and one when it has ended."""
+    """A line when something begins, one now and then, and one when it has ended."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -56,8 +60,19 @@ class Lines:
     def stage(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Tell]:
         """See `Progress`."""
         self.say(f"{name}: {total} {unit}" if unit else name)
-        started = time.perf_counter()
-        yield lambda done, doing="": None
+        started = said = time.perf_counter()
+
+        def tell(done: float, doing: str = "", /) -> None:
+            nonlocal said
+            if time.perf_counter() - said < SECONDS_BETWEEN_LINES:
+                return
+            said = time.perf_counter()
+            share = (
+                f"{done:.0f} of {total} {unit}" if unit else f"{done / total:.0%}" if total else ""
+            )
+            self.say(f"{name}: {', '.join(filter(None, [share, doing]))}")
+
+        yield tell
         self.say(f"{name}: {time.perf_counter() - started:.1f} s")
 
     def say(self, line: str) -> None:

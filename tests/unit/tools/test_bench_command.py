@@ -25,6 +25,27 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Comparison]:
     return asked
 
 
+@pytest.fixture
+def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison finishes one round, and is interrupted in the second."""
+
+    def run(self: Comparison) -> None:
+        self.record.finish_round(
+            [
+                {
+                    "load": "closed",
+                    "setting": 1,
+                    "side": side.name,
+                    "result": {"tokens_per_second": 7},
+                }
+                for side in self.record.sides
+            ]
+        )
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Comparison, "run", run)
+
+
 def bench(tmp_path: Path, *arguments: str) -> int:
     return cli.main(["bench", "--demo", str(DEMO), "--out", str(tmp_path / "out"), *arguments])
 
@@ -66,7 +87,7 @@ def test_missing_libraries_are_named_with_the_command_that_brings_them(
     ("error", "code", "message"),
     [
         (ValueError("the pair does not fit"), command.FAILED, "the pair does not fit"),
-        (KeyboardInterrupt(), INTERRUPTED, "holds the rounds that are complete"),
+        (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
     ],
     ids=["refused by an engine", "interrupted"],
 )
@@ -83,7 +104,58 @@ def test_what_ends_a_comparison(
 
     monkeypatch.setattr(Comparison, "run", fail)
     assert bench(tmp_path, *NOT_WIDENED) == code
-    assert message in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert not printed.out  # no round, no table
+
+
+def test_an_interrupted_bench_says_what_it_has(
+    tmp_path: Path, one_round: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(tmp_path, *NOT_WIDENED, "--native-k", "3") == INTERRUPTED
+    printed = capsys.readouterr().out
+    assert "closed: tokens/s, median of rounds" in printed
+    assert "1 of 5 rounds are complete." in printed
+    assert str(tmp_path / "out") in printed
+
+
+def test_a_given_schedule_is_a_side_after_the_fixed_ones(
+    tmp_path: Path, comparisons: list[Comparison]
+) -> None:
+    schedule = ["--native-schedule", "[[1, 4, 3], [5, 64, 0]]"]
+    assert bench(tmp_path, *NOT_WIDENED, "--native-k", "3", "5", *schedule) == 0
+    (comparison,) = comparisons
+    assert not comparison.tune_schedule
+    names = [side.name for side in comparison.record.sides]
+    assert names == ["plain", "native K=3", "native K=5", "native schedule", "ours"]
+    side = comparison.record.sides[3]
+    assert side.plugins == ""
+    assert side.speculative_config == {
+        "method": "dflash",
+        "model": str(DEMO / "drafter"),
+        "num_speculative_tokens": 7,
+        "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 64, 0]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tuned"),
+    [([], True), (["--native-schedule", "none"], False), (["--native-k"], False)],
+)
+def test_a_schedule_is_tuned_where_there_are_fixed_sides_to_tune_it_by(
+    tmp_path: Path, comparisons: list[Comparison], arguments: list[str], tuned: bool
+) -> None:
+    assert bench(tmp_path, *NOT_WIDENED, *arguments) == 0
+    assert comparisons[0].tune_schedule == tuned
+
+
+@pytest.mark.parametrize("ranges", ["4", "[]", "[[1, 4]]", "[[1, 4, 0.5]]", "best", '{"1": 2}'])
+def test_a_schedule_that_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ranges: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench(tmp_path, *NOT_WIDENED, "--native-schedule", ranges)
+    assert "expected tuned, none, or ranges such as [[1,4,3],[5,64,0]]" in capsys.readouterr().err
 
 
 def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> None:

@@ -48,7 +48,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
                 case "dflash_stats":
                     return [self.stats]
                 case "closed":
-                    return {"tokens_per_second": 100.0 * arguments["concurrency"]}
+                    count = arguments["concurrency"]
+                    best = count == (1 if self.side == "native K=3" else 4)
+                    return {"tokens_per_second": 100.0 * count + best}
                 case "swing":
                     counts = [count for count, _ in arguments["phases"]]
                     return {"concurrency": counts, "seconds": [1.0] * len(counts)}
@@ -57,13 +59,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     return questions
 
 
-def comparison(out: Path, *loads: str, rounds: int = 3) -> Comparison:
+def comparison(out: Path, *loads: str, rounds: int = 3, tuned: bool = False) -> Comparison:
     workload = Workload(loads, (1, 4), phases=(1, 8), rates=(), tokens=10, seconds=2.0)
     record = Record(
         describe(["bench"], "a pair", {}, workload), make_sides("drafter", [3], []), rounds
     )
     prompts = [f"prompt {number}" for number in range(20)]
-    return Comparison(record, workload, prompts, {"model": "target"}, 1, out, Silent())
+    engine = {"model": "target"}
+    return Comparison(record, workload, prompts, engine, 1, out, Silent(), tuned)
 
 
 def of(asked: list[Asked], question: str) -> list[Asked]:
@@ -112,6 +115,67 @@ def test_swing_is_sized_by_plain_decoding(tmp_path: Path, asked: list[Asked]) ->
     comparison(tmp_path, SWING).run()
     assert {side for side, _, _ in of(asked, "closed")} == {"plain"}
     assert of(asked, "swing")[0][2]["phases"] == [(1, 200), (8, 1600)]
+
+
+def test_a_tuned_schedule_has_the_fastest_k_of_each_concurrency(
+    tmp_path: Path, asked: list[Asked]
+) -> None:
+    one = comparison(tmp_path, CLOSED, tuned=True)
+    one.run()
+    sides = {side.name: side for side in one.record.sides}
+    assert list(sides) == ["plain", "native K=3", "native schedule", "ours"]
+    assert sides["native schedule"].speculative_config == {
+        "method": "dflash",
+        "model": "drafter",
+        "num_speculative_tokens": 3,
+        "num_speculative_tokens_per_batch_size": [[1, 3, 3], [4, 4, 0]],
+    }
+    measured = [m["side"] for m in one.record.measurements]
+    assert measured.count("native schedule") == measured.count("plain") == 3 * 2
+    assert len(of(asked, "leave")) == 4
+
+
+@pytest.mark.parametrize(
+    ("loads", "tuned", "said"),
+    [
+        # 3 engines x (40 s + 4 rounds x 2 settings x 2 s)
+        (
+            [CLOSED],
+            False,
+            "3 engines (plain, native K=3, ours) are started, then follow rounds, 1",
+        ),
+        ([CLOSED], False, "to warm up and 3 that count: about 3 minutes"),
+        # 4 engines x (40 s + 4 rounds x (2 settings + 2 phases) x 2 s), and 3 concurrencies x 2
+        # sides x twice 2 s to tune
+        ([CLOSED, SWING], True, "4 engines (plain, native K=3, native schedule, ours)"),
+        ([CLOSED, SWING], True, "about 5 minutes"),
+    ],
+)
+def test_says_what_it_is_going_to_do(
+    tmp_path: Path, loads: list[str], tuned: bool, said: str
+) -> None:
+    assert said in comparison(tmp_path, *loads, tuned=tuned).announcement()
+
+
+def test_all_may_leave_before_the_first_is_waited_for(
+    tmp_path: Path, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where Ctrl-C comes while the last engine starts."""
+
+    def dismiss(child: Any) -> None:
+        asked.append((child.side, "dismissed", {}))
+
+    def facts(child: Any, question: str, **arguments: Any) -> Any:
+        if child.side == "ours":
+            raise KeyboardInterrupt
+        return {"versions": {}}
+
+    monkeypatch.setattr(compare.EngineProcess, "dismiss", dismiss)
+    monkeypatch.setattr(compare.EngineProcess, "ask", facts)
+    with pytest.raises(KeyboardInterrupt):
+        comparison(tmp_path, CLOSED).run()
+    kinds = [question for _, question, _ in asked]
+    assert kinds == ["dismissed"] * 2 + ["leave"] * 3
 
 
 def test_a_death_leaves_complete_rounds_and_no_child(

@@ -14,7 +14,8 @@ from vllm_dflash.tools.bench import bench_report as report
 from vllm_dflash.tools.bench.bench_plan import CLOSED, POISSON, SWING, Workload
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.results import Results, Spread
-from vllm_dflash.tools.bench.sides import Side, make_sides
+from vllm_dflash.tools.bench.schedule import tuned_ranges
+from vllm_dflash.tools.bench.sides import PLAIN, Side, make_sides, schedule_side
 from vllm_dflash.tools.tables import Table
 
 SIDES = make_sides("drafter", native_k=[3, 7], ours_fixed_k=[2])
@@ -133,6 +134,41 @@ def test_ours_against_plain_alone() -> None:
     names = {side.name for side in sides}
     results = Results(sides, [one for one in closed() if one["side"] in names])
     assert report.comparison_table(results, CLOSED).columns == ["concurrency", "/ plain"]
+
+
+def test_a_schedule_is_compared_and_is_no_fixed_side() -> None:
+    side = schedule_side("drafter", [[1, 64, 3]], 3)
+    sides = [*SIDES, side]
+    as_schedule = [
+        {**one, "side": side.name} for one in [*closed(), *swing()] if one["side"] == PLAIN
+    ]
+    results = Results(sides, [*closed(), *swing(), *as_schedule])
+    table = report.comparison_table(results, CLOSED)
+    assert table.columns[-1] == "/ native schedule"
+    assert table.rows[0][-1] == "2.00 (1.00 - 3.00)"  # as against plain
+    assert "native schedule" in rows_by_name(report.swing_table(results))
+    assert side not in results.fixed
+    assert side not in results.natives
+
+
+@pytest.mark.parametrize(
+    ("rates", "ranges"),
+    [
+        ({1: {0: 5.0, 3: 9.0, 7: 8.0}}, [[1, 1, 3]]),
+        ({2: {0: 5.0, 3: 9.0}, 8: {0: 9.0, 3: 5.0}}, [[1, 7, 3], [8, 8, 0]]),
+        (
+            {4: {0: 1.0, 1: 2.0}, 1: {0: 1.0, 7: 2.0}, 2: {0: 1.0, 3: 2.0}},
+            [[1, 1, 7], [2, 3, 3], [4, 4, 1]],
+        ),
+    ],
+)
+def test_a_schedule_holds_the_fastest_k_from_each_concurrency_on(
+    rates: dict[int, dict[int, float]], ranges: list[list[int]]
+) -> None:
+    from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
+
+    assert tuned_ranges(rates) == ranges
+    assert validate_and_normalize_dynamic_sd_schedule(ranges) == [(*one,) for one in ranges]
 
 
 def test_oracle_takes_the_best_fixed_side_of_each_phase() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from support.fake_time import FakeTime
+from vllm_dflash.tools import progress
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.inspect.inspect_command import print_inspection
 from vllm_dflash.tools.inspect.inspection import Inspection, TargetFacts
@@ -82,6 +84,26 @@ def test_progress_in_a_log() -> None:
     with Lines(file).stage("measuring", 12.5) as tell:
         tell(3.0, "round 1")
     assert re.fullmatch(r"measuring\nmeasuring: 0\.\d s\n", file.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("total", "unit", "told"),
+    [
+        (12.5, "", "measuring: 24%, round 1"),
+        (12.5, "texts", "measuring: 3 of 12.5 texts, round 1"),
+        (None, "", "measuring: round 1"),
+    ],
+)
+def test_a_log_hears_of_a_long_stage_four_times_a_minute(
+    monkeypatch: pytest.MonkeyPatch, total: float | None, unit: str, told: str
+) -> None:
+    clock, file = FakeTime(), StringIO()
+    monkeypatch.setattr(progress, "time", clock)
+    with Lines(file).stage("measuring", total, unit) as tell:
+        for _ in range(31):
+            clock.now += 1
+            tell(3.0, "round 1")
+    assert file.getvalue().splitlines()[1:] == [told, told, "measuring: 31.0 s"]
 
 
 @pytest.mark.parametrize("total", [None, 4])

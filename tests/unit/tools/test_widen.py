@@ -128,3 +128,47 @@ def test_random_drafter_is_a_drafter_of_the_same_shape(tmp_path: Path) -> None:
 def test_missing_demo_pair_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--target and --drafter"):
         widened_demo(tmp_path / "nowhere", tmp_path)
+
+
+def test_the_demo_pair_is_widened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    widened: list[Path] = []
+    demo = tmp_path / "demo"
+    for name in ("target", "drafter"):
+        (demo / name).mkdir(parents=True)
+        (demo / name / "config.json").write_text(name)
+
+    def widen(demo: Path, out: Path) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        widened.append(out)
+
+    monkeypatch.setattr("vllm_dflash.tools.bench.widen.widen_pair", widen)
+    first, again = (widened_demo(demo, tmp_path / "out") for _ in range(2))
+    assert first == again
+    assert widened == [tmp_path / "out" / "widened"]
+    (demo / "drafter" / "config.json").write_text("another")
+    widened_demo(demo, tmp_path / "out")
+    assert len(widened) == 2
+
+
+def test_a_widening_that_was_interrupted_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the pair is then again the one of the widening before."""
+    widen = "vllm_dflash.tools.bench.widen.widen_pair"
+    config = tmp_path / "demo" / "target" / "config.json"
+    config.parent.mkdir(parents=True)
+    (tmp_path / "widened").mkdir()
+
+    def interrupted(demo: Path, out: Path) -> None:
+        raise KeyboardInterrupt
+
+    config.write_text("one")
+    monkeypatch.setattr(widen, lambda demo, out: None)
+    widened_demo(tmp_path / "demo", tmp_path)
+    config.write_text("another")
+    monkeypatch.setattr(widen, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        widened_demo(tmp_path / "demo", tmp_path)
+    config.write_text("one")
+    with pytest.raises(KeyboardInterrupt):  # it is asked for
+        widened_demo(tmp_path / "demo", tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from vllm_dflash.tools.progress import progress_on
 
 if TYPE_CHECKING:
     from vllm_dflash.tools.bench.bench_pair import Pair
+    from vllm_dflash.tools.bench.bench_record import Record
     from vllm_dflash.tools.bench.compare_sides import Comparison
 
 LOADS = {
@@ -26,6 +28,7 @@ FULL: dict[str, Any] = {"seconds": 6.0, "rounds": 5, "concurrency": [1, 2, 4, 8,
 QUICK: dict[str, Any] = {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
 EXTRA_MISSING = 'vllm-dflash bench needs matplotlib: pip install "vllm-dflash[bench]"'
 FAILED = 2
+TUNED, NO_SCHEDULE = "tuned", "none"
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -79,6 +82,15 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="K",
         help="draft lengths of vLLM's own DFlash, an engine each (default: 1 3 5 7, as far as the"
         " drafter's block goes)",
+    )
+    sides.add_argument(
+        "--native-schedule",
+        type=_schedule,
+        default=TUNED,
+        metavar="RANGES",
+        help="vLLM's own DFlash with num_speculative_tokens_per_batch_size, as in"
+        " [[1,4,3],[5,64,0]], or none (default: tuned, the K among those of --native-k, or no"
+        " drafts, that is fastest at each concurrency when it is tried for a moment)",
     )
     sides.add_argument(
         "--ours-fixed-k",
@@ -163,21 +175,27 @@ def run_bench(parsed: argparse.Namespace) -> int:
             setattr(parsed, name, value)
     if find_spec("matplotlib") is None:
         return _fail(EXTRA_MISSING)
+    from vllm_dflash.tools.bench.bench_files import tables_of
     from vllm_dflash.tools.engine_process import EngineDied
 
+    record: Record | None = None
+    code = 0
     try:
         comparison = _prepare(parsed)
-    except (OSError, ValueError) as error:
-        return _fail(str(error))
-    try:
-        tables = comparison.run()
+        record = comparison.record
+        comparison.run()
     except KeyboardInterrupt:
-        print(f"interrupted; {parsed.out} holds the rounds that are complete", file=sys.stderr)
-        return INTERRUPTED
-    except (EngineDied, ValueError) as error:
-        return _fail(str(error))
-    print_report(tables, [f"Written: result.json, result.md and result.png in {parsed.out}"])
-    return 0
+        complain("bench", "interrupted")
+        code = INTERRUPTED
+    except (OSError, EngineDied, ValueError) as error:
+        code = _fail(str(error))
+    if record is not None and record.rounds_complete:
+        notes = (
+            [f"{record.rounds_complete} of {record.rounds} rounds are complete."] if code else []
+        )
+        notes.append(f"Written: result.json, result.md and result.png in {parsed.out}")
+        print_report(tables_of(record), notes)
+    return code
 
 
 def _prepare(parsed: argparse.Namespace) -> Comparison:
@@ -187,7 +205,7 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     from vllm_dflash.tools.bench.bench_plan import Workload
     from vllm_dflash.tools.bench.bench_record import Record, describe
     from vllm_dflash.tools.bench.compare_sides import Comparison
-    from vllm_dflash.tools.bench.sides import make_sides
+    from vllm_dflash.tools.bench.sides import make_sides, schedule_side
     from vllm_dflash.tools.prompts import read_prompts
 
     workload = Workload(
@@ -220,12 +238,25 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     if parsed.tensor_parallel_size > 1:
         engine["tensor_parallel_size"] = parsed.tensor_parallel_size
     native_k = [k for k in sorted({*parsed.native_k}) if k <= longest]
+    sides = make_sides(pair.drafter, native_k, _distinct(parsed.ours_fixed_k))
+    ranges = parsed.native_schedule
+    if isinstance(ranges, list):
+        sides.insert(1 + len(native_k), schedule_side(pair.drafter, ranges, longest))
     record = Record(
         about=describe(sys.argv[1:], pair.name, engine, workload),
-        sides=make_sides(pair.drafter, native_k, _distinct(parsed.ours_fixed_k)),
+        sides=sides,
         rounds=parsed.rounds,
     )
-    return Comparison(record, workload, prompts, engine, parsed.warmup_rounds, parsed.out, progress)
+    return Comparison(
+        record,
+        workload,
+        prompts,
+        engine,
+        parsed.warmup_rounds,
+        parsed.out,
+        progress,
+        tune_schedule=ranges == TUNED and bool(native_k),
+    )
 
 
 def _choose_pair(parsed: argparse.Namespace) -> Pair:
@@ -238,6 +269,25 @@ def _choose_pair(parsed: argparse.Namespace) -> Pair:
     else:
         pair = Pair(parsed.target, parsed.drafter, f"{parsed.target} and {parsed.drafter}")
     return with_random_drafter(pair, parsed.out) if parsed.random_drafter else pair
+
+
+def _schedule(text: str) -> str | list[list[int]]:
+    """`tuned`, `none`, or ranges; vLLM itself says what is wrong with their numbers."""
+    if text in (TUNED, NO_SCHEDULE):
+        return text
+    try:
+        ranges = json.loads(text)
+    except ValueError:
+        ranges = None
+    if not (ranges and isinstance(ranges, list) and all(_is_range(one) for one in ranges)):
+        raise argparse.ArgumentTypeError(
+            f"expected tuned, none, or ranges such as [[1,4,3],[5,64,0]], not {text}"
+        )
+    return ranges
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, list) and [type(number) for number in value] == [int, int, int]
 
 
 def _distinct(values: list[Any]) -> tuple[Any, ...]:

@@ -11,15 +11,18 @@ from vllm_dflash.tools.bench.results import Results
 from vllm_dflash.tools.tables import Table
 
 
-def write_report(record: Record, out: Path) -> list[Table]:
-    """Write `result.json`, `result.md` and `result.png`. Returns the tables of `result.md`."""
+def tables_of(record: Record) -> list[Table]:
+    """Those of `result.md`."""
+    return make_tables(Results(record.sides, record.measurements))
+
+
+def write_report(record: Record, out: Path) -> None:
+    """Write `result.json`, `result.md` and `result.png`."""
     record.write(out / "result.json")
-    results = Results(record.sides, record.measurements)
-    tables = make_tables(results)
-    sections = [header(record), *(table.markdown() for table in tables), "![](result.png)\n"]
+    tables = (table.markdown() for table in tables_of(record))
+    sections = [header(record), *tables, "![](result.png)\n"]
     (out / "result.md").write_text("\n".join(sections))
-    plot(results, out / "result.png")
-    return tables
+    plot(Results(record.sides, record.measurements), out / "result.png")
 
 
 def header(record: Record) -> str:

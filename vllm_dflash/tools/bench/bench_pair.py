@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,21 +19,35 @@ class Pair:
 
 
 def widened_demo(demo: Path, out: Path) -> Pair:
-    """The demo pair made as large as one worth speeding up; what it computes stays the same."""
+    """The demo pair made as large as one worth speeding up; what it computes stays the same.
+
+    Made once for a folder; after that it is found there.
+    """
     if not (demo / "target").is_dir():
         raise ValueError(
             f"there is no demo pair in {demo}: it comes with a clone of the repository. Run this"
             " in the clone or pass --target and --drafter."
         )
-    from vllm_dflash.tools.bench.widen import WIDE_DRAFTER, WIDE_TARGET, widen_pair
+    from vllm_dflash.tools.bench import widen
+    from vllm_dflash.tools.bench.widen import WIDE_DRAFTER, WIDE_TARGET
 
     wide = out / "widened"
-    widen_pair(demo, wide)
+    made_from = _digest([Path(widen.__file__), *demo.glob("target/*"), *demo.glob("drafter/*")])
+    stamp = wide / "made_from"
+    if not stamp.is_file() or stamp.read_text() != made_from:
+        stamp.unlink(missing_ok=True)
+        widen.widen_pair(demo, wide)
+        stamp.write_text(made_from)
     name = (
         f"demo pair widened to {WIDE_TARGET.layers} and {WIDE_DRAFTER.layers} layers of width"
         f" {WIDE_TARGET.hidden}"
     )
     return Pair(str(wide / "target"), str(wide / "drafter"), name)
+
+
+def _digest(files: Iterable[Path]) -> str:
+    parts = (hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files))
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def with_random_drafter(pair: Pair, out: Path) -> Pair:

@@ -45,6 +45,12 @@ class Workload:
         closed = self.concurrency if {*self.loads} & {*THROUGHPUT_LOADS} else ()
         return max(*closed, *self.calibrated, 1)
 
+    @property
+    def seconds_of_round(self) -> float:
+        """Of one side in one round, in windows and phases alone."""
+        rates = dict.fromkeys(self.calibrated, 1.0)  # they make a load larger, not longer
+        return sum(one.expected_seconds for one in plan_round(self, [], 0, rates))
+
 
 @dataclass(frozen=True)
 class Measurement:

@@ -72,6 +72,8 @@ def comparison_table(results: Results, load: str) -> Table:
             "/ best of both": lambda setting: results.fastest(load, setting, results.baselines),
             f"/ {longest.name}": lambda setting: longest,
         }
+    if (schedule := results.schedule) is not None:
+        opponents[f"/ {schedule.name}"] = lambda setting: schedule
     ratios: dict[str, list[Rounds]] = {title: [] for title in opponents}
     rows = []
     for setting in results.settings(load):
@@ -127,7 +129,7 @@ def swing_table(results: Results) -> Table:
     ours = phase_seconds(results, OURS).sum(axis=1)
     rows = [
         [side.name, str(Spread.of(ours / phase_seconds(results, side.name).sum(axis=1)))]
-        for side in results.fixed
+        for side in results.others
     ]
     rows.append(["oracle", str(Spread.of(ours / oracle_phases(results).sum()))])
     return Table(

@@ -90,6 +90,7 @@ def _styles(results: Results) -> dict[str, dict[str, Any]]:
     kinds: dict[str, dict[str, Any]] = {
         "plain": {"color": "black", "linestyle": "--"},
         "native": {"marker": "."},
+        "native schedule": {"color": "tab:green", "marker": "s", "linestyle": "-."},
         "ours": {"color": "tab:red", "marker": "o", "linewidth": 2.5},
         "ours fixed": {"color": "tab:orange", "marker": ".", "linestyle": ":"},
     }

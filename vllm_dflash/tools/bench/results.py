@@ -64,8 +64,18 @@ class Results:
 
     @property
     def fixed(self) -> list[Side]:
-        """Sides that do the same at any concurrency: all but ours."""
+        """Sides that do the same at any concurrency."""
+        return [side for side in self.sides if side.kind not in ("ours", "native schedule")]
+
+    @property
+    def others(self) -> list[Side]:
+        """All but ours."""
         return [side for side in self.sides if side.kind != "ours"]
+
+    @property
+    def schedule(self) -> Side | None:
+        """vLLM's own DFlash with a K for each number of requests, if it was measured."""
+        return next((side for side in self.sides if side.kind == "native schedule"), None)
 
     def settings(self, load: str) -> list[float | None]:
         """Concurrencies or rates of a load, in order."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 OURS = "ours"
 PLAIN = "plain"
+SCHEDULE = "native schedule"
 PLUGIN, NO_PLUGIN = "dflash", ""
 """Values of VLLM_PLUGINS."""
 
@@ -18,7 +19,7 @@ class Side:
     """One engine."""
 
     name: str
-    kind: Literal["plain", "native", "ours", "ours fixed"]
+    kind: Literal["plain", "native", "native schedule", "ours", "ours fixed"]
     plugins: str
     speculative_config: dict[str, Any] | None
 
@@ -39,6 +40,23 @@ def side_environment(plugins: str | None = None) -> dict[str, str]:
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         environment["VLLM_CPU_KVCACHE_SPACE"] = "1"
     return environment
+
+
+def schedule_side(drafter: str, ranges: Sequence[Sequence[int]], longest: int) -> Side:
+    """Native DFlash whose K depends on how many requests there are.
+
+    Args:
+        drafter: folder or repository.
+        ranges: (first, last, K) in numbers of requests, as vLLM's option has them; 0: no drafts.
+        longest: no K is longer.
+    """
+    config = {
+        "method": "dflash",
+        "model": drafter,
+        "num_speculative_tokens": longest,
+        "num_speculative_tokens_per_batch_size": [[*one] for one in ranges],
+    }
+    return Side(SCHEDULE, "native schedule", NO_PLUGIN, config)
 
 
 def make_sides(drafter: str, native_k: Iterable[int], ours_fixed_k: Iterable[int]) -> list[Side]:

@@ -1,0 +1,267 @@
+"""`vllm-dflash demo`: what it refuses, runs and shows; its engines answer at once."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from support import DEMO
+from vllm_dflash.tools import cli
+from vllm_dflash.tools.bench.sides import make_sides
+from vllm_dflash.tools.console import INTERRUPTED
+from vllm_dflash.tools.demo import demo_command as command
+from vllm_dflash.tools.demo import demonstration
+from vllm_dflash.tools.demo.demo_report import show
+from vllm_dflash.tools.demo.demonstration import Demonstration, Written, demonstrate
+from vllm_dflash.tools.engine_process import EngineDied
+from vllm_dflash.tools.progress import Silent
+
+PAIR = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
+SIDES = make_sides("drafter", [3], [])
+STEPS = [["b"], ["c", "[d]", "e"]]
+
+
+def found(dtype: str = "float32", *, differs: bool = False) -> Demonstration:
+    """One text at a time is as fast as with plain decoding times 1.5 and 2; 8 are not."""
+    one = {
+        "plain": Written([[1, 2], [3]], 20.0, None),
+        "native K=3": Written([[1, 2], [3]], 30.0, 2.5),
+        "ours": Written([[1, 2], [4 if differs else 3]], 40.0, 3.0),
+    }
+    eight = {name: Written([[1]], 100.0, None) for name in one}
+    return Demonstration(SIDES, dtype, {1: one, 8: eight}, [("a", STEPS)])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Demonstrations that were asked for."""
+    calls: list[dict[str, Any]] = []
+
+    def answer(target: str, sides: Any, prompts: Any, tokens: int, **named: Any) -> Demonstration:
+        calls.append({"target": target, "sides": sides, "prompts": prompts, **named})
+        named["logs"].mkdir(parents=True)
+        return found()
+
+    monkeypatch.setattr(demonstration, "demonstrate", answer)
+    return calls
+
+
+def demo(tmp_path: Path, *arguments: str) -> int:
+    return cli.main(["demo", "--out", str(tmp_path / "out"), *arguments])
+
+
+def shown(one: Demonstration, **console: Any) -> str:
+    to = Console(file=StringIO(), width=100, **console)
+    show(one, to)
+    return to.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "only"], "belong together"),
+        (["--target", "./nowhere", "--drafter", PAIR[3]], "./nowhere"),
+        ([*PAIR[:2], "--drafter", "./nowhere"], "./nowhere"),
+        ([*PAIR, "--prompts", "nothing.txt"], "nothing.txt"),
+    ],
+)
+def test_refused_in_one_line(
+    tmp_path: Path,
+    asked: list[Any],
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert demo(tmp_path, *arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not asked
+
+
+def test_without_a_clone_it_says_where_the_pair_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert demo(tmp_path) == 2
+    assert "there is no demo pair in models/demo" in capsys.readouterr().err
+
+
+def test_a_users_pair_brings_its_own_dtype_and_needs_no_prompts(
+    tmp_path: Path, asked: list[Any]
+) -> None:
+    target = tmp_path / "target"
+    target.symlink_to(DEMO / "target")
+    assert demo(tmp_path, "--target", str(target), *PAIR[2:], "--", "--max-num-seqs=4") == 0
+    (call,) = asked
+    assert call["target"] == str(target)
+    assert call["dtype"] == "auto"
+    assert call["flags"][-1] == "--max-num-seqs=4"  # after ours, so it holds
+    assert len(call["prompts"]) == 16
+    assert [side.name for side in call["sides"]] == ["plain", "native K=3", "ours"]
+
+
+def test_the_demo_pair_is_widened_and_runs_in_float32(
+    tmp_path: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm_dflash.tools.bench import bench_pair
+
+    wide = bench_pair.Pair("wide target", str(DEMO / "drafter"), "")
+    monkeypatch.setattr(bench_pair, "widened_demo", lambda demo, out: wide)
+    assert demo(tmp_path, "--native-k") == 0
+    (call,) = asked
+    assert (call["target"], call["dtype"]) == ("wide target", "float32")
+    assert [side.name for side in call["sides"]] == ["plain", "ours"]
+
+
+def test_the_picture(tmp_path: Path, asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert demo(tmp_path, *PAIR) == 0
+    picture = tmp_path / "out" / "demo.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert str(picture) in capsys.readouterr().out.replace("\n", "")
+
+
+def test_without_matplotlib_it_says_what_brings_it(
+    tmp_path: Path,
+    asked: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert demo(tmp_path, *PAIR) == 0
+    assert 'pip install "vllm-dflash[bench]"' in capsys.readouterr().out
+    assert not (tmp_path / "out" / "demo.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "differs", "code"),
+    [("float32", False, 0), ("float32", True, 1), ("bfloat16", True, 0)],
+)
+def test_only_float32_texts_must_be_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, differs: bool, code: int
+) -> None:
+    def answer(*arguments: Any, logs: Path, **named: Any) -> Demonstration:
+        logs.mkdir(parents=True)
+        return found(dtype, differs=differs)
+
+    monkeypatch.setattr(demonstration, "demonstrate", answer)
+    assert demo(tmp_path, *PAIR) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), INTERRUPTED), (ValueError("no"), 2), ("death", 2)]
+)
+def test_what_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any, code: int
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("it broke")
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise EngineDied(log) if error == "death" else error
+
+    monkeypatch.setattr(demonstration, "demonstrate", fail)
+    assert demo(tmp_path, *PAIR) == code
+
+
+def test_speeds_and_who_wrote_what() -> None:
+    lines = shown(found()).splitlines()
+    (ours,) = [line for line in lines if "vllm-dflash" in line and "40.0" in line]
+    assert ours.split()[2:] == ["40.0", "2.00x", "3.00", "2", "of", "2"]
+    bars = {line.split("█")[0].strip(): line.count("█") for line in lines if "█" in line}
+    assert bars == {"plain decoding": 16, "vLLM's DFlash, K=3": 16, "vllm-dflash": 16}  # of 8
+    of_one = [line.count("█") for line in lines if "█" in line][:3]
+    assert of_one == [8, 12, 16]
+    assert "ab«c[d]»e" in lines
+    assert "4 tokens in 2 steps of the target: 2 were drafted, and accepted by it" in lines
+
+
+def test_it_fits_a_terminal_of_80_columns() -> None:
+    lines = shown(found("bfloat16", differs=True)).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
+
+
+def test_colours_stand_in_for_brackets() -> None:
+    text = shown(found(), force_terminal=True, color_system="standard")
+    assert "\x1b[1;32mc[d]\x1b[0m" in text
+    assert "«" not in text
+    assert "«c[d]»" in shown(found(), force_terminal=True, color_system="standard", no_color=True)
+
+
+@pytest.mark.parametrize(("dtype", "said"), [("bfloat16", True), ("float32", False)])
+def test_differences_are_explained_where_rounding_explains_them(dtype: str, said: bool) -> None:
+    assert ("rounding to" in shown(found(dtype, differs=True))) == said
+    assert "1 of 2" in shown(found(dtype, differs=True))
+    assert "decides" not in shown(found(dtype))
+
+
+class InstantProcess:
+    """Each text is 10 tokens, which take as many steps as the side's draft length allows."""
+
+    started: list[tuple[str, dict[str, Any]]]
+
+    def __init__(self, log: Path, *, environment: dict[str, str], **arguments: Any) -> None:
+        self.started.append((environment["VLLM_PLUGINS"], arguments))
+        self.answers = self
+        self.submitted: list[tuple[int, int]] = []
+        self.steps = 0
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def facts(self) -> dict[str, str]:
+        return {"dtype": "float32"}
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return [[len(text)] for text in texts]
+
+    def counts(self) -> dict[str, float]:
+        return {"drafts": self.steps, "draft_tokens": 7 * self.steps, "accepted_tokens": self.steps}
+
+    def submit(self, requests: list[Any], concurrency: int) -> None:
+        self.submitted.append((len(requests), concurrency))
+        self.requests = requests
+
+    def advance(self, seconds: float) -> list[tuple[int, list[int], None]]:
+        self.steps += 5 * len(self.requests)
+        return [(number, [number] * 10, None) for number in range(len(self.requests))]
+
+    def by_step(self, prompt: list[int], tokens: int) -> list[list[str]]:
+        return [[str(prompt), str(tokens)]]
+
+
+def test_every_side_writes_the_same_texts_and_ours_starts_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    InstantProcess.started = []
+    processes: list[InstantProcess] = []
+
+    class Kept(InstantProcess):
+        def __enter__(self) -> None:
+            processes.append(self)
+
+    monkeypatch.setattr(demonstration, "EngineProcess", Kept)
+    prompts = ["p" * length for length in range(1, 21)]
+    one = demonstrate(
+        "target", SIDES, prompts, 10, dtype="auto", flags=[], logs=tmp_path, progress=Silent()
+    )
+    assert [plugins for plugins, _ in InstantProcess.started] == ["dflash", "", ""]
+    configs = [arguments["speculative_config"] for _, arguments in InstantProcess.started]
+    assert [config and config.get("num_speculative_tokens") for config in configs] == [
+        None,
+        None,
+        3,
+    ]
+    assert all(process.submitted == [(6, 1)] * 2 + [(16, 8)] * 2 for process in processes)
+    assert one.dtype == "float32"
+    assert one.all_identical
+    assert list(one.levels) == [1, 8]
+    assert {
+        name: written.acceptance_length for name, written in one.levels[8].items()
+    } == dict.fromkeys(("ours", "plain", "native K=3"), 2.0)
+    assert one.by_step == [("p", [["[1]", "10"]]), ("pp", [["[2]", "10"]])]
