@@ -170,8 +170,9 @@ def test_all_may_leave_before_the_first_is_waited_for(
             raise KeyboardInterrupt
         return {"versions": {}}
 
-    monkeypatch.setattr(compare.EngineProcess, "dismiss", dismiss)
-    monkeypatch.setattr(compare.EngineProcess, "ask", facts)
+    instant: type[EngineProcess] = vars(compare)["EngineProcess"]
+    monkeypatch.setattr(instant, "dismiss", dismiss)
+    monkeypatch.setattr(instant, "ask", facts)
     with pytest.raises(KeyboardInterrupt):
         comparison(tmp_path, CLOSED).run()
     kinds = [question for _, question, _ in asked]

@@ -55,9 +55,9 @@ def demo(tmp_path: Path, *arguments: str) -> int:
 
 
 def shown(one: Demonstration, **console: Any) -> str:
-    to = Console(file=StringIO(), width=100, **console)
-    show(one, to)
-    return to.file.getvalue()
+    written = StringIO()
+    show(one, Console(file=written, width=100, **console))
+    return written.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -318,10 +318,11 @@ def test_report_and_lines() -> None:
     assert make_notes(gate(Counting()))[-1].startswith("lossless: ")
     row = make_table(result).rows[0]
     assert row == ["1", "1", "2", "0", "2", "0", "0.125", "18", "2.00"]
-    console = Console(width=100, file=StringIO())
+    written = StringIO()
+    console = Console(width=100, file=written)
     console.print(make_table(result).rich())
-    assert "┃ concurrency ┃ identical ┃ tied ┃" in console.file.getvalue()  # one line of heads
-    assert "┃ regret ┃ drafts ┃ acceptance ┃" in console.file.getvalue()
+    assert "┃ concurrency ┃ identical ┃ tied ┃" in written.getvalue()  # one line of heads
+    assert "┃ regret ┃ drafts ┃ acceptance ┃" in written.getvalue()
     assert make_notes(result)[0] == (
         "worst at concurrency 1: 0.125 nat at prompt 0, position 2: DFlash wrote '<5>',"
         " plain decoding '<4>'"
