@@ -55,11 +55,14 @@ def test_there_are_two() -> None:
     assert [file.name for file in DOCKERFILES] == ["cpu.Dockerfile", "cuda.Dockerfile"]
 
 
-def test_metrics_that_the_docs_name_are_vllms() -> None:
+def test_metrics_that_the_docs_name_are_there() -> None:
     from vllm.v1.metrics import loggers
     from vllm.v1.spec_decode import metrics
 
+    from vllm_dflash.engine.figures import FIGURES
+
     source = Path(loggers.__file__).read_text() + Path(metrics.__file__).read_text()
+    source += "".join(f'"vllm:dflash_{name}"' for name in FIGURES)
     named = set(re.findall(r"vllm:\w+", (ROOT / "docs" / "deployment.md").read_text()))
     assert len(named) > 10
     assert not {name for name in named if f'"{name.removesuffix("_total")}"' not in source}

@@ -147,11 +147,11 @@ def test_what_is_wrong_with_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "odd" / "config.json").mkdir(parents=True)
     for name, fault in {
         "whole": None,
-        "empty": "has no config.json",
-        "odd": "has no config.json",
-        "./none": "does not exist",
-        "~nobody/none": "does not exist",
-        str(tmp_path / "none"): "does not exist",
+        "empty": "this folder has no config.json",
+        "odd": "this folder has no config.json",
+        "./none": "this folder does not exist",
+        "~nobody/none": "this folder does not exist",
+        str(tmp_path / "none"): "this folder does not exist",
         str(tmp_path / "whole"): None,
         "z-lab/Qwen3-8B-DFlash-b16": None,  # a repository
     }.items():

@@ -164,7 +164,9 @@ def test_each_fault_by_name(change: dict[str, Tensor | None], faults: TensorFaul
     with pytest.raises(DrafterError) as refused:
         check_tensors(SPEC, found(**change))
     _, _, listed = str(refused.value).partition("config.json: ")
-    assert listed == "; ".join(faults.messages())
+    said, _, to_do = listed.rpartition(". ")
+    assert said == "; ".join(faults.messages())
+    assert to_do.startswith("Take the" if faults.integers else "Download the drafter again")
 
 
 def test_one_sentence_each() -> None:
@@ -185,4 +187,4 @@ def test_a_refusal_names_forty_at_most(surplus: int, named: int, rest: str) -> N
         check_tensors(SPEC, {**found(), **others})
     message = str(refused.value)
     assert message.count("surplus x") == named
-    assert message.endswith(f"surplus x39 [1]{rest}")
+    assert f"surplus x39 [1]{rest}. Download" in message

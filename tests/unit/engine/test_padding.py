@@ -90,7 +90,7 @@ def test_new_and_resumed_requests_have_no_drafts_yet() -> None:
 
 def test_a_worker_tells_the_drafter_before_the_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     worker: Any = object.__new__(DFlashGPUWorker)
-    worker.drafter = SimpleNamespace()
+    worker.drafter, worker._figures = SimpleNamespace(), None
     told = []
 
     def run(self: Any, step: Any) -> None:

@@ -115,7 +115,7 @@ def test_a_step_of_uniform_length() -> None:
     statistics = DraftStatistics(3)
     for length, requests in ((1, 5), (0, 4), (3, 1), (1, 3)):
         statistics.observe_uniform(length, requests)
-    counts = {"steps": 4, "drafted_steps": 3, "skipped_steps": 1, "draft_lengths": [4, 8, 0, 1]}
+    counts = {"steps": 4, "drafted_steps": 3, "skipped_steps": 1, "draft_lengths": [0, 8, 0, 1]}
     assert changed(statistics) == counts
 
 
