@@ -36,7 +36,7 @@ NO_FILE = "prompts file 'nowhere.jsonl' does not exist"
         (["bench", "--rounds", "none"], "no positive whole number"),
         ([], "required"),
     ],
-    ids=lambda value: " ".join(value[:2])[-30:] if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value)[:24] if isinstance(value, list) else "",
 )
 def test_usage_errors_end_with_2(
     tmp_path: Path,
