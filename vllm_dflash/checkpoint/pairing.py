@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 
+CPU_VECTOR = 8
+"""Numbers that vLLM's norm takes at a time on CPUs."""
+
 
 @dataclass(frozen=True)
 class PairingTarget:
@@ -70,6 +73,15 @@ def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
             f"mask_token_id {drafter.mask_token_id} is outside the target's vocabulary of"
             f" {target.vocab_size} entries"
         )
+    if target.on_cpu:
+        faults += [
+            f"{name} is {size}: vLLM's CPU kernels need a multiple of {CPU_VECTOR}"
+            for name, size in (
+                ("hidden_size", drafter.hidden_size),
+                ("head_dim", drafter.head_dim),
+            )
+            if size % CPU_VECTOR
+        ]
     return faults
 
 

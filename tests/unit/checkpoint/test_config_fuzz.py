@@ -120,6 +120,7 @@ def changed(**changes: Any) -> tuple[dict[str, Any], set[str]]:
 @example(changed(max_position_embeddings=1))
 @example(changed(dflash_config={"use_swa": True, "swa_window_size": 1}))
 @example(changed(num_target_layers=None, rope_parameters=None, rms_norm_eps=None))
+@example(changed(head_dim=2))
 def test_what_is_not_refused_runs(pair: Pair, mutation: tuple[dict[str, Any], set[str]]) -> None:
     """In the drafting code itself, with weights that fit the config."""
     config, _ = mutation

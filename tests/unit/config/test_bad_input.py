@@ -72,6 +72,8 @@ def test_not_a_dflash_checkpoint(pair: Pair) -> None:
         ({"hidden_size": 96}, "reads hidden states of size 96, the target's hidden_size is 64"),
         ({"vocab_size": 310}, "vocab_size is 310 in the drafter and 320 in the target"),
         ({"num_target_layers": 36}, "num_target_layers is 36 in the drafter, the target has 4"),
+        ({"head_dim": 12}, "head_dim is 12: vLLM's CPU kernels need a multiple of 8"),
+        ({"hidden_size": 60, "target_hidden_size": 64}, "hidden_size is 60: vLLM's CPU kernels"),
         ({"mask_token_id": 320}, "mask_token_id 320 is outside the target's vocabulary of 320"),
     ],
     ids=str,
