@@ -61,7 +61,9 @@ def test_engines_we_do_not_run(pair: Pair, engine: dict[str, Any], fragments: li
 
 @pytest.mark.parametrize(("count", "is_none"), [(0, True), (-1, False)])
 def test_no_drafts_at_all(pair: Pair, count: int, is_none: bool) -> None:
-    message = str(refused(pair, {"num_speculative_tokens": count}))
+    error = refused(pair, {"num_speculative_tokens": count})
+    message = str(error)
+    assert (error.__cause__, error.__suppress_context__) == (None, True)  # no pydantic above it
     assert f"a positive integer, not {count}." in message
     assert ("serve without drafts, leave the whole speculative config out" in message) is is_none
 
@@ -103,7 +105,7 @@ def test_no_safetensors(pair: Pair, tmp_path: Path, files: list[str], remedy: st
         (tmp_path / name).touch()
     error = refused(pair, {"model": str(tmp_path)})
     assert remedy in str(error)
-    assert error.__suppress_context__
+    assert (error.__cause__, error.__suppress_context__) == (None, True)
     assert "save_file(" in (ROOT / "docs" / "checkpoints.md").read_text()
 
 
@@ -121,7 +123,7 @@ def test_a_wrong_path_is_one_line(
 ) -> None:
     there = tmp_path / "models" / "demo"
     shutil.copytree(pair.drafter, there / "drafter")
-    (there / "drafts").mkdir()  # nearer, and no model
+    (there / "drafttr").mkdir()  # nearer, and no model
     monkeypatch.chdir(tmp_path)
     error = refused(pair, {"model": written.format(here=tmp_path)})
     assert f": {says}" in str(error)
@@ -146,7 +148,7 @@ def test_a_repository_that_cannot_be_read_is_one_line(monkeypatch: pytest.Monkey
     assert "We couldn't connect to the hub." in message
     assert "Check its name and the network, or pass a folder" in message
     assert "\n" not in message
-    assert stopped.value.__suppress_context__
+    assert (stopped.value.__cause__, stopped.value.__suppress_context__) == (None, True)
 
 
 def test_target_and_drafter_swapped(pair: Pair) -> None:
