@@ -1,4 +1,4 @@
-"""What our own logger says, whatever vLLM makes of its loggers' handlers meanwhile."""
+"""What our own logger says, whatever vLLM makes of its loggers' handlers and levels meanwhile."""
 
 from __future__ import annotations
 
@@ -16,5 +16,11 @@ def log_lines(name: str = "vllm.dflash") -> Iterator[list[str]]:
     def keep(record: logging.LogRecord) -> None:
         lines.append(f"{record.levelname} {record.getMessage()}")
 
-    with patch.object(logging.getLogger(name), "handle", keep):
-        yield lines
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.INFO)  # vLLM sets one with the first engine's config, not before
+    try:
+        with patch.object(logger, "handle", keep):
+            yield lines
+    finally:
+        logger.setLevel(level)
