@@ -72,6 +72,13 @@ def test_speed(latencies: tuple, throughputs: tuple, held: list[bool]) -> None:
     assert [check.held for check in check_speed(latencies, throughputs, LIMITS)] == held
 
 
+def test_without_a_limit_nothing_need_be_measured() -> None:
+    """As in a short soak, whose first third may bring no token."""
+    unlimited = Limits(growth=2.0, slowdown=math.inf, shutdown=30.0)
+    speed = check_speed((math.nan, 0.01), (0.0, 300.0), unlimited)
+    assert [check.held for check in speed] == [True, True]
+
+
 def test_what_must_not_be_is_found() -> None:
     assert check_idle({"running": 0.0, "kv_cache": 0.0}).held
     assert not check_idle({"running": 0.0, "kv_cache": 0.01}).held
