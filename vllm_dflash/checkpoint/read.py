@@ -21,11 +21,9 @@ from vllm_dflash.checkpoint.refusal import (
     without_frame,
 )
 from vllm_dflash.checkpoint.rope import read_rope
-from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+from vllm_dflash.checkpoint.spec import ARCHITECTURE, DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.speculators import from_speculators
 from vllm_dflash.checkpoint.zlab import ONLY_NESTED, ZlabConfig
-
-ARCHITECTURE = "DFlashDraftModel"
 
 
 def read_drafter(

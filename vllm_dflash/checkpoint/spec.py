@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+ARCHITECTURE = "DFlashDraftModel"
+"""What a drafter's `config.json` says it is; under this name vLLM finds our draft model."""
+
 
 class DrafterError(ValueError):
     """A drafter that cannot be used. The message names the field, both values and the remedy."""

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from vllm_dflash.checkpoint.refusal import checked, described, flag
-from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.checkpoint.spec import ARCHITECTURE, DrafterError
 
 AT_TOP_LEVEL = ("block_size", "draft_vocab_size", "target_hidden_size", "quantization_config")
 
@@ -50,6 +50,6 @@ def from_speculators(model: str, config: dict[str, Any]) -> dict[str, Any]:
     return {
         **own.transformer_layer_config,
         **{name: config[name] for name in AT_TOP_LEVEL if config.get(name) is not None},
-        "architectures": ["DFlashDraftModel"],
+        "architectures": [ARCHITECTURE],
         "dflash_config": nested,
     }

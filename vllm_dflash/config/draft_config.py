@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.refusal import shown, without_frame
-from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+from vllm_dflash.checkpoint.spec import ARCHITECTURE, DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.speculators import from_speculators
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def config_fault(
 def _plain_config(drafter: DrafterSpec) -> dict[str, Any]:
     """A config with nothing in it but what such a drafter must have."""
     return {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": [ARCHITECTURE],
         "model_type": "qwen3",
         "vocab_size": drafter.vocab_size,
         "hidden_size": drafter.hidden_size,

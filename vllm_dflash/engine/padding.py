@@ -24,4 +24,6 @@ def newly_admitted(step: SchedulerOutput) -> set[str]:
 
 def have_own_drafts(ids: Sequence[str], admitted: Collection[str]) -> Bools:
     """Whether drafts of each request are the drafter's, [R]."""
+    if not admitted:  # nearly every step
+        return np.ones(len(ids), dtype=bool)
     return np.array([name not in admitted for name in ids], dtype=bool)

@@ -34,9 +34,9 @@ def attach_costs(output: ModelRunnerOutput, costs: StepCosts) -> None:
 
 
 def build_scheduler(**arguments: Any) -> Scheduler:
-    """The scheduler of an engine; stands where vLLM expects a class of schedulers. Hook 26."""
+    """The scheduler of an engine; stands where vLLM expects a class of schedulers."""
     check_seams(ENGINE)
-    hush()
+    hush()  # hook 26
     logger().info(
         "vLLM's warning of a custom scheduler class is expected: build_scheduler gives its own"
         " scheduler with vllm-dflash's draft lengths, asynchronous where vLLM's would be, and"
