@@ -16,20 +16,21 @@ check: setup
 	scripts/run.sh mypy
 	$(MAKE) test-unit
 
-# The two runners need a process each; the interpreter that V2 runs in keeps one core busy, V1's
-# engines the other. Servers and clusters go behind whichever ends first.
+# The two runners need a process each, of one thread: two of each would wait for one another on two
+# cores. Servers and clusters, with threads as a user has them, go behind whichever ends first.
 test: check
 	$(MAKE) --jobs=2 --keep-going --output-sync=target test-v2 test-engine test-processes
 
-# Threads of one process would wait for those of the other.
+ONE_THREAD = OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind
+
 test-unit:
-	OMP_NUM_THREADS=1 scripts/run.sh pytest tests/unit --numprocesses=2 --dist=worksteal $(PYTEST_ARGS)
+	$(ONE_THREAD) scripts/run.sh pytest tests/unit --numprocesses=2 --dist=worksteal $(PYTEST_ARGS)
 
 test-engine:
-	scripts/run.sh pytest tests/engine $(PYTEST_ARGS)
+	$(ONE_THREAD) scripts/run.sh pytest tests/engine $(PYTEST_ARGS)
 
 test-v2:
-	scripts/run.sh pytest tests/unit tests/engine --runner v2 $(PYTEST_ARGS)
+	$(ONE_THREAD) scripts/run.sh pytest tests/unit tests/engine --runner v2 $(PYTEST_ARGS)
 
 test-processes:
 	scripts/run.sh pytest tests/server tests/cluster $(PYTEST_ARGS)
@@ -37,12 +38,12 @@ test-processes:
 # Longer than any limit for a test that hangs. Failures come with what brings them back.
 fuzz: FUZZ = pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)
 fuzz: setup
-	OMP_NUM_THREADS=1 scripts/run.sh $(FUZZ) tests/unit --numprocesses=2 --dist=worksteal
+	$(ONE_THREAD) scripts/run.sh $(FUZZ) tests/unit --numprocesses=2 --dist=worksteal
 	scripts/run.sh $(FUZZ) tests/engine/test_random_traffic.py
 
 # These go on where they were broken off.
 mutants: setup
-	OMP_NUM_THREADS=1 scripts/run.sh mutmut run
+	$(ONE_THREAD) scripts/run.sh mutmut run
 	scripts/run.sh python tests/faults/mutants.py
 
 faults: setup

@@ -1,3 +1,3 @@
 """DFlash speculative decoding for vLLM, as a plugin."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -264,4 +264,6 @@ def register_draft_model() -> None:
     """Hook 6, in the front end and in every worker."""
     from vllm.model_executor.models.registry import ModelRegistry
 
-    ModelRegistry.register_model("DFlashDraftModel", DRAFT_MODEL)
+    from vllm_dflash.checkpoint.spec import ARCHITECTURE
+
+    ModelRegistry.register_model(ARCHITECTURE, DRAFT_MODEL)

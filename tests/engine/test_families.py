@@ -85,32 +85,29 @@ def write(
         ids = torch.cat([ids, logits[-1].argmax().view(1, 1)], dim=1)
 
 
-def drafted_logits(llm: LLM, prompt: list[int]) -> tuple[list[int], list[int], list[torch.Tensor]]:
-    """Tokens, how many each step brought, and the drafter's logits at each step that drafted."""
+def drafted_logits(llm: LLM, prompt: list[int]) -> tuple[list[list[int]], list[torch.Tensor]]:
+    """The tokens that each step brought, and the drafter's logits at each step that drafted."""
     model = proposer_of(llm).model
     compute: Callable[[torch.Tensor], torch.Tensor] = model.compute_logits
     logits: list[torch.Tensor] = []
     model.compute_logits = lambda hidden: logits.append(compute(hidden)) or logits[-1]
     params = greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
     try:
-        steps, tokens = [], []
-        request = {"prompt_token_ids": prompt}
-        (steps,) = tokens_by_step(llm, [request], params)
+        (steps,) = tokens_by_step(llm, [{"prompt_token_ids": prompt}], params)
     finally:
         model.compute_logits = compute
-    (tokens,) = token_ids(llm, [request], params)
-    return tokens, steps, logits
+    return steps, logits
 
 
 def largest_error(family: Family, llm: LLM, prompt: list[int]) -> float:
     """Of the engine's logits against the reference's, over all steps, relative to the largest."""
-    tokens, steps, logits = drafted_logits(llm, prompt)
+    steps, logits = drafted_logits(llm, prompt)
     ids, features = family.written[tuple(prompt)]
-    assert ids[0, len(prompt) :].tolist() == tokens
+    assert ids[0, len(prompt) :].tolist() == [token for step in steps for token in step]
     context, worst = len(prompt), 0.0
     assert len(logits) >= 2
-    for got, produced in zip(logits, [0, *steps[1:]], strict=False):
-        context += produced
+    for got, tokens in zip(logits, [[], *steps[1:]], strict=False):
+        context += len(tokens)
         bonus = int(ids[0, context])
         # A block's rows see each other, so the reference drafts as many as the engine did.
         expected = draft(family.target, family.drafter, features[:context], bonus, len(got))

@@ -18,7 +18,7 @@ from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
 
-SAMPLES = 2000
+SAMPLES, REQUESTS = 2000, 16
 NEW_TOKENS = 7
 LEAST_EXPECTED = 8
 """Continuations expected less often than this are counted together."""
@@ -28,8 +28,9 @@ class PlannerByTheBook(Planner):
     """Plans from costs that do not depend on the machine, and make cutting drafts worth it."""
 
     def __init__(self) -> None:
-        verify = curve({1: 12.0, 4: 12.4, 16: 16.0, 64: 40.0})
-        super().__init__(7, 4, StepCosts(verify, curve({2: 0.5, 64: 2.0}), curve(CONTEXT_MS), 4))
+        verify, draft = {1: 12.0, 16: 12.1, 64: 13.0, 256: 19.0}, {2: 0.1, 256: 0.5}
+        costs = StepCosts(curve(verify), curve(draft), curve(CONTEXT_MS), REQUESTS)
+        super().__init__(7, REQUESTS, costs)
 
     def observe(self, step: Step) -> None:
         """Learn nothing."""
@@ -56,7 +57,7 @@ def continuations(first_seed: int, speculative: dict[str, Any] | None) -> tuple[
         )
         for i in range(SAMPLES)
     ]
-    with engine(speculative_config=speculative, max_num_seqs=4) as llm:
+    with engine(speculative_config=speculative, max_num_seqs=REQUESTS) as llm:
         if speculative:
             proposer = proposer_of(llm)
             proposer.lengths.policy = PlannerByTheBook()

@@ -67,9 +67,14 @@ def proposer_of(llm: LLM) -> Any:
     return _worker_of(llm).drafter
 
 
+def runner_of(llm: LLM) -> Any:
+    """The model runner."""
+    return _worker_of(llm).model_runner
+
+
 def target_of(llm: LLM) -> Any:
     """The target's model."""
-    return _worker_of(llm).model_runner.get_model()
+    return runner_of(llm).get_model()
 
 
 def greedy(max_tokens: int, **changes: Any) -> SamplingParams:
@@ -105,15 +110,15 @@ def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
     return lengths
 
 
-def tokens_by_step(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[list[int]]:
-    """How many tokens each step brought each prompt; what is behind its end is cut."""
+def tokens_by_step(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[list[list[int]]]:
+    """The tokens that each step brought each prompt; what is behind its end is cut."""
     engine = llm.llm_engine
     for number, prompt in enumerate(prompts):
         engine.add_request(str(number), prompt, params)
-    steps: list[list[int]] = [[] for _ in prompts]
+    steps: list[list[list[int]]] = [[] for _ in prompts]
     while engine.has_unfinished_requests():
         for output in engine.step():
             number = int(output.request_id)
-            if new := len(output.outputs[0].token_ids) - sum(steps[number]):
+            if new := list(output.outputs[0].token_ids[sum(map(len, steps[number])) :]):
                 steps[number].append(new)
     return steps

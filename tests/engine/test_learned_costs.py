@@ -1,0 +1,112 @@
+"""Draft lengths are planned by what an engine's own steps take, whatever its profile had said.
+
+Time is the tests' own: the target, the block forward and the storing of context take so many
+milliseconds a row, so what has to be learned is known exactly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.engines import (
+    DFLASH,
+    USES_V2,
+    engine,
+    greedy,
+    held_out_prompts,
+    proposer_of,
+    runner_of,
+    token_ids,
+)
+from support.fake_time import FakeTime
+from support.planner_world import straight
+from vllm_dflash.engine import worker
+from vllm_dflash.planning import step
+from vllm_dflash.planning.costs import Curve, StepCosts
+
+pytestmark = pytest.mark.usefixtures("runner")
+REQUESTS = 4
+TARGET, DRAFT, CONTEXT = (8.0, 0.4), (1.0, 0.05), (0.1, 0.02)
+"""Milliseconds for nothing, and for each row."""
+OFTEN = 5
+"""A number of rows that was met so often must have been learned."""
+
+
+def scaled(factor: float, line: tuple[float, float]) -> Curve:
+    return straight(factor * line[0], factor * line[1])
+
+
+class EngineTime(FakeTime):
+    """Moves on by what the parts of an engine take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: dict[str, Counter[int]] = {}
+        """How often each number of rows was met, by part."""
+
+    def part(
+        self,
+        name: str,
+        line: tuple[float, float],
+        function: Callable[..., Any],
+        rows_of: Callable[..., int],
+    ) -> Callable[..., Any]:
+        """The function, and it takes its time."""
+        met = self.met[name] = Counter()
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if rows := rows_of(*args):
+                met[rows] += 1
+                self.now += (line[0] + line[1] * rows) / 1000
+            return function(*args, **kwargs)
+
+        return run
+
+
+def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a profile that is a quarter off in each part, in either direction."""
+    time = EngineTime()
+    profiled = StepCosts(scaled(0.75, TARGET), scaled(1.25, DRAFT), scaled(0.75, CONTEXT), REQUESTS)
+    for profile in ("profile_v1", "profile_v2"):
+        monkeypatch.setattr(worker, profile, lambda runner, agree: profiled)
+    monkeypatch.setattr(step, "time", time)
+    with engine(
+        speculative_config=dict(DFLASH), max_num_seqs=REQUESTS, enable_prefix_caching=False
+    ) as llm:
+        runner, drafter = runner_of(llm), proposer_of(llm)
+        block, context = drafter.model.block, drafter.model.context
+        runner.execute_model = time.part(
+            "target",
+            TARGET,
+            runner.execute_model,
+            lambda scheduled, *rest: scheduled.total_num_scheduled_tokens,
+        )
+        block.forward = time.part("draft", DRAFT, block.forward, lambda ids, *rest: len(ids))
+        if not USES_V2:  # where storing context is part of the draft
+            context.store = time.part(
+                "context", CONTEXT, context.store, lambda features, *rest: len(features)
+            )
+        token_ids(llm, held_out_prompts(REQUESTS), greedy(80, ignore_eos=True))
+        costs = drafter.lengths.policy.costs
+        (stats,) = llm.collective_rpc("dflash_stats")
+
+    def often(part: str) -> list[int]:
+        return [rows for rows, times in time.met[part].items() if times >= OFTEN]
+
+    assert len(often("target")) > 1
+    for rows in often("target"):
+        learned = 1000 * float(costs.step(REQUESTS, [rows])[0])
+        assert learned == pytest.approx(TARGET[0] + TARGET[1] * rows, rel=0.05), rows
+    assert often("draft")
+    for rows in often("draft"):
+        learned = 1000 * float(costs.draft.at(rows))
+        assert learned == pytest.approx(DRAFT[0] + DRAFT[1] * rows, rel=0.05), rows
+    # Of steps without prompts, in which alone something is learned.
+    measured = stats["costs_ms"]
+    assert measured["step"]["measured"] > TARGET[0] + TARGET[1] * REQUESTS
+    assert measured["draft"]["measured"] > DRAFT[0]
+    assert stats["planning_share"] == 0.0
