@@ -33,10 +33,9 @@ vLLM's own settings, which we fill in (`_select` here, `config/engine_settings.p
  8. The speculative config, without our own keys: method, K and `draft_tensor_parallel_size` where
     they were not given; drafts that are always the likeliest token (`draft_sample_method`);
     `disable_eagle_block_drop`, because our context is not shifted by a token, so that a prefix
-    hit keeps its last block; on CUDA, adaptive verification or
-    `num_speculative_tokens_per_batch_size`. Of that table only the draft lengths count, for which
-    vLLM captures graphs: the batch sizes beside them mean nothing, and our schedulers overrule
-    what vLLM looks up by them. Replaced by: a list of lengths to capture.
+    hit keeps its last block; on CUDA, `num_speculative_tokens_per_batch_size`. Of that table only
+    the draft lengths count, for which vLLM captures graphs; our schedulers overrule what vLLM
+    looks up by batch size. Replaced by: a list of lengths to capture.
  9. `disable_hybrid_kv_cache_manager` on V1, whose drafters have one cache group, also where the
     target has sliding layers.
 
@@ -102,6 +101,13 @@ Figures for `/metrics` (`engine/figures.py`, `engine/prometheus.py`):
 28. `SchedulerStats.running_lora_adapters` takes our figures from our schedulers to that logger,
     since the front end reads declared fields only. No LoRA runs beside a drafter of ours, and
     vLLM reads the field for that alone. Replaced by: a free field in `SchedulerStats`.
+
+Draft lengths on V2 (`engine/v2/trimming.py`, `engine/v2/speculator.py`):
+
+29. `enable_adaptive_verification` is turned on in a worker once its models are loaded, where all
+    attention backends allow it: before that nobody knows, and behind it, vLLM would stop with an
+    error. The drafter's graphs are captured with a copy of the config that has no table of
+    lengths (hook 8). Replaced by: the same decision in vLLM.
 """
 
 from __future__ import annotations

@@ -173,6 +173,16 @@ V2_WORKER = (
         "valid_dummy_state_slots randomize_inputs kwargs",
     ),
     Seam(f"{V2}.model_runner:GPUModelRunner.take_draft_token_ids", "self"),
+    Seam(f"{SPECULATOR}.init_cudagraph_manager", "self cudagraph_mode"),
+    Seam(
+        f"{V2}.attn_utils:get_query_lens_mismatch_unsupported_backend",
+        "attn_groups checked_layer_names",
+    ),
+    Seam(
+        f"{V2}.attn_utils:get_varlen_cudagraph_unsupported_backend",
+        "attn_groups vllm_config max_query_len checked_layer_names",
+    ),
+    Seam(f"{V2}.attn_utils:get_attn_cg_support", "attn_groups vllm_config checked_layer_names"),
 )
 """Used in a worker with Model Runner V2."""
 

@@ -13,6 +13,8 @@ from vllm_dflash.vllms_own import OWN_KEYS, SWITCH_OFF
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
+MANY_REQUESTS = 1 << 16
+
 
 def choose_worker(worker_cls: str) -> str:
     """The worker class for this platform.
@@ -42,22 +44,15 @@ def choose_worker(worker_cls: str) -> str:
 def choose_verification(engine_args: EngineArgs, options: DFlashOptions) -> dict[str, Any]:
     """Settings of vLLM's own that let draft lengths vary under CUDA graphs.
 
-    Adaptive verification trims each request's drafts on the device; its graphs take ragged
-    batches. Where it does not hold, graphs are captured for a few lengths, which vLLM takes from
-    a table by batch size; our scheduler chooses among those lengths by what they bring.
+    Graphs are captured for a few lengths, which vLLM takes from a table by batch size; our
+    scheduler chooses among those lengths by what they bring. Workers that can have vLLM trim each
+    request's drafts on the device capture graphs of ragged batches instead
+    (`engine/v2/trimming.py`): they know the attention backends, and nobody here does yet.
     """
     from vllm.platforms import current_platform
 
     is_planned_in_worker = engine_args.async_scheduling is False
     if options.draft_length != "adaptive" or is_planned_in_worker or not current_platform.is_cuda():
-        return {}
-    written = written_settings(engine_args)
-    compilation = engine_args.compilation_config
-    mode = getattr(compilation, "cudagraph_mode", None)
-    has_full_graphs = not engine_args.enforce_eager and (mode is None or mode.has_full_cudagraphs())
-    if "enable_adaptive_verification" not in written and has_full_graphs:
-        return {"enable_adaptive_verification": True}
-    if written.get("enable_adaptive_verification") or not has_full_graphs:
         return {}
     return {"num_speculative_tokens_per_batch_size": length_table(options.num_speculative_tokens)}
 
@@ -65,10 +60,14 @@ def choose_verification(engine_args: EngineArgs, options: DFlashOptions) -> dict
 def length_table(max_draft: int) -> list[tuple[int, int, int]]:
     """A table of vLLM's that names the draft lengths to capture graphs for: 0, about 1/4, 1/2, K.
 
-    Which batch sizes stand beside them means nothing.
+    vLLM cuts the table off at the engine's largest batch, and captures more sizes for lengths that
+    have many batch sizes. So K and 0 come first, and K has all that is left over. At run time the
+    batch sizes mean nothing.
     """
-    lengths = sorted({0, round(max_draft / 4), round(max_draft / 2), max_draft}, reverse=True)
-    return [(size, size, length) for size, length in enumerate(lengths, start=1)]
+    between = {round(max_draft / 4), round(max_draft / 2)} - {0, max_draft}
+    lengths = [max_draft, 0, *sorted(between, reverse=True)]
+    table = [(size, size, length) for size, length in enumerate(lengths, start=1)]
+    return [*table, (len(table) + 1, MANY_REQUESTS, max_draft)]
 
 
 def write_speculative_config(

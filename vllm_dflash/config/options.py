@@ -28,6 +28,8 @@ class DFlashOptions:
     drafter: DrafterSpec
     drafter_ranks: int = 1
     """Tensor-parallel ranks that the drafter's layers are split over; 1: each has them whole."""
+    may_trim: bool = True
+    """Whether vLLM's adaptive verification may be turned on: not if the user turned it off."""
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> DFlashOptions:

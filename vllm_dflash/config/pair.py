@@ -48,6 +48,7 @@ def resolve(
         settings.draft_length,
         drafter,
         drafter_ranks(drafter, parallel.tensor_parallel_size, settings.draft_tensor_parallel_size),
+        may_trim=settings.enable_adaptive_verification is not False,
     )
 
 

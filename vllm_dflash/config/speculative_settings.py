@@ -41,6 +41,7 @@ class SpeculativeSettings(BaseModel):
         {}, 'an object with fields of the drafter\'s config.json, as in {"sliding_window": 2048}'
     )
     draft_tensor_parallel_size: int | None = described(None, "a positive integer", ge=1)
+    enable_adaptive_verification: bool | None = described(None, "true or false")
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> SpeculativeSettings:

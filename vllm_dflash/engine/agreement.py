@@ -1,4 +1,4 @@
-"""What all tensor-parallel ranks go by: decisions and times of rank 0."""
+"""What all tensor-parallel ranks go by: decisions and times of rank 0, and what holds on all."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def _from_rank_0(values: torch.Tensor) -> torch.Tensor:
 def agreed_seconds(seconds: float) -> float:
     """What rank 0 measured."""
     return float(_from_rank_0(torch.tensor([seconds], dtype=torch.float64)))
+
+
+def agreed_by_all(holds: bool) -> bool:
+    """Whether it holds on every rank."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return holds
+    votes = torch.tensor([holds], dtype=torch.int32)
+    torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return bool(votes)
 
 
 def agreed_plan(plan: Plan) -> Plan:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,21 @@ from vllm_dflash.planning.step import Step, StepClock
 from vllm_dflash.planning.uniform_length import UniformLength
 from vllm_dflash.seams import ENGINE, check_seams
 
-COSTS = "dflash_costs"
+FACTS = "dflash_facts"
 
 
-def attach_costs(output: ModelRunnerOutput, costs: StepCosts) -> None:
-    """In a worker: send what steps cost along with the first sampled tokens."""
-    setattr(output, COSTS, costs)
+@dataclass(frozen=True)
+class WorkerFacts:
+    """What a worker found out while it started, and the scheduler plans by."""
+
+    costs: StepCosts
+    lengths: Sequence[int]
+    """Draft lengths that all requests of a step can be given, 0 and K among them."""
+
+
+def attach_facts(output: ModelRunnerOutput, facts: WorkerFacts) -> None:
+    """In a worker: send them along with the first sampled tokens."""
+    setattr(output, FACTS, facts)
 
 
 def build_scheduler(**arguments: Any) -> Scheduler:
@@ -79,16 +89,9 @@ class DFlashAsyncScheduler(AsyncScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        speculative = self.vllm_config.speculative_config
-        choices = {0, self.num_spec_tokens}
-        if self.dynamic_sd_lookup is not None:
-            # The lengths that graphs were captured for, whatever the batch size.
-            choices.update(self.dynamic_sd_lookup[1:])
-        elif not speculative.enable_adaptive_verification:
-            choices.update(range(self.num_spec_tokens))
         self.lengths: UniformLength | None = None
         if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
-            self.lengths = UniformLength(self.num_spec_tokens, choices)
+            self.lengths = UniformLength(self.num_spec_tokens)
         self.statistics = DraftStatistics(self.num_spec_tokens)
         self._figures = FiguresToSend(self.statistics)
         self._clock = StepClock()
@@ -111,9 +114,9 @@ class DFlashAsyncScheduler(AsyncScheduler):
     ) -> Any:
         """Take the sampled tokens, and learn from them and from the time they took."""
         if self.lengths is not None:
-            costs = getattr(model_runner_output, COSTS, None)
-            if costs is not None:
-                self.lengths.costs = costs
+            facts = getattr(model_runner_output, FACTS, None)
+            if facts is not None:
+                self.lengths.start(facts.costs, facts.lengths)
             self._observe(self.lengths, scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         is_busy = scheduler_output.total_num_scheduled_tokens > 0

@@ -28,13 +28,14 @@ from vllm_dflash.engine.agreement import agreed_seconds
 from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_the_output
 from vllm_dflash.engine.figures import FiguresToSend, attach_figures
 from vllm_dflash.engine.fresh_blocks import fresh_blocks, useless_blocks
-from vllm_dflash.engine.log import log_active, log_profile, logger
+from vllm_dflash.engine.log import log_active, log_lengths, log_profile, logger
 from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.periodic_log import PeriodicLog
 from vllm_dflash.engine.profile import profile_v1, profile_v2
-from vllm_dflash.engine.scheduler import attach_costs
+from vllm_dflash.engine.scheduler import WorkerFacts, attach_facts
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
+from vllm_dflash.engine.v2.trimming import lengths_to_choose
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
 from vllm_dflash.engine.vllm_fixes.expanded_sampling import mend_expanded_sampling
@@ -43,7 +44,6 @@ from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.watch import DraftWatch
-from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.plugin import register_draft_model
 from vllm_dflash.seams import V1_WORKER, V2_WORKER, check_vllm
 from vllm_dflash.vllms_own import SWITCH_OFF
@@ -59,7 +59,7 @@ class DraftingWorker(Worker):
         """Build the model runner, and put our drafting code in the place of vLLM's."""
         self._log: PeriodicLog | None = None
         self._watch: DraftWatch | None = None
-        self._costs_to_send: StepCosts | None = None
+        self._facts_to_send: WorkerFacts | None = None
         self._figures: FiguresToSend | None = None
         check_vllm(V2_WORKER if self.use_v2_model_runner else V1_WORKER)
         register_draft_model()  # hook 6
@@ -119,11 +119,13 @@ class DraftingWorker(Worker):
         with set_current_vllm_config(self.vllm_config):
             costs = profile(self.model_runner, agreed_seconds)
         if self.vllm_config.scheduler_config.async_scheduling:
-            self._costs_to_send = costs
+            self._facts_to_send = WorkerFacts(costs, lengths_to_choose(self.model_runner))
         else:
             self.drafter.adapt_lengths(costs)
         if self.rank == 0:
             log_profile(costs, time.perf_counter() - started)
+            if self._facts_to_send is not None:
+                log_lengths(self._facts_to_send.lengths, self.drafter.untrimmed)
             self._log = PeriodicLog(
                 self.drafter.lengths.statistics, envs.VLLM_LOG_STATS_INTERVAL, logger().info
             )
@@ -147,9 +149,9 @@ class DraftingWorker(Worker):
         if output is None:  # the step's first half failed, and vLLM says why
             return None
         if self.use_v2_model_runner:
-            if self._costs_to_send is not None:
-                attach_costs(output.model_runner_output, self._costs_to_send)
-                self._costs_to_send = None
+            if self._facts_to_send is not None:
+                attach_facts(output.model_runner_output, self._facts_to_send)
+                self._facts_to_send = None
         elif self.drafter.has_drafts and drafts_come_with_the_output(self.vllm_config):
             attach_drafts(output, self.take_draft_token_ids())
         self.drafter.end_step()

@@ -21,17 +21,24 @@ from vllm_dflash.planning.survival import Calibration
 
 
 class UniformLength:
-    """Chooses each step's draft length, from nothing to K, for all requests alike."""
+    """Chooses each step's draft length, from nothing to K, for all requests alike.
 
-    def __init__(self, max_draft: int, choices: Iterable[int]) -> None:
-        """Choose among these lengths, 0 and K (`max_draft`) among them."""
+    Until it is started, every step drafts K.
+    """
+
+    def __init__(self, max_draft: int) -> None:
+        """For drafts of up to `max_draft` tokens (K)."""
         self.max_draft = max_draft
         self.costs: StepCosts | None = None
-        """Until they are known, every step drafts K."""
         self.speedup = 1.0
         """Expected rate against plain decoding, with the length that was chosen last."""
         self.probes = ProbeSchedule()
         self._calibration = Calibration(max_draft)
+        self._choices = np.arange(max_draft + 1)
+
+    def start(self, costs: StepCosts, choices: Iterable[int]) -> None:
+        """From now on choose among these lengths, 0 and K among them, by what steps cost."""
+        self.costs = costs
         self._choices = np.array(sorted(choices))
 
     def survival(self) -> Floats:

@@ -110,6 +110,14 @@ def test_options_of_a_pair_that_fits(
     assert options == DFlashOptions(count, length, parse_config(model, config), ranks)
 
 
+@pytest.mark.parametrize(("written", "may_trim"), [(None, True), (True, True), (False, False)])
+def test_the_users_word_on_adaptive_verification(
+    drafter: Path, written: bool | None, may_trim: bool
+) -> None:
+    settings = SpeculativeSettings(model=str(drafter), enable_adaptive_verification=written)
+    assert resolve(settings, drafter_config(), target(), parallel(1)).may_trim is may_trim
+
+
 def test_overrides_reach_the_options(drafter: Path) -> None:
     overrides = {"is_causal": True}
     settings = SpeculativeSettings(model=str(drafter), drafter_overrides=overrides)

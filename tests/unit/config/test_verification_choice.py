@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.config import CUDAGraphMode
 from vllm.platforms import current_platform
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
@@ -18,53 +17,18 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
 
 
-def choice(
-    draft_length: str = "adaptive",
-    *,
-    eager: bool = False,
-    mode: CUDAGraphMode | None = None,
-    asynchronous: bool | None = None,
-    **written: Any,
-) -> dict[str, Any]:
-    compilation = SimpleNamespace(**({} if mode is None else {"cudagraph_mode": mode}))
-    args = SimpleNamespace(
-        speculative_config=written,
-        enforce_eager=eager,
-        compilation_config=compilation,
-        async_scheduling=asynchronous,
-    )
+def choice(draft_length: str = "adaptive", *, asynchronous: bool | None = None) -> dict[str, Any]:
+    args = SimpleNamespace(async_scheduling=asynchronous)
     options = SimpleNamespace(draft_length=draft_length, num_speculative_tokens=7)
     return choose_verification(args, options)  # type: ignore[arg-type]
 
 
-ADAPTIVE = {"enable_adaptive_verification": True}
-TABLE = {"num_speculative_tokens_per_batch_size": length_table(7)}
-
-
 @pytest.mark.usefixtures("_cuda")
-def test_adaptive_verification_is_turned_on_where_it_holds() -> None:
-    assert choice() == ADAPTIVE
-    assert choice(mode=CUDAGraphMode.FULL_AND_PIECEWISE) == ADAPTIVE
+def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them() -> None:
+    table = {"num_speculative_tokens_per_batch_size": length_table(7)}
+    assert choice() == choice(asynchronous=True) == table
     assert choice("fixed") == {}
-
-
-@pytest.mark.usefixtures("_cuda")
-def test_not_without_full_graphs() -> None:
-    assert choice(eager=True) == {}
-    assert choice(mode=CUDAGraphMode.PIECEWISE) == {}
-
-
-@pytest.mark.usefixtures("_cuda")
-def test_not_under_synchronous_scheduling_where_our_planner_does_it() -> None:
-    assert choice(asynchronous=False) == {}
-
-
-@pytest.mark.usefixtures("_cuda")
-def test_the_users_word_counts() -> None:
-    assert choice(enable_adaptive_verification=True) == {}  # it is set already
-    assert choice(enable_adaptive_verification=False) == TABLE
-    dashed: dict[str, Any] = {"enable-adaptive-verification": False}
-    assert choice(**dashed) == TABLE
+    assert choice(asynchronous=False) == {}  # our planner does it, in the worker
 
 
 def test_nothing_on_a_cpu() -> None:
@@ -72,13 +36,20 @@ def test_nothing_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize("max_draft", [1, 2, 3, 7, 15])
-def test_the_table_names_the_lengths_to_capture(max_draft: int) -> None:
-    """As vLLM reads it: 0 and K are always among them."""
+@pytest.mark.parametrize("max_requests", [1, 2, 3, 4, 64, 1024])
+def test_the_table_names_the_lengths_to_capture(max_draft: int, max_requests: int) -> None:
+    """As vLLM reads it: K is always among them, 0 wherever two fit, and K has most sizes."""
     lookup = build_dynamic_sd_schedule_lookup(
-        length_table(max_draft), vllm_max_batch_size=64, vllm_num_speculative_tokens=max_draft
+        length_table(max_draft),
+        vllm_max_batch_size=max_requests,
+        vllm_num_speculative_tokens=max_draft,
     )
-    assert {0, max_draft} <= set(lookup[1:])
-    assert len(set(lookup[1:])) <= 4
+    few = {0, round(max_draft / 4), round(max_draft / 2), max_draft}
+    lengths = lookup[1:]
+    assert {max_draft, 0} <= set(lengths) <= few if max_requests > 1 else lengths == [max_draft]
+    if max_requests > 4:
+        assert set(lengths) == few
+        assert lengths[-1] == max_draft
 
 
 @pytest.mark.usefixtures("_cuda")

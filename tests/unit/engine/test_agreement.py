@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from vllm_dflash.engine import agreement
-from vllm_dflash.engine.agreement import agreed_lengths, agreed_plan, agreed_seconds
+from vllm_dflash.engine.agreement import (
+    agreed_by_all,
+    agreed_lengths,
+    agreed_plan,
+    agreed_seconds,
+)
 from vllm_dflash.planning.step import Plan
 
 
@@ -65,3 +70,22 @@ def test_one_rank_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     assert agreed_lengths(lengths) is lengths
     assert agreed_seconds(0.25) == 0.25
     assert ranks.sent == []
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("holds", [True, False])
+def test_what_does_not_hold_on_one_rank_holds_on_none(
+    monkeypatch: pytest.MonkeyPatch, holds: bool, others: int
+) -> None:
+    group = SimpleNamespace(world_size=2, cpu_group="by way of the host")
+
+    def all_reduce(votes: torch.Tensor, how: Any, group: Any) -> None:
+        assert how == torch.distributed.ReduceOp.MIN
+        assert group == "by way of the host"
+        votes.clamp_(max=others)
+
+    monkeypatch.setattr(agreement, "get_tp_group", lambda: group)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    assert agreed_by_all(holds) is (holds and bool(others))
+    group.world_size = 1
+    assert agreed_by_all(holds) is holds

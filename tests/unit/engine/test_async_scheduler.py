@@ -14,7 +14,7 @@ from support.fake_time import FakeTime
 from support.planner_world import profiled_costs
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.figures import take_figures
-from vllm_dflash.engine.scheduler import DFlashAsyncScheduler, attach_costs
+from vllm_dflash.engine.scheduler import DFlashAsyncScheduler, WorkerFacts, attach_facts
 from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.uniform_length import UniformLength
 
@@ -26,9 +26,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> DFlashAsyncScheduler:
     monkeypatch.setattr(AsyncScheduler, "_update_after_schedule", lambda *_: None)
     monkeypatch.setattr(DFlashOptions, "of", lambda _: SimpleNamespace(draft_length="adaptive"))
     monkeypatch.setattr(AsyncScheduler, "num_spec_tokens", 7, raising=False)
-    monkeypatch.setattr(AsyncScheduler, "dynamic_sd_lookup", [0, 7, 4, 2, 0], raising=False)
-    config = SimpleNamespace(speculative_config=SimpleNamespace(enable_adaptive_verification=False))
-    monkeypatch.setattr(AsyncScheduler, "vllm_config", config, raising=False)
+    monkeypatch.setattr(AsyncScheduler, "vllm_config", None, raising=False)
     return DFlashAsyncScheduler()
 
 
@@ -66,24 +64,32 @@ def observed(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     return steps
 
 
-def test_chooses_among_captured_lengths_whatever_the_batch_size(
+def planned(scheduler: DFlashAsyncScheduler, num_requests: int) -> int:
+    """Drafts that a step of so many requests is to make of each."""
+    scheduled, _ = step({str(number): 0 for number in range(num_requests)}, {})
+    scheduler._update_after_schedule(scheduled)
+    return scheduled.num_spec_tokens_to_schedule
+
+
+def test_what_workers_found_out_comes_with_the_first_output(
     scheduler: DFlashAsyncScheduler,
 ) -> None:
-    assert scheduler.lengths is not None
-    assert scheduler.lengths._choices.tolist() == [0, 2, 4, 7]
-    scheduled, _ = step({"a": 0, "b": 0, "c": 0, "d": 0}, {})
-    scheduler._update_after_schedule(scheduled)
-    assert scheduled.num_spec_tokens_to_schedule == 7  # not what stands in the table for four
-
-
-def test_costs_come_with_the_first_output(scheduler: DFlashAsyncScheduler) -> None:
+    """Before it, every step drafts to the full; behind it, only lengths that workers can take."""
+    assert planned(scheduler, 64) == 7
     scheduled, output = step({"a": 0}, {"a": 1})
     costs = profiled_costs()
-    attach_costs(output, costs)
+    attach_facts(output, WorkerFacts(costs, [0, 5, 7]))
     (outputs,) = scheduler.update_from_output(scheduled, output).values()
     assert isinstance(outputs, EngineCoreOutputs)
-    assert scheduler.lengths is not None
-    assert scheduler.lengths.costs is costs
+    lengths = scheduler.lengths
+    assert lengths is not None
+    assert lengths.costs is costs
+    chosen = set()
+    for accepted in (7, 6, 5, 4, 3, 2, 1, 0):
+        for _ in range(100):
+            lengths.observe(Step(["a"], np.array([1 + accepted]), 8, np.array([7])))
+        chosen |= {planned(scheduler, size) for size in (1, 4, 8, 16, 32)}
+    assert chosen == {0, 5, 7}
 
 
 def test_learns_from_verified_drafts_alone(
@@ -131,7 +137,7 @@ def test_steps_are_timed_where_the_same_requests_only_decode(
 def test_steps_of_nobody_teach_nothing(scheduler: DFlashAsyncScheduler) -> None:
     """Behind a request of one token, before any that decoded: nothing to learn a time from."""
     first, output = step({"a": 0}, {"a": 1}, {"a": 9}, new=("a",))
-    attach_costs(output, costs := profiled_costs())
+    attach_facts(output, WorkerFacts(costs := profiled_costs(), range(8)))
     before = costs.verify.seconds.tolist()
     for one in ((first, output), step({}, {}), step({}, {}), step({}, {})):
         scheduler.update_from_output(*one)
@@ -174,7 +180,7 @@ def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
     monkeypatch.setattr(time, "sleep", lambda _: setattr(clock, "now", clock.now + 0.05))
     policy = scheduler.lengths
     assert policy is not None
-    policy.costs = profiled_costs()
+    policy.start(profiled_costs(), range(8))
 
     def choose(num_requests: int) -> int:
         clock.now += 0.001
@@ -201,8 +207,8 @@ def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
 
 
 def test_the_expected_speedup_is_that_of_the_length_chosen_last() -> None:
-    policy = UniformLength(7, range(8))
-    policy.costs = profiled_costs()
+    policy = UniformLength(7)
+    policy.start(profiled_costs(), range(8))
     best, seconds = policy.choose(2), policy.costs.plain(2)
     survival = policy.survival()[:best].sum()
     taken = policy.costs.decoding(2, np.array(2 * (1 + best))) + policy.costs.draft.at(2 * 8)

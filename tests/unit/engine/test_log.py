@@ -1,4 +1,4 @@
-"""The line that says which DFlash runs."""
+"""The lines that say which DFlash runs, and how its draft lengths vary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.log_lines import log_lines
 from support.pairs import make_pair
 from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.engine.log import log_active
+from vllm_dflash.engine.log import log_active, log_lengths
 
 
 @pytest.mark.parametrize(
@@ -26,4 +26,16 @@ def test_the_start_line_names_drafter_and_draft_length(
     assert lines == [
         f"INFO vllm-dflash {__version__} is active: drafter someone/its-drafter, draft length"
         f" {draft_length} ({said} a step), runner v1, block size 8, taps [0, 2]"
+    ]
+
+
+def test_how_draft_lengths_vary() -> None:
+    with log_lines() as lines:
+        log_lengths([0, 15], None)
+        log_lengths([0, 4, 8, 15], "SOME_BACKEND has no graphs")
+    assert lines == [
+        "INFO draft lengths 0, 15 (drafts are made or not, and vLLM's adaptive verification trims"
+        " each request's)",
+        "INFO draft lengths 0, 4, 8, 15 (one length for all requests of a step; adaptive"
+        " verification is off: SOME_BACKEND has no graphs)",
     ]

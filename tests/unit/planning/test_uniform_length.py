@@ -52,8 +52,8 @@ class AsyncWorld:
 
 
 def adaptive(choices: tuple[int, ...] = tuple(range(MAX_DRAFT + 1))) -> UniformLength:
-    policy = UniformLength(MAX_DRAFT, choices)
-    policy.costs = profiled_costs()
+    policy = UniformLength(MAX_DRAFT)
+    policy.start(profiled_costs(), choices)
     return policy
 
 
@@ -72,7 +72,7 @@ def test_only_lengths_it_may_choose() -> None:
 
 
 def test_drafts_to_the_full_until_costs_are_known() -> None:
-    assert UniformLength(MAX_DRAFT, {0, MAX_DRAFT}).choose(64) == MAX_DRAFT
+    assert UniformLength(MAX_DRAFT).choose(64) == MAX_DRAFT
 
 
 def test_probes_after_it_has_stopped() -> None:
@@ -93,8 +93,8 @@ def test_learns_that_drafts_have_become_good() -> None:
 
 def by_hand(max_draft: int, *choices: int) -> UniformLength:
     """n rows take 10 + n ms to verify, and (2 + n) / 4 to draft."""
-    policy = UniformLength(max_draft, choices)
-    policy.costs = straight_costs()
+    policy = UniformLength(max_draft)
+    policy.start(straight_costs(), choices)
     policy.probes = ToldProbes()
     return policy
 
@@ -169,7 +169,7 @@ def test_nobody_asks_for_the_full_length() -> None:
 
 
 def test_survival_is_learned_from_what_was_verified_past_the_prompt() -> None:
-    policy = UniformLength(3, (0, 3))
+    policy = UniformLength(3)
     step = step_of(names(5), np.array([3, 0, 2, 1, 3]), np.array([1, 0, 2, 1, 0]))
     step.produced = np.array([2, 1, 3, 2, 0])  # the last one is in its prompt
     policy.observe(step)

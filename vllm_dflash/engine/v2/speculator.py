@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import nullcontext
+from copy import copy
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from vllm.compilation.backends import set_model_tag
-from vllm.config import VllmConfig, replace
+from vllm.config import CUDAGraphMode, VllmConfig, get_layers_from_vllm_config, replace
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.model_loader.utils import get_draft_load_config
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -32,12 +34,14 @@ from vllm.v1.worker.gpu.states import RequestState
 from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.engine.agreement import agreed_by_all
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.length_control import LengthControl
 from vllm_dflash.engine.padding import have_own_drafts
 from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.engine.v2.device_counters import DeviceCounters
+from vllm_dflash.engine.v2.trimming import obstacle
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
@@ -59,14 +63,19 @@ class PlannedSpeculator(native.DFlashSpeculator):
     ) -> None:
         """`req_states` are the model runner's."""
         super().__init__(vllm_config, device)
+        self.engine_config = vllm_config
+        """As the engine was started with it; vLLM's class changes its own copy."""
         self.req_states = req_states
-        self.spec = DFlashOptions.of(vllm_config).drafter
+        self.options = DFlashOptions.of(vllm_config)
+        self.spec = self.options.drafter
         self.parallel_drafting_token_id = self.spec.mask_token_id
         self.requires_non_causal = not all(self.spec.causal)
         self.plans_lengths = not (
             vllm_config.scheduler_config.async_scheduling or self.enable_adaptive_verification
         )
         """Whether draft lengths are decided here, request by request."""
+        self.untrimmed: str | None = None
+        """Why the device does not trim drafts, under asynchronous scheduling."""
         self.lengths = LengthControl(self.num_speculative_steps)
         self.counters = DeviceCounters(device)
         self.warm = WarmState(self._persistent_buffers)
@@ -110,7 +119,40 @@ class PlannedSpeculator(native.DFlashSpeculator):
         language_model = getattr(target_model, "get_language_model", lambda: target_model)()
         model.share_vocabulary(language_model)
         cover_positions(model, self.max_model_len)
+        if not self.plans_lengths:
+            self._choose_trimming(target_attn_layer_names)
         return model
+
+    def _choose_trimming(self, target_names: set[str]) -> None:
+        """Have vLLM trim drafts on the device where that holds on every rank. Hook 29.
+
+        Now that all layers have a backend, and before anybody copies the setting: the acceptance
+        estimator, the rejection sampler and the metadata builders are yet to be made.
+        """
+        if self.enable_adaptive_verification or self.options.draft_length != "adaptive":
+            return
+        layers = get_layers_from_vllm_config(self.engine_config, AttentionLayerBase)
+        target = {name: layer for name, layer in layers.items() if name in target_names}
+        drafter = {name: layer for name, layer in layers.items() if name not in target_names}
+        self.untrimmed = "enable_adaptive_verification is false"
+        if self.options.may_trim:
+            self.untrimmed = obstacle(self.engine_config, target, drafter, self.num_query_per_req)
+        if agreed_by_all(self.untrimmed is None):
+            self.speculative_config.enable_adaptive_verification = True
+            self.enable_adaptive_verification = self.use_acceptance_estimator = True
+        else:
+            self.untrimmed = self.untrimmed or "it does not hold on another rank"
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        """Capture blocks of one width: the lengths of the table are the target's."""
+        whole, alone = self.vllm_config, copy(self.vllm_config)
+        alone.speculative_config = copy(self.speculative_config)
+        alone.speculative_config.num_speculative_tokens_per_batch_size = None
+        self.vllm_config = alone
+        try:
+            super().init_cudagraph_manager(cudagraph_mode)
+        finally:
+            self.vllm_config = whole
 
     def set_attn(
         self,

@@ -1,0 +1,152 @@
+"""Where vLLM's adaptive verification holds, asked with vLLM's own functions of made-up backends."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import CUDAGraphMode
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from vllm_dflash.engine.v2.trimming import lengths_to_choose, obstacle
+
+ALWAYS, UNIFORM = AttentionCGSupport.ALWAYS, AttentionCGSupport.UNIFORM_BATCH
+SINGLE, NEVER = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE, AttentionCGSupport.NEVER
+Graph = namedtuple("Graph", "uniform_token_count")
+
+
+def config(mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE, **settings: Any) -> Any:
+    return SimpleNamespace(
+        compilation_config=SimpleNamespace(cudagraph_mode=mode),
+        model_config=SimpleNamespace(**settings),
+        parallel_config=SimpleNamespace(**settings),
+        speculative_config=SimpleNamespace(enable_adaptive_verification=False),
+    )
+
+
+def layer(
+    support: AttentionCGSupport = ALWAYS,
+    *,
+    exact: bool = False,
+    is_ssm: bool = False,
+    bound: int | None = None,
+    has_cache: bool = True,
+) -> Any:
+    """A layer with a backend of its own.
+
+    Args:
+        support: of its metadata builder for CUDA graphs, once the setting is on.
+        exact: it must know on the host how many rows each request has.
+        is_ssm: it keeps a state.
+        bound: the widest ragged batch it says it can replay.
+        has_cache: it does not share another layer's.
+    """
+
+    class Builder:
+        @classmethod
+        def get_cudagraph_support(cls, config: Any, spec: Any) -> AttentionCGSupport:
+            return support if config.speculative_config.enable_adaptive_verification else NEVER
+
+        @classmethod
+        def get_varlen_cudagraph_max_query_len(cls, config: Any, spec: Any) -> int | None:
+            return bound
+
+    class Backend:
+        @staticmethod
+        def get_name() -> str:
+            return "SOME_BACKEND"
+
+        @staticmethod
+        def get_builder_cls() -> type[Builder]:
+            return Builder
+
+        @staticmethod
+        def supports_device_cpu_query_lens_mismatch() -> bool:
+            return not exact
+
+    Backend.is_ssm = staticmethod(lambda: is_ssm)  # type: ignore[attr-defined]
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+    return SimpleNamespace(
+        get_attn_backend=lambda: Backend,
+        get_kv_cache_spec=lambda _: spec if has_cache else None,
+    )
+
+
+def asked(target: list[Any], drafter: list[Any], **settings: Any) -> str | None:
+    whole = config(**settings)
+    why = obstacle(
+        whole,
+        {f"target.{number}": one for number, one in enumerate(target)},
+        {f"drafter.{number}": one for number, one in enumerate(drafter)},
+        max_query_len=8,
+    )
+    assert whole.speculative_config.enable_adaptive_verification is False
+    return why
+
+
+def test_where_every_layer_can() -> None:
+    assert asked([layer(), layer()], [layer()]) is None
+    assert asked([layer(UNIFORM, bound=8)], [layer(UNIFORM)]) is None
+    assert asked([layer(), layer(NEVER, has_cache=False)], [layer()]) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "why"),
+    [
+        ([layer(), layer(exact=True)], [layer()], "must know each request's rows on the host"),
+        ([layer(), layer(is_ssm=True)], [layer()], "SOME_BACKEND keeps a state"),
+        ([layer(), layer(UNIFORM)], [layer()], "no CUDA graphs for ragged batches"),
+        ([layer(UNIFORM, bound=7)], [layer()], "no CUDA graphs for ragged batches"),
+        # vLLM asks the target alone, and would fail once it finds no graph to measure.
+        ([layer()], [layer(SINGLE)], "no full CUDA graphs for batches of drafts"),
+        ([layer()], [layer(NEVER)], "no full CUDA graphs for batches of drafts"),
+    ],
+)
+def test_a_layer_that_cannot(target: list[Any], drafter: list[Any], why: str) -> None:
+    found = asked(target, drafter)
+    assert found is not None
+    assert why in found
+
+
+@pytest.mark.parametrize("mode", [CUDAGraphMode.NONE, CUDAGraphMode.PIECEWISE])
+def test_without_full_graphs(mode: CUDAGraphMode) -> None:
+    assert asked([layer()], [layer()], mode=mode) == "full CUDA graphs are off"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["enable_return_routed_experts", "return_sampling_mask", "enable_batch_sharded_sampling"],
+)
+def test_beside_settings_that_vllm_refuses_with_it(setting: str) -> None:
+    assert asked([layer()], [layer()], **{setting: True}) == f"{setting} is on"
+    assert asked([layer()], [layer()], **{setting: False}) is None
+
+
+def runner(counts: list[int | None], *, trims: bool = False) -> Any:
+    manager = SimpleNamespace(graphs={Graph(count): None for count in counts})
+    return SimpleNamespace(
+        num_speculative_steps=7,
+        adaptive_verification=object() if trims else None,
+        cudagraph_manager=manager,
+    )
+
+
+def test_the_scheduler_chooses_among_lengths_that_have_graphs() -> None:
+    assert lengths_to_choose(runner([1, 3, 5, 8, None])) == [0, 2, 4, 7]
+    assert lengths_to_choose(runner([3])) == [0, 2, 7]
+
+
+def test_any_length_will_do_without_graphs_for_one() -> None:
+    assert lengths_to_choose(runner([])) == list(range(8))
+    assert lengths_to_choose(runner([None])) == list(range(8))
+    alone = runner([])
+    alone.cudagraph_manager = None
+    assert lengths_to_choose(alone) == list(range(8))
+
+
+def test_all_or_nothing_where_the_device_trims() -> None:
+    assert lengths_to_choose(runner([None], trims=True)) == [0, 7]
