@@ -1,4 +1,4 @@
-"""Which draft lengths vLLM's CUDA graphs allow under asynchronous scheduling, asked where it is known.
+"""Which draft lengths CUDA graphs allow under asynchronous scheduling, asked where it is known.
 
 vLLM's adaptive verification trims each request's drafts on the device, in graphs that take ragged
 batches. Whether those can be captured depends on the backend of every attention layer, which is
