@@ -4,7 +4,7 @@
 # make mutants plant faults by machine in what is pure, see which the unit tests let through: hours
 # make faults  plant the faults of tests/faults, written by hand, one after the other: hours
 # make fuzz    hypothesis with new random examples, many of them
-.PHONY: demo check test setup test-unit test-engine test-v2 test-processes mutants faults fuzz
+.PHONY: demo check test setup test-unit test-engine test-v2 test-cluster test-server mutants faults fuzz
 
 demo: setup
 	scripts/run.sh vllm-dflash demo
@@ -17,9 +17,9 @@ check: setup
 	$(MAKE) test-unit
 
 # The two runners need a process each, of one thread: two of each would wait for one another on two
-# cores. Servers and clusters, with threads as a user has them, go behind whichever ends first.
+# cores. Servers and clusters, with threads as a user has them, come behind them.
 test: check
-	$(MAKE) --jobs=2 --keep-going --output-sync=target test-v2 test-engine test-processes
+	$(MAKE) --jobs=2 --keep-going --output-sync=target test-v2 test-engine test-cluster test-server
 
 ONE_THREAD = OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind
 
@@ -32,8 +32,11 @@ test-engine:
 test-v2:
 	$(ONE_THREAD) scripts/run.sh pytest tests/unit tests/engine --runner v2 $(PYTEST_ARGS)
 
-test-processes:
-	scripts/run.sh pytest tests/server tests/cluster $(PYTEST_ARGS)
+test-cluster:
+	scripts/run.sh pytest tests/cluster $(PYTEST_ARGS)
+
+test-server:
+	scripts/run.sh pytest tests/server $(PYTEST_ARGS)
 
 # Longer than any limit for a test that hangs. Failures come with what brings them back.
 fuzz: FUZZ = pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)

@@ -18,7 +18,7 @@ from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
 
-SAMPLES, REQUESTS = 2000, 16
+SAMPLES, REQUESTS = 1500, 16
 NEW_TOKENS = 7
 LEAST_EXPECTED = 8
 """Continuations expected less often than this are counted together."""

@@ -36,6 +36,8 @@ class WorkerFacts:
     costs: StepCosts
     lengths: Sequence[int]
     """Draft lengths that all requests of a step can be given, 0 and K among them."""
+    trims: bool = False
+    """Whether the device drops drafts that are not worth verifying."""
 
 
 def attach_facts(output: ModelRunnerOutput, facts: WorkerFacts) -> None:
@@ -116,7 +118,7 @@ class DFlashAsyncScheduler(AsyncScheduler):
         if self.lengths is not None:
             facts = getattr(model_runner_output, FACTS, None)
             if facts is not None:
-                self.lengths.start(facts.costs, facts.lengths)
+                self.lengths.start(facts.costs, facts.lengths, trims=facts.trims)
             self._observe(self.lengths, scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         is_busy = scheduler_output.total_num_scheduled_tokens > 0

@@ -119,7 +119,11 @@ class DraftingWorker(Worker):
         with set_current_vllm_config(self.vllm_config):
             costs = profile(self.model_runner, agreed_seconds)
         if self.vllm_config.scheduler_config.async_scheduling:
-            self._facts_to_send = WorkerFacts(costs, lengths_to_choose(self.model_runner))
+            self._facts_to_send = WorkerFacts(
+                costs,
+                lengths_to_choose(self.model_runner),
+                trims=self.model_runner.adaptive_verification is not None,
+            )
         else:
             self.drafter.adapt_lengths(costs)
         if self.rank == 0:

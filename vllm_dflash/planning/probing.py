@@ -15,8 +15,10 @@ class ProbeSchedule:
     """Probes take at most a share of the time; the share halves with every probe in vain.
 
     So the intervals between probes grow, from some dozens of steps to a few hundred, and a drafter
-    that is never worth it costs `LEAST_SHARE` of the time in the long run.
+    that is never worth it costs the least share of the time in the long run.
     """
+
+    least: float = LEAST_SHARE
 
     share: float = FIRST_SHARE
     saved: float = 0.0
@@ -32,8 +34,12 @@ class ProbeSchedule:
             return False
         self.saved = 0.0
         self.count += 1
-        self.share = max(self.share / 2, LEAST_SHARE)
+        self.share = max(self.share / 2, self.least)
         return True
+
+    def refund(self, seconds: float) -> None:
+        """The last probe brought tokens worth so much: the next may come so much earlier."""
+        self.saved += seconds
 
     def restart(self) -> None:
         """Drafting pays: should it stop to, begin with short intervals again."""

@@ -27,7 +27,9 @@ class Calibration:
     those to the drafter's own word. Old observations fade.
     """
 
-    def __init__(self, max_draft: int) -> None:
+    def __init__(self, max_draft: int, half_life: float = HALF_LIFE_TOKENS) -> None:
+        """For drafts of up to `max_draft` tokens; an observation counts half after `half_life`."""
+        self._half_life = half_life
         shape = (max_draft, len(CONFIDENCE_KNOTS))
         self.seen = np.zeros(shape)
         self.accepted = np.zeros(shape)
@@ -50,11 +52,18 @@ class Calibration:
         _, column = np.nonzero(tried)
         lower, upper_share = _locate(confidence[tried])
         fate = (position < accepted[:, None])[tried]
-        fade = 0.5 ** (len(column) / HALF_LIFE_TOKENS)
+        fade = 0.5 ** (len(column) / self._half_life)
         for table, weight in ((self.seen, np.ones(len(column))), (self.accepted, fate)):
             table *= fade
             np.add.at(table, (column, lower), weight * (1.0 - upper_share))
             np.add.at(table, (column, lower + 1), weight * upper_share)
+        self._update_rates()
+
+    def keep(self, tokens: float) -> None:
+        """Let all observations count for no more than so many."""
+        share = min(1.0, tokens / max(float(self.seen.sum()), tokens))
+        self.seen *= share
+        self.accepted *= share
         self._update_rates()
 
     def _update_rates(self) -> None:

@@ -19,6 +19,15 @@ from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.survival import Calibration
 
+HALF_LIFE_TOKENS = 500.0
+"""Observed drafts after which an observation counts half: less than where confidences tell one
+request's drafts from another's."""
+OLD_TOKENS = 48.0
+"""What all earlier observations are worth beside those of a probe."""
+PROBE_SHARE = 0.008
+"""Of the time, that probes take in the long run where drafting is never worth it. Each tries all
+requests of the batch, so it tells more than one of few requests, and has to come more often."""
+
 
 class UniformLength:
     """Chooses each step's draft length, from nothing to K, for all requests alike.
@@ -32,14 +41,27 @@ class UniformLength:
         self.costs: StepCosts | None = None
         self.speedup = 1.0
         """Expected rate against plain decoding, with the length that was chosen last."""
-        self.probes = ProbeSchedule()
-        self._calibration = Calibration(max_draft)
+        self.probes = ProbeSchedule(PROBE_SHARE)
+        self._calibration = Calibration(max_draft, HALF_LIFE_TOKENS)
         self._choices = np.arange(max_draft + 1)
+        self._trims = False
+        self._kept = max_draft
+        """Drafts that the device is taken to keep of each request, where it trims them."""
+        self._probe_seconds = 0.0
+        """What a probe costs, while nobody is drafted otherwise; else 0."""
 
-    def start(self, costs: StepCosts, choices: Iterable[int]) -> None:
-        """From now on choose among these lengths, 0 and K among them, by what steps cost."""
+    def start(self, costs: StepCosts, choices: Iterable[int], *, trims: bool = False) -> None:
+        """From now on choose by what steps cost.
+
+        Args:
+            costs: to start from.
+            choices: lengths that a step can have, 0 and K among them.
+            trims: whether the device verifies only those drafts that are worth it. Then a step
+                has any length up to K, in effect, and is given K.
+        """
         self.costs = costs
-        self._choices = np.array(sorted(choices))
+        self._trims = trims
+        self._choices = np.arange(self.max_draft + 1) if trims else np.array(sorted(choices))
 
     def survival(self) -> Floats:
         """Probability that the first 1 to K drafts are all accepted, [K]."""
@@ -59,13 +81,18 @@ class UniformLength:
         if best and rates[best] > MARGIN * rates[0]:
             self.probes.restart()
             self.speedup = float(rates[best] / rates[0])
-            return int(self._choices[best])
+            self._probe_seconds = 0.0
+            return self._draft(best)
         trial = int(np.searchsorted(self._choices, min(PROBE_LENGTH, self.max_draft)))
-        cost = float(seconds[trial] - seconds[0])
+        self._probe_seconds = float(seconds[trial] - seconds[0])
         is_close = bool(rates[1:].max() > CLOSE * rates[0])
-        if self.probes.is_due(float(seconds[0]), cost, is_close=is_close):
-            return int(self._choices[trial])
+        if self.probes.is_due(float(seconds[0]), self._probe_seconds, is_close=is_close):
+            return self._draft(trial)
         return 0
+
+    def _draft(self, choice: int) -> int:
+        self._kept = int(self._choices[choice])
+        return self.max_draft if self._trims else self._kept
 
     def observe(self, step: Step) -> StepEstimate | None:
         """Learn from a step: what became of the drafts it verified, and what it took.
@@ -76,11 +103,23 @@ class UniformLength:
         """
         known = (step.verified > 0) & step.decoding
         verified, accepted = step.verified[known], step.accepted[known]
+        if self._trims:  # which drafts were dropped, only the device knows
+            kept = np.clip(self._kept, accepted, verified)
+            step = replace(step, rows=step.rows - int((verified - kept).sum()))
+            verified = kept
         if len(verified):
-            # Without a confidence, every draft stands for its position alone.
-            self._calibration.observe(np.ones((len(verified), self.max_draft)), verified, accepted)
+            self._learn_acceptance(step, verified, accepted)
         if self.costs is None or not step.target_seconds:
             return None
         drafting = float(self.costs.draft.at(step.draft_rows)) if step.draft_rows else 0.0
         alone = replace(step, target_seconds=step.target_seconds - drafting, draft_rows=0)
         return self.costs.observe(alone)
+
+    def _learn_acceptance(self, step: Step, verified: Floats, accepted: Floats) -> None:
+        if self.costs is not None and self._probe_seconds:
+            self._calibration.keep(OLD_TOKENS)
+            # A probe that has paid for itself can be repeated at once.
+            worth = float(accepted.sum()) * self.costs.plain(step.num_requests) / step.num_requests
+            self.probes.refund(min(worth, self._probe_seconds))
+        # Without a confidence, every draft stands for its position alone.
+        self._calibration.observe(np.ones((len(verified), self.max_draft)), verified, accepted)

@@ -100,6 +100,7 @@ def test_a_users_pair_brings_its_own_dtype_and_needs_no_prompts(
     assert call["target"] == str(target)
     assert call["dtype"] == "auto"
     assert call["flags"][-1] == "--max-num-seqs=4"  # after ours, so it holds
+    assert "--enforce-eager" not in call["flags"]
     assert len(call["prompts"]) == 16
     assert [side.name for side in call["sides"]] == ["plain", "native K=3", "ours"]
 
@@ -114,6 +115,7 @@ def test_the_demo_pair_is_widened_and_runs_in_float32(
     assert demo(tmp_path, "--native-k") == 0
     (call,) = asked
     assert (call["target"], call["dtype"]) == ("wide target", "float32")
+    assert "--enforce-eager" in call["flags"]  # it starts sooner
     assert [side.name for side in call["sides"]] == ["plain", "ours"]
 
 

@@ -14,10 +14,9 @@ from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.progress import Progress, Tell
 from vllm_dflash.tools.verify.verification import Drafting
 
-TEXTS = {1: 6, 8: 16}
-"""How many texts are written, by how many of them at a time."""
-PASSES = 2
-"""The last one counts: kernels are prepared, and costs learned, when a batch first comes by."""
+TEXTS = {1: (1, 4), 8: (8, 16)}
+"""How many texts are written, by how many of them at a time: first some that do not count, since
+kernels are prepared and costs learned when a batch first comes by."""
 SHOWN = 2
 """Texts that are shown by the step."""
 
@@ -103,10 +102,10 @@ def demonstrate(
         )
         with process:
             name = f"engine {number} of {len(sides)} ({side.name})"
-            with progress.stage(f"{name}: starting, and compiling the first time"):
+            with progress.stage(f"{name}: starting"):
                 found.dtype = process.answers.facts()["dtype"]
                 encoded = process.answers.encode(texts=prompts)
-            total = PASSES * sum(len(encoded[:texts]) for texts in TEXTS.values())
+            total = sum(len(encoded[:texts]) for passes in TEXTS.values() for texts in passes)
             with progress.stage(f"{name}: writing", total, "texts") as tell:
                 written = _write(process.answers, encoded, tokens, tell)
                 for count in TEXTS:
@@ -124,9 +123,9 @@ def _write(
 ) -> dict[int, Written]:
     written: dict[int, Written] = {}
     done = 0
-    for count, texts in TEXTS.items():
-        requests = [Request(prompt, tokens) for prompt in encoded[:texts]]
-        for _ in range(PASSES):
+    for count, passes in TEXTS.items():
+        for texts in passes:
+            requests = [Request(prompt, tokens) for prompt in encoded[:texts]]
             before, started = engine.counts(), time.perf_counter()
             finished = complete(engine, requests, count, partial(_tell_after, tell, done))
             seconds, after = time.perf_counter() - started, engine.counts()
