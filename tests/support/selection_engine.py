@@ -207,9 +207,7 @@ def build_drafter(*, vllm_config: VllmConfig, model_config: Any) -> Any:
                 sinks=None,
                 prefix=f"dflash.layers.{first + number}.self_attn.attn",
             )
-    model = torch.nn.Module()
-    model.share_vocabulary = lambda target: None
-    return model
+    return SimpleNamespace(share_vocabulary=lambda target: None, modules=lambda: ())
 
 
 def stand_in_for_a_device() -> None:
@@ -228,8 +226,8 @@ def stand_in_for_a_device() -> None:
     adaptive.AdaptiveVerificationManager = lambda *args, **kwargs: object()
     alone = SimpleNamespace(world_size=1, is_first_rank=True, is_last_rank=True)
     cudagraph_utils.get_pp_group = lambda: alone
-    agreement.get_tp_group = lambda: alone
-    speculator.get_model = build_drafter
+    setattr(agreement, "get_tp_group", lambda: alone)  # noqa: B010
+    setattr(speculator, "get_model", build_drafter)  # noqa: B010
     # vLLM reads what a model class can do in a process of its own, to leave CUDA alone.
     registry._run_in_subprocess = lambda read: read()
 

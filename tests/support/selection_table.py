@@ -117,18 +117,18 @@ def markdown(table: Sequence[Row]) -> str:
 
 
 def _by_backend(table: Sequence[Row]) -> Iterator[str]:
-    mechanisms = {row.cell: row for row in table}
+    by_cell = {row.cell: row for row in table}
     yield f"| capability | layers | {' | '.join(BACKENDS)} |"
     yield "|---" * (2 + len(BACKENDS)) + "|"
     for capability in CAPABILITIES:
         targets: dict[tuple[str, ...], list[str]] = {}
         for target in TARGETS:
-            words = []
-            for backend in BACKENDS:
-                row = mechanisms[Cell(capability, backend, target)]
-                chosen = f"{row.selected}: " if backend == "auto" else ""
-                words.append(chosen + row.mechanism)
-            targets.setdefault(tuple(words), []).append(target)
+            *named, chosen = (by_cell[Cell(capability, b, target)] for b in BACKENDS)
+            words = (
+                *(row.mechanism for row in named),
+                f"{chosen.selected}: {chosen.mechanism}",
+            )
+            targets.setdefault(words, []).append(target)
         for words, names in targets.items():
             yield f"| {capability} | {', '.join(names)} | {' | '.join(words)} |"
 
