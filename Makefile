@@ -4,7 +4,9 @@
 # make mutants plant faults by machine in what is pure, see which the unit tests let through: hours
 # make faults  plant the faults of tests/faults, written by hand, one after the other: hours
 # make fuzz    hypothesis with new random examples, many of them
-.PHONY: demo check test setup test-unit test-engine test-v2 test-cluster test-server mutants faults fuzz
+# make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU
+.PHONY: demo check test setup test-unit test-engine test-v2 test-cluster test-server mutants faults
+.PHONY: fuzz selection
 
 demo: setup
 	scripts/run.sh vllm-dflash demo
@@ -51,6 +53,9 @@ mutants: setup
 
 faults: setup
 	scripts/run.sh python tests/faults/plant.py
+
+selection: setup
+	cd tests && $(ONE_THREAD) ../scripts/run.sh python -m support.selection_table
 
 setup:
 	@bash scripts/setup.sh

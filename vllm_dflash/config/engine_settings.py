@@ -60,11 +60,16 @@ def choose_verification(engine_args: EngineArgs, options: DFlashOptions) -> dict
 def length_table(max_draft: int) -> list[tuple[int, int, int]]:
     """A table of vLLM's that names the draft lengths to capture graphs for: 0, about 1/4, 1/2, K.
 
+    With its bonus token a request has a quarter or half of the block's rows. A batch finds a graph
+    only among those of the next size that has any, and blocks are powers of two: then sizes, which
+    are multiples of 8, suit all lengths alike, and every batch finds one.
+
     vLLM cuts the table off at the engine's largest batch, and captures more sizes for lengths that
     have many batch sizes. So K and 0 come first, and K has all that is left over. At run time the
     batch sizes mean nothing.
     """
-    between = {round(max_draft / 4), round(max_draft / 2)} - {0, max_draft}
+    rows = 1 + max_draft
+    between = {rows // 4 - 1, rows // 2 - 1} - {-1, 0, max_draft}
     lengths = [max_draft, 0, *sorted(between, reverse=True)]
     table = [(size, size, length) for size, length in enumerate(lengths, start=1)]
     return [*table, (len(table) + 1, MANY_REQUESTS, max_draft)]

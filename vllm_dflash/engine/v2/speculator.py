@@ -57,6 +57,8 @@ class PlannedSpeculator(native.DFlashSpeculator):
     """vLLM's speculator with our draft model, planned lengths and statistics."""
 
     model: DFlashDraftModel
+    vllm_config: VllmConfig
+    enable_adaptive_verification: bool
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState

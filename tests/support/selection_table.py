@@ -1,0 +1,180 @@
+"""Which mechanism plans draft lengths on which GPU, as vLLM's own code decides it.
+
+`make selection` writes the table into docs/compatibility.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from support import ROOT, importing_support
+
+CAPABILITIES = ("8.0", "8.9", "9.0", "10.0", "12.0")
+BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "auto")
+TARGETS = ("full", "mixed", "hybrid")
+LEVELS = ("-O0", "-O1", "-O2", "-O3", "eager")
+
+TRIMMED = "trimmed"
+FEW = "few lengths"
+ANY = "any length"
+PLANNER = "our planner"
+
+PAGE = ROOT / "docs" / "compatibility.md"
+BEGIN = "<!-- begin of what `make selection` writes -->\n"
+END = "<!-- end of what `make selection` writes -->\n"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An engine that is started, as far as it goes without a GPU."""
+
+    capability: str
+    backend: str = "auto"
+    """Of the target's attention."""
+    target: str = "full"
+    """`mixed`: sliding and full layers. `hybrid`: linear and full ones."""
+    level: str = "-O2"
+    is_async: bool = True
+    drafter_backend: str = "auto"
+    may_trim: bool = True
+    """Whether the user leaves it to us whether drafts are trimmed on the device."""
+    has_kernels: bool = True
+    """Whether FlashInfer's precompiled kernels can be had."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What it would start with."""
+
+    cell: Cell
+    error: str = ""
+    mechanism: str = ""
+    why: str = ""
+    """Why the device does not trim."""
+    verdict: str = ""
+    """What vLLM says to adaptive verification with these layers, where it refuses or fails."""
+    selected: str = ""
+    """The backend of the target's full layers."""
+    lengths: Sequence[int] = ()
+    """What the scheduler chooses among."""
+    ungraphed: Sequence[int] = ()
+    """Those of them that the mode of CUDA graphs promises a graph for and has none."""
+    draft_widths: Sequence[int] = ()
+    """Rows of a block that the drafter's graphs are captured for."""
+
+
+def cells(capability: str) -> list[Cell]:
+    """Any two of backend, target, level and scheduling are met together, and not all four.
+
+    The whole cross product would take four times as long.
+    """
+    default = Cell(capability)
+    found = [replace(default, backend=b, target=t) for b in BACKENDS for t in TARGETS]
+    found += [replace(cell, target=t) for cell in others(capability) for t in TARGETS]
+    for named in BACKENDS[:-1]:
+        cell = replace(default, backend=named)
+        found += [replace(cell, level=level) for level in LEVELS if level != default.level]
+        found += [replace(cell, is_async=False)]
+    return found
+
+
+def others(capability: str) -> list[Cell]:
+    """Settings that differ from vLLM's defaults in something else than the target's backend."""
+    default = Cell(capability)
+    return [
+        *(replace(default, level=level) for level in LEVELS if level != default.level),
+        replace(default, is_async=False),
+        replace(default, is_async=False, level="eager"),
+        replace(default, may_trim=False),
+        replace(default, backend="FLASHINFER", has_kernels=False),
+        replace(default, backend="TRITON_ATTN", drafter_backend="FLASHINFER"),
+    ]
+
+
+def rows() -> list[Row]:
+    """Every cell, in a process of its own whose platform is a faked CUDA."""
+    command = [sys.executable, "-m", "support.selection_child"]
+    surroundings = {k: v for k, v in os.environ.items() if k != "VLLM_PLUGINS"}
+    environment = {**surroundings, **importing_support(), "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [Row(**{**line, "cell": Cell(**line["cell"])}) for line in lines]
+
+
+def to_line(row: Row) -> str:
+    return json.dumps(asdict(row))
+
+
+def markdown(table: Sequence[Row]) -> str:
+    """What stands between the two marks of the page."""
+    return "".join(f"{line}\n" for line in (*_by_backend(table), "", *_by_setting(table)))
+
+
+def _by_backend(table: Sequence[Row]) -> Iterator[str]:
+    by_cell = {row.cell: row for row in table}
+    yield f"| capability | layers | {' | '.join(BACKENDS)} |"
+    yield "|---" * (2 + len(BACKENDS)) + "|"
+    for capability in CAPABILITIES:
+        targets: dict[tuple[str, ...], list[str]] = {}
+        for target in TARGETS:
+            *named, chosen = (by_cell[Cell(capability, b, target)] for b in BACKENDS)
+            words = (
+                *(row.mechanism for row in named),
+                f"{chosen.selected}: {chosen.mechanism}",
+            )
+            targets.setdefault(words, []).append(target)
+        for words, names in targets.items():
+            yield f"| {capability} | {', '.join(names)} | {' | '.join(words)} |"
+
+
+def _by_setting(table: Sequence[Row]) -> Iterator[str]:
+    mechanisms = {row.cell: row.mechanism for row in table}
+    yield f"| setting | layers | {' | '.join(CAPABILITIES)} |"
+    yield "|---" * (2 + len(CAPABILITIES)) + "|"
+    for settings in zip(*(others(capability) for capability in CAPABILITIES), strict=True):
+        targets: dict[tuple[str, ...], list[str]] = {}
+        for target in TARGETS:
+            words = tuple(mechanisms[replace(cell, target=target)] for cell in settings)
+            targets.setdefault(words, []).append(target)
+        for words, names in targets.items():
+            yield f"| {_name(settings[0])} | {', '.join(names)} | {' | '.join(words)} |"
+
+
+def _name(cell: Cell) -> str:
+    parts = [f"`{cell.level}`" if cell.level.startswith("-") else "`--enforce-eager`"]
+    if cell.level == Cell.level:
+        parts = []
+    if not cell.is_async:
+        parts.insert(0, "synchronous scheduling")
+    if not cell.may_trim:
+        parts.append("`enable_adaptive_verification: false`")
+    if cell.backend != "auto":
+        parts.append(cell.backend)
+    if not cell.has_kernels:
+        parts.append("without its precompiled kernels")
+    if cell.drafter_backend != "auto":
+        parts.append(f"with a drafter on {cell.drafter_backend}")
+    return " ".join(parts)
+
+
+def split_page() -> tuple[str, str, str]:
+    """The page before, between and behind its two marks."""
+    before, begin, rest = PAGE.read_text().partition(BEGIN)
+    between, end, behind = rest.partition(END)
+    assert end, f"{PAGE} has lost its marks"
+    return before + begin, between, end + behind
+
+
+def main() -> None:
+    before, _, behind = split_page()
+    PAGE.write_text(before + markdown(rows()) + behind)
+
+
+if __name__ == "__main__":
+    main()

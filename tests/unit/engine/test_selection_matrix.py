@@ -1,0 +1,104 @@
+"""What starts on which GPU, and what then plans draft lengths: vLLM's own code on a faked CUDA.
+
+Of vLLM are the configs with all their validation, the choice of backends, attention layers, cache
+groups, `init_attn_backend`, adaptive verification's own checks, the mode of CUDA graphs and the
+list of those to capture. Ours: the plugin in the front end, and the speculator, which decides.
+
+Left out, since a device would be needed: weights, the constructors of metadata builders (a class
+stands for its instance), GDN layers (a stub with the real backend and cache spec), capture, and
+measuring costs. FlashInfer is a package of empty names, and compiled kernels are empty modules.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from support.selection_table import (
+    ANY,
+    BACKENDS,
+    CAPABILITIES,
+    FEW,
+    PLANNER,
+    TRIMMED,
+    Cell,
+    Row,
+    cells,
+    markdown,
+    rows,
+    split_page,
+)
+
+# Read off vLLM 0.32's backends: of FlashAttention, version 3 alone takes any batch into a graph; in
+# FlashInfer, graphs for more than one row a request need XQA's kernels (Hopper, small Blackwells),
+# ragged ones those of large Blackwells.
+BY_BACKEND = {
+    "8.0": (FEW, ANY, TRIMMED, TRIMMED, FEW),
+    "8.9": (FEW, ANY, TRIMMED, TRIMMED, FEW),
+    "9.0": (TRIMMED, FEW, TRIMMED, TRIMMED, TRIMMED),
+    "10.0": (FEW, TRIMMED, TRIMMED, TRIMMED, TRIMMED),
+    "12.0": (FEW, FEW, TRIMMED, TRIMMED, FEW),
+}
+
+
+@pytest.fixture(scope="module")
+def table() -> list[Row]:
+    return rows()
+
+
+def test_every_cell_starts(table: list[Row]) -> None:
+    assert [row for row in table if row.error] == []
+    assert [row.cell for row in table] == [cell for c in CAPABILITIES for cell in cells(c)]
+
+
+def test_what_plans_by_capability_and_backend(table: list[Row]) -> None:
+    for row in table:
+        cell = row.cell
+        if cell == Cell(cell.capability, cell.backend, cell.target):
+            expected = BY_BACKEND[cell.capability][BACKENDS.index(cell.backend)]
+            if cell.target == "hybrid" and expected == TRIMMED:
+                expected = FEW  # a state must not see what is trimmed
+            assert row.mechanism == expected, row
+
+
+def test_what_plans_with_other_settings(table: list[Row]) -> None:
+    by_default = {row.cell: row.mechanism for row in table}
+    for row in table:
+        cell = row.cell
+        if not cell.is_async:
+            expected = PLANNER
+        elif cell.level in ("-O0", "-O1", "eager") or not cell.has_kernels:
+            expected = ANY
+        elif not cell.may_trim:
+            expected = FEW
+        elif cell.drafter_backend == "FLASHINFER" and cell.capability in ("8.0", "8.9"):
+            expected = ANY  # the target could, but all layers share the mode of graphs
+        else:
+            expected = by_default[Cell(cell.capability, cell.backend, cell.target)]
+        assert row.mechanism == expected, row
+
+
+def test_it_is_trimmed_exactly_where_vllm_allows_it(table: list[Row]) -> None:
+    for row in table:
+        if row.cell.is_async and row.cell.may_trim:
+            is_trimmed = row.mechanism == TRIMMED
+            assert (row.verdict == "") == (row.why == "") == is_trimmed, row
+    failing = {row.verdict for row in table if row.cell.drafter_backend == "FLASHINFER"}
+    assert "no full graph was captured" in failing  # which vLLM does not check in advance
+
+
+def test_lengths_to_choose_have_graphs(table: list[Row]) -> None:
+    for row in table:
+        if row.cell.is_async:
+            assert row.ungraphed == [], row
+    lengths = {row.mechanism: tuple(row.lengths) for row in table if row.cell.is_async}
+    assert lengths == {TRIMMED: (0, 7), FEW: (0, 1, 3, 7), ANY: tuple(range(8))}
+
+
+def test_the_drafter_captures_one_width(table: list[Row]) -> None:
+    widths = {tuple(row.draft_widths) for row in table}
+    assert widths == {(), (8,)}
+
+
+def test_the_page_says_what_is_decided(table: list[Row]) -> None:
+    _, written, _ = split_page()
+    assert written == markdown(table), "run `make selection`"
