@@ -1,10 +1,11 @@
 # make demo    install into .venv, then write text with and without DFlash, side by side
 # make check   install into .venv, then lint, types, imports between rooms, unit tests: minutes
 # make test    the same, then every other test: engines on both model runners, servers, clusters
+# make seams VLLM=0.33.0   say what that vLLM breaks, from its sources: seconds
 # make mutants plant faults by machine in what is pure, see which the unit tests let through: hours
 # make faults  plant the faults of tests/faults, written by hand, one after the other: hours
 # make fuzz    hypothesis with new random examples, many of them
-.PHONY: demo check test setup test-unit test-engine test-v2 test-processes mutants faults fuzz
+.PHONY: demo check test setup test-unit test-engine test-v2 test-processes seams mutants faults fuzz
 
 demo: setup
 	scripts/run.sh vllm-dflash demo
@@ -40,6 +41,10 @@ fuzz: FUZZ = pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0 $(PYTEST
 fuzz: setup
 	$(ONE_THREAD) scripts/run.sh $(FUZZ) tests/unit --numprocesses=2 --dist=worksteal
 	scripts/run.sh $(FUZZ) tests/engine/test_random_traffic.py
+
+# Sources come from pip's index and are parsed, never run. ARGS=--record writes tests/seams.
+seams: setup
+	scripts/run.sh python scripts/seams.py $(VLLM) $(ARGS)
 
 # These go on where they were broken off.
 mutants: setup
