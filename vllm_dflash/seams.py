@@ -34,7 +34,7 @@ class Seam:
 
     def is_in(self, version: str) -> bool:
         """Whether this version of vLLM is to have it."""
-        return SpecifierSet(self.versions).contains(Version(version).public, prereleases=True)
+        return SpecifierSet(self.versions).contains(Version(version).base_version)
 
     def accepts(self, found: Sequence[str]) -> bool:
         """Whether a function with these parameters will do."""

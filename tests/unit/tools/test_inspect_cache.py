@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import json
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -88,24 +88,25 @@ def test_vllms_functions_where_0_33_has_them(pair: Pair, monkeypatch: pytest.Mon
     before = inspect(pair.drafter, pair.target, SMALL, kv_cache_memory=1 << 20)
     utils, planning, builder = importlib.import_module(UTILS), ModuleType(PLANNING), object()
 
-    def of_a_builder(function: Callable[..., Any]) -> Callable[..., Any]:
-        def moved(first: object, *arguments: Any) -> Any:
-            assert first is builder
-            return function(*arguments)
+    called: set[str] = set()
 
-        return moved
+    def moved(name: str, *arguments: Any) -> Any:
+        called.add(name)
+        if name.endswith("from_groups") and name.startswith("_"):
+            assert arguments[0] is builder
+            arguments = arguments[1:]
+        return getattr(utils, name)(*arguments)
 
-    for name in (seam.path.partition(":")[2] for seam in SEAMS if seam.path.startswith(PLANNING)):
-        function = getattr(utils, name)
-        is_sizing = name.endswith("from_groups") and name.startswith("_")
-        setattr(planning, name, of_a_builder(function) if is_sizing else function)
-        monkeypatch.delattr(utils, name)
+    names = {seam.path.partition(":")[2] for seam in SEAMS if seam.path.startswith(PLANNING)}
+    for name in names:
+        setattr(planning, name, partial(moved, name))
     builders: Any = ModuleType(BUILDER)
     builders.get_kv_cache_config_builder = lambda vllm_config: builder
     monkeypatch.setitem(sys.modules, PLANNING, planning)
     monkeypatch.setitem(sys.modules, BUILDER, builders)
     monkeypatch.setattr("vllm_dflash.tools.inspect.cache_plan.check_seams", lambda _: None)
     after = inspect(pair.drafter, pair.target, SMALL, kv_cache_memory=1 << 20)
+    assert called == names
     assert after.memory == before.memory
     assert after.memory is not None
     assert after.memory.cache is not None
