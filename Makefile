@@ -1,12 +1,14 @@
 # make demo    install into .venv, then write text with and without DFlash, side by side
 # make check   install into .venv, then lint, types, imports between rooms, unit tests: minutes
 # make test    the same, then every other test: engines on both model runners, servers, clusters
+# make seams VLLM=0.33.0   say what that vLLM breaks, from its sources: seconds
+# make next VLLM=0.33.0    V2 tests on that vLLM's Python over the installed kernels: 5 minutes
 # make mutants plant faults by machine in what is pure, see which the unit tests let through: hours
 # make faults  plant the faults of tests/faults, written by hand, one after the other: hours
 # make fuzz    hypothesis with new random examples, many of them
 # make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU
 .PHONY: demo check test setup test-unit test-engine test-v2 test-cluster test-server mutants faults
-.PHONY: fuzz selection
+.PHONY: seams next fuzz selection
 
 demo: setup
 	scripts/run.sh vllm-dflash demo
@@ -45,6 +47,15 @@ fuzz: FUZZ = pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0 $(PYTEST
 fuzz: setup
 	$(ONE_THREAD) scripts/run.sh $(FUZZ) tests/unit --numprocesses=2 --dist=worksteal
 	scripts/run.sh $(FUZZ) tests/engine/test_random_traffic.py
+
+# Sources come from pip's index and are parsed, never run. ARGS=--record writes tests/seams.
+seams: setup
+	scripts/run.sh python scripts/seams.py $(VLLM) $(ARGS)
+
+# For a vLLM without a build for CPUs; orjson and the like that its server needs are not installed.
+next: setup
+	$(ONE_THREAD) scripts/run.sh python scripts/beside.py $(VLLM) \
+	    pytest tests/unit tests/engine/test_engine_v2.py --runner v2 $(PYTEST_ARGS)
 
 # These go on where they were broken off.
 mutants: setup

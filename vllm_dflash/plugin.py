@@ -27,15 +27,16 @@ vLLM's own settings, which we fill in (`_select` here, `config/engine_settings.p
     schedulers that are not its own.
  6. `ModelRegistry.register_model`, here and in workers. Our draft model stands for the
     architecture `DFlashDraftModel`. vLLM warns that it replaces its own.
- 7. `distributed_executor_backend`, where it is "ray" (on CUDA, unless vLLM's older Ray executor
-    is asked for). A subclass of vLLM's executor asks every node before a worker starts
+ 7. `distributed_executor_backend`, where it is "ray" (on CUDA, unless the older Ray executor of
+    vLLM 0.32 is asked for). A subclass of vLLM's executor asks every node before a worker starts
     (`cluster/ray_executor.py`). Replaced by: a hook of vLLM's there.
  8. The speculative config, without our own keys: method, K and `draft_tensor_parallel_size` where
     they were not given; drafts that are always the likeliest token (`draft_sample_method`);
     `disable_eagle_block_drop`, because our context is not shifted by a token, so that a prefix
-    hit keeps its last block; on CUDA, `num_speculative_tokens_per_batch_size`. Of that table only
-    the draft lengths count, for which vLLM captures graphs; our schedulers overrule what vLLM
-    looks up by batch size. Replaced by: a list of lengths to capture.
+    hit keeps its last block (until vLLM 0.32 is dropped: 0.33 knows); on CUDA,
+    `num_speculative_tokens_per_batch_size`. Of that table only the draft lengths count, for which
+    vLLM captures graphs; our schedulers overrule what vLLM looks up by batch size. Replaced by: a
+    list of lengths to capture.
  9. `disable_hybrid_kv_cache_manager` on V1, whose drafters have one cache group, also where the
     target has sliding layers.
 
@@ -57,10 +58,12 @@ What vLLM reads of the drafter's config, changed for it (`config/draft_config.py
 
 13. `trust_remote_code` is off while it reads: the setting is for the target alone, and a drafter
     is data. Replaced by: a setting of the draft model's own.
-14. `dflash_config` and `layer_types` of its copy. Taps and mask token stand where vLLM looks for
-    them. All layers are called full, because V1 refuses drafters that mix kinds for needing
-    several cache groups, and ours keeps all in one (`model/layers.py`). Replaced by: drafters
-    with several cache groups on V1.
+14. `dflash_config`, `layer_types` and `max_model_len` of its copy. Taps and mask token stand where
+    vLLM looks for them. All layers are called full, because V1 refuses drafters that mix kinds
+    for needing several cache groups, and ours keeps all in one (`model/layers.py`). The drafter
+    is called as long as the target, which vLLM 0.33 would cut down to the drafter's length; ours
+    leaves longer requests undrafted. Replaced by: drafters with several cache groups on V1, and
+    a limit of each request's own in vLLM.
 
 Objects of vLLM's that we make or use, adjusted:
 
@@ -234,6 +237,12 @@ def _select(
             " and head, which LoRA wraps. Leave --enable-lora out and serve the adapter merged into"
             " the target (peft: merge_and_unload), or leave the speculative config out."
         )
+    if engine_args.watermark_config is not None:
+        raise ValueError(
+            "method 'dflash' does not support watermarking: the mark is put into drafts that are"
+            " sampled, and ours are the likeliest tokens, since sampling each by itself ruins"
+            " acceptance. Leave --watermark-config out, or leave the speculative config out."
+        )
     options = resolve(settings, drafter_config, target_model_config, target_parallel_config)
     for remark in options.drafter.remarks:
         init_logger("vllm.dflash").warning_once("drafter %r: %s", settings.model, remark)
@@ -260,7 +269,8 @@ def _select(
     register_draft_model()
     hush()
     resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 27
-    if backend == "ray" and envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
+    # vLLM 0.33 has neither the variable nor the older executor.
+    if backend == "ray" and getattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", True):
         # The class and not its path, which vLLM would take for an executor without Ray (`use_ray`).
         target_parallel_config.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)
     return options

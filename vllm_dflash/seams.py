@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -12,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_dflash.vllms_own import SWITCH_OFF
 
-SUPPORTED_VLLM = SpecifierSet(">=0.32.0,<0.33")
+SUPPORTED_VLLM = SpecifierSet(">=0.32.0,<0.34")
 
 
 class UnsupportedVllmError(RuntimeError):
@@ -26,7 +27,23 @@ class Seam:
     path: str
     """`module:attribute`, dots allowed in the attribute, and keys of a dictionary among them."""
     parameters: str | None = None
-    """Names of the parameters we pass or receive, in order; None for what is not called."""
+    """Names of the parameters we pass or receive, in order; None for what is not called. One with
+    a question mark is not there in every version."""
+    versions: str = ""
+    """Of vLLM, that have it: a specifier such as `>=0.33`. Empty: all that we support."""
+
+    def is_in(self, version: str) -> bool:
+        """Whether this version of vLLM is to have it."""
+        return SpecifierSet(self.versions).contains(Version(version).base_version)
+
+    def accepts(self, found: Sequence[str]) -> bool:
+        """Whether a function with these parameters will do."""
+        if self.parameters is None:
+            return True
+        names = self.parameters.split()
+        return list(found) == [
+            name.removesuffix("?") for name in names if name[-1] != "?" or name[:-1] in found
+        ]
 
 
 NATIVE = "vllm.v1.spec_decode.dflash:DFlashProposer"
@@ -164,7 +181,7 @@ V2_WORKER = (
     Seam(
         f"{SPECULATOR}.sample_draft",
         "self hidden_states sample_src_positions idx_mapping temperature seeds draft_step "
-        "draft_logits spec_step_idx",
+        "draft_logits spec_step_idx num_steps?",  # from 0.33 on
     ),
     Seam(f"{SPECULATOR}._maybe_predict_acceptance", "self logits idx_mapping draft_step"),
     Seam(
@@ -206,7 +223,7 @@ RAY_CPU = (
         "self local_rank env_vars distributed_init_method driver_env_vars "
         "assigned_physical_gpu_ids",
     ),
-    Seam(f"{RAY}:initialize_ray_cluster", "parallel_config ray_address require_gpu_on_driver"),
+    Seam(f"{RAY}:initialize_ray_cluster"),
     Seam(f"{RAY}:get_bundles_sorted_by_node", "placement_group"),
     Seam(
         "vllm.distributed.device_communicators.cpu_communicator:"
@@ -245,7 +262,11 @@ def check_version(version: str) -> None:
 
 def check_seams(seams: tuple[Seam, ...]) -> None:
     """Refuse a vLLM whose functions have changed. Raises `UnsupportedVllmError`."""
+    import vllm
+
     for seam in seams:
+        if seam.versions and not seam.is_in(vllm.__version__):
+            continue
         module, _, attribute = seam.path.partition(":")
         try:
             target: Any = import_module(module)
@@ -258,8 +279,9 @@ def check_seams(seams: tuple[Seam, ...]) -> None:
             ) from error
         if seam.parameters is None:
             continue
-        expected, found = seam.parameters.split(), list(inspect.signature(target).parameters)
-        if found != expected:
+        found = list(inspect.signature(target).parameters)
+        if not seam.accepts(found):
+            expected = seam.parameters.split()
             raise UnsupportedVllmError(
                 f"vllm-dflash relies on {seam.path}({', '.join(expected)}), but this vLLM"
                 f" has {attribute.rpartition('.')[2]}({', '.join(found)})."

@@ -70,7 +70,7 @@ def test_dashes_in_option_names(pair: Pair) -> None:
     asked = speculative(pair, **options)
     config = engine_args(pair, speculative_config=asked).create_engine_config()
     assert config.speculative_config.num_speculative_tokens == 2
-    assert config.speculative_config.use_eagle_block_drop()
+    assert config.speculative_config.disable_eagle_block_drop is False
 
 
 def test_sampled_drafts_are_overruled_with_a_warning(
@@ -140,12 +140,23 @@ def test_the_plugin_module_imports_nothing_heavy() -> None:
 def test_a_vllm_outside_the_range_is_refused_by_version(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm.__version__", "0.33.1+cpu")
+    monkeypatch.setattr("vllm.__version__", "0.34.1+cpu")
     args = engine_args(pair, speculative_config=speculative(pair))
-    message = rf"vllm-dflash {vllm_dflash.__version__} supports vLLM .*this is vLLM 0\.33\.1\+cpu"
+    message = rf"vllm-dflash {vllm_dflash.__version__} supports vLLM .*this is vLLM 0\.34\.1\+cpu"
     with pytest.raises(seams.UnsupportedVllmError, match=message):
         args.create_engine_config()
     engine_args(pair).create_engine_config()  # plain serving does not care
+
+
+@pytest.mark.parametrize("version", ["0.32.0+cpu", "0.32.0", "0.33.0", "0.33.2"])
+def test_versions_that_are_supported(version: str) -> None:
+    seams.check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "0.34.0rc1", "1.0"])
+def test_versions_that_are_not(version: str) -> None:
+    with pytest.raises(seams.UnsupportedVllmError, match="this is vLLM"):
+        seams.check_version(version)
 
 
 def test_a_vllm_without_a_version_is_refused() -> None:
@@ -264,6 +275,41 @@ def test_remarks_on_a_config_are_warned_of(pair: Pair, tmp_path: Path) -> None:
         f"WARNING drafter '{drafter}': dflash_config has 'mask_token', which nothing here reads;"
         " did its author mean 'mask_token_id'?"
     ]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "found", "is_accepted"),
+    [
+        (None, ["anything"], True),
+        ("", [], True),
+        ("", ["self"], False),
+        ("self a b?", ["self", "a"], True),
+        ("self a b?", ["self", "a", "b"], True),
+        ("self a b?", ["self", "b"], False),
+        ("self a b?", ["self", "b", "a"], False),
+        ("self a b?", ["self", "a", "b", "c"], False),
+        ("self a? b", ["self", "b"], True),
+        ("self a b", ["self", "a"], False),
+    ],
+)
+def test_parameters_that_need_not_be_there(
+    parameters: str | None, found: list[str], is_accepted: bool
+) -> None:
+    assert seams.Seam("a:b", parameters).accepts(found) is is_accepted
+
+
+def test_a_seam_of_other_versions_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What moved in 0.33 is looked for there, by its new name and not by its old one."""
+    moved = seams.Seam("vllm.moved:f", "x", "<0.33"), seams.Seam("vllm.new_home:f", "x", ">=0.33")
+    for version, missing in (
+        ("0.32.0+cpu", "moved"),
+        ("0.33.0rc1", "new_home"),
+        ("0.33.0+cu130", "new_home"),
+    ):
+        monkeypatch.setattr("vllm.__version__", version)
+        with pytest.raises(seams.UnsupportedVllmError, match=f"relies on vllm.{missing}:f"):
+            seams.check_seams(moved)
+        seams.check_seams(tuple(seam for seam in moved if missing not in seam.path))
 
 
 def test_this_vllm_has_every_seam() -> None:

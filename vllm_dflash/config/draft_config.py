@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Read = Callable[["EngineArgs"], "SpeculativeConfig | None"]
 
+OWN_LENGTH = "max_model_len"
+"""Key in the `dflash_config` of vLLM's copy: what its `max_model_len` was before we raised it."""
+
 
 def read_by_vllm(
     read: Read,
@@ -77,16 +80,25 @@ def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> Specula
 
     Taps and mask token, which checkpoints keep in several places. And `layer_types`: vLLM refuses
     drafters that mix sliding and full layers on the V1 runner for needing several cache groups;
-    ours keeps all layers in one and takes its windows from `DrafterSpec`.
+    ours keeps all layers in one and takes its windows from `DrafterSpec`. And the drafter's length:
+    vLLM 0.33 cuts the target's limit down to it on V2; ours leaves longer requests undrafted.
     """
     draft = config.draft_model_config
+    length = draft.max_model_len
+    draft.max_model_len = max(length, config.target_model_config.max_model_len)
     for hf_config in (draft.hf_config, draft.hf_text_config):
         nested = dict(getattr(hf_config, "dflash_config", None) or {})
         nested |= {"mask_token_id": drafter.mask_token_id, "target_layer_ids": list(drafter.taps)}
+        nested[OWN_LENGTH] = length
         hf_config.dflash_config = nested
         if getattr(hf_config, "layer_types", None):
             hf_config.layer_types = ["full_attention"] * len(hf_config.layer_types)
     return config
+
+
+def drafted_length(draft: ModelConfig) -> int:
+    """Tokens of the longest request that this drafter drafts, as vLLM read it of its config."""
+    return draft.hf_config.dflash_config[OWN_LENGTH]
 
 
 def config_fault(

@@ -93,6 +93,7 @@ def write_speculative_config(
         config["draft_sample_method"] = "greedy"
     # A prefix-cache hit restores the drafter's context with the target's, block by block: unlike
     # EAGLE's, its rows are not shifted by one token, so the last block need not be dropped.
+    # Needless from vLLM 0.33 on, which never drops it for DFlash.
     config.setdefault("disable_eagle_block_drop", True)
     engine_args.speculative_config = config
 

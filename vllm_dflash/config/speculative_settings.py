@@ -62,6 +62,12 @@ class SpeculativeSettings(BaseModel):
                 raise ValueError(
                     f"remove {key!r} from the speculative config: {WITHOUT_MEANING[key]}."
                 )
+        if written.get("rejection_sample_method") == "fly":
+            raise ValueError(
+                "remove 'rejection_sample_method' from the speculative config: 'fly' keeps drafts"
+                " that the target would not have written, and the output of vllm-dflash is the"
+                " target's own."
+            )
         if not written.get("model"):
             raise DrafterError(
                 "method 'dflash' needs a drafter: add 'model' to the speculative config, for"

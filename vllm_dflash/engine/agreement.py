@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from vllm.distributed import get_tp_group
+from vllm.distributed.parallel_state import get_tp_group
 
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.step import Plan

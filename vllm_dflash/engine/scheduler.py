@@ -102,13 +102,17 @@ class DFlashAsyncScheduler(AsyncScheduler):
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         num_requests = len(scheduler_output.num_scheduled_tokens)
-        if self.lengths is not None:
+        # vLLM 0.33 drafts nothing behind a step whose requests are in their prompts or at their
+        # ends, whatever it is told; so nothing is to be charged, and no probe spent on it.
+        if is_skipped := getattr(scheduler_output, "skip_drafts", False):
+            scheduler_output.num_spec_tokens_to_schedule = 0
+        elif self.lengths is not None:
             started = time.perf_counter()
             scheduler_output.num_spec_tokens_to_schedule = self.lengths.choose(num_requests)
             self.statistics.planning_seconds += time.perf_counter() - started
         if num_requests:
             length = scheduler_output.num_spec_tokens_to_schedule
-            self.statistics.observe_uniform(length, num_requests)
+            self.statistics.observe_uniform(length, num_requests, could_draft=not is_skipped)
         super()._update_after_schedule(scheduler_output)
 
     def update_from_output(

@@ -71,6 +71,10 @@ class DraftStatistics:
         self.draft_lengths = np.zeros(self.max_draft + 1, dtype=np.int64)
         self.costs = {name: CostRecord() for name in ("step", "draft", "context")}
 
+    def clear(self) -> None:
+        """Count from zero again, for everybody who reads these."""
+        vars(self).update(vars(DraftStatistics(self.max_draft)))
+
     def observe_verification(self, step: Step) -> None:
         """Count what became of the drafts that a step verified."""
         # A request whose sample was discarded verified nothing.
@@ -79,11 +83,11 @@ class DraftStatistics:
         self.draft_tokens += int(verified.sum())
         self.accepted_tokens += int(step.accepted.sum())
 
-    def observe_uniform(self, length: int, num_requests: int) -> None:
+    def observe_uniform(self, length: int, num_requests: int, *, could_draft: bool = True) -> None:
         """Count a step in which all of so many requests were given the same draft length."""
         self.steps += 1
         self.drafted_steps += length > 0
-        self.skipped_steps += length == 0
+        self.skipped_steps += could_draft and length == 0
         if length:
             self.draft_lengths[length] += num_requests
 

@@ -73,14 +73,6 @@ class DraftingWorker(Worker):
             if tp_size > 1:
                 about = describe_ranks(options.drafter, tp_size, options.drafter_ranks)
                 logger().info("tensor parallelism: %s", about)
-            if not self.vllm_config.scheduler_config.async_scheduling:
-                self._figures = FiguresToSend(self.drafter.lengths.statistics)
-            self._watch = DraftWatch(
-                self.drafter.collect_statistics,
-                logger().warning,
-                target=self.model_config.model,
-                drafter=options.drafter.model,
-            )
 
     @property
     def _runner(self) -> str:
@@ -110,8 +102,28 @@ class DraftingWorker(Worker):
         times = super().compile_or_warm_up_model()
         if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
             self._plan_lengths()
+        self._start_counting()
         self.drafter.warm.seal()
         return times
+
+    def _start_counting(self) -> None:
+        """From now on. vLLM's warm-up runs steps through this worker that are no user's."""
+        options, statistics = DFlashOptions.of(self.vllm_config), self.drafter.lengths.statistics
+        statistics.clear()
+        if self.use_v2_model_runner:
+            self.drafter.counters.clear()
+        if self.rank != 0:
+            return
+        if options.draft_length == "adaptive":
+            self._log = PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL, logger().info)
+        if not self.vllm_config.scheduler_config.async_scheduling:
+            self._figures = FiguresToSend(statistics)
+        self._watch = DraftWatch(
+            self.drafter.collect_statistics,
+            logger().warning,
+            target=self.model_config.model,
+            drafter=options.drafter.model,
+        )
 
     def _plan_lengths(self) -> None:
         started = time.perf_counter()
@@ -130,9 +142,6 @@ class DraftingWorker(Worker):
             log_profile(costs, time.perf_counter() - started)
             if self._facts_to_send is not None:
                 log_lengths(self._facts_to_send.lengths, self.drafter.untrimmed)
-            self._log = PeriodicLog(
-                self.drafter.lengths.statistics, envs.VLLM_LOG_STATS_INTERVAL, logger().info
-            )
 
     def execute_model(
         self, scheduler_output: SchedulerOutput

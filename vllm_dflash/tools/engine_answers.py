@@ -288,10 +288,11 @@ def start(
 
 def _start_server(flags: list[str], arguments: dict[str, Any]) -> LLMEngine:
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.llm_engine import LLMEngine
+
+    from vllm_dflash.config.serve_arguments import make_arg_parser
 
     parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
     parsed = parser.parse_args(flags)

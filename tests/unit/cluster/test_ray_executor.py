@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.executor import Executor, ray_executor_v2
-from vllm.v1.executor.ray_executor import RayDistributedExecutor
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2
 
 from support.pairs import Pair, make_pair
@@ -151,10 +151,20 @@ def test_engines_without_dflash_keep_vllms_executor(on_cuda: Callable[..., VllmC
 def test_vllms_older_executor_stays_where_it_was_chosen(
     on_cuda: Callable[..., VllmConfig], pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    older = pytest.importorskip("vllm.v1.executor.ray_executor", reason="gone in vLLM 0.33")
     monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
     config = on_cuda(dflash(pair))
     assert config.parallel_config.distributed_executor_backend == "ray"
-    assert Executor.get_class(config) is RayDistributedExecutor
+    assert Executor.get_class(config) is older.RayDistributedExecutor
+
+
+def test_a_vllm_without_an_older_executor(
+    on_cuda: Callable[..., VllmConfig], pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.33 does not know the variable that chose it."""
+    monkeypatch.delitem(envs.environment_variables, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", False)
+    config = on_cuda(dflash(pair))
+    assert config.parallel_config.distributed_executor_backend is DFlashRayExecutor
 
 
 def test_a_renamed_function_stops_ours_only(monkeypatch: pytest.MonkeyPatch) -> None:

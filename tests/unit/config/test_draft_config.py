@@ -13,7 +13,12 @@ import pytest
 from support.configs_by_hand import GPT_OSS, SPECULATORS, Fields
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
-from vllm_dflash.config.draft_config import config_fault, describe_to_vllm, read_by_vllm
+from vllm_dflash.config.draft_config import (
+    config_fault,
+    describe_to_vllm,
+    drafted_length,
+    read_by_vllm,
+)
 
 DRAFTER = parse_config("it", GPT_OSS)
 PLAIN = {
@@ -28,7 +33,12 @@ PLAIN = {
     "head_dim": 64,
     "max_position_embeddings": 131072,
 }
-TOLD = {"mask_token_id": 200000, "target_layer_ids": [1, 6, 11, 16, 21]}
+OWN_LENGTH, TARGETS_LENGTH = 4096, 32768
+TOLD = {
+    "mask_token_id": 200000,
+    "target_layer_ids": [1, 6, 11, 16, 21],
+    "max_model_len": OWN_LENGTH,
+}
 
 
 def hf(**fields: Any) -> SimpleNamespace:
@@ -36,7 +46,10 @@ def hf(**fields: Any) -> SimpleNamespace:
 
 
 def vllms(hf_config: SimpleNamespace, text: SimpleNamespace) -> Any:
-    return SimpleNamespace(draft_model_config=hf(hf_config=hf_config, hf_text_config=text))
+    draft = hf(hf_config=hf_config, hf_text_config=text, max_model_len=OWN_LENGTH)
+    return SimpleNamespace(
+        draft_model_config=draft, target_model_config=hf(max_model_len=TARGETS_LENGTH)
+    )
 
 
 def test_what_vllm_is_told() -> None:
@@ -53,6 +66,16 @@ def test_what_vllm_is_told() -> None:
     bare = hf(dflash_config=None)
     describe_to_vllm(vllms(bare, bare), DRAFTER)
     assert bare == hf(dflash_config=TOLD)
+
+
+@pytest.mark.parametrize(("own", "told"), [(4096, 32768), (32768, 32768), (40960, 40960)])
+def test_a_short_drafter_does_not_shorten_its_target(own: int, told: int) -> None:
+    """vLLM 0.33 takes the lesser of the two for both; longer requests go undrafted with us."""
+    config = vllms(hf(), hf())
+    config.draft_model_config.max_model_len = own
+    draft = describe_to_vllm(config, DRAFTER).draft_model_config
+    assert (draft.max_model_len, drafted_length(draft)) == (told, own)
+    assert config.target_model_config.max_model_len == TARGETS_LENGTH
 
 
 Bad = Callable[[Fields], str | None]

@@ -50,8 +50,12 @@ def refused(pair: Pair, speculative: dict[str, Any] | None = None, **engine: Any
             {"enable_lora": True},
             ["Leave --enable-lora out", "merge_and_unload", "leave the speculative config out"],
         ),
+        (
+            {"watermark_config": {"algorithm": "gumbel"}},
+            ["Leave --watermark-config out", "or leave the speculative config out"],
+        ),
     ],
-    ids=["pipeline", "data", "lora"],
+    ids=["pipeline", "data", "lora", "watermark"],
 )
 def test_engines_we_do_not_run(pair: Pair, engine: dict[str, Any], fragments: list[str]) -> None:
     message = str(refused(pair, **engine))

@@ -40,7 +40,11 @@ DEFAULTS: dict[str, Any] = {
     ],
 )
 def test_what_is_ours(own: dict[str, Any]) -> None:
-    vllms = {"max_model_len": 100, "use_heterogeneous_vocab": False}
+    vllms = {
+        "max_model_len": 100,
+        "use_heterogeneous_vocab": False,
+        "rejection_sample_method": "block",
+    }
     settings = SpeculativeSettings.of({**LEAST, **own, **vllms, "quantization": None})
     assert settings.model_dump() == {**DEFAULTS, **own}
 
@@ -59,6 +63,7 @@ def test_what_is_ours(own: dict[str, Any]) -> None:
         ({"draft_lenght": 3}, "unknown option 'draft_lenght' .* did you mean 'draft_length'"),
         ({"draft_sample_metod": 3}, "unknown option .* did you mean 'draft_sample_method'"),
         ({"zzz": 3}, r"unknown option 'zzz' .*Known: \[.*'draft_length', .*'method', .*'model'"),
+        ({"rejection_sample_method": "fly"}, "^remove 'rejection_sample_method'.* 'fly' keeps"),
         *(({key: 1}, f"^remove '{key}' from the speculative config") for key in WITHOUT_MEANING),
     ],
 )

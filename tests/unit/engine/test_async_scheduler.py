@@ -92,6 +92,22 @@ def test_what_workers_found_out_comes_with_the_first_output(
     assert chosen == {0, 5, 7}
 
 
+@pytest.mark.parametrize("adapts", [True, False])
+def test_steps_behind_which_vllm_drafts_nothing(
+    scheduler: DFlashAsyncScheduler, monkeypatch: pytest.MonkeyPatch, adapts: bool
+) -> None:
+    """From 0.33 on: requests in their prompts or at their ends. None is asked for one."""
+    monkeypatch.setattr(UniformLength, "choose", lambda *_: pytest.fail("asked"))
+    if not adapts:
+        scheduler.lengths = None
+    scheduled, _ = step({"a": 0, "b": 0}, {}, {"a": 60, "b": 1}, next_drafts=7)
+    scheduled.skip_drafts = True
+    scheduler._update_after_schedule(scheduled)
+    assert scheduled.num_spec_tokens_to_schedule == 0
+    counted = scheduler.statistics
+    assert (counted.steps, counted.drafted_steps, counted.skipped_steps) == (1, 0, 0)
+
+
 def test_learns_from_verified_drafts_alone(
     scheduler: DFlashAsyncScheduler, observed: list[Step]
 ) -> None:

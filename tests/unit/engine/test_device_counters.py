@@ -36,6 +36,16 @@ def test_blocks_drafts_and_accepted_ones(
     assert counters.verifications() == tuple(3 * number for number in expected)
 
 
+def test_clearing_keeps_the_memory_that_graphs_count_in(counters: DeviceCounters) -> None:
+    one, nan = torch.tensor([2]), torch.tensor([float("nan")])
+    before = [buffer.data_ptr() for buffer in vars(counters).values()]
+    counters.observe_verification(one, one, np.array([True]))
+    counters.observe_logits(nan, torch.tensor([True]))
+    counters.clear()
+    assert (counters.verifications(), counters.nan_drafts()) == ((0, 0, 0), 0)
+    assert [buffer.data_ptr() for buffer in vars(counters).values()] == before
+
+
 def test_logits_that_are_not_finite(counters: DeviceCounters) -> None:
     """Rows that are no drafts (bonus rows, padding) may hold anything."""
     best = torch.tensor([float("nan"), 1.0, float("inf"), float("nan"), -float("inf")])

@@ -47,7 +47,7 @@ def observe_v2(admitted: set[str], *, is_async: bool) -> Any:
     speculator.newly_admitted = admitted
     speculator.plans_lengths = not is_async
     speculator.runs_target_alone = False
-    speculator.num_speculative_steps, speculator.length_limit = K, 100
+    speculator.num_speculative_steps = K
     speculator.req_states = SimpleNamespace(max_seq_len=np.full(3, 100))
     batch = SimpleNamespace(
         req_ids=NAMES,
@@ -75,12 +75,31 @@ def test_placeholders_are_no_drafts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(DFlashSpeculator, "propose", lambda *_, **__: None)
+    monkeypatch.setattr(PlannedSpeculator, "length_limit", 100)
     if side == "V1":
         statistics = observe_v1(admitted)
     else:
         statistics = observe_v2(admitted, is_async=side != "V2")
     found = statistics.verifications, statistics.draft_tokens, statistics.accepted_tokens
     assert found == counted
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_step_without_a_block_is_none_for_vllm_either(
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM 0.33 then stores context and does no more. A dummy run is what the runner says."""
+    seen: list[Any] = []
+
+    def propose(*_: Any, num_speculative_tokens: int | None = None, **__: Any) -> None:
+        seen.append(num_speculative_tokens)
+
+    monkeypatch.setattr(DFlashSpeculator, "propose", propose)
+    monkeypatch.setattr(PlannedSpeculator, "length_limit", 100)
+    monkeypatch.setattr(LengthControl, "take_skip", lambda *_: True)
+    monkeypatch.setattr(PlannedSpeculator, "_plan", lambda _, *batch: Step(["a"], SAMPLED.numpy()))
+    observe_v2(set(), is_async=is_async)
+    assert seen == [0]
 
 
 def test_new_and_resumed_requests_have_no_drafts_yet() -> None:

@@ -3,9 +3,15 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from vllm.v1.worker.gpu_worker import Worker
 
+from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.engine.length_control import LengthControl
+from vllm_dflash.engine.v2.device_counters import DeviceCounters
+from vllm_dflash.engine.watch import FIRST_LOOK
 from vllm_dflash.engine.worker import DFlashCPUWorker, DFlashGPUWorker
 
 
@@ -43,6 +49,66 @@ def test_blocks_that_a_preempted_request_once_had_are_not_dropped() -> None:
         )
     )
     assert dropped == [5]
+
+
+class Drafter:
+    """Counts the steps that run; what it did before a user's first is not to be seen."""
+
+    def __init__(self) -> None:
+        self.lengths, self.counters = LengthControl(7), DeviceCounters(torch.device("cpu"))
+        self.sealed_with: list[int] = []
+        self.warm = SimpleNamespace(seal=lambda: self.sealed_with.append(self.count()))
+
+    def count(self) -> int:
+        return self.lengths.statistics.steps + self.counters.verifications()[0]
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.lengths.statistics.observe_uniform(7, 1)
+            self.counters.observe_verification(ONE, ONE, np.array([True]))
+
+    def end_step(self) -> None: ...
+
+    collect_statistics = None
+
+
+ONE = torch.tensor([1])
+
+
+@pytest.mark.parametrize("draft_length", ["adaptive", "fixed"])
+def test_what_runs_before_a_users_first_step_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch, draft_length: str
+) -> None:
+    """vLLM's warm-up goes through the worker like a user's steps; a profile runs both models."""
+    worker: Any = object.__new__(DFlashGPUWorker)
+    worker.rank, worker.use_v2_model_runner, worker.drafter = 0, True, Drafter()
+    worker._log = worker._watch = worker._figures = worker._facts_to_send = None
+    worker.model_config = SimpleNamespace(model="T")
+    scheduling = SimpleNamespace(async_scheduling=False)
+    worker.vllm_config = SimpleNamespace(scheduler_config=scheduling)
+    options = SimpleNamespace(draft_length=draft_length, drafter=SimpleNamespace(model="D"))
+    monkeypatch.setattr(DFlashOptions, "of", lambda _: options)
+    output = SimpleNamespace(model_runner_output=SimpleNamespace())
+    monkeypatch.setattr(Worker, "sample_tokens", lambda *_: output)
+
+    def warm_up(self: Any) -> str:
+        for _ in range(2 * FIRST_LOOK):
+            self.drafter.run(1)
+            self.sample_tokens(None)
+        return "seconds"
+
+    monkeypatch.setattr(Worker, "compile_or_warm_up_model", warm_up)
+    monkeypatch.setattr(DFlashGPUWorker, "_plan_lengths", lambda self: self.drafter.run(5))
+    assert worker.compile_or_warm_up_model() == "seconds"
+    assert worker.drafter.sealed_with == [0]
+    assert worker._figures.take() == {}
+    assert worker._watch._steps_left == FIRST_LOOK
+    assert (worker._log is None) is (draft_length == "fixed")
+    worker.drafter.run(3)
+    assert worker.drafter.count() == 6
+    assert worker._figures.take()["drafted_steps"] == 3_000_000
+    if worker._log is not None:
+        assert worker._log._last["drafted"] == 0
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])

@@ -39,8 +39,9 @@ def build(settings: Settings) -> Application:
 
 def read_arguments(arguments: list[str]) -> Namespace:
     """As `vllm serve` reads them. Raises `ValueError` where it would end with a usage message."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from vllm_dflash.config.serve_arguments import make_arg_parser, validate_parsed_serve_args
 
     parser = make_arg_parser(FlexibleArgumentParser())
     try:

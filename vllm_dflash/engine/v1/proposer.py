@@ -16,6 +16,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.block_layout import block_inputs, bonus_tokens, draft_limits, kept_rows
@@ -66,10 +67,12 @@ class PlannedProposer(DFlashProposer):
         """Whether dummy runs of the runner are to leave the drafter out."""
         self.newly_admitted: Collection[str] = ()
         """Requests whose drafts in this step are vLLM's placeholders."""
-        self.length_limit = min(
-            self.max_model_len, self.draft_model_config.max_model_len or self.max_model_len
-        )
         self.feature_width = len(self.spec.taps) * self.spec.target_hidden_size
+
+    @property
+    def length_limit(self) -> int:
+        """Tokens a request may come to and be drafted. vLLM may lower its limit after start-up."""
+        return min(self.max_model_len, drafted_length(self.draft_model_config))
 
     # --- start-up -------------------------------------------------------------------------
 

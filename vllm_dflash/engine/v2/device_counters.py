@@ -33,6 +33,11 @@ class DeviceCounters:
         """Count drafted rows whose largest logit is not finite, [Q] each. May be captured."""
         self._not_finite += (~torch.isfinite(best) & is_drafted).sum()
 
+    def clear(self) -> None:
+        """Count from zero again, in place: captured graphs count here."""
+        self._verified.zero_()
+        self._not_finite.zero_()
+
     def verifications(self) -> tuple[int, int, int]:
         """Verified blocks, their drafts, and how many of those were accepted. Waits."""
         blocks, drafts, accepted = self._verified.tolist()

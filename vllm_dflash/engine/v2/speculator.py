@@ -33,6 +33,7 @@ from vllm.v1.worker.gpu.spec_decode.dflash import speculator as native
 from vllm.v1.worker.gpu.states import RequestState
 from vllm.v1.worker.utils import AttentionGroup
 
+from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.agreement import agreed_by_all
 from vllm_dflash.engine.attention_groups import split_by_kind
@@ -81,9 +82,6 @@ class PlannedSpeculator(native.DFlashSpeculator):
         self.lengths = LengthControl(self.num_speculative_steps)
         self.counters = DeviceCounters(device)
         self.warm = WarmState(self._persistent_buffers)
-        self.length_limit = min(
-            self.max_model_len, self.draft_model_config.max_model_len or self.max_model_len
-        )
         self.confidence = torch.zeros(self.draft_tokens.shape, device=device)  # [max R, K]
         self.runs_target_alone = False
         """Whether dummy runs of the runner are to leave the drafter out."""
@@ -93,6 +91,11 @@ class PlannedSpeculator(native.DFlashSpeculator):
         """The one that runs, where it is planned here."""
         self._runs_block = True
         self._handed_over: dict[str, int] | None = None
+
+    @property
+    def length_limit(self) -> int:
+        """Tokens a request may come to and be drafted. vLLM may lower its limit after start-up."""
+        return min(self.max_model_len, drafted_length(self.draft_model_config))
 
     # --- start-up -------------------------------------------------------------------------
 
@@ -240,7 +243,8 @@ class PlannedSpeculator(native.DFlashSpeculator):
                 dummy_run=dummy_run,
                 # A step without a block is no graph, but stores context all the same.
                 is_profile=is_profile or not self._runs_block,
-                num_speculative_tokens=num_speculative_tokens,
+                # At 0, vLLM 0.33 stores context and is done; 0.32 does not look at it.
+                num_speculative_tokens=num_speculative_tokens if self._runs_block else 0,
                 **more_inputs,
             )
             if is_timed:
@@ -270,6 +274,7 @@ class PlannedSpeculator(native.DFlashSpeculator):
         draft_step: torch.Tensor,
         draft_logits: torch.Tensor | None,
         spec_step_idx: int = 0,
+        num_steps: int = 1,
     ) -> torch.Tensor:
         """The most likely token of each row [Q, H], whatever the temperature. Captured."""
         logits = self.compute_draft_logits(hidden_states, spec_step_idx)  # [Q, V]

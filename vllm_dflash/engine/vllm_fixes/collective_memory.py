@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm.distributed import get_tp_group
+from vllm.distributed.parallel_state import get_tp_group
 
 SHARED_MEMORY = Path("/dev/shm")
 

@@ -52,6 +52,8 @@ def target_layers(config: VllmConfig, tp_size: int) -> list[CacheLayer]:
         ("layers without attention", model.has_noops),
         ("an encoder", model.is_encoder_decoder),
         ("chunked local attention", model.attention_chunk_size is not None),
+        # From vLLM 0.33 on, by the names of layers, and those of a plan of ours are made up.
+        ("a grouping of caches of its own", getattr(model, "supports_kv_cache_grouping", False)),
     ):
         if has_it:
             raise UnknownCacheError(f"the target has {what}")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.seams import Seam, check_seams
@@ -19,20 +21,29 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 UTILS = "vllm.v1.core.kv_cache_utils"
+PLANNING = "vllm.v1.core.kv_cache_planning"
+BUILDER = "vllm.v1.core.kv_cache_config_builder"
 SEAMS = (
-    Seam(f"{UTILS}:get_kv_cache_groups", "vllm_config kv_cache_spec"),
-    Seam(
-        f"{UTILS}:get_kv_cache_config_from_groups",
-        "vllm_config kv_cache_groups available_memory",
+    *(
+        Seam(f"{module}:{function}", parameters, versions)
+        for module, versions, first in ((UTILS, "<0.33", ""), (PLANNING, ">=0.33", "builder "))
+        for function, parameters in (
+            ("get_kv_cache_groups", "vllm_config kv_cache_spec"),
+            (
+                "get_kv_cache_config_from_groups",
+                "vllm_config kv_cache_groups available_memory",
+            ),
+            ("validate_kv_cache_layout", "layout kv_cache_groups"),
+            ("_pool_bytes_per_block", "vllm_config kv_cache_groups"),
+            ("_max_memory_usage_bytes_from_groups", f"{first}vllm_config kv_cache_groups"),
+            (
+                "_estimate_max_model_len_from_groups",
+                f"{first}vllm_config kv_cache_groups available_memory",
+            ),
+        )
     ),
+    Seam(f"{BUILDER}:get_kv_cache_config_builder", "vllm_config", ">=0.33"),
     Seam(f"{UTILS}:get_kv_cache_capacity", "vllm_config kv_cache_config"),
-    Seam(f"{UTILS}:validate_kv_cache_layout", "layout kv_cache_groups"),
-    Seam(f"{UTILS}:_pool_bytes_per_block", "vllm_config kv_cache_groups"),
-    Seam(f"{UTILS}:_max_memory_usage_bytes_from_groups", "vllm_config kv_cache_groups"),
-    Seam(
-        f"{UTILS}:_estimate_max_model_len_from_groups",
-        "vllm_config kv_cache_groups available_memory",
-    ),
     Seam("vllm.v1.worker.utils:customize_attention_spec", "backend spec"),
     Seam(
         "vllm.v1.worker.utils:select_common_block_size",
@@ -67,6 +78,15 @@ class Capacity:
     """Of `max_model_len` tokens; vLLM does not start otherwise."""
 
 
+def _planning(config: VllmConfig) -> tuple[ModuleType, tuple[Any, ...]]:
+    """vLLM's module of cache plans, and what its sizing functions want first."""
+    try:
+        module = import_module(PLANNING)  # from vLLM 0.33 on
+    except ImportError:
+        return import_module(UTILS), ()
+    return module, (import_module(BUILDER).get_kv_cache_config_builder(config),)
+
+
 class CachePlan:
     """The groups vLLM makes of some layers."""
 
@@ -84,15 +104,16 @@ class CachePlan:
             CacheRefusedError: vLLM cannot make a cache of these layers.
             UnsupportedVllmError: this vLLM has other functions.
         """
-        from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
-
         check_seams(SEAMS)
+        self._vllms, self._first = _planning(config)
         self._config = config
         self._one_group = one_group
         try:
             with self._settings():
                 specs = self._specs(layers)
-                self._groups: list[KVCacheGroupSpec] = get_kv_cache_groups(config, specs)
+                self._groups: list[KVCacheGroupSpec] = self._vllms.get_kv_cache_groups(
+                    config, specs
+                )
             self.bytes_per_block = self._bytes_per_block()
         except (ValueError, NotImplementedError) as error:
             raise CacheRefusedError(str(error)) from error
@@ -109,24 +130,22 @@ class CachePlan:
 
     def request_bytes(self) -> int:
         """What one request of `max_model_len` tokens takes of the pool."""
-        from vllm.v1.core.kv_cache_utils import _max_memory_usage_bytes_from_groups
-
         with self._settings():
-            return _max_memory_usage_bytes_from_groups(self._config, self._groups)
+            return self._vllms._max_memory_usage_bytes_from_groups(
+                *self._first, self._config, self._groups
+            )
 
     def capacity(self, budget: int) -> Capacity:
         """What `budget` bytes hold."""
-        from vllm.v1.core.kv_cache_utils import (
-            _estimate_max_model_len_from_groups,
-            get_kv_cache_capacity,
-            get_kv_cache_config_from_groups,
-        )
+        from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 
         usable = budget - self.bytes_per_block  # vLLM keeps one block for itself
         with self._settings():
-            cache = get_kv_cache_config_from_groups(self._config, self._groups, budget)
+            cache = self._vllms.get_kv_cache_config_from_groups(self._config, self._groups, budget)
             tokens, max_concurrency = get_kv_cache_capacity(self._config, cache)
-            longest = _estimate_max_model_len_from_groups(self._config, self._groups, usable)
+            longest = self._vllms._estimate_max_model_len_from_groups(
+                *self._first, self._config, self._groups, usable
+            )
         return Capacity(
             budget=budget,
             blocks=cache.num_blocks,
@@ -137,12 +156,10 @@ class CachePlan:
         )
 
     def _bytes_per_block(self) -> int:
-        from vllm.v1.core.kv_cache_utils import _pool_bytes_per_block, validate_kv_cache_layout
-
         with self._settings():
             layout = self._config.cache_config.get_resolved_kv_cache_layout()
-            validate_kv_cache_layout(layout, self._groups)
-            return _pool_bytes_per_block(self._config, self._groups)
+            self._vllms.validate_kv_cache_layout(layout, self._groups)
+            return self._vllms._pool_bytes_per_block(self._config, self._groups)
 
     @contextmanager
     def _settings(self) -> Iterator[None]:

@@ -1,0 +1,89 @@
+"""What a release of vLLM breaks: its sources are fetched and parsed, and nothing of it is run.
+
+    make seams VLLM=0.33.0               # says what is missing, or other than recorded
+    make seams VLLM=0.33.0 ARGS=--record # writes tests/seams/0.33.0.json, for the unit tests
+
+Fails where something is missing or has another signature. Another body is for a person to read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from packaging.version import Version  # noqa: E402
+
+from support.vllm_source import RECORDS, Sources, accepted, all_seams, examine  # noqa: E402
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-dflash"
+FETCH = """
+import hashlib, sys
+from pip._internal.commands import create_command
+command = create_command("download")
+options, _ = command.parse_args([])
+session = command._build_session(options)
+found = command._build_package_finder(options, session).find_all_candidates("vllm")
+links = [one.link for one in found if str(one.version) == sys.argv[1] and not one.link.is_wheel]
+if not links:
+    sys.exit(f"pip's index has no sources of vLLM {sys.argv[1]}")
+answer = session.get(links[0].url_without_fragment)
+answer.raise_for_status()
+if links[0].hash and hashlib.new(links[0].hash_name, answer.content).hexdigest() != links[0].hash:
+    sys.exit("what was downloaded has another hash than the index says")
+open(sys.argv[2], "wb").write(answer.content)
+"""
+"""For the pip outside .venv: `pip download` with all its settings, but for running the build."""
+
+
+def fetched(version: str) -> Path:
+    """The folder with vLLM's Python files."""
+    folder = CACHE / f"vllm-{version}"
+    if not folder.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        archive = CACHE / f"vllm-{version}.tar.gz"
+        base = getattr(sys, "_base_executable", sys.executable)
+        if code := subprocess.run([base, "-c", FETCH, version, str(archive)]).returncode:
+            sys.exit(code)
+        with tarfile.open(archive) as tar:
+            top = f"vllm-{version}/vllm/"
+            files = (one for one in tar if one.name.startswith(top) and one.name.endswith(".py"))
+            tar.extractall(CACHE / "unpacked", files, filter="data")
+        (CACHE / "unpacked" / folder.name).rename(folder)
+        archive.unlink()
+    return folder
+
+
+def main() -> int:
+    """Print a line for each finding."""
+    parser = argparse.ArgumentParser(description="Check the seams of vllm-dflash with a vLLM.")
+    parser.add_argument("version", help="of vLLM, as 0.33.0")
+    parser.add_argument("--record", action="store_true", help="write tests/seams/VERSION.json")
+    asked = parser.parse_args()
+    record, findings = examine(Sources(fetched(asked.version)), asked.version)
+    now = record["seams"]
+    for seam in all_seams(asked.version):
+        if seam.path in now and not accepted(seam, found := now[seam.path]["parameters"]):
+            findings.append(f"signature  {seam.path}({found}), expected: {seam.parameters}")
+    is_broken = bool(findings)
+    versions = [Version(file.stem) for file in RECORDS.glob("*.json")]
+    if earlier := [one for one in versions if one <= Version(asked.version)]:
+        before = json.loads((RECORDS / f"{max(earlier)}.json").read_text())["seams"]
+        changed = [path for path in now if path in before and now[path] != before[path]]
+        findings += [f"body       {path}, not as in {max(earlier)}" for path in changed]
+    print("".join(f"{one}\n" for one in findings), end="")
+    print(f"{len(now)} seams and {len(record['names'])} imports of vLLM {asked.version} found")
+    if asked.record:
+        (RECORDS / f"{asked.version}.json").write_text(json.dumps(record, indent=1) + "\n")
+    return int(is_broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
