@@ -27,9 +27,7 @@ class Calibration:
     those to the drafter's own word. Old observations fade.
     """
 
-    def __init__(self, max_draft: int, half_life: float = HALF_LIFE_TOKENS) -> None:
-        """For drafts of up to `max_draft` tokens; an observation counts half after `half_life`."""
-        self._half_life = half_life
+    def __init__(self, max_draft: int) -> None:
         shape = (max_draft, len(CONFIDENCE_KNOTS))
         self.seen = np.zeros(shape)
         self.accepted = np.zeros(shape)
@@ -52,7 +50,7 @@ class Calibration:
         _, column = np.nonzero(tried)
         lower, upper_share = _locate(confidence[tried])
         fate = (position < accepted[:, None])[tried]
-        fade = 0.5 ** (len(column) / self._half_life)
+        fade = 0.5 ** (len(column) / HALF_LIFE_TOKENS)
         for table, weight in ((self.seen, np.ones(len(column))), (self.accepted, fate)):
             table *= fade
             np.add.at(table, (column, lower), weight * (1.0 - upper_share))

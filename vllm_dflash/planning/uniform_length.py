@@ -12,18 +12,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from vllm_dflash.planning import Floats
+from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts, StepEstimate
 from vllm_dflash.planning.planner import CLOSE, MARGIN, PROBE_LENGTH
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.survival import Calibration
 
-HALF_LIFE_TOKENS = 500.0
-"""Observed drafts after which an observation counts half: less than where confidences tell one
-request's drafts from another's."""
-OLD_TOKENS = 48.0
-"""What all earlier observations are worth beside those of a probe."""
+OLD_TOKENS = 24.0
+"""What all earlier observations are worth beside new ones that contradict them, and to a probe."""
+LATELY = 0.97
+"""What is left of an observed draft after another one, where luck is compared with expectations."""
+LEAST_SURPRISE = 3.0
+"""Standard deviations from which on they contradict each other."""
 PROBE_SHARE = 0.008
 """Of the time, that probes take in the long run where drafting is never worth it. Each tries all
 requests of the batch, so it tells more than one of few requests, and has to come more often."""
@@ -42,7 +43,9 @@ class UniformLength:
         self.speedup = 1.0
         """Expected rate against plain decoding, with the length that was chosen last."""
         self.probes = ProbeSchedule(PROBE_SHARE)
-        self._calibration = Calibration(max_draft, HALF_LIFE_TOKENS)
+        self._calibration = Calibration(max_draft)
+        self._lately = np.zeros(3)
+        """Drafts accepted, expected, and their variance."""
         self._choices = np.arange(max_draft + 1)
         self._trims = False
         self._kept = max_draft
@@ -115,11 +118,22 @@ class UniformLength:
         alone = replace(step, target_seconds=step.target_seconds - drafting, draft_rows=0)
         return self.costs.observe(alone)
 
-    def _learn_acceptance(self, step: Step, verified: Floats, accepted: Floats) -> None:
+    def _learn_acceptance(self, step: Step, verified: Ints, accepted: Ints) -> None:
         if self.costs is not None and self._probe_seconds:
-            self._calibration.keep(OLD_TOKENS)
             # A probe that has paid for itself can be repeated at once.
             worth = float(accepted.sum()) * self.costs.plain(step.num_requests) / step.num_requests
             self.probes.refund(min(worth, self._probe_seconds))
+        if self._contradicts(verified, accepted) or self._probe_seconds:
+            self._calibration.keep(OLD_TOKENS)
         # Without a confidence, every draft stands for its position alone.
         self._calibration.observe(np.ones((len(verified), self.max_draft)), verified, accepted)
+
+    def _contradicts(self, verified: Ints, accepted: Ints) -> bool:
+        """Whether drafts have fared otherwise of late than what was seen before would have it."""
+        rates = self._calibration.acceptance(np.ones((1, self.max_draft)))[0]
+        tried = np.arange(self.max_draft) < np.minimum(accepted + 1, verified)[:, None]  # [D, K]
+        count = tried.sum(axis=0)
+        seen = np.array([accepted.sum(), count @ rates, count @ (rates * (1 - rates))])
+        self._lately = LATELY ** count.sum() * self._lately + seen
+        lucky, expected, variance = self._lately
+        return bool(abs(lucky - expected) > LEAST_SURPRISE * np.sqrt(max(variance, 1.0)))

@@ -25,6 +25,7 @@ DEFAULTS: dict[str, Any] = {
     "draft_length": "adaptive",
     "drafter_overrides": {},
     "draft_tensor_parallel_size": None,
+    "enable_adaptive_verification": None,
 }
 
 
@@ -37,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
         {"draft_length": "fixed"},
         {"drafter_overrides": {"sliding_window": 2048}},
         {"draft_tensor_parallel_size": 2},
+        {"enable_adaptive_verification": False},
     ],
 )
 def test_what_is_ours(own: dict[str, Any]) -> None:

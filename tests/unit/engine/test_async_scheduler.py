@@ -223,11 +223,11 @@ def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
 
 
 def test_the_expected_speedup_is_that_of_the_length_chosen_last() -> None:
-    policy = UniformLength(7)
-    policy.start(profiled_costs(), range(8))
-    best, seconds = policy.choose(2), policy.costs.plain(2)
+    policy, costs = UniformLength(7), profiled_costs()
+    policy.start(costs, range(8))
+    best, seconds = policy.choose(2), costs.plain(2)
     survival = policy.survival()[:best].sum()
-    taken = policy.costs.decoding(2, np.array(2 * (1 + best))) + policy.costs.draft.at(2 * 8)
+    taken = costs.decoding(2, np.array(2 * (1 + best))) + costs.draft.at(2 * 8)
     assert best > 0
     assert policy.speedup == pytest.approx((1 + survival) * seconds / taken)
     speedup = policy.speedup

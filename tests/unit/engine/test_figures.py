@@ -94,7 +94,7 @@ def drafted_once() -> DraftStatistics:
 def worker() -> Any:
     worker: Any = object.__new__(DFlashGPUWorker)
     worker._figures = FiguresToSend(drafted_once())
-    worker._costs_to_send = worker._watch = worker._log = None
+    worker._facts_to_send = worker._watch = worker._log = None
     worker.use_v2_model_runner = True
     worker.drafter = SimpleNamespace(end_step=lambda: None)
     return worker

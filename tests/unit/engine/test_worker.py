@@ -20,9 +20,9 @@ def test_a_step_whose_first_half_failed_ends_quietly(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Worker, "sample_tokens", lambda self, grammar_output: None)
     worker: Any = object.__new__(DFlashGPUWorker)
     worker.use_v2_model_runner = True
-    worker._costs_to_send = "sent with the first output"
+    worker._facts_to_send = "sent with the first output"
     assert worker.sample_tokens(None) is None
-    assert worker._costs_to_send is not None
+    assert worker._facts_to_send is not None
 
 
 def test_blocks_that_a_preempted_request_once_had_are_not_dropped() -> None:

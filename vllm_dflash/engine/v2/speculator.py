@@ -13,17 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import nullcontext
-from copy import copy
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from vllm.compilation.backends import set_model_tag
-from vllm.config import CUDAGraphMode, VllmConfig, get_layers_from_vllm_config, replace
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.model_executor.model_loader import get_model
-from vllm.model_executor.model_loader.utils import get_draft_load_config
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu.block_table import BlockTables
@@ -35,23 +32,21 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.engine.agreement import agreed_by_all
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.length_control import LengthControl
 from vllm_dflash.engine.padding import have_own_drafts
 from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.v2.confidence import write_confidence
 from vllm_dflash.engine.v2.device_counters import DeviceCounters
-from vllm_dflash.engine.v2.trimming import obstacle
+from vllm_dflash.engine.v2.drafter_config import drafter_layers, one_width
+from vllm_dflash.engine.v2.trimming import why_untrimmed
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
-
-CONFIDENCE_ROWS = 512
-"""Rows of logits that are turned into probabilities at a time, in float32."""
 
 
 class PlannedSpeculator(native.DFlashSpeculator):
@@ -103,57 +98,23 @@ class PlannedSpeculator(native.DFlashSpeculator):
         self, target_model: nn.Module, target_attn_layer_names: set[str]
     ) -> DFlashDraftModel:
         """Load our draft model and let it use the target's vocabulary."""
-        config = self.vllm_config
-        attention = replace(
-            config.attention_config,
-            use_non_causal=self.requires_non_causal,
-            backend=self.speculative_config.attention_backend,
-        )
-        cache_dtype = self.speculative_config.kv_cache_dtype
-        cache = config.cache_config
-        if cache_dtype is not None:
-            cache = replace(cache, cache_dtype=cache_dtype)
-        draft_config = replace(
-            config,
-            attention_config=attention,
-            cache_config=cache,
-            load_config=get_draft_load_config(config),
-        )
+        config = drafter_layers(self.vllm_config, self.requires_non_causal)
         with set_model_tag("dflash_head"):
-            model = get_model(vllm_config=draft_config, model_config=self.draft_model_config)
+            model = get_model(vllm_config=config, model_config=self.draft_model_config)
         language_model = getattr(target_model, "get_language_model", lambda: target_model)()
         model.share_vocabulary(language_model)
         cover_positions(model, self.max_model_len)
-        if not self.plans_lengths:
-            self._choose_trimming(target_attn_layer_names)
-        return model
-
-    def _choose_trimming(self, target_names: set[str]) -> None:
-        """Have vLLM trim drafts on the device where that holds on every rank. Hook 29.
-
-        Now that all layers have a backend, and before anybody copies the setting: the acceptance
-        estimator, the rejection sampler and the metadata builders are yet to be made.
-        """
-        if self.enable_adaptive_verification or self.options.draft_length != "adaptive":
-            return
-        layers = get_layers_from_vllm_config(self.engine_config, AttentionLayerBase)
-        target = {name: layer for name, layer in layers.items() if name in target_names}
-        drafter = {name: layer for name, layer in layers.items() if name not in target_names}
-        self.untrimmed = "enable_adaptive_verification is false"
-        if self.options.may_trim:
-            self.untrimmed = obstacle(self.engine_config, target, drafter, self.num_query_per_req)
-        if agreed_by_all(self.untrimmed is None):
+        if self.enable_adaptive_verification or self.plans_lengths:
+            return model
+        self.untrimmed = why_untrimmed(self.engine_config, target_attn_layer_names)
+        if self.untrimmed is None:  # hook 29
             self.speculative_config.enable_adaptive_verification = True
             self.enable_adaptive_verification = self.use_acceptance_estimator = True
-        else:
-            self.untrimmed = self.untrimmed or "it does not hold on another rank"
+        return model
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """Capture blocks of one width: the lengths of the table are the target's."""
-        whole, alone = self.vllm_config, copy(self.vllm_config)
-        alone.speculative_config = copy(self.speculative_config)
-        alone.speculative_config.num_speculative_tokens_per_batch_size = None
-        self.vllm_config = alone
+        whole, self.vllm_config = self.vllm_config, one_width(self.vllm_config)
         try:
             super().init_cudagraph_manager(cudagraph_mode)
         finally:
@@ -281,11 +242,7 @@ class PlannedSpeculator(native.DFlashSpeculator):
         best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
         self.counters.observe_logits(best, idx_mapping >= 0)
         if self.plans_lengths:
-            confidence = self.confidence.view(-1)
-            for start in range(0, len(best), CONFIDENCE_ROWS):
-                rows = slice(start, min(start + CONFIDENCE_ROWS, len(best)))
-                probability = torch.exp(best[rows].float() - logits[rows].float().logsumexp(dim=-1))
-                confidence[rows] = torch.where(torch.isfinite(best[rows]), probability, -1.0)
+            write_confidence(logits, best, out=self.confidence.view(-1))
         self._maybe_predict_acceptance(logits, idx_mapping, draft_step)
         return self.model.target_ids(tokens)
 

@@ -10,11 +10,11 @@ which is taken by all requests of a step; without full graphs, any length will d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.config import SpeculativeConfig, VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.attn_utils import (
@@ -25,7 +25,28 @@ from vllm.v1.worker.gpu.attn_utils import (
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
+from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.engine.agreement import agreed_by_all
+
 Layers = Mapping[str, AttentionLayerBase]
+
+
+def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | None:
+    """Why this engine's drafts are not trimmed on the device; None where they can be, on all ranks.
+
+    To be asked on every rank alike, when both models are loaded. `target_names` are the target's
+    attention layers.
+    """
+    options = DFlashOptions.of(config)
+    if options.draft_length != "adaptive":
+        return "draft lengths are fixed"
+    if not options.may_trim:
+        return "enable_adaptive_verification is false"
+    layers = get_layers_from_vllm_config(config, AttentionLayerBase)
+    target = {name: layer for name, layer in layers.items() if name in target_names}
+    drafter = {name: layer for name, layer in layers.items() if name not in target_names}
+    why = obstacle(config, target, drafter, 1 + options.num_speculative_tokens)
+    return why if agreed_by_all(why is None) else why or "it does not hold on another rank"
 
 
 def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len: int) -> str | None:
