@@ -119,6 +119,14 @@ def test_learns_from_verified_drafts_alone(
     assert (seen.verified.tolist(), seen.accepted.tolist()) == ([0, 0, 3, 3], [0, 0, 3, 0])
 
 
+def test_tokens_are_found_by_name(scheduler: DFlashAsyncScheduler, observed: list[Step]) -> None:
+    """The worker's batch has an order of its own."""
+    scheduled, output = step({"a": 3, "b": 3}, {"b": 4, "a": 1})
+    scheduler.update_from_output(scheduled, output)
+    (seen,) = observed
+    assert (list(seen.ids), seen.accepted.tolist()) == (["a", "b"], [0, 3])
+
+
 def test_padding_of_requests_that_were_just_admitted_is_no_draft(
     scheduler: DFlashAsyncScheduler,
 ) -> None:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from vllm.v1.worker.gpu_worker import Worker
 
+from support.planner_world import profiled_costs
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.length_control import LengthControl
+from vllm_dflash.engine.scheduler import WorkerFacts
 from vllm_dflash.engine.v2.device_counters import DeviceCounters
 from vllm_dflash.engine.watch import FIRST_LOOK
 from vllm_dflash.engine.worker import DFlashCPUWorker, DFlashGPUWorker
@@ -117,3 +119,39 @@ def test_a_runner_that_built_another_drafter_is_refused(runner: str) -> None:
     worker.model_runner = SimpleNamespace(drafter=SimpleNamespace(), speculator=SimpleNamespace())
     with pytest.raises(RuntimeError, match="SimpleNamespace as its drafter"):
         getattr(worker, f"_attach_to_{runner}")()
+
+
+def test_what_a_worker_found_out_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again, it would undo what the scheduler has learned since."""
+    worker: Any = object.__new__(DFlashGPUWorker)
+    worker.use_v2_model_runner, worker.drafter = True, SimpleNamespace(end_step=lambda: None)
+    worker._log = worker._watch = worker._figures = None
+    worker._facts_to_send = WorkerFacts(profiled_costs(), [0, 7])
+    outputs = [SimpleNamespace(model_runner_output=SimpleNamespace()) for _ in range(2)]
+    left = iter(outputs)
+    monkeypatch.setattr(Worker, "sample_tokens", lambda *_: next(left))
+    for output in outputs:
+        assert worker.sample_tokens(None) is output
+    first, second = (vars(output.model_runner_output) for output in outputs)
+    assert [facts.lengths for facts in first.values()] == [[0, 7]]
+    assert second == {}
+
+
+@pytest.mark.parametrize("has_grammar", [True, False])
+@pytest.mark.parametrize("is_v2", [True, False])
+def test_nothing_is_sampled_before_a_grammar_has_had_its_say(
+    monkeypatch: pytest.MonkeyPatch, is_v2: bool, has_grammar: bool
+) -> None:
+    """Without one, on V1, the call that runs the target also samples."""
+    worker: Any = object.__new__(DFlashCPUWorker)
+    worker.use_v2_model_runner, worker._draft_groups, worker._figures = is_v2, [], None
+    worker.drafter = SimpleNamespace()
+    monkeypatch.setattr(Worker, "execute_model", lambda self, scheduled: None)
+    monkeypatch.setattr(DFlashCPUWorker, "sample_tokens", lambda self, grammar: "sampled")
+    scheduled = SimpleNamespace(
+        has_structured_output_requests=has_grammar,
+        scheduled_new_reqs=[],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
+    )
+    expected = None if is_v2 or has_grammar else "sampled"
+    assert worker.execute_model(scheduled) == expected
