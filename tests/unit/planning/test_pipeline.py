@@ -28,7 +28,7 @@ from vllm_dflash.engine.scheduler import DFlashAsyncScheduler
 from vllm_dflash.planning.costs import StepCosts
 
 MAX_DRAFT = 15
-CAPTURED = (0, 4, 8, 15)
+CAPTURED = (0, 3, 7, 15)
 BATCHES = (1, 4, 16, 64, 256)
 
 
@@ -147,5 +147,5 @@ def test_drafting_is_back_soon_once_it_pays(
     assert min(ours.lengths[-5:]) > 0
     ours.run(100)
     ours.rate = 0.02
-    ours.run(70)
-    assert max(ours.lengths[-3:]) == 0
+    ours.run(100)
+    assert np.count_nonzero(ours.lengths[-20:]) < 5  # probes
