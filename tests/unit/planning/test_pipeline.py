@@ -78,7 +78,7 @@ def pipeline(
     return Pipeline(ours, MAX_DRAFT, num_requests, rate, clock=clock, **settings)
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.3, 0.6, 0.8, 0.93])
+@pytest.mark.parametrize("rate", [0.05, 0.6, 0.93])
 @pytest.mark.parametrize("num_requests", BATCHES)
 def test_within_3_percent_of_the_best_fixed_length(
     clock: FakeTime, num_requests: int, rate: float
@@ -93,7 +93,7 @@ def test_within_3_percent_of_the_best_fixed_length(
 
 @pytest.mark.parametrize("scale", [0.8, 1.5])
 @pytest.mark.parametrize("rate", [0.3, 0.8])
-@pytest.mark.parametrize("num_requests", [1, 16, 64])
+@pytest.mark.parametrize("num_requests", [1, 64])
 def test_from_a_profile_that_is_wrong(
     clock: FakeTime, num_requests: int, rate: float, scale: float
 ) -> None:
@@ -104,8 +104,8 @@ def test_from_a_profile_that_is_wrong(
     assert ours.run(600) > 0.97 * best
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.3, 0.6, 0.8, 0.93])
-@pytest.mark.parametrize("num_requests", BATCHES)
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.8])
+@pytest.mark.parametrize("num_requests", [1, 16, 256])
 def test_where_the_device_trims_drafts(clock: FakeTime, num_requests: int, rate: float) -> None:
     """It verifies the number that is best; the scheduler is not told which."""
 
