@@ -28,7 +28,7 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser = commands.add_parser(
         "demo",
         help="write some text with and without DFlash, and show how fast, and who wrote what",
-        description="Write the same texts with plain decoding, vLLM's own DFlash and ours, 1 and 8"
+        description="Write the same texts with plain decoding and with DFlash, 1 and 8"
         " at a time, and show\nhow fast that was, whether the texts are the same, and which tokens"
         " were drafted.\nWithout a pair of yours, the small one of the repository is taken, widened"
         " to a size worth speeding up,\nand not compiled, so that it starts sooner.",
@@ -53,10 +53,10 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--native-k",
         type=positive,
         nargs="*",
-        default=[3],
+        default=[],
         metavar="K",
-        help="draft lengths of vLLM's own DFlash, an engine each; none: it is left out (default: 3,"
-        " the best one for the demo pair)",
+        help="draft lengths of vLLM's own DFlash, an engine and about a minute each (default: none; 3 is"
+        " a good one for the demo pair)",
     )
     add_number(parser, "--tokens", 64, "new tokens a text at most")
     parser.add_argument(
