@@ -55,8 +55,8 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         nargs="*",
         default=[],
         metavar="K",
-        help="draft lengths of vLLM's own DFlash, an engine and about a minute each (default: none; 3 is"
-        " a good one for the demo pair)",
+        help="draft lengths of vLLM's own DFlash, an engine and about a minute each (default:"
+        " none; 3 is a good one for the demo pair)",
     )
     add_number(parser, "--tokens", 64, "new tokens a text at most")
     parser.add_argument(
