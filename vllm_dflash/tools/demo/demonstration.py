@@ -14,7 +14,7 @@ from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.progress import Progress, Tell
 from vllm_dflash.tools.verify.verification import Drafting
 
-TEXTS = {1: (6, 6), 8: (8, 16)}
+TEXTS = {1: (3, 6), 8: (16, 16)}
 """How many texts are written, by how many of them at a time: first some that do not count, since
 kernels are prepared and costs learned when a batch first comes by."""
 SHOWN = 2
