@@ -19,7 +19,7 @@ class ProbeSchedule:
     """
 
     least: float = LEAST_SHARE
-
+    """What the share does not fall below."""
     share: float = FIRST_SHARE
     saved: float = 0.0
     """Seconds that may be spent on probing by now."""

@@ -68,7 +68,11 @@ class UniformLength:
 
     def survival(self) -> Floats:
         """Probability that the first 1 to K drafts are all accepted, [K]."""
-        return np.cumprod(self._calibration.acceptance(np.ones((1, self.max_draft)))[0])
+        return np.cumprod(self._rates())
+
+    def _rates(self) -> Floats:
+        """Probability that each draft is accepted if those before it were, [K]."""
+        return self._calibration.acceptance(np.ones((1, self.max_draft)))[0]
 
     def choose(self, num_requests: int) -> int:
         """Drafts for each of so many requests in the next step."""
@@ -130,7 +134,7 @@ class UniformLength:
 
     def _contradicts(self, verified: Ints, accepted: Ints) -> bool:
         """Whether drafts have fared otherwise of late than what was seen before would have it."""
-        rates = self._calibration.acceptance(np.ones((1, self.max_draft)))[0]
+        rates = self._rates()
         tried = np.arange(self.max_draft) < np.minimum(accepted + 1, verified)[:, None]  # [D, K]
         count = tried.sum(axis=0)
         seen = np.array([accepted.sum(), count @ rates, count @ (rates * (1 - rates))])
