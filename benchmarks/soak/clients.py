@@ -61,8 +61,8 @@ class Tally:
 def connected(url: str) -> httpx.AsyncClient:
     """A client of any number of connections.
 
-    The server closes those that idle for 5 s, which is also when httpx would stop to use them: a
-    request sent at that moment is lost. So they are given up long before.
+    It gives idle ones up long before the server does (`soak_run` tells it when to): a request sent
+    while the server closes its connection is lost.
     """
     limits = httpx.Limits(max_connections=None, keepalive_expiry=1.0)
     return httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits)

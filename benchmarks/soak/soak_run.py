@@ -26,6 +26,7 @@ from soak.checks import (
     rates,
 )
 from soak.clients import (
+    PATIENCE_S,
     Tally,
     ask_again,
     ask_every_length,
@@ -129,6 +130,8 @@ def soak(settings: Settings, tell: Tell = lambda seconds, tally, sample: None) -
     """Run it. Raises `RuntimeError` where the server does not start."""
     # As users run it: an engine of its own process, whatever this process was told.
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    # An idle connection is the clients' to end: a request sent while the server ends it is lost.
+    environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(10 * PATIENCE_S)
     if settings.plain:
         environment["VLLM_PLUGINS"] = ""
     server = SoakServer(settings.command(), settings.out / "server.log", environment)
