@@ -101,7 +101,7 @@ def test_asynchronous_scheduling_gives_the_same_tokens(
         core = llm.llm_engine.engine_core.engine_core
         assert core.async_scheduling
         assert type(core.scheduler).__name__ == "DFlashAsyncScheduler"
-        assert not proposer_of(llm).plans_lengths
+        assert proposer_of(llm).synchronous is None
         assert token_ids(llm, PROMPTS, PARAMS) == expected
         (stats,) = llm.collective_rpc("dflash_stats")
         if draft_length == "adaptive":

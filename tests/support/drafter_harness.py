@@ -270,7 +270,7 @@ class SpeculatorHarness(Harness):
             torch.zeros(drafter.max_num_reqs, dtype=torch.int64),
             num_speculative_tokens=drafter.num_speculative_steps if wanted is None else wanted,
         )
-        lengths = drafter._handed_over
+        lengths = drafter.synchronous._handed_over
         return [tokens[i, : lengths[name]].tolist() for i, name in enumerate(batch.req_ids)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.platforms import current_platform
 
 from support import DEMO
 from support.planner_world import steady_costs
@@ -22,6 +24,8 @@ TARGET, DRAFTER = DEMO / "target", DEMO / "drafter"
 USES_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
 DFLASH = {"method": "dflash", "model": str(DRAFTER)}
 FIXED = {**DFLASH, "draft_length": "fixed"}
+SCHEDULING = ("synchronous", "asynchronous") if USES_V2 else ("synchronous",)
+"""How this process's model runner can be scheduled."""
 
 
 def held_out_prompts(count: int) -> list[str]:
@@ -44,6 +48,14 @@ def engine(**arguments: Any) -> Iterator[LLM]:
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
+        _freeze_what_is_imported()
+
+
+@functools.cache
+def _freeze_what_is_imported() -> None:
+    """When the first engine has gone: modules stay, and vLLM walks over them half a dozen times an
+    engine, half a second each."""
+    gc.freeze()
 
 
 def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,18 +70,32 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def _worker_of(llm: LLM) -> Any:
+def schedule(monkeypatch: pytest.MonkeyPatch, scheduling: str) -> None:
+    """From here on engines do it in this way.
+
+    vLLM switches asynchronous scheduling off on CPUs; Model Runner V2 can do it all the same.
+    """
+    check = current_platform.check_and_update_config
+
+    def set_it(vllm_config: Any) -> None:
+        check(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = scheduling == "asynchronous"
+
+    monkeypatch.setattr(type(current_platform), "check_and_update_config", staticmethod(set_it))
+
+
+def worker_of(llm: LLM) -> Any:
     return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
 
 
 def proposer_of(llm: LLM) -> Any:
     """Our proposer, or on Model Runner V2 our speculator."""
-    return _worker_of(llm).drafter
+    return worker_of(llm).drafter
 
 
 def runner_of(llm: LLM) -> Any:
     """The model runner."""
-    return _worker_of(llm).model_runner
+    return worker_of(llm).model_runner
 
 
 def target_of(llm: LLM) -> Any:
@@ -98,8 +124,8 @@ def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
     lengths: dict[str, list[int]] = {}
     original = statistics.observe_verification
 
-    def observe(step: Step) -> None:
-        original(step)
+    def observe(step: Step, **more: int) -> None:
+        original(step, **more)
         for name, verified, produced in zip(
             step.ids, step.verified.tolist(), step.produced.tolist(), strict=True
         ):

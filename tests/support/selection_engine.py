@@ -247,7 +247,7 @@ def run(folder: Path, cell: Cell) -> Row:
         widths = engine.draft_widths(runner.cudagraph_manager.cudagraph_mode)
     graphs, lengths = runner.cudagraph_manager, lengths_to_choose(runner)
     if not cell.is_async:
-        assert engine.speculator.plans_lengths
+        assert engine.speculator.synchronous is not None
         mechanism = PLANNER
     elif runner.adaptive_verification is not None:
         mechanism = TRIMMED

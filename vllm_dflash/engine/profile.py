@@ -14,7 +14,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_dflash.planning.costs import Curve, StepCosts
 
-SECONDS_PER_CURVE = 4.0
+SECONDS_PER_CURVE = 2.0
 """A curve is profiled up to where this is used up; beyond, its last slope goes on."""
 REPEATS = 3
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

@@ -75,13 +75,14 @@ class DraftStatistics:
         """Count from zero again, for everybody who reads these."""
         vars(self).update(vars(DraftStatistics(self.max_draft)))
 
-    def observe_verification(self, step: Step) -> None:
-        """Count what became of the drafts that a step verified."""
+    def observe_verification(self, step: Step, *, trimmed: int = 0) -> None:
+        """Count what became of the drafts that a step verified, all but so many `trimmed` ones."""
         # A request whose sample was discarded verified nothing.
         verified = step.verified[step.decoding]
+        accepted = int(step.accepted.sum())
         self.verifications += int((verified > 0).sum())
-        self.draft_tokens += int(verified.sum())
-        self.accepted_tokens += int(step.accepted.sum())
+        self.draft_tokens += max(int(verified.sum()) - trimmed, accepted)
+        self.accepted_tokens += accepted
 
     def observe_uniform(self, length: int, num_requests: int, *, could_draft: bool = True) -> None:
         """Count a step in which all of so many requests were given the same draft length."""

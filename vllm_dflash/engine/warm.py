@@ -15,7 +15,8 @@ class WarmState:
     """Counts what changes after `seal`.
 
     Persistent buffers are known by their addresses: a captured graph reads the old ones, and an
-    allocation inside a step costs time even without graphs.
+    allocation inside a step costs time even without graphs. They are compared when somebody asks,
+    not in every step.
     """
 
     def __init__(self, buffers: Callable[[], Iterable[torch.Tensor]]) -> None:
@@ -23,7 +24,6 @@ class WarmState:
         self._addresses: list[int] | None = None
         self._captures_before = 0
         self.compilations = 0
-        self.reallocations = 0
         _tell_of_compilations(self)
 
     def observe_compilation(self) -> None:
@@ -35,15 +35,13 @@ class WarmState:
         self._addresses = [buffer.data_ptr() for buffer in self._buffers()]
         self._captures_before = compilation_counter.num_cudagraph_captured
 
-    def check(self) -> None:
-        """A step has ended: have buffers moved?"""
+    def reallocations(self) -> int:
+        """Buffers that are not where they were, or are new."""
         if self._addresses is None:
-            return
+            return 0
         now = [buffer.data_ptr() for buffer in self._buffers()]
-        if now != self._addresses:
-            moved = sum(a != b for a, b in zip(now, self._addresses, strict=False))
-            self.reallocations += moved + abs(len(now) - len(self._addresses))
-            self._addresses = now
+        moved = sum(a != b for a, b in zip(now, self._addresses, strict=False))
+        return moved + abs(len(now) - len(self._addresses))
 
     def to_dict(self) -> dict[str, int]:
         """For `dflash_stats`."""
@@ -51,7 +49,7 @@ class WarmState:
         is_sealed = self._addresses is not None
         return {
             "captures_after_warmup": (captured + self.compilations) if is_sealed else 0,
-            "reallocations_after_warmup": self.reallocations,
+            "reallocations_after_warmup": self.reallocations(),
         }
 
 

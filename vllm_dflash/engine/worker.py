@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from copy import copy
+from functools import partial
 from typing import Any
 
 from vllm import envs
@@ -109,9 +110,7 @@ class DraftingWorker(Worker):
     def _start_counting(self) -> None:
         """From now on. vLLM's warm-up runs steps through this worker that are no user's."""
         options, statistics = DFlashOptions.of(self.vllm_config), self.drafter.lengths.statistics
-        statistics.clear()
-        if self.use_v2_model_runner:
-            self.drafter.counters.clear()
+        self.drafter.clear_statistics()
         if self.rank != 0:
             return
         if options.draft_length == "adaptive":
@@ -119,7 +118,7 @@ class DraftingWorker(Worker):
         if not self.vllm_config.scheduler_config.async_scheduling:
             self._figures = FiguresToSend(statistics)
         self._watch = DraftWatch(
-            self.drafter.collect_statistics,
+            partial(self.drafter.collect_statistics, waits=False),
             logger().warning,
             target=self.model_config.model,
             drafter=options.drafter.model,
@@ -165,6 +164,7 @@ class DraftingWorker(Worker):
             if self._facts_to_send is not None:
                 attach_facts(output.model_runner_output, self._facts_to_send)
                 self._facts_to_send = None
+            output = self.drafter.counted(output)
         elif self.drafter.has_drafts and drafts_come_with_the_output(self.vllm_config):
             attach_drafts(output, self.take_draft_token_ids())
         self.drafter.end_step()

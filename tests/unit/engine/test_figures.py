@@ -96,7 +96,7 @@ def worker() -> Any:
     worker._figures = FiguresToSend(drafted_once())
     worker._facts_to_send = worker._watch = worker._log = None
     worker.use_v2_model_runner = True
-    worker.drafter = SimpleNamespace(end_step=lambda: None)
+    worker.drafter = SimpleNamespace(end_step=lambda: None, counted=lambda output: output)
     return worker
 
 

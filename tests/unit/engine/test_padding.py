@@ -12,8 +12,9 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm_dflash.engine.length_control import LengthControl
 from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.v1.proposer import PlannedProposer
-from vllm_dflash.engine.v2.device_counters import DeviceCounters
+from vllm_dflash.engine.v2.nan_counter import NanCounter
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
+from vllm_dflash.engine.v2.synchronous import SynchronousLengths
 from vllm_dflash.engine.worker import DFlashGPUWorker
 from vllm_dflash.planning.step import Step
 
@@ -43,9 +44,14 @@ def observe_v1(admitted: set[str]) -> Any:
 
 def observe_v2(admitted: set[str], *, is_async: bool) -> Any:
     speculator: Any = object.__new__(PlannedSpeculator)
-    speculator.lengths, speculator.counters = LengthControl(K), DeviceCounters(torch.device("cpu"))
+    speculator.lengths, speculator.nan_counter = LengthControl(K), NanCounter(torch.device("cpu"))
     speculator.newly_admitted = admitted
-    speculator.plans_lengths = not is_async
+    speculator.synchronous = speculator._verified = None
+    if not is_async:
+        confidence = torch.zeros(3, K)
+        speculator.synchronous = SynchronousLengths(
+            speculator.lengths, confidence, runs_ahead=False
+        )
     speculator.runs_target_alone = False
     speculator.num_speculative_steps = K
     speculator.req_states = SimpleNamespace(max_seq_len=np.full(3, 100))
@@ -54,12 +60,18 @@ def observe_v2(admitted: set[str], *, is_async: bool) -> Any:
         num_reqs=3,
         num_tokens=9,
         num_draft_tokens_per_req=np.array([3, 3, 0]),
+        num_draft_tokens=6,
         num_computed_tokens_np=np.full(3, 10),
         num_scheduled_tokens=np.array([4, 4, 1]),
         idx_mapping_np=np.arange(3),
     )
     inputs: tuple[Any, ...] = batch, {}, {}, None, None, SAMPLED, REJECTED
     speculator.propose(*inputs, num_speculative_tokens=0)
+    tokens = [[1] * count for count in SAMPLED.tolist()]
+    output = SimpleNamespace(
+        model_runner_output=None, get_output=lambda: SimpleNamespace(sampled_token_ids=tokens)
+    )
+    speculator.counted(output).get_output()
     return speculator.collect_statistics()
 
 
@@ -96,8 +108,6 @@ def test_a_step_without_a_block_is_none_for_vllm_either(
 
     monkeypatch.setattr(DFlashSpeculator, "propose", propose)
     monkeypatch.setattr(PlannedSpeculator, "length_limit", 100)
-    monkeypatch.setattr(LengthControl, "take_skip", lambda *_: True)
-    monkeypatch.setattr(PlannedSpeculator, "_plan", lambda _, *batch: Step(["a"], SAMPLED.numpy()))
     observe_v2(set(), is_async=is_async)
     assert seen == [0]
 

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from vllm.v1.worker.gpu_worker import Worker
@@ -12,7 +11,8 @@ from support.planner_world import profiled_costs
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.length_control import LengthControl
 from vllm_dflash.engine.scheduler import WorkerFacts
-from vllm_dflash.engine.v2.device_counters import DeviceCounters
+from vllm_dflash.engine.v2.nan_counter import NanCounter
+from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.watch import FIRST_LOOK
 from vllm_dflash.engine.worker import DFlashCPUWorker, DFlashGPUWorker
 
@@ -57,24 +57,27 @@ class Drafter:
     """Counts the steps that run; what it did before a user's first is not to be seen."""
 
     def __init__(self) -> None:
-        self.lengths, self.counters = LengthControl(7), DeviceCounters(torch.device("cpu"))
+        self.lengths, self.nan_counter = LengthControl(7), NanCounter(torch.device("cpu"))
         self.sealed_with: list[int] = []
         self.warm = SimpleNamespace(seal=lambda: self.sealed_with.append(self.count()))
 
     def count(self) -> int:
-        return self.lengths.statistics.steps + self.counters.verifications()[0]
+        return self.lengths.statistics.steps + self.nan_counter.total()
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.lengths.statistics.observe_uniform(7, 1)
-            self.counters.observe_verification(ONE, ONE, np.array([True]))
+            self.nan_counter.observe(torch.tensor([torch.nan]), torch.tensor([True]))
+
+    def clear_statistics(self) -> None:
+        PlannedSpeculator.clear_statistics(self)  # type: ignore[arg-type]
+
+    def counted(self, output: Any) -> Any:
+        return output
 
     def end_step(self) -> None: ...
 
-    collect_statistics = None
-
-
-ONE = torch.tensor([1])
+    def collect_statistics(self, *, waits: bool = True) -> None: ...
 
 
 @pytest.mark.parametrize("draft_length", ["adaptive", "fixed"])
@@ -125,6 +128,7 @@ def test_what_a_worker_found_out_is_sent_once(monkeypatch: pytest.MonkeyPatch) -
     """Again, it would undo what the scheduler has learned since."""
     worker: Any = object.__new__(DFlashGPUWorker)
     worker.use_v2_model_runner, worker.drafter = True, SimpleNamespace(end_step=lambda: None)
+    worker.drafter.counted = lambda output: output
     worker._log = worker._watch = worker._figures = None
     worker._facts_to_send = WorkerFacts(profiled_costs(), [0, 7])
     outputs = [SimpleNamespace(model_runner_output=SimpleNamespace()) for _ in range(2)]

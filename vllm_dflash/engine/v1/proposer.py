@@ -273,12 +273,15 @@ class PlannedProposer(DFlashProposer):
     def end_step(self) -> None:
         """The runner is done with a step, or had none."""
         step, self.step = self.step, None
-        self.warm.check()
         if step is not None:
             self.lengths.end(step)
 
-    def collect_statistics(self) -> DraftStatistics:
-        """What was counted so far."""
+    def clear_statistics(self) -> None:
+        """Count from zero again."""
+        self.lengths.statistics.clear()
+
+    def collect_statistics(self, *, waits: bool = True) -> DraftStatistics:
+        """What was counted so far; there is nothing to wait for."""
         return self.lengths.statistics
 
     def _persistent_buffers(self) -> list[torch.Tensor]:

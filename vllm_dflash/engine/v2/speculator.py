@@ -4,15 +4,14 @@ The captured draft step is vLLM's: its buffers, its input kernel (rejected rows 
 are stored nowhere), its graphs, in which context is stored (where a graph runs) and every request
 of the batch is drafted to the full. Ours is the draft model, and whether the block runs at all.
 
-Draft lengths under synchronous scheduling are planned here, as on V1, and handed to the scheduler
-as one number per request. Under asynchronous scheduling the scheduler plans
-(`engine/scheduler.py`), since this step must not wait for its own outcome.
+Draft lengths under synchronous scheduling are planned in the worker, as on V1, and handed to the
+scheduler as one number per request (`synchronous.py`). Under asynchronous scheduling the scheduler
+plans (`engine/scheduler.py`), since a step must not wait for its own outcome: nothing here does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.worker.gpu.async_utils import AsyncOutput
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.model_states.interface import ModelState
@@ -33,20 +33,19 @@ from vllm.v1.worker.utils import AttentionGroup
 from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.attention_groups import split_by_kind
-from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.length_control import LengthControl
-from vllm_dflash.engine.padding import have_own_drafts
 from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.engine.v2.confidence import write_confidence
-from vllm_dflash.engine.v2.device_counters import DeviceCounters
+from vllm_dflash.engine.v2.counted_output import CountedOutput, VerifiedDrafts
 from vllm_dflash.engine.v2.drafter_config import drafter_layers, one_width
+from vllm_dflash.engine.v2.nan_counter import NanCounter
+from vllm_dflash.engine.v2.synchronous import SynchronousLengths
 from vllm_dflash.engine.v2.trimming import why_untrimmed
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Step
 
 
 class PlannedSpeculator(native.DFlashSpeculator):
@@ -68,24 +67,25 @@ class PlannedSpeculator(native.DFlashSpeculator):
         self.spec = self.options.drafter
         self.parallel_drafting_token_id = self.spec.mask_token_id
         self.requires_non_causal = not all(self.spec.causal)
-        self.plans_lengths = not (
-            vllm_config.scheduler_config.async_scheduling or self.enable_adaptive_verification
-        )
-        """Whether draft lengths are decided here, request by request."""
         self.untrimmed: str | None = None
         """Why the device does not trim drafts, under asynchronous scheduling."""
         self.lengths = LengthControl(self.num_speculative_steps)
-        self.counters = DeviceCounters(device)
+        self.nan_counter = NanCounter(device)
         self.warm = WarmState(self._persistent_buffers)
         self.confidence = torch.zeros(self.draft_tokens.shape, device=device)  # [max R, K]
+        self.synchronous: SynchronousLengths | None = None
+        """Decides draft lengths, request by request, where they are decided here."""
+        if not (vllm_config.scheduler_config.async_scheduling or self.enable_adaptive_verification):
+            self.synchronous = SynchronousLengths(
+                self.lengths, self.confidence, runs_ahead=device.type == "cuda"
+            )
         self.runs_target_alone = False
         """Whether dummy runs of the runner are to leave the drafter out."""
         self.newly_admitted: Collection[str] = ()
         """Requests whose drafts in this step are vLLM's placeholders."""
-        self.step: Step | None = None
-        """The one that runs, where it is planned here."""
+        self._verified: VerifiedDrafts | None = None
+        """Of the step that runs, under asynchronous scheduling."""
         self._runs_block = True
-        self._handed_over: dict[str, int] | None = None
 
     @property
     def length_limit(self) -> int:
@@ -104,7 +104,7 @@ class PlannedSpeculator(native.DFlashSpeculator):
         language_model = getattr(target_model, "get_language_model", lambda: target_model)()
         model.share_vocabulary(language_model)
         cover_positions(model, self.max_model_len)
-        if self.enable_adaptive_verification or self.plans_lengths:
+        if self.enable_adaptive_verification or self.synchronous is not None:
             return model
         self.untrimmed = why_untrimmed(self.engine_config, target_attn_layer_names)
         if self.untrimmed is None:  # hook 29
@@ -173,26 +173,12 @@ class PlannedSpeculator(native.DFlashSpeculator):
 
         Of a request's K tokens only those count that the scheduler is told of.
         """
-        num_requests = input_batch.num_reqs
         if self.runs_target_alone:
-            return self.draft_tokens[:num_requests]
-        step = None
-        self._runs_block = True
-        if not dummy_run:
-            wanted = self.num_speculative_steps
-            if num_speculative_tokens is not None:
-                wanted = num_speculative_tokens
-            if self.plans_lengths:
-                step = self.step = self._plan(input_batch, num_sampled, num_rejected, wanted)
-                wanted = step.plan.width
-            else:
-                own = have_own_drafts(input_batch.req_ids, self.newly_admitted)
-                self.counters.observe_verification(num_sampled, num_rejected, own)
-                self.lengths.statistics.observe_uniform(wanted, num_requests)
-            self._runs_block = wanted > 0
-        is_timed = step is not None and self._runs_block
-        with step.timing("draft") if step and is_timed else nullcontext():
-            drafts = super().propose(
+            return self.draft_tokens[: input_batch.num_reqs]
+
+        def run(runs_block: bool) -> torch.Tensor:
+            self._runs_block = runs_block
+            return super(PlannedSpeculator, self).propose(
                 input_batch,
                 attn_metadata,
                 slot_mappings,
@@ -203,18 +189,31 @@ class PlannedSpeculator(native.DFlashSpeculator):
                 *inputs,
                 dummy_run=dummy_run,
                 # A step without a block is no graph, but stores context all the same.
-                is_profile=is_profile or not self._runs_block,
+                is_profile=is_profile or not runs_block,
                 # At 0, vLLM 0.33 stores context and is done; 0.32 does not look at it.
-                num_speculative_tokens=num_speculative_tokens if self._runs_block else 0,
+                num_speculative_tokens=num_speculative_tokens if runs_block else 0,
                 **more_inputs,
             )
-            if is_timed:
-                confidence = self.confidence[:num_requests].cpu()  # waits for the block
-        if step is not None:
-            if step.plan.width:
-                self._choose_lengths(step, confidence.numpy())
-            self._handed_over = dict(zip(step.ids, step.lengths.tolist(), strict=True))
-        return drafts
+
+        if dummy_run:
+            return run(True)
+        wanted = self.num_speculative_steps
+        if num_speculative_tokens is not None:
+            wanted = num_speculative_tokens
+        if self.synchronous is None:
+            self._verified = VerifiedDrafts(input_batch, self.newly_admitted)
+            self.lengths.statistics.observe_uniform(wanted, input_batch.num_reqs)
+            return run(wanted > 0)
+        limits = self.req_states.max_seq_len[input_batch.idx_mapping_np]
+        return self.synchronous.propose(
+            run,
+            input_batch,
+            num_sampled,
+            num_rejected,
+            most=wanted,
+            limits=np.minimum(limits, self.length_limit),
+            newly_admitted=self.newly_admitted,
+        )
 
     def _build_uniform_attn_metadata(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if not self._runs_block:
@@ -240,73 +239,42 @@ class PlannedSpeculator(native.DFlashSpeculator):
         """The most likely token of each row [Q, H], whatever the temperature. Captured."""
         logits = self.compute_draft_logits(hidden_states, spec_step_idx)  # [Q, V]
         best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
-        self.counters.observe_logits(best, idx_mapping >= 0)
-        if self.plans_lengths:
+        if self.synchronous is not None:
             write_confidence(logits, best, out=self.confidence.view(-1))
+        else:
+            self.nan_counter.observe(best, idx_mapping >= 0)
         self._maybe_predict_acceptance(logits, idx_mapping, draft_step)
         return self.model.target_ids(tokens)
 
-    def _plan(
-        self,
-        input_batch: InputBatch,
-        num_sampled: torch.Tensor,
-        num_rejected: torch.Tensor,
-        wanted: int,
-    ) -> Step:
-        """Take what became of the last drafts, and say whom to draft."""
-        step = Step(input_batch.req_ids, num_sampled.cpu().numpy(), rows=input_batch.num_tokens)
-        drafted = input_batch.num_draft_tokens_per_req
-        if drafted is not None:
-            drafted = drafted * have_own_drafts(step.ids, self.newly_admitted)
-            step.verified = np.where(step.decoding, drafted, 0)
-            self.lengths.statistics.observe_verification(step)
-        if self.lengths.take_skip(step):
-            return step
-        context_lens = input_batch.num_computed_tokens_np + input_batch.num_scheduled_tokens
-        limits = np.minimum(
-            self.req_states.max_seq_len[input_batch.idx_mapping_np], self.length_limit
-        )
-        step.limits = draft_limits(
-            context_lens - num_rejected.cpu().numpy(), limits, wanted, step.decoding
-        )
-        self.lengths.plan(step)
-        return step
-
-    def _choose_lengths(self, step: Step, confidence: np.ndarray) -> None:
-        """Decide how many drafts of each request the scheduler is told of."""
-        plan = step.plan
-        step.draft_rows = step.num_requests * self.num_query_per_req
-        confidence = confidence[plan.drafted, : plan.width]
-        finite = np.cumprod(confidence >= 0.0, axis=1)  # [D, w]
-        usable = np.zeros_like(step.limits)
-        usable[plan.drafted] = np.minimum(step.limits[plan.drafted], finite.sum(axis=1))
-        self.lengths.choose(step, usable, confidence * finite)
+    def counted(self, output: AsyncOutput) -> AsyncOutput | CountedOutput:
+        """The output of the step that ends, which sees to it that its drafts are counted."""
+        verified, self._verified = self._verified, None
+        if verified is None:
+            return output
+        return CountedOutput(output, verified, self.lengths.statistics)
 
     def cut(self, drafts: DraftTokenIds | None) -> DraftTokenIds | None:
-        """Drafts as vLLM hands them over, cut to what was planned."""
-        if drafts is None or self._handed_over is None:
+        """Drafts as vLLM hands them over, cut to what was planned, where it was planned here."""
+        if drafts is None or self.synchronous is None:
             return drafts
-        cut = [
-            tokens[: self._handed_over[name]]
-            for name, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
-        ]
-        return DraftTokenIds(drafts.req_ids, cut)
+        return self.synchronous.cut(drafts)
 
     def end_step(self) -> None:
         """The runner is done with a step, or had none."""
-        step, self.step = self.step, None
-        self.warm.check()
-        if step is not None:
-            self.lengths.end(step)
+        if self.synchronous is not None:
+            self.synchronous.end_step()
 
-    def collect_statistics(self) -> DraftStatistics:
-        """The statistics, with what the device has counted meanwhile. Waits for it."""
+    def clear_statistics(self) -> None:
+        """Count from zero again."""
+        self.lengths.statistics.clear()
+        self.nan_counter.clear()
+
+    def collect_statistics(self, *, waits: bool = True) -> DraftStatistics:
+        """The statistics, with what the device counted: by now, or lately if nothing is to wait."""
         statistics = self.lengths.statistics
-        statistics.nan_drafts = self.counters.nan_drafts()
-        if not self.plans_lengths:
-            blocks, drafts, accepted = self.counters.verifications()
-            statistics.verifications = blocks
-            statistics.draft_tokens, statistics.accepted_tokens = drafts, accepted
+        if self.synchronous is None:
+            count = self.nan_counter.total if waits else self.nan_counter.lately
+            statistics.nan_drafts = count()
         return statistics
 
     def _persistent_buffers(self) -> list[torch.Tensor]:

@@ -1,0 +1,115 @@
+"""Synchronous scheduling on V2: what the device does while the host plans."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.outputs import DraftTokenIds
+
+from vllm_dflash.engine.length_control import LengthControl
+from vllm_dflash.engine.v2.synchronous import SynchronousLengths
+from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.fixed_length import FixedLength
+from vllm_dflash.planning.step import Plan, Step
+
+K = 3
+CONFIDENCE = torch.tensor([[0.9, 0.8, 0.7], [0.6, -1.0, 0.5]])
+
+
+class Scripted(FixedLength):
+    """Drafts everybody or nobody, as it is told; and notes when it is asked."""
+
+    def __init__(self, events: list[str], drafts: list[bool]) -> None:
+        super().__init__(K)
+        self.events, self.drafts = events, drafts
+        self.confidence: list[Any] = []
+
+    def plan(self, step: Step) -> Plan:
+        self.events.append("plan")
+        return super().plan(step) if self.drafts.pop(0) else Plan.nothing(step.num_requests)
+
+    def lengths(self, step: Step, confidence: Floats) -> Ints:
+        self.confidence.append(confidence.round(1).tolist())
+        return super().lengths(step, confidence)
+
+
+class Engine:
+    """Two requests, the second of which has room for two tokens more."""
+
+    def __init__(self, *drafts: bool, runs_ahead: bool) -> None:
+        self.events: list[str] = []
+        control = LengthControl(K)
+        self.policy = control.policy = Scripted(self.events, list(drafts))
+        self.synchronous = SynchronousLengths(control, CONFIDENCE, runs_ahead=runs_ahead)
+
+    def step(self, most: int = K) -> list[int]:
+        def run(runs_block: bool) -> torch.Tensor:
+            self.events.append("block" if runs_block else "context")
+            return torch.tensor([[1, 2, 3], [4, 5, 6]])
+
+        batch: Any = SimpleNamespace(
+            req_ids=["a", "b"],
+            num_tokens=6,
+            num_draft_tokens_per_req=np.array([3, 2]),
+            num_computed_tokens_np=np.array([10, 90]),
+            num_scheduled_tokens=np.array([4, 3]),
+        )
+        drafts = self.synchronous.propose(
+            run,
+            batch,
+            torch.tensor([3, 1]),
+            torch.tensor([1, 2]),
+            most=most,
+            limits=np.array([100, 94]),
+            newly_admitted=(),
+        )
+        step = self.synchronous.step
+        assert step is not None
+        self.draft_rows = step.draft_rows
+        cut = self.synchronous.cut(DraftTokenIds(["a", "b"], drafts.tolist()))
+        self.synchronous.end_step()
+        return [len(tokens) for tokens in cut.draft_token_ids]
+
+
+@pytest.mark.parametrize("runs_ahead", [True, False])
+def test_the_same_drafts_in_either_order(runs_ahead: bool) -> None:
+    """`b` ends with token 94, and its second draft is not finite."""
+    engine = Engine(True, True, False, False, True, runs_ahead=runs_ahead)
+    assert [engine.step() for _ in range(5)] == [[3, 1], [3, 1], [0, 0], [0, 0], [3, 1]]
+    sure = [pytest.approx([0.9, 0.8, 0.7]), pytest.approx([0.6, 0.0, 0.0])]
+    assert engine.policy.confidence == [sure] * 3
+    statistics = engine.synchronous.lengths.statistics
+    assert (statistics.verifications, statistics.draft_tokens) == (10, 25)
+    assert statistics.accepted_tokens == 10
+    assert statistics.drafted_steps == 3
+
+
+def test_where_drafting_goes_on_the_device_works_while_the_host_plans() -> None:
+    engine = Engine(True, True, False, False, True, runs_ahead=True)
+    for _ in range(5):
+        engine.step()
+    assert engine.events == [
+        *("plan", "block"),
+        *("block", "plan"),
+        *("block", "plan"),  # for nothing
+        *("plan", "context"),
+        *("plan", "block"),
+    ]
+
+
+def test_a_block_that_ran_for_nothing_is_charged_as_drafting() -> None:
+    """Its time would else be taken for the target's."""
+    engine = Engine(True, False, False, runs_ahead=True)
+    rows = [(engine.step(), engine.draft_rows)[1] for _ in range(3)]
+    assert rows == [2 * (1 + K), 2 * (1 + K), 0]
+
+
+def test_no_block_is_launched_for_a_scheduler_that_takes_none() -> None:
+    engine = Engine(True, True, runs_ahead=True)
+    engine.step()
+    assert engine.step(most=0) == [0, 0]
+    assert engine.events == ["plan", "block", "plan", "context"]

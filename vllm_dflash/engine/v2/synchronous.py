@@ -1,0 +1,116 @@
+"""Draft lengths under synchronous scheduling: planned here request by request, as on V1.
+
+The host needs two things of the device in every step: what was sampled, to plan, and how sure the
+drafter is of each token, to cut. On a GPU the first arrives while the second is being made: where
+the last step drafted, this step's block is launched before anybody has looked. If the plan then
+says that nobody drafts, that one block was for nothing; the next is not launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.worker.gpu.async_utils import async_copy_to_np
+from vllm.v1.worker.gpu.input_batch import InputBatch
+
+from vllm_dflash.engine.block_layout import draft_limits
+from vllm_dflash.engine.length_control import LengthControl
+from vllm_dflash.engine.padding import have_own_drafts
+from vllm_dflash.planning import Ints
+from vllm_dflash.planning.step import Step
+
+
+class SynchronousLengths:
+    """Runs a step's block, or does not, and tells the scheduler how many of its drafts count."""
+
+    def __init__(
+        self, lengths: LengthControl, confidence: torch.Tensor, *, runs_ahead: bool
+    ) -> None:
+        """Ask `lengths`, and read `confidence` [max R, K] when a block has written it.
+
+        With `runs_ahead`, the device works while the host plans.
+        """
+        self.lengths = lengths
+        self.runs_ahead = runs_ahead
+        self.step: Step | None = None
+        """The one that runs."""
+        self._confidence = confidence
+        self._drafted_last = False
+        self._handed_over: dict[str, int] = {}
+
+    def propose(
+        self,
+        run: Callable[[bool], torch.Tensor],
+        batch: InputBatch,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        *,
+        most: int,
+        limits: Ints,
+        newly_admitted: Collection[str],
+    ) -> torch.Tensor:
+        """Drafts of the batch, [R, K], of which those count that `cut` leaves.
+
+        Args:
+            run: stores the step's context and returns drafts; told whether the block is to run.
+            batch: vLLM's.
+            num_sampled: tokens that each request got, [R] on the device.
+            num_rejected: drafts that it lost, the same.
+            most: drafts the scheduler takes of each.
+            limits: tokens each may come to, [R].
+            newly_admitted: requests whose drafts in this step are vLLM's placeholders.
+        """
+        outcome = async_copy_to_np(torch.stack([num_sampled, num_rejected]))  # [2, R]
+        arrival = torch.cuda.current_stream().record_event() if num_sampled.is_cuda else None
+        is_ahead = self.runs_ahead and self._drafted_last and most > 0
+        drafts = run(True) if is_ahead else None
+        if arrival is not None:
+            arrival.synchronize()  # with the target, not with the block behind it
+        produced, rejected = outcome
+        step = self.step = Step(batch.req_ids, produced, rows=batch.num_tokens)
+        with step.timing("draft") if is_ahead else nullcontext():
+            if batch.num_draft_tokens_per_req is not None:
+                own = have_own_drafts(step.ids, newly_admitted)
+                step.verified = np.where(step.decoding, batch.num_draft_tokens_per_req * own, 0)
+                self.lengths.statistics.observe_verification(step)
+            if not self.lengths.take_skip(step):
+                context = batch.num_computed_tokens_np + batch.num_scheduled_tokens - rejected
+                step.limits = draft_limits(context, limits, most, step.decoding)
+                self.lengths.plan(step)
+        is_drafted = step.plan.width > 0
+        if is_drafted or is_ahead:
+            step.draft_rows = step.num_requests * (1 + self._confidence.shape[1])
+            with step.timing("draft"):
+                drafts = run(True) if drafts is None else drafts
+                confidence = self._confidence[: step.num_requests].cpu().numpy()
+        if is_drafted:
+            self._choose(step, confidence)
+        self._drafted_last = is_drafted
+        self._handed_over = dict(zip(step.ids, step.lengths.tolist(), strict=True))
+        return run(False) if drafts is None else drafts
+
+    def _choose(self, step: Step, confidence: np.ndarray) -> None:
+        plan = step.plan
+        confidence = confidence[plan.drafted, : plan.width]
+        finite = np.cumprod(confidence >= 0.0, axis=1)  # [D, w]
+        usable = np.zeros_like(step.limits)
+        usable[plan.drafted] = np.minimum(step.limits[plan.drafted], finite.sum(axis=1))
+        self.lengths.choose(step, usable, confidence * finite)
+
+    def cut(self, drafts: DraftTokenIds) -> DraftTokenIds:
+        """Drafts as vLLM hands them over, cut to what was planned."""
+        cut = [
+            tokens[: self._handed_over[name]]
+            for name, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
+        ]
+        return DraftTokenIds(drafts.req_ids, cut)
+
+    def end_step(self) -> None:
+        """The runner is done with a step, or had none."""
+        step, self.step = self.step, None
+        if step is not None:
+            self.lengths.end(step)
