@@ -111,6 +111,21 @@ def test_asynchronous_scheduling_gives_the_same_tokens(
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
 
 
+def test_the_device_may_draft_while_the_host_plans(
+    expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Synchronously, on a GPU: blocks are launched before their steps are planned."""
+    fix_costs(monkeypatch)
+    with engine(speculative_config=dict(DFLASH), max_num_seqs=4) as llm:
+        drafter = proposer_of(llm)
+        assert not drafter.synchronous.runs_ahead  # a CPU does one thing after the other
+        accepted = [0]
+        for drafter.synchronous.runs_ahead in (False, True):
+            assert token_ids(llm, PROMPTS, PARAMS) == expected
+            accepted.append(drafter.collect_statistics().accepted_tokens)
+    assert accepted[2] - accepted[1] > 0.8 * accepted[1] > 0
+
+
 def test_asynchronous_steps_without_drafts_store_context_and_draft_nothing(
     asynchronous: None, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
