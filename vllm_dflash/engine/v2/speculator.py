@@ -76,7 +76,7 @@ class PlannedSpeculator(native.DFlashSpeculator):
         """Why the device does not trim drafts, under asynchronous scheduling."""
         self.lengths = LengthControl(self.num_speculative_steps)
         self.counters = DeviceCounters(device)
-        self.warm = WarmState(self._persistent_buffers)
+        self.warm = WarmState(self.persistent_buffers)
         self.confidence = torch.zeros(self.draft_tokens.shape, device=device)  # [max R, K]
         self.runs_target_alone = False
         """Whether dummy runs of the runner are to leave the drafter out."""
@@ -309,7 +309,7 @@ class PlannedSpeculator(native.DFlashSpeculator):
             statistics.draft_tokens, statistics.accepted_tokens = drafts, accepted
         return statistics
 
-    def _persistent_buffers(self) -> list[torch.Tensor]:
+    def persistent_buffers(self) -> list[torch.Tensor]:
         """What captured graphs read and write."""
         buffers = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
         inputs = vars(self.input_buffers).values()
