@@ -203,6 +203,20 @@ V2_WORKER = (
 )
 """Used in a worker with Model Runner V2."""
 
+V2_GRAPHS = (
+    Seam(
+        f"{V2}.cudagraph_utils:CudaGraphManager.__init__",
+        "self vllm_config device cudagraph_mode decode_query_len lora_capture_cases varlen_decode "
+        "ubatch_runner",
+    ),
+    Seam(
+        "vllm.config.compilation:CompilationConfig.resolve_cudagraph_mode_and_sizes",
+        "self min_cg_support min_cg_attn_backend uniform_decode_query_len use_v2_model_runner "
+        "kv_cache_config max_num_reqs is_profiling piecewise_capture_available",
+    ),
+)
+"""Asked by `vllm-dflash inspect` on CUDA, for the list of graphs."""
+
 
 RAY = "vllm.v1.executor.ray_executor_v2"
 

@@ -7,12 +7,15 @@ decided from there on, vLLM decides. Nothing can be run.
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from support import importing_support
 from support.interpreter import use_triton
 
 COMPILED = (
@@ -112,6 +115,16 @@ def fake_cuda() -> type[Any]:
 
     flash_attn_interface.FA4_AVAILABLE = True  # a folder of vLLM's CUDA wheels
     return FakedCuda
+
+
+def lines_on_cuda(module: str, *arguments: str) -> list[dict[str, Any]]:
+    """What a module that calls `fake_cuda` prints in a process of its own: JSON, line by line."""
+    command = [sys.executable, "-m", module, *arguments]
+    surroundings = {k: v for k, v in os.environ.items() if k != "VLLM_PLUGINS"}
+    environment = {**surroundings, **importing_support(), "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def _stand_in(name: str) -> ModuleType:

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from support import ROOT, importing_support
+from support import ROOT
+from support.faked_cuda import lines_on_cuda
 
 CAPABILITIES = ("8.0", "8.9", "9.0", "10.0", "12.0")
 BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "auto")
@@ -98,12 +96,7 @@ def others(capability: str) -> list[Cell]:
 
 def rows() -> list[Row]:
     """Every cell, in a process of its own whose platform is a faked CUDA."""
-    command = [sys.executable, "-m", "support.selection_child"]
-    surroundings = {k: v for k, v in os.environ.items() if k != "VLLM_PLUGINS"}
-    environment = {**surroundings, **importing_support(), "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = lines_on_cuda("support.selection_child")
     return [Row(**{**line, "cell": Cell(**line["cell"])}) for line in lines]
 
 

@@ -9,7 +9,7 @@ import pytest
 from support.pairs import as_speculators, drafter_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.tools.inspect.family import resembles
-from vllm_dflash.tools.inspect.inspect_report import layer_ranges
+from vllm_dflash.tools.inspect.inspect_report import layer_ranges, spans
 from vllm_dflash.tools.inspect.inspection import LayerFacts
 from vllm_dflash.tools.inspect.loaded_weights import loaded_weights
 from vllm_dflash.tools.inspect.sizes import format_size, parse_size
@@ -85,6 +85,21 @@ def test_layers_of_a_kind_are_named_together() -> None:
         ("2", "whole context, not causal inside the block"),
         ("3", "window of 2048 tokens, causal inside the block"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([], ""),
+        ([5], "5"),
+        ([1, 2, 3], "1, 2, 3"),
+        ([1, 2, 3, 4], "1 to 4"),
+        ([1, 2, 4, 8, 16, 24, 32], "1, 2, 4, 8 to 32 by 8"),
+        ([8, 16, 24, 32, 48, 64, 80], "8 to 32 by 8, 48, 64, 80"),
+    ],
+)
+def test_sizes_in_short(numbers: list[int], text: str) -> None:
+    assert spans(numbers) == text
 
 
 def test_ranks_divide_the_weights() -> None:

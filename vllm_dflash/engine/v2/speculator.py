@@ -71,7 +71,7 @@ class PlannedSpeculator(native.DFlashSpeculator):
         """Why the device does not trim drafts, under asynchronous scheduling."""
         self.lengths = LengthControl(self.num_speculative_steps)
         self.nan_counter = NanCounter(device)
-        self.warm = WarmState(self._persistent_buffers)
+        self.warm = WarmState(self.persistent_buffers)
         self.confidence = torch.zeros(self.draft_tokens.shape, device=device)  # [max R, K]
         self.synchronous: SynchronousLengths | None = None
         """Decides draft lengths, request by request, where they are decided here."""
@@ -277,7 +277,7 @@ class PlannedSpeculator(native.DFlashSpeculator):
             statistics.nan_drafts = count()
         return statistics
 
-    def _persistent_buffers(self) -> list[torch.Tensor]:
+    def persistent_buffers(self) -> list[torch.Tensor]:
         """What captured graphs read and write."""
         buffers = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
         inputs = vars(self.input_buffers).values()

@@ -37,6 +37,12 @@ def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | No
     To be asked on every rank alike, when both models are loaded. `target_names` are the target's
     attention layers.
     """
+    why = why_untrimmed_here(config, target_names)
+    return why if agreed_by_all(why is None) else why or "it does not hold on another rank"
+
+
+def why_untrimmed_here(config: VllmConfig, target_names: Collection[str]) -> str | None:
+    """The same for the layers of this process, whatever other ranks have."""
     options = DFlashOptions.of(config)
     if options.draft_length != "adaptive":
         return "draft lengths are fixed"
@@ -45,8 +51,7 @@ def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | No
     layers = get_layers_from_vllm_config(config, AttentionLayerBase)
     target = {name: layer for name, layer in layers.items() if name in target_names}
     drafter = {name: layer for name, layer in layers.items() if name not in target_names}
-    why = obstacle(config, target, drafter, 1 + options.num_speculative_tokens)
-    return why if agreed_by_all(why is None) else why or "it does not hold on another rank"
+    return obstacle(config, target, drafter, 1 + options.num_speculative_tokens)
 
 
 def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len: int) -> str | None:
@@ -72,7 +77,7 @@ def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len:
     for layer in target.values():
         if layer.get_attn_backend().is_ssm():
             return f"{layer.get_attn_backend().get_name()} keeps a state instead of a cache"
-    groups = [list(_groups(config, target)), list(_groups(config, drafter))]
+    groups = [list(groups_of(config, target)), list(groups_of(config, drafter))]
     with _turned_on(config.speculative_config):  # backends look at it
         backend = get_query_lens_mismatch_unsupported_backend(groups[:1])
         if backend is not None:
@@ -87,7 +92,7 @@ def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len:
     return None
 
 
-def _groups(config: VllmConfig, layers: Layers) -> Iterator[AttentionGroup]:
+def groups_of(config: VllmConfig, layers: Layers) -> Iterator[AttentionGroup]:
     """A group for each layer, with the class of its metadata builder, which is what is asked."""
     for name, layer in layers.items():
         spec = layer.get_kv_cache_spec(config)

@@ -18,6 +18,7 @@ from vllm_dflash.tools.inspect.cache_layers import CacheLayer
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.attention.backend import AttentionBackend
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 UTILS = "vllm.v1.core.kv_cache_utils"
@@ -181,22 +182,14 @@ class CachePlan:
             get_supported_kv_cache_layouts,
             resolve_kv_cache_layout,
         )
-        from vllm.v1.attention.selector import get_attn_backend
-        from vllm.v1.worker.utils import customize_attention_spec, select_common_block_size
+        from vllm.v1.worker.utils import select_common_block_size
 
-        dtype, cache_dtype = self._config.model_config.dtype, self._config.cache_config.cache_dtype
-        specs, backends = {}, []
+        specs: dict[str, Any] = {}
+        backends: list[type[AttentionBackend]] = []
         with set_current_vllm_config(self._config):
             for number, layer in enumerate(layers):
-                backend = get_attn_backend(
-                    layer.head_size,
-                    dtype,
-                    cache_dtype,
-                    use_mla=layer.latent,
-                    has_sliding_window=layer.window is not None,
-                )
-                backends.append(backend)
-                specs[f"layers.{number}"] = customize_attention_spec(backend, self._spec(layer))
+                backends.append(attention_backend(self._config, layer))
+                specs[f"layers.{number}"] = cache_spec(self._config, layer, backends[-1])
         select_common_block_size(
             self._config.cache_config.block_size, backends, list(specs.values())
         )
@@ -205,25 +198,47 @@ class CachePlan:
         self._layout = resolve_kv_cache_layout(self._config, [names], specs.values()).name
         return specs
 
-    def _spec(self, layer: CacheLayer) -> Any:
-        from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
-        from vllm.v1.kv_cache_interface import (
-            FullAttentionSpec,
-            MLAAttentionSpec,
-            SlidingWindowSpec,
-            get_kv_quant_mode,
-        )
 
-        cache = self._config.cache_config
-        shape: dict[str, Any] = {
-            "block_size": cache.block_size,
-            "num_kv_heads": layer.kv_heads,
-            "head_size": layer.head_size,
-            "dtype": kv_cache_dtype_str_to_dtype(cache.cache_dtype, self._config.model_config),
-            "kv_quant_mode": get_kv_quant_mode(cache.cache_dtype),
-        }
-        if layer.latent:
-            return MLAAttentionSpec(**shape, cache_dtype_str=cache.cache_dtype)
-        if layer.window is not None:
-            return SlidingWindowSpec(**shape, sliding_window=layer.window)
-        return FullAttentionSpec(**shape)
+def attention_backend(
+    config: VllmConfig, layer: CacheLayer, *, has_sink: bool = False
+) -> type[AttentionBackend]:
+    """What vLLM takes for such a layer. `config` must be vLLM's current one."""
+    from vllm.v1.attention.selector import get_attn_backend
+
+    return get_attn_backend(
+        layer.head_size,
+        config.model_config.dtype,
+        config.cache_config.cache_dtype,
+        use_mla=layer.latent,
+        has_sink=has_sink,
+        has_sliding_window=layer.window is not None,
+    )
+
+
+def cache_spec(config: VllmConfig, layer: CacheLayer, backend: type[AttentionBackend]) -> Any:
+    """vLLM's description of a layer's cache, as the backend packs it."""
+    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        MLAAttentionSpec,
+        SlidingWindowSpec,
+        get_kv_quant_mode,
+    )
+    from vllm.v1.worker.utils import customize_attention_spec
+
+    cache = config.cache_config
+    shape: dict[str, Any] = {
+        "block_size": cache.block_size,
+        "num_kv_heads": layer.kv_heads,
+        "head_size": layer.head_size,
+        "dtype": kv_cache_dtype_str_to_dtype(cache.cache_dtype, config.model_config),
+        "kv_quant_mode": get_kv_quant_mode(cache.cache_dtype),
+    }
+    spec: FullAttentionSpec | SlidingWindowSpec
+    if layer.latent:
+        spec = MLAAttentionSpec(**shape, cache_dtype_str=cache.cache_dtype)
+    elif layer.window is not None:
+        spec = SlidingWindowSpec(**shape, sliding_window=layer.window)
+    else:
+        spec = FullAttentionSpec(**shape)
+    return customize_attention_spec(backend, spec)

@@ -45,6 +45,10 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     engine.add_argument("--tensor-parallel-size", type=positive, default=1, metavar="N")
     engine.add_argument("--max-model-len", type=positive, metavar="N")
+    engine.add_argument("--max-num-seqs", type=positive, metavar="N", help="requests of a step")
+    engine.add_argument(
+        "--max-num-batched-tokens", type=positive, metavar="N", help="tokens of a step"
+    )
     engine.add_argument("--block-size", type=positive, metavar="N", help="tokens of a KV block")
     engine.add_argument("--dtype", help="of weights: auto, bfloat16, float16, float32")
     engine.add_argument("--kv-cache-dtype", help="of the KV cache: auto, fp8 and so on")
@@ -72,6 +76,8 @@ def run_inspect(parsed: argparse.Namespace) -> int:
                 tensor_parallel_size=parsed.tensor_parallel_size,
                 dtype=parsed.dtype,
                 max_model_len=parsed.max_model_len,
+                max_num_seqs=parsed.max_num_seqs,
+                max_num_batched_tokens=parsed.max_num_batched_tokens,
                 block_size=parsed.block_size,
                 kv_cache_dtype=parsed.kv_cache_dtype,
                 model_impl=parsed.model_impl,

@@ -28,6 +28,7 @@ from vllm_dflash.tools.inspect.family import resembles
 from vllm_dflash.tools.inspect.inspection import (
     DrafterFacts,
     Fault,
+    GraphFacts,
     Inspection,
     LayerFacts,
     TargetFacts,
@@ -37,6 +38,7 @@ from vllm_dflash.tools.inspect.memory import memory_facts
 from vllm_dflash.tools.inspect.target import (
     EngineOptions,
     TargetUnreadableError,
+    drafting_config,
     pairing_facts,
     rank_faults,
     read_target,
@@ -94,6 +96,7 @@ def inspect_pair(
         if drafter_overrides:
             found.speculative_config["drafter_overrides"] = dict(drafter_overrides)
         found.command = _command(found, kv_cache_memory, options)
+        found.graphs = _graph_facts(found, spec, options, found.speculative_config)
     return found
 
 
@@ -208,6 +211,23 @@ def _inspect_target(
             f"the drafter knows {spec.max_position_embeddings} positions, requests may have"
             f" {model.max_model_len} tokens: longer ones go on undrafted"
         )
+
+
+def _graph_facts(
+    found: Inspection, spec: DrafterSpec, options: EngineOptions, speculative: dict[str, Any]
+) -> GraphFacts | None:
+    """Of a pair that fits; on CPUs there are no graphs, and so no section of the report."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda():
+        return None
+    from vllm_dflash.tools.inspect.graphs import graph_facts
+
+    try:
+        return graph_facts(drafting_config(found.target_model, options, speculative), spec)
+    except (ValueError, RuntimeError) as error:
+        found.not_checked.append(f"CUDA graphs: {error}")
+        return None
 
 
 def _command(found: Inspection, kv_cache_memory: int | None, options: EngineOptions) -> str:

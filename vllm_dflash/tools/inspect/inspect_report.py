@@ -9,6 +9,8 @@ from itertools import groupby
 from vllm_dflash.tools.inspect.inspection import (
     CacheFacts,
     DrafterFacts,
+    GraphFacts,
+    GraphSet,
     Inspection,
     LayerFacts,
     MemoryFacts,
@@ -27,6 +29,8 @@ REMEDIES = {
     "memory": "Choose another --max-model-len, --block-size or --kv-cache-memory.",
 }
 """What to do about each kind of fault."""
+MEASURED = "Graph capturing finished in ... secs, took ... GiB"
+"""The line of vLLM's log with what graphs have taken."""
 
 
 def make_tables(found: Inspection) -> list[Table]:
@@ -40,6 +44,8 @@ def make_tables(found: Inspection) -> list[Table]:
         tables.append(_target(found.target))
     if found.memory is not None:
         tables += _memory(found.memory)
+    if found.graphs is not None:
+        tables.append(_graphs(found.graphs))
     return tables
 
 
@@ -183,6 +189,57 @@ def _budgets(cache: CacheFacts, max_model_len: int) -> Table:
     )
     given = f", {cache.budget_source}" if cache.budget_source else ", examples"
     return Table(f"What it holds (without DFlash){given}", columns, rows)
+
+
+def _graphs(facts: GraphFacts) -> Table:
+    rows: Rows = [("drafts trimmed on the device", f"no: {facts.untrimmed}")]
+    if facts.untrimmed is None:
+        rows = [("drafts trimmed on the device", "yes")]
+    rows += [_graph_set(found) for found in facts.captured]
+    staged = f", {format_size(facts.staged_taps)} of it taps for graphs" * bool(facts.staged_taps)
+    return _named(
+        f"CUDA graphs (mode {facts.mode}; up to {facts.max_num_seqs:,} requests and"
+        f" {facts.max_num_batched_tokens:,} tokens a step)",
+        [
+            *rows,
+            ("drafter's buffers", format_size(facts.drafter_buffers) + staged),
+            ("target's outputs", format_size(facts.target_outputs)),
+            (
+                "graphs themselves",
+                f"{format_size(facts.least_reserved)} set aside, or more; vLLM measures them, and"
+                f' logs "{MEASURED}"',
+            ),
+        ],
+    )
+
+
+def _graph_set(found: GraphSet) -> tuple[str, str]:
+    """What the graphs are for, how many, and for which sizes."""
+    names = {
+        "uniform": f"drafts of {(found.rows or 1) - 1}",
+        "ragged": f"drafts of 0 to {(found.rows or 1) - 1}",
+        "any": "any batch",
+        "pieces": "any batch, in pieces",
+    }
+    name = f"blocks of {found.rows}" if found.model == "drafter" else names[found.kind]
+    unit = "requests" if found.kind == "uniform" else "tokens"
+    return f"{found.model}, {name}", f"{len(found.sizes)}: {spans(found.sizes)} {unit}"
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers in short: "1, 2, 4, 8 to 64 by 8"."""
+    parts, rest = [], list(numbers)
+    while rest:
+        step = rest[1] - rest[0] if len(rest) > 1 else 0
+        same = 1
+        while same < len(rest) and rest[same] - rest[same - 1] == step:
+            same += 1
+        if same < 4:
+            parts.append(str(rest.pop(0)))
+            continue
+        parts.append(f"{rest[0]} to {rest[same - 1]}" + f" by {step}" * (step > 1))
+        del rest[:same]
+    return ", ".join(parts)
 
 
 def _named(title: str, rows: Rows) -> Table:

@@ -152,6 +152,42 @@ class MemoryFacts:
     """None where the target's cache cannot be told; `not_checked` says why."""
 
 
+@dataclass(frozen=True)
+class GraphSet:
+    """CUDA graphs of one kind, for batches of several sizes."""
+
+    model: str
+    """`target` or `drafter`."""
+    kind: str
+    """`uniform`: each request has so many rows. `ragged`: up to so many. `any`: all batches.
+    `pieces`: all batches, attention runs between the graphs."""
+    rows: int | None
+    """Of a request: 1 and its drafts, or the drafter's block. None: of no account."""
+    sizes: list[int]
+    """What each graph is for at most: requests where `uniform`, rows of all requests elsewhere."""
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """What vLLM captures at start, with DFlash and on CUDA, and bytes on each rank."""
+
+    mode: str
+    """vLLM's `cudagraph_mode`, of the target."""
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    untrimmed: str | None
+    """Why drafts are not trimmed on the device; None: they are."""
+    captured: list[GraphSet]
+    drafter_buffers: int
+    """What the speculator keeps beside weights and cache, `staged_taps` among it."""
+    staged_taps: int
+    """The target's states as the drafter's graphs read them; 0 before vLLM 0.33."""
+    target_outputs: int
+    """What the target's graphs write: last hidden states and taps of the largest."""
+    least_reserved: int
+    """vLLM takes no less of the KV cache's memory for the target's graphs, unless told its size."""
+
+
 @dataclass
 class Inspection:
     """All of it. What could not be found out is None, and `error` or `not_checked` says why."""
@@ -167,6 +203,8 @@ class Inspection:
     tensors: TensorFacts | None = None
     target: TargetFacts | None = None
     memory: MemoryFacts | None = None
+    graphs: GraphFacts | None = None
+    """None where the pair does not fit, where it cannot be told, and on CPUs, which have none."""
     speculative_config: dict[str, Any] | None = None
     """What to paste, where the pair fits."""
     command: str | None = None
