@@ -55,7 +55,7 @@ class Family:
 
 
 # What tells these from others is nothing that a runner sees, so V2's interpreter is spared them.
-ALIKE = ("llama-tied", "qwen2", "qwen3-tied")
+ALIKE = ("llama", "llama-tied", "qwen2", "qwen3-tied", "qwen3-moe", "mistral", "granite")
 FAMILIES = [name for name in BUILDERS if not (USES_V2 and name in ALIKE)]
 
 
