@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from support.drafter_harness import DrafterHarness, Row
 from support.pairs import Pair, make_pair
 
-OPTION = {"draft_length": "fixed", "use_local_argmax_reduction": True}
+OPTION: dict[str, Any] = {"draft_length": "fixed", "use_local_argmax_reduction": True}
 
 
 @pytest.fixture

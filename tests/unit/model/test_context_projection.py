@@ -70,6 +70,7 @@ def test_cuda_stores_what_the_cpu_stores(
     assert (of_cuda.logits - expected).abs().max() <= 1e-4 * expected.abs().max()
 
     context = of_cuda.proposer.model.context
-    keys, values = context.project(context.fuse(features), torch.arange(41))
+    with torch.inference_mode():
+        keys, values = context.project(context.fuse(features), torch.arange(41))
     assert all(of_layer.is_contiguous() for of_layer in keys.unbind(1))
     assert values.stride(0) == 2 * keys[0].numel()  # behind each row's keys: no GEMM of their own
