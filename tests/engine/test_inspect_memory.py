@@ -35,9 +35,9 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     def load_weights(self: DFlashDraftModel, weights: Any) -> set[str]:
         names = load(self, weights)
         sizes.update((name, p.numel() * p.element_size()) for name, p in self.named_parameters())
-        stacked = (self.context.k_weight, self.context.v_weight, self.context.k_norm_weight)
-        biases = (self.context.k_bias, self.context.v_bias)
-        tensors = [*stacked, *(bias for bias in biases if bias is not None)]
+        context = self.context
+        stacked = (context.kv_weight, context.kv_bias, context.k_norm_weight)
+        tensors = [tensor for tensor in stacked if tensor is not None]
         sizes["stacked"] = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return names
 

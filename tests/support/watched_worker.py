@@ -54,7 +54,11 @@ class Watched:
         else:
             drafter.backlog = None
             dice = Erratic(max_draft, seed=self.rank)  # other ones on every rank
-            drafter.lengths.policy = FixedLength(max_draft) if policy == "fixed" else dice
+            drafter.lengths.policy = dice if policy == "erratic" else FixedLength(max_draft)
+        drafter.block.searches_by_rank = policy == "fixed-by-rank"
+        vars(drafter.model).pop("compute_logits", None)
+        if drafter.block.searches_by_rank:
+            drafter.model.compute_logits = None  # nobody asks for whole rows
         self.decided: list[Any] = []
         self.drafted: list[Any] = []
         if not hasattr(self, "originals"):

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 WITHOUT_MEANING = {
     "disable_padded_drafter_batch": "rejected rows never reach the drafter anyway",
-    "use_local_argmax_reduction": "the target's own head function gives whole rows of logits",
     "use_heterogeneous_vocab": "a DFlash drafter shares the target's vocabulary",
     "num_speculative_tokens_per_batch_size": "set num_speculative_tokens instead",
 }
@@ -75,7 +74,14 @@ class SpeculativeSettings(BaseModel):
             )
         undrafted = " To serve without drafts, leave the whole speculative config out."
         remedy = undrafted if written.get("num_speculative_tokens") == 0 else ""
-        return checked(cls, written, lambda why: ValueError(f"{why}.{remedy}"), said="not {}")
+        settings = checked(cls, written, lambda why: ValueError(f"{why}.{remedy}"), said="not {}")
+        if written.get("use_local_argmax_reduction") and settings.draft_length != "fixed":
+            raise ValueError(
+                "use_local_argmax_reduction leaves no logits by which draft lengths could be"
+                ' planned: add "draft_length": "fixed" to the speculative config, or remove'
+                " 'use_local_argmax_reduction' from it."
+            )
+        return settings
 
     def draft_tokens(self, drafter: DrafterSpec) -> int:
         """K: what was asked for, else all the drafter was trained for.

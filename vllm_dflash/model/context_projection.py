@@ -10,6 +10,7 @@ from torch import nn
 from vllm import _custom_ops as ops
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.platforms import current_platform
 
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.model.layers import BlockAttention
@@ -41,18 +42,21 @@ class ContextProjection(nn.Module):
     def fuse_layers(self, attentions: list[BlockAttention]) -> None:
         """Stack the layers' K and V projections and K norms; call once the weights are loaded."""
         self.attentions = attentions
-        # [L * kv_size, H] each: behind q in every layer's stacked projection come k, then v.
-        self.k_weight, self.v_weight = self._stack([a.qkv_proj.weight for a in attentions])
-        self.k_bias: torch.Tensor | None = None
-        self.v_bias: torch.Tensor | None = None
+        # On CUDA one GEMM makes K and V, and the norm takes the K half out of its rows, with each
+        # layer's own weight. The CPU's norm reads rows one behind another and knows one weight: of
+        # those halves it would read V as K. So K has a GEMM of its own there, and V another.
+        self.has_grouped_norm = not current_platform.is_cpu()
+        self.kv_weight = self._stack([a.qkv_proj.weight for a in attentions])  # [2 * L * kv, H]
+        self.kv_bias: torch.Tensor | None = None
         if attentions[0].qkv_proj.bias is not None:
-            self.k_bias, self.v_bias = self._stack([a.qkv_proj.bias for a in attentions])
-        self.k_norm_weight = torch.stack([a.k_norm.weight.data for a in attentions])[:, None]
+            self.kv_bias = self._stack([a.qkv_proj.bias for a in attentions])
+        self.k_norm_weight = torch.stack([a.k_norm.weight.data for a in attentions])  # [L, D]
 
-    def _stack(self, projections: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _stack(self, projections: list[torch.Tensor]) -> torch.Tensor:
+        """K of all layers, then V of all: behind q in each layer's projection come k, then v."""
         sizes = [self.attentions[0].q_size] + [self.attentions[0].kv_size] * 2
         _, k, v = zip(*(projection.data.split(sizes) for projection in projections), strict=True)
-        return torch.cat(k), torch.cat(v)
+        return torch.cat([*k, *v])
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """The taps' common representation Z: [C, m * H_target] to [C, H], normed once for all."""
@@ -73,26 +77,44 @@ class ContextProjection(nn.Module):
         Returns:
             Normed and rotated keys, and values: [C, L, kv_heads, D] each.
         """
-        shape = (len(z), len(self.attentions), -1, self.head_dim)
-        k = F.linear(z, self.k_weight, self.k_bias).view(shape)
-        v = F.linear(z, self.v_weight, self.v_bias).view(shape)
+        k, v = self._keys_and_values(z)
         if self.value_scale is not None:
             v.mul_(self.value_scale)
+        if self.has_grouped_norm:
+            k = k.transpose(0, 1)  # the norm's groups are its outermost entries
+            normed = k.new_empty(k.shape)
+            ops.rms_norm(normed, k, self.k_norm_weight, self.eps)
+            self._rotate(positions.repeat(len(normed)), normed.flatten(0, 1))
+            return normed.transpose(0, 1), v
         normed = torch.empty_like(k)
-        # The layers' norm weights differ, and vLLM's CPU kernel takes only one: norm, then scale.
         ops.rms_norm(normed, k, None, self.eps)
-        normed.mul_(self.k_norm_weight)
-        rotary = self.attentions[0].rotary_emb
+        normed.mul_(self.k_norm_weight[:, None])
         # To the rotation, L layers of kv_heads are L * kv_heads heads of one token.
+        self._rotate(positions, normed.flatten(1, 2))
+        return normed, v
+
+    def _keys_and_values(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Projected rows, [C, L, kv_heads, D] each: halves of wider rows where one GEMM did it."""
+        if self.has_grouped_norm:
+            k, v = F.linear(z, self.kv_weight, self.kv_bias).chunk(2, dim=-1)
+        else:
+            k_weight, v_weight = self.kv_weight.chunk(2)
+            k_bias, v_bias = (None, None) if self.kv_bias is None else self.kv_bias.chunk(2)
+            k, v = F.linear(z, k_weight, k_bias), F.linear(z, v_weight, v_bias)
+        shape = (len(self.attentions), -1, self.head_dim)
+        return k.unflatten(-1, shape), v.unflatten(-1, shape)
+
+    def _rotate(self, positions: torch.Tensor, keys: torch.Tensor) -> None:
+        """Turn keys [N, heads, D] by their positions [N], in place."""
+        rotary = self.attentions[0].rotary_emb
         ops.rotary_embedding(
             positions,
-            normed.flatten(1),
+            keys.flatten(1),
             None,
             self.head_dim,
-            rotary._match_cos_sin_cache_dtype(normed),
+            rotary._match_cos_sin_cache_dtype(keys),
             rotary.is_neox_style,
         )
-        return normed, v
 
     def store(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         """Write the context K/V of C rows to their slots [C] int64; a slot of -1 writes nothing.

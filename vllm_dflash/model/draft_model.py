@@ -61,6 +61,7 @@ class DFlashDraftModel(nn.Module):
             first_layer=vllm_config.model_config.get_total_num_hidden_layers(),
             prefix=prefix,
         )
+        self._searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
         self._revision = vllm_config.speculative_config.draft_model_config.revision
         index = get_hf_file_bytes(INDEX, self.spec.model, self._revision)
         self.allow_patterns_overrides = [loading_pattern(self.spec.model, index)]
@@ -71,8 +72,17 @@ class DFlashDraftModel(nn.Module):
             self.context.fuse_layers(self.block.attentions())
 
     def share_vocabulary(self, target: Any) -> None:
-        """Use the target's embedding and head where the checkpoint has none of its own."""
+        """Use the target's embedding and head where the checkpoint has none of its own.
+
+        Raises:
+            ValueError: ranks cannot search that head part by part, as they were asked to.
+        """
         self.vocabulary.share(target)
+        if self._searches_by_rank and self.vocabulary.head_parts is None:
+            raise ValueError(
+                "remove 'use_local_argmax_reduction' from the speculative config: the head of"
+                f" {type(target).__name__} is not one whose parts vLLM can search rank by rank."
+            )
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings of [Q] token ids: [Q, H]."""
@@ -95,6 +105,10 @@ class DFlashDraftModel(nn.Module):
     def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
         """Columns of logits to token ids of the target."""
         return self.vocabulary.target_ids(draft_ids)
+
+    def get_top_tokens(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The target's ids [Q] of the likeliest tokens of [Q, H], each rank searching its part."""
+        return self.target_ids(self.vocabulary.best_ids(hidden_states))
 
     # --- what Model Runner V2 calls -----------------------------------------------------------
 

@@ -34,6 +34,8 @@ class DraftVocabulary(nn.Module):
         self.mask_token_id = spec.mask_token_id
         self._embed: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._head: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self.head_parts: tuple[LogitsProcessor, VocabParallelEmbedding] | None = None
+        """What makes logits of which weights, where that is vLLM's usual way."""
         if "embed_tokens.weight" in found:
             self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size)
             self._embed = lambda token_ids: self.embed_tokens(token_ids)
@@ -41,6 +43,7 @@ class DraftVocabulary(nn.Module):
             self.lm_head = ParallelLMHead(spec.draft_vocab_size, spec.hidden_size)
             self.logits_processor = LogitsProcessor(spec.draft_vocab_size, scale=spec.logit_scale)
             self._head = lambda hidden: self.logits_processor(self.lm_head, hidden)
+            self.head_parts = self.logits_processor, self.lm_head
         self.d2t: nn.Parameter | None = None
         if "d2t" in found:
             offsets = torch.zeros(spec.draft_vocab_size, dtype=torch.int64)
@@ -53,6 +56,11 @@ class DraftVocabulary(nn.Module):
             self._embed = lambda token_ids: target.embed_input_ids(token_ids)
         if self._head is None:
             self._head = lambda hidden: target.compute_logits(hidden)
+            processor = getattr(target, "logits_processor", None)
+            head = getattr(target, "lm_head", None)
+            # What some targets do to their logits behind it, a scale or a softcap, keeps the order.
+            if isinstance(processor, LogitsProcessor) and isinstance(head, VocabParallelEmbedding):
+                self.head_parts = processor, head
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[Q] token ids of the target to embeddings [Q, H]."""
@@ -67,6 +75,15 @@ class DraftVocabulary(nn.Module):
         """Hidden states [Q, H] to logits over the drafter's vocabulary, [Q, V']."""
         assert self._head is not None
         return self._head(hidden_states)
+
+    def best_ids(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Columns [Q] of the largest logits of [Q, H]; each rank searches its part of the head.
+
+        Ids alone come back, within the vocabulary also where logits are NaN.
+        """
+        assert self.head_parts is not None
+        processor, head = self.head_parts
+        return processor.get_top_tokens(head, hidden_states)
 
     def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
         """Ids in the drafter's vocabulary to the target's: `d2t` holds what to add to each."""

@@ -66,12 +66,24 @@ def test_what_is_ours(own: dict[str, Any]) -> None:
         ({"draft_sample_metod": 3}, "unknown option .* did you mean 'draft_sample_method'"),
         ({"zzz": 3}, r"unknown option 'zzz' .*Known: \[.*'draft_length', .*'method', .*'model'"),
         ({"rejection_sample_method": "fly"}, "^remove 'rejection_sample_method'.* 'fly' keeps"),
+        (
+            {"use_local_argmax_reduction": True},
+            'add "draft_length": "fixed" to .*, or remove \'use_local_argmax_reduction\'',
+        ),
         *(({key: 1}, f"^remove '{key}' from the speculative config") for key in WITHOUT_MEANING),
     ],
 )
 def test_what_is_refused(written: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SpeculativeSettings.of({**LEAST, **written})
+
+
+@pytest.mark.parametrize(("draft_length", "is_asked"), [("fixed", True), ("adaptive", False)])
+def test_ranks_may_search_their_part_of_the_head(draft_length: str, is_asked: bool) -> None:
+    """Where nobody asks how sure the drafter is."""
+    written = {"draft_length": draft_length, "use_local_argmax_reduction": is_asked}
+    settings = SpeculativeSettings.of({**LEAST, **written})
+    assert settings.draft_length == draft_length
 
 
 @pytest.mark.parametrize(("asked", "tokens"), [(None, 7), (1, 1), (7, 7)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,9 @@ def model() -> Fake:
 @pytest.fixture
 def block(model: Fake, monkeypatch: pytest.MonkeyPatch) -> BlockForward:
     """Without an engine's forward context around the model."""
-    made = BlockForward(model, None, [])  # type: ignore[arg-type]
+    settings = SimpleNamespace(use_local_argmax_reduction=False)
+    config: Any = SimpleNamespace(speculative_config=settings)
+    made = BlockForward(model, config, [])  # type: ignore[arg-type]
 
     def run(*inputs: Any) -> torch.Tensor:
         return model(*inputs[2:])

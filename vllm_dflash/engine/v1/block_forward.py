@@ -40,6 +40,8 @@ class BlockForward:
         self._vllm_config = vllm_config
         self._groups = groups
         self._layer_names = [name for group in groups for name in group.layer_names]
+        assert vllm_config.speculative_config is not None
+        self.searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
 
     def draft(self, inputs: BlockInputs, block_table: torch.Tensor) -> BlockDrafts:
         """Draft for the D requests of the layout; block table of the whole batch, [R, blocks]."""
@@ -72,6 +74,11 @@ class BlockForward:
 
     def pick(self, hidden: torch.Tensor) -> tuple[list[int], np.ndarray, np.ndarray]:
         """Most likely tokens of rows [Q, H]: ids, whether their logits are finite, probability."""
+        if self.searches_by_rank:
+            # Lengths are fixed: nobody asks how sure the drafter is. Only ids come back, so drafts
+            # of NaN are neither seen nor counted; they are verified like others.
+            tokens = self._model.get_top_tokens(hidden)
+            return tokens.tolist(), np.ones(len(tokens), dtype=bool), np.ones(len(tokens))
         logits = self._model.compute_logits(hidden).float()  # [Q, V]
         best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
         probability = torch.exp(best - logits.logsumexp(dim=-1))

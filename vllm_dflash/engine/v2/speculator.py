@@ -237,6 +237,10 @@ class PlannedSpeculator(native.DFlashSpeculator):
         num_steps: int = 1,
     ) -> torch.Tensor:
         """The most likely token of each row [Q, H], whatever the temperature. Captured."""
+        if self.use_local_argmax_reduction:
+            # Lengths are fixed: nobody asks how sure the drafter is. Only ids come back, so drafts
+            # of NaN are neither seen nor counted; they are verified like others.
+            return self.model.get_top_tokens(hidden_states)
         logits = self.compute_draft_logits(hidden_states, spec_step_idx)  # [Q, V]
         best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
         if self.synchronous is not None:

@@ -1,0 +1,76 @@
+"""Keys and values of the context as CUDA makes them: one GEMM, one norm over all layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm import _custom_ops as ops
+
+from support.drafter_harness import ProposerHarness, Row
+from support.pairs import make_pair
+from vllm_dflash.model import context_projection
+from vllm_dflash.model.reference import draft
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "five-layers": {"num_hidden_layers": 5},
+    "one-layer": {"num_hidden_layers": 1},
+    "one-key-value-head": {"num_key_value_heads": 1},
+    "biases": {"attention_bias": True},
+    "value-scale": {"dflash_config": {"attention_value_scale": 0.7}},
+    "interleaved-rope": {"is_neox_style": False},
+}
+
+
+def grouped_rms_norm(
+    out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> None:
+    """vLLM's CUDA kernel, with what it checks: of [L, D] a row for each outermost entry."""
+    assert out.is_contiguous()
+    assert weight.is_contiguous()
+    assert rows.stride(-1) == 1
+    if weight.dim() == 2:
+        assert rows.dim() in (2, 3, 4)
+        assert (weight.size(0), weight.size(1)) == (rows.size(0), rows.size(-1))
+        weight = weight.view(len(weight), *[1] * (rows.dim() - 2), -1)
+    scale = torch.rsqrt(rows.float().square().mean(-1, keepdim=True) + epsilon)
+    out.copy_(rows.float() * scale * weight)
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_cuda_stores_what_the_cpu_stores(
+    tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same cache, and logits of the reference; without the copies that halves might need."""
+    pair = make_pair(tmp_path, **changes)
+    width = len(pair.spec.taps) * pair.spec.target_hidden_size
+    features = torch.randn(41, width, generator=torch.Generator().manual_seed(0))
+
+    def harness_that_drafted() -> ProposerHarness:
+        harness = ProposerHarness(pair)
+        harness.step([Row(0, features, bonus=7)])
+        return harness
+
+    of_cpu = harness_that_drafted()
+    platform = SimpleNamespace(is_cpu=lambda: False)
+    kernels = SimpleNamespace(rms_norm=grouped_rms_norm, rotary_embedding=ops.rotary_embedding)
+    monkeypatch.setattr(context_projection, "current_platform", platform)
+    monkeypatch.setattr(context_projection, "ops", kernels)
+    of_cuda = harness_that_drafted()
+
+    for ours, expected in zip(of_cuda.caches, of_cpu.caches, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    expected = draft(
+        pair.load_target(), pair.load_drafter(), features, 7, pair.spec.max_draft_tokens
+    )
+    assert of_cuda.logits is not None
+    assert (of_cuda.logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+    context = of_cuda.proposer.model.context
+    with torch.inference_mode():
+        keys, values = context.project(context.fuse(features), torch.arange(41))
+    assert all(of_layer.is_contiguous() for of_layer in keys.unbind(1))
+    assert values.stride(0) == 2 * keys[0].numel()  # behind each row's keys: no GEMM of their own
