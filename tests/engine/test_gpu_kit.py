@@ -1,0 +1,47 @@
+"""The GPU kit as it runs without a GPU: all kinds of parts, Model Runner V2 in the interpreter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import ROOT
+
+pytestmark = pytest.mark.engine
+
+
+def dry_run(out: Path) -> tuple[int, str]:
+    """Exit code and what it says goes on."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu"), "--dry-run", "--out", str(out)]
+    done = subprocess.run(command, cwd=out, capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+def test_a_dry_run(tmp_path: Path) -> None:
+    code, said = dry_run(tmp_path)
+    assert code == 0, said
+    raw = json.loads((tmp_path / "gpu.json").read_text())
+    found = {one["part"]: one for one in raw["outcomes"]}
+    assert found["tests"]["outcome"] == "skipped"
+    assert "needs a GPU" in found["tests"]["words"]
+    assert found["verify"]["data"]["verdict"] == "lossless"
+    assert found["parity float32"]["data"]["runner"] == "v2"
+    assert found["parity float32"]["data"]["verdict"] == "equal"
+    for side in ("plain", "ours"):
+        measured = found[f"tiny {side}"]["data"]
+        assert measured["verdict"] == "1 of 1 settings"
+        assert [one["result"]["tokens"] > 0 for one in measured["measurements"]] == [True]
+    ours = found["tiny ours"]["data"]
+    assert ours["stats"]["runner"] == "v2"
+    assert any("vllm-dflash" in line and "runner v2" in line for line in ours["log"])
+    text = (tmp_path / "gpu.md").read_text()
+    assert "tokens/s of ours / others'" in text
+    assert (tmp_path / "gpu.png").stat().st_size > 5000
+
+    written = {file: file.stat().st_mtime for file in (tmp_path / "parts").iterdir()}
+    assert dry_run(tmp_path)[0] == 0
+    assert {file: file.stat().st_mtime for file in (tmp_path / "parts").iterdir()} == written
