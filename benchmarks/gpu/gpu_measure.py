@@ -64,7 +64,8 @@ def measure(size: Size, side_name: str, seconds: float, memory_gib: float, file:
     deadline = time.monotonic() + seconds
     settings = [(load, count) for load in size.loads for count in load.concurrency]
     fitting = [one for one in settings if size.fits(*one, memory_gib)]
-    found: dict[str, Any] = {"verdict": "no memory for any load", "measurements": []}
+    verdict = f"0 of {len(settings)} settings" if fitting else "no memory for any load"
+    found: dict[str, Any] = {"verdict": verdict, "measurements": []}
     file.write_text(json.dumps(found))
     if not fitting:
         return 0

@@ -44,7 +44,7 @@ class Part:
 
 def plan(memory_gib: float) -> list[Part]:
     """What a GPU with so much memory runs."""
-    parts = [_tests(300), Part("verify", 150, (*VERIFY, "--out", RESULT))]
+    parts = [_tests(360), Part("verify", 150, (*VERIFY, "--out", RESULT))]
     for dtype, tolerance in TOLERANCES.items():
         options = ("--dtype", dtype, "--tolerance", tolerance)
         parts.append(Part(f"parity {dtype}", 75, (*PARITY, *options)))
@@ -53,9 +53,9 @@ def plan(memory_gib: float) -> list[Part]:
 
 def plan_dry_run(prompts: Path) -> list[Part]:
     """All kinds of parts, as small as can be."""
-    verify = (*VERIFY, "--out", RESULT, "--prompts", str(prompts), "--dtype", "float32")
-    verify += ("--concurrency", "2", "--tokens", "8", "--")
-    verify += ("--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "2")
+    few = ("--prompts", str(prompts), "--concurrency", "2", "--tokens", "8", "--dtype", "float32")
+    flags = ("--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "2")
+    verify = (*VERIFY, "--out", RESULT, *few, "--", *flags)
     parity = (*PARITY, "--num-prompts", "1", "--tokens", "6", "--max-model-len", "256")
     parts = [_tests(300), Part("verify", 300, verify), Part("parity float32", 300, parity)]
     return parts + _bench(TINY, memory_gib=1.0)

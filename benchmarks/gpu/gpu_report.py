@@ -39,8 +39,10 @@ in time. Of all combinations these were asked for, each with a window to warm up
 
 {subset}
 """
-COUNTERS = ("drafted_steps", "skipped_steps", "mean_draft_length", "mean_acceptance_length")
-COUNTERS += ("captures_after_warmup", "reallocations_after_warmup", "planning_share")
+COUNTERS = [
+    *("drafted_steps", "skipped_steps", "mean_draft_length", "mean_acceptance_length"),
+    *("captures_after_warmup", "reallocations_after_warmup", "planning_share"),
+]
 
 
 def write_report(
@@ -51,7 +53,7 @@ def write_report(
     raw = {"machine": dict(machine), "outcomes": [asdict(one) for one in outcomes]}
     (docs / "gpu.json").write_text(json.dumps(raw, indent=1))
     about = [
-        Table("Machine", [], [[*fact] for fact in machine.items()], words=(0, 1)),
+        Table("Machine", [], [[*map(_cell, fact)] for fact in machine.items()], words=(0, 1)),
         parts_table(parts, outcomes),
     ]
     took, planned = (sum(one.seconds for one in all_) / 60 for all_ in (outcomes, parts))
@@ -66,9 +68,8 @@ def write_report(
     panels = []
     for load in loads:
         of_load = [m | {"of": one.data["side"]} for one, m in measured if m["load"] == load]
-        if (results := whole_sides(of_load)) is None:
-            continue
-        if is_real := of_load[0]["is_real"]:
+        results, is_real = whole_sides(of_load), of_load[0]["is_real"]
+        if is_real and PLAIN in names(results):
             panels.append((results, load))
         sections += [table.markdown() for table in load_tables(results, load, is_real)]
     (docs / "gpu.png").unlink(missing_ok=True)
@@ -110,24 +111,25 @@ def engines_table(outcomes: Sequence[Outcome]) -> Table:
     return Table("Engines", columns, rows or [["none", "", ""]], words=(0, 2))
 
 
-def whole_sides(measurements: Sequence[dict[str, Any]]) -> Results | None:
-    """Of one load: the sides that were measured in all settings.
-
-    None where plain decoding, with which all are compared, is not among them.
-    """
+def whole_sides(measurements: Sequence[dict[str, Any]]) -> Results:
+    """Of one load: the sides that were measured in all settings."""
     settings: dict[str, set[Any]] = {}
     for one in measurements:
         settings.setdefault(one["side"], set()).add(one["setting"])
     most = max(map(len, settings.values()))
     kept = [one for one in measurements if len(settings[one["side"]]) == most]
-    sides = {one["side"]: Side(**one["of"]) for one in kept}
-    return Results([*sides.values()], kept) if PLAIN in sides else None
+    return Results([*{one["side"]: Side(**one["of"]) for one in kept}.values()], kept)
+
+
+def names(results: Results) -> set[str]:
+    """Of its sides."""
+    return {side.name for side in results.sides}
 
 
 def load_tables(results: Results, load: str, is_real: bool) -> list[Table]:
     """Steps of every side, and where acceptance is real, tokens/s."""
     tables = [throughput_table(results, load)] if is_real else []
-    if is_real and any(side.name == OURS for side in results.sides):
+    if is_real and names(results) >= {OURS, PLAIN}:
         tables.append(comparison_table(results, load))
     return [*tables, steps_table(results, load)]
 

@@ -31,16 +31,12 @@ def test_a_dry_run(tmp_path: Path) -> None:
     assert found["verify"]["data"]["verdict"] == "lossless"
     assert found["parity float32"]["data"]["runner"] == "v2"
     assert found["parity float32"]["data"]["verdict"] == "equal"
-    for side in ("plain", "ours"):
-        measured = found[f"tiny {side}"]["data"]
-        assert measured["verdict"] == "1 of 1 settings"
-        assert [one["result"]["tokens"] > 0 for one in measured["measurements"]] == [True]
     ours = found["tiny ours"]["data"]
+    assert ours["verdict"] == "1 of 1 settings"
+    assert [one["result"]["tokens"] > 0 for one in ours["measurements"]] == [True]
     assert ours["stats"]["runner"] == "v2"
     assert any("vllm-dflash" in line and "runner v2" in line for line in ours["log"])
-    text = (tmp_path / "gpu.md").read_text()
-    assert "tokens/s of ours / others'" in text
-    assert (tmp_path / "gpu.png").stat().st_size > 5000
+    assert "## tiny, contexts of 0.1k: tokens/s" in (tmp_path / "gpu.md").read_text()
 
     written = {file: file.stat().st_mtime for file in (tmp_path / "parts").iterdir()}
     assert dry_run(tmp_path)[0] == 0

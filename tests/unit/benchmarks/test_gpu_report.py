@@ -8,20 +8,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
-from gpu import gpu_command
-from gpu.gpu_plan import RESULT, Part
+from gpu import gpu_command, gpu_measure, gpu_run
+from gpu.gpu_plan import Part
 from gpu.gpu_report import COUNTERS, write_report
 from gpu.gpu_run import FAILED, PASSED, Outcome
-from gpu.gpu_sizes import ADAPTIVE, side_of
+from gpu.gpu_sizes import ADAPTIVE, TINY, side_of
+from vllm_dflash.tools.bench.sides import OURS, PLAIN
 from vllm_dflash.tools.console import INTERRUPTED
 
 MACHINE = {"name": "GPU of | tests", "driver_version": "1"}
 REAL, STRETCHED = "8B, contexts up to 2k", "8B, contexts of 32k"
-WRITE = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
 
 
 def benched(side: str, rates: dict[tuple[str, int], float], **more: Any) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def benched(side: str, rates: dict[tuple[str, int], float], **more: Any) -> dict
 
 
 def outcome(name: str, data: dict[str, Any], **more: Any) -> Outcome:
-    fields = {"outcome": PASSED, "words": "fine", "seconds": 3.0, "tail": []} | more
-    return Outcome(name, [], MACHINE, data=data, **fields)
+    fields: dict[str, Any] = {"outcome": PASSED, "words": "fine", "seconds": 3.0, "tail": []}
+    return Outcome(name, [], MACHINE, data=data, **fields | more)
 
 
 def report(folder: Path, outcomes: Sequence[Outcome], *more: str) -> str:
@@ -62,6 +62,7 @@ def test_what_the_report_says(tmp_path: Path) -> None:
         ),
     ]
     text = report(tmp_path, outcomes, "parity")
+    assert "| name | GPU of / tests |" in text
     assert "| tests | 60 | 3 | failed | 1 failed |" in text
     assert "| parity | 60 | - | not run |  |" in text
     assert "### tests failed\n\n```\nE  because\n```" in text
@@ -86,7 +87,8 @@ def test_what_the_report_says(tmp_path: Path) -> None:
 def test_without_plain_decoding_there_is_nothing_to_compare(tmp_path: Path) -> None:
     (tmp_path / "gpu.png").write_text("of a run before")
     text = report(tmp_path, [outcome("8B ours", benched("ours", ALL))])
-    assert "tokens of a request a step" not in text
+    assert "| 4 | 400.0 |" in text
+    assert "tokens/s of ours" not in text
     assert not (tmp_path / "gpu.png").exists()
     assert "gpu.png" not in text
 
@@ -143,7 +145,7 @@ print('1 passed')
 def test_an_interrupted_run_reports_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = gpu_command.run
+    really = gpu_run.run
 
     def run(part: Part, *arguments: Any) -> Outcome:
         if part.name == "last":
@@ -153,13 +155,50 @@ def test_an_interrupted_run_reports_what_there_is(
     monkeypatch.setattr(gpu_command, "run", run)
     assert run_all([counting(tmp_path), Part("last", 60.0, ())], tmp_path) == INTERRUPTED
     text = (tmp_path / "docs" / "gpu.md").read_text()
-    assert "| counting | 60 | 0 | passed | 1 passed |" in text
+    assert "passed | 1 passed |" in text
     assert "| last | 60 | - | not run |  |" in text
 
 
-def test_a_part_writes_where_it_is_told(tmp_path: Path) -> None:
-    command = (sys.executable, "-c", WRITE, RESULT, json.dumps(benched("plain", ALL)))
-    assert run_all([Part("8B plain", 60.0, command)], tmp_path) == 0
-    text = (tmp_path / "docs" / "gpu.md").read_text()
-    assert "passed | 3 settings |" in text
-    assert "| 1 | 100.0 |" in text
+class MadeUp:
+    """An engine process without an engine, that leaves a log."""
+
+    def __init__(self, log: Path, **arguments: Any) -> None:
+        log.parent.mkdir(exist_ok=True)
+        log.write_text(f"INFO [x.py:1] Using {arguments['environment']['VLLM_PLUGINS']}X backend")
+        assert arguments["max_model_len"] == 72
+        self.answers = self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return [[1]] * len(texts)
+
+    def closed(self, **load: Any) -> dict[str, Any]:
+        assert [len(prompt) for prompt in load["prompts"]] == [48, 48]
+        return {"tokens_per_second": 10.0, "tokens_per_output": 1.0}
+
+    def dflash_stats(self) -> list[dict[str, Any]]:
+        return [dict.fromkeys(COUNTERS, 0.25)]
+
+
+def test_from_an_engine_to_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_measure, "EngineProcess", MadeUp)
+    outcomes = []
+    for side in (PLAIN, OURS):
+        file = tmp_path / "json" / f"{side}.json"
+        file.parent.mkdir(exist_ok=True)
+        assert gpu_measure.measure(TINY, side, 60.0, 1.0, file) == 0
+        outcomes.append(outcome(f"tiny {side}", json.loads(file.read_text())))
+    text = report(tmp_path, outcomes)
+    assert "| tiny plain |  | Using X backend |" in text
+    assert "| tiny ours |  | Using dflashX backend; drafted steps 0.25; " in text
+    assert "| 2 | 10.0 | 10.0 |" in text
+    assert "| 2 | 1.00 (1.00 - 1.00) |" in text
+    assert "| 2 | 1.00, 200.00 | 1.00, 200.00 |" in text
