@@ -216,7 +216,7 @@ def test_a_part_that_takes_too_long_is_ended_with_all_it_started(
     found = run(python("stuck", ENGINE, RESULT, seconds=4.0), tmp_path, MACHINE, {})
     assert found.outcome == FAILED
     assert re.match(r"ended after \d+ s, its limit", found.words)
-    wait_until(lambda: not psutil.pid_exists(found.data["pid"]), "its engine's end")
+    wait_until(lambda: not psutil.pid_exists(found.data["pid"]), "its engine's end", 30.0)
 
 
 def test_what_did_not_fail_is_kept(tmp_path: Path) -> None:
