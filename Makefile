@@ -6,9 +6,10 @@
 # make mutants plant faults by machine in what is pure, see which the unit tests let through: hours
 # make faults  plant the faults of tests/faults, written by hand, one after the other: hours
 # make fuzz    hypothesis with new random examples, many of them
+# make gpu     on a machine with a GPU: tests, verify, parity, bench; writes docs/gpu.md: 40 minutes
 # make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU
 .PHONY: demo check test setup test-unit test-engine test-v2 test-cluster test-server mutants faults
-.PHONY: seams next fuzz selection
+.PHONY: seams next fuzz selection gpu
 
 demo: setup
 	scripts/run.sh vllm-dflash demo
@@ -67,6 +68,10 @@ faults: setup
 
 selection: setup
 	cd tests && $(ONE_THREAD) ../scripts/run.sh python -m support.selection_table
+
+# Not in .venv, which is for CPUs: with the Python of the environment that has vLLM's CUDA build.
+gpu:
+	$(or $(PYTHON),python) benchmarks/gpu $(ARGS)
 
 setup:
 	@bash scripts/setup.sh

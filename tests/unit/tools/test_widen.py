@@ -150,6 +150,16 @@ def test_the_demo_pair_is_widened_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(widened) == 2
 
 
+def test_a_pair_of_other_sizes_is_another_pair(tmp_path: Path) -> None:
+    shapes = {"target": TARGET, "drafter": DRAFTER}
+    for positions in (4096, 8192):
+        pair = widened_demo(DEMO, tmp_path, **shapes, positions=positions)
+        for folder in (pair.target, pair.drafter):
+            config = json.loads((Path(folder) / "config.json").read_text())
+            assert config["max_position_embeddings"] == positions
+    assert pair.name == "demo pair widened to 8 and 3 layers of width 1024"
+
+
 def test_a_widening_that_was_interrupted_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,10 @@ class Pair:
     name: str
 
 
-def widened_demo(demo: Path, out: Path) -> Pair:
+def widened_demo(demo: Path, out: Path, **sizes: Any) -> Pair:
     """The demo pair made as large as one worth speeding up; what it computes stays the same.
 
-    Made once for a folder; after that it is found there.
+    Made once for a folder; after that it is found there. `sizes`: as for `widen_pair`.
     """
     if not (demo / "target").is_dir():
         raise ValueError(
@@ -33,14 +34,15 @@ def widened_demo(demo: Path, out: Path) -> Pair:
 
     wide = out / "widened"
     made_from = _digest([Path(widen.__file__), *demo.glob("target/*"), *demo.glob("drafter/*")])
+    made_from += repr(sorted(sizes.items()))
     stamp = wide / "made_from"
     if not stamp.is_file() or stamp.read_text() != made_from:
         stamp.unlink(missing_ok=True)
-        widen.widen_pair(demo, wide)
+        widen.widen_pair(demo, wide, **sizes)
         stamp.write_text(made_from)
+    target, drafter = sizes.get("target", WIDE_TARGET), sizes.get("drafter", WIDE_DRAFTER)
     name = (
-        f"demo pair widened to {WIDE_TARGET.layers} and {WIDE_DRAFTER.layers} layers of width"
-        f" {WIDE_TARGET.hidden}"
+        f"demo pair widened to {target.layers} and {drafter.layers} layers of width {target.hidden}"
     )
     return Pair(str(wide / "target"), str(wide / "drafter"), name)
 

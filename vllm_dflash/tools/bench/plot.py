@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,15 @@ Value = Callable[[dict[str, Any]], float]
 
 def plot(results: Results, path: Path) -> None:
     """One panel per load, all sides in each."""
-    loads = results.loads
+    plot_panels([(results, load) for load in results.loads], path)
+
+
+def plot_panels(panels: Sequence[tuple[Results, str]], path: Path) -> None:
+    """One panel for each load of some results."""
     figure, axes = plt.subplots(
-        1, len(loads), figsize=(6 * len(loads), 4.5), squeeze=False, layout="constrained"
+        1, len(panels), figsize=(6 * len(panels), 4.5), squeeze=False, layout="constrained"
     )
-    for load, panel in zip(loads, axes[0], strict=True):
+    for (results, load), panel in zip(panels, axes[0], strict=True):
         panel.set_title(load)
         if load == SWING:
             _swing(results, panel)

@@ -53,9 +53,21 @@ WIDE_DRAFTER = Shape(hidden=1024, intermediate=1792, heads=8, kv_heads=4, layers
 
 
 def widen_pair(
-    pair: Path, out: Path, target: Shape = WIDE_TARGET, drafter: Shape = WIDE_DRAFTER
+    pair: Path,
+    out: Path,
+    target: Shape = WIDE_TARGET,
+    drafter: Shape = WIDE_DRAFTER,
+    positions: int | None = None,
 ) -> None:
     """Write a widened copy of the pair in `pair/target` and `pair/drafter` to `out`.
+
+    Args:
+        pair: folder of the original.
+        out: folder of the copy.
+        target: sizes of its target.
+        drafter: sizes of its drafter.
+        positions: longest context that its configs allow, if not the original's. Beyond what the
+            original was trained for, costs are right and texts are noise.
 
     Raises:
         ValueError: a size is smaller than the original's, the hidden sizes are not related by a
@@ -71,6 +83,8 @@ def widen_pair(
         config = configs[name]
         weights = widen(load_file(pair / name / WEIGHTS), config, shape)
         config |= _sizes(config, shape)
+        if positions is not None:
+            config["max_position_embeddings"] = positions
         if name == DRAFTER:
             config["num_target_layers"] = target.layers
         shutil.copytree(pair / name, out / name, dirs_exist_ok=True)

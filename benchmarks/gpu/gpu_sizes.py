@@ -1,0 +1,123 @@
+"""Pairs that are measured, and under which loads: chosen for the time there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_dflash.tools.bench.sides import NO_PLUGIN, OURS, PLAIN, Side, make_sides
+from vllm_dflash.tools.bench.widen import Shape
+
+HEAD_DIM = 64
+"""Of the demo pair; widening keeps it."""
+LONGEST_DRAFT = 7
+HELD_OUT_TOKENS = 256
+"""Of a held-out prompt, at most."""
+ADAPTIVE = "native adaptive"
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of one kind, at several numbers in flight."""
+
+    name: str
+    prompt: int | None
+    """Tokens of a prompt; None: the held-out ones as they are."""
+    tokens: int
+    """New ones of a request."""
+    concurrency: tuple[int, ...]
+    is_real: bool = True
+    """Whether the pair was made for such positions. If not, its drafts say nothing."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a request in the end, and a draft."""
+        return (self.prompt or HELD_OUT_TOKENS) + self.tokens + LONGEST_DRAFT + 1
+
+
+@dataclass(frozen=True)
+class Size:
+    """The demo pair, widened, with the engines that run it."""
+
+    name: str
+    target: Shape
+    drafter: Shape
+    sides: tuple[str, ...]
+    """The first one's engine also makes the pair."""
+    loads: tuple[Load, ...]
+    """The most important first: the last are left out where time is short."""
+    seconds: float
+    """Of an engine, its start included."""
+    seconds_to_widen: float = 0.0
+    warm_seconds: float = 1.5
+    window_seconds: float = 2.5
+    rounds: int = 2
+    engine: dict[str, Any] = field(default_factory=lambda: {"max_num_seqs": 256})
+
+    def fits(self, load: Load, concurrency: int, memory_gib: float) -> bool:
+        """Whether so many requests find room beside the weights, in bfloat16."""
+        numbers = 0
+        for one in (self.target, self.drafter):
+            heads = 2 * HEAD_DIM * (one.heads + one.kv_heads)
+            cache = 2 * HEAD_DIM * one.kv_heads * concurrency * load.longest
+            numbers += one.layers * (one.hidden * (heads + 3 * one.intermediate) + cache)
+        return 2 * numbers < 0.8 * memory_gib * 2**30
+
+
+def side_of(name: str, drafter: str) -> Side:
+    """One of the engines that are compared, by name."""
+    sides = make_sides(drafter, range(1, LONGEST_DRAFT + 1), [LONGEST_DRAFT])
+    longest = next(side for side in sides if side.draft_tokens == LONGEST_DRAFT)
+    config = (longest.speculative_config or {}) | {"enable_adaptive_verification": True}
+    # Compared and drawn as the other one of vLLM's whose length is not fixed.
+    sides.append(Side(ADAPTIVE, "native schedule", NO_PLUGIN, config))
+    return next(side for side in sides if side.name == name)
+
+
+SIZES = (
+    Size(
+        "1.7B",
+        # Weights, layers and K/V bytes a token of Qwen3-1.7B. Its width is not the pair's times a
+        # power of four, so rows of the MLP stand in for some. The drafter has the weights of five
+        # of those layers.
+        Shape(hidden=1024, intermediate=14336, heads=32, kv_heads=16, layers=28),
+        Shape(hidden=1024, intermediate=24576, heads=32, kv_heads=16, layers=3),
+        (PLAIN, "native K=3", "native K=7", ADAPTIVE, OURS, "ours K=7"),
+        (
+            Load("contexts up to 0.4k", None, 192, (1, 4, 16, 64, 256)),
+            Load("contexts up to 2k", 1664, 320, (1, 16)),
+            Load("contexts of 8k", 7680, 480, (1, 8), is_real=False),
+            Load("contexts of 32k", 32000, 512, (1, 4), is_real=False),
+        ),
+        seconds=130,
+        seconds_to_widen=20,
+    ),
+    Size(
+        "8B",
+        # The same of Qwen3-8B.
+        Shape(hidden=4096, intermediate=13568, heads=32, kv_heads=16, layers=36),
+        Shape(hidden=4096, intermediate=22528, heads=32, kv_heads=16, layers=3),
+        (PLAIN, "native K=7", ADAPTIVE, OURS),
+        (
+            Load("contexts up to 0.4k", None, 192, (1, 8, 64, 256)),
+            Load("contexts up to 2k", 1664, 320, (1, 16)),
+            Load("contexts of 8k", 7680, 480, (8,), is_real=False),
+            Load("contexts of 32k", 32000, 512, (2,), is_real=False),
+        ),
+        seconds=160,
+        seconds_to_widen=60,
+    ),
+)
+TINY = Size(
+    "tiny",
+    Shape(hidden=256, intermediate=768, heads=4, kv_heads=2, layers=7),
+    Shape(hidden=256, intermediate=768, heads=4, kv_heads=2, layers=3),
+    (OURS,),
+    (Load("contexts of 0.1k", 48, 16, (2,)),),
+    seconds=300,
+    warm_seconds=0.1,
+    window_seconds=0.5,
+    rounds=1,
+    engine={"max_num_seqs": 2, "enforce_eager": True, "dtype": "float32"},
+)
+"""For a dry run."""

@@ -1,0 +1,34 @@
+"""The GPU kit as it runs without a GPU: all kinds of parts, Model Runner V2 in the interpreter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import ROOT
+
+pytestmark = pytest.mark.engine
+
+
+def test_a_dry_run(tmp_path: Path) -> None:
+    kit = str(ROOT / "benchmarks" / "gpu")
+    command = [sys.executable, kit, "--dry-run", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    raw = json.loads((tmp_path / "gpu.json").read_text())
+    found = {one["part"]: one for one in raw["outcomes"]}
+    assert found["tests"]["outcome"] == "skipped"
+    assert "needs a GPU" in found["tests"]["words"]
+    assert found["verify"]["data"]["verdict"] == "lossless"
+    assert found["parity float32"]["data"]["runner"] == "v2"
+    assert found["parity float32"]["data"]["verdict"] == "equal"
+    ours = found["tiny ours"]["data"]
+    assert ours["verdict"] == "1 of 1 settings"
+    assert [one["result"]["tokens"] > 0 for one in ours["measurements"]] == [True]
+    assert ours["stats"]["runner"] == "v2"
+    assert any("vllm-dflash" in line and "runner v2" in line for line in ours["log"])
+    assert "## tiny, contexts of 0.1k: tokens/s" in (tmp_path / "gpu.md").read_text()
