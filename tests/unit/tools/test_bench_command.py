@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from vllm.platforms import current_platform
 
 pytest.importorskip("matplotlib")
 
@@ -175,6 +176,21 @@ def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> No
     assert comparison.workload.loads == ("closed",)
     assert comparison.workload.concurrency == (1, 2, 4, 8, 16, 32)
     assert comparison.record.rounds == 5
+
+
+@pytest.mark.parametrize(("is_cuda", "each"), [(True, 0.8 / 4), (False, None)])
+def test_engines_share_a_gpus_memory(
+    tmp_path: Path,
+    comparisons: list[Comparison],
+    monkeypatch: pytest.MonkeyPatch,
+    is_cuda: bool,
+    each: float | None,
+) -> None:
+    """Plain, vLLM's own at K = 3, its tuned schedule, and ours live side by side."""
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: is_cuda)
+    arguments = ["--native-k", "3", "--gpu-memory-utilization", "0.8"]
+    assert bench(tmp_path, *NOT_WIDENED, *arguments) == 0
+    assert comparisons[0].engine.get("gpu_memory_utilization") == each
 
 
 def test_quick_leaves_what_was_asked_for(tmp_path: Path, comparisons: list[Comparison]) -> None:

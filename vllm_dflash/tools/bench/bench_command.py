@@ -103,6 +103,13 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add_number(sides, "--max-model-len", 1024, "of every engine")
     add_number(sides, "--max-num-seqs", 64, "of every engine")
     add_number(sides, "--tensor-parallel-size", 1, "ranks of every engine")
+    sides.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.9,
+        metavar="SHARE",
+        help="of a GPU's memory, for all engines together: each gets the same part (default: 0.9)",
+    )
     load = parser.add_argument_group("measurements")
     load.add_argument(
         "--load",
@@ -200,6 +207,8 @@ def run_bench(parsed: argparse.Namespace) -> int:
 
 def _prepare(parsed: argparse.Namespace) -> Comparison:
     """Raises ValueError where something does not fit."""
+    from vllm.platforms import current_platform
+
     from vllm_dflash.checkpoint.read import read_drafter
     from vllm_dflash.config.thread_binding import check_thread_binding
     from vllm_dflash.tools.bench.bench_plan import Workload
@@ -242,6 +251,9 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     ranges = parsed.native_schedule
     if isinstance(ranges, list):
         sides.insert(1 + len(native_k), schedule_side(pair.drafter, ranges, longest))
+    tunes = ranges == TUNED and bool(native_k)
+    if current_platform.is_cuda():
+        engine["gpu_memory_utilization"] = parsed.gpu_memory_utilization / (len(sides) + tunes)
     record = Record(
         about=describe(sys.argv[1:], pair.name, engine, workload),
         sides=sides,
@@ -255,7 +267,7 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
         parsed.warmup_rounds,
         parsed.out,
         progress,
-        tune_schedule=ranges == TUNED and bool(native_k),
+        tune_schedule=tunes,
     )
 
 

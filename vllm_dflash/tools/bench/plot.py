@@ -14,12 +14,18 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import ScalarFormatter
 
-from vllm_dflash.tools.bench.bench_plan import POISSON, SWING
+from vllm_dflash.tools.bench.bench_plan import CLOSED, MIXED, POISSON, SWING
 from vllm_dflash.tools.bench.bench_report import LATENCIES, oracle_phases, phase_seconds
 from vllm_dflash.tools.bench.results import Results, Spread
 from vllm_dflash.tools.bench.sides import PLAIN
 
 Value = Callable[[dict[str, Any]], float]
+TITLES = {
+    CLOSED: "a fixed number of requests at a time",
+    MIXED: "the same, every other text hard to draft",
+    SWING: "many requests, then one, and again",
+    POISSON: "requests at random moments",
+}
 
 
 def plot(results: Results, path: Path) -> None:
@@ -33,7 +39,7 @@ def plot_panels(panels: Sequence[tuple[Results, str]], path: Path) -> None:
         1, len(panels), figsize=(6 * len(panels), 4.5), squeeze=False, layout="constrained"
     )
     for (results, load), panel in zip(panels, axes[0], strict=True):
-        panel.set_title(load)
+        panel.set_title(TITLES.get(load, load))
         if load == SWING:
             _swing(results, panel)
         elif load == POISSON:
@@ -43,7 +49,7 @@ def plot_panels(panels: Sequence[tuple[Results, str]], path: Path) -> None:
         else:
             panel.set_xscale("log", base=2)
             panel.xaxis.set_major_formatter(ScalarFormatter())
-            panel.set_xlabel("concurrency")
+            panel.set_xlabel("requests at a time")
             _relative_to_plain(
                 results, load, lambda result: result["tokens_per_second"], "tokens/s", panel
             )
