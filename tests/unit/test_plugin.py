@@ -16,11 +16,16 @@ from vllm.model_executor.models.registry import ModelRegistry
 from vllm.v1.worker import gpu_model_runner
 
 import vllm_dflash
+from support.configs_by_hand import QWEN
 from support.log_lines import log_lines
 from support.pairs import Pair, drafter_config, make_pair, save_drafter
 from vllm_dflash import plugin, seams
+from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.class_paths import CPU_WORKER
 from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
+from vllm_dflash.config.speculative_settings import SpeculativeSettings
+
+OPTIONS = DFlashOptions(7, "fixed", parse_config("it", QWEN), drafter_ranks=1)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +48,39 @@ def test_selection_fills_in_what_the_checkpoint_says(pair: Pair) -> None:
     assert config.parallel_config.worker_cls == CPU_WORKER
     assert DFlashOptions.of(config).drafter.block_size == 8
     assert not config.speculative_config.use_eagle_block_drop()
+
+
+def test_what_a_user_sets_for_others_stays(pair: Pair) -> None:
+    """`additional_config` is shared by all plugins of an engine."""
+    mine = {"another_plugin": {"on": True}}
+    args = engine_args(pair, speculative_config=speculative(pair), additional_config=mine)
+    written = args.create_engine_config().additional_config
+    assert written.pop(ADDITIONAL_CONFIG_KEY)
+    assert written == mine
+
+
+@pytest.mark.parametrize(
+    ("is_v2", "written", "disabled"),
+    [(False, None, True), (False, False, False), (True, None, None)],
+)
+def test_v1_keeps_all_layers_in_one_group_of_the_cache(
+    pair: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    is_v2: bool,
+    written: bool | None,
+    disabled: bool | None,
+) -> None:
+    """Unless the user wants several; V2 takes drafters in several."""
+    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
+    asked = speculative(pair)
+    args = engine_args(pair, speculative_config=asked, disable_hybrid_kv_cache_manager=written)
+    parallel: Any = SimpleNamespace(
+        worker_cls="auto", distributed_executor_backend="uni", tensor_parallel_size=1
+    )
+    monkeypatch.setattr("vllm_dflash.config.engine_settings.choose_worker", lambda _: CPU_WORKER)
+    monkeypatch.setattr("vllm_dflash.config.pair.resolve", lambda *_: OPTIONS)
+    plugin._select(args, SpeculativeSettings.of(asked), {}, args.create_model_config(), parallel)
+    assert args.disable_hybrid_kv_cache_manager is disabled
 
 
 def test_fewer_drafts_than_the_block_holds(pair: Pair) -> None:

@@ -1,6 +1,7 @@
 """What `propose` does to each request, on a real paged cache; hazards of the design by name."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -195,3 +196,48 @@ def test_nan_logits_never_become_drafts(harness: Harness) -> None:
     drafts = harness.step([Row(0, features(8, 0)), Row(1, bad), Row(2, features(8, 2))])
     assert [len(d) for d in drafts] == [7, 0, 7]
     assert harness.proposer.collect_statistics().nan_drafts == 7
+
+
+def test_one_request_with_drafts_is_enough_to_send_them(pair: Pair) -> None:
+    """To processes that the engine would not call for drafts."""
+    harness = DrafterHarness(pair)
+    far, at_its_end = Row(0, features(50, 0)), Row(1, features(254, 1))
+    assert [len(drafts) for drafts in harness.step([far, at_its_end])] == [7, 0]
+    assert harness.proposer.has_drafts
+    harness.step([Row(1, features(1, 2))])
+    assert not harness.proposer.has_drafts
+
+
+def test_a_steps_rows_are_those_of_the_target(harness: Harness) -> None:
+    """Prompt tokens and drafts included: by them it is told apart, and learned from."""
+    seen: list[Step] = []
+    harness.proposer.lengths.end = seen.append
+    harness.step([Row(0, features(9, 0)), Row(1, features(4, 1), num_rejected=2)])
+    harness.step([Row(0, features(1, 2)), Row(1, features(1, 3))])
+    assert [step.rows for step in seen] == [13, 2]
+    assert [step.num_requests for step in seen] == [2, 2]
+
+
+def test_a_request_ends_behind_its_prompt_and_what_it_asked_for(harness: Harness) -> None:
+    def request(max_tokens: int | None) -> SimpleNamespace:
+        params = SimpleNamespace(max_tokens=max_tokens)
+        return SimpleNamespace(num_prompt_tokens=50, sampling_params=params)
+
+    pooling = SimpleNamespace(num_prompt_tokens=50, sampling_params=None)
+    requests = {"a": request(10), "b": request(10_000), "c": request(None), "d": pooling}
+    harness.requests = requests  # type: ignore[attr-defined]
+    limits = harness.proposer._length_limits(list(requests))
+    assert limits.tolist() == [60, 256, 256, 256]
+
+
+@pytest.mark.parametrize(
+    ("connector", "groups", "waits"), [(None, 1, True), ("one", 1, False), (None, 2, False)]
+)
+def test_context_waits_only_where_nobody_else_needs_the_cache(
+    pair: Pair, connector: str | None, groups: int, waits: bool
+) -> None:
+    proposer = DrafterHarness(pair).proposer
+    proposer.vllm_config.kv_transfer_config = connector
+    proposer.num_cache_groups = groups
+    proposer.adapt_lengths(profiled_costs())
+    assert (proposer.backlog is not None) == waits

@@ -9,9 +9,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import DraftTokenIds
 
+from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, SCHEDULER
 from vllm_dflash.engine import drafts_in_output
 from vllm_dflash.engine import scheduler as ours
-from vllm_dflash.engine.drafts_in_output import attach_drafts
+from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_the_output
 from vllm_dflash.engine.scheduler import DFlashAsyncScheduler, DFlashScheduler, build_scheduler
 from vllm_dflash.seams import ENGINE
 
@@ -61,6 +62,23 @@ def test_an_output_without_drafts(happened: list[Any]) -> None:
 def test_no_table_of_lengths(happened: list[Any]) -> None:
     """It is for asynchronous scheduling; here it would shorten drafts that are there."""
     assert DFlashScheduler().dynamic_sd_lookup is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "come_along"),
+    [
+        ({}, True),
+        ({"distributed_executor_backend": CPU_RAY_EXECUTOR}, True),
+        ({"distributed_executor_backend": "uni"}, False),  # a call costs nothing there
+        ({"use_v2_model_runner": True}, False),  # whose output is made before its drafts
+        ({"scheduler_cls": "another"}, False),  # nobody would take them
+    ],
+)
+def test_where_drafts_come_along(changes: dict[str, Any], come_along: bool) -> None:
+    settings: Any = {"scheduler_cls": SCHEDULER, "distributed_executor_backend": "mp"}
+    whole = SimpleNamespace(**{"use_v2_model_runner": False, **settings, **changes})
+    whole.scheduler_config = whole.parallel_config = whole
+    assert drafts_come_with_the_output(whole) == come_along  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("comes_along", "taken"), [(True, None), (False, "called for")])
