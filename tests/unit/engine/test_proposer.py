@@ -1,14 +1,17 @@
 """What `propose` does to each request, on a real paged cache; hazards of the design by name."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from support.drafter_harness import CACHE_BLOCK, DrafterHarness, Harness, Row
 from support.pairs import Pair, make_pair
 from support.planner_world import profiled_costs
+from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.step import Plan, Step
 
@@ -98,6 +101,24 @@ def test_context_kept_back_gives_the_same_drafts(pair: Pair) -> None:
     assert not stored
     assert harness.step([Row(0, whole[40:], bonus=3)]) == expected
     assert stored == [60]  # request 1 ended undrafted, so its rows never were
+
+
+def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> None:
+    """The second of three, of whose drafts two go on to be verified."""
+    rows = [Row(number, features(20 + number, number)) for number in range(3)]
+    expected = DrafterHarness(pair).step([rows[1]])[0]
+
+    class Second(FixedLength):
+        def plan(self, step: Step) -> Plan:
+            return replace(super().plan(step), drafted=np.array([False, True, False]))
+
+        def lengths(self, step: Step, confidence: Floats) -> Ints:
+            return np.array([2])
+
+    harness = DrafterHarness(pair)
+    harness.proposer.adapt_lengths(profiled_costs())
+    harness.proposer.lengths.policy = Second(7)
+    assert harness.step(rows) == [[], expected[:2], []]
 
 
 def test_skipped_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> None:

@@ -13,7 +13,6 @@ from vllm_dflash.engine.length_control import LengthControl
 from vllm_dflash.engine.scheduler import WorkerFacts
 from vllm_dflash.engine.v2.nan_counter import NanCounter
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
-from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.watch import FIRST_LOOK
 from vllm_dflash.engine.worker import DFlashCPUWorker, DFlashGPUWorker, DraftingWorker
 
@@ -174,14 +173,3 @@ def test_a_cpu_worker_mends_its_kernels_before_they_run(monkeypatch: pytest.Monk
     assert done.index("runner") == 2
     assert {*done[:2]} == {"ask_for_amx", "mend_expanded_sampling"}
     assert done[3:] == ["unlink_collective_memory"]
-
-
-@pytest.mark.parametrize("has_it", [True, False])
-def test_permission_for_amx_is_asked_where_there_is_amx(
-    monkeypatch: pytest.MonkeyPatch, has_it: bool
-) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_it)
-    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: asked.append(True))
-    ask_for_amx()
-    assert asked == [True] * has_it

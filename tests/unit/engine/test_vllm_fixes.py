@@ -1,0 +1,70 @@
+"""What we mend of vLLM: that it is done where it is needed, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.model_executor.layers.attention import Attention
+
+from vllm_dflash.engine.vllm_fixes import collective_memory
+from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
+from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
+from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_permission_for_amx_is_asked_where_there_is_amx(
+    monkeypatch: pytest.MonkeyPatch, has_it: bool
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_it)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: asked.append(True))
+    ask_for_amx()
+    assert asked == [True] * has_it
+
+
+def test_a_rank_takes_its_own_name_off_the_shared_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("ours_0", "ours_1", "others_1"):
+        (tmp_path / name).touch()
+    collectives = SimpleNamespace(group_name="ours", communicator=SimpleNamespace(rank=1))
+    group = SimpleNamespace(device_communicator=SimpleNamespace(dist_module=collectives))
+    monkeypatch.setattr(collective_memory, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(collective_memory, "get_tp_group", lambda: group)
+    unlink_collective_memory()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["others_1", "ours_0"]
+    alone = SimpleNamespace(device_communicator=None)
+    monkeypatch.setattr(collective_memory, "get_tp_group", lambda: alone)
+    unlink_collective_memory()
+
+
+@pytest.mark.parametrize(
+    ("layers", "is_set"),
+    [
+        ([(None, True), (128, True)], True),
+        ([(None, True), (128, False)], True),  # the drafter has none
+        ([(None, False), (128, False)], False),
+        ([(128, True), (128, True)], False),
+    ],
+)
+def test_keys_are_not_split_where_windows_and_sinks_meet(
+    monkeypatch: pytest.MonkeyPatch, layers: list[tuple[int | None, bool]], is_set: bool
+) -> None:
+    monkeypatch.delenv("VLLM_CPU_ATTN_SPLIT_KV", raising=False)
+    attentions: dict[str, Any] = {}
+    for number, (window, has_sink) in enumerate(layers):
+        layer = object.__new__(Attention)
+        torch.nn.Module.__init__(layer)
+        layer.sliding_window, layer.has_sink = window, has_sink
+        attentions[str(number)] = layer
+    attentions["of another kind"] = SimpleNamespace()
+    compilation = SimpleNamespace(static_forward_context=attentions)
+    mend_sliding_sinks(SimpleNamespace(compilation_config=compilation))  # type: ignore[arg-type]
+    found = os.environ.pop("VLLM_CPU_ATTN_SPLIT_KV", None)
+    assert found == ("0" if is_set else None)
