@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
 from vllm_dflash.engine.vllm_fixes import collective_memory
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
+from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
 
 
@@ -42,6 +44,21 @@ def test_a_rank_takes_its_own_name_off_the_shared_memory(
     alone = SimpleNamespace(device_communicator=None)
     monkeypatch.setattr(collective_memory, "get_tp_group", lambda: alone)
     unlink_collective_memory()
+
+
+def test_every_table_of_rotations_is_as_long_as_the_target() -> None:
+    """YaRN's, whose class is its own, most of all; tables that are long enough stay."""
+
+    class Yarn(RotaryEmbedding):
+        def __init__(self, rows: int) -> None:
+            torch.nn.Module.__init__(self)
+            self.register_buffer("cos_sin_cache", torch.arange(2.0 * rows).view(rows, 2))
+
+    model = torch.nn.ModuleList([Yarn(3), Yarn(6), torch.nn.Linear(1, 1)])
+    cover_positions(model, 5)
+    short, long = (model[number].cos_sin_cache.tolist() for number in (0, 1))
+    assert short == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [4.0, 5.0], [4.0, 5.0]]
+    assert len(long) == 6
 
 
 @pytest.mark.parametrize(
