@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.platforms import current_platform
 
 from support import DEMO
 from support.planner_world import steady_costs
@@ -22,6 +23,15 @@ TARGET, DRAFTER = DEMO / "target", DEMO / "drafter"
 USES_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
 DFLASH = {"method": "dflash", "model": str(DRAFTER)}
 FIXED = {**DFLASH, "draft_length": "fixed"}
+SCHEDULING = ("synchronous", "asynchronous") if USES_V2 else ("synchronous",)
+"""How this process's model runner can be scheduled."""
+
+# What was imported stays. vLLM has it looked through for garbage 15 times for each engine that
+# starts and ends, which takes ten times as long as all the rest; so it is set aside for good.
+gc.collect()
+gc.freeze()
+for name in ("freeze", "unfreeze"):
+    setattr(gc, name, lambda: None)
 
 
 def held_out_prompts(count: int) -> list[str]:
@@ -30,13 +40,15 @@ def held_out_prompts(count: int) -> list[str]:
 
 
 @contextmanager
-def engine(**arguments: Any) -> Iterator[LLM]:
-    """An engine on the demo target in float32, eager, in this process."""
+def engine(scheduling: str = "", /, **arguments: Any) -> Iterator[LLM]:
+    """An engine on the demo target in float32, eager, in this process; scheduled as vLLM does it
+    here, unless "asynchronous" is asked for."""
     settings = {"model": str(TARGET), "dtype": "float32", "enforce_eager": True}
     settings |= {"max_model_len": 512, "disable_log_stats": False, "seed": 0}
     settings |= {"block_size": 32}  # smaller than the prompts, so that prefixes are cached
     cleanup_dist_env_and_memory()
-    llm = LLM(**settings | arguments)
+    with _scheduling(scheduling):
+        llm = LLM(**settings | arguments)
     try:
         yield llm
     finally:
@@ -44,6 +56,20 @@ def engine(**arguments: Any) -> Iterator[LLM]:
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+@contextmanager
+def _scheduling(scheduling: str) -> Iterator[None]:
+    """Asynchronous if so: vLLM switches that off on CPUs, but Model Runner V2 can do it there."""
+    check = current_platform.check_and_update_config
+
+    def set_it(vllm_config: Any) -> None:
+        check(vllm_config)
+        vllm_config.scheduler_config.async_scheduling |= scheduling == "asynchronous"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(current_platform), "check_and_update_config", staticmethod(set_it))
+        yield
 
 
 def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
