@@ -7,11 +7,21 @@ from collections.abc import Callable
 import pytest
 from vllm import LLM
 
-from support.engines import DFLASH, engine, fix_costs, greedy, held_out_prompts, token_ids
+from support.engines import (
+    DFLASH,
+    SCHEDULING,
+    USES_V2,
+    engine,
+    fix_costs,
+    greedy,
+    held_out_prompts,
+    token_ids,
+)
 
+pytestmark = pytest.mark.usefixtures("runner")
 PROMPTS = held_out_prompts(9)
 LONG = " ".join(PROMPTS[4:])  # several chunks of prefill
-PARAMS = greedy(32, ignore_eos=True)
+PARAMS = greedy(16 if USES_V2 else 32, ignore_eos=True)
 
 
 def steps(llm: LLM, number: int) -> Callable[[], bool]:
@@ -46,7 +56,7 @@ def expected() -> list[list[int]]:
 def serve(llm: LLM, place: int, victim: str, leaves: Callable[[], bool]) -> dict[str, list[int]]:
     """Two requests and a victim, which leaves in time; then two more in its place."""
     core = llm.llm_engine
-    scheduler = core.engine_core.engine_core.scheduler
+    inner = core.engine_core.engine_core
     tokens: dict[str, list[int]] = {}
     arrivals = [("0", PROMPTS[0]), ("1", PROMPTS[1])]
     arrivals.insert(place, ("x", victim))
@@ -58,22 +68,26 @@ def serve(llm: LLM, place: int, victim: str, leaves: Callable[[], bool]) -> dict
             if output.finished:
                 tokens[output.request_id] = list(output.outputs[0].token_ids)
         if is_there and leaves():
+            # Scheduled asynchronously, a step runs meanwhile.
+            assert bool(inner.batch_queue) == inner.async_scheduling
             core.abort_request(["x"])
             is_there = False
             for number in (2, 3):
                 core.add_request(str(number), PROMPTS[number], PARAMS)
     assert not is_there
-    pool = scheduler.kv_cache_manager.block_pool
+    pool = inner.scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block
     return tokens
 
 
+@pytest.mark.parametrize("scheduling", SCHEDULING)
 def test_hazard_6_a_request_is_aborted_at_every_stage(
-    expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    expected: list[list[int]], scheduling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its row and its blocks are used again at once. At a fixed length: test_hazards.py."""
     fix_costs(monkeypatch)
     with engine(
+        scheduling,
         speculative_config=dict(DFLASH),
         max_num_seqs=2,
         max_num_batched_tokens=64,

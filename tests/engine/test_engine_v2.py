@@ -6,12 +6,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from vllm.platforms import current_platform
 
 from support import importing_support
 from support.engines import (
@@ -35,18 +33,6 @@ pytestmark = [
 ]
 PROMPTS = held_out_prompts(8)[4:]
 PARAMS = greedy(32)
-
-
-@pytest.fixture
-def asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM switches asynchronous scheduling off on CPUs; the runner can do it all the same."""
-    check = current_platform.check_and_update_config
-
-    def keep_it_on(vllm_config: Any) -> None:
-        check(vllm_config)
-        vllm_config.scheduler_config.async_scheduling = True
-
-    monkeypatch.setattr(type(current_platform), "check_and_update_config", staticmethod(keep_it_on))
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +76,13 @@ def test_the_same_acceptance_as_vllms_own_speculator(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("draft_length", ["fixed", "adaptive"])
 def test_asynchronous_scheduling_gives_the_same_tokens(
-    asynchronous: None,
     expected: list[list[int]],
     draft_length: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fix_costs(monkeypatch)
     speculative = {**DFLASH, "draft_length": draft_length}
-    with engine(speculative_config=speculative, max_num_seqs=4) as llm:
+    with engine("asynchronous", speculative_config=speculative, max_num_seqs=4) as llm:
         core = llm.llm_engine.engine_core.engine_core
         assert core.async_scheduling
         assert type(core.scheduler).__name__ == "DFlashAsyncScheduler"
@@ -127,10 +112,10 @@ def test_the_device_may_draft_while_the_host_plans(
 
 
 def test_asynchronous_steps_without_drafts_store_context_and_draft_nothing(
-    asynchronous: None, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever lengths the scheduler chooses, from none to all, the output stays the same."""
-    with engine(speculative_config=dict(DFLASH), max_num_seqs=4) as llm:
+    with engine("asynchronous", speculative_config=dict(DFLASH), max_num_seqs=4) as llm:
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         lengths = iter([7, 0, 0, 3, 1, 0, 7, 7, 2, 0] * 1000)
         monkeypatch.setattr(scheduler.lengths, "choose", lambda num_requests: next(lengths))

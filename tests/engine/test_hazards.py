@@ -19,6 +19,7 @@ from support.drafter_watch import watch_drafts
 from support.engines import (
     DRAFTER,
     FIXED,
+    SCHEDULING,
     TARGET,
     USES_V2,
     engine,
@@ -67,12 +68,16 @@ def expected() -> Callable[..., tuple[list[int], list[int]]]:
     return look_up
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[LLM]:
+@pytest.fixture(scope="module", params=["synchronous"])
+def shared(request: pytest.FixtureRequest) -> Iterator[LLM]:
     settings: dict[str, Any] = {"max_model_len": LIMIT, "max_num_seqs": 3}
     settings |= {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 24}
-    with engine(speculative_config=dict(FIXED), **settings) as llm:
+    with engine(request.param, speculative_config=dict(FIXED), **settings) as llm:
         yield llm
+
+
+either_way = pytest.mark.parametrize("shared", SCHEDULING, indirect=True)
+"""Scheduled asynchronously, one step runs while another is scheduled, or a request leaves."""
 
 
 @pytest.fixture
@@ -160,6 +165,7 @@ def test_hazard_1_prefixes_that_are_shared_or_evicted(
     assert prefix_cache_hits(llm) - before < plain_hits(shared)
 
 
+@either_way
 def test_hazard_1_requests_thrown_out_between_two_steps(
     llm: LLM, prompts: list[list[int]], expected: Any
 ) -> None:
@@ -249,6 +255,7 @@ def test_hazard_5_nan_in_all_blocks_changes_nothing(
         assert llm.reset_prefix_cache()
 
 
+@either_way
 def test_hazard_6_a_row_and_its_blocks_are_used_again_after_an_abort(
     llm: LLM, prompts: list[list[int]], expected: Any
 ) -> None:
@@ -284,6 +291,7 @@ def test_hazard_9_drafts_lie_in_blocks_of_their_request(
     assert all(draft.written <= draft.own and 0 not in draft.written for draft in seen)
 
 
+@either_way
 def test_a_request_near_the_context_limit_changes_no_other(
     llm: LLM, prompts: list[list[int]], expected: Any
 ) -> None:

@@ -2,8 +2,11 @@
 
 import pytest
 
-from support.engines import DFLASH, engine, fix_costs, greedy, held_out_prompts
+from support.engines import DFLASH, USES_V2, engine, fix_costs, greedy, held_out_prompts
 
+pytestmark = pytest.mark.usefixtures("runner")
+# In Triton's interpreter, less of it.
+PROMPTS, TOKENS = held_out_prompts(4 if USES_V2 else 16), 16 if USES_V2 else 48
 NEAR = 0.20
 """Nats below the best; both are rounded to three digits, in batches of other shapes."""
 
@@ -17,8 +20,8 @@ def test_hazard_11_every_token_is_plain_vllms_best_or_nearly(
     for draft_length in ("fixed", "adaptive"):
         speculative = {**DFLASH, "draft_length": draft_length}
         with engine(speculative_config=speculative, dtype="bfloat16", max_num_seqs=8) as llm:
-            params = greedy(48, ignore_eos=True)
-            outputs += llm.generate(held_out_prompts(16), params, use_tqdm=False)
+            params = greedy(TOKENS, ignore_eos=True)
+            outputs += llm.generate(PROMPTS, params, use_tqdm=False)
             (stats,) = llm.collective_rpc("dflash_stats")
         assert stats["accepted_tokens"] > 0
     written = [list(o.prompt_token_ids) + list(o.outputs[0].token_ids) for o in outputs]
@@ -35,5 +38,5 @@ def test_hazard_11_every_token_is_plain_vllms_best_or_nearly(
             output.outputs[0].token_ids, one.prompt_logprobs[start:], strict=True
         ):
             behind.append(max(p.logprob for p in row.values()) - row[token].logprob)
-    assert len(behind) == 2 * 16 * 48
+    assert len(behind) == 2 * len(PROMPTS) * TOKENS
     assert max(behind) < NEAR

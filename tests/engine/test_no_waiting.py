@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from vllm import LLM
 
-from support.engines import DFLASH, engine, greedy, held_out_prompts, schedule, worker_of
+from support.engines import DFLASH, engine, greedy, held_out_prompts, worker_of
 from support.waiting_calls import lines_counted, waits_noted
 from vllm_dflash.engine.watch import FIRST_LOOK
 from vllm_dflash.engine.worker import DraftingWorker
@@ -55,13 +55,14 @@ def warm_steps(
 @pytest.fixture(scope="module")
 def llm() -> Any:
     """Lengths take turns, so that steps with and without a block are among those watched."""
-    with pytest.MonkeyPatch.context() as patch:
-        schedule(patch, "asynchronous")
-        with engine(speculative_config=dict(DFLASH), max_num_seqs=6) as llm:
-            scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-            lengths = iter([7, 7, 0, 3] * 1000)
-            patch.setattr(scheduler.lengths, "choose", lambda num_requests: next(lengths))
-            yield llm
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        engine("asynchronous", speculative_config=dict(DFLASH), max_num_seqs=6) as llm,
+    ):
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        lengths = iter([7, 7, 0, 3] * 1000)
+        patch.setattr(scheduler.lengths, "choose", lambda num_requests: next(lengths))
+        yield llm
 
 
 def test_nothing_waits_for_the_device(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

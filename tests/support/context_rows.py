@@ -74,11 +74,17 @@ class ContextRows:
         return [block * size + offset for block in blocks for offset in range(size)]
 
     def missing(self) -> list[tuple[str, int]]:
-        """Computed tokens of running requests whose own row is neither stored nor waits."""
+        """Computed tokens of running requests whose own row is neither stored nor waits.
+
+        Scheduled asynchronously, computed tokens are counted before they are known; these are not
+        looked at.
+        """
         return [
             (request.request_id, position)
             for request in self.scheduler.running
-            for position, slot in enumerate(self.slots(request)[: request.num_computed_tokens])
+            for position, slot in enumerate(
+                self.slots(request)[: min(request.num_computed_tokens, request.num_tokens - 1)]
+            )
             if (row := self._row(slot)) is None
             or row != self._given.get(slot)
             or row.position != position

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import os
@@ -27,6 +26,13 @@ FIXED = {**DFLASH, "draft_length": "fixed"}
 SCHEDULING = ("synchronous", "asynchronous") if USES_V2 else ("synchronous",)
 """How this process's model runner can be scheduled."""
 
+# What was imported stays. vLLM has it looked through for garbage 15 times for each engine that
+# starts and ends, which takes ten times as long as all the rest; so it is set aside for good.
+gc.collect()
+gc.freeze()
+for name in ("freeze", "unfreeze"):
+    setattr(gc, name, lambda: None)
+
 
 def held_out_prompts(count: int) -> list[str]:
     with (DEMO / "held_out.jsonl").open() as file:
@@ -34,13 +40,15 @@ def held_out_prompts(count: int) -> list[str]:
 
 
 @contextmanager
-def engine(**arguments: Any) -> Iterator[LLM]:
-    """An engine on the demo target in float32, eager, in this process."""
+def engine(scheduling: str = "", /, **arguments: Any) -> Iterator[LLM]:
+    """An engine on the demo target in float32, eager, in this process; scheduled as vLLM does it
+    here, unless "asynchronous" is asked for."""
     settings = {"model": str(TARGET), "dtype": "float32", "enforce_eager": True}
     settings |= {"max_model_len": 512, "disable_log_stats": False, "seed": 0}
     settings |= {"block_size": 32}  # smaller than the prompts, so that prefixes are cached
     cleanup_dist_env_and_memory()
-    llm = LLM(**settings | arguments)
+    with _scheduling(scheduling):
+        llm = LLM(**settings | arguments)
     try:
         yield llm
     finally:
@@ -48,14 +56,20 @@ def engine(**arguments: Any) -> Iterator[LLM]:
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
-        _freeze_what_is_imported()
 
 
-@functools.cache
-def _freeze_what_is_imported() -> None:
-    """When the first engine has gone: modules stay, and vLLM walks over them half a dozen times an
-    engine, half a second each."""
-    gc.freeze()
+@contextmanager
+def _scheduling(scheduling: str) -> Iterator[None]:
+    """Asynchronous if so: vLLM switches that off on CPUs, but Model Runner V2 can do it there."""
+    check = current_platform.check_and_update_config
+
+    def set_it(vllm_config: Any) -> None:
+        check(vllm_config)
+        vllm_config.scheduler_config.async_scheduling |= scheduling == "asynchronous"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(current_platform), "check_and_update_config", staticmethod(set_it))
+        yield
 
 
 def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,20 +82,6 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             worker, profile, lambda runner, agree: steady_costs(runner.max_num_reqs)
         )
-
-
-def schedule(monkeypatch: pytest.MonkeyPatch, scheduling: str) -> None:
-    """From here on engines do it in this way.
-
-    vLLM switches asynchronous scheduling off on CPUs; Model Runner V2 can do it all the same.
-    """
-    check = current_platform.check_and_update_config
-
-    def set_it(vllm_config: Any) -> None:
-        check(vllm_config)
-        vllm_config.scheduler_config.async_scheduling = scheduling == "asynchronous"
-
-    monkeypatch.setattr(type(current_platform), "check_and_update_config", staticmethod(set_it))
 
 
 def worker_of(llm: LLM) -> Any:
