@@ -130,6 +130,19 @@ def test_steps_go_into_the_ring_together() -> None:
         assert cache.stores == 0
 
 
+def test_a_ring_starts_over_while_rows_are_on_their_way_into_it() -> None:
+    cache = Cache()
+    backlog = make(cache, capacity=64)
+    for step in range(7):
+        add(backlog, [*range(8 * step, 8 * step + 8)], float(step))
+    backlog.drop([0, 1, 2, 3], BLOCK)  # the first two steps', so nothing is in the way
+    new = [*range(100, 112)]
+    assert add(backlog, new, 9.0) == 0
+    expected = {slot: row(slot, float(slot // 8)) for slot in range(16, 56)}
+    assert waiting(backlog) == expected | {slot: row(slot, 9.0) for slot in new}
+    assert cache.stores == 0
+
+
 def test_its_buffers_stay_where_they_are() -> None:
     backlog = make(Cache())
     before = [buffer.data_ptr() for buffer in backlog.buffers()]

@@ -112,6 +112,22 @@ def test_a_step_without_a_block_is_none_for_vllm_either(
     assert seen == [0]
 
 
+def test_each_request_has_the_limit_of_its_own_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of the batch are not rows of the runner's states."""
+    monkeypatch.setattr(PlannedSpeculator, "length_limit", 90)
+    seen: list[Any] = []
+    speculator: Any = object.__new__(PlannedSpeculator)
+    speculator.runs_target_alone, speculator.num_speculative_steps = False, K
+    speculator.newly_admitted = set()
+    speculator.req_states = SimpleNamespace(max_seq_len=np.array([50, 60, 70, 100]))
+    speculator.synchronous = SimpleNamespace(
+        propose=lambda *_, limits, **__: seen.append(limits.tolist())
+    )
+    batch = SimpleNamespace(num_reqs=2, idx_mapping_np=np.array([3, 1]))
+    speculator.propose(batch, {}, {}, None, None, SAMPLED, REJECTED)
+    assert seen == [[90, 60]]
+
+
 def test_new_and_resumed_requests_have_no_drafts_yet() -> None:
     assert newly_admitted(scheduled(new=("a", "b"), resumed=("c",))) == {"a", "b", "c"}
     assert newly_admitted(scheduled()) == set()

@@ -46,7 +46,7 @@ class Engine:
         self.policy = control.policy = Scripted(self.events, list(drafts))
         self.synchronous = SynchronousLengths(control, CONFIDENCE, runs_ahead=runs_ahead)
 
-    def step(self, most: int = K) -> list[int]:
+    def step(self, most: int = K, limits: tuple[int, int] = (100, 94)) -> list[int]:
         def run(runs_block: bool) -> torch.Tensor:
             self.events.append("block" if runs_block else "context")
             return torch.tensor([[1, 2, 3], [4, 5, 6]])
@@ -64,7 +64,7 @@ class Engine:
             torch.tensor([3, 1]),
             torch.tensor([1, 2]),
             most=most,
-            limits=np.array([100, 94]),
+            limits=np.array(limits),
             newly_admitted=(),
         )
         step = self.synchronous.step
@@ -86,6 +86,13 @@ def test_the_same_drafts_in_either_order(runs_ahead: bool) -> None:
     assert (statistics.verifications, statistics.draft_tokens) == (10, 25)
     assert statistics.accepted_tokens == 10
     assert statistics.drafted_steps == 3
+
+
+def test_each_is_cut_by_its_own_confidence() -> None:
+    """Not by that of `a`, which is at its end."""
+    engine = Engine(True, runs_ahead=False)
+    assert engine.step(limits=(14, 100)) == [0, 1]
+    assert engine.policy.confidence == [[pytest.approx([0.6, 0.0, 0.0])]]
 
 
 def test_where_drafting_goes_on_the_device_works_while_the_host_plans() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.gpu_worker import Worker
 
 from support.planner_world import profiled_costs
@@ -51,6 +52,50 @@ def test_blocks_that_a_preempted_request_once_had_are_not_dropped() -> None:
         )
     )
     assert dropped == [5]
+
+
+@pytest.mark.parametrize(("caches_prefixes", "dropped"), [(True, [6]), (False, [5, 6])])
+def test_what_waits_for_a_prefix_that_can_be_found_again_is_kept(
+    caches_prefixes: bool, dropped: list[int]
+) -> None:
+    worker: Any = object.__new__(DFlashCPUWorker)
+    found: list[int] = []
+    worker.use_v2_model_runner = False
+    worker._num_blocks, worker._draft_groups = 8, [(0, 32, [])]
+    worker.cache_config = SimpleNamespace(enable_prefix_caching=caches_prefixes)
+    worker.drafter = SimpleNamespace(drop_context=lambda blocks, _: found.extend(blocks))
+    ended = SimpleNamespace(block_ids=([5, 6],), num_tokens=40)
+    worker.model_runner = SimpleNamespace(
+        requests={"ended": ended}, input_batch=SimpleNamespace(req_id_to_index={"ended": 0})
+    )
+    nothing_new = SimpleNamespace(
+        req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
+    )
+    worker._forget_blocks(
+        SimpleNamespace(
+            scheduled_new_reqs=[], scheduled_cached_reqs=nothing_new, finished_req_ids={"ended"}
+        )
+    )
+    assert found == dropped
+
+
+def test_one_long_request_does_not_end_everybodys_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On V1, vLLM looks at the longest of a batch."""
+    for name in ("PlannedProposer", "DraftRejectionSampler"):
+        monkeypatch.setattr(f"vllm_dflash.engine.worker.{name}", lambda *_, name=name: name)
+    worker: Any = object.__new__(DFlashCPUWorker)
+    worker.vllm_config = worker.device = None
+    runner = worker.model_runner = SimpleNamespace(
+        drafter=object.__new__(DFlashProposer),
+        sampler=None,
+        speculative_config=None,
+        device=None,
+        _input_fits_in_drafter=lambda _: False,
+    )
+    assert worker._attach_to_v1() == runner.drafter == "PlannedProposer"
+    assert runner.rejection_sampler == "DraftRejectionSampler"
+    assert runner._input_fits_in_drafter(SimpleNamespace(max_seq_len=10**9))
+    assert not runner._input_fits_in_drafter(None)
 
 
 class Drafter:

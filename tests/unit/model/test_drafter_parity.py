@@ -167,3 +167,12 @@ def test_a_target_with_more_positions_than_the_rotary_table(tmp_path: Path) -> N
     rotary = harness.proposer.model.context.attentions[0].rotary_emb
     assert len(rotary.cos_sin_cache) >= 256 > 2 * 16
     harness.step([Row(0, features_of(pair, 90, seed=1), bonus=7)])
+
+
+def test_positions_go_on_behind_what_the_drafter_was_trained_for(tmp_path: Path) -> None:
+    """The target is the one that says how far; no two of its positions are turned alike."""
+    harness = DrafterHarness(make_pair(tmp_path, max_position_embeddings=64), max_model_len=256)
+    for attention in harness.proposer.model.context.attentions:
+        table = attention.rotary_emb.cos_sin_cache
+        assert len(table) >= 256
+        assert len(table[:256].unique(dim=0)) == 256
