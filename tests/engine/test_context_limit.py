@@ -83,7 +83,7 @@ def test_requests_that_end_at_the_limit(
     assert found == expected
     assert stats["nan_drafts"] == 0
     if scheduling == "asynchronous":  # one length for all, beyond the drafter's limit as well
-        assert stats["draft_tokens"] > 0
+        assert stats["mean_acceptance_length"] > 1.8
         return
     # Requests in order of their ids: of a batch, those far from both limits were drafted.
     by_number = {int(name.split("-")[0]): lengths for name, lengths in verified.items()}
