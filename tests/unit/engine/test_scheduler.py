@@ -78,7 +78,7 @@ def test_where_drafts_come_along(changes: dict[str, Any], come_along: bool) -> N
     settings: Any = {"scheduler_cls": SCHEDULER, "distributed_executor_backend": "mp"}
     whole = SimpleNamespace(**{"use_v2_model_runner": False, **settings, **changes})
     whole.scheduler_config = whole.parallel_config = whole
-    assert drafts_come_with_the_output(whole) == come_along  # type: ignore[arg-type]
+    assert drafts_come_with_the_output(whole) == come_along
 
 
 @pytest.mark.parametrize(("comes_along", "taken"), [(True, None), (False, "called for")])

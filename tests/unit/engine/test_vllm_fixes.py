@@ -52,11 +52,11 @@ def test_every_table_of_rotations_is_as_long_as_the_target() -> None:
     class Yarn(RotaryEmbedding):
         def __init__(self, rows: int) -> None:
             torch.nn.Module.__init__(self)
-            self.register_buffer("cos_sin_cache", torch.arange(2.0 * rows).view(rows, 2))
+            self.cos_sin_cache = torch.arange(2.0 * rows).view(rows, 2)
 
-    model = torch.nn.ModuleList([Yarn(3), Yarn(6), torch.nn.Linear(1, 1)])
-    cover_positions(model, 5)
-    short, long = (model[number].cos_sin_cache.tolist() for number in (0, 1))
+    tables = Yarn(3), Yarn(6)
+    cover_positions(torch.nn.ModuleList([*tables, torch.nn.Linear(1, 1)]), 5)
+    short, long = (table.cos_sin_cache.tolist() for table in tables)
     assert short == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [4.0, 5.0], [4.0, 5.0]]
     assert len(long) == 6
 
@@ -82,6 +82,6 @@ def test_keys_are_not_split_where_windows_and_sinks_meet(
         attentions[str(number)] = layer
     attentions["of another kind"] = SimpleNamespace()
     compilation = SimpleNamespace(static_forward_context=attentions)
-    mend_sliding_sinks(SimpleNamespace(compilation_config=compilation))  # type: ignore[arg-type]
+    mend_sliding_sinks(SimpleNamespace(compilation_config=compilation))
     found = os.environ.pop("VLLM_CPU_ATTN_SPLIT_KV", None)
     assert found == ("0" if is_set else None)
