@@ -30,12 +30,14 @@ def describe_machine() -> dict[str, str]:
     facts = dict(zip(GPU, ask_gpu(*GPU), strict=False)) or {"name": NO_GPU}
     facts["vllm-dflash"] = __version__
     facts |= {name: version for name in PACKAGES if (version := _version(name))}
-    return facts | {"commit": _output(["git", "rev-parse", "--short", "HEAD"]) or "unknown"}
+    return facts | {"commit": _output(["git", "describe", "--always", "--dirty"]) or "unknown"}
 
 
 def lacking(machine: dict[str, str]) -> str | None:
     """What a real run needs and is not there, in one line."""
     absent = ["a GPU with NVIDIA's driver"] if machine["name"] == NO_GPU else []
+    if not (absent or machine["memory.total"].isdecimal()):
+        absent.append("a GPU with memory of its own, of a size that nvidia-smi can tell")
     absent += ["vLLM's CUDA build"] if "cpu" in machine.get("vllm", "cpu") else []
     absent += [name for name in FOR_THE_KIT if not _version(name)]
     if not absent:

@@ -1,6 +1,6 @@
 """What only a GPU shows: captured graphs, asynchronous scheduling, CUDA's attention backends.
 
-pytest tests/test_cuda.py, with the `cuda` extra installed.
+pytest tests/engine/test_cuda.py, with the `cuda` extra installed.
 """
 
 from collections.abc import Iterator

@@ -124,8 +124,8 @@ def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
     lengths: dict[str, list[int]] = {}
     original = statistics.observe_verification
 
-    def observe(step: Step, **more: int) -> None:
-        original(step, **more)
+    def observe(step: Step) -> None:
+        original(step)
         for name, verified, produced in zip(
             step.ids, step.verified.tolist(), step.produced.tolist(), strict=True
         ):

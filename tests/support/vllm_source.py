@@ -19,6 +19,7 @@ WATCHED = (
     Seam("vllm.config.vllm:VllmConfig.__post_init__"),
     Seam("vllm.v1.attention.backends.flash_attn:FlashAttentionMetadataBuilder"),
     Seam("vllm.v1.core.sched.scheduler:Scheduler.schedule"),
+    Seam("vllm.v1.outputs:AsyncModelRunnerOutput"),
     Seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens"),
     Seam("vllm.v1.worker.gpu.warmup:warmup_kernels"),
 )
@@ -127,7 +128,8 @@ def _named(body: Iterable[ast.stmt], name: str) -> ast.stmt | None:
 
 
 def _entry(file: Path, node: ast.stmt) -> Record:
-    """Parameters, of a function, and a hash of the text without what is said about it."""
+    """Parameters, of a function, abstract methods, of a class, and a hash of the text without what
+    is said about it."""
     lines = dict(enumerate(file.read_text().splitlines()[: node.end_lineno], start=1))
     for inner in (one for one in ast.walk(node) if isinstance(one, DEFINITIONS)):
         if ast.get_docstring(inner, clean=False) is not None:
@@ -140,7 +142,13 @@ def _entry(file: Path, node: ast.stmt) -> Record:
         of = node.args
         given = [*of.posonlyargs, *of.args, of.vararg, *of.kwonlyargs, of.kwarg]
         names = " ".join(one.arg for one in given if one)
-    return {"parameters": names, "body": hashlib.sha256(code.encode()).hexdigest()[:12]}
+    entry = {"parameters": names, "body": hashlib.sha256(code.encode()).hexdigest()[:12]}
+    abstract = [
+        one.name
+        for one in getattr(node, "body", ())
+        if "abstractmethod" in map(ast.unparse, getattr(one, "decorator_list", ()))
+    ]
+    return entry | ({"abstract": abstract} if abstract else {})
 
 
 def all_seams(version: str) -> list[Seam]:

@@ -21,6 +21,7 @@ from support.vllm_source import (
     examine,
     imported,
 )
+from vllm_dflash.engine.v2.counted_output import CountedOutput
 from vllm_dflash.seams import SUPPORTED_VLLM, Seam
 
 RECORDED = {file.stem: json.loads(file.read_text()) for file in RECORDS.glob("*.json")}
@@ -53,6 +54,13 @@ def test_seams_of_each_version(version: str) -> None:
         if not accepted(seam, found[path]["parameters"])
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("version", sorted(RECORDED))
+def test_outputs_have_all_that_each_version_asks_of_them(version: str) -> None:
+    entry = RECORDED[version]["seams"]["vllm.v1.outputs:AsyncModelRunnerOutput"]
+    assert "get_output" in entry["abstract"]
+    assert {*entry["abstract"]} <= vars(CountedOutput).keys()
 
 
 @pytest.mark.parametrize("version", sorted(RECORDED))

@@ -44,9 +44,9 @@ class DraftStatistics:
     steps: int = 0
     """Steps of the engine that sampled or prefilled anything."""
     drafted_steps: int = 0
-    """Steps in which the drafter's block forward ran."""
+    """Steps in which anybody was drafted."""
     skipped_steps: int = 0
-    """Steps in which somebody could have used drafts and it did not run."""
+    """Steps in which somebody could have used drafts and nobody was drafted."""
     probes: int = 0
     """Drafted steps that were only to see how drafts would do."""
     verifications: int = 0
@@ -75,14 +75,13 @@ class DraftStatistics:
         """Count from zero again, for everybody who reads these."""
         vars(self).update(vars(DraftStatistics(self.max_draft)))
 
-    def observe_verification(self, step: Step, *, trimmed: int = 0) -> None:
-        """Count what became of the drafts that a step verified, all but so many `trimmed` ones."""
+    def observe_verification(self, step: Step) -> None:
+        """Count what became of the drafts that a step verified."""
         # A request whose sample was discarded verified nothing.
         verified = step.verified[step.decoding]
-        accepted = int(step.accepted.sum())
         self.verifications += int((verified > 0).sum())
-        self.draft_tokens += max(int(verified.sum()) - trimmed, accepted)
-        self.accepted_tokens += accepted
+        self.draft_tokens += int(verified.sum())
+        self.accepted_tokens += int(step.accepted.sum())
 
     def observe_uniform(self, length: int, num_requests: int, *, could_draft: bool = True) -> None:
         """Count a step in which all of so many requests were given the same draft length."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from vllm_dflash.engine.statistics import DraftStatistics
 
 FIRST_LOOK, LONGEST_INTERVAL = 32, 1024
-"""Steps. Counters may lie on a device, and looking waits for it; so intervals double."""
+"""Steps. Counters may lie on a device and have to be fetched; so intervals double."""
 ENOUGH_VERIFICATIONS = 256
 LEAST_ACCEPTED = 0.01
 """Accepted drafts per verification, below which acceptance counts as stuck at zero: a drafter of
@@ -37,6 +37,8 @@ class DraftWatch:
     def tick(self) -> None:
         """A step has ended."""
         self._steps_left -= 1
+        if self._steps_left == 1:
+            self._collect()  # what is fetched from a device is there by the next step
         if self._steps_left or (self._warned_of_nan and self._warned_of_zero):
             return
         self._interval = min(2 * self._interval, LONGEST_INTERVAL)

@@ -26,6 +26,14 @@ def not_negative(text: str) -> float:
     return number
 
 
+def share(text: str) -> float:
+    """A number above 0, up to 1."""
+    number = not_negative(text)
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0 and up to 1")
+    return number
+
+
 def json_object(text: str) -> dict[str, Any]:
     """An object in JSON."""
     try:

@@ -47,6 +47,7 @@ def observe_v2(admitted: set[str], *, is_async: bool) -> Any:
     speculator.lengths, speculator.nan_counter = LengthControl(K), NanCounter(torch.device("cpu"))
     speculator.newly_admitted = admitted
     speculator.synchronous = speculator._verified = None
+    speculator.enable_adaptive_verification = False
     if not is_async:
         confidence = torch.zeros(3, K)
         speculator.synchronous = SynchronousLengths(

@@ -77,7 +77,9 @@ class PlannedSpeculator(native.DFlashSpeculator):
         """Decides draft lengths, request by request, where they are decided here."""
         if not (vllm_config.scheduler_config.async_scheduling or self.enable_adaptive_verification):
             self.synchronous = SynchronousLengths(
-                self.lengths, self.confidence, runs_ahead=device.type == "cuda"
+                self.lengths,
+                None if self.use_local_argmax_reduction else self.confidence,
+                runs_ahead=device.type == "cuda",
             )
         self.runs_target_alone = False
         """Whether dummy runs of the runner are to leave the drafter out."""
@@ -201,7 +203,8 @@ class PlannedSpeculator(native.DFlashSpeculator):
         if num_speculative_tokens is not None:
             wanted = num_speculative_tokens
         if self.synchronous is None:
-            self._verified = VerifiedDrafts(input_batch, self.newly_admitted)
+            trimmed_rejected = num_rejected if self.enable_adaptive_verification else None
+            self._verified = VerifiedDrafts(input_batch, self.newly_admitted, trimmed_rejected)
             self.lengths.statistics.observe_uniform(wanted, input_batch.num_reqs)
             return run(wanted > 0)
         limits = self.req_states.max_seq_len[input_batch.idx_mapping_np]

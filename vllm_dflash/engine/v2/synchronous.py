@@ -28,11 +28,12 @@ class SynchronousLengths:
     """Runs a step's block, or does not, and tells the scheduler how many of its drafts count."""
 
     def __init__(
-        self, lengths: LengthControl, confidence: torch.Tensor, *, runs_ahead: bool
+        self, lengths: LengthControl, confidence: torch.Tensor | None, *, runs_ahead: bool
     ) -> None:
-        """Ask `lengths`, and read `confidence` [max R, K] when a block has written it.
+        """Ask `lengths`, and read `confidence` [max R, K] when a block has written it, if one does.
 
-        With `runs_ahead`, the device works while the host plans.
+        With `runs_ahead`, the device works while the host plans. A block's time is then that from
+        the target's end to its own, the planning meanwhile included.
         """
         self.lengths = lengths
         self.runs_ahead = runs_ahead
@@ -83,15 +84,21 @@ class SynchronousLengths:
                 self.lengths.plan(step)
         is_drafted = step.plan.width > 0
         if is_drafted or is_ahead:
-            step.draft_rows = step.num_requests * (1 + self._confidence.shape[1])
+            step.draft_rows = step.num_requests * (1 + self.lengths.statistics.max_draft)
             with step.timing("draft"):
                 drafts = run(True) if drafts is None else drafts
-                confidence = self._confidence[: step.num_requests].cpu().numpy()
+                confidence = self._read_confidence(step.num_requests)
         if is_drafted:
             self._choose(step, confidence)
         self._drafted_last = is_drafted
         self._handed_over = dict(zip(step.ids, step.lengths.tolist(), strict=True))
         return run(False) if drafts is None else drafts
+
+    def _read_confidence(self, num_requests: int) -> np.ndarray:
+        """Of the block that runs, [R, K]. Waits for it."""
+        if self._confidence is None:
+            return np.ones((num_requests, self.lengths.statistics.max_draft))
+        return self._confidence[:num_requests].cpu().numpy()
 
     def _choose(self, step: Step, confidence: np.ndarray) -> None:
         plan = step.plan

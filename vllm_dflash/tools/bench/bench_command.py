@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.tools.arguments import add_number, positive
+from vllm_dflash.tools.arguments import add_number, positive, share
 from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
 from vllm_dflash.tools.progress import progress_on
 
@@ -105,7 +105,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add_number(sides, "--tensor-parallel-size", 1, "ranks of every engine")
     sides.add_argument(
         "--gpu-memory-utilization",
-        type=float,
+        type=share,
         default=0.9,
         metavar="SHARE",
         help="of a GPU's memory, for all engines together: each gets the same part (default: 0.9)",

@@ -225,8 +225,9 @@ def _graph_facts(
 
     try:
         return graph_facts(drafting_config(found.target_model, options, speculative), spec)
-    except (ValueError, RuntimeError) as error:
-        found.not_checked.append(f"CUDA graphs: {error}")
+    # What a class of targets has that nobody foresaw may fail anywhere in vLLM's code.
+    except (ValueError, RuntimeError, AssertionError, AttributeError, TypeError) as error:
+        found.not_checked.append(f"CUDA graphs: {error or type(error).__name__}")
         return None
 
 
