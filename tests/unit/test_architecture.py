@@ -112,6 +112,12 @@ def test_no_two_modules_bear_one_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_no_two_files_of_tests_bear_one_name() -> None:
+    """pytest would not collect the second one, where both folders are run."""
+    names = Counter(file.name for file in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_modules_are_short() -> None:
     lines = {module: len(module.read_text().splitlines()) for module in MODULES}
     assert {module.name: count for module, count in lines.items() if count > LINES} == {}
