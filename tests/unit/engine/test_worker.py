@@ -28,55 +28,46 @@ def test_a_step_whose_first_half_failed_ends_quietly(monkeypatch: pytest.MonkeyP
     assert worker._facts_to_send is not None
 
 
-def test_blocks_that_a_preempted_request_once_had_are_not_dropped() -> None:
-    """Somebody else may have them by now, whose context waits for them."""
+def blocks_dropped(
+    known: dict[str, Any], finished: set[str], *, caches_prefixes: bool
+) -> list[int]:
+    """Of requests that the runner knows; those named `ended` and `other` still have rows."""
     worker: Any = object.__new__(DFlashCPUWorker)
     dropped: list[int] = []
     worker.use_v2_model_runner = False
     worker._num_blocks, worker._draft_groups = 8, [(0, 32, [])]
-    worker.cache_config = SimpleNamespace(enable_prefix_caching=False)
-    worker.drafter = SimpleNamespace(drop_context=lambda blocks, _: dropped.extend(blocks))
-    ended = SimpleNamespace(block_ids=([5],), num_tokens=9)
-    preempted = SimpleNamespace(block_ids=([6],), num_tokens=9)
-    worker.model_runner = SimpleNamespace(
-        requests={"ended": ended, "preempted": preempted},
-        input_batch=SimpleNamespace(req_id_to_index={"ended": 0, "other": 1}),
-    )
-    worker._forget_blocks(
-        SimpleNamespace(
-            scheduled_new_reqs=[],
-            scheduled_cached_reqs=SimpleNamespace(
-                req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
-            ),
-            finished_req_ids={"ended", "preempted", "of another time"},
-        )
-    )
-    assert dropped == [5]
-
-
-@pytest.mark.parametrize(("caches_prefixes", "dropped"), [(True, [6]), (False, [5, 6])])
-def test_what_waits_for_a_prefix_that_can_be_found_again_is_kept(
-    caches_prefixes: bool, dropped: list[int]
-) -> None:
-    worker: Any = object.__new__(DFlashCPUWorker)
-    found: list[int] = []
-    worker.use_v2_model_runner = False
-    worker._num_blocks, worker._draft_groups = 8, [(0, 32, [])]
     worker.cache_config = SimpleNamespace(enable_prefix_caching=caches_prefixes)
-    worker.drafter = SimpleNamespace(drop_context=lambda blocks, _: found.extend(blocks))
-    ended = SimpleNamespace(block_ids=([5, 6],), num_tokens=40)
+    worker.drafter = SimpleNamespace(drop_context=lambda blocks, _: dropped.extend(blocks))
+    rows = {name: row for row, name in enumerate(["ended", "other"])}
     worker.model_runner = SimpleNamespace(
-        requests={"ended": ended}, input_batch=SimpleNamespace(req_id_to_index={"ended": 0})
+        requests=known, input_batch=SimpleNamespace(req_id_to_index=rows)
     )
     nothing_new = SimpleNamespace(
         req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
     )
     worker._forget_blocks(
         SimpleNamespace(
-            scheduled_new_reqs=[], scheduled_cached_reqs=nothing_new, finished_req_ids={"ended"}
+            scheduled_new_reqs=[], scheduled_cached_reqs=nothing_new, finished_req_ids=finished
         )
     )
-    assert found == dropped
+    return dropped
+
+
+def test_blocks_that_a_preempted_request_once_had_are_not_dropped() -> None:
+    """Somebody else may have them by now, whose context waits for them."""
+    ended = SimpleNamespace(block_ids=([5],), num_tokens=9)
+    preempted = SimpleNamespace(block_ids=([6],), num_tokens=9)
+    finished = {"ended", "preempted", "of another time"}
+    known = {"ended": ended, "preempted": preempted}
+    assert blocks_dropped(known, finished, caches_prefixes=False) == [5]
+
+
+@pytest.mark.parametrize(("caches_prefixes", "dropped"), [(True, [6]), (False, [5, 6])])
+def test_what_waits_for_a_prefix_that_can_be_found_again_is_kept(
+    caches_prefixes: bool, dropped: list[int]
+) -> None:
+    known = {"ended": SimpleNamespace(block_ids=([5, 6],), num_tokens=40)}
+    assert blocks_dropped(known, {"ended"}, caches_prefixes=caches_prefixes) == dropped
 
 
 def test_one_long_request_does_not_end_everybodys_drafts(monkeypatch: pytest.MonkeyPatch) -> None:

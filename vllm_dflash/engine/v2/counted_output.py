@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
-from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np
+from vllm.v1.worker.gpu.async_utils import AsyncOutput
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_dflash.engine.padding import have_own_drafts
 from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.v2.host_copy import HostCopy
 from vllm_dflash.planning.step import Step
 
 
@@ -36,19 +37,13 @@ class VerifiedDrafts:
         self.ids: Sequence[str] = batch.req_ids
         self._scheduled = batch.num_draft_tokens_per_req
         self._own = have_own_drafts(self.ids, newly_admitted)
-        self._rejected = self._arrival = None
-        if trimmed_rejected is not None:
-            self._rejected = async_copy_to_np(trimmed_rejected)
-            if trimmed_rejected.is_cuda:
-                self._arrival = torch.cuda.current_stream().record_event()
+        self._rejected = None if trimmed_rejected is None else HostCopy(trimmed_rejected)
 
     def step(self, sampled: Sequence[Sequence[int]]) -> Step:
         """What became of them, by the tokens that each request got. Waits for the target."""
         step = Step(self.ids, np.array([len(tokens) for tokens in sampled]))
-        if self._arrival is not None:
-            self._arrival.synchronize()
         if self._rejected is not None:
-            step.verified = np.maximum(step.produced - 1, 0) + self._rejected
+            step.verified = np.maximum(step.produced - 1, 0) + self._rejected.wait()
         elif self._scheduled is not None:
             step.verified = self._scheduled
         step.verified = step.verified * self._own

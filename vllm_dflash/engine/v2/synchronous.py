@@ -14,12 +14,12 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 from vllm.v1.outputs import DraftTokenIds
-from vllm.v1.worker.gpu.async_utils import async_copy_to_np
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.length_control import LengthControl
 from vllm_dflash.engine.padding import have_own_drafts
+from vllm_dflash.engine.v2.host_copy import HostCopy
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.step import Step
 
@@ -65,13 +65,10 @@ class SynchronousLengths:
             limits: tokens each may come to, [R].
             newly_admitted: requests whose drafts in this step are vLLM's placeholders.
         """
-        outcome = async_copy_to_np(torch.stack([num_sampled, num_rejected]))  # [2, R]
-        arrival = torch.cuda.current_stream().record_event() if num_sampled.is_cuda else None
+        outcome = HostCopy(torch.stack([num_sampled, num_rejected]))  # [2, R]
         is_ahead = self.runs_ahead and self._drafted_last and most > 0
         drafts = run(True) if is_ahead else None
-        if arrival is not None:
-            arrival.synchronize()  # with the target, not with the block behind it
-        produced, rejected = outcome
+        produced, rejected = outcome.wait()  # for the target, not for the block behind it
         step = self.step = Step(batch.req_ids, produced, rows=batch.num_tokens)
         with step.timing("draft") if is_ahead else nullcontext():
             if batch.num_draft_tokens_per_req is not None:
