@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.costs import Curve, StepCosts, StepEstimate
+from vllm_dflash.planning.costs import StepCosts, StepEstimate
+from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.length_policy import LengthPolicy
 from vllm_dflash.planning.planner import Planner

@@ -12,7 +12,8 @@ import torch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from vllm_dflash.planning.costs import Curve, StepCosts
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.curves import Curve
 
 SECONDS_PER_CURVE = 2.0
 """A curve is profiled up to where this is used up; beyond, its last slope goes on."""

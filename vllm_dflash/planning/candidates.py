@@ -1,64 +1,79 @@
-"""Which drafted tokens to verify: exact, over any forest of candidates."""
+"""Which drafted tokens to verify: exact, over any forest of candidates.
+
+Candidates are tokens that could be verified, each behind its parent; a chain has one child each. A
+token is accepted only if its parent is, so survival never grows from parent to child.
+"""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
 from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning.compiled import compiled
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """Tokens that could be verified, each behind its parent; a chain has one child each.
-
-    Parents come before their children. A token is accepted only if its parent is, so survival
-    never grows from parent to child.
-    """
-
-    request: Ints
-    """Row of the request each belongs to, [C]."""
-    parent: Ints
-    """Candidate each stands behind; -1 for the bonus token, [C]."""
-    survival: Floats
-    """Probability that the token and all before it are accepted, [C]."""
-
-    @classmethod
-    def chains(cls, survival: Floats, lengths: Ints) -> Candidates:
-        """One chain per request: survival by position [D, w], of which `lengths` [D] count."""
-        inside = np.arange(survival.shape[1]) < lengths[:, None]  # [D, w]
-        request, position = np.nonzero(inside)
-        parent = np.where(position > 0, np.arange(len(request)) - 1, -1)
-        return cls(request, parent, survival[inside])
-
-
-def select(candidates: Candidates, seconds: Floats, price: float) -> Bools:
+@compiled
+def select(worth: Floats, seconds: Floats, price: float) -> Bools:
     """The set of candidates whose expected tokens are most worth their time.
 
-    Maximises `sum(survival) - price * seconds[count]` over all sets that hold the parent of each
+    Maximises `sum(worth) - price * seconds[count]` over all sets that hold the parent of each
     member. With price the best rate that can be had (tokens per second), this is the set that
     attains it (Dinkelbach's rule for ratios), and what was already spent on drafting is sunk.
 
-    A token never survives better than its parent, so the best set of n candidates is the n
-    largest survivals, and only n has to be searched.
+    A token is never worth more than its parent, so the best set of n candidates is the n that are
+    worth most, and only n has to be searched.
 
     Args:
-        candidates: C of them.
+        worth: of each candidate: its survival, or less where it costs time of its own, [C].
         seconds: time of a step that verifies 0 to C of them, [C + 1].
         price: expected tokens a second is worth.
 
     Returns:
         Chosen or not, [C].
     """
-    survival = candidates.survival
-    best_first = np.sort(survival)[::-1]
-    worth = np.concatenate([[0.0], np.cumsum(best_first)]) - price * seconds
-    count = int(worth.argmax())
-    if count == 0:
-        return np.zeros(len(survival), dtype=bool)
-    least = best_first[count - 1]
-    chosen = survival > least
-    # Among equals the first ones: a parent comes before the child that survives as well as it.
-    chosen[np.flatnonzero(survival == least)[: count - int(chosen.sum())]] = True
+    order = np.sort(worth)  # the best come last
+    total, best, count = 0.0, -price * seconds[0], 0
+    for number in range(1, len(worth) + 1):
+        total += order[-number]
+        value = total - price * seconds[number]
+        if value > best:
+            best, count = value, number
+    chosen = np.zeros(len(worth), dtype=np.bool_)
+    if count:
+        least = order[-count]
+        # Among equals the first ones: a parent comes before the child that is worth as much.
+        equals = count - np.sum(worth > least)
+        for candidate in range(len(worth)):
+            if worth[candidate] == least and equals:
+                chosen[candidate] = True
+                equals -= 1
+            elif worth[candidate] > least:
+                chosen[candidate] = True
     return chosen
+
+
+@compiled
+def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> Ints:
+    """How many of each request's drafts to verify: one chain of candidates per request.
+
+    Args:
+        worth: of each draft, never growing along a row, [D, w].
+        limits: drafts of each request that can be verified, [D].
+        seconds: time of a step that verifies 0 to C = sum(limits) of them, [C + 1].
+        price: expected tokens a second is worth.
+
+    Returns:
+        Lengths, [D].
+    """
+    in_order = np.empty(limits.sum())  # parents before children
+    end = 0
+    for request in range(len(limits)):
+        start, end = end, end + limits[request]
+        in_order[start:end] = worth[request, : limits[request]]
+    chosen = select(in_order, seconds, price)
+    lengths = np.empty(len(limits), dtype=np.int64)
+    end = 0
+    for request in range(len(limits)):
+        start, end = end, end + limits[request]
+        lengths[request] = np.sum(chosen[start:end])
+    return lengths

@@ -2,89 +2,179 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning import Bools, Floats, Ints, Records
+from vllm_dflash.planning.compiled import compiled
+from vllm_dflash.planning.curves import (
+    CURVE,
+    CURVE_RATE,
+    LARGEST_SURPRISE,
+    LEVEL,
+    LEVEL_RATE,
+    Curve,
+    LearnedTime,
+    Record,
+    correct_curve,
+    correct_level,
+    is_level_known,
+    level_at,
+    repeated,
+    seconds_at,
+)
 from vllm_dflash.planning.step import Step
 
-LARGEST_SURPRISE = 0.3
-"""A measured time counts as at most this much, relatively, off its prediction: a step that was
-interrupted, or met a batch size whose kernel had to be built, says nothing about the next."""
-CURVE_RATE = 0.05
-LEVEL_RATE = 0.15
 PROMPT_RATE = 1 / 32
 """Weight of the newest step in how often, and how many, prompt rows share a step."""
 MIN_PROMPT_SHARE, LEAST_SHARE = 0.01, 0.1
-FAR_SHARE = 0.15
-"""Part of a correction that reaches points far from the measured one: a machine that gets slower
-gets slower everywhere."""
 
 
-def repeated(rate: float, times: int) -> float:
-    """The rate that goes as far in one correction as `rate` does in several."""
-    return 1.0 - (1.0 - rate) ** times
+class Attention(NamedTuple):
+    """Seconds that attention takes for each token of a context, on top of what rows cost."""
+
+    plain: float = 0.0
+    """Of a request that decodes: once a step."""
+    draft: float = 0.0
+    """Of each draft that is verified behind it."""
+    block: float = 0.0
+    """Of a block that is drafted."""
 
 
-class Curve:
-    """Seconds against a count: piecewise linear, non-decreasing, corrected where it is used."""
-
-    def __init__(self, counts: Ints, seconds: Floats) -> None:
-        """Start from measured points; counts ascending, at least two."""
-        self.counts = np.asarray(counts, dtype=np.float64)
-        self.seconds = np.maximum.accumulate(np.asarray(seconds, dtype=np.float64))
-
-    def at(self, counts: Ints | Floats | float) -> Floats:
-        """Seconds for each count; beyond the last point the last slope goes on."""
-        slope = (self.seconds[-1] - self.seconds[-2]) / (self.counts[-1] - self.counts[-2])
-        beyond = np.maximum(np.asarray(counts) - self.counts[-1], 0.0) * slope
-        return np.interp(counts, self.counts, self.seconds) + beyond
-
-    def correct(self, count: float, seconds: float, rate: float = CURVE_RATE) -> None:
-        """Move the curve towards a measurement, most near its count."""
-        predicted = float(self.at(count))
-        if predicted <= 0.0:
-            return
-        surprise = np.clip(seconds / predicted - 1.0, -LARGEST_SURPRISE, LARGEST_SURPRISE)
-        octaves = np.abs(np.log2(np.maximum(self.counts, 0.5) / max(count, 0.5)))
-        share = np.maximum(FAR_SHARE, 1.0 - (octaves - octaves.min()))
-        self.seconds = np.maximum.accumulate(self.seconds * (1.0 + rate * share * surprise))
+NO_ATTENTION = Attention()
 
 
-class LearnedTime:
-    """An additive time by number of requests, learned from nothing; may be negative."""
+class Work(NamedTuple):
+    """What a step has to do; rows, and the tokens of context that attention reads for them."""
 
-    def __init__(self, max_requests: int) -> None:
-        self.octaves = np.arange(np.ceil(np.log2(max(max_requests, 2))) + 1)
-        self.seconds = np.zeros_like(self.octaves)
-        self.seen = np.zeros_like(self.octaves)
-
-    def at(self, num_requests: int) -> float:
-        """Seconds for that many requests."""
-        return float(np.interp(np.log2(num_requests), self.octaves, self.seconds))
-
-    def is_known(self, num_requests: int) -> bool:
-        """Whether steps of about that many requests were seen."""
-        return bool(self.seen[round(np.log2(num_requests))] > 0)
-
-    def correct(self, num_requests: int, surprise: float, num_steps: int) -> None:
-        """Move towards steps that took, in the mean, `surprise` seconds longer than predicted.
-
-        The first measurements count in full, later ones by `LEVEL_RATE`. Numbers of requests that
-        were never seen follow their nearest seen neighbour.
-        """
-        share = np.maximum(0.0, 1.0 - np.abs(self.octaves - np.log2(num_requests)))
-        rate = np.maximum(repeated(LEVEL_RATE, num_steps), num_steps / (self.seen + num_steps))
-        self.seconds += rate * share * surprise
-        self.seen += share * num_steps
-        known = np.flatnonzero(self.seen)
-        nearest = known[np.abs(known[None] - np.arange(len(self.seen))[:, None]).argmin(axis=1)]
-        self.seconds = self.seconds[nearest]
+    num_requests: int
+    rows: float
+    """Of the target."""
+    context: float = 0.0
+    """Tokens of context of all requests together."""
+    draft_context: float = 0.0
+    """Of each verified draft's request, once for every draft."""
+    draft_rows: float = 0.0
+    """Of blocks that are drafted."""
+    block_context: float = 0.0
+    """Of the requests that are drafted."""
+    context_rows: float = 0.0
+    """That are stored."""
 
 
-@dataclass(frozen=True)
-class StepEstimate:
+@compiled
+def work_of(
+    rows: int,
+    context_lens: Ints,
+    verified: Ints,
+    draft_rows: int,
+    drafted: Bools,
+    context_rows: int,
+) -> Work:
+    """A step's, from what `Step` says of it."""
+    context = draft_context = block_context = 0.0
+    for request in range(len(context_lens)):
+        context += context_lens[request]
+        draft_context += context_lens[request] * verified[request]
+        if draft_rows and request < len(drafted) and drafted[request]:
+            block_context += context_lens[request]
+    return Work(
+        len(context_lens),
+        float(rows),
+        context,
+        draft_context,
+        float(draft_rows),
+        block_context,
+        float(context_rows),
+    )
+
+
+COSTS = np.dtype(
+    [
+        ("verify", CURVE),
+        ("draft", CURVE),
+        ("context", CURVE),
+        ("plain_level", LEVEL),
+        ("verify_level", LEVEL),
+        ("attention", "f8", (3,)),
+        ("prompt_share", "f8"),
+        ("prompt_rows", "f8"),
+    ]
+)
+"""All that is known; see `StepCosts`."""
+
+
+@compiled
+def level_of(costs: Record, num_requests: int, drafted: bool) -> float:
+    """What a step takes beyond its forward pass."""
+    level = level_at(costs.plain_level, num_requests)
+    return level + level_at(costs.verify_level, num_requests) if drafted else level
+
+
+@compiled
+def leveled_seconds(costs: Record, work: Work, level: float) -> float:
+    """Seconds of everything but draft and context, of a step with this level."""
+    forward = seconds_at(costs.verify, work.rows)
+    forward += costs.attention[0] * work.context + costs.attention[1] * work.draft_context
+    # No step is faster than its forward pass, whatever was learned elsewhere.
+    return max(forward + level, 0.5 * forward)
+
+
+@compiled
+def target_seconds(costs: Record, work: Work) -> float:
+    """Seconds of everything but draft and context."""
+    level = level_of(costs, work.num_requests, work.rows > work.num_requests)
+    return leveled_seconds(costs, work, level)
+
+
+@compiled
+def decoding_seconds(costs: Record, work: Work, level: float) -> float:
+    """Seconds that decoding will take of the next step, as far as can be known.
+
+    Prompts have to be read in any case. In a step that they share, reading the weights is
+    their cost, and decoding is charged only with what its rows add.
+    """
+    alone = leveled_seconds(costs, work, level)
+    share, prompt_rows = costs.prompt_share, costs.prompt_rows
+    if share < MIN_PROMPT_SHARE:
+        return alone
+    added = seconds_at(costs.verify, work.rows + prompt_rows)
+    added -= seconds_at(costs.verify, prompt_rows)
+    # A curve that is flat there says only that rows cost less than can be measured.
+    shared = min(max(added, LEAST_SHARE * alone), alone)
+    return alone + share * (shared - alone)
+
+
+@compiled
+def plain_seconds(costs: Record, num_requests: int, context: float) -> float:
+    """Seconds of decoding in a step that verifies nothing; its context can wait."""
+    work = Work(num_requests, float(num_requests), context, 0.0, 0.0, 0.0, 0.0)
+    return decoding_seconds(costs, work, level_of(costs, num_requests, False))
+
+
+@compiled
+def block_seconds(costs: Record, rows: float, context: float) -> float:
+    """Seconds of drafting blocks of so many rows, whose requests have so many tokens of context."""
+    return seconds_at(costs.draft, rows) + costs.attention[2] * context if rows else 0.0
+
+
+@compiled
+def many_decoding_seconds(
+    costs: Record, num_requests: int, rows: Floats, context: float, mean_context: float
+) -> Floats:
+    """`decoding_seconds` for each number of rows, [N]; drafts stand behind a mean context."""
+    seconds = np.empty(len(rows))
+    plain_level = level_of(costs, num_requests, False)
+    level = level_of(costs, num_requests, True)
+    for number in range(len(rows)):
+        drafts = rows[number] - num_requests
+        work = Work(num_requests, rows[number], context, drafts * mean_context, 0.0, 0.0, 0.0)
+        seconds[number] = decoding_seconds(costs, work, level if drafts > 0 else plain_level)
+    return seconds
+
+
+class StepEstimate(NamedTuple):
     """What a step was expected to take, in the parts of a `Step`."""
 
     target_seconds: float
@@ -94,90 +184,213 @@ class StepEstimate:
     """What its requests would have taken for one token each without any drafts."""
 
 
+@compiled
+def estimate_of(costs: Record, work: Work) -> StepEstimate:
+    """What a step of so much work is expected to take."""
+    plain = Work(work.num_requests, float(work.num_requests), work.context, 0.0, 0.0, 0.0, 0.0)
+    return StepEstimate(
+        target_seconds(costs, work),
+        block_seconds(costs, work.draft_rows, work.block_context),
+        seconds_at(costs.context, work.context_rows) if work.context_rows else 0.0,
+        target_seconds(costs, plain),
+    )
+
+
+@compiled
+def correct_attention(attention: Floats, kind: int, context: float, share: float) -> None:
+    """Move a kind of attention by what was surprising of a time, as far as it is part of it.
+
+    Args:
+        attention: `Attention`, [3].
+        kind: which of the three.
+        context: tokens it read, over the seconds expected of the whole.
+        share: by how much the whole was longer than expected, relatively.
+    """
+    attention[kind] *= 1.0 + LEVEL_RATE * attention[kind] * context * share
+
+
+@compiled
+def learn_costs(
+    records: Records, work: Work, target: float, drafting: float, storing: float, count: int
+) -> StepEstimate:
+    """Learn from `count` alike steps and their mean seconds; returns what was expected of them.
+
+    Args:
+        records: costs, [1].
+        work: of each of those steps.
+        target: seconds of everything but draft and context.
+        drafting: of the draft.
+        storing: of the context.
+        count: how many they were.
+    """
+    costs = records[0]
+    estimate = estimate_of(costs, work)
+    predicted = estimate.target_seconds
+    bound = LARGEST_SURPRISE * predicted
+    surprise = min(max(target - predicted, -bound), bound)
+    drafted = work.rows > work.num_requests
+    # Until undrafted steps were seen, what surprises is taken to be in those as well.
+    if drafted and is_level_known(costs.plain_level, work.num_requests):
+        correct_level(costs.verify_level, work.num_requests, surprise, count)
+    else:
+        correct_level(costs.plain_level, work.num_requests, surprise, count)
+    forward = seconds_at(costs.verify, work.rows)
+    correct_curve(costs.verify, work.rows, forward + surprise, repeated(CURVE_RATE, count))
+    correct_attention(costs.attention, 0, work.context / predicted, surprise / predicted)
+    correct_attention(costs.attention, 1, work.draft_context / predicted, surprise / predicted)
+    if work.draft_rows:
+        reading = costs.attention[2] * work.block_context
+        correct_curve(costs.draft, work.draft_rows, drafting - reading, LEVEL_RATE)
+        expected = max(estimate.draft_seconds, 1e-9)
+        share = min(max(drafting / expected - 1.0, -LARGEST_SURPRISE), LARGEST_SURPRISE)
+        correct_attention(costs.attention, 2, work.block_context / expected, share)
+    if work.context_rows:
+        correct_curve(costs.context, work.context_rows, storing, LEVEL_RATE)
+    return estimate
+
+
+@compiled
+def learn_step(
+    records: Records,
+    rows: int,
+    context_lens: Ints,
+    verified: Ints,
+    draft_rows: int,
+    drafted: Bools,
+    context_rows: int,
+    target: float,
+    drafting: float,
+    storing: float,
+    count: int,
+) -> StepEstimate:
+    """`learn_costs` of the work that `work_of` makes of a step."""
+    work = work_of(rows, context_lens, verified, draft_rows, drafted, context_rows)
+    return learn_costs(records, work, target, drafting, storing, count)
+
+
+@compiled
+def learn_prompts(records: Records, prompt_rows: int) -> None:
+    """Learn how many rows of a step belonged to prompts."""
+    costs = records[0]
+    costs.prompt_share += PROMPT_RATE * ((prompt_rows > 0) - costs.prompt_share)
+    if prompt_rows:
+        rate = 1.0 if costs.prompt_rows == 0 else PROMPT_RATE
+        costs.prompt_rows += rate * (prompt_rows - costs.prompt_rows)
+
+
 class StepCosts:
     """Seconds of a step in three parts: everything around the target, draft, context."""
 
-    def __init__(self, verify: Curve, draft: Curve, context: Curve, max_requests: int) -> None:
+    def __init__(
+        self,
+        verify: Curve,
+        draft: Curve,
+        context: Curve,
+        max_requests: int,
+        attention: Attention = NO_ATTENTION,
+    ) -> None:
         """Start from profiled curves.
 
         Args:
-            verify: target's forward against rows.
+            verify: target's forward against rows, with hardly any context.
             draft: drafter's block forward against rows, up to having the tokens.
             context: projecting and storing context against rows.
             max_requests: the largest batch.
+            attention: what tokens of context add.
         """
-        self.verify = verify
-        self.draft = draft
-        self.context = context
-        # What the profile did not see (scheduling, attention over long contexts, sampling)
-        # depends on the number of requests; verifying drafts adds to it.
-        self.plain_level = LearnedTime(max_requests)
-        self.verify_level = LearnedTime(max_requests)
-        self.prompt_share = 0.0
-        """Part of the steps that hold prompt rows, too."""
-        self.prompt_rows = 0.0
-        """How many, in those that do."""
+        self.records = np.zeros(1, COSTS)
+        for name, curve in (("verify", verify), ("draft", draft), ("context", context)):
+            self.records[name] = curve.records
+        # What the profile did not see (scheduling, sampling) depends on the number of requests;
+        # verifying drafts adds to it.
+        for name in ("plain_level", "verify_level"):
+            self.records[name] = LearnedTime(max_requests).records
+        self.records["attention"] = attention
 
-    def step(self, num_requests: int, num_tokens: Ints | Floats) -> Floats:
-        """Seconds of everything but draft and context, for each number of target rows."""
-        level = self.plain_level.at(num_requests)
-        extra = self.verify_level.at(num_requests)
-        drafted = np.asarray(num_tokens) > num_requests
-        # No step is faster than its forward pass, whatever was learned elsewhere.
-        forward = self.verify.at(num_tokens)
-        return np.maximum(forward + level + extra * drafted, 0.5 * forward)
+    @property
+    def verify(self) -> Curve:
+        """Target's forward against rows."""
+        return Curve.of(self.records["verify"])
+
+    @property
+    def draft(self) -> Curve:
+        """Drafter's block forward against rows."""
+        return Curve.of(self.records["draft"])
+
+    @property
+    def context(self) -> Curve:
+        """Storing context against rows."""
+        return Curve.of(self.records["context"])
+
+    @property
+    def plain_level(self) -> LearnedTime:
+        """What a step takes beyond its forward pass, against requests."""
+        return LearnedTime.of(self.records["plain_level"])
+
+    @property
+    def verify_level(self) -> LearnedTime:
+        """What is added to that where drafts are verified."""
+        return LearnedTime.of(self.records["verify_level"])
+
+    @property
+    def attention(self) -> Attention:
+        """What tokens of context add."""
+        return Attention(*self.records["attention"][0].tolist())
 
     def observe_batch(self, prompt_rows: int) -> None:
         """Learn how many rows of a step belonged to prompts."""
-        self.prompt_share += PROMPT_RATE * ((prompt_rows > 0) - self.prompt_share)
-        if prompt_rows:
-            self.prompt_rows += max(PROMPT_RATE, self.prompt_rows == 0) * (
-                prompt_rows - self.prompt_rows
-            )
+        learn_prompts(self.records, prompt_rows)
 
-    def decoding(self, num_requests: int, num_tokens: Ints | Floats) -> Floats:
-        """Seconds that decoding will take of the next step, as far as can be known.
+    def decoding(
+        self,
+        num_requests: int,
+        num_rows: Ints | Floats,
+        context: float = 0.0,
+        mean_context: float = 0.0,
+    ) -> Floats:
+        """Seconds that decoding will take of the next step, for each number of target rows, [N].
 
-        Prompts have to be read in any case. In a step that they share, reading the weights is
-        their cost, and decoding is charged only with what its rows add.
+        Args:
+            num_requests: R.
+            num_rows: one for each request, and the drafts to verify.
+            context: tokens of context of all requests.
+            mean_context: of a request whose drafts are verified.
         """
-        alone = self.step(num_requests, num_tokens)
-        if self.prompt_share < MIN_PROMPT_SHARE:
-            return alone
-        with_prompts = self.verify.at(np.add(num_tokens, self.prompt_rows))
-        added = with_prompts - self.verify.at(self.prompt_rows)
-        # A curve that is flat there says only that rows cost less than can be measured.
-        shared = np.clip(added, LEAST_SHARE * alone, alone)
-        return alone + self.prompt_share * (shared - alone)
+        rows = np.asarray(num_rows, dtype=np.float64)
+        return many_decoding_seconds(self.records[0], num_requests, rows, context, mean_context)
 
-    def plain(self, num_requests: int) -> float:
+    def plain(self, num_requests: int, context: float = 0.0) -> float:
         """Seconds of decoding in a step that verifies nothing; its context can wait."""
-        return float(self.decoding(num_requests, np.array(num_requests)))
+        return plain_seconds(self.records[0], num_requests, float(context))
+
+    def block(self, rows: float, context: float = 0.0) -> float:
+        """Seconds of drafting blocks of so many rows."""
+        return block_seconds(self.records[0], float(rows), float(context))
 
     def estimate(self, step: Step) -> StepEstimate:
         """What a step that did as much as this one is expected to take."""
-        return StepEstimate(
-            float(self.step(step.num_requests, np.array(step.rows))),
-            float(self.draft.at(step.draft_rows)) if step.draft_rows else 0.0,
-            float(self.context.at(step.context_rows)) if step.context_rows else 0.0,
-            float(self.step(step.num_requests, np.array(step.num_requests))),
-        )
+        return estimate_of(self.records[0], work_of(*_facts(step)))
 
     def observe(self, step: Step) -> StepEstimate:
         """Learn from a measured step of decoding alone; returns what was expected of it."""
-        estimate = self.estimate(step)
-        predicted = estimate.target_seconds
-        bound = LARGEST_SURPRISE * predicted
-        surprise = float(np.clip(step.target_seconds - predicted, -bound, bound))
-        drafted = step.rows > step.num_requests
-        # Until undrafted steps were seen, what surprises is taken to be in those as well.
-        plain = not drafted or not self.plain_level.is_known(step.num_requests)
-        level = self.plain_level if plain else self.verify_level
-        level.correct(step.num_requests, surprise, step.count)
-        forward = float(self.verify.at(step.rows))
-        self.verify.correct(step.rows, forward + surprise, repeated(CURVE_RATE, step.count))
-        if step.draft_rows:
-            self.draft.correct(step.draft_rows, step.draft_seconds, LEVEL_RATE)
-        if step.context_rows:
-            self.context.correct(step.context_rows, step.context_seconds, LEVEL_RATE)
-        return estimate
+        return learn_step(
+            self.records,
+            *_facts(step),
+            step.target_seconds,
+            step.draft_seconds,
+            step.context_seconds,
+            step.count,
+        )
+
+
+def _facts(step: Step) -> tuple[int, Ints, Ints, int, Bools, int]:
+    """What `work_of` asks."""
+    drafted = step.plan.drafted
+    return (
+        step.rows,
+        step.context_lens,
+        step.verified,
+        step.draft_rows,
+        drafted,
+        step.context_rows,
+    )

@@ -61,6 +61,8 @@ class Step:
 
     limits: Ints = field(default_factory=_nothing_yet)
     """Drafts each can use at most in the next step, [R]; after drafting, those that are finite."""
+    context_lens: Ints = field(default_factory=_nothing_yet)
+    """Tokens of context of each, where that is known, [R]."""
     waiting: Ints = field(default_factory=_nothing_yet)
     """Context rows of each that must be stored before it can be drafted, [R]."""
     plan: Plan = field(default_factory=lambda: Plan.nothing(0))
@@ -88,7 +90,7 @@ class Step:
     """Steps that this one stands for: undrafted ones of the same batch, one after the other."""
 
     def __post_init__(self) -> None:
-        for name in ("verified", "limits", "waiting", "lengths"):
+        for name in ("verified", "limits", "context_lens", "waiting", "lengths"):
             if not len(getattr(self, name)):
                 setattr(self, name, np.zeros(len(self.ids), dtype=np.int64))
 

@@ -80,7 +80,7 @@ class UniformLength:
             return self.max_draft
         self.speedup = 1.0
         gain = np.concatenate([[0.0], np.cumsum(self.survival())])[self._choices]
-        drafting = float(self.costs.draft.at(num_requests * (1 + self.max_draft)))
+        drafting = self.costs.block(num_requests * (1 + self.max_draft))
         seconds = self.costs.decoding(num_requests, num_requests * (1 + self._choices))
         seconds = seconds + drafting * (self._choices > 0)
         rates = num_requests * (1 + gain) / seconds
@@ -118,7 +118,7 @@ class UniformLength:
             self._learn_acceptance(step, verified, accepted)
         if self.costs is None or not step.target_seconds:
             return None
-        drafting = float(self.costs.draft.at(step.draft_rows)) if step.draft_rows else 0.0
+        drafting = self.costs.block(step.draft_rows)
         alone = replace(step, target_seconds=step.target_seconds - drafting, draft_rows=0)
         return self.costs.observe(alone)
 

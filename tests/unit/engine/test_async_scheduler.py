@@ -235,7 +235,7 @@ def test_the_expected_speedup_is_that_of_the_length_chosen_last() -> None:
     policy.start(costs, range(8))
     best, seconds = policy.choose(2), costs.plain(2)
     survival = policy.survival()[:best].sum()
-    taken = costs.decoding(2, np.array(2 * (1 + best))) + costs.draft.at(2 * 8)
+    taken = costs.decoding(2, np.array([2 * (1 + best)]))[0] + costs.block(2 * 8)
     assert best > 0
     assert policy.speedup == pytest.approx((1 + survival) * seconds / taken)
     speedup = policy.speedup

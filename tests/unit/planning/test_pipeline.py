@@ -38,7 +38,7 @@ class Ours:
     def __init__(self, clock: FakeTime, *, scale: float, trims: bool) -> None:
         self.scheduler = DFlashAsyncScheduler()
         verify, draft = curve(GPU_VERIFY), curve(GPU_DRAFT)
-        verify.seconds = scale * verify.seconds
+        verify.seconds[:] *= scale
         costs = StepCosts(verify, draft, curve({1: 0.0, 2: 0.0}), max(BATCHES))
         assert self.scheduler.lengths is not None
         self.scheduler.lengths.start(costs, (0, MAX_DRAFT) if trims else CAPTURED, trims=trims)

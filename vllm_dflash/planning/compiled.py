@@ -1,0 +1,41 @@
+"""What every step asks for is compiled (numba), since a call of numpy costs more than its work here.
+
+Between two steps the model's weights run through the processor's caches. Each of some hundred small
+numpy calls then takes several microseconds; a loop of machine code takes the time of its arithmetic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numba
+from numba.core import config
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def _cache_folder() -> Path:
+    """Named after the sources of this room: numba looks at a function's own file alone, so it would
+    not notice that one it calls has changed. And packages may be installed where none may write."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "vllm_dflash" / digest.hexdigest()[:16]
+
+
+FOLDER = str(_cache_folder())
+
+
+def compiled(function: Function) -> Function:
+    """Compile a function when it is first called, or take it from the cache on disk."""
+    before, config.CACHE_DIR = config.CACHE_DIR, FOLDER
+    try:
+        return numba.njit(cache=True, error_model="numpy")(function)
+    except (OSError, RuntimeError):  # no place to write to
+        return numba.njit(error_model="numpy")(function)
+    finally:
+        config.CACHE_DIR = before
