@@ -31,24 +31,23 @@ def select(worth: Floats, seconds: Floats, price: float) -> Bools:
     Returns:
         Chosen or not, [C].
     """
-    order = np.sort(worth)  # the best come last
+    best_first = -np.sort(-worth)
     total, best, count = 0.0, -price * seconds[0], 0
-    for number in range(1, len(worth) + 1):
-        total += order[-number]
-        value = total - price * seconds[number]
+    for number in range(len(worth)):
+        total += best_first[number]
+        value = total - price * seconds[number + 1]
         if value > best:
-            best, count = value, number
+            best, count = value, number + 1
+    least = best_first[count - 1] if count else np.inf
+    equals = count  # of those that are worth just the least, so many are chosen
+    for candidate in range(len(worth)):
+        equals -= worth[candidate] > least
     chosen = np.zeros(len(worth), dtype=np.bool_)
-    if count:
-        least = order[-count]
+    for candidate in range(len(worth)):
         # Among equals the first ones: a parent comes before the child that is worth as much.
-        equals = count - np.sum(worth > least)
-        for candidate in range(len(worth)):
-            if worth[candidate] == least and equals:
-                chosen[candidate] = True
-                equals -= 1
-            elif worth[candidate] > least:
-                chosen[candidate] = True
+        is_equal = worth[candidate] == least and equals > 0
+        equals -= is_equal
+        chosen[candidate] = is_equal or worth[candidate] > least
     return chosen
 
 
@@ -65,15 +64,15 @@ def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> In
     Returns:
         Lengths, [D].
     """
-    in_order = np.empty(limits.sum())  # parents before children
-    end = 0
+    in_order, candidate = np.empty(len(seconds) - 1), 0  # parents before children
     for request in range(len(limits)):
-        start, end = end, end + limits[request]
-        in_order[start:end] = worth[request, : limits[request]]
-    chosen = select(in_order, seconds, price)
-    lengths = np.empty(len(limits), dtype=np.int64)
-    end = 0
+        for position in range(limits[request]):
+            in_order[candidate] = worth[request, position]
+            candidate += 1
+    chosen, candidate = select(in_order, seconds, price), 0
+    lengths = np.zeros(len(limits), dtype=np.int64)
     for request in range(len(limits)):
-        start, end = end, end + limits[request]
-        lengths[request] = np.sum(chosen[start:end])
+        for _ in range(limits[request]):
+            lengths[request] += chosen[candidate]
+            candidate += 1
     return lengths

@@ -1,7 +1,8 @@
-"""What every step asks for is compiled (numba), since a call of numpy costs more than its work here.
+"""What every step asks for is compiled (numba): a call of numpy costs more than its work here.
 
-Between two steps the model's weights run through the processor's caches. Each of some hundred small
-numpy calls then takes several microseconds; a loop of machine code takes the time of its arithmetic.
+Between two steps the models' weights run through the processor's caches. Each of some hundred calls
+of numpy then takes several microseconds; a loop of machine code takes the time of its arithmetic.
+Compiling takes about ten seconds, the first time that a machine runs this version.
 """
 
 from __future__ import annotations

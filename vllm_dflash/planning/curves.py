@@ -63,12 +63,14 @@ def correct_curve(curve: Record, count: float, seconds: float, rate: float) -> N
     if predicted <= 0.0:
         return
     surprise = min(max(seconds / predicted - 1.0, -LARGEST_SURPRISE), LARGEST_SURPRISE)
-    counts = np.maximum(curve.counts[: curve.num_points], 0.5)
-    octaves = np.abs(np.log2(counts / max(count, 0.5)))
-    nearest = octaves.min()
+    octave = np.log2(max(count, 0.5))
+    nearest = np.inf
+    for point in range(curve.num_points):
+        nearest = min(nearest, abs(np.log2(max(curve.counts[point], 0.5)) - octave))
     least = 0.0
-    for point in range(len(octaves)):
-        share = max(FAR_SHARE, 1.0 - (octaves[point] - nearest))
+    for point in range(curve.num_points):
+        octaves = abs(np.log2(max(curve.counts[point], 0.5)) - octave)
+        share = max(FAR_SHARE, 1.0 - (octaves - nearest))
         least = max(least, curve.seconds[point] * (1.0 + rate * share * surprise))
         curve.seconds[point] = least
 
@@ -128,7 +130,7 @@ def level_at(level: Record, num_requests: int) -> float:
 @compiled
 def is_level_known(level: Record, num_requests: int) -> bool:
     """Whether steps of about that many requests were seen."""
-    return level.seen[int(round(np.log2(num_requests)))] > 0
+    return level.seen[round(np.log2(num_requests))] > 0
 
 
 @compiled
@@ -136,19 +138,21 @@ def correct_level(level: Record, num_requests: int, surprise: float, num_steps: 
     """Move towards steps that took, in the mean, `surprise` seconds longer than predicted.
 
     The first measurements count in full, later ones by `LEVEL_RATE`. Numbers of requests that
-    were never seen follow their nearest seen neighbour.
+    were never seen follow their nearest seen neighbour, of two the smaller one.
     """
-    seconds, seen = level.seconds[: level.num_points], level.seen[: level.num_points]
     octave = np.log2(num_requests)
     steady = repeated(LEVEL_RATE, num_steps)
-    for point in range(len(seconds)):
+    for point in range(level.num_points):
         share = max(0.0, 1.0 - abs(point - octave))
-        seconds[point] += max(steady, num_steps / (seen[point] + num_steps)) * share * surprise
-        seen[point] += share * num_steps
-    known = np.flatnonzero(seen)
-    before = seconds.copy()
-    for point in range(len(seconds)):
-        seconds[point] = before[known[np.abs(known - point).argmin()]]
+        rate = max(steady, num_steps / (level.seen[point] + num_steps))
+        level.seconds[point] += rate * share * surprise
+        level.seen[point] += share * num_steps
+    for point in range(level.num_points):
+        nearest, octaves = point, np.inf
+        for known in range(level.num_points):
+            if level.seen[known] > 0 and abs(known - point) < octaves:
+                nearest, octaves = known, abs(known - point)
+        level.seconds[point] = level.seconds[nearest]
 
 
 class LearnedTime:

@@ -69,48 +69,33 @@ def add_samples(
 
 
 @compiled
-def summarise(
-    samples: tuple[Floats, Floats, Ints], step: int
-) -> tuple[int, float, Floats, Floats, Floats]:
-    """Average over each group of samples what is kept and gained by threshold and width.
+def average_groups(curves: Floats, starts: Ints) -> tuple[Floats, Floats]:
+    """Average over groups of samples what is kept and gained by threshold and width.
 
     Args:
-        samples: the ring of curves, scores and birthdays.
-        step: the newest.
+        curves: survival of samples, group by group, [N, K].
+        starts: where each group begins, and N, [G + 1].
 
     Returns:
-        Their number, their mean first survival, the least score of each group [G], and drafts
-        kept and gained, [G, T, K] each.
+        Drafts kept and gained, [G, T, K] each.
     """
-    recent = samples[2] > step - SAMPLE_LIFE
-    curves, scores = samples[0][recent], samples[1][recent]
-    if len(curves) < ENOUGH_SAMPLES:
-        positions = np.arange(1, curves.shape[1] + 1)
-        curves = np.concatenate((curves, ASSUMED_RATES.reshape(-1, 1) ** positions))
-        scores = np.concatenate((scores, np.full(len(ASSUMED_RATES), ASSUMED_RATES.mean())))
-    number, max_draft = curves.shape
-    order = np.argsort(-scores, kind="mergesort")  # best first; of equals, the older one
-    num_groups = min(max(number // SAMPLES_PER_GROUP, 1), MAX_GROUPS)
-    least = np.full(num_groups, -np.inf)
-    kept = np.zeros((num_groups, len(THRESHOLDS), max_draft))
-    gain = np.zeros((num_groups, len(THRESHOLDS), max_draft))
+    num_groups, num_thresholds, max_draft = len(starts) - 1, len(THRESHOLDS), curves.shape[1]
+    kept = np.zeros((num_groups, num_thresholds, max_draft))
+    gain = np.zeros((num_groups, num_thresholds, max_draft))
     for group in range(num_groups):
-        start, end = group * number // num_groups, (group + 1) * number // num_groups
-        if end < number:
-            # Half-way between the worst score in a group and the best below.
-            least[group] = (scores[order[end - 1]] + scores[order[end]]) / 2
-        for sample in order[start:end]:
-            for threshold in range(len(THRESHOLDS)):
+        share = 1.0 / (starts[group + 1] - starts[group])
+        for threshold in range(num_thresholds):
+            for sample in range(starts[group], starts[group + 1]):
                 for position in range(max_draft):
                     survival = curves[sample, position]
                     if survival < THRESHOLDS[threshold]:
                         break  # it never grows
-                    kept[group, threshold, position] += 1.0 / (end - start)
-                    gain[group, threshold, position] += survival / (end - start)
-        for position in range(1, max_draft):
-            kept[group, :, position] += kept[group, :, position - 1]
-            gain[group, :, position] += gain[group, :, position - 1]
-    return number, curves[:, 0].mean(), least, kept, gain
+                    kept[group, threshold, position] += share
+                    gain[group, threshold, position] += share * survival
+            for position in range(1, max_draft):
+                kept[group, threshold, position] += kept[group, threshold, position - 1]
+                gain[group, threshold, position] += gain[group, threshold, position - 1]
+    return kept, gain
 
 
 @compiled
@@ -118,20 +103,26 @@ def outcomes_of(
     least: Floats, kept: Floats, gain: Floats, scores: Floats
 ) -> tuple[Ints, Floats, Floats]:
     """What drafting the requests of the best groups brings: see `Outcomes`."""
-    counts = np.zeros(len(least), dtype=np.int64)
+    num_groups, num_thresholds, max_draft = kept.shape
+    drafted = np.zeros(num_groups, dtype=np.int64)
     for score in scores:
         group = 0
         while score < least[group]:
             group += 1
-        counts[group] += 1
-    all_kept, all_gain = np.empty(kept.shape), np.empty(gain.shape)
-    for group in range(len(least)):
-        all_kept[group] = counts[group] * kept[group]
-        all_gain[group] = counts[group] * gain[group]
+        drafted[group] += 1
+    all_kept, all_gain = np.zeros(kept.shape), np.zeros(gain.shape)
+    for group in range(num_groups):
+        count = drafted[group]
+        for threshold in range(num_thresholds):
+            for width in range(max_draft):
+                all_kept[group, threshold, width] += count * kept[group, threshold, width]
+                all_gain[group, threshold, width] += count * gain[group, threshold, width]
+                if group:
+                    all_kept[group, threshold, width] += all_kept[group - 1, threshold, width]
+                    all_gain[group, threshold, width] += all_gain[group - 1, threshold, width]
         if group:
-            all_kept[group] += all_kept[group - 1]
-            all_gain[group] += all_gain[group - 1]
-    return np.cumsum(counts), all_kept, all_gain
+            drafted[group] += drafted[group - 1]
+    return drafted, all_kept, all_gain
 
 
 class Forecast:
@@ -160,9 +151,22 @@ class Forecast:
             self._summarise()
 
     def _summarise(self) -> None:
-        found = summarise(self._samples, self._step)
-        self._num_samples, self.mean_first_survival, self._least, self._kept, self._gain = found
-        self._unread = 0
+        recent = self._samples[2] > self._step - SAMPLE_LIFE
+        curves, scores = self._samples[0][recent], self._samples[1][recent]
+        if len(curves) < ENOUGH_SAMPLES:
+            positions = np.arange(1, curves.shape[1] + 1)
+            curves = np.concatenate([curves, ASSUMED_RATES[:, None] ** positions])
+            scores = np.concatenate([scores, np.full(len(ASSUMED_RATES), ASSUMED_RATES.mean())])
+        self._num_samples, self._unread = len(curves), 0
+        self.mean_first_survival = float(curves[:, 0].mean())
+        order = np.argsort(-scores, kind="stable")  # best first
+        scores = scores[order]
+        num_groups = min(max(len(curves) // SAMPLES_PER_GROUP, 1), MAX_GROUPS)
+        starts = np.arange(num_groups + 1) * len(curves) // num_groups
+        self._kept, self._gain = average_groups(curves[order], starts)
+        # Where a group begins, half-way between the worst score in it and the best below.
+        edges = (scores[starts[1:-1] - 1] + scores[starts[1:-1]]) / 2
+        self._least = np.append(edges, -np.inf)
 
     def outcomes(self, scores: Floats) -> Outcomes:
         """What drafting the best of these requests would bring; scores [R]."""

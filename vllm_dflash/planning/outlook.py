@@ -40,11 +40,17 @@ class Able(NamedTuple):
 def able_requests(first_survival: Floats, limits: Ints, waiting: Ints, context_lens: Ints) -> Able:
     """Those with a limit; see `Step`. First survival is each one's, [R]."""
     mask = limits > 0
-    count = max(mask.sum(), 1)
-    lens = context_lens[mask].astype(np.float64)
-    mean_waiting = waiting[mask].sum() / count
-    widest = limits.max() if len(limits) else 0
-    return Able(mask, first_survival[mask], lens, widest, mean_waiting)
+    count = mask.sum()
+    scores, lens = np.empty(count), np.empty(count)
+    widest = able = all_waiting = 0
+    for request in range(len(limits)):
+        if mask[request]:
+            scores[able] = first_survival[request]
+            lens[able] = context_lens[request]
+            widest = max(widest, limits[request])
+            all_waiting += waiting[request]
+            able += 1
+    return Able(mask, scores, lens, widest, all_waiting / max(count, 1))
 
 
 class Choice(NamedTuple):
@@ -98,7 +104,10 @@ def best_choice(
         # What is behind has to be caught up with once, and then pays for many steps.
         context_rows = count * (1 + mean_waiting / CATCH_UP_STEPS)
         storing = seconds_at(costs.context, context_rows)
-        group_context = context_lens[scores >= least_score[group]].sum()
+        group_context = 0.0
+        for request in range(len(scores)):
+            if scores[request] >= least_score[group]:
+                group_context += context_lens[request]
         mean_context = group_context / count
         for width in range(widest if whole_batch else 1, widest + 1):
             block_rows = num_requests * (1 + max_draft) if whole_batch else count * (1 + width)
@@ -115,8 +124,11 @@ def best_choice(
                 if rate > best_rate:
                     best_least, best_width = least_score[group], width
                     best_rate, best_tokens = rate, tokens
-    chosen = able.copy()
-    chosen[able] = scores >= best_least
+    chosen, number = able.copy(), 0
+    for request in range(num_requests):
+        if able[request]:
+            chosen[request] = scores[number] >= best_least
+            number += 1
     return Choice(chosen, best_width, best_rate, best_tokens, plain)
 
 

@@ -238,9 +238,12 @@ class Planner:
 @compiled
 def fade(first_survival: Floats, rows: Ints, mean: float) -> Floats:
     """Move requests' first survival towards everybody's; returns theirs, [R]."""
-    for row in rows:
+    first = np.empty(len(rows))
+    for number in range(len(rows)):
+        row = rows[number]
         first_survival[row] += FIRST_SURVIVAL_FADE * (mean - first_survival[row])
-    return first_survival[rows]
+        first[number] = first_survival[row]
+    return first
 
 
 @compiled
@@ -267,15 +270,18 @@ def expect(
         Their first survival as it was, [D], and the survival of their drafts, [D, w].
     """
     survival = acceptance_of(rates, confidence)
-    width = survival.shape[1]
-    for position in range(1, width):
-        survival[:, position] *= survival[:, position - 1]
+    for number in range(survival.shape[0]):
+        for position in range(1, survival.shape[1]):
+            survival[number, position] *= survival[number, position - 1]
     curves = survival_curves(survival, biases(bias, everybody, rows))
-    before = first_survival[rows]
-    for number, row in enumerate(rows):
-        confidences[row, :width] = confidence[number]
-        survivals[row, :width] = survival[number]
+    before = np.empty(len(rows))
+    for number in range(len(rows)):
+        row = rows[number]
+        before[number] = first_survival[row]
         first_survival[row] += FIRST_SURVIVAL_RATE * (curves[number, 0] - before[number])
+        for position in range(survival.shape[1]):
+            confidences[row, position] = confidence[number, position]
+            survivals[row, position] = survival[number, position]
     return before, curves
 
 
@@ -301,10 +307,24 @@ def cut(
         least: drafts of each to verify whatever they are worth.
     """
     costs, num_requests = records[0], len(drafted)
-    usable = np.minimum(limits[drafted], curves.shape[1])
-    rows = num_requests + np.arange(usable.sum() + 1.0)
-    # What attention takes for a draft is its own cost; all others depend on how many there are.
-    seconds = many_decoding_seconds(costs, num_requests, rows, float(context_lens.sum()), 0.0)
-    reading = price * costs.attention[1] * context_lens[drafted]  # [D]
-    lengths = cut_chains(curves - reading.reshape(-1, 1), usable, seconds, price)
-    return np.maximum(lengths, np.minimum(usable, least))
+    usable = np.empty(len(curves), dtype=np.int64)
+    worth = curves.copy()
+    number, candidates, context = 0, 0, 0.0
+    for request in range(num_requests):
+        context += context_lens[request]
+        if drafted[request]:
+            usable[number] = min(limits[request], curves.shape[1])
+            candidates += usable[number]
+            # What attention takes for a draft is its own; all else depends on how many there are.
+            reading = price * costs.attention[1] * context_lens[request]
+            for position in range(curves.shape[1]):
+                worth[number, position] -= reading
+            number += 1
+    rows = np.empty(candidates + 1)
+    for count in range(candidates + 1):
+        rows[count] = num_requests + count
+    seconds = many_decoding_seconds(costs, num_requests, rows, context, 0.0)
+    lengths = cut_chains(worth, usable, seconds, price)
+    for number in range(len(lengths)):
+        lengths[number] = max(lengths[number], min(usable[number], least))
+    return lengths

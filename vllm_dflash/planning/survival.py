@@ -47,12 +47,16 @@ def learn_fates(
     seen: Floats, accepted: Floats, confidence: Floats, drafted: Ints, num_accepted: Ints
 ) -> None:
     """Add blocks to the tables, [K, knots] each; see `Calibration.observe`."""
-    tried = np.minimum(num_accepted + 1, drafted)  # [D]
-    fade = 0.5 ** (tried.sum() / HALF_LIFE_TOKENS)
-    seen *= fade
-    accepted *= fade
-    for request in range(len(tried)):
-        for position in range(tried[request]):
+    num_tried = 0
+    for request in range(len(drafted)):
+        num_tried += min(num_accepted[request] + 1, drafted[request])
+    fade = 0.5 ** (num_tried / HALF_LIFE_TOKENS)
+    for position in range(seen.shape[0]):
+        for knot in range(seen.shape[1]):
+            seen[position, knot] *= fade
+            accepted[position, knot] *= fade
+    for request in range(len(drafted)):
+        for position in range(min(num_accepted[request] + 1, drafted[request])):
             knot, share = locate(confidence[request, position])
             seen[position, knot] += 1.0 - share
             seen[position, knot + 1] += share
@@ -65,8 +69,11 @@ def learn_fates(
 def update_rates(rates: Floats, seen: Floats, accepted: Floats) -> None:
     """Shrink each cell to all positions together, and those to the drafter's own word."""
     for knot in range(rates.shape[1]):
-        pooled = accepted[:, knot].sum() + PRIOR_TOKENS * CONFIDENCE_KNOTS[knot]
-        pooled /= seen[:, knot].sum() + PRIOR_TOKENS
+        pooled, weight = PRIOR_TOKENS * CONFIDENCE_KNOTS[knot], PRIOR_TOKENS
+        for position in range(rates.shape[0]):
+            pooled += accepted[position, knot]
+            weight += seen[position, knot]
+        pooled /= weight
         for position in range(rates.shape[0]):
             cell = accepted[position, knot] + POSITION_PRIOR_TOKENS * pooled
             rates[position, knot] = cell / (seen[position, knot] + POSITION_PRIOR_TOKENS)
@@ -131,12 +138,15 @@ def learn_biases(
     requests: Floats, everybody: Floats, rows: Ints, expected: Floats, accepted: Ints
 ) -> None:
     """Add verified blocks of some requests: tokens expected and accepted, [D] each."""
-    everybody *= GLOBAL_MEMORY ** len(rows)
-    for number, row in enumerate(rows):
-        requests[row] *= REQUEST_MEMORY
-        for counts in (requests[row], everybody):
-            counts[0] += expected[number]
-            counts[1] += accepted[number]
+    memory = GLOBAL_MEMORY ** len(rows)
+    everybody[0] *= memory
+    everybody[1] *= memory
+    for number in range(len(rows)):
+        row = rows[number]
+        requests[row, 0] = REQUEST_MEMORY * requests[row, 0] + expected[number]
+        requests[row, 1] = REQUEST_MEMORY * requests[row, 1] + accepted[number]
+        everybody[0] += expected[number]
+        everybody[1] += accepted[number]
 
 
 class Bias:
@@ -171,7 +181,11 @@ class Bias:
 @compiled
 def survival_curves(survival: Floats, bias: Floats) -> Floats:
     """Correct survival probabilities [D, w] by the bias of each request [D]; at most 1."""
-    return np.minimum(survival * bias.reshape(-1, 1), 1.0)
+    curves = np.empty(survival.shape)
+    for request in range(survival.shape[0]):
+        for position in range(survival.shape[1]):
+            curves[request, position] = min(survival[request, position] * bias[request], 1.0)
+    return curves
 
 
 @compiled
@@ -195,17 +209,28 @@ def learn_acceptance(
         verified: drafts of each, [R].
         accepted: of those, [R].
     """
-    # Drafts that are not ours have nothing to teach: the scheduler pads with some whom it admits, or
-    # resumes after it took their drafts. Ours are verified in the next step.
-    known = (verified > 0) & (verified <= num_drafts[rows])
-    if not known.any():
-        return
-    rows, verified, accepted = rows[known], verified[known], accepted[known]
     confidence, survival = drafts
-    expected = np.empty(len(rows))
-    for number, row in enumerate(rows):
-        expected[number] = survival[row, : verified[number]].sum()
     seen, table, rates = calibration
-    learn_fates(seen, table, confidence[rows], verified, accepted)
-    update_rates(rates, seen, table)
-    learn_biases(bias[0], bias[1], rows, expected, accepted)
+    max_draft = confidence.shape[1]
+    known, count = np.empty(len(rows), dtype=np.int64), 0
+    for request in range(len(rows)):
+        # Drafts that are not ours have nothing to teach: the scheduler pads with some whom it
+        # admits, or resumes after it took their drafts. Ours are verified in the next step.
+        if 0 < verified[request] <= num_drafts[rows[request]]:
+            known[count] = request
+            count += 1
+    blocks = np.empty((count, max_draft))
+    expected = np.zeros(count)
+    known_rows, of_those = np.empty(count, dtype=np.int64), np.empty((2, count), dtype=np.int64)
+    for number in range(count):
+        request = known[number]
+        row = known_rows[number] = rows[request]
+        of_those[0, number], of_those[1, number] = verified[request], accepted[request]
+        for position in range(max_draft):
+            blocks[number, position] = confidence[row, position]
+            if position < verified[request]:
+                expected[number] += survival[row, position]
+    if count:
+        learn_fates(seen, table, blocks, of_those[0], of_those[1])
+        update_rates(rates, seen, table)
+        learn_biases(bias[0], bias[1], known_rows, expected, of_those[1])
