@@ -22,6 +22,7 @@ from vllm_dflash.engine.log import logger
 from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.rehearsal import rehearse
 from vllm_dflash.planning.step import Step, StepClock
 from vllm_dflash.planning.uniform_length import UniformLength
 from vllm_dflash.seams import ENGINE, check_seams
@@ -94,6 +95,7 @@ class DFlashAsyncScheduler(AsyncScheduler):
         self.lengths: UniformLength | None = None
         if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
             self.lengths = UniformLength(self.num_spec_tokens)
+            rehearse(self.num_spec_tokens)
         self.statistics = DraftStatistics(self.num_spec_tokens)
         self._figures = FiguresToSend(self.statistics)
         self._clock = StepClock()

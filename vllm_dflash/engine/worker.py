@@ -45,6 +45,7 @@ from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.watch import DraftWatch
+from vllm_dflash.planning.rehearsal import rehearse
 from vllm_dflash.plugin import register_draft_model
 from vllm_dflash.seams import V1_WORKER, V2_WORKER, check_vllm
 from vllm_dflash.vllms_own import SWITCH_OFF
@@ -127,6 +128,7 @@ class DraftingWorker(Worker):
     def _plan_lengths(self) -> None:
         started = time.perf_counter()
         profile = profile_v2 if self.use_v2_model_runner else profile_v1
+        rehearse(self.drafter.lengths.statistics.max_draft)
         with set_current_vllm_config(self.vllm_config):
             costs = profile(self.model_runner, agreed_seconds)
         if self.vllm_config.scheduler_config.async_scheduling:

@@ -7,6 +7,7 @@ Compiling takes about ten seconds, the first time that a machine runs this versi
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -33,10 +34,11 @@ FOLDER = str(_cache_folder())
 
 def compiled(function: Function) -> Function:
     """Compile a function when it is first called, or take it from the cache on disk."""
+    compile_it = functools.partial(numba.njit, boundscheck=True, error_model="numpy")
     before, config.CACHE_DIR = config.CACHE_DIR, FOLDER
     try:
-        return numba.njit(cache=True, error_model="numpy")(function)
+        return compile_it(cache=True)(function)
     except (OSError, RuntimeError):  # no place to write to
-        return numba.njit(error_model="numpy")(function)
+        return compile_it()(function)
     finally:
         config.CACHE_DIR = before

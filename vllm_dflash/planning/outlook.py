@@ -38,7 +38,7 @@ class Able(NamedTuple):
 
 @compiled
 def able_requests(first_survival: Floats, limits: Ints, waiting: Ints, context_lens: Ints) -> Able:
-    """Those with a limit; see `Step`. First survival is each one's, [R]."""
+    """Those with a limit; see `Step`. First survival is each one's, [R]; K drafts at most."""
     mask = limits > 0
     count = mask.sum()
     scores, lens = np.empty(count), np.empty(count)
@@ -47,7 +47,7 @@ def able_requests(first_survival: Floats, limits: Ints, waiting: Ints, context_l
         if mask[request]:
             scores[able] = first_survival[request]
             lens[able] = context_lens[request]
-            widest = max(widest, limits[request])
+            widest = max(widest, min(limits[request], max_draft))
             all_waiting += waiting[request]
             able += 1
     return Able(mask, scores, lens, widest, all_waiting / max(count, 1))

@@ -108,7 +108,7 @@ class Planner:
         rows = self._rows(step.ids)
         self._learn_acceptance(rows, step)
         first = fade(self._first_survival, rows, self.forecast.mean_first_survival)
-        able = able_requests(first, step.limits, step.waiting, step.context_lens)
+        able = able_requests(first, step.limits, step.waiting, step.context_lens, self.max_draft)
         if not able.widest:
             return Plan.nothing(step.num_requests)
         best = self._best(able, step)
@@ -147,7 +147,7 @@ class Planner:
                 limits[able.mask] *= worth
                 first = np.zeros(step.num_requests)
                 first[able.mask] = able.scores
-                able = able_requests(first, limits, step.waiting, step.context_lens)
+                able = able_requests(first, limits, step.waiting, step.context_lens, self.max_draft)
                 outcomes = self.forecast.outcomes(able.scores)
         return best_choice(
             self.costs.records,

@@ -74,14 +74,20 @@ class UniformLength:
         """Probability that each draft is accepted if those before it were, [K]."""
         return self._calibration.acceptance(np.ones((1, self.max_draft)))[0]
 
-    def choose(self, num_requests: int) -> int:
-        """Drafts for each of so many requests in the next step."""
+    def choose(self, num_requests: int, context: float = 0.0) -> int:
+        """Drafts for each of so many requests in the next step.
+
+        Args:
+            num_requests: R.
+            context: tokens of context of all of them.
+        """
         if self.costs is None or not num_requests:
             return self.max_draft
         self.speedup = 1.0
         gain = np.concatenate([[0.0], np.cumsum(self.survival())])[self._choices]
-        drafting = self.costs.block(num_requests * (1 + self.max_draft))
-        seconds = self.costs.decoding(num_requests, num_requests * (1 + self._choices))
+        drafting = self.costs.block(num_requests * (1 + self.max_draft), context)
+        rows = num_requests * (1 + self._choices)
+        seconds = self.costs.decoding(num_requests, rows, context, context / num_requests)
         seconds = seconds + drafting * (self._choices > 0)
         rates = num_requests * (1 + gain) / seconds
         best = int(rates.argmax())

@@ -170,7 +170,7 @@ class PlannedProposer(DFlashProposer):
             discard_request_mask.numpy()[:num_requests],
             gpu_input_batch.vocab_size,
         )
-        self.step = Step(gpu_input_batch.req_ids[:num_requests], produced)
+        self.step = Step(gpu_input_batch.req_ids[:num_requests], produced.astype(np.int64))
         return torch.from_numpy(bonus), torch.from_numpy(produced)
 
     def prepare_inputs_padded(
@@ -186,13 +186,13 @@ class PlannedProposer(DFlashProposer):
         assert self.step is not None
         if not any(spec_decode_metadata.num_draft_tokens):
             return common_attn_metadata, None, torch.zeros_like(valid_sampled_tokens_count)
-        drafted = np.array(spec_decode_metadata.num_draft_tokens, dtype=np.int32)
+        drafted = np.array(spec_decode_metadata.num_draft_tokens)
         produced = self.step.produced
         tells = (produced > 0) & have_own_drafts(self.step.ids, self.newly_admitted)
         self.step.verified = np.where(tells, drafted, 0)  # a discarded sample says nothing
         self.lengths.statistics.observe_verification(self.step)
         rejected = np.where(drafted > 0, drafted + 1 - produced, 0)
-        return common_attn_metadata, None, torch.from_numpy(rejected)
+        return common_attn_metadata, None, torch.from_numpy(rejected.astype(np.int32))
 
     @torch.inference_mode()
     def propose(
@@ -232,10 +232,11 @@ class PlannedProposer(DFlashProposer):
         self.has_drafts = False
         self._take_context(step, target_positions, target_hidden_states, batch, num_rejected)
         drafts: list[list[int]] = [[] for _ in step.ids]
+        context_lens = batch.seq_lens[: batch.num_reqs].numpy() - num_rejected
+        step.context_lens = context_lens.astype(np.int64)
         if self.lengths.take_skip(step):
             return drafts
 
-        context_lens = batch.seq_lens[: batch.num_reqs].numpy() - num_rejected
         block_table = batch.block_table_tensor.numpy()
         step.limits = draft_limits(
             context_lens, self._length_limits(step.ids), num_speculative_tokens, step.decoding
