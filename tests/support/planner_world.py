@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.costs import StepCosts, StepEstimate
+from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.length_policy import LengthPolicy
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.work import StepEstimate
 
 MAX_DRAFT = 7
 VERIFY_MS = {

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning import Bools, Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
+from vllm_dflash.planning.work import many_decoding_seconds
 
 
 @compiled
@@ -75,4 +76,49 @@ def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> In
         for _ in range(limits[request]):
             lengths[request] += chosen[candidate]
             candidate += 1
+    return lengths
+
+
+@compiled
+def cut(
+    records: Records,
+    curves: Floats,
+    limits: Ints,
+    context_lens: Ints,
+    drafted: Bools,
+    price: float,
+    least: int,
+) -> Ints:
+    """How many drafts of each request are worth their time, `least` in any case, [D].
+
+    Args:
+        records: costs, [1].
+        curves: survival of the drafts, [D, w].
+        limits: drafts of each request that can be verified, [R].
+        context_lens: tokens of context of each, [R].
+        drafted: which of the R are the D.
+        price: expected tokens a second is worth.
+        least: drafts of each to verify whatever they are worth.
+    """
+    costs, num_requests = records[0], len(drafted)
+    usable = np.empty(len(curves), dtype=np.int64)
+    worth = curves.copy()
+    number, candidates, context = 0, 0, 0.0
+    for request in range(num_requests):
+        context += context_lens[request]
+        if drafted[request]:
+            usable[number] = min(limits[request], curves.shape[1])
+            candidates += usable[number]
+            # What attention takes for a draft is its own; all else depends on how many there are.
+            reading = price * costs.attention[1] * context_lens[request]
+            for position in range(curves.shape[1]):
+                worth[number, position] -= reading
+            number += 1
+    rows = np.empty(candidates + 1)
+    for count in range(candidates + 1):
+        rows[count] = num_requests + count
+    seconds = many_decoding_seconds(costs, num_requests, rows, context, 0.0)
+    lengths = cut_chains(worth, usable, seconds, price)
+    for number in range(len(lengths)):
+        lengths[number] = max(lengths[number], min(usable[number], least))
     return lengths

@@ -8,14 +8,14 @@ import numpy as np
 
 from vllm_dflash.planning import Bools, Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.costs import (
+from vllm_dflash.planning.curves import Record, seconds_at
+from vllm_dflash.planning.work import (
     Work,
     block_seconds,
     decoding_seconds,
     level_of,
     plain_seconds,
 )
-from vllm_dflash.planning.curves import Record, seconds_at
 
 CATCH_UP_STEPS = 64
 """Steps over which the cost of storing context that has waited is spread."""
@@ -37,7 +37,9 @@ class Able(NamedTuple):
 
 
 @compiled
-def able_requests(first_survival: Floats, limits: Ints, waiting: Ints, context_lens: Ints) -> Able:
+def able_requests(
+    first_survival: Floats, limits: Ints, waiting: Ints, context_lens: Ints, max_draft: int
+) -> Able:
     """Those with a limit; see `Step`. First survival is each one's, [R]; K drafts at most."""
     mask = limits > 0
     count = mask.sum()

@@ -17,10 +17,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from vllm_dflash.planning import Bools, Floats, Ints, Records
-from vllm_dflash.planning.candidates import cut_chains
-from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.costs import StepCosts, StepEstimate, many_decoding_seconds
+from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.candidates import cut
+from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.outlook import (
     Able,
@@ -32,14 +31,8 @@ from vllm_dflash.planning.outlook import (
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.request_rows import RequestRows
 from vllm_dflash.planning.step import Plan, Step
-from vllm_dflash.planning.survival import (
-    Bias,
-    Calibration,
-    acceptance_of,
-    biases,
-    learn_acceptance,
-    survival_curves,
-)
+from vllm_dflash.planning.survival import Bias, Calibration, expect, fade, learn_acceptance
+from vllm_dflash.planning.work import StepEstimate
 
 MARGIN = 1.01
 """Drafting must promise this much more than plain decoding, whose cost is known better."""
@@ -51,9 +44,6 @@ PROBE_LENGTH = 3
 """Drafts a probe has verified whatever they seem worth, to see whether estimates still hold."""
 SKIP_STEPS, CLOSE_SKIP_STEPS = 7, 1
 """Undrafted steps between two that are planned: planning is to cost nothing where it says no."""
-FIRST_SURVIVAL_RATE = 0.5
-FIRST_SURVIVAL_FADE = 0.05
-"""Share of the way to everybody's first survival that a request goes with each planned step."""
 
 
 class Planner:
@@ -233,98 +223,3 @@ class Planner:
                 step.accepted,
             )
         self._num_drafts[:] = 0
-
-
-@compiled
-def fade(first_survival: Floats, rows: Ints, mean: float) -> Floats:
-    """Move requests' first survival towards everybody's; returns theirs, [R]."""
-    first = np.empty(len(rows))
-    for number in range(len(rows)):
-        row = rows[number]
-        first_survival[row] += FIRST_SURVIVAL_FADE * (mean - first_survival[row])
-        first[number] = first_survival[row]
-    return first
-
-
-@compiled
-def expect(
-    rates: Floats,
-    bias: Floats,
-    everybody: Floats,
-    first_survival: Floats,
-    confidences: Floats,
-    survivals: Floats,
-    rows: Ints,
-    confidence: Floats,
-) -> tuple[Floats, Floats]:
-    """What is expected of drafts, written into the planner's tables.
-
-    Args:
-        rates: of the calibration, [K, knots].
-        bias, everybody: of the `Bias`.
-        first_survival, confidences, survivals: the tables.
-        rows: of the D requests that were drafted, in those.
-        confidence: of their drafts, [D, w].
-
-    Returns:
-        Their first survival as it was, [D], and the survival of their drafts, [D, w].
-    """
-    survival = acceptance_of(rates, confidence)
-    for number in range(survival.shape[0]):
-        for position in range(1, survival.shape[1]):
-            survival[number, position] *= survival[number, position - 1]
-    curves = survival_curves(survival, biases(bias, everybody, rows))
-    before = np.empty(len(rows))
-    for number in range(len(rows)):
-        row = rows[number]
-        before[number] = first_survival[row]
-        first_survival[row] += FIRST_SURVIVAL_RATE * (curves[number, 0] - before[number])
-        for position in range(survival.shape[1]):
-            confidences[row, position] = confidence[number, position]
-            survivals[row, position] = survival[number, position]
-    return before, curves
-
-
-@compiled
-def cut(
-    records: Records,
-    curves: Floats,
-    limits: Ints,
-    context_lens: Ints,
-    drafted: Bools,
-    price: float,
-    least: int,
-) -> Ints:
-    """How many drafts of each request are worth their time, `least` in any case, [D].
-
-    Args:
-        records: costs, [1].
-        curves: survival of the drafts, [D, w].
-        limits: drafts of each request that can be verified, [R].
-        context_lens: tokens of context of each, [R].
-        drafted: which of the R are the D.
-        price: expected tokens a second is worth.
-        least: drafts of each to verify whatever they are worth.
-    """
-    costs, num_requests = records[0], len(drafted)
-    usable = np.empty(len(curves), dtype=np.int64)
-    worth = curves.copy()
-    number, candidates, context = 0, 0, 0.0
-    for request in range(num_requests):
-        context += context_lens[request]
-        if drafted[request]:
-            usable[number] = min(limits[request], curves.shape[1])
-            candidates += usable[number]
-            # What attention takes for a draft is its own; all else depends on how many there are.
-            reading = price * costs.attention[1] * context_lens[request]
-            for position in range(curves.shape[1]):
-                worth[number, position] -= reading
-            number += 1
-    rows = np.empty(candidates + 1)
-    for count in range(candidates + 1):
-        rows[count] = num_requests + count
-    seconds = many_decoding_seconds(costs, num_requests, rows, context, 0.0)
-    lengths = cut_chains(worth, usable, seconds, price)
-    for number in range(len(lengths)):
-        lengths[number] = max(lengths[number], min(usable[number], least))
-    return lengths

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm_dflash.planning.costs import Attention, StepCosts
+from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.uniform_length import UniformLength
+from vllm_dflash.planning.work import Attention
 
 CHEAP, DEAR = 0.0, 1.0
 """Seconds of a block that is always, and never, worth it."""

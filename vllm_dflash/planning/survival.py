@@ -16,6 +16,9 @@ POSITION_PRIOR_TOKENS = 8.0
 BIAS_PRIOR_TOKENS = 8.0
 HALF_LIFE_TOKENS = 2000.0
 """Observed drafts after which an observation counts half."""
+FIRST_SURVIVAL_RATE = 0.5
+FIRST_SURVIVAL_FADE = 0.05
+"""Share of the way to everybody's first survival that a request goes with each planned step."""
 REQUEST_MEMORY, GLOBAL_MEMORY = 0.9, 0.98
 """What is left of a request's, and of everybody's, bias after one more observed draft block."""
 
@@ -234,3 +237,53 @@ def learn_acceptance(
         learn_fates(seen, table, blocks, of_those[0], of_those[1])
         update_rates(rates, seen, table)
         learn_biases(bias[0], bias[1], known_rows, expected, of_those[1])
+
+
+@compiled
+def fade(first_survival: Floats, rows: Ints, mean: float) -> Floats:
+    """Move requests' first survival towards everybody's; returns theirs, [R]."""
+    first = np.empty(len(rows))
+    for number in range(len(rows)):
+        row = rows[number]
+        first_survival[row] += FIRST_SURVIVAL_FADE * (mean - first_survival[row])
+        first[number] = first_survival[row]
+    return first
+
+
+@compiled
+def expect(
+    rates: Floats,
+    bias: Floats,
+    everybody: Floats,
+    first_survival: Floats,
+    confidences: Floats,
+    survivals: Floats,
+    rows: Ints,
+    confidence: Floats,
+) -> tuple[Floats, Floats]:
+    """What is expected of drafts, written into the planner's tables.
+
+    Args:
+        rates: of the calibration, [K, knots].
+        bias, everybody: of the `Bias`.
+        first_survival, confidences, survivals: the tables.
+        rows: of the D requests that were drafted, in those.
+        confidence: of their drafts, [D, w].
+
+    Returns:
+        Their first survival as it was, [D], and the survival of their drafts, [D, w].
+    """
+    survival = acceptance_of(rates, confidence)
+    for number in range(survival.shape[0]):
+        for position in range(1, survival.shape[1]):
+            survival[number, position] *= survival[number, position - 1]
+    curves = survival_curves(survival, biases(bias, everybody, rows))
+    before = np.empty(len(rows))
+    for number in range(len(rows)):
+        row = rows[number]
+        before[number] = first_survival[row]
+        first_survival[row] += FIRST_SURVIVAL_RATE * (curves[number, 0] - before[number])
+        for position in range(survival.shape[1]):
+            confidences[row, position] = confidence[number, position]
+            survivals[row, position] = survival[number, position]
+    return before, curves
