@@ -12,8 +12,7 @@ from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.length_policy import LengthPolicy
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Step
-from vllm_dflash.planning.work import StepEstimate
+from vllm_dflash.planning.step import Step, StepEstimate
 
 MAX_DRAFT = 7
 VERIFY_MS = {

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.step import Step
-from vllm_dflash.planning.work import StepEstimate
+from vllm_dflash.planning.step import Step, StepEstimate
 
 
 @dataclass

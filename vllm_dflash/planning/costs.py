@@ -18,12 +18,11 @@ from vllm_dflash.planning.curves import (
     repeated,
     seconds_at,
 )
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import Step, StepEstimate
 from vllm_dflash.planning.work import (
     COSTS,
     NO_ATTENTION,
     Attention,
-    StepEstimate,
     Work,
     block_seconds,
     estimate_of,

@@ -30,9 +30,8 @@ from vllm_dflash.planning.outlook import (
 )
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.request_rows import RequestRows
-from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.step import Plan, Step, StepEstimate
 from vllm_dflash.planning.survival import Bias, Calibration, expect, fade, learn_acceptance
-from vllm_dflash.planning.work import StepEstimate
 
 MARGIN = 1.01
 """Drafting must promise this much more than plain decoding, whose cost is known better."""

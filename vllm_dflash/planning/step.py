@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -128,6 +129,16 @@ class Step:
             yield
         finally:
             setattr(self, name, getattr(self, name) + time.perf_counter() - started)
+
+
+class StepEstimate(NamedTuple):
+    """What a step was expected to take, in the parts of a `Step`."""
+
+    target_seconds: float
+    draft_seconds: float
+    context_seconds: float
+    plain_seconds: float
+    """What its requests would have taken for one token each without any drafts."""
 
 
 class StepClock:

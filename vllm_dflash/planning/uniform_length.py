@@ -16,9 +16,8 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import CLOSE, MARGIN, PROBE_LENGTH
 from vllm_dflash.planning.probing import ProbeSchedule
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import Step, StepEstimate
 from vllm_dflash.planning.survival import Calibration
-from vllm_dflash.planning.work import StepEstimate
 
 OLD_TOKENS = 24.0
 """What all earlier observations are worth beside new ones that contradict them, and to a probe."""

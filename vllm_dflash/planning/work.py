@@ -9,6 +9,7 @@ import numpy as np
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.curves import CURVE, LEVEL, Record, level_at, seconds_at
+from vllm_dflash.planning.step import StepEstimate
 
 MIN_PROMPT_SHARE, LEAST_SHARE = 0.01, 0.1
 
@@ -154,16 +155,6 @@ def many_decoding_seconds(
         work = Work(num_requests, rows[number], context, drafts * mean_context, 0.0, 0.0, 0.0)
         seconds[number] = decoding_seconds(costs, work, level if drafts > 0 else plain_level)
     return seconds
-
-
-class StepEstimate(NamedTuple):
-    """What a step was expected to take, in the parts of a `Step`."""
-
-    target_seconds: float
-    draft_seconds: float
-    context_seconds: float
-    plain_seconds: float
-    """What its requests would have taken for one token each without any drafts."""
 
 
 @compiled
