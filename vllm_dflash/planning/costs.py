@@ -33,19 +33,9 @@ from vllm_dflash.planning.work import (
 
 PROMPT_RATE = 1 / 32
 """Weight of the newest step in how often, and how many, prompt rows share a step."""
-
-
-@compiled
-def correct_attention(attention: Floats, kind: int, context: float, share: float) -> None:
-    """Move a kind of attention by what was surprising of a time, as far as it is part of it.
-
-    Args:
-        attention: `Attention`, [3].
-        kind: which of the three.
-        context: tokens it read, over the seconds expected of the whole.
-        share: by how much the whole was longer than expected, relatively.
-    """
-    attention[kind] *= 1.0 + LEVEL_RATE * attention[kind] * context * share
+FAR_CONTEXT = 8192
+"""Tokens of context of a request from which on attention explains most of a surprising time."""
+ATTENTION_RATE = 0.15
 
 
 @compiled
@@ -62,11 +52,22 @@ def learn_costs(
         storing: of the context.
         count: how many they were.
     """
-    costs = records[0]
+    costs, attention = records[0], records[0].attention
     estimate = estimate_of(costs, work)
     predicted = estimate.target_seconds
     bound = LARGEST_SURPRISE * predicted
     surprise = min(max(target - predicted, -bound), bound)
+    # The longer the contexts are, the more of what surprises is taken to be attention's.
+    far = (work.context / (work.num_requests * FAR_CONTEXT)) ** 2
+    draft_far = (work.draft_context / (work.num_requests * FAR_CONTEXT)) ** 2
+    parts = 1.0 + far + draft_far
+    if work.context:
+        change = ATTENTION_RATE * surprise * far / parts / work.context
+        attention[0] = max(attention[0] + change, 0.0)
+    if work.draft_context:
+        change = ATTENTION_RATE * surprise * draft_far / parts / work.draft_context
+        attention[1] = max(attention[1] + change, 0.0)
+    surprise /= parts
     drafted = work.rows > work.num_requests
     # Until undrafted steps were seen, what surprises is taken to be in those as well.
     if drafted and is_level_known(costs.plain_level, work.num_requests):
@@ -75,14 +76,15 @@ def learn_costs(
         correct_level(costs.plain_level, work.num_requests, surprise, count)
     forward = seconds_at(costs.verify, work.rows)
     correct_curve(costs.verify, work.rows, forward + surprise, repeated(CURVE_RATE, count))
-    correct_attention(costs.attention, 0, work.context / predicted, surprise / predicted)
-    correct_attention(costs.attention, 1, work.draft_context / predicted, surprise / predicted)
     if work.draft_rows:
-        reading = costs.attention[2] * work.block_context
-        correct_curve(costs.draft, work.draft_rows, drafting - reading, LEVEL_RATE)
-        expected = max(estimate.draft_seconds, 1e-9)
-        share = min(max(drafting / expected - 1.0, -LARGEST_SURPRISE), LARGEST_SURPRISE)
-        correct_attention(costs.attention, 2, work.block_context / expected, share)
+        curve = seconds_at(costs.draft, work.draft_rows)
+        bound = LARGEST_SURPRISE * estimate.draft_seconds
+        surprise = min(max(drafting - estimate.draft_seconds, -bound), bound)
+        far = (work.block_context / (work.num_requests * FAR_CONTEXT)) ** 2
+        if work.block_context:
+            change = ATTENTION_RATE * surprise * far / (1.0 + far) / work.block_context
+            attention[2] = max(attention[2] + change, 0.0)
+        correct_curve(costs.draft, work.draft_rows, curve + surprise / (1.0 + far), LEVEL_RATE)
     if work.context_rows:
         correct_curve(costs.context, work.context_rows, storing, LEVEL_RATE)
     return estimate

@@ -128,6 +128,22 @@ class PlannedProposer(DFlashProposer):
         hidden = self.block.run(None, {}, self.input_ids[:num_queries], positions[:num_queries])
         self.model.compute_logits(hidden)
 
+    def draft_nowhere(self, num_requests: int, width: int, context: int) -> None:
+        """Draft for made-up requests with so much context, writing nothing; to be timed."""
+        table = torch.zeros(
+            num_requests, -(-self.max_model_len // self.block_size), dtype=torch.int32
+        )
+        inputs = block_inputs(
+            np.full(num_requests, context),
+            np.full(num_requests, width),
+            np.zeros(num_requests, dtype=np.int32),
+            self.spec.mask_token_id,
+            table.numpy(),
+            self.block_size,
+        )
+        inputs.slots[:] = -1
+        self.block.draft(inputs, table)
+
     def adapt_lengths(self, costs: StepCosts) -> None:
         """From now on plan draft lengths, starting from these costs."""
         self.lengths.policy = Planner(self.num_speculative_tokens, self.max_batch_size, costs)
