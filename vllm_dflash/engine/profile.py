@@ -12,6 +12,7 @@ import torch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from vllm_dflash.engine.block_layout import block_inputs
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.work import Attention
@@ -92,10 +93,10 @@ def profile_v1(runner: GPUModelRunner, agree: Callable[[float], float]) -> StepC
     so its parts are measured behind a step of the target, too.
     """
     proposer = runner.drafter
-    max_requests = proposer.max_batch_size
-    longest = runner.max_model_len - 1 - proposer.num_speculative_tokens
+    max_requests, block = proposer.max_batch_size, 1 + proposer.num_speculative_tokens
+    longest = runner.max_model_len - block
     near, far = min(CONTEXT_TOKENS, longest), min(FAR_CONTEXT_TOKENS, longest)
-    most = min(runner.max_num_tokens, max_requests * (1 + proposer.num_speculative_tokens))
+    most = min(runner.max_num_tokens, max_requests * block)
     features = torch.zeros(most, proposer.feature_width, dtype=proposer.dtype)
     positions = torch.arange(most) % proposer.max_model_len
     nowhere = torch.full((most,), -1)
@@ -108,8 +109,20 @@ def profile_v1(runner: GPUModelRunner, agree: Callable[[float], float]) -> StepC
         runner.model.compute_logits(hidden)
 
     def draft(rows: int, context: int = near) -> None:
-        requests = -(-rows // (1 + proposer.num_speculative_tokens))
-        proposer.draft_nowhere(requests, rows // requests - 1, context)
+        requests = -(-rows // block)
+        table = torch.zeros(
+            requests, -(-runner.max_model_len // proposer.block_size), dtype=torch.int32
+        )
+        inputs = block_inputs(
+            np.full(requests, context),
+            np.full(requests, rows // requests - 1),
+            np.zeros(requests, dtype=np.int32),
+            proposer.spec.mask_token_id,
+            table.numpy(),
+            proposer.block_size,
+        )
+        inputs.slots[:] = -1  # nothing is written
+        proposer.block.draft(inputs, table)
 
     def store(count: int) -> None:
         proposer.model.context.store(features[:count], positions[:count], nowhere[:count])
@@ -117,11 +130,10 @@ def profile_v1(runner: GPUModelRunner, agree: Callable[[float], float]) -> StepC
     def behind_target(run: Callable[[int], object], rows: Iterable[int], budget: float) -> Curve:
         return measure_curve(run, rows, agree, budget, before=lambda: verify(1))
 
-    block = 1 + proposer.num_speculative_tokens
     blocks = sorted({max(block // 4, 2), max(block // 2, 2), *(block * n for n in POWERS)})
     costs = StepCosts(
         measure_curve(verify, profiled_rows(max_requests, most), agree),
-        behind_target(draft, [n for n in blocks if n <= most], SECONDS_PER_CURVE),
+        behind_target(draft, blocks[:2] + [n for n in blocks[2:] if n <= most], SECONDS_PER_CURVE),
         behind_target(store, [n for n in POWERS if n <= most], SECONDS_PER_CURVE / 2),
         max_requests,
     )

@@ -21,6 +21,7 @@ from vllm_dflash.engine.figures import FiguresToSend, attached_figures, send_fig
 from vllm_dflash.engine.log import logger
 from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.planning import Ints
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.rehearsal import rehearse
 from vllm_dflash.planning.step import Step, StepClock
@@ -110,7 +111,9 @@ class DFlashAsyncScheduler(AsyncScheduler):
             scheduler_output.num_spec_tokens_to_schedule = 0
         elif self.lengths is not None:
             started = time.perf_counter()
-            scheduler_output.num_spec_tokens_to_schedule = self.lengths.choose(num_requests)
+            context = float(self._context_lens(scheduler_output).sum())
+            length = self.lengths.choose(num_requests, context)
+            scheduler_output.num_spec_tokens_to_schedule = length
             self.statistics.planning_seconds += time.perf_counter() - started
         if num_requests:
             length = scheduler_output.num_spec_tokens_to_schedule
@@ -132,6 +135,12 @@ class DFlashAsyncScheduler(AsyncScheduler):
             send_figures(outputs, figures)
         return outputs
 
+    def _context_lens(self, scheduler_output: SchedulerOutput) -> Ints:
+        """Tokens of context of each request of a step, as far as they are known by now, [R]."""
+        requests = [self.requests.get(name) for name in scheduler_output.num_scheduled_tokens]
+        lens = [request.num_computed_tokens if request else 0 for request in requests]
+        return np.array(lens, dtype=np.int64)  # 0 for one that was aborted meanwhile
+
     def _observe(
         self,
         lengths: UniformLength,
@@ -151,6 +160,7 @@ class DFlashAsyncScheduler(AsyncScheduler):
         step.verified = np.array(
             [0 if name in padded else len(drafts.get(name, ())) for name in names]
         )
+        step.context_lens = self._context_lens(scheduler_output)
         step.draft_rows = self._draft_rows
         drafts_next = scheduler_output.num_spec_tokens_to_schedule > 0
         self._draft_rows = drafts_next * len(names) * (1 + self.num_spec_tokens)

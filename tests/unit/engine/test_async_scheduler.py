@@ -10,9 +10,9 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
 
+from support.bare_scheduler import CONTEXT_TOKENS, take_vllm_out
 from support.fake_time import FakeTime
 from support.planner_world import profiled_costs
-from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.figures import take_figures
 from vllm_dflash.engine.scheduler import DFlashAsyncScheduler, WorkerFacts, attach_facts
 from vllm_dflash.planning.step import Step
@@ -21,12 +21,7 @@ from vllm_dflash.planning.uniform_length import UniformLength
 
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> DFlashAsyncScheduler:
-    monkeypatch.setattr(AsyncScheduler, "__init__", lambda self: None)
-    monkeypatch.setattr(AsyncScheduler, "update_from_output", lambda *_: {0: EngineCoreOutputs()})
-    monkeypatch.setattr(AsyncScheduler, "_update_after_schedule", lambda *_: None)
-    monkeypatch.setattr(DFlashOptions, "of", lambda _: SimpleNamespace(draft_length="adaptive"))
-    monkeypatch.setattr(AsyncScheduler, "num_spec_tokens", 7, raising=False)
-    monkeypatch.setattr(AsyncScheduler, "vllm_config", None, raising=False)
+    take_vllm_out(monkeypatch, 7)
     return DFlashAsyncScheduler()
 
 
@@ -206,7 +201,7 @@ def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
     assert policy is not None
     policy.start(profiled_costs(), range(8))
 
-    def choose(num_requests: int) -> int:
+    def choose(num_requests: int, context: float) -> int:
         clock.now += 0.001
         policy.speedup = 1.5
         return 2
@@ -248,7 +243,7 @@ def test_the_expected_speedup_is_that_of_the_length_chosen_last() -> None:
 def test_skipped_steps_are_counted(
     scheduler: DFlashAsyncScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(UniformLength, "choose", lambda self, num_requests: 0)
+    monkeypatch.setattr(UniformLength, "choose", lambda *_: 0)
     sent = run(scheduler, monkeypatch, [step({"a": 0}, {"a": 1}), step({"a": 0}, {"a": 1})])
     assert sent["skipped_steps"] == 2
     assert "drafted_steps" not in sent
@@ -261,3 +256,17 @@ def test_a_fixed_length_is_counted_without_a_planner(
     scheduler.lengths = None
     sent = run(scheduler, monkeypatch, [step({"a": 7, "b": 7}, {"a": 1, "b": 8}, next_drafts=7)])
     assert sent == {"drafted_steps": 1, "drafted_requests": 2, "planned_tokens": 14}
+
+
+def test_lengths_are_chosen_and_steps_judged_by_their_contexts(
+    scheduler: DFlashAsyncScheduler, observed: list[Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a request that was aborted while its step ran, nothing is known any more."""
+    asked: list[tuple[int, float]] = []
+    monkeypatch.setattr(UniformLength, "choose", lambda _, *what: asked.append(what) or 0)
+    planned(scheduler, 3)
+    assert asked == [(3, 3.0 * CONTEXT_TOKENS)]
+    requests = {"b": SimpleNamespace(num_computed_tokens=7)}
+    monkeypatch.setattr(AsyncScheduler, "requests", requests)
+    scheduler.update_from_output(*step({"a": 0, "b": 0}, {"a": 1, "b": 1}))
+    assert observed[0].context_lens.tolist() == [0, 7]

@@ -9,6 +9,7 @@ import torch
 
 from support.fake_time import FakeTime
 from vllm_dflash.engine import profile
+from vllm_dflash.engine.block_layout import BlockInputs
 from vllm_dflash.engine.profile import (
     measure_curve,
     profile_v1,
@@ -94,13 +95,13 @@ class MadeUp:
     """
 
     max_batch_size, max_num_tokens, num_speculative_tokens, feature_width = 4, 64, 2, 6
-    dtype = torch.float32
+    dtype, block_size, spec = torch.float32, 16, SimpleNamespace(mask_token_id=9)
     runs_target_alone = False
 
     def __init__(self, fake: FakeTime, max_model_len: int) -> None:
         self.time, self.max_model_len = fake, max_model_len
         self.ran: list[str] = []
-        self.drafter = self
+        self.drafter = self.block = self
         self.model = SimpleNamespace(
             compute_logits=lambda hidden: self.takes("head", len(hidden)),
             context=SimpleNamespace(store=self.store),
@@ -119,9 +120,12 @@ class MadeUp:
         self.takes("target", 10 + count + reads * profile_seq_lens / 1000)
         return torch.zeros(count, 2), None
 
-    def draft_nowhere(self, num_requests: int, width: int, context: int) -> None:
+    def draft(self, inputs: BlockInputs, table: torch.Tensor) -> None:
         assert not self.runs_target_alone
-        self.takes("block", 3 * num_requests * (1 + width) + context / 100)
+        assert (inputs.slots == -1).all()
+        assert table.shape == (len(inputs.requests), -(-self.max_model_len // self.block_size))
+        assert inputs.positions.max() < self.max_model_len
+        self.takes("block", 3 * len(inputs.input_ids) + inputs.positions[0] / 100)
 
     def store(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         assert features.shape == (len(slots), 6)

@@ -128,22 +128,6 @@ class PlannedProposer(DFlashProposer):
         hidden = self.block.run(None, {}, self.input_ids[:num_queries], positions[:num_queries])
         self.model.compute_logits(hidden)
 
-    def draft_nowhere(self, num_requests: int, width: int, context: int) -> None:
-        """Draft for made-up requests with so much context, writing nothing; to be timed."""
-        table = torch.zeros(
-            num_requests, -(-self.max_model_len // self.block_size), dtype=torch.int32
-        )
-        inputs = block_inputs(
-            np.full(num_requests, context),
-            np.full(num_requests, width),
-            np.zeros(num_requests, dtype=np.int32),
-            self.spec.mask_token_id,
-            table.numpy(),
-            self.block_size,
-        )
-        inputs.slots[:] = -1
-        self.block.draft(inputs, table)
-
     def adapt_lengths(self, costs: StepCosts) -> None:
         """From now on plan draft lengths, starting from these costs."""
         self.lengths.policy = Planner(self.num_speculative_tokens, self.max_batch_size, costs)
@@ -242,9 +226,8 @@ class PlannedProposer(DFlashProposer):
         step, batch = self.step, common_attn_metadata
         assert step is not None
         step.rows = batch.num_actual_tokens
-        num_rejected = np.zeros(batch.num_reqs, dtype=np.int32)
-        if num_rejected_tokens_gpu is not None:
-            num_rejected = num_rejected_tokens_gpu.numpy()
+        rejected = num_rejected_tokens_gpu
+        num_rejected = np.zeros(batch.num_reqs, np.int32) if rejected is None else rejected.numpy()
         self.has_drafts = False
         self._take_context(step, target_positions, target_hidden_states, batch, num_rejected)
         drafts: list[list[int]] = [[] for _ in step.ids]
