@@ -11,10 +11,12 @@ import functools
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import numba
+from llvmlite.binding import ffi
 from numba.core import config
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -29,6 +31,15 @@ def _cache_folder() -> Path:
     return Path(caches) / "vllm_dflash" / digest.hexdigest()[:16]
 
 
+def _give_llvmlite_a_dict() -> None:
+    """Its library answers to any name with a function of C, to `__dict__` as well. vLLM 0.32 on CPU
+    looks into every object of every module that has one, and no engine starts any more in a process
+    that has imported numba. To be dropped when vLLM looks for a dict."""
+    with suppress(AttributeError):
+        ffi.lib._fntab.setdefault("__dict__", {})
+
+
+_give_llvmlite_a_dict()
 FOLDER = str(_cache_folder())
 
 
