@@ -20,6 +20,7 @@ import numpy as np
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.candidates import cut
 from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.outlook import (
     Able,
@@ -206,6 +207,23 @@ class Planner:
         """
         self.costs.observe_batch(step.prompt_rows)
         return self.costs.observe(step) if step.target_seconds else None
+
+    def estimates(self) -> Estimates:
+        """What was learned, for another run to recall."""
+        return Estimates(
+            self.costs,
+            self.calibration.seen,
+            self.calibration.accepted,
+            self.bias.everybody,
+            *self.forecast.latest(),
+        )
+
+    def recall(self, estimates: Estimates) -> None:
+        """Start from what another run has learned of drafts; of costs, we have it already."""
+        self.calibration.recall(estimates.seen, estimates.accepted)
+        self.bias.everybody[:] = estimates.bias
+        if len(estimates.scores):
+            self.forecast.observe(estimates.scores, estimates.curves)
 
     def _learn_acceptance(self, rows: Ints, step: Step) -> None:
         if not self._has_drafts:
