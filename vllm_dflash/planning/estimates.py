@@ -18,6 +18,9 @@ from vllm_dflash.planning.curves import MOST_POINTS, Curve, LearnedTime
 from vllm_dflash.planning.survival import CONFIDENCE_KNOTS
 from vllm_dflash.planning.work import COSTS
 
+LARGEST = 1e15
+"""No number comes near it."""
+
 
 class EstimatesError(ValueError):
     """These are no estimates, or those of another kind of engine."""
@@ -34,18 +37,11 @@ class Estimates:
     """Of those."""
     bias: Floats
     """Tokens expected and accepted of late, [2]; see `Bias`."""
-    scores: Floats
-    """Of recent drafts, [N]; see `Forecast`."""
-    curves: Floats
-    """Their survival, [N, K]."""
 
     def to_dict(self) -> dict[str, Any]:
         """A copy in lists and numbers; inverse of `from_dict`."""
-        tables = ("seen", "accepted", "bias", "scores", "curves")
-        return {
-            "costs": _lists(self.costs.records),
-            **{name: getattr(self, name).tolist() for name in tables},
-        }
+        tables = {name: getattr(self, name).tolist() for name in ("seen", "accepted", "bias")}
+        return {"costs": _lists(self.costs.records), **tables}
 
     @classmethod
     def from_dict(cls, written: Any, max_draft: int, max_requests: int) -> Estimates:
@@ -61,17 +57,11 @@ class Estimates:
                 _numbers(written["seen"], table),
                 _numbers(written["accepted"], table),
                 _numbers(written["bias"], (2,)),
-                _numbers(written["scores"], (count := len(written["scores"]),)),
-                _numbers(written["curves"], (count, max_draft) if count else (0,)),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise EstimatesError(f"{type(error).__name__}: {error}") from None
-        curves = found.curves.reshape(count, max_draft)
-        object.__setattr__(found, "curves", curves)
         _check("seen", (found.accepted >= 0) & (found.accepted <= found.seen))
         _check("bias", found.bias >= 0)
-        _check("curves", (curves >= 0) & (curves <= 1))
-        _check("curves", np.diff(curves, axis=1) <= 0)
         return found
 
 
@@ -82,8 +72,8 @@ def _lists(array: npt.NDArray[Any]) -> Any:
 
 def _numbers(written: Any, shape: tuple[int, ...]) -> Floats:
     numbers = np.asarray(written, dtype=np.float64)
-    if numbers.shape != shape or not np.isfinite(numbers).all():
-        raise ValueError(f"not {shape} finite numbers")
+    if numbers.shape != shape or not (np.abs(numbers) < LARGEST).all():  # no NaN is
+        raise ValueError(f"not {shape} numbers of a sensible size")
     return numbers
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.compiled import compiled
 
 MAX_SAMPLES = 512
@@ -150,17 +150,8 @@ class Forecast:
         if self._unread * 8 >= self._num_samples or self._num_samples < MANY_SAMPLES:
             self._summarise()
 
-    def latest(self) -> tuple[Floats, Floats]:
-        """The last few drafts that still count: scores [N], survival curves [N, K]."""
-        order = (self._next + np.arange(MAX_SAMPLES)) % MAX_SAMPLES  # oldest first
-        order = order[self._is_recent()[order]][-MANY_SAMPLES:]
-        return self._samples[1][order], self._samples[0][order]
-
-    def _is_recent(self) -> Bools:
-        return self._samples[2] > self._step - SAMPLE_LIFE
-
     def _summarise(self) -> None:
-        recent = self._is_recent()
+        recent = self._samples[2] > self._step - SAMPLE_LIFE
         curves, scores = self._samples[0][recent], self._samples[1][recent]
         if len(curves) < ENOUGH_SAMPLES:
             positions = np.arange(1, curves.shape[1] + 1)

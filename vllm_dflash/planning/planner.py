@@ -210,20 +210,18 @@ class Planner:
 
     def estimates(self) -> Estimates:
         """What was learned, for another run to recall."""
-        return Estimates(
-            self.costs,
-            self.calibration.seen,
-            self.calibration.accepted,
-            self.bias.everybody,
-            *self.forecast.latest(),
-        )
+        calibration = self.calibration
+        return Estimates(self.costs, calibration.seen, calibration.accepted, self.bias.everybody)
 
     def recall(self, estimates: Estimates) -> None:
-        """Start from what another run has learned of drafts; of costs, we have it already."""
+        """Start from what another run has learned of drafts; of costs, we have it already.
+
+        Not from what it forecast. The first steps draft in any case, and so show whether these
+        requests' drafts are worth it; who went by the forecast of others, for whom they were not,
+        would have to wait for probes.
+        """
         self.calibration.recall(estimates.seen, estimates.accepted)
         self.bias.everybody[:] = estimates.bias
-        if len(estimates.scores):
-            self.forecast.observe(estimates.scores, estimates.curves)
 
     def _learn_acceptance(self, rows: Ints, step: Step) -> None:
         if not self._has_drafts:

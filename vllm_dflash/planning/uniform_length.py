@@ -70,10 +70,8 @@ class UniformLength:
     def estimates(self) -> Estimates:
         """What was learned, for another run to recall. Asked once it is started."""
         assert self.costs is not None
-        seen, accepted = self._calibration.seen, self._calibration.accepted
-        return Estimates(
-            self.costs, seen, accepted, np.zeros(2), np.zeros(0), np.zeros((0, self.max_draft))
-        )
+        calibration = self._calibration
+        return Estimates(self.costs, calibration.seen, calibration.accepted, np.zeros(2))
 
     def recall(self, estimates: Estimates) -> None:
         """Start from what another run has learned of drafts; `start` is given the costs."""
