@@ -24,9 +24,7 @@ def test_where_nothing_can_be_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    with pytest.raises(
-        ValueError, match=r"nothing can be written there.* Name a folder"
-    ) as refused:
+    with pytest.raises(ValueError, match=r"nothing can be written there.* Name a") as refused:
         usable_folder(written)
     assert f"estimates_folder is {written!r}" in str(refused.value)
 

@@ -264,7 +264,9 @@ def test_when_it_is_written() -> None:
 
 def test_an_engine_that_hardly_ran_writes_nothing() -> None:
     file: Any = Written()
-    keeper = EstimatesKeeper(file, learned, clock=lambda: 0.0)
+    time = FakeTime()
+    keeper = EstimatesKeeper(file, learned, clock=lambda: time.now)
+    time.now += 10 * INTERVAL
     ticked(keeper, LEAST_STEPS - 1)
     keeper.close()
     assert file.times == 0
