@@ -17,6 +17,7 @@ from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.config.vllms_log import hush
 from vllm_dflash.engine.drafts_in_output import attached_drafts, skip_the_call_for_drafts
+from vllm_dflash.engine.estimates_file import EstimatesKeeper, Memory
 from vllm_dflash.engine.figures import FiguresToSend, attached_figures, send_figures
 from vllm_dflash.engine.log import logger
 from vllm_dflash.engine.padding import newly_admitted
@@ -40,6 +41,8 @@ class WorkerFacts:
     """Draft lengths that all requests of a step can be given, 0 and K among them."""
     trims: bool = False
     """Whether the device drops drafts that are not worth verifying."""
+    memory: Memory | None = None
+    """What an earlier engine had learned, and where to keep what this one does."""
 
 
 def attach_facts(output: ModelRunnerOutput, facts: WorkerFacts) -> None:
@@ -99,6 +102,7 @@ class DFlashAsyncScheduler(AsyncScheduler):
             rehearse(self.num_spec_tokens)
         self.statistics = DraftStatistics(self.num_spec_tokens)
         self._figures = FiguresToSend(self.statistics)
+        self._keeper: EstimatesKeeper | None = None
         self._clock = StepClock()
         self._draft_rows = 0
         """Of the block forward behind the last step, which takes part of the next one's time."""
@@ -128,12 +132,22 @@ class DFlashAsyncScheduler(AsyncScheduler):
             facts = getattr(model_runner_output, FACTS, None)
             if facts is not None:
                 self.lengths.start(facts.costs, facts.lengths, trims=facts.trims)
+                if facts.memory is not None:
+                    self._keeper = facts.memory.attend(self.lengths)
             self._observe(self.lengths, scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         is_busy = scheduler_output.total_num_scheduled_tokens > 0
+        if self._keeper is not None and is_busy:
+            self._keeper.tick()
         if figures := self._figures.tick() if is_busy else self._figures.take():
             send_figures(outputs, figures)
         return outputs
+
+    def shutdown(self) -> None:
+        """The engine ends: keep what was learned."""
+        if self._keeper is not None:
+            self._keeper.close()
+        super().shutdown()
 
     def _context_lens(self, scheduler_output: SchedulerOutput) -> Ints:
         """Tokens of context of each request of a step, as far as they are known by now, [R]."""

@@ -20,6 +20,7 @@ import numpy as np
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.candidates import cut
 from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.outlook import (
     Able,
@@ -206,6 +207,21 @@ class Planner:
         """
         self.costs.observe_batch(step.prompt_rows)
         return self.costs.observe(step) if step.target_seconds else None
+
+    def estimates(self) -> Estimates:
+        """What was learned, for another run to recall."""
+        calibration = self.calibration
+        return Estimates(self.costs, calibration.seen, calibration.accepted, self.bias.everybody)
+
+    def recall(self, estimates: Estimates) -> None:
+        """Start from what another run has learned of drafts; of costs, we have it already.
+
+        Not from what it forecast. The first steps draft in any case, and so show whether these
+        requests' drafts are worth it; who went by the forecast of others, for whom they were not,
+        would have to wait for probes.
+        """
+        self.calibration.recall(estimates.seen, estimates.accepted)
+        self.bias.everybody[:] = estimates.bias
 
     def _learn_acceptance(self, rows: Ints, step: Step) -> None:
         if not self._has_drafts:

@@ -16,6 +16,9 @@ POSITION_PRIOR_TOKENS = 8.0
 BIAS_PRIOR_TOKENS = 8.0
 HALF_LIFE_TOKENS = 2000.0
 """Observed drafts after which an observation counts half."""
+RECALLED_TOKENS = 500.0
+"""Observations that all of an earlier run count for: its prompts may have been other ones, so a few
+hundred drafts of this run weigh as much."""
 FIRST_SURVIVAL_RATE = 0.5
 FIRST_SURVIVAL_FADE = 0.05
 """Share of the way to everybody's first survival that a request goes with each planned step."""
@@ -115,6 +118,11 @@ class Calibration:
         self.seen *= share
         self.accepted *= share
         self._update_rates()
+
+    def recall(self, seen: Floats, accepted: Floats) -> None:
+        """Start from what another run has seen."""
+        self.seen[:], self.accepted[:] = seen, accepted
+        self.keep(RECALLED_TOKENS)
 
     def _update_rates(self) -> None:
         update_rates(self.rates, self.seen, self.accepted)

@@ -14,6 +14,7 @@ import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.planner import CLOSE, MARGIN, PROBE_LENGTH
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.step import Step, StepEstimate
@@ -65,6 +66,16 @@ class UniformLength:
         self.costs = costs
         self._trims = trims
         self._choices = np.arange(self.max_draft + 1) if trims else np.array(sorted(choices))
+
+    def estimates(self) -> Estimates:
+        """What was learned, for another run to recall. Asked once it is started."""
+        assert self.costs is not None
+        calibration = self._calibration
+        return Estimates(self.costs, calibration.seen, calibration.accepted, np.zeros(2))
+
+    def recall(self, estimates: Estimates) -> None:
+        """Start from what another run has learned of drafts; `start` is given the costs."""
+        self._calibration.recall(estimates.seen, estimates.accepted)
 
     def survival(self) -> Floats:
         """Probability that the first 1 to K drafts are all accepted, [K]."""

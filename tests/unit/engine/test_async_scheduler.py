@@ -1,6 +1,7 @@
 """The asynchronous scheduler: what it learns from a step's output, and what it asks for."""
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,13 @@ from vllm.v1.metrics.stats import SchedulerStats
 from support.bare_scheduler import CONTEXT_TOKENS, take_vllm_out
 from support.fake_time import FakeTime
 from support.planner_world import profiled_costs
+from vllm_dflash.engine import estimates_file
+from vllm_dflash.engine.estimates_file import EstimatesFile, Memory
 from vllm_dflash.engine.figures import take_figures
 from vllm_dflash.engine.scheduler import DFlashAsyncScheduler, WorkerFacts, attach_facts
+from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.survival import CONFIDENCE_KNOTS
 from vllm_dflash.planning.uniform_length import UniformLength
 
 
@@ -85,6 +90,31 @@ def test_what_workers_found_out_comes_with_the_first_output(
             lengths.observe(Step(["a"], np.array([1 + accepted]), 8, np.array([7])))
         chosen |= {planned(scheduler, size) for size in (1, 4, 8, 16, 32)}
     assert chosen == {0, 5, 7}
+
+
+def test_what_was_learned_comes_with_it_and_is_kept_at_the_end(
+    scheduler: DFlashAsyncScheduler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(estimates_file, "LEAST_STEPS", 2)
+    monkeypatch.setattr(AsyncScheduler, "shutdown", lambda _: None)
+    seen = np.ones((7, len(CONFIDENCE_KNOTS)))
+    recalled = Estimates(profiled_costs(), seen, 0.1 * seen, np.zeros(2))
+    file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"})
+    scheduled, output = step({"a": 0}, {"a": 1})
+    attach_facts(output, WorkerFacts(recalled.costs, range(8), memory=Memory(file, recalled)))
+    scheduler.shutdown()  # nothing is there to be kept
+    scheduler.update_from_output(scheduled, output)
+    assert scheduler.lengths is not None
+    assert scheduler.lengths.survival()[0] < 0.5
+    scheduler.update_from_output(*step({}, {}))  # of nobody
+    scheduler.shutdown()
+    assert list(tmp_path.iterdir()) == []
+    scheduler.update_from_output(*step({"a": 3}, {"a": 4}))
+    scheduler.shutdown()
+    kept = file.read(7, 64)
+    assert kept is not None
+    assert kept.to_dict() == scheduler.lengths.estimates().to_dict()
+    assert kept.seen.sum() == pytest.approx(seen.sum() + 3, rel=0.01)
 
 
 @pytest.mark.parametrize("adapts", [True, False])
