@@ -12,6 +12,7 @@ pytest.importorskip("matplotlib")
 from support import DEMO
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench import bench_command as command
+from vllm_dflash.tools.bench.bench_arguments import FAILED
 from vllm_dflash.tools.bench.compare_sides import Comparison
 from vllm_dflash.tools.console import INTERRUPTED
 
@@ -69,7 +70,7 @@ def test_refused_with_the_remedy(
     arguments: list[str],
     message: str,
 ) -> None:
-    assert bench(tmp_path, *arguments) == command.FAILED
+    assert bench(tmp_path, *arguments) == FAILED
     assert message in capsys.readouterr().err
     assert not comparisons
 
@@ -78,7 +79,7 @@ def test_missing_libraries_are_named_with_the_command_that_brings_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
-    assert bench(tmp_path) == command.FAILED
+    assert bench(tmp_path) == FAILED
     error = capsys.readouterr().err
     assert "needs matplotlib" in error
     assert 'pip install "vllm-dflash[bench]"' in error
@@ -87,7 +88,7 @@ def test_missing_libraries_are_named_with_the_command_that_brings_them(
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (ValueError("the pair does not fit"), command.FAILED, "the pair does not fit"),
+        (ValueError("the pair does not fit"), FAILED, "the pair does not fit"),
         (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
     ],
     ids=["refused by an engine", "interrupted"],
@@ -190,7 +191,7 @@ def test_engines_share_a_gpus_memory(
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: is_cuda)
     arguments = ["--native-k", "3", "--gpu-memory-utilization", "0.8"]
     assert bench(tmp_path, *NOT_WIDENED, *arguments) == 0
-    assert comparisons[0].engine.get("gpu_memory_utilization") == each
+    assert comparisons[0].engines.arguments.get("gpu_memory_utilization") == each
 
 
 def test_quick_leaves_what_was_asked_for(tmp_path: Path, comparisons: list[Comparison]) -> None:
@@ -206,4 +207,4 @@ def test_random_drafter_is_a_copy(tmp_path: Path, comparisons: list[Comparison])
     config = comparison.record.sides[-1].speculative_config
     assert config is not None
     assert config["model"] == str(tmp_path / "out" / "random_drafter")
-    assert comparison.engine["model"] == str(DEMO / "target")
+    assert comparison.engines.arguments["model"] == str(DEMO / "target")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,7 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     from vllm_dflash.tools.bench.bench_plan import Workload
     from vllm_dflash.tools.bench.bench_record import Record, describe
     from vllm_dflash.tools.bench.compare_sides import Comparison
+    from vllm_dflash.tools.bench.side_engines import SideEngines
     from vllm_dflash.tools.bench.sides import make_sides, schedule_side
     from vllm_dflash.tools.prompts import read_prompts
 
@@ -103,7 +105,9 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     if isinstance(ranges, list):
         sides.insert(1 + len(native_k), schedule_side(pair.drafter, ranges, longest))
     tunes = ranges == TUNED and bool(native_k)
+    at_once = max(1, len(os.sched_getaffinity(0)) // parsed.tensor_parallel_size)
     if current_platform.is_cuda():
+        at_once = 1  # while one starts, vLLM measures how much memory is free
         engine["gpu_memory_utilization"] = parsed.gpu_memory_utilization / (len(sides) + tunes)
     record = Record(
         about=describe(sys.argv[1:], pair.name, engine, workload),
@@ -114,7 +118,7 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
         record,
         workload,
         prompts,
-        engine,
+        SideEngines(engine, at_once, parsed.out / "logs", progress),
         parsed.warmup_rounds,
         parsed.out,
         progress,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vllm_dflash.tools.bench.bench_record import Record
-from vllm_dflash.tools.bench.bench_report import make_tables
+from vllm_dflash.tools.bench.bench_report import make_tables, standing
 from vllm_dflash.tools.bench.plot import plot
 from vllm_dflash.tools.bench.results import Results
 from vllm_dflash.tools.tables import Table
@@ -14,6 +14,11 @@ from vllm_dflash.tools.tables import Table
 def tables_of(record: Record) -> list[Table]:
     """Those of `result.md`."""
     return make_tables(Results(record.sides, record.measurements))
+
+
+def standing_of(record: Record) -> list[Table]:
+    """What is to be seen after a round that is not the last."""
+    return standing(Results(record.sides, record.measurements))
 
 
 def write_report(record: Record, out: Path) -> None:
