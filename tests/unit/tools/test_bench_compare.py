@@ -260,7 +260,7 @@ def test_what_goes_on_is_told_and_how_ours_stands(tmp_path: Path, asked: list[As
         "  / plain         1.00  1.00",
         "  / best native   0.99  1.00",
     ]
-    assert [part.splitlines()[:4] == standing for part in after_rounds] == [True, True]
+    assert [part.splitlines()[:4] == standing for part in after_rounds] == [True, False]
 
 
 def test_all_may_leave_before_the_first_is_waited_for(

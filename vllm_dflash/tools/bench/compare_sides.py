@@ -132,6 +132,7 @@ class Comparison:
                 if counts:
                     self.record.finish_round(found)
                     write_report(self.record, self.out)
+                if 0 <= number < self.record.rounds - 1:  # after the last one comes the report
                     for table in standing_of(self.record):
                         self.progress.say(table.plain())
 
