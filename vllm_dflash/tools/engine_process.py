@@ -31,7 +31,7 @@ from vllm_dflash.tools.engine_log import describe_death
 if TYPE_CHECKING:
     from vllm_dflash.tools.engine_answers import EngineAnswers
 
-START = "vllm_dflash.tools.engine_answers:start"
+START = "vllm_dflash.tools.engine_start:start"
 SECONDS_TO_LEAVE = 2 * SECONDS_TO_CLOSE
 SECONDS_TO_STOP = 10.0
 """For a child that is interrupted, because nobody waits for its answer any more."""
@@ -79,7 +79,7 @@ class EngineProcess:
                 process with the arguments and returns an object whose public methods are the
                 questions; `close`, if there is one, is called when there are no more of them.
             environment: variables that the process does not share with this one.
-            arguments: which JSON can hold; see `engine_answers.start`.
+            arguments: which JSON can hold; see `engine_start.start`.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log

@@ -15,6 +15,7 @@ from vllm_dflash.tools.bench import bench_command as command
 from vllm_dflash.tools.bench.bench_arguments import FAILED
 from vllm_dflash.tools.bench.compare_sides import Comparison
 from vllm_dflash.tools.console import INTERRUPTED
+from vllm_dflash.tools.step_times import TIMED
 
 NOT_WIDENED = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
 
@@ -61,6 +62,10 @@ def bench(tmp_path: Path, *arguments: str) -> int:
         ([*NOT_WIDENED, "--prompts", "nothing.jsonl"], "pass another --prompts"),
         ([*NOT_WIDENED, "--max-num-seqs", "31"], "raise --max-num-seqs"),
         ([*NOT_WIDENED, "--load", "poisson", "--max-num-seqs", "15"], "raise --max-num-seqs"),
+        (
+            [*NOT_WIDENED, "--load", "swing", "--phases", "1", "--where", "--max-num-seqs", "31"],
+            "raise --max-num-seqs",
+        ),
     ],
 )
 def test_refused_with_the_remedy(
@@ -187,11 +192,39 @@ def test_engines_share_a_gpus_memory(
     is_cuda: bool,
     each: float | None,
 ) -> None:
-    """Plain, vLLM's own at K = 3, its tuned schedule, and ours live side by side."""
+    """Plain, vLLM's own at K = 3, its tuned schedule, and ours live side by side.
+
+    They start one after the other, since vLLM measures the memory that is free.
+    """
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(6))
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: is_cuda)
     arguments = ["--native-k", "3", "--gpu-memory-utilization", "0.8"]
     assert bench(tmp_path, *NOT_WIDENED, *arguments) == 0
     assert comparisons[0].engines.arguments.get("gpu_memory_utilization") == each
+    assert comparisons[0].engines.at_once == (1 if is_cuda else 6)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_workers_are_timed_only_to_find_out_where_the_time_goes(
+    tmp_path: Path, comparisons: list[Comparison], asked: bool
+) -> None:
+    assert bench(tmp_path, *NOT_WIDENED, *["--where"] * asked) == 0
+    assert comparisons[0].where == asked
+    assert comparisons[0].engines.arguments.get("worker_extension_cls") == (
+        TIMED if asked else None
+    )
+
+
+def test_where_the_time_goes_is_not_known_on_a_gpu(
+    tmp_path: Path,
+    comparisons: list[Comparison],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
+    assert bench(tmp_path, *NOT_WIDENED, "--where") == FAILED
+    assert "a call returns before its work is done" in capsys.readouterr().err
+    assert not comparisons
 
 
 def test_quick_leaves_what_was_asked_for(tmp_path: Path, comparisons: list[Comparison]) -> None:

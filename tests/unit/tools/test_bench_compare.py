@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from vllm_dflash.tools.bench import compare_sides, side_engines
+from vllm_dflash.tools.bench import side_engines
 from vllm_dflash.tools.bench.bench_plan import CLOSED, SWING, Workload
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.compare_sides import Comparison
@@ -64,6 +64,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
                     count = arguments["concurrency"]
                     best = count == (1 if self.side == "native K=3" else 4)
                     return {"tokens_per_second": 100.0 * count + best}
+                case "where":
+                    parts = {"target": 0.5, "draft": 0.1, "seconds": 1.0}
+                    return {"spent": parts | {"steps": 10, "tokens": 20}}
                 case "swing":
                     counts = [count for count, _ in arguments["phases"]]
                     return {"concurrency": counts, "seconds": [1.0] * len(counts)}
@@ -79,6 +82,7 @@ def comparison(
     tuned: bool = False,
     at_once: int = 1,
     progress: Progress | None = None,
+    where: bool = False,
 ) -> Comparison:
     workload = Workload(loads, (1, 4), phases=(1, 8), rates=(), tokens=10, seconds=2.0)
     record = Record(
@@ -87,7 +91,7 @@ def comparison(
     prompts = [f"prompt {number}" for number in range(20)]
     progress = progress or Silent()
     engines = SideEngines({"model": "target"}, at_once, out / "logs", progress)
-    return Comparison(record, workload, prompts, engines, 1, out, progress, tuned)
+    return Comparison(record, workload, prompts, engines, 1, out, progress, tuned, where)
 
 
 def of(asked: list[Asked], question: str) -> list[Asked]:
@@ -183,17 +187,18 @@ def test_says_what_it_is_going_to_do(
 
 
 @pytest.mark.parametrize("tuned", [False, True])
-def test_what_it_says_is_what_it_does(
-    tmp_path: Path, asked: list[Asked], monkeypatch: pytest.MonkeyPatch, tuned: bool
-) -> None:
+def test_what_it_says_is_what_it_does(tmp_path: Path, asked: list[Asked], tuned: bool) -> None:
     """Each second of a window is in the announcement, and no other one."""
-    monkeypatch.setattr(compare_sides, "write_report", lambda record, out: None)
-    one = comparison(tmp_path, CLOSED, SWING, rounds=50, tuned=tuned)
-    said = one.announcement()
+    one = comparison(tmp_path, CLOSED, SWING, tuned=tuned, where=tuned)
+    said = one.seconds
     one.run()
-    seconds = 60 * (3 + tuned) + sum(a["seconds"] for _, _, a in of(asked, "closed"))
-    seconds += sum(2.0 * len(a["phases"]) for _, _, a in of(asked, "swing"))
-    assert f"about {round(seconds / 60)} minutes" in said
+    windows = [arguments for _, _, arguments in of(asked, "closed") + of(asked, "where")]
+    swings = [arguments["phases"] for _, _, arguments in of(asked, "swing")]
+    assert said == (
+        60 * (3 + tuned)
+        + sum(window["seconds"] for window in windows)
+        + sum(2.0 * len(phases) for phases in swings)
+    )
 
 
 def test_who_was_calibrated_is_warm(tmp_path: Path, asked: list[Asked]) -> None:
@@ -261,6 +266,21 @@ def test_what_goes_on_is_told_and_how_ours_stands(tmp_path: Path, asked: list[As
         "  / best native   0.99  1.00",
     ]
     assert [part.splitlines()[:4] == standing for part in after_rounds] == [True, False]
+
+
+def test_where_the_time_goes_is_asked_after_all_rounds(tmp_path: Path, asked: list[Asked]) -> None:
+    one = comparison(tmp_path, SWING, rounds=2, where=True)
+    one.run()
+    questions = [(side, question) for side, question, _ in asked if question in ("swing", "where")]
+    sides = ["plain", "native K=3", "ours"]
+    assert questions[-6:] == [(side, "where") for side in sides] * 2
+    assert [question for _, question in questions[:-6]] == ["swing"] * 3 * 3
+    assert [(w["setting"], w["side"]) for w in one.record.where] == [
+        (setting, side) for setting in (1, 4) for side in sides
+    ]
+    saved = json.loads((tmp_path / "result.json").read_text())
+    assert saved["where"] == one.record.where
+    assert len(saved["measurements"]) == 2 * 3
 
 
 def test_all_may_leave_before_the_first_is_waited_for(

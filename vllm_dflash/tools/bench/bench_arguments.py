@@ -152,6 +152,13 @@ def add_bench_parser(
         " comes by (default: 1)",
     )
     load.add_argument(
+        "--where",
+        action="store_true",
+        help="then also show where the time goes, at each concurrency: milliseconds of a step and"
+        " of a token in the target, the draft, its context, its planning, and the rest of the"
+        " engine (on CPU)",
+    )
+    load.add_argument(
         "--quick",
         action="store_true",
         help="windows of 1.5 s, 2 rounds, concurrency 1 4 16, where not said otherwise",
@@ -161,7 +168,7 @@ def add_bench_parser(
         type=Path,
         default=Path("out/bench"),
         metavar="FOLDER",
-        help="for result.json, result.md, result.png and logs (default: out/bench)",
+        help="for result.json, result.md, result.png, where.png and logs (default: out/bench)",
     )
     return parser
 

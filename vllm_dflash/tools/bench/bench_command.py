@@ -52,7 +52,8 @@ def run_bench(parsed: argparse.Namespace) -> int:
         notes = (
             [f"{record.rounds_complete} of {record.rounds} rounds are complete."] if code else []
         )
-        notes.append(f"Written: result.json, result.md and result.png in {parsed.out}")
+        files = ["result.json", "result.md", "result.png"] + ["where.png"] * bool(record.where)
+        notes.append(f"Written: {', '.join(files)} in {parsed.out}")
         print_report(tables_of(record), notes)
     return code
 
@@ -69,6 +70,7 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     from vllm_dflash.tools.bench.side_engines import SideEngines
     from vllm_dflash.tools.bench.sides import make_sides, schedule_side
     from vllm_dflash.tools.prompts import read_prompts
+    from vllm_dflash.tools.step_times import TIMED
 
     workload = Workload(
         loads=_distinct(parsed.load),
@@ -78,10 +80,17 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
         tokens=parsed.tokens,
         seconds=parsed.seconds,
     )
-    if workload.highest_concurrency > parsed.max_num_seqs:
+    where = workload.concurrency if parsed.where else ()
+    highest = max([workload.highest_concurrency, *where])
+    if highest > parsed.max_num_seqs:
         raise ValueError(
-            f"the loads have up to {workload.highest_concurrency} requests in flight, the engines"
+            f"the loads have up to {highest} requests in flight, the engines"
             f" take {parsed.max_num_seqs} at a time: raise --max-num-seqs."
+        )
+    if parsed.where and current_platform.is_cuda():
+        raise ValueError(
+            "--where times calls, and on a GPU a call returns before its work is done: use vLLM's"
+            " profiler there (--profiler-config), or leave --where out."
         )
     check_thread_binding(parsed.tensor_parallel_size)
     progress = progress_on()
@@ -106,6 +115,8 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
         sides.insert(1 + len(native_k), schedule_side(pair.drafter, ranges, longest))
     tunes = ranges == TUNED and bool(native_k)
     at_once = max(1, len(os.sched_getaffinity(0)) // parsed.tensor_parallel_size)
+    if parsed.where:
+        engine["worker_extension_cls"] = TIMED
     if current_platform.is_cuda():
         at_once = 1  # while one starts, vLLM measures how much memory is free
         engine["gpu_memory_utilization"] = parsed.gpu_memory_utilization / (len(sides) + tunes)
@@ -123,6 +134,7 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
         parsed.out,
         progress,
         tune_schedule=tunes,
+        where=parsed.where,
     )
 
 

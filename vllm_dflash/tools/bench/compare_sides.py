@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from vllm_dflash.tools.bench.bench_files import standing_of, write_report
-from vllm_dflash.tools.bench.bench_plan import THROUGHPUT_LOADS, Measurement, Workload, plan_round
+from vllm_dflash.tools.bench.bench_plan import (
+    THROUGHPUT_LOADS,
+    Measurement,
+    Workload,
+    plan_round,
+    plan_where,
+)
 from vllm_dflash.tools.bench.bench_record import Record
 from vllm_dflash.tools.bench.schedule import tuned_ranges
 from vllm_dflash.tools.bench.side_engines import SideEngines, seconds_to_start
@@ -33,6 +39,8 @@ class Comparison:
     progress: Progress
     tune_schedule: bool = False
     """Whether a side with vLLM's own schedule is added, made of what its fixed K reach here."""
+    where: bool = False
+    """Whether it is also found out where the time goes. The engines' workers are `TimedSteps`."""
 
     def run(self) -> None:
         """Start the engines, measure all rounds, write results after each of them."""
@@ -47,27 +55,45 @@ class Comparison:
                 self.record.sides.insert(1 + len(self._natives), side)
                 self.engines.start([side])
             self._measure(plain_rates)
+            if self.where:
+                self._find_where()
 
     def announcement(self) -> str:
         """What is going to happen, and about how long it takes."""
-        names = [side.name for side in self.record.sides]
-        seconds = seconds_to_start(len(names), self.engines.at_once)
+        names = self._names
+        return (
+            f"{len(names)} engines ({', '.join(names)}) are started, then follow"
+            f" rounds, {self.warmup_rounds} to warm up and {self.record.rounds} that count: about"
+            f" {max(1, round(self.seconds / 60))} minutes. Ctrl-C ends it; complete rounds are"
+            " kept."
+        )
+
+    @property
+    def seconds(self) -> float:
+        """About how long all of it takes."""
+        seconds = seconds_to_start(len(self.record.sides), self.engines.at_once)
         if self.tune_schedule:
-            names.insert(1 + len(self._natives), SCHEDULE)
             seconds += seconds_to_start(1, at_once=1)
         calibrations = self._calibrations
         seconds += len(calibrations) * CALIBRATION_WINDOWS * self._calibration_seconds
         rounds = self.warmup_rounds + self.record.rounds
-        seconds += len(names) * rounds * self.workload.seconds_of_round
+        seconds += len(self._names) * rounds * self.workload.seconds_of_round
         if self.warmup_rounds:
             loads = {*self.workload.loads} & {*THROUGHPUT_LOADS}
             warm = [count for _, count in calibrations if count in self.workload.concurrency]
             seconds -= len(loads) * len(warm) * self.workload.seconds
-        return (
-            f"{len(names)} engines ({', '.join(names)}) are started, then follow"
-            f" rounds, {self.warmup_rounds} to warm up and {self.record.rounds} that count: about"
-            f" {max(1, round(seconds / 60))} minutes. Ctrl-C ends it; complete rounds are kept."
-        )
+        if self.where:
+            plan = plan_where(self.workload, [])
+            seconds += len(self._names) * sum(one.expected_seconds for one in plan)
+        return seconds
+
+    @property
+    def _names(self) -> list[str]:
+        """Of all sides there will be."""
+        names = [side.name for side in self.record.sides]
+        if self.tune_schedule:
+            names.insert(1 + len(self._natives), SCHEDULE)
+        return names
 
     @property
     def _natives(self) -> list[Side]:
@@ -135,6 +161,19 @@ class Comparison:
                 if 0 <= number < self.record.rounds - 1:  # after the last one comes the report
                     for table in standing_of(self.record):
                         self.progress.say(table.plain())
+
+    def _find_where(self) -> None:
+        """After the rounds: timing costs next to nothing, but they are to be as in use."""
+        plan = plan_where(self.workload, self.prompts)
+        expected = len(self.record.sides) * sum(one.expected_seconds for one in plan)
+        done = 0.0
+        with self.progress.stage("where the time goes", expected) as tell:
+            for measurement in plan:
+                for side in self.record.sides:
+                    tell(done, f"{measurement}: {side.name}")
+                    self.record.where.append(self._ask(side, measurement))
+                    done += measurement.expected_seconds
+        write_report(self.record, self.out)
 
     def _is_warm(self, side: Side, measurement: Measurement) -> bool:
         """Whether calibrating asked this already, for longer than it takes to prepare kernels.
