@@ -17,11 +17,11 @@ from typing import Any
 
 from rich.progress import track
 
-from vllm_dflash.tools.bench.draft_time import TIMED
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLUGIN, side_environment
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.step_times import TIMED
 from vllm_dflash.tools.tables import Table
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
@@ -73,7 +73,7 @@ def main() -> None:
             for side, (plugins, changes) in sides.items()
         }
         for side in ("native", "ours"):
-            children[side].answers.time_drafts()
+            children[side].answers.time_steps()
         schedule = [
             (round_number, concurrency)
             for round_number in range(-arguments.warmup_rounds, arguments.rounds)

@@ -11,11 +11,11 @@ import pytest
 
 from support import DEMO
 from support.engines import FIXED
-from vllm_dflash.tools.bench.draft_time import TIMED
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, side_environment
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.step_times import TIMED
 
 PROMPTS = read_prompts(DEMO / "held_out.jsonl", 8)
 SAMPLING = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
@@ -74,7 +74,7 @@ def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:
     environment = side_environment(plugins) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     with EngineProcess(tmp_path / "log", environment=environment, **arguments) as process:
         assert "calls" not in process.answers.counts()
-        process.answers.time_drafts()
+        process.answers.time_steps()
         for _ in range(2):
             began = time.monotonic()
             counts = process.answers.generate(prompts=PROMPTS[:2], sampling=SAMPLING)["counts"]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from vllm_dflash.tools import engine_answers
+from vllm_dflash.tools import engine_answers, engine_start
 
 MARK = "MARK_OF_THE_TEST"
 
@@ -17,7 +17,7 @@ class RayAnswers(engine_answers.EngineAnswers):
 
 
 def start(**arguments: Any) -> RayAnswers:
-    return RayAnswers(engine_answers.start(**arguments)._engine)
+    return RayAnswers(engine_start.start(**arguments)._engine)
 
 
 def _build_look_around() -> Callable[[Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""All that the commands ask of an engine, and the one way in which they start it.
+"""All that the commands ask of an engine.
 
 An `EngineAnswers` is used in the engine's own process, or through `EngineProcess` from another one.
 So what goes in and out is plain, and JSON can carry it; tuples arrive as lists.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from vllm_dflash import __version__
+from vllm_dflash.tools.step_times import DRAFTING
 from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class EngineAnswers:
         self._waiting: deque[tuple[int, Request]] = deque()
         self._running: dict[str, tuple[int, Request]] = {}
         self._concurrency = 1
-        self._times_drafts = False
+        self._times_steps = False
 
     # --- the engine ---------------------------------------------------------------------------
 
@@ -118,15 +119,17 @@ class EngineAnswers:
         """vLLM's counters of speculative decoding since it started, if it has statistics.
 
         drafts (steps of a request that verified any), draft_tokens, accepted_tokens; `calls` and
-        `seconds` of draft steps after `time_drafts`. Empty without speculative decoding.
+        `seconds` of draft steps after `time_steps`. Empty without speculative decoding.
         """
         counts = {
             metric.name.removeprefix(SPEC_METRICS): metric.value
             for metric in self._engine.get_metrics()
             if metric.name.startswith(SPEC_METRICS) and hasattr(metric, "value")
         }
-        if self._times_drafts:
-            counts["calls"], counts["seconds"] = self._engine.collective_rpc("drafting_time")[0]
+        if self._times_steps:
+            times = self._step_times()
+            counts["calls"] = times["drafts"]
+            counts["seconds"] = sum(times.get(part, 0.0) for part in DRAFTING)
         return counts
 
     def close(self) -> None:
@@ -212,6 +215,12 @@ class EngineAnswers:
 
         return measure_poisson(self._stepped, **load)
 
+    def decoding(self, **load: Any) -> dict[str, Any]:
+        """See `measure_decoding`."""
+        from vllm_dflash.tools.loads.decoding import measure_decoding
+
+        return measure_decoding(self._stepped, **load)
+
     def by_step(self, prompt: list[int], tokens: int) -> list[list[str]]:
         """See `write_by_step`."""
         from vllm_dflash.tools.loads.by_step import write_by_step
@@ -221,10 +230,19 @@ class EngineAnswers:
 
     # --- workers with an extension --------------------------------------------------------------
 
-    def time_drafts(self) -> None:
-        """From now on `counts` has the time of draft steps. Its workers are `TimedDrafting`."""
-        self._engine.collective_rpc("time_drafting")
-        self._times_drafts = True
+    def time_steps(self) -> None:
+        """From now on `counts` has the time of draft steps. Its workers are `TimedSteps`."""
+        self._engine.collective_rpc("time_steps")
+        self._times_steps = True
+
+    def where(self, **load: Any) -> dict[str, Any]:
+        """As `decoding`, with what `TimedSteps` counts meanwhile; its workers are that, too."""
+        if not self._times_steps:
+            self.time_steps()
+        return self.decoding(read=self._step_times, **load)
+
+    def _step_times(self) -> dict[str, float]:
+        return self._engine.collective_rpc("step_times")[0]
 
     def record(self, token_ids: list[int], tokens: int, file: str) -> list[int]:
         """The tokens that follow these, greedily; what was computed meanwhile goes to the file.
@@ -257,50 +275,3 @@ def complete(
         finished |= {one.number: one for one in done}
         on_finished(len(finished))
     return [finished[number] for number in range(len(requests))]
-
-
-def start(
-    model: str,
-    speculative_config: dict[str, Any] | None = None,
-    flags: list[str] | None = None,
-    **arguments: Any,
-) -> EngineAnswers:
-    """An engine in this process.
-
-    Args:
-        model: folder or repository of the target.
-        speculative_config: as for `vllm serve`.
-        flags: of `vllm serve`. With them, be they none, the engine is a server's, whose batches
-            are of other sizes than those of `LLM`, and it has statistics; flags of the server
-            itself mean nothing.
-        arguments: more of vLLM's engine arguments.
-
-    Raises:
-        SystemExit: a flag is unknown.
-    """
-    arguments |= {"model": model, "speculative_config": speculative_config}
-    if flags is None:
-        from vllm import LLM
-
-        return EngineAnswers(LLM(**arguments).llm_engine)
-    return EngineAnswers(_start_server(flags, arguments))
-
-
-def _start_server(flags: list[str], arguments: dict[str, Any]) -> LLMEngine:
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    from vllm_dflash.config.serve_arguments import make_arg_parser
-
-    parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
-    parsed = parser.parse_args(flags)
-    speculative = (parsed.speculative_config, parsed.spec_method, parsed.spec_model)
-    other_target = parsed.model_tag not in (None, arguments["model"])
-    if other_target or any(one is not None for one in speculative):
-        parser.error("the target and the speculative config are not among the flags after --")
-    engine = EngineArgs.from_cli_args(parsed)
-    for name, value in {"disable_log_stats": False, **arguments}.items():
-        setattr(engine, name, value)
-    return LLMEngine.from_engine_args(engine, UsageContext.OPENAI_API_SERVER)

@@ -12,13 +12,14 @@ import contextlib
 import importlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +31,7 @@ from vllm_dflash.tools.engine_log import describe_death
 if TYPE_CHECKING:
     from vllm_dflash.tools.engine_answers import EngineAnswers
 
-START = "vllm_dflash.tools.engine_answers:start"
+START = "vllm_dflash.tools.engine_start:start"
 SECONDS_TO_LEAVE = 2 * SECONDS_TO_CLOSE
 SECONDS_TO_STOP = 10.0
 """For a child that is interrupted, because nobody waits for its answer any more."""
@@ -78,11 +79,13 @@ class EngineProcess:
                 process with the arguments and returns an object whose public methods are the
                 questions; `close`, if there is one, is called when there are no more of them.
             environment: variables that the process does not share with this one.
-            arguments: which JSON can hold; see `engine_answers.start`.
+            arguments: which JSON can hold; see `engine_start.start`.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
-        self._answering = False
+        self._busy = True
+        """Whether it starts, or is at a question."""
+        self._patience = SECONDS_TO_LEAVE
         with log.open("w") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, start, json.dumps(arguments)],
@@ -94,6 +97,9 @@ class EngineProcess:
                 # A group of its own: Ctrl-C is for the command, which ends its children.
                 start_new_session=True,
             )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._questions, self._answers = self._process.stdin, self._process.stdout
 
     @property
     def answers(self) -> EngineAnswers:
@@ -109,26 +115,52 @@ class EngineProcess:
             ValueError: the engine refused its arguments (then there is none), or this question.
             EngineDied: there will be no answer.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._answering = True
+        self.send(question, **arguments)
+        return self.receive()
+
+    def send(self, question: str, **arguments: Any) -> None:
+        """The first half of `ask`: whoever has several engines need not wait for each in turn."""
+        self._busy = True
         with contextlib.suppress(BrokenPipeError):  # dead already: there is no answer either
-            self._process.stdin.write(json.dumps([question, arguments]) + "\n")
-            self._process.stdin.flush()
-        line = self._process.stdout.readline()
+            self._questions.write(json.dumps([question, arguments]) + "\n")
+            self._questions.flush()
+
+    def receive(self) -> Any:
+        """The second half of `ask`; raises what that raises."""
+        line = self._answers.readline()
         if not line:
             raise EngineDied(self._log)
-        self._answering = False
+        self._busy = False
         message = json.loads(line)
         if "refused" in message:
             raise ValueError(message["refused"])
         return message["answer"]
 
+    @staticmethod
+    def to_receive(asked: Iterable[EngineProcess], seconds: float) -> list[EngineProcess]:
+        """Those among them whose `receive` need not wait; none if so many seconds pass."""
+        waiting = list(asked)
+        readable, _, _ = select.select([one._answers for one in waiting], [], [], seconds)
+        return [one for one in waiting if one._answers in readable]
+
+    def memory(self) -> int:
+        """Bytes that its processes take; of what they share with others, their part."""
+        import psutil
+
+        process = psutil.Process(self._process.pid)
+        total = 0
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += one.memory_full_info().pss
+        return total
+
     def dismiss(self) -> None:
-        """It may leave. Several can do so at the same time; `__exit__` waits for each."""
-        assert self._process.stdin is not None
+        """It may leave, whatever it does. Several can do so at once; `__exit__` waits for each."""
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._questions.close()
+        if self._busy:  # nobody waits any more for what it does
+            self._busy, self._patience = False, SECONDS_TO_STOP
+            self._process.send_signal(signal.SIGINT)
 
     def __enter__(self) -> Self:
         return self
@@ -139,14 +171,10 @@ class EngineProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        patience = SECONDS_TO_LEAVE
         try:
             self.dismiss()
-            if self._answering:
-                self._process.send_signal(signal.SIGINT)
-                patience = SECONDS_TO_STOP
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(patience)
+                self._process.wait(self._patience)
         finally:  # also when somebody is too impatient to wait
             # vLLM's own processes outlive a child that could not take leave of them.
             with contextlib.suppress(ProcessLookupError):

@@ -12,8 +12,10 @@ pytest.importorskip("matplotlib")
 from support import DEMO
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench import bench_command as command
+from vllm_dflash.tools.bench.bench_arguments import FAILED
 from vllm_dflash.tools.bench.compare_sides import Comparison
 from vllm_dflash.tools.console import INTERRUPTED
+from vllm_dflash.tools.step_times import TIMED
 
 NOT_WIDENED = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
 
@@ -60,6 +62,10 @@ def bench(tmp_path: Path, *arguments: str) -> int:
         ([*NOT_WIDENED, "--prompts", "nothing.jsonl"], "pass another --prompts"),
         ([*NOT_WIDENED, "--max-num-seqs", "31"], "raise --max-num-seqs"),
         ([*NOT_WIDENED, "--load", "poisson", "--max-num-seqs", "15"], "raise --max-num-seqs"),
+        (
+            [*NOT_WIDENED, "--load", "swing", "--phases", "1", "--where", "--max-num-seqs", "31"],
+            "raise --max-num-seqs",
+        ),
     ],
 )
 def test_refused_with_the_remedy(
@@ -69,7 +75,7 @@ def test_refused_with_the_remedy(
     arguments: list[str],
     message: str,
 ) -> None:
-    assert bench(tmp_path, *arguments) == command.FAILED
+    assert bench(tmp_path, *arguments) == FAILED
     assert message in capsys.readouterr().err
     assert not comparisons
 
@@ -78,7 +84,7 @@ def test_missing_libraries_are_named_with_the_command_that_brings_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
-    assert bench(tmp_path) == command.FAILED
+    assert bench(tmp_path) == FAILED
     error = capsys.readouterr().err
     assert "needs matplotlib" in error
     assert 'pip install "vllm-dflash[bench]"' in error
@@ -87,7 +93,7 @@ def test_missing_libraries_are_named_with_the_command_that_brings_them(
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (ValueError("the pair does not fit"), command.FAILED, "the pair does not fit"),
+        (ValueError("the pair does not fit"), FAILED, "the pair does not fit"),
         (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
     ],
     ids=["refused by an engine", "interrupted"],
@@ -186,11 +192,39 @@ def test_engines_share_a_gpus_memory(
     is_cuda: bool,
     each: float | None,
 ) -> None:
-    """Plain, vLLM's own at K = 3, its tuned schedule, and ours live side by side."""
+    """Plain, vLLM's own at K = 3, its tuned schedule, and ours live side by side.
+
+    They start one after the other, since vLLM measures the memory that is free.
+    """
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(6))
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: is_cuda)
     arguments = ["--native-k", "3", "--gpu-memory-utilization", "0.8"]
     assert bench(tmp_path, *NOT_WIDENED, *arguments) == 0
-    assert comparisons[0].engine.get("gpu_memory_utilization") == each
+    assert comparisons[0].engines.arguments.get("gpu_memory_utilization") == each
+    assert comparisons[0].engines.at_once == (1 if is_cuda else 6)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_workers_are_timed_only_to_find_out_where_the_time_goes(
+    tmp_path: Path, comparisons: list[Comparison], asked: bool
+) -> None:
+    assert bench(tmp_path, *NOT_WIDENED, *["--where"] * asked) == 0
+    assert comparisons[0].where == asked
+    assert comparisons[0].engines.arguments.get("worker_extension_cls") == (
+        TIMED if asked else None
+    )
+
+
+def test_where_the_time_goes_is_not_known_on_a_gpu(
+    tmp_path: Path,
+    comparisons: list[Comparison],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
+    assert bench(tmp_path, *NOT_WIDENED, "--where") == FAILED
+    assert "a call returns before its work is done" in capsys.readouterr().err
+    assert not comparisons
 
 
 def test_quick_leaves_what_was_asked_for(tmp_path: Path, comparisons: list[Comparison]) -> None:
@@ -206,4 +240,4 @@ def test_random_drafter_is_a_copy(tmp_path: Path, comparisons: list[Comparison])
     config = comparison.record.sides[-1].speculative_config
     assert config is not None
     assert config["model"] == str(tmp_path / "out" / "random_drafter")
-    assert comparison.engine["model"] == str(DEMO / "target")
+    assert comparison.engines.arguments["model"] == str(DEMO / "target")

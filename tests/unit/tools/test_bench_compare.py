@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("matplotlib")
 
-from vllm_dflash.tools.bench import compare_sides as compare
+from vllm_dflash.tools.bench import side_engines
 from vllm_dflash.tools.bench.bench_plan import CLOSED, SWING, Workload
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.compare_sides import Comparison
+from vllm_dflash.tools.bench.side_engines import SideEngines
 from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
-from vllm_dflash.tools.progress import Silent
+from vllm_dflash.tools.progress import Lines, Progress, Silent
 
 Asked = tuple[str, str, dict[str, Any]]
 
@@ -31,17 +36,25 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
             self.side = log.stem.replace("-", " ")
             self.stats = {"plugins": environment["VLLM_PLUGINS"], "arguments": arguments}
 
-        def __enter__(self) -> InstantProcess:
-            return self
-
         def __exit__(self, *error: object) -> None:
             questions.append((self.side, "leave", {}))
 
         def dismiss(self) -> None:
             pass
 
-        def ask(self, question: str, **arguments: Any) -> Any:
+        @staticmethod
+        def to_receive(asked: Iterable[EngineProcess], seconds: float) -> list[EngineProcess]:
+            return list(asked)[-1:]  # the one that started last is up first
+
+        def memory(self) -> int:
+            return 2 * 2**30
+
+        def send(self, question: str, **arguments: Any) -> None:
             questions.append((self.side, question, arguments))
+            self.pending = question, arguments
+
+        def receive(self) -> Any:
+            question, arguments = self.pending
             match question:
                 case "facts":
                     return {"versions": {"vllm": "1.2.3"}}
@@ -51,22 +64,34 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
                     count = arguments["concurrency"]
                     best = count == (1 if self.side == "native K=3" else 4)
                     return {"tokens_per_second": 100.0 * count + best}
+                case "where":
+                    parts = {"target": 0.5, "draft": 0.1, "seconds": 1.0}
+                    return {"spent": parts | {"steps": 10, "tokens": 20}}
                 case "swing":
                     counts = [count for count, _ in arguments["phases"]]
                     return {"concurrency": counts, "seconds": [1.0] * len(counts)}
 
-    monkeypatch.setattr(compare, "EngineProcess", InstantProcess)
+    monkeypatch.setattr(side_engines, "EngineProcess", InstantProcess)
     return questions
 
 
-def comparison(out: Path, *loads: str, rounds: int = 3, tuned: bool = False) -> Comparison:
+def comparison(
+    out: Path,
+    *loads: str,
+    rounds: int = 3,
+    tuned: bool = False,
+    at_once: int = 1,
+    progress: Progress | None = None,
+    where: bool = False,
+) -> Comparison:
     workload = Workload(loads, (1, 4), phases=(1, 8), rates=(), tokens=10, seconds=2.0)
     record = Record(
         describe(["bench"], "a pair", {}, workload), make_sides("drafter", [3], []), rounds
     )
     prompts = [f"prompt {number}" for number in range(20)]
-    engine = {"model": "target"}
-    return Comparison(record, workload, prompts, engine, 1, out, Silent(), tuned)
+    progress = progress or Silent()
+    engines = SideEngines({"model": "target"}, at_once, out / "logs", progress)
+    return Comparison(record, workload, prompts, engines, 1, out, progress, tuned, where)
 
 
 def of(asked: list[Asked], question: str) -> list[Asked]:
@@ -113,7 +138,7 @@ def test_only_ours_has_stats_and_the_plugin(tmp_path: Path, asked: list[Asked]) 
 
 def test_swing_is_sized_by_plain_decoding(tmp_path: Path, asked: list[Asked]) -> None:
     comparison(tmp_path, SWING).run()
-    assert {side for side, _, _ in of(asked, "closed")} == {"plain"}
+    assert [side for side, _, _ in of(asked, "closed")] == ["plain"] * 4  # twice at 1 and at 8
     assert of(asked, "swing")[0][2]["phases"] == [(1, 200), (8, 1600)]
 
 
@@ -136,63 +161,164 @@ def test_a_tuned_schedule_has_the_fastest_k_of_each_concurrency(
 
 
 @pytest.mark.parametrize(
-    ("loads", "tuned", "said"),
+    ("loads", "tuned", "at_once", "said"),
     [
-        # 3 engines x (40 s + 4 rounds x 2 settings x 2 s)
+        # 3 engines x (60 s + 4 rounds x 2 settings x 2 s)
         (
             [CLOSED],
             False,
+            1,
             "3 engines (plain, native K=3, ours) are started, then follow rounds, 1",
         ),
-        ([CLOSED], False, "to warm up and 3 that count: about 3 minutes"),
-        # 4 engines x (40 s + 4 rounds x (2 settings + 2 phases) x 2 s), and 3 concurrencies x 2
-        # sides x twice 2 s to tune
-        ([CLOSED, SWING], True, "4 engines (plain, native K=3, native schedule, ours)"),
-        ([CLOSED, SWING], True, "about 5 minutes"),
+        ([CLOSED], False, 1, "to warm up and 3 that count: about 4 minutes"),
+        # The first one, and the two others together, which takes them 1.3 times as long.
+        ([CLOSED], False, 2, "to warm up and 3 that count: about 3 minutes"),
+        # 4 engines x (60 s + 4 rounds x (2 settings + 2 phases) x 2 s), and 3 concurrencies x 2
+        # sides x twice 2 s to tune, which are 4 settings of the warm-up round less
+        ([CLOSED, SWING], True, 1, "4 engines (plain, native K=3, native schedule, ours)"),
+        ([CLOSED, SWING], True, 1, "about 6 minutes"),
     ],
 )
 def test_says_what_it_is_going_to_do(
-    tmp_path: Path, loads: list[str], tuned: bool, said: str
+    tmp_path: Path, loads: list[str], tuned: bool, at_once: int, said: str
 ) -> None:
-    assert said in comparison(tmp_path, *loads, tuned=tuned).announcement()
+    one = comparison(tmp_path, *loads, tuned=tuned, at_once=at_once)
+    assert said in one.announcement()
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_what_it_says_is_what_it_does(tmp_path: Path, asked: list[Asked], tuned: bool) -> None:
+    """Each second of a window is in the announcement, and no other one."""
+    one = comparison(tmp_path, CLOSED, SWING, tuned=tuned, where=tuned)
+    said = one.seconds
+    one.run()
+    windows = [arguments for _, _, arguments in of(asked, "closed") + of(asked, "where")]
+    swings = [arguments["phases"] for _, _, arguments in of(asked, "swing")]
+    assert said == (
+        60 * (3 + tuned)
+        + sum(window["seconds"] for window in windows)
+        + sum(2.0 * len(phases) for phases in swings)
+    )
+
+
+def test_who_was_calibrated_is_warm(tmp_path: Path, asked: list[Asked]) -> None:
+    """Ours never is: it learns, too. Nor is a side that was not there yet."""
+    comparison(tmp_path, CLOSED, rounds=1, tuned=True).run()
+    windows = Counter(side for side, _, _ in of(asked, "closed"))
+    rounds = 2  # settings of a round that counts
+    assert windows == {
+        "plain": 2 * 2 + rounds,
+        "native K=3": 2 * 2 + rounds,
+        "native schedule": 2 + rounds,
+        "ours": 2 + rounds,
+    }
+
+
+@pytest.mark.parametrize(
+    ("at_once", "gib", "order"),
+    [
+        (1, 100, "+ours -ours +plain -plain +native K=3 -native K=3"),
+        (2, 100, "+ours -ours +plain +native K=3 -native K=3 -plain"),
+        (2, 3, "+ours -ours +plain -plain +native K=3 -native K=3"),  # one takes 2
+        (2, 1, "+ours -ours +plain -plain +native K=3 -native K=3"),  # as well as it goes
+    ],
+)
+def test_engines_start_side_by_side_where_there_is_room(
+    tmp_path: Path,
+    asked: list[Asked],
+    monkeypatch: pytest.MonkeyPatch,
+    at_once: int,
+    gib: int,
+    order: str,
+) -> None:
+    """The first one alone, which is ours: nobody disturbs it while it times its costs."""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=gib * 2**30 + 7))
+    seen: list[str] = []
+    instant: type[EngineProcess] = vars(side_engines)["EngineProcess"]
+    send, receive = instant.send, instant.receive
+
+    def watched_send(child: Any, question: str, **arguments: Any) -> None:
+        seen.append(f"+{child.side}")
+        send(child, question, **arguments)
+
+    def watched_receive(child: Any) -> Any:
+        seen.append(f"-{child.side}")
+        return receive(child)
+
+    monkeypatch.setattr(instant, "send", watched_send)
+    monkeypatch.setattr(instant, "receive", watched_receive)
+    one = comparison(tmp_path, CLOSED, at_once=at_once)
+    with one.engines:
+        one.engines.start(one.record.sides)
+    assert " ".join(seen) == order
+
+
+def test_what_goes_on_is_told_and_how_ours_stands(tmp_path: Path, asked: list[Asked]) -> None:
+    file = StringIO()
+    comparison(tmp_path, CLOSED, rounds=2, progress=Lines(file)).run()
+    told = file.getvalue()
+    assert "starting the engines: 3 engines\nours is up after 0 s\n" in told
+    after_rounds = told.split("round 1 of 2 complete\n")[1].split("round 2 of 2 complete\n")
+    standing = [
+        "closed, so far: tokens/s of ours",
+        "  concurrency        1     4",
+        "  / plain         1.00  1.00",
+        "  / best native   0.99  1.00",
+    ]
+    assert [part.splitlines()[:4] == standing for part in after_rounds] == [True, False]
+
+
+def test_where_the_time_goes_is_asked_after_all_rounds(tmp_path: Path, asked: list[Asked]) -> None:
+    one = comparison(tmp_path, SWING, rounds=2, where=True)
+    one.run()
+    questions = [(side, question) for side, question, _ in asked if question in ("swing", "where")]
+    sides = ["plain", "native K=3", "ours"]
+    assert questions[-6:] == [(side, "where") for side in sides] * 2
+    assert [question for _, question in questions[:-6]] == ["swing"] * 3 * 3
+    assert [(w["setting"], w["side"]) for w in one.record.where] == [
+        (setting, side) for setting in (1, 4) for side in sides
+    ]
+    saved = json.loads((tmp_path / "result.json").read_text())
+    assert saved["where"] == one.record.where
+    assert len(saved["measurements"]) == 2 * 3
 
 
 def test_all_may_leave_before_the_first_is_waited_for(
     tmp_path: Path, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where Ctrl-C comes while the last engine starts."""
+    """Also where Ctrl-C comes while engines start."""
 
     def dismiss(child: Any) -> None:
         asked.append((child.side, "dismissed", {}))
 
-    def facts(child: Any, question: str, **arguments: Any) -> Any:
-        if child.side == "ours":
+    def receive(child: Any) -> Any:
+        if child.side == "native K=3":
             raise KeyboardInterrupt
         return {"versions": {}}
 
-    instant: type[EngineProcess] = vars(compare)["EngineProcess"]
+    instant: type[EngineProcess] = vars(side_engines)["EngineProcess"]
     monkeypatch.setattr(instant, "dismiss", dismiss)
-    monkeypatch.setattr(instant, "ask", facts)
+    monkeypatch.setattr(instant, "receive", receive)
     with pytest.raises(KeyboardInterrupt):
-        comparison(tmp_path, CLOSED).run()
+        comparison(tmp_path, CLOSED, at_once=2).run()
     kinds = [question for _, question, _ in asked]
-    assert kinds == ["dismissed"] * 2 + ["leave"] * 3
+    assert kinds == ["facts"] * 3 + ["dismissed"] * 3 + ["leave"] * 3
 
 
 def test_a_death_leaves_complete_rounds_and_no_child(
     tmp_path: Path, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    instant: type[EngineProcess] = vars(compare)["EngineProcess"]
-    ask = instant.ask
+    instant: type[EngineProcess] = vars(side_engines)["EngineProcess"]
+    receive = instant.receive
     log = tmp_path / "log"
     log.write_text("it broke")
 
-    def mortal(child: Any, question: str, **arguments: Any) -> Any:
+    def mortal(child: Any) -> Any:
         if len(of(asked, "closed")) == 16:  # in the second round that counts
             raise EngineDied(log)
-        return ask(child, question, **arguments)
+        return receive(child)
 
-    monkeypatch.setattr(instant, "ask", mortal)
+    monkeypatch.setattr(instant, "receive", mortal)
     with pytest.raises(EngineDied, match="it broke"):
         comparison(tmp_path, CLOSED).run()
     saved = json.loads((tmp_path / "result.json").read_text())

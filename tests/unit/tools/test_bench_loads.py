@@ -10,9 +10,18 @@ from typing import Any
 
 import pytest
 
-from vllm_dflash.tools.bench.bench_plan import CLOSED, MIXED, POISSON, SWING, Workload, plan_round
+from vllm_dflash.tools.bench.bench_plan import (
+    CLOSED,
+    MIXED,
+    POISSON,
+    SWING,
+    Workload,
+    plan_round,
+    plan_where,
+)
 from vllm_dflash.tools.bench.bench_prompts import easy_and_hard
 from vllm_dflash.tools.loads.closed import measure_closed
+from vllm_dflash.tools.loads.decoding import measure_decoding
 from vllm_dflash.tools.loads.poisson import measure_poisson, poisson_arrivals
 from vllm_dflash.tools.loads.swing import measure_swing
 from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
@@ -231,6 +240,87 @@ class TestPoisson:
         assert arrivals == poisson_arrivals(rate=4.0, count=4_000, seed="c")
 
 
+@dataclass
+class RoomForTwo(FakeEngine):
+    """More requests wait until one of these is done."""
+
+    def step(self) -> list[Output]:
+        waiting = {name: self.left.pop(name) for name in list(self.left)[2:]}
+        outputs = super().step()
+        self.left |= waiting
+        return outputs
+
+
+class TestDecoding:
+    @pytest.mark.parametrize("kind", [FakeEngine, SlowToStart])
+    @pytest.mark.parametrize("tokens_per_step", [1, 4])
+    def test_all_run_together_while_it_counts(
+        self, kind: type[FakeEngine], tokens_per_step: int
+    ) -> None:
+        engine = kind(tokens_per_step)
+        steps: list[int] = []
+
+        def read() -> dict[str, float]:
+            steps.append(len(engine.concurrency))
+            return {"time": engine.time}
+
+        result = measure_decoding(
+            engine, prompts=PROMPTS, concurrency=3, tokens=8, seconds=1, read=read
+        )
+        opened, closed = steps
+        assert engine.concurrency[opened:closed] == [3] * (8 // tokens_per_step)
+        assert result["tokens"] == 3 * 8
+        assert result["seconds"] == result["spent"]["time"] == 13 * 8 / tokens_per_step
+        assert result["tokens_per_second"] == result["tokens"] / result["seconds"]
+        assert result["tokens_per_output"] == tokens_per_step
+        assert not engine.left
+
+    def test_prompts_are_read_first(self) -> None:
+        engine = FakeEngine()
+        measure_decoding(engine, prompts=PROMPTS, concurrency=2, tokens=8, seconds=1)
+        assert engine.added == [(prompt, length) for length in (1, 16) for prompt in PROMPTS[:2]]
+        assert engine.emitted[0] == (112, 2)
+
+    def test_batches_follow_until_the_time_is_over(self) -> None:
+        engine = FakeEngine()
+        result = measure_decoding(
+            engine,
+            prompts=PROMPTS[:3],
+            concurrency=2,
+            tokens=5,
+            seconds=130,  # two batches take 120
+            shorter=[0, 6],
+            read=lambda: {"time": engine.time},
+        )
+        assert result["seconds"] == result["spent"]["time"] == 180
+        assert result["tokens"] == 30
+        words = [prompt for prompt, length in engine.added if length > 1]
+        first, second, third = PROMPTS[:3]
+        assert words == [first, second, third[:-6], first[:-6], second, third]
+
+    def test_one_that_is_done_early_ends_its_batch(self) -> None:
+        engine = FakeEngine(tokens_per_step=1)
+        step = engine.step
+
+        def uneven() -> list[Output]:
+            """The first request gets no token but its first, so on average it takes long."""
+            stays = engine.left.get("0-0", 0)
+            outputs = step()
+            if 0 < stays < 10:
+                engine.left["0-0"] = stays
+                outputs = outputs[1:]
+            return outputs
+
+        engine.step = uneven
+        result = measure_decoding(engine, prompts=PROMPTS, concurrency=2, tokens=5, seconds=1)
+        assert result["tokens"] == 9
+        assert not engine.left
+
+    def test_no_room_for_all(self) -> None:
+        with pytest.raises(ValueError, match="before the last of 3 had begun: the engine has no"):
+            measure_decoding(RoomForTwo(), prompts=PROMPTS, concurrency=3, tokens=4, seconds=1)
+
+
 def workload(*loads: str) -> Workload:
     return Workload(
         loads, concurrency=(1, 4), phases=(1, 8), rates=(0.5, 2.0), tokens=10, seconds=2.0
@@ -284,3 +374,9 @@ class TestPlan:
         assert workload(POISSON).calibrated == [16]
         assert workload(SWING).highest_concurrency == 8
         assert workload(CLOSED).highest_concurrency == 4
+
+    def test_where_is_asked_at_each_concurrency_whatever_was_measured(self) -> None:
+        for load in (CLOSED, SWING):
+            plan = plan_where(workload(load), PROMPTS)
+            assert [(one.question, one.setting) for one in plan] == [("where", 1), ("where", 4)]
+            assert [one.arguments["concurrency"] for one in plan] == [1, 4]

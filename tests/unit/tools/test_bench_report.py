@@ -203,6 +203,21 @@ def test_tables_follow_the_loads_that_were_run() -> None:
     assert [title.split(":")[0] for title in titles] == ["poisson", "closed", "closed"]
 
 
+def test_how_ours_stands_in_few_words() -> None:
+    tables = report.standing(Results(SIDES, [*closed(), *swing(), *poisson()]))
+    steady, swinging, random = tables
+    assert steady.columns == ["concurrency", "1", "4"]
+    assert rows_by_name(steady) == {
+        "/ plain": ["2.00", "1.10"],
+        "/ best native": ["1.50", "1.47"],
+        "/ best of both": ["1.50", "1.10"],
+        "/ native K=7": ["1.50", "4.40"],
+    }
+    assert rows_by_name(swinging)["oracle"] == ["1.25 (1.00 - 1.50)"]
+    assert random.columns == ["rate", "0.5"]
+    assert random.rows == [["/ plain", "0.50"]]
+
+
 @pytest.mark.parametrize("loads", [[closed], [swing], [poisson], [closed, swing, poisson]])
 def test_files(tmp_path: Path, loads: list[Any]) -> None:
     pytest.importorskip("matplotlib")

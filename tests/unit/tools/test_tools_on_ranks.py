@@ -34,4 +34,4 @@ def test_bench_gives_every_engine_its_ranks(
     assert not asked
     monkeypatch.setenv(BINDING, "nobind")
     assert cli.main(arguments) == 0
-    assert asked[0].engine["tensor_parallel_size"] == 2
+    assert asked[0].engines.arguments["tensor_parallel_size"] == 2

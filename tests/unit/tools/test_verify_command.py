@@ -12,8 +12,8 @@ from support import DEMO
 from support.engines import FIXED, TARGET
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.console import INTERRUPTED
-from vllm_dflash.tools.engine_answers import start
 from vllm_dflash.tools.engine_process import EngineDied
+from vllm_dflash.tools.engine_start import start
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.verify import verify_command as command
 from vllm_dflash.tools.verify.gate_prompts import BUILT_IN, default_prompts

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
+from support.fake_time import FakeTime
 from vllm_dflash.engine.worker import DFlashCPUWorker, DFlashGPUWorker
-from vllm_dflash.tools.bench.draft_time import TIMED, TimedDrafting
+from vllm_dflash.tools import step_times
 from vllm_dflash.tools.parity.engine_side import engine_arguments
 from vllm_dflash.tools.parity.recorder import RECORDED, RecordedDrafting
+from vllm_dflash.tools.step_times import TIMED, TimedSteps
 
 
 @pytest.mark.parametrize("name", [TIMED, RECORDED])
@@ -37,18 +40,131 @@ def test_what_cannot_be_recorded(eager: bool, requests: int) -> None:
         worker.record_drafting()
 
 
-def test_draft_steps_are_counted_once_and_timed_in_all_parts() -> None:
-    runner = SimpleNamespace(
-        propose_draft_token_ids=lambda sampled: [sampled],
-        _copy_draft_token_ids_to_cpu=lambda: None,
-        take_draft_token_ids=lambda: [[5]],
-    )
-    worker = TimedDrafting()
+class MadeUpRunner:
+    """A step takes 20 s: 8 in the target, 5 in its head, and 7 for what is neither; drafting 18."""
+
+    def __init__(self, clock: FakeTime, drafter: Any = None) -> None:
+        self.clock = clock
+        self.model = SimpleNamespace(compute_logits=self.compute_logits)
+        self.drafter = drafter
+
+    def step(self) -> None:
+        self.clock.now += 4
+        self._model_forward()
+        self.model.compute_logits()
+        self.clock.now += 2
+        self.sample_tokens(None)
+
+    def _model_forward(self) -> None:
+        self.clock.now += 8
+
+    def compute_logits(self) -> None:
+        self.clock.now += 5
+
+    def sample_tokens(self, grammar: None) -> SimpleNamespace:
+        self.clock.now += 1
+        if self.drafter is not None:
+            self.propose_draft_token_ids(sampled=7)
+            self._copy_draft_token_ids_to_cpu()
+        return SimpleNamespace(sampled_token_ids=[[1, 2], [], [3]])
+
+    def propose_draft_token_ids(self, sampled: int) -> None:
+        self.drafter.model.combine_hidden_states()
+        self.drafter.model.precompute_and_store_context_kv()
+        self.clock.now += 4
+        self.model.compute_logits()  # borrowed by the drafter
+
+    def _copy_draft_token_ids_to_cpu(self) -> None:
+        self.clock.now += 3
+
+    def take_draft_token_ids(self) -> None:
+        self.clock.now += 1000
+
+
+def times_of_two_steps(
+    worker: TimedSteps, clock: FakeTime, runner: MadeUpRunner
+) -> dict[str, float]:
     worker.model_runner = runner
-    worker.time_drafting()
-    for _ in range(3):
-        assert runner.propose_draft_token_ids(sampled=7) == [7]
-        assert runner.take_draft_token_ids() == [[5]]
-    calls, seconds = worker.drafting_time()
-    assert calls == 3
-    assert 0 < seconds < 1
+    worker.time_steps()
+    before = worker.step_times()
+    for _ in range(2):
+        runner.step()
+    after = worker.step_times()
+    return {name: after[name] - before[name] for name in after}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    clock = FakeTime()
+    monkeypatch.setattr(step_times, "time", clock)
+    return clock
+
+
+def test_parts_of_a_step_without_drafts(clock: FakeTime) -> None:
+    assert times_of_two_steps(TimedSteps(), clock, MadeUpRunner(clock)) == {
+        "steps": 2,
+        "tokens": 6,
+        "seconds": 40,
+        "target": 26,
+        "draft": 0,
+        "drafts": 0,
+    }
+
+
+class MadeUpDrafter:
+    def __init__(self, clock: FakeTime) -> None:
+        self.clock = clock
+        self.model = SimpleNamespace(
+            combine_hidden_states=self.take_two, precompute_and_store_context_kv=self.take_two
+        )
+
+    def take_two(self) -> None:
+        self.clock.now += 2
+
+    def end_step(self) -> None:
+        self.clock.now += 2
+
+
+def test_vllms_drafter_borrows_the_targets_head_and_stores_context(clock: FakeTime) -> None:
+    runner = MadeUpRunner(clock, MadeUpDrafter(clock))
+    assert times_of_two_steps(TimedSteps(), clock, runner) == {
+        "steps": 2,
+        "tokens": 6,
+        "seconds": 2 * 36,
+        "target": 26,
+        "draft": 2 * (4 + 5 + 3),
+        "context": 2 * 4,
+        "drafts": 2,
+    }
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_ours_tells_its_parts(clock: FakeTime, tells: bool) -> None:
+    """What it calls its planning is not its draft. A version that tells nothing has one part."""
+    runner = MadeUpRunner(clock, MadeUpDrafter(clock))
+    drafter = runner.drafter
+
+    class OurWorker(TimedSteps):
+        def dflash_stats(self) -> dict[str, Any]:
+            spent = {"steps": 9, "target": 9.0, "draft": 9.0, "context": 0.1, "planning": 0.2}
+            spent = {name: value * clock.now for name, value in spent.items()}
+            return {"steps": 9} | ({"time_s": spent} if tells else {})
+
+    worker = OurWorker()
+    worker.model_runner = runner
+    worker.time_steps()
+    before = worker.step_times()
+    runner.step()
+    drafter.end_step()  # after the runner has sampled: it counts as the next step's
+    runner.step()
+    times = {name: value - before[name] for name, value in worker.step_times().items()}
+    assert times["seconds"] == 2 * 36 + 2
+    drafting = 2 * (2 + 2 + 4 + 5 + 3) + 2
+    parts = {name: times[name] for name in step_times.DRAFTING if name in times}
+    if tells:
+        context, planning = 0.1 * 74, 0.2 * 74
+        assert parts == pytest.approx(
+            {"draft": drafting - context - planning, "context": context, "planning": planning}
+        )
+    else:
+        assert parts == {"draft": drafting}

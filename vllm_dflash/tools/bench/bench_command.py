@@ -1,15 +1,14 @@
-"""`vllm-dflash bench`: its arguments, and from them to a comparison."""
+"""`vllm-dflash bench`: from its arguments to a comparison, and to what it prints."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.tools.arguments import add_number, positive, share
+from vllm_dflash.tools.bench.bench_arguments import FAILED, TUNED, add_bench_parser
 from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
 from vllm_dflash.tools.progress import progress_on
 
@@ -18,161 +17,14 @@ if TYPE_CHECKING:
     from vllm_dflash.tools.bench.bench_record import Record
     from vllm_dflash.tools.bench.compare_sides import Comparison
 
-LOADS = {
-    "closed": "a fixed number of requests in flight",
-    "mixed": "the same, every other prompt with its words shuffled, so hard to draft for",
-    "swing": "a number of requests in flight that changes from phase to phase",
-    "poisson": "requests that arrive at random moments, half of them hard to draft for",
-}
 FULL: dict[str, Any] = {"seconds": 6.0, "rounds": 5, "concurrency": [1, 2, 4, 8, 16, 32]}
 QUICK: dict[str, Any] = {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
 EXTRA_MISSING = 'vllm-dflash bench needs matplotlib: pip install "vllm-dflash[bench]"'
-FAILED = 2
-TUNED, NO_SCHEDULE = "tuned", "none"
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command to the command line."""
-    loads = "\n".join(f"  {name:8} {meaning}" for name, meaning in LOADS.items())
-    parser = commands.add_parser(
-        "bench",
-        help="measure plain decoding, vLLM's own DFlash and ours side by side",
-        description="Measure plain decoding, vLLM's own DFlash at several fixed K, and ours, which"
-        " chooses how much to draft.\nAll engines live side by side; every round measures each of"
-        " them once under each load.",
-        epilog=f"what the loads are:\n{loads}\n\n"
-        "examples:\n"
-        "  vllm-dflash bench --quick\n"
-        "  vllm-dflash bench --load closed swing --native-k 3 7 --rounds 9\n"
-        "  vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\\n"
-        "      --prompts prompts.jsonl\n\n"
-        f"exit code 0: measured, {FAILED}: could not run, {INTERRUPTED}: interrupted",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    pair = parser.add_argument_group("pair")
-    pair.add_argument("--target", help="folder or repository of the target; needs --drafter")
-    pair.add_argument("--drafter", help="folder or repository of the drafter")
-    pair.add_argument(
-        "--demo",
-        type=Path,
-        nargs="?",
-        const=Path("models/demo"),
-        default=Path("models/demo"),
-        metavar="FOLDER",
-        help="without --target: the repository's demo pair, widened so that it costs as much as a"
-        " larger one (default: models/demo)",
-    )
-    pair.add_argument(
-        "--random-drafter",
-        action="store_true",
-        help="fill a copy of the drafter with noise: what do useless drafts cost?",
-    )
-    pair.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help='lines of {"prompt": "..."} (default: held_out.jsonl of the demo pair)',
-    )
-    sides = parser.add_argument_group("engines")
-    sides.add_argument(
-        "--native-k",
-        type=positive,
-        nargs="*",
-        default=[1, 3, 5, 7],
-        metavar="K",
-        help="draft lengths of vLLM's own DFlash, an engine each (default: 1 3 5 7, as far as the"
-        " drafter's block goes)",
-    )
-    sides.add_argument(
-        "--native-schedule",
-        type=_schedule,
-        default=TUNED,
-        metavar="RANGES",
-        help="vLLM's own DFlash with num_speculative_tokens_per_batch_size, as in"
-        " [[1,4,3],[5,64,0]], or none (default: tuned, the K among those of --native-k, or no"
-        " drafts, that is fastest at each concurrency when it is tried for a moment)",
-    )
-    sides.add_argument(
-        "--ours-fixed-k",
-        type=positive,
-        nargs="*",
-        default=[],
-        metavar="K",
-        help="measure ours at these fixed draft lengths, too",
-    )
-    add_number(sides, "--max-model-len", 1024, "of every engine")
-    add_number(sides, "--max-num-seqs", 64, "of every engine")
-    add_number(sides, "--tensor-parallel-size", 1, "ranks of every engine")
-    sides.add_argument(
-        "--gpu-memory-utilization",
-        type=share,
-        default=0.9,
-        metavar="SHARE",
-        help="of a GPU's memory, for all engines together: each gets the same part (default: 0.9)",
-    )
-    load = parser.add_argument_group("measurements")
-    load.add_argument(
-        "--load",
-        nargs="+",
-        metavar="LOAD",
-        choices=LOADS,
-        default=["closed"],
-        help="(default: closed)",
-    )
-    load.add_argument(
-        "--concurrency",
-        type=positive,
-        nargs="+",
-        metavar="N",
-        help="of closed and mixed (default: 1 2 4 8 16 32)",
-    )
-    load.add_argument(
-        "--phases",
-        type=positive,
-        nargs="+",
-        default=[1, 32, 4, 16, 1, 32, 8, 2],
-        metavar="N",
-        help="requests in flight in each phase of swing (default: 1 32 4 16 1 32 8 2)",
-    )
-    load.add_argument(
-        "--rates",
-        type=float,
-        nargs="+",
-        default=[0.3, 0.6, 0.9],
-        metavar="X",
-        help="arrivals of poisson, as fractions of what plain decoding can serve, 16 requests at a"
-        " time (default: 0.3 0.6 0.9)",
-    )
-    add_number(load, "--tokens", 96, "new tokens a request")
-    load.add_argument(
-        "--seconds",
-        type=float,
-        metavar="S",
-        help="length of a measurement; of a phase of swing, and a third of poisson's, as long as"
-        " plain decoding takes (default: 6)",
-    )
-    load.add_argument("--rounds", type=positive, metavar="N", help="(default: 5)")
-    load.add_argument(
-        "--warmup-rounds",
-        type=int,
-        default=1,
-        metavar="N",
-        help="rounds that do not count: kernels are prepared when a batch of a new size first"
-        " comes by (default: 1)",
-    )
-    load.add_argument(
-        "--quick",
-        action="store_true",
-        help="windows of 1.5 s, 2 rounds, concurrency 1 4 16, where not said otherwise",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("out/bench"),
-        metavar="FOLDER",
-        help="for result.json, result.md, result.png and logs (default: out/bench)",
-    )
-    parser.set_defaults(run=run_bench)
+    add_bench_parser(commands).set_defaults(run=run_bench)
 
 
 def run_bench(parsed: argparse.Namespace) -> int:
@@ -200,7 +52,8 @@ def run_bench(parsed: argparse.Namespace) -> int:
         notes = (
             [f"{record.rounds_complete} of {record.rounds} rounds are complete."] if code else []
         )
-        notes.append(f"Written: result.json, result.md and result.png in {parsed.out}")
+        files = ["result.json", "result.md", "result.png"] + ["where.png"] * bool(record.where)
+        notes.append(f"Written: {', '.join(files)} in {parsed.out}")
         print_report(tables_of(record), notes)
     return code
 
@@ -214,8 +67,10 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     from vllm_dflash.tools.bench.bench_plan import Workload
     from vllm_dflash.tools.bench.bench_record import Record, describe
     from vllm_dflash.tools.bench.compare_sides import Comparison
+    from vllm_dflash.tools.bench.side_engines import SideEngines
     from vllm_dflash.tools.bench.sides import make_sides, schedule_side
     from vllm_dflash.tools.prompts import read_prompts
+    from vllm_dflash.tools.step_times import TIMED
 
     workload = Workload(
         loads=_distinct(parsed.load),
@@ -225,10 +80,17 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
         tokens=parsed.tokens,
         seconds=parsed.seconds,
     )
-    if workload.highest_concurrency > parsed.max_num_seqs:
+    where = workload.concurrency if parsed.where else ()
+    highest = max([workload.highest_concurrency, *where])
+    if highest > parsed.max_num_seqs:
         raise ValueError(
-            f"the loads have up to {workload.highest_concurrency} requests in flight, the engines"
+            f"the loads have up to {highest} requests in flight, the engines"
             f" take {parsed.max_num_seqs} at a time: raise --max-num-seqs."
+        )
+    if parsed.where and current_platform.is_cuda():
+        raise ValueError(
+            "--where times calls, and on a GPU a call returns before its work is done: use vLLM's"
+            " profiler there (--profiler-config), or leave --where out."
         )
     check_thread_binding(parsed.tensor_parallel_size)
     progress = progress_on()
@@ -252,7 +114,11 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     if isinstance(ranges, list):
         sides.insert(1 + len(native_k), schedule_side(pair.drafter, ranges, longest))
     tunes = ranges == TUNED and bool(native_k)
+    at_once = max(1, len(os.sched_getaffinity(0)) // parsed.tensor_parallel_size)
+    if parsed.where:
+        engine["worker_extension_cls"] = TIMED
     if current_platform.is_cuda():
+        at_once = 1  # while one starts, vLLM measures how much memory is free
         engine["gpu_memory_utilization"] = parsed.gpu_memory_utilization / (len(sides) + tunes)
     record = Record(
         about=describe(sys.argv[1:], pair.name, engine, workload),
@@ -263,11 +129,12 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
         record,
         workload,
         prompts,
-        engine,
+        SideEngines(engine, at_once, parsed.out / "logs", progress),
         parsed.warmup_rounds,
         parsed.out,
         progress,
         tune_schedule=tunes,
+        where=parsed.where,
     )
 
 
@@ -281,25 +148,6 @@ def _choose_pair(parsed: argparse.Namespace) -> Pair:
     else:
         pair = Pair(parsed.target, parsed.drafter, f"{parsed.target} and {parsed.drafter}")
     return with_random_drafter(pair, parsed.out) if parsed.random_drafter else pair
-
-
-def _schedule(text: str) -> str | list[list[int]]:
-    """`tuned`, `none`, or ranges; vLLM itself says what is wrong with their numbers."""
-    if text in (TUNED, NO_SCHEDULE):
-        return text
-    try:
-        ranges = json.loads(text)
-    except ValueError:
-        ranges = None
-    if not (ranges and isinstance(ranges, list) and all(_is_range(one) for one in ranges)):
-        raise argparse.ArgumentTypeError(
-            f"expected tuned, none, or ranges such as [[1,4,3],[5,64,0]], not {text}"
-        )
-    return ranges
-
-
-def _is_range(value: Any) -> bool:
-    return isinstance(value, list) and [type(number) for number in value] == [int, int, int]
 
 
 def _distinct(values: list[Any]) -> tuple[Any, ...]:

@@ -13,8 +13,15 @@ CLOSED, MIXED, SWING, POISSON = "closed", "mixed", "swing", "poisson"
 THROUGHPUT_LOADS = (CLOSED, MIXED)
 SATURATION = 16
 """Concurrency at which plain decoding's throughput is what rates are fractions of."""
+WHERE = "where"
+"""The question that tells where the time goes."""
 POISSON_WINDOWS = 3
 """Length of a trace of arrivals, in windows: a few requests say little about a 95th percentile."""
+
+
+def setting_name(load: str) -> str:
+    """What the settings of a load are."""
+    return "rate" if load == POISSON else "concurrency"
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,7 @@ class Measurement:
     def __str__(self) -> str:
         if self.load == SWING:
             return SWING
-        name = "rate" if self.load == POISSON else "concurrency"
-        return f"{self.load}, {name} {self.setting}"
+        return f"{self.load}, {setting_name(self.load)} {self.setting}"
 
 
 def plan_round(
@@ -102,3 +108,12 @@ def plan_round(
                 arguments = {"prompts": mixed, "tokens": tokens, "arrivals": arrivals}
                 plan.append(Measurement(load, rate, "poisson", arguments, length))
     return plan
+
+
+def plan_where(workload: Workload, prompts: Sequence[str]) -> list[Measurement]:
+    """What tells where the time goes: decoding alone, at each concurrency."""
+    shared = {"prompts": prompts, "tokens": workload.tokens, "seconds": workload.seconds}
+    return [
+        Measurement(CLOSED, count, WHERE, shared | {"concurrency": count}, workload.seconds)
+        for count in workload.concurrency
+    ]

@@ -30,6 +30,8 @@ class Record:
     measurements: list[dict[str, Any]] = field(default_factory=list)
     """Of complete rounds: round, load, setting, side, result, and our worker's counters since its
     engine started as stats."""
+    where: list[dict[str, Any]] = field(default_factory=list)
+    """Where the time goes: load, setting, side, and the result with what was `spent`."""
 
     def finish_round(self, measurements: list[dict[str, Any]]) -> None:
         """Add a round, all of it."""

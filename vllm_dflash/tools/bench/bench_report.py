@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vllm_dflash.tools.bench.bench_plan import POISSON, SWING, THROUGHPUT_LOADS
-from vllm_dflash.tools.bench.results import Results, Rounds, Spread
+from vllm_dflash.tools.bench.results import Results, Rounds, Spread, tokens_rate
 from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
 from vllm_dflash.tools.tables import Table
 
@@ -44,6 +44,42 @@ def make_tables(results: Results) -> list[Table]:
     return tables
 
 
+def standing(results: Results) -> list[Table]:
+    """Ours against others in few words, for whoever waits for more rounds."""
+    tables = []
+    for load in results.loads:
+        settings = results.settings(load)
+        if load in THROUGHPUT_LOADS:
+            rows = [
+                [title, *(_ratio(results, load, one, choose(one), tokens_rate) for one in settings)]
+                for title, choose in _opponents(results, load).items()
+            ]
+            columns = ["concurrency", *map(str, settings)]
+            tables.append(Table(f"{load}, so far: tokens/s of ours", columns, rows, words=(0,)))
+        elif load == SWING:
+            tables.append(swing_table(results))
+        elif load == POISSON:
+            name, value = next(iter(LATENCIES.items()))
+            ratios = [_ratio(results, load, one, results.plain, value) for one in settings]
+            title = f"{load}, so far: {name.removesuffix(' s')} of ours"
+            tables.append(
+                Table(title, ["rate", *map(str, settings)], [["/ plain", *ratios]], words=(0,))
+            )
+    return tables
+
+
+def _ratio(
+    results: Results,
+    load: str,
+    setting: float | None,
+    other: Side,
+    value: Callable[[Result], float],
+) -> str:
+    """Median over the rounds, of a value of ours and of another side's."""
+    ours, others = (results.rounds(load, setting, name, value) for name in (OURS, other.name))
+    return f"{np.median(ours / others):.2f}"
+
+
 def throughput_table(results: Results, load: str) -> Table:
     """Tokens per second of every side."""
     rows = [
@@ -62,18 +98,7 @@ def throughput_table(results: Results, load: str) -> Table:
 
 def comparison_table(results: Results, load: str) -> Table:
     """Ours against vLLM as it comes; the last row is the geometric mean of the others."""
-    opponents: dict[str, Callable[[float | None], Side]] = {
-        "/ plain": lambda setting: results.plain
-    }
-    if results.natives:
-        longest = results.natives[-1]
-        opponents |= {
-            "/ best native": lambda setting: results.fastest(load, setting, results.natives),
-            "/ best of both": lambda setting: results.fastest(load, setting, results.baselines),
-            f"/ {longest.name}": lambda setting: longest,
-        }
-    if (schedule := results.schedule) is not None:
-        opponents[f"/ {schedule.name}"] = lambda setting: schedule
+    opponents = _opponents(results, load)
     ratios: dict[str, list[Rounds]] = {title: [] for title in opponents}
     rows = []
     for setting in results.settings(load):
@@ -93,6 +118,23 @@ def comparison_table(results: Results, load: str) -> Table:
         ["concurrency", *opponents],
         rows,
     )
+
+
+def _opponents(results: Results, load: str) -> dict[str, Callable[[float | None], Side]]:
+    """Whom ours is compared with at a setting of a closed load, by the column's title."""
+    opponents: dict[str, Callable[[float | None], Side]] = {
+        "/ plain": lambda setting: results.plain
+    }
+    if results.natives:
+        longest = results.natives[-1]
+        opponents |= {
+            "/ best native": lambda setting: results.fastest(load, setting, results.natives),
+            "/ best of both": lambda setting: results.fastest(load, setting, results.baselines),
+            f"/ {longest.name}": lambda setting: longest,
+        }
+    if (schedule := results.schedule) is not None:
+        opponents[f"/ {schedule.name}"] = lambda setting: schedule
+    return opponents
 
 
 def phase_seconds(results: Results, side: str) -> Rounds:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_dflash.tools.bench.bench_files import write_report
-from vllm_dflash.tools.bench.bench_plan import Measurement, Workload, plan_round
+from vllm_dflash.tools.bench.bench_files import standing_of, write_report
+from vllm_dflash.tools.bench.bench_plan import (
+    THROUGHPUT_LOADS,
+    Measurement,
+    Workload,
+    plan_round,
+    plan_where,
+)
 from vllm_dflash.tools.bench.bench_record import Record
 from vllm_dflash.tools.bench.schedule import tuned_ranges
-from vllm_dflash.tools.bench.sides import PLUGIN, SCHEDULE, Side, schedule_side, side_environment
-from vllm_dflash.tools.engine_process import EngineProcess
+from vllm_dflash.tools.bench.side_engines import SideEngines, seconds_to_start
+from vllm_dflash.tools.bench.sides import PLAIN, PLUGIN, SCHEDULE, Side, schedule_side
 from vllm_dflash.tools.progress import Progress
 
 CALIBRATION_SECONDS = 2.0
-SECONDS_TO_START = 40.0
-"""About; of an engine on a CPU. For the first of its kind there is, vLLM compiles as long again."""
+CALIBRATION_WINDOWS = 2
+"""The last one tells; before it, kernels are prepared."""
 
 
 @dataclass
@@ -28,85 +33,91 @@ class Comparison:
     record: Record
     workload: Workload
     prompts: list[str]
-    engine: dict[str, Any]
-    """Arguments of every engine."""
+    engines: SideEngines
     warmup_rounds: int
     out: Path
     progress: Progress
     tune_schedule: bool = False
     """Whether a side with vLLM's own schedule is added, made of what its fixed K reach here."""
+    where: bool = False
+    """Whether it is also found out where the time goes. The engines' workers are `TimedSteps`."""
 
     def run(self) -> None:
         """Start the engines, measure all rounds, write results after each of them."""
         self.progress.say(self.announcement())
-        with ExitStack() as stack:
-            children: dict[str, EngineProcess] = {}
-            try:
-                for side in self.record.sides:
-                    children[side.name] = self._start(side, stack)
-                plain_rates = {
-                    count: self._rate(children, self._plain, count)
-                    for count in self.workload.calibrated
-                }
-                self.record.about["plain_tokens_per_second_at"] = plain_rates
-                if self.tune_schedule:
-                    side = self._tuned(children)
-                    self.record.sides.insert(1 + len(self._natives), side)
-                    children[side.name] = self._start(side, stack)
-                self._measure(children, plain_rates)
-            finally:
-                for child in children.values():
-                    child.dismiss()  # all of them, before the first is waited for
+        with self.engines:
+            self.record.about["versions"] |= self.engines.start(self.record.sides)
+            rates = {one: self._rate(*one) for one in self._calibrations}
+            plain_rates = {count: rates[PLAIN, count] for count in self.workload.calibrated}
+            self.record.about["plain_tokens_per_second_at"] = plain_rates
+            if self.tune_schedule:
+                side = self._tuned(rates)
+                self.record.sides.insert(1 + len(self._natives), side)
+                self.engines.start([side])
+            self._measure(plain_rates)
+            if self.where:
+                self._find_where()
 
     def announcement(self) -> str:
         """What is going to happen, and about how long it takes."""
-        names = [side.name for side in self.record.sides]
-        seconds = 0.0
-        if self.tune_schedule:
-            names.insert(1 + len(self._natives), SCHEDULE)
-            windows = len(self._tuned_counts) * (1 + len(self._natives))
-            seconds += 2 * windows * self._calibration_seconds
-        rounds = self.warmup_rounds + self.record.rounds
-        seconds += len(names) * (SECONDS_TO_START + rounds * self.workload.seconds_of_round)
+        names = self._names
         return (
             f"{len(names)} engines ({', '.join(names)}) are started, then follow"
             f" rounds, {self.warmup_rounds} to warm up and {self.record.rounds} that count: about"
-            f" {max(1, round(seconds / 60))} minutes. Ctrl-C ends it; complete rounds are kept."
+            f" {max(1, round(self.seconds / 60))} minutes. Ctrl-C ends it; complete rounds are"
+            " kept."
         )
 
     @property
-    def _plain(self) -> Side:
-        return next(side for side in self.record.sides if side.kind == "plain")
+    def seconds(self) -> float:
+        """About how long all of it takes."""
+        seconds = seconds_to_start(len(self.record.sides), self.engines.at_once)
+        if self.tune_schedule:
+            seconds += seconds_to_start(1, at_once=1)
+        calibrations = self._calibrations
+        seconds += len(calibrations) * CALIBRATION_WINDOWS * self._calibration_seconds
+        rounds = self.warmup_rounds + self.record.rounds
+        seconds += len(self._names) * rounds * self.workload.seconds_of_round
+        if self.warmup_rounds:
+            loads = {*self.workload.loads} & {*THROUGHPUT_LOADS}
+            warm = [count for _, count in calibrations if count in self.workload.concurrency]
+            seconds -= len(loads) * len(warm) * self.workload.seconds
+        if self.where:
+            plan = plan_where(self.workload, [])
+            seconds += len(self._names) * sum(one.expected_seconds for one in plan)
+        return seconds
+
+    @property
+    def _names(self) -> list[str]:
+        """Of all sides there will be."""
+        names = [side.name for side in self.record.sides]
+        if self.tune_schedule:
+            names.insert(1 + len(self._natives), SCHEDULE)
+        return names
 
     @property
     def _natives(self) -> list[Side]:
         return [side for side in self.record.sides if side.kind == "native"]
 
     @property
-    def _tuned_counts(self) -> list[int]:
-        return sorted({*self.workload.concurrency, *self.workload.calibrated})
+    def _calibrations(self) -> list[tuple[str, int]]:
+        """Sides and concurrencies whose tokens per second are to be known before the rounds."""
+        of_plain = [(PLAIN, count) for count in self.workload.calibrated]
+        counts = sorted({*self.workload.concurrency, *self.workload.calibrated})
+        names = [PLAIN, *(side.name for side in self._natives)] if self.tune_schedule else []
+        return list(dict.fromkeys([*of_plain, *((name, one) for one in counts for name in names)]))
 
     @property
     def _calibration_seconds(self) -> float:
         return min(CALIBRATION_SECONDS, self.workload.seconds)
 
-    def _start(self, side: Side, stack: ExitStack) -> EngineProcess:
-        with self.progress.stage(f"starting the engine of {side.name}"):
-            child = EngineProcess(
-                self.out / "logs" / f"{side.name.replace(' ', '-')}.log",
-                environment=side_environment(side.plugins),
-                speculative_config=side.speculative_config,
-                **self.engine,
-            )
-            stack.enter_context(child)
-            self.record.about["versions"] |= child.answers.facts()["versions"]
-        return child
-
-    def _rate(self, children: Mapping[str, EngineProcess], side: Side, concurrency: int) -> float:
+    def _rate(self, name: str, concurrency: int) -> float:
         """Tokens per second, roughly."""
-        with self.progress.stage(f"calibrating: {side.name}, concurrency {concurrency}"):
-            for _ in range(2):  # the first one prepares kernels
-                answer = children[side.name].answers.closed(
+        with self.progress.stage(f"calibrating: {name}, concurrency {concurrency}"):
+            for _ in range(CALIBRATION_WINDOWS):
+                answer = self.engines.ask(
+                    name,
+                    "closed",
                     prompts=self.prompts,
                     concurrency=concurrency,
                     tokens=self.workload.tokens,
@@ -114,21 +125,18 @@ class Comparison:
                 )
         return answer["tokens_per_second"]
 
-    def _tuned(self, children: Mapping[str, EngineProcess]) -> Side:
+    def _tuned(self, rates: Mapping[tuple[str, int], float]) -> Side:
         """vLLM's own DFlash with the K that is fastest at each concurrency."""
-        sides = {0: self._plain} | {side.draft_tokens or 0: side for side in self._natives}
-        rates = {
-            count: {k: self._rate(children, side, count) for k, side in sides.items()}
-            for count in self._tuned_counts
-        }
-        ranges = tuned_ranges(rates)
+        lengths = {PLAIN: 0} | {side.name: side.draft_tokens or 0 for side in self._natives}
+        by_count: dict[int, dict[int, float]] = {}
+        for (name, count), rate in rates.items():
+            by_count.setdefault(count, {})[lengths[name]] = rate
+        ranges = tuned_ranges(by_count)
         self.progress.say(f"{SCHEDULE}, as (first, last, K) in numbers of requests: {ranges}")
         drafter = (self._natives[0].speculative_config or {})["model"]
-        return schedule_side(drafter, ranges, max(sides))
+        return schedule_side(drafter, ranges, max(lengths.values()))
 
-    def _measure(
-        self, children: Mapping[str, EngineProcess], plain_rates: Mapping[int, float]
-    ) -> None:
+    def _measure(self, plain_rates: Mapping[int, float]) -> None:
         sides = self.record.sides
         rounds = range(-self.warmup_rounds, self.record.rounds)
         expected = len(rounds) * self.workload.seconds_of_round * len(sides)
@@ -142,22 +150,46 @@ class Comparison:
                     # Nobody is always first after another's load.
                     first = number % len(sides)
                     for side in [*sides[first:], *sides[:first]]:
-                        tell(done, f"{name}: {measurement}: {side.name}")
-                        answer = _ask(children[side.name], side, measurement)
-                        found.append({"round": number, **answer})
+                        if number != -1 or not self._is_warm(side, measurement):
+                            tell(done, f"{name}: {measurement}: {side.name}")
+                            found.append({"round": number, **self._ask(side, measurement)})
                         done += measurement.expected_seconds
+                self.progress.say(f"{name} complete")
                 if counts:
                     self.record.finish_round(found)
                     write_report(self.record, self.out)
-                self.progress.say(f"{name} complete")
+                if 0 <= number < self.record.rounds - 1:  # after the last one comes the report
+                    for table in standing_of(self.record):
+                        self.progress.say(table.plain())
 
+    def _find_where(self) -> None:
+        """After the rounds: timing costs next to nothing, but they are to be as in use."""
+        plan = plan_where(self.workload, self.prompts)
+        expected = len(self.record.sides) * sum(one.expected_seconds for one in plan)
+        done = 0.0
+        with self.progress.stage("where the time goes", expected) as tell:
+            for measurement in plan:
+                for side in self.record.sides:
+                    tell(done, f"{measurement}: {side.name}")
+                    self.record.where.append(self._ask(side, measurement))
+                    done += measurement.expected_seconds
+        write_report(self.record, self.out)
 
-def _ask(child: EngineProcess, side: Side, measurement: Measurement) -> dict[str, Any]:
-    result = child.ask(measurement.question, **measurement.arguments)
-    return {
-        "load": measurement.load,
-        "setting": measurement.setting,
-        "side": side.name,
-        "result": result,
-        "stats": child.answers.dflash_stats()[0] if side.plugins == PLUGIN else None,
-    }
+    def _is_warm(self, side: Side, measurement: Measurement) -> bool:
+        """Whether calibrating asked this already, for longer than it takes to prepare kernels.
+
+        Never ours, which also learns while it warms up.
+        """
+        is_closed = measurement.load in THROUGHPUT_LOADS
+        return is_closed and (side.name, measurement.setting) in self._calibrations
+
+    def _ask(self, side: Side, measurement: Measurement) -> dict[str, Any]:
+        result = self.engines.ask(side.name, measurement.question, **measurement.arguments)
+        is_ours = side.plugins == PLUGIN
+        return {
+            "load": measurement.load,
+            "setting": measurement.setting,
+            "side": side.name,
+            "result": result,
+            "stats": self.engines.ask(side.name, "dflash_stats")[0] if is_ours else None,
+        }

@@ -16,7 +16,7 @@ from matplotlib.ticker import ScalarFormatter
 
 from vllm_dflash.tools.bench.bench_plan import CLOSED, MIXED, POISSON, SWING
 from vllm_dflash.tools.bench.bench_report import LATENCIES, oracle_phases, phase_seconds
-from vllm_dflash.tools.bench.results import Results, Spread
+from vllm_dflash.tools.bench.results import Results, Spread, tokens_rate
 from vllm_dflash.tools.bench.sides import PLAIN
 
 Value = Callable[[dict[str, Any]], float]
@@ -50,9 +50,7 @@ def plot_panels(panels: Sequence[tuple[Results, str]], path: Path) -> None:
             panel.set_xscale("log", base=2)
             panel.xaxis.set_major_formatter(ScalarFormatter())
             panel.set_xlabel("requests at a time")
-            _relative_to_plain(
-                results, load, lambda result: result["tokens_per_second"], "tokens/s", panel
-            )
+            _relative_to_plain(results, load, tokens_rate, "tokens/s", panel)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

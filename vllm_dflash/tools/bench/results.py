@@ -16,6 +16,11 @@ Rounds = npt.NDArray[np.float64]
 """One value per round. Rounds of different sides are pairs: divide first, then take the median."""
 
 
+def tokens_rate(result: dict[str, Any]) -> float:
+    """Tokens per second of one result."""
+    return float(result["tokens_per_second"])
+
+
 @dataclass(frozen=True)
 class Spread:
     """A median, and how far the rounds lie apart."""
@@ -89,7 +94,7 @@ class Results:
 
     def throughput(self, load: str, setting: float | None, side: str) -> Rounds:
         """Tokens per second of each round."""
-        return self.rounds(load, setting, side, lambda result: result["tokens_per_second"])
+        return self.rounds(load, setting, side, tokens_rate)
 
     def fastest(self, load: str, setting: float | None, sides: Iterable[Side]) -> Side:
         """The side with the highest median throughput."""

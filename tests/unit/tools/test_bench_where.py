@@ -1,0 +1,116 @@
+"""`vllm-dflash bench --where`: parts of steps as tables and bars, from sums made up here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from vllm_dflash.tools.bench.bench_files import tables_of, write_report
+from vllm_dflash.tools.bench.bench_plan import CLOSED, Workload
+from vllm_dflash.tools.bench.bench_record import Record, describe
+from vllm_dflash.tools.bench.sides import make_sides
+from vllm_dflash.tools.bench.time_parts import milliseconds, parts_tables
+
+PLAIN = {"steps": 10, "tokens": 10, "seconds": 0.25, "target": 0.2, "draft": 0.0, "drafts": 0}
+NATIVE = {
+    "steps": 4,
+    "tokens": 8,
+    "seconds": 0.2,
+    "target": 0.1,
+    "draft": 0.06,
+    "context": 0.02,
+    "drafts": 4,
+}
+OURS = NATIVE | {"draft": 0.03, "planning": 0.01}
+
+
+def asked(side: str, setting: int, spent: dict[str, float]) -> dict[str, Any]:
+    return {"load": CLOSED, "setting": setting, "side": side, "result": {"spent": spent}}
+
+
+WHERE = [
+    asked(side, setting, spent)
+    for setting in (1, 4)
+    for side, spent in (("plain", PLAIN), ("native K=3", NATIVE), ("ours", OURS))
+]
+
+
+def test_the_engine_is_what_is_left() -> None:
+    assert milliseconds(NATIVE, "steps") == pytest.approx(
+        {"target": 25, "draft": 15, "context": 5, "engine": 5}
+    )
+    assert milliseconds(OURS, "tokens") == pytest.approx(
+        {"target": 12.5, "draft": 3.75, "context": 2.5, "planning": 1.25, "engine": 5}
+    )
+
+
+def test_tables() -> None:
+    per_step, per_token = parts_tables(WHERE)
+    parts = ["target", "draft", "context", "planning", "engine", "all"]
+    assert per_step.columns == ["concurrency", "side", *parts, "tokens per step"]
+    assert per_token.columns == ["concurrency", "side", *parts]
+    assert len(per_step.rows) == len(per_token.rows) == 6
+    assert per_step.rows[0] == ["1", "plain", "20.00", "0.00", "", "", "5.00", "25.00", "1.00"]
+    assert per_token.rows[4] == ["4", "native K=3", "12.50", "7.50", "2.50", "", "2.50", "25.00"]
+    assert "ms per step of steps that only decode" in per_step.title
+    assert "ms per output token" in per_token.title
+
+
+def record_of(where: list[dict[str, Any]]) -> Record:
+    workload = Workload((CLOSED,), (1, 4), phases=(), rates=(), tokens=8, seconds=1.0)
+    sides = make_sides("drafter", [3], [])
+    record = Record(describe(["bench"], "a pair", {}, workload), sides, rounds=1)
+    record.finish_round(
+        [
+            asked(side.name, setting, {}) | {"result": {"tokens_per_second": 7.0}}
+            for side in sides
+            for setting in (1, 4)
+        ]
+    )
+    record.where += where
+    return record
+
+
+def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: dict[str, Figure] = {}
+    save = Figure.savefig
+
+    def keep(figure: Figure, path: Path, **options: Any) -> None:
+        figures[path.name] = figure
+        save(figure, path, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    write_report(record_of(WHERE), tmp_path)
+    assert (tmp_path / "where.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "result.json").read_text())["where"] == WHERE
+    markdown = (tmp_path / "result.md").read_text()
+    assert "![](where.png)" in markdown
+    assert "| 4 | ours | 12.50 | 3.75 | 2.50 | 1.25 | 5.00 | 25.00 |" in markdown
+
+    step, _, token, _ = figures["where.png"].axes  # of 1 and 4 requests each
+    # Of plain, native and ours: target, draft, context, planning, engine.
+    assert ends_of_bars(step)[:6] == [20, 25, 25, 20, 40, 32.5]
+    assert ends_of_bars(step)[-3:] == [25, 50, 50]
+    assert ends_of_bars(token)[-3:] == [25, 25, 25]
+
+
+def ends_of_bars(panel: Axes) -> list[float]:
+    bars = [bar for bar in panel.patches if isinstance(bar, Rectangle)]
+    return [round(bar.get_x() + bar.get_width(), 2) for bar in bars]
+
+
+def test_nothing_of_it_unless_asked_for(tmp_path: Path) -> None:
+    record = record_of([])
+    write_report(record, tmp_path)
+    assert not (tmp_path / "where.png").exists()
+    assert "where" not in (tmp_path / "result.md").read_text()
+    assert len(tables_of(record)) == 2

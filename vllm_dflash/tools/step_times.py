@@ -1,0 +1,107 @@
+"""In a worker: where the time of its steps goes, timed from outside, whoever drafts in it.
+
+On a CPU, where what a call does is done when it returns. On a GPU it is only launched by then.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+TARGET, DRAFT, CONTEXT, PLANNING = "target", "draft", "context", "planning"
+DRAFTING = (DRAFT, CONTEXT, PLANNING)
+OF_THE_RUNNER = (
+    ("_model_forward", TARGET),
+    ("propose_draft_token_ids", DRAFT),
+    ("_copy_draft_token_ids_to_cpu", DRAFT),
+    ("take_draft_token_ids", DRAFT),
+)
+OF_VLLMS_DRAFTER = ("combine_hidden_states", "precompute_and_store_context_kv")
+
+
+class TimedSteps:
+    """Given to every worker of an engine (`worker_extension_cls`) that runs vLLM's V1 runner."""
+
+    model_runner: Any
+
+    def time_steps(self) -> None:
+        """Time all steps from now on."""
+        runner = self.model_runner
+        self._step_parts = parts = StepParts()
+        for name, part in OF_THE_RUNNER:
+            parts.watch(runner, name, part)
+        parts.watch(runner.model, "compute_logits", TARGET)
+        drafter = getattr(runner, "drafter", None)
+        if hasattr(self, "dflash_stats"):
+            parts.watch(drafter, "end_step", DRAFT)
+        elif drafter is not None:
+            for name in OF_VLLMS_DRAFTER:
+                parts.watch(drafter.model, name, CONTEXT)
+        parts.watch_ends(runner)
+
+    def step_times(self) -> dict[str, float]:
+        """Sums since `time_steps`: steps, their seconds and tokens, drafts, and seconds by part.
+
+        Only differences tell something. What is no part is the engine: scheduling, input, sampling,
+        output, and the way between processes. Where ours drafts, it says how much of its time is
+        context and planning; a version of it that does not leaves all of that in `draft`.
+        """
+        sums = dict(self._step_parts.sums)
+        if hasattr(self, "dflash_stats") and (own := self.dflash_stats().get("time_s")):
+            sums |= {CONTEXT: own[CONTEXT], PLANNING: own[PLANNING]}
+            sums[DRAFT] -= own[CONTEXT] + own[PLANNING]
+        return sums
+
+
+TIMED = f"{TimedSteps.__module__}.{TimedSteps.__qualname__}"
+
+
+class StepParts:
+    """Adds up what calls take. The time of a part in another one is not the other's as well."""
+
+    def __init__(self) -> None:
+        names = (TARGET, DRAFT, "drafts", "steps", "tokens", "seconds")
+        self.sums = dict.fromkeys(names, 0.0)
+        self._inside: list[str] = []
+        self._since = self._ended = time.perf_counter()
+
+    def watch(self, owner: Any, name: str, part: str) -> None:
+        """Time a method of an object."""
+        original = getattr(owner, name)
+        self.sums.setdefault(part, 0.0)
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            if part == TARGET and self._inside:  # a drafter that borrows the target's head
+                return original(*arguments, **named)
+            self.sums["drafts"] += name == "propose_draft_token_ids"
+            self._add()
+            self._inside.append(part)
+            try:
+                return original(*arguments, **named)
+            finally:
+                self._add()
+                self._inside.pop()
+
+        setattr(owner, name, timed)
+
+    def watch_ends(self, runner: Any) -> None:
+        """Time steps from the end of one to that of the next, which is when it has sampled."""
+        original = runner.sample_tokens
+
+        def sample_tokens(*arguments: Any, **named: Any) -> Any:
+            output = original(*arguments, **named)
+            now = time.perf_counter()
+            self.sums["steps"] += 1
+            self.sums["tokens"] += sum(map(len, output.sampled_token_ids))
+            self.sums["seconds"] += now - self._ended
+            self._ended = now
+            return output
+
+        runner.sample_tokens = sample_tokens
+
+    def _add(self) -> None:
+        """Give the time since the last change to the part that ran."""
+        now = time.perf_counter()
+        if self._inside:
+            self.sums[self._inside[-1]] += now - self._since
+        self._since = now
