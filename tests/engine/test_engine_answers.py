@@ -81,3 +81,11 @@ def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:
             assert 0 < counts["seconds"] < time.monotonic() - began
             assert 1 <= counts["calls"] <= 6  # a step of both prompts each
             assert counts["drafts"] >= 1
+        load = {"prompts": PROMPTS, "concurrency": 2, "tokens": 8, "seconds": 0.1}
+        spent = process.answers.where(**load)["spent"]
+        assert spent["drafts"] == spent["steps"] >= 2
+        assert spent["tokens"] >= spent["steps"] * 2
+        ours = ["planning"] if plugins else []
+        times = [spent[part] for part in ("target", "draft", "context", *ours)]
+        assert min(times) > 0
+        assert sum(times) < spent["seconds"]  # the engine takes some, too

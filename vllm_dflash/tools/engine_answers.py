@@ -31,6 +31,8 @@ class Facts(TypedDict):
     dtype: str
     max_model_len: int
     max_num_seqs: int
+    cache_tokens: int
+    """That its cache holds, if all of its layers are of one kind."""
     stop_tokens: list[int]
     """Tokens that end a text."""
     drafter: str | None
@@ -92,6 +94,7 @@ class EngineAnswers:
             dtype=str(config.model_config.dtype).removeprefix("torch."),
             max_model_len=config.model_config.max_model_len,
             max_num_seqs=config.scheduler_config.max_num_seqs,
+            cache_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
             stop_tokens=sorted(params.all_stop_token_ids),
             drafter=drafter,
             versions={

@@ -33,7 +33,7 @@ class TimedSteps:
         parts.watch(runner.model, "compute_logits", TARGET)
         drafter = getattr(runner, "drafter", None)
         if hasattr(self, "dflash_stats"):
-            parts.watch(drafter, "end_step", DRAFT)
+            parts.watch_own_parts(drafter)
         elif drafter is not None:
             for name in OF_VLLMS_DRAFTER:
                 parts.watch(drafter.model, name, CONTEXT)
@@ -42,15 +42,10 @@ class TimedSteps:
     def step_times(self) -> dict[str, float]:
         """Sums since `time_steps`: steps, their seconds and tokens, drafts, and seconds by part.
 
-        Only differences tell something. What is no part is the engine: scheduling, input, sampling,
-        output, and the way between processes. Where ours drafts, it says how much of its time is
-        context and planning; a version of it that does not leaves all of that in `draft`.
+        What is no part is the engine: scheduling, input, sampling, output, and the way between
+        processes.
         """
-        sums = dict(self._step_parts.sums)
-        if hasattr(self, "dflash_stats") and (own := self.dflash_stats().get("time_s")):
-            sums |= {CONTEXT: own[CONTEXT], PLANNING: own[PLANNING]}
-            sums[DRAFT] -= own[CONTEXT] + own[PLANNING]
-        return sums
+        return dict(self._step_parts.sums)
 
 
 TIMED = f"{TimedSteps.__module__}.{TimedSteps.__qualname__}"
@@ -83,6 +78,25 @@ class StepParts:
                 self._inside.pop()
 
         setattr(owner, name, timed)
+
+    def watch_own_parts(self, drafter: Any) -> None:
+        """Our drafter ends its steps itself, which have timed their context and planning."""
+        self.watch(drafter, "end_step", DRAFT)
+        original = drafter.end_step
+        self.sums |= {CONTEXT: 0.0, PLANNING: 0.0}
+
+        def end_step() -> None:
+            step = drafter.step
+            original()
+            if step is not None:
+                for part, seconds in (
+                    (CONTEXT, step.context_seconds),
+                    (PLANNING, step.planning_seconds),
+                ):
+                    self.sums[part] += seconds
+                    self.sums[DRAFT] -= seconds
+
+        drafter.end_step = end_step
 
     def watch_ends(self, runner: Any) -> None:
         """Time steps from the end of one to that of the next, which is when it has sampled."""

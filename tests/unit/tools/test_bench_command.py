@@ -59,6 +59,8 @@ def bench(tmp_path: Path, *arguments: str) -> int:
         (["--demo", "nowhere"], "nowhere"),
         (["--demo", "nowhere", "--prompts", str(DEMO / "held_out.jsonl")], "--target and --draft"),
         (["--target", "only"], "belong together"),
+        ([*NOT_WIDENED, "--as-it-is"], "is for the demo pair"),
+        ([*NOT_WIDENED, "--context", "--concurrency", "65"], "raise --max-num-seqs"),
         ([*NOT_WIDENED, "--prompts", "nothing.jsonl"], "pass another --prompts"),
         ([*NOT_WIDENED, "--max-num-seqs", "31"], "raise --max-num-seqs"),
         ([*NOT_WIDENED, "--load", "poisson", "--max-num-seqs", "15"], "raise --max-num-seqs"),
@@ -232,6 +234,59 @@ def test_quick_leaves_what_was_asked_for(tmp_path: Path, comparisons: list[Compa
     (comparison,) = comparisons
     assert comparison.record.rounds == 7
     assert comparison.workload.concurrency == (1, 4, 16)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "contexts", "concurrency", "schedule", "longest"),
+    [
+        ([], (1024, 2048, 4096, 8192, 16384), (1, 4), False, 16384 + 2 * 96 + 64),
+        (["100", "200", "--tokens", "8", "--quick"], (100, 200), (1, 4), False, 1024),
+        (
+            ["900", "--concurrency", "2", "--native-schedule", "tuned"],
+            (900,),
+            (2,),
+            True,
+            900 + 2 * 96 + 64,
+        ),
+    ],
+)
+def test_contexts_take_the_place_of_loads(
+    tmp_path: Path,
+    comparisons: list[Comparison],
+    arguments: list[str],
+    contexts: tuple[int, ...],
+    concurrency: tuple[int, ...],
+    schedule: bool,
+    longest: int,
+) -> None:
+    """All engines keep prefixes then, and take requests that are long enough."""
+    assert bench(tmp_path, *NOT_WIDENED, "--context", *arguments) == 0
+    (comparison,) = comparisons
+    workload = comparison.workload
+    assert (workload.loads, workload.contexts, workload.concurrency) == ((), contexts, concurrency)
+    assert comparison.tune_schedule == schedule
+    engine = comparison.engines.arguments
+    assert engine["max_model_len"] == longest
+    assert engine["enable_prefix_caching"]
+    assert comparison.record.about["engine"] == engine
+    assert bench(tmp_path, *NOT_WIDENED) == 0  # and nothing of it stays
+    assert comparisons[1].workload.concurrency == (1, 2, 4, 8, 16, 32)
+    assert not comparisons[1].engines.arguments["enable_prefix_caching"]
+
+
+def test_contexts_are_no_load_among_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench(tmp_path, *NOT_WIDENED, "--context", "100", "--load", "closed")
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_the_demo_pair_as_it_is(tmp_path: Path, comparisons: list[Comparison]) -> None:
+    assert bench(tmp_path, "--as-it-is") == 0
+    (comparison,) = comparisons
+    assert comparison.engines.arguments["model"] == str(DEMO / "target")
+    assert comparison.record.about["pair"] == "demo pair as it is"
 
 
 def test_random_drafter_is_a_copy(tmp_path: Path, comparisons: list[Comparison]) -> None:

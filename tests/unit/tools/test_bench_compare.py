@@ -57,7 +57,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
             question, arguments = self.pending
             match question:
                 case "facts":
-                    return {"versions": {"vllm": "1.2.3"}}
+                    room = 1000 if self.side == "plain" else 900  # beside a drafter's
+                    return {"versions": {"vllm": "1.2.3"}, "cache_tokens": room}
+                case "encode":
+                    return [[ord(letter) for letter in text] for text in arguments["texts"]]
+                case "decoding":
+                    return {"tokens_per_second": 100.0}
                 case "dflash_stats":
                     return [self.stats]
                 case "closed":
@@ -83,8 +88,10 @@ def comparison(
     at_once: int = 1,
     progress: Progress | None = None,
     where: bool = False,
+    contexts: tuple[int, ...] = (),
 ) -> Comparison:
-    workload = Workload(loads, (1, 4), phases=(1, 8), rates=(), tokens=10, seconds=2.0)
+    phases, rates = (1, 8), ()
+    workload = Workload(loads, (1, 4), phases, rates, tokens=10, seconds=2.0, contexts=contexts)
     record = Record(
         describe(["bench"], "a pair", {}, workload), make_sides("drafter", [3], []), rounds
     )
@@ -283,6 +290,48 @@ def test_where_the_time_goes_is_asked_after_all_rounds(tmp_path: Path, asked: li
     assert len(saved["measurements"]) == 2 * 3
 
 
+def test_contexts_are_measured_where_there_is_room(tmp_path: Path, asked: list[Asked]) -> None:
+    file = StringIO()
+    one = comparison(tmp_path, rounds=2, contexts=(100, 800), progress=Lines(file), where=True)
+    said, words = one.seconds, one.announcement()
+    one.run()
+    settings = [("context, 1 at a time", 100), ("context, 1 at a time", 800)]
+    settings += [("context, 4 at a time", 100)]  # of 800, 4 would take more than 900
+    sides = ["plain", "native K=3", "ours"]
+    assert {(m["load"], m["setting"]) for m in one.record.measurements} == {*settings}
+    assert len(one.record.measurements) == 2 * 3 * 3
+    assert [(w["load"], w["setting"], w["side"]) for w in one.record.where] == [
+        (*setting, side) for setting in settings for side in sides
+    ]
+    assert "1 settings are left out: the engines' caches hold 900 tokens each" in file.getvalue()
+    assert "minutes, and what each engine takes to read prompts of 3,200 tokens. Ctrl" in words
+    # What is left out was said to be measured.
+    assert said == 3 * 60 + 3 * (3 + 1) * 4 * 2.0
+    windows = of(asked, "decoding") + of(asked, "where")
+    assert sum(arguments["seconds"] for _, _, arguments in windows) == 3 * (3 + 1) * 3 * 2.0
+
+
+def test_long_prompts_are_real_text_that_was_tokenized_once(
+    tmp_path: Path, asked: list[Asked]
+) -> None:
+    comparison(tmp_path, rounds=1, contexts=(100, 120)).run()
+    assert len(of(asked, "encode")) == 1
+    asked_of_ours = [
+        arguments["prompts"] for side, _, arguments in of(asked, "decoding") if side == "ours"
+    ]
+    (short,), (long,), _, four = asked_of_ours[:4]  # of 1 and of 4 requests
+    assert short == long[:100]
+    assert "".join(map(chr, long)).startswith("prompt 0\nprompt 1\nprompt 2\n")
+    assert four[0] == long
+    assert len({tuple(prompt[:9]) for prompt in four}) == 4
+    assert {len(prompt) for prompt in four} == {120}
+
+
+def test_no_room_for_any_context(tmp_path: Path, asked: list[Asked]) -> None:
+    with pytest.raises(ValueError, match=r"no room for any .* VLLM_CPU_KVCACHE_SPACE"):
+        comparison(tmp_path, contexts=(2000,)).run()
+
+
 def test_all_may_leave_before_the_first_is_waited_for(
     tmp_path: Path, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,7 +343,7 @@ def test_all_may_leave_before_the_first_is_waited_for(
     def receive(child: Any) -> Any:
         if child.side == "native K=3":
             raise KeyboardInterrupt
-        return {"versions": {}}
+        return {"versions": {}, "cache_tokens": 0}
 
     instant: type[EngineProcess] = vars(side_engines)["EngineProcess"]
     monkeypatch.setattr(instant, "dismiss", dismiss)

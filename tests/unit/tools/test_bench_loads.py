@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from vllm_dflash.tools.bench.bench_plan import (
     POISSON,
     SWING,
     Workload,
+    plan_contexts,
     plan_round,
     plan_where,
 )
-from vllm_dflash.tools.bench.bench_prompts import easy_and_hard
+from vllm_dflash.tools.bench.bench_prompts import easy_and_hard, long_texts
 from vllm_dflash.tools.loads.closed import measure_closed
 from vllm_dflash.tools.loads.decoding import measure_decoding
 from vllm_dflash.tools.loads.poisson import measure_poisson, poisson_arrivals
@@ -380,3 +382,29 @@ class TestPlan:
             plan = plan_where(workload(load), PROMPTS)
             assert [(one.question, one.setting) for one in plan] == [("where", 1), ("where", 4)]
             assert [one.arguments["concurrency"] for one in plan] == [1, 4]
+
+    def test_a_context_is_measured_from_several_ends(self) -> None:
+        contexts = replace(workload(), contexts=(1024, 64))
+        plan = plan_contexts(contexts, [list(range(700)), [7], [8], [9]], math.inf)
+        assert [(one.load, one.setting) for one in plan] == [
+            ("context, 1 at a time", 1024),
+            ("context, 1 at a time", 64),
+            ("context, 4 at a time", 1024),
+            ("context, 4 at a time", 64),
+        ]
+        assert [one.arguments["shorter"] for one in plan[:2]] == [[0, 32, 64, 96], [0]]
+        assert plan[0].arguments["prompts"] == [[*range(700), *range(324)]]
+        assert plan[3].arguments["prompts"] == [list(range(64)), [7] * 64, [8] * 64, [9] * 64]
+
+    def test_a_context_needs_room_for_what_follows_it(self) -> None:
+        contexts = replace(workload(), contexts=(100,))
+        texts = [[7]] * 4
+        for count in (1, 4):  # 10 new tokens, as many to spare, 64 from the limit
+            assert len(plan_contexts(contexts, texts, count * 184)) == (1 if count == 1 else 2)
+            assert len(plan_contexts(contexts, texts, count * 184 - 1)) == (0 if count == 1 else 1)
+        assert contexts.highest_concurrency == 4
+
+    def test_long_texts_begin_at_prompts_far_from_each_other(self) -> None:
+        texts = long_texts(PROMPTS[:5], 2)
+        assert texts == ["\n".join(PROMPTS[:5]), "\n".join([*PROMPTS[2:5], *PROMPTS[:2]])]
+        assert len({*long_texts(PROMPTS, 50)}) == 50

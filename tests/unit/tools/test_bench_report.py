@@ -104,6 +104,18 @@ def test_tokens_per_second_are_medians() -> None:
     assert table.rows[1] == ["4", "400.0", "300.0", "100.0", "440.0", "1.0"]
 
 
+def test_contexts_are_throughput_by_length() -> None:
+    contexts = [one | {"load": "context, 4 at a time"} for one in closed()]
+    results = Results(SIDES, contexts)
+    rates, ratios = report.make_tables(results)
+    assert rates.columns[0] == ratios.columns[0] == "context"
+    assert rates.title == "context, 4 at a time: tokens/s, median of rounds"
+    assert rates.rows[0][1:3] == ["100.0", "160.0"]
+    (standing,) = report.standing(results)
+    assert standing.columns == ["context", "1", "4"]
+    assert standing.rows[0] == ["/ plain", "2.00", "1.10"]
+
+
 def test_ratios_are_taken_within_a_round() -> None:
     table = report.comparison_table(Results(SIDES, closed()), CLOSED)
     rows = rows_by_name(table)
@@ -218,7 +230,13 @@ def test_how_ours_stands_in_few_words() -> None:
     assert random.rows == [["/ plain", "0.50"]]
 
 
-@pytest.mark.parametrize("loads", [[closed], [swing], [poisson], [closed, swing, poisson]])
+def context() -> list[dict[str, Any]]:
+    return [one | {"load": "context, 1 at a time"} for one in closed()]
+
+
+@pytest.mark.parametrize(
+    "loads", [[closed], [swing], [poisson], [closed, swing, poisson], [context]]
+)
 def test_files(tmp_path: Path, loads: list[Any]) -> None:
     pytest.importorskip("matplotlib")
     from vllm_dflash.tools.bench.bench_files import write_report

@@ -61,8 +61,8 @@ def test_tables() -> None:
     assert len(per_step.rows) == len(per_token.rows) == 6
     assert per_step.rows[0] == ["1", "plain", "20.00", "0.00", "", "", "5.00", "25.00", "1.00"]
     assert per_token.rows[4] == ["4", "native K=3", "12.50", "7.50", "2.50", "", "2.50", "25.00"]
-    assert "ms per step of steps that only decode" in per_step.title
-    assert "ms per output token" in per_token.title
+    assert "ms per step, decoding alone" in per_step.title
+    assert "ms per output token, decoding alone" in per_token.title
 
 
 def record_of(where: list[dict[str, Any]]) -> Record:

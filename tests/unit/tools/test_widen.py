@@ -17,7 +17,7 @@ from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.tensors import check_tensors
 from vllm_dflash.model.reference import generate
 from vllm_dflash.tools.bench.bench_pair import Pair as BenchPair
-from vllm_dflash.tools.bench.bench_pair import widened_demo, with_random_drafter
+from vllm_dflash.tools.bench.bench_pair import demo_pair, widened_demo, with_random_drafter
 from vllm_dflash.tools.bench.widen import Shape, widen_pair
 
 TARGET = Shape(hidden=1024, intermediate=1024, heads=8, kv_heads=4, layers=8)
@@ -158,6 +158,36 @@ def test_a_pair_of_other_sizes_is_another_pair(tmp_path: Path) -> None:
             config = json.loads((Path(folder) / "config.json").read_text())
             assert config["max_position_embeddings"] == positions
     assert pair.name == "demo pair widened to 8 and 3 layers of width 1024"
+
+
+@pytest.mark.parametrize(
+    ("as_it_is", "hidden", "name"),
+    [(True, 256, "demo pair"), (False, 1024, "demo pair widened to 16 and 3 layers of width 1024")],
+)
+def test_more_positions_than_it_was_trained_for(
+    tmp_path: Path, as_it_is: bool, hidden: int, name: str
+) -> None:
+    pair = demo_pair(DEMO, tmp_path, as_it_is=as_it_is, positions=4096)
+    assert pair.name == (
+        f"{name} with 4,096 positions: beyond the 2,048 it was trained for, its texts and drafts"
+        " are noise"
+    )
+    for folder in (pair.target, pair.drafter):
+        config = json.loads((Path(folder) / "config.json").read_text())
+        assert config["max_position_embeddings"] == 4096
+        assert config["hidden_size"] == hidden
+    if as_it_is:
+        for one, folder in (("target", pair.target), ("drafter", pair.drafter)):
+            before = load_file(DEMO / one / "model.safetensors")
+            after = load_file(Path(folder) / "model.safetensors")
+            assert before.keys() == after.keys()
+            assert all(torch.equal(before[tensor], after[tensor]) for tensor in before)
+
+
+def test_the_pair_as_it_is_needs_no_copy(tmp_path: Path) -> None:
+    pair = demo_pair(DEMO, tmp_path, as_it_is=True, positions=2048)
+    assert (pair.target, pair.drafter) == (str(DEMO / "target"), str(DEMO / "drafter"))
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_widening_that_was_interrupted_is_done_again(

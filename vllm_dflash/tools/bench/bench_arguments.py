@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ LOADS = {
     "swing": "a number of requests in flight that changes from phase to phase",
     "poisson": "requests that arrive at random moments, half of them hard to draft for",
 }
+CONTEXTS = (1024, 2048, 4096, 8192, 16384)
 FAILED = 2
 TUNED, NO_SCHEDULE = "tuned", "none"
 
@@ -35,6 +37,8 @@ def add_bench_parser(
         "examples:\n"
         "  vllm-dflash bench --quick\n"
         "  vllm-dflash bench --load closed swing --native-k 3 7 --rounds 9\n"
+        "  vllm-dflash bench --where --native-k 3 --concurrency 1 8\n"
+        "  vllm-dflash bench --context 1024 4096 16384 --native-k 3 --as-it-is\n"
         "  vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\\n"
         "      --prompts prompts.jsonl\n\n"
         f"exit code 0: measured, {FAILED}: could not run, {INTERRUPTED}: interrupted",
@@ -52,6 +56,11 @@ def add_bench_parser(
         metavar="FOLDER",
         help="without --target: the repository's demo pair, widened so that it costs as much as a"
         " larger one (default: models/demo)",
+    )
+    pair.add_argument(
+        "--as-it-is",
+        action="store_true",
+        help="do not widen the demo pair: 5 M and 2.6 M parameters, whose steps take 2 ms",
     )
     pair.add_argument(
         "--random-drafter",
@@ -77,11 +86,11 @@ def add_bench_parser(
     sides.add_argument(
         "--native-schedule",
         type=_schedule,
-        default=TUNED,
         metavar="RANGES",
         help="vLLM's own DFlash with num_speculative_tokens_per_batch_size, as in"
         " [[1,4,3],[5,64,0]], or none (default: tuned, the K among those of --native-k, or no"
-        " drafts, that is fastest at each concurrency when it is tried for a moment)",
+        " drafts, that is fastest at each concurrency when it is tried for a moment; with"
+        " --context: none)",
     )
     sides.add_argument(
         "--ours-fixed-k",
@@ -91,7 +100,7 @@ def add_bench_parser(
         metavar="K",
         help="measure ours at these fixed draft lengths, too",
     )
-    add_number(sides, "--max-model-len", 1024, "of every engine")
+    add_number(sides, "--max-model-len", 1024, "of every engine; --context raises it")
     add_number(sides, "--max-num-seqs", 64, "of every engine")
     add_number(sides, "--tensor-parallel-size", 1, "ranks of every engine")
     sides.add_argument(
@@ -102,7 +111,8 @@ def add_bench_parser(
         help="of a GPU's memory, for all engines together: each gets the same part (default: 0.9)",
     )
     load = parser.add_argument_group("measurements")
-    load.add_argument(
+    one_of_both = load.add_mutually_exclusive_group()
+    one_of_both.add_argument(
         "--load",
         nargs="+",
         metavar="LOAD",
@@ -110,12 +120,20 @@ def add_bench_parser(
         default=["closed"],
         help="(default: closed)",
     )
+    one_of_both.add_argument(
+        "--context",
+        type=positive,
+        nargs="*",
+        metavar="TOKENS",
+        help="instead of a load: decoding alone, after prompts of so many tokens that were read"
+        f" before; the engines keep prefixes then (if no numbers follow: {_words(CONTEXTS)})",
+    )
     load.add_argument(
         "--concurrency",
         type=positive,
         nargs="+",
         metavar="N",
-        help="of closed and mixed (default: 1 2 4 8 16 32)",
+        help="of closed and mixed, and of --context (default: 1 2 4 8 16 32; --context: 1 4)",
     )
     load.add_argument(
         "--phases",
@@ -171,6 +189,10 @@ def add_bench_parser(
         help="for result.json, result.md, result.png, where.png and logs (default: out/bench)",
     )
     return parser
+
+
+def _words(numbers: Iterable[int]) -> str:
+    return " ".join(map(str, numbers))
 
 
 def _schedule(text: str) -> str | list[list[int]]:

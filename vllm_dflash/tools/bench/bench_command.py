@@ -8,7 +8,13 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.tools.bench.bench_arguments import FAILED, TUNED, add_bench_parser
+from vllm_dflash.tools.bench.bench_arguments import (
+    CONTEXTS,
+    FAILED,
+    NO_SCHEDULE,
+    TUNED,
+    add_bench_parser,
+)
 from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
 from vllm_dflash.tools.progress import progress_on
 
@@ -17,8 +23,10 @@ if TYPE_CHECKING:
     from vllm_dflash.tools.bench.bench_record import Record
     from vllm_dflash.tools.bench.compare_sides import Comparison
 
-FULL: dict[str, Any] = {"seconds": 6.0, "rounds": 5, "concurrency": [1, 2, 4, 8, 16, 32]}
-QUICK: dict[str, Any] = {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
+ALWAYS: dict[str, Any] = {"native_schedule": TUNED, "context": ()}
+FULL = ALWAYS | {"seconds": 6.0, "rounds": 5, "concurrency": [1, 2, 4, 8, 16, 32]}
+QUICK = ALWAYS | {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
+OF_CONTEXTS: dict[str, Any] = {"concurrency": [1, 4], "native_schedule": NO_SCHEDULE}
 EXTRA_MISSING = 'vllm-dflash bench needs matplotlib: pip install "vllm-dflash[bench]"'
 
 
@@ -29,7 +37,11 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def run_bench(parsed: argparse.Namespace) -> int:
     """Measure and print tables. Returns the exit code."""
-    for name, value in (QUICK if parsed.quick else FULL).items():
+    defaults = QUICK if parsed.quick else FULL
+    if parsed.context is not None:
+        parsed.context = parsed.context or CONTEXTS
+        defaults = defaults | OF_CONTEXTS
+    for name, value in defaults.items():
         if getattr(parsed, name) is None:
             setattr(parsed, name, value)
     if find_spec("matplotlib") is None:
@@ -73,12 +85,13 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     from vllm_dflash.tools.step_times import TIMED
 
     workload = Workload(
-        loads=_distinct(parsed.load),
+        loads=() if parsed.context else _distinct(parsed.load),
         concurrency=_distinct(parsed.concurrency),
         phases=tuple(parsed.phases),
         rates=_distinct(parsed.rates),
         tokens=parsed.tokens,
         seconds=parsed.seconds,
+        contexts=_distinct(parsed.context),
     )
     where = workload.concurrency if parsed.where else ()
     highest = max([workload.highest_concurrency, *where])
@@ -96,15 +109,17 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     progress = progress_on()
     prompts = read_prompts(parsed.prompts or parsed.demo / "held_out.jsonl")
     parsed.out.mkdir(parents=True, exist_ok=True)
+    max_model_len = max([parsed.max_model_len, *map(workload.room_for, workload.contexts)])
     with progress.stage("preparing the pair"):
-        pair = _choose_pair(parsed)
+        pair = _choose_pair(parsed, max_model_len)
         longest = read_drafter(pair.drafter).max_draft_tokens
     engine = {
         "model": pair.target,
-        "max_model_len": parsed.max_model_len,
+        "max_model_len": max_model_len,
         "max_num_seqs": parsed.max_num_seqs,
-        # The prompts come by again and again; in use, they would not.
-        "enable_prefix_caching": False,
+        # The prompts come by again and again; in use, they would not. But where reading them is
+        # not measured, it need not be done again.
+        "enable_prefix_caching": bool(workload.contexts),
     }
     if parsed.tensor_parallel_size > 1:
         engine["tensor_parallel_size"] = parsed.tensor_parallel_size
@@ -138,13 +153,15 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     )
 
 
-def _choose_pair(parsed: argparse.Namespace) -> Pair:
-    from vllm_dflash.tools.bench.bench_pair import Pair, widened_demo, with_random_drafter
+def _choose_pair(parsed: argparse.Namespace, positions: int) -> Pair:
+    from vllm_dflash.tools.bench.bench_pair import Pair, demo_pair, with_random_drafter
 
     if (parsed.target is None) != (parsed.drafter is None):
         raise ValueError("--target and --drafter belong together.")
     if parsed.target is None:
-        pair = widened_demo(parsed.demo, parsed.out)
+        pair = demo_pair(parsed.demo, parsed.out, as_it_is=parsed.as_it_is, positions=positions)
+    elif parsed.as_it_is:
+        raise ValueError("--as-it-is is for the demo pair: any other one is not widened.")
     else:
         pair = Pair(parsed.target, parsed.drafter, f"{parsed.target} and {parsed.drafter}")
     return with_random_drafter(pair, parsed.out) if parsed.random_drafter else pair

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+PARTS = ("target", "drafter")
+"""Folders of the demo pair."""
 
 
 @dataclass(frozen=True)
@@ -19,16 +23,31 @@ class Pair:
     name: str
 
 
+def demo_pair(demo: Path, out: Path, *, as_it_is: bool, positions: int) -> Pair:
+    """The demo pair, widened unless it is to stay as it is, for contexts of so many positions."""
+    _check_demo(demo)
+    configs = {one: json.loads((demo / one / "config.json").read_text()) for one in PARTS}
+    trained = configs[PARTS[0]]["max_position_embeddings"]
+    if positions <= trained:
+        if not as_it_is:
+            return widened_demo(demo, out)
+        target, drafter = (str(demo / one) for one in PARTS)
+        return Pair(target, drafter, "demo pair as it is")
+    from vllm_dflash.tools.bench.widen import Shape
+
+    shapes = {one: Shape.of(config) for one, config in configs.items()} if as_it_is else {}
+    pair = widened_demo(demo, out, positions=positions, **shapes)
+    name = "demo pair" if as_it_is else pair.name
+    note = f"beyond the {trained:,} it was trained for, its texts and drafts are noise"
+    return replace(pair, name=f"{name} with {positions:,} positions: {note}")
+
+
 def widened_demo(demo: Path, out: Path, **sizes: Any) -> Pair:
     """The demo pair made as large as one worth speeding up; what it computes stays the same.
 
     Made once for a folder; after that it is found there. `sizes`: as for `widen_pair`.
     """
-    if not (demo / "target").is_dir():
-        raise ValueError(
-            f"there is no demo pair in {demo}: it comes with a clone of the repository. Run this"
-            " in the clone or pass --target and --drafter."
-        )
+    _check_demo(demo)
     from vllm_dflash.tools.bench import widen
     from vllm_dflash.tools.bench.widen import WIDE_DRAFTER, WIDE_TARGET
 
@@ -45,6 +64,14 @@ def widened_demo(demo: Path, out: Path, **sizes: Any) -> Pair:
         f"demo pair widened to {target.layers} and {drafter.layers} layers of width {target.hidden}"
     )
     return Pair(str(wide / "target"), str(wide / "drafter"), name)
+
+
+def _check_demo(demo: Path) -> None:
+    if not (demo / "target").is_dir():
+        raise ValueError(
+            f"there is no demo pair in {demo}: it comes with a clone of the repository. Run this"
+            " in the clone or pass --target and --drafter."
+        )
 
 
 def _digest(files: Iterable[Path]) -> str:

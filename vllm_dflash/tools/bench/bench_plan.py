@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_dflash.tools.bench.bench_prompts import easy_and_hard, in_order_of_round
+from vllm_dflash.tools.bench.bench_prompts import cut_to, easy_and_hard, in_order_of_round
 from vllm_dflash.tools.loads.poisson import poisson_arrivals
 
 CLOSED, MIXED, SWING, POISSON = "closed", "mixed", "swing", "poisson"
+CONTEXT = "context"
+"""How names of loads begin whose settings are tokens of context."""
 THROUGHPUT_LOADS = (CLOSED, MIXED)
 SATURATION = 16
 """Concurrency at which plain decoding's throughput is what rates are fractions of."""
@@ -19,9 +21,22 @@ POISSON_WINDOWS = 3
 """Length of a trace of arrivals, in windows: a few requests say little about a 95th percentile."""
 
 
+SHORTER_BY = 32
+"""Tokens between two ends of a long prompt, from which different texts follow."""
+FROM_THE_END = 64
+"""Tokens that are kept between requests and the context limit: near it, some drafters give up."""
+
+
 def setting_name(load: str) -> str:
     """What the settings of a load are."""
+    if load.startswith(CONTEXT):
+        return CONTEXT
     return "rate" if load == POISSON else "concurrency"
+
+
+def is_throughput(load: str) -> bool:
+    """Whether tokens per second are what is measured."""
+    return load in THROUGHPUT_LOADS or load.startswith(CONTEXT)
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,8 @@ class Workload:
     """New tokens of a request."""
     seconds: float
     """Length of a window, and about that of a phase."""
+    contexts: tuple[int, ...] = ()
+    """Tokens of prompts whose continuation is measured, instead of loads."""
 
     @property
     def calibrated(self) -> list[int]:
@@ -49,14 +66,20 @@ class Workload:
     @property
     def highest_concurrency(self) -> int:
         """Requests in flight at most, as far as that is ours to say."""
-        closed = self.concurrency if {*self.loads} & {*THROUGHPUT_LOADS} else ()
-        return max(*closed, *self.calibrated, 1)
+        is_closed = self.contexts or {*self.loads} & {*THROUGHPUT_LOADS}
+        return max(*(self.concurrency if is_closed else ()), *self.calibrated, 1)
+
+    def room_for(self, context: int) -> int:
+        """Tokens that an engine must be able to take for a request of such a context."""
+        return context + 2 * self.tokens + FROM_THE_END
 
     @property
     def seconds_of_round(self) -> float:
         """Of one side in one round, in windows and phases alone."""
         rates = dict.fromkeys(self.calibrated, 1.0)  # they make a load larger, not longer
-        return sum(one.expected_seconds for one in plan_round(self, [], 0, rates))
+        plan = plan_round(self, [], 0, rates)
+        windows = len(self.contexts) * len(self.concurrency)
+        return sum(one.expected_seconds for one in plan) + windows * self.seconds
 
 
 @dataclass(frozen=True)
@@ -110,8 +133,39 @@ def plan_round(
     return plan
 
 
-def plan_where(workload: Workload, prompts: Sequence[str]) -> list[Measurement]:
-    """What tells where the time goes: decoding alone, at each concurrency."""
+def plan_contexts(
+    workload: Workload, texts: Sequence[Sequence[int]], room: float
+) -> list[Measurement]:
+    """Decoding alone, at each length of context and concurrency for which there is room.
+
+    Args:
+        workload: with its contexts.
+        texts: tokens, as many as the highest concurrency has requests.
+        room: tokens that the engines' caches hold.
+    """
+    plan = []
+    for count in workload.concurrency:
+        for length in workload.contexts:
+            if count * workload.room_for(length) > room:
+                continue
+            arguments = {
+                "prompts": [cut_to(text, length) for text in texts[:count]],
+                "concurrency": count,
+                "tokens": workload.tokens,
+                "seconds": workload.seconds,
+                "shorter": list(range(0, length // 8, SHORTER_BY)) or [0],
+            }
+            load = f"{CONTEXT}, {count} at a time"
+            plan.append(Measurement(load, length, "decoding", arguments, workload.seconds))
+    return plan
+
+
+def plan_where(
+    workload: Workload, prompts: Sequence[str], of_contexts: Sequence[Measurement] = ()
+) -> list[Measurement]:
+    """What tells where the time goes: decoding alone, at each context or concurrency."""
+    if workload.contexts:
+        return [replace(one, question=WHERE) for one in of_contexts]
     shared = {"prompts": prompts, "tokens": workload.tokens, "seconds": workload.seconds}
     return [
         Measurement(CLOSED, count, WHERE, shared | {"concurrency": count}, workload.seconds)

@@ -1,4 +1,4 @@
-"""Prompts of a benchmark in the order of a round, easy and hard to draft for."""
+"""Prompts of a benchmark: in the order of a round, easy and hard to draft for, or very long."""
 
 from __future__ import annotations
 
@@ -25,3 +25,14 @@ def _words_shuffled(prompt: str) -> str:
     words = prompt.split()
     random.Random(prompt).shuffle(words)
     return " ".join(words)
+
+
+def long_texts(prompts: Sequence[str], count: int) -> list[str]:
+    """All prompts one after the other, so many times, beginning with another one each time."""
+    starts = (len(prompts) * number // count for number in range(count))
+    return ["\n".join([*prompts[start:], *prompts[:start]]) for start in starts]
+
+
+def cut_to(tokens: Sequence[int], length: int) -> list[int]:
+    """So many tokens: the first ones, or all of them over and over."""
+    return (list(tokens) * -(-length // len(tokens)))[:length]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_dflash.tools.bench.bench_plan import POISSON, SWING, THROUGHPUT_LOADS
+from vllm_dflash.tools.bench.bench_plan import POISSON, SWING, is_throughput, setting_name
 from vllm_dflash.tools.bench.results import Results, Rounds, Spread, tokens_rate
 from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
 from vllm_dflash.tools.tables import Table
@@ -35,7 +35,7 @@ def make_tables(results: Results) -> list[Table]:
     """Every table of what was measured."""
     tables: list[Table] = []
     for load in results.loads:
-        if load in THROUGHPUT_LOADS:
+        if is_throughput(load):
             tables += [throughput_table(results, load), comparison_table(results, load)]
         elif load == SWING:
             tables += [phases_table(results), swing_table(results)]
@@ -49,12 +49,12 @@ def standing(results: Results) -> list[Table]:
     tables = []
     for load in results.loads:
         settings = results.settings(load)
-        if load in THROUGHPUT_LOADS:
+        if is_throughput(load):
             rows = [
                 [title, *(_ratio(results, load, one, choose(one), tokens_rate) for one in settings)]
                 for title, choose in _opponents(results, load).items()
             ]
-            columns = ["concurrency", *map(str, settings)]
+            columns = [setting_name(load), *map(str, settings)]
             tables.append(Table(f"{load}, so far: tokens/s of ours", columns, rows, words=(0,)))
         elif load == SWING:
             tables.append(swing_table(results))
@@ -92,7 +92,7 @@ def throughput_table(results: Results, load: str) -> Table:
         ]
         for setting in results.settings(load)
     ]
-    columns = ["concurrency", *(side.name for side in results.sides)]
+    columns = [setting_name(load), *(side.name for side in results.sides)]
     return Table(f"{load}: tokens/s, median of rounds", columns, rows)
 
 
@@ -115,7 +115,7 @@ def comparison_table(results: Results, load: str) -> Table:
     rows.append(["geometric mean", *map(str, means)])
     return Table(
         f"{load}: tokens/s of ours / others', median of paired rounds (min - max)",
-        ["concurrency", *opponents],
+        [setting_name(load), *opponents],
         rows,
     )
 

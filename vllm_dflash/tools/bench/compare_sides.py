@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from vllm_dflash.tools.bench.bench_plan import (
     THROUGHPUT_LOADS,
     Measurement,
     Workload,
+    plan_contexts,
     plan_round,
     plan_where,
 )
+from vllm_dflash.tools.bench.bench_prompts import long_texts
 from vllm_dflash.tools.bench.bench_record import Record
 from vllm_dflash.tools.bench.schedule import tuned_ranges
 from vllm_dflash.tools.bench.side_engines import SideEngines, seconds_to_start
@@ -41,12 +44,18 @@ class Comparison:
     """Whether a side with vLLM's own schedule is added, made of what its fixed K reach here."""
     where: bool = False
     """Whether it is also found out where the time goes. The engines' workers are `TimedSteps`."""
+    _of_contexts: list[Measurement] = field(default_factory=list)
+    """What every round measures of contexts; known when the engines are up."""
 
     def run(self) -> None:
         """Start the engines, measure all rounds, write results after each of them."""
         self.progress.say(self.announcement())
         with self.engines:
-            self.record.about["versions"] |= self.engines.start(self.record.sides)
+            facts = self.engines.start(self.record.sides)
+            for one in facts:
+                self.record.about["versions"] |= one["versions"]
+            if self.workload.contexts:
+                self._of_contexts = self._plan_contexts(min(one["cache_tokens"] for one in facts))
             rates = {one: self._rate(*one) for one in self._calibrations}
             plain_rates = {count: rates[PLAIN, count] for count in self.workload.calibrated}
             self.record.about["plain_tokens_per_second_at"] = plain_rates
@@ -61,11 +70,15 @@ class Comparison:
     def announcement(self) -> str:
         """What is going to happen, and about how long it takes."""
         names = self._names
+        reading = ""
+        if self.workload.contexts:
+            tokens = max(self.workload.contexts) * max(self.workload.concurrency)
+            reading = f", and what each engine takes to read prompts of {tokens:,} tokens"
         return (
             f"{len(names)} engines ({', '.join(names)}) are started, then follow"
             f" rounds, {self.warmup_rounds} to warm up and {self.record.rounds} that count: about"
-            f" {max(1, round(self.seconds / 60))} minutes. Ctrl-C ends it; complete rounds are"
-            " kept."
+            f" {max(1, round(self.seconds / 60))} minutes{reading}. Ctrl-C ends it; complete rounds"
+            " are kept."
         )
 
     @property
@@ -83,8 +96,8 @@ class Comparison:
             warm = [count for _, count in calibrations if count in self.workload.concurrency]
             seconds -= len(loads) * len(warm) * self.workload.seconds
         if self.where:
-            plan = plan_where(self.workload, [])
-            seconds += len(self._names) * sum(one.expected_seconds for one in plan)
+            counts = max(1, len(self.workload.contexts)) * len(self.workload.concurrency)
+            seconds += len(self._names) * counts * self.workload.seconds
         return seconds
 
     @property
@@ -146,7 +159,8 @@ class Comparison:
                 counts = number >= 0
                 name = f"round {number + 1} of {self.record.rounds}" if counts else "warm-up"
                 found = []
-                for measurement in plan_round(self.workload, self.prompts, number, plain_rates):
+                plan = plan_round(self.workload, self.prompts, number, plain_rates)
+                for measurement in plan + self._of_contexts:
                     # Nobody is always first after another's load.
                     first = number % len(sides)
                     for side in [*sides[first:], *sides[:first]]:
@@ -164,7 +178,7 @@ class Comparison:
 
     def _find_where(self) -> None:
         """After the rounds: timing costs next to nothing, but they are to be as in use."""
-        plan = plan_where(self.workload, self.prompts)
+        plan = plan_where(self.workload, self.prompts, self._of_contexts)
         expected = len(self.record.sides) * sum(one.expected_seconds for one in plan)
         done = 0.0
         with self.progress.stage("where the time goes", expected) as tell:
@@ -174,6 +188,22 @@ class Comparison:
                     self.record.where.append(self._ask(side, measurement))
                     done += measurement.expected_seconds
         write_report(self.record, self.out)
+
+    def _plan_contexts(self, room: int) -> list[Measurement]:
+        """Raises ValueError where there is room for none of them."""
+        texts = long_texts(self.prompts, max(self.workload.concurrency))
+        tokens = self.engines.ask(PLAIN, "encode", texts=texts)
+        plan = plan_contexts(self.workload, tokens, room)
+        without = len(plan_contexts(self.workload, tokens, math.inf)) - len(plan)
+        words = (
+            f"the engines' caches hold {room:,} tokens each; more do with VLLM_CPU_KVCACHE_SPACE"
+            " (GiB) on a CPU, --gpu-memory-utilization on a GPU"
+        )
+        if not plan:
+            raise ValueError(f"there is no room for any of the contexts: {words}.")
+        if without:
+            self.progress.say(f"{without} settings are left out: {words}")
+        return plan
 
     def _is_warm(self, side: Side, measurement: Measurement) -> bool:
         """Whether calibrating asked this already, for longer than it takes to prepare kernels.

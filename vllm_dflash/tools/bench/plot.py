@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import ScalarFormatter
 
-from vllm_dflash.tools.bench.bench_plan import CLOSED, MIXED, POISSON, SWING
+from vllm_dflash.tools.bench.bench_plan import CLOSED, CONTEXT, MIXED, POISSON, SWING, setting_name
 from vllm_dflash.tools.bench.bench_report import LATENCIES, oracle_phases, phase_seconds
 from vllm_dflash.tools.bench.results import Results, Spread, tokens_rate
 from vllm_dflash.tools.bench.sides import PLAIN
@@ -26,6 +26,7 @@ TITLES = {
     SWING: "many requests, then one, and again",
     POISSON: "requests at random moments",
 }
+X_LABELS = {"concurrency": "requests at a time", CONTEXT: "tokens of context"}
 
 
 def plot(results: Results, path: Path) -> None:
@@ -49,7 +50,7 @@ def plot_panels(panels: Sequence[tuple[Results, str]], path: Path) -> None:
         else:
             panel.set_xscale("log", base=2)
             panel.xaxis.set_major_formatter(ScalarFormatter())
-            panel.set_xlabel("requests at a time")
+            panel.set_xlabel(X_LABELS[setting_name(load)])
             _relative_to_plain(results, load, tokens_rate, "tokens/s", panel)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from vllm_dflash.tools.bench.sides import OURS, Side, side_environment
+from vllm_dflash.tools.engine_answers import Facts
 from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.progress import Progress
 
@@ -44,15 +45,15 @@ class SideEngines:
     _memory: int = 0
     """Bytes that the first one took."""
 
-    def start(self, sides: Sequence[Side]) -> dict[str, str]:
-        """Start an engine for each of these sides, and return the versions of what they run.
+    def start(self, sides: Sequence[Side]) -> list[Facts]:
+        """Start an engine for each of these sides, and return what they say about themselves.
 
         The first one starts alone: what it takes says how many find room after it. That one is
         ours, which times its own costs at the end of its start, and nobody may disturb it then.
         """
         waiting = deque(sorted(sides, key=lambda side: side.name != OURS))
         starting: dict[EngineProcess, tuple[str, float]] = {}
-        versions: dict[str, str] = {}
+        facts: list[Facts] = []
         with self.progress.stage("starting the engines", len(sides), "engines") as tell:
             while waiting or starting:
                 while waiting and len(starting) < self._room():
@@ -62,10 +63,10 @@ class SideEngines:
                 tell(len(sides) - len(waiting) - len(starting), f"{names} on the way")
                 for child in EngineProcess.to_receive(starting, SECONDS_BETWEEN_LOOKS):
                     name, began = starting.pop(child)
-                    versions |= child.receive()["versions"]
+                    facts.append(child.receive())
                     self._memory = self._memory or child.memory()
                     self.progress.say(f"{name} is up after {time.monotonic() - began:.0f} s")
-        return versions
+        return facts
 
     def ask(self, name: str, question: str, **arguments: Any) -> Any:
         """Of the side of that name; see `EngineProcess.ask`."""

@@ -29,7 +29,7 @@ STEP, TOKEN = "steps", "tokens"
 
 
 def milliseconds(spent: Mapping[str, float], unit: str) -> dict[str, float]:
-    """Of each part that is known, per step or per token that came out."""
+    """Of each part that a side has, per step or per token that came out."""
     known = {part: spent[part] for part in PARTS if part in spent}
     parts = known | {ENGINE: spent["seconds"] - sum(known.values())}
     return {part: 1000 * seconds / spent[unit] for part, seconds in parts.items()}
@@ -44,7 +44,7 @@ def parts_tables(where: Sequence[Mapping[str, Any]]) -> list[Table]:
             columns = [setting_name(load), "side", *PARTS, "all"]
             columns += ["tokens per step"] if unit == STEP else []
             rows = [_row(one, unit) for one in of_load]
-            title = f"{load}: where the time goes, ms per {title} of steps that only decode"
+            title = f"{load}: where the time goes, ms per {title}, decoding alone"
             tables.append(Table(title, columns, rows, words=(1,)))
     return tables
 
@@ -52,7 +52,6 @@ def parts_tables(where: Sequence[Mapping[str, Any]]) -> list[Table]:
 def _row(one: Mapping[str, Any], unit: str) -> list[str]:
     spent = one["result"]["spent"]
     parts = milliseconds(spent, unit)
-    # A drafter that does not tell its parts has all of them in one.
     cells = [f"{parts[part]:.2f}" if part in parts else "" for part in PARTS]
     row = [str(one["setting"]), one["side"], *cells, f"{sum(parts.values()):.2f}"]
     return [*row, f"{spent[TOKEN] / spent[STEP]:.2f}"] if unit == STEP else row
@@ -82,6 +81,7 @@ def plot_parts(where: Sequence[Mapping[str, Any]], path: Path) -> None:
                 left = [sum(pair) for pair in zip(left, widths, strict=True)]
             panel.set_xlabel("ms per step" if unit == STEP else "ms per output token")
             panel.grid(axis="x", alpha=0.3)
+            panel.set_axisbelow(True)
     axes[0, 0].invert_yaxis()  # shared by all
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(PARTS))
