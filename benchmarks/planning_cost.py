@@ -24,8 +24,8 @@ from vllm_dflash.tools.bench.bench_pair import widened_demo
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLUGIN, side_environment
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.engine_answers import EngineAnswers
-from vllm_dflash.tools.engine_start import start as start_engine
 from vllm_dflash.tools.engine_process import EngineProcess
+from vllm_dflash.tools.engine_start import start as start_engine
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.tables import Table
 

@@ -24,15 +24,17 @@ NOTHING = {
     "costs_ms": {"step": NO_TIME, "draft": NO_TIME, "context": NO_TIME},
     "predicted_speedup": 0.0,
     "measured_speedup": 0.0,
+    "seconds": {"steps": 0.0, "draft": 0.0, "context": 0.0, "planning": 0.0},
     "planning_share": 0.0,
 }
 
 
 def changed(statistics: DraftStatistics) -> dict[str, Any]:
-    """What is not as at the start."""
+    """What is not as at the start, but for `seconds`."""
     now = statistics.to_dict()
     assert list(now) == list(NOTHING)
-    return {name: value for name, value in now.items() if value != NOTHING[name]}
+    names = [name for name in now if name != "seconds"]
+    return {name: now[name] for name in names if now[name] != NOTHING[name]}
 
 
 def step_of(plan: Plan | None = None, **changes: Any) -> Step:
@@ -205,3 +207,11 @@ def test_a_record_of_costs_gives_means_in_milliseconds() -> None:
     assert record.to_dict() == {"estimated": 3.25, "measured": 4.25}
     record.add(0.0, 1e-6)
     assert record.to_dict() == {"estimated": 2.6, "measured": 3.401}
+
+
+def test_seconds_add_up_by_what_they_were_spent_on() -> None:
+    statistics = DraftStatistics(3)
+    for _ in range(2):
+        statistics.observe(drafted_step(), None)
+    expected = {"steps": 0.1, "draft": 0.016, "context": 0.004, "planning": 0.01}
+    assert statistics.to_dict()["seconds"] == pytest.approx(expected)
