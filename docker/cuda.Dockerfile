@@ -10,7 +10,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY vllm_dflash vllm_dflash
 # --no-deps: the image has vLLM, a torch that fits it and all else; nothing may replace those.
 RUN python3 -m pip install --no-cache-dir --no-deps . \
-    && python3 -c "import numpy, packaging, rich.table, safetensors, transformers" \
+    && python3 -c "import numba, numpy, packaging, rich.table, safetensors, transformers" \
     && useradd --create-home --uid 10001 vllm
 
 USER 10001

@@ -98,9 +98,10 @@ def test_interrupting_parity_leaves_no_process(tmp_path: Path) -> None:
     ) as command:
         parent = psutil.Process(command.pid)
         wait_until(
-            lambda: len(parent.children(recursive=True)) >= 3,
+            lambda: command.poll() is not None or len(parent.children(recursive=True)) >= 3,
             "the engine's process, and two that vLLM starts",
         )
+        assert command.poll() is None, command.communicate()[1]
         started = parent.children(recursive=True)
         os.killpg(command.pid, signal.SIGINT)
         out, err = command.communicate(timeout=PATIENCE_S)

@@ -26,7 +26,8 @@ from support.fake_time import FakeTime
 from support.planner_world import straight
 from vllm_dflash.engine import worker
 from vllm_dflash.planning import step
-from vllm_dflash.planning.costs import Curve, StepCosts
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.curves import Curve
 
 pytestmark = pytest.mark.usefixtures("runner")
 REQUESTS = 4
@@ -99,7 +100,7 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
 
     assert len(often("target")) > 1
     for rows in often("target"):
-        learned = 1000 * float(costs.step(REQUESTS, [rows])[0])
+        learned = 1000 * float(costs.decoding(REQUESTS, [rows])[0])
         assert learned == pytest.approx(TARGET[0] + TARGET[1] * rows, rel=0.05), rows
     assert often("draft")
     for rows in often("draft"):

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.costs import Curve, StepCosts, StepEstimate
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.length_policy import LengthPolicy
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import Step, StepEstimate
 
 MAX_DRAFT = 7
 VERIFY_MS = {

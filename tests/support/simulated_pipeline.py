@@ -18,7 +18,7 @@ import numpy as np
 
 from support.fake_time import FakeTime
 from support.planner_world import curve
-from vllm_dflash.planning.costs import Curve
+from vllm_dflash.planning.curves import Curve
 
 GPU_VERIFY = {1: 6.0, 64: 6.3, 256: 8.5, 512: 13.5, 4096: 100.0}
 GPU_DRAFT = {1: 0.9, 64: 1.0, 256: 1.4, 512: 2.2, 4096: 16.0}

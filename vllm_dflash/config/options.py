@@ -30,6 +30,8 @@ class DFlashOptions:
     """Tensor-parallel ranks that the drafter's layers are split over; 1: each has them whole."""
     may_trim: bool = True
     """Whether vLLM's adaptive verification may be turned on: not if the user turned it off."""
+    estimates_folder: str | None = None
+    """Where to keep what was learned; None: nowhere."""
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> DFlashOptions:

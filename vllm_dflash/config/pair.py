@@ -12,6 +12,7 @@ from vllm_dflash.checkpoint.ranks import drafter_ranks
 from vllm_dflash.checkpoint.read import check_not_swapped, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import check_tensors
+from vllm_dflash.config.estimates_folder import usable_folder
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
@@ -34,7 +35,7 @@ def resolve(
         parallel: of the target.
 
     Raises:
-        DrafterError: with a message that says what to change.
+        ValueError: (`DrafterError` included) with a message that says what to change.
     """
     check_not_swapped(
         settings.model, config, target.model, {"architectures": list(target.architectures)}
@@ -43,12 +44,14 @@ def resolve(
     check_pair(drafter, target_facts(target, parallel))
     if Path(settings.model).is_dir():
         check_weights(drafter, Path(settings.model))
+    folder = settings.estimates_folder
     return DFlashOptions(
         settings.draft_tokens(drafter),
         settings.draft_length,
         drafter,
         drafter_ranks(drafter, parallel.tensor_parallel_size, settings.draft_tensor_parallel_size),
         may_trim=settings.enable_adaptive_verification is not False,
+        estimates_folder=None if folder is None else usable_folder(folder),
     )
 
 

@@ -39,6 +39,11 @@ class SpeculativeSettings(BaseModel):
     drafter_overrides: dict[str, Any] = described(
         {}, 'an object with fields of the drafter\'s config.json, as in {"sliding_window": 2048}'
     )
+    estimates_folder: str | None = described(
+        None,
+        "a folder to keep what an engine has learned of costs and drafts, for the next start",
+        min_length=1,
+    )
     draft_tensor_parallel_size: int | None = described(None, "a positive integer", ge=1)
     enable_adaptive_verification: bool | None = described(None, "true or false")
 

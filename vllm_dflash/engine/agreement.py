@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from vllm.distributed.parallel_state import get_tp_group
 
 from vllm_dflash.planning import Ints
+from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.step import Plan
 
 
@@ -20,6 +23,12 @@ def _from_rank_0(values: torch.Tensor) -> torch.Tensor:
 def agreed_seconds(seconds: float) -> float:
     """What rank 0 measured."""
     return float(_from_rank_0(torch.tensor([seconds], dtype=torch.float64)))
+
+
+def agreed_estimates(read: Callable[[], Estimates | None]) -> Estimates | None:
+    """What rank 0 reads. The others may be on machines that have no such file."""
+    group = get_tp_group()
+    return group.broadcast_object(read() if group.rank_in_group == 0 else None)
 
 
 def agreed_by_all(holds: bool) -> bool:

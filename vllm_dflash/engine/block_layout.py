@@ -5,8 +5,9 @@ R requests in the batch, D of them drafted, Q = sum of (1 + k) rows of their blo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,23 @@ def kept_rows(query_start_loc: Ints, num_rejected: Ints) -> Ints:
     kept = np.diff(query_start_loc) - num_rejected
     ends = np.cumsum(kept)
     return np.repeat(starts - (ends - kept), kept) + np.arange(ends[-1] if len(ends) else 0)
+
+
+def length_limits(requests: Mapping[str, Any], ids: Sequence[str], most: int) -> Ints:
+    """Tokens each request may come to: its own end or the context limit, [R].
+
+    Args:
+        requests: vLLM's `CachedRequestState` of each and of others.
+        ids: of the R requests.
+        most: the context limit.
+    """
+    limits = np.full(len(ids), most, dtype=np.int64)
+    for row, name in enumerate(ids):
+        request = requests[name]
+        if request.sampling_params is not None and request.sampling_params.max_tokens:
+            end = request.num_prompt_tokens + request.sampling_params.max_tokens
+            limits[row] = min(most, end)
+    return limits
 
 
 def draft_limits(

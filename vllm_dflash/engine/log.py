@@ -9,7 +9,8 @@ from vllm.logger import init_logger
 
 from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.planning.costs import Curve, StepCosts
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.curves import Curve
 
 
 def logger() -> Logger:
@@ -48,8 +49,8 @@ def log_lengths(lengths: Sequence[int], untrimmed: str | None) -> None:
     logger().info("draft lengths %s (%s)", ", ".join(map(str, lengths)), how)
 
 
-def log_profile(costs: StepCosts, seconds: float) -> None:
-    """The line that says what the planner starts from."""
+def log_costs(costs: StepCosts, origin: str) -> None:
+    """The line that says what the planner starts from, and where that is from."""
 
     def milliseconds(curve: Curve) -> str:
         last = int(curve.counts[-1])
@@ -59,8 +60,8 @@ def log_profile(costs: StepCosts, seconds: float) -> None:
         )
 
     logger().info(
-        "draft lengths are planned from costs measured in %.1f s, by tokens: target %s; drafter %s",
-        seconds,
+        "draft lengths are planned from costs %s, by tokens: target %s; drafter %s",
+        origin,
         milliseconds(costs.verify),
         milliseconds(costs.draft),
     )

@@ -12,15 +12,21 @@ import torch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from vllm_dflash.planning.costs import Curve, StepCosts
+from vllm_dflash.engine.block_layout import block_inputs
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.curves import Curve
+from vllm_dflash.planning.work import Attention
 
 SECONDS_PER_CURVE = 2.0
 """A curve is profiled up to where this is used up; beyond, its last slope goes on."""
 REPEATS = 3
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 FREE = Curve(np.array([1, 2]), np.zeros(2))
+POWERS = tuple(2**power for power in range(11))
 CONTEXT_TOKENS = 128
-"""Length of the dummy requests the target is profiled with."""
+"""Length of the dummy requests that models are profiled with."""
+FAR_CONTEXT_TOKENS = 8192
+"""And of the long ones, whose difference to those is what attention takes."""
 
 
 def profiled_rows(max_requests: int, most: int) -> list[int]:
@@ -39,6 +45,7 @@ def measure_curve(
     rows: Iterable[int],
     agree: Callable[[float], float],
     budget: float = SECONDS_PER_CURVE,
+    before: Callable[[], object] = lambda: None,
 ) -> Curve:
     """Time `run(rows)` for growing numbers of rows.
 
@@ -47,20 +54,22 @@ def measure_curve(
         rows: ascending, at least two.
         agree: maps what this rank measured to what all ranks go by.
         budget: seconds after which no more points are measured.
+        before: what is done before each run, and not timed.
     """
     counts: list[int] = []
     seconds: list[float] = []
     spent = 0.0
     for count in rows:
         run(count)  # kernels for a new number of rows are built by its first run
-        times = []
+        times, began = [], time.perf_counter()
         for _ in range(REPEATS):
+            before()
             started = time.perf_counter()
             run(count)
             times.append(time.perf_counter() - started)
         counts.append(count)
         seconds.append(agree(min(times)))
-        spent += agree(sum(times))
+        spent += agree(time.perf_counter() - began)
         if spent > budget and len(counts) >= 2:
             break
     return Curve(np.array(counts), np.array(seconds))
@@ -78,36 +87,69 @@ def target_alone(drafter: Any) -> Iterator[None]:
 
 @torch.inference_mode()
 def profile_v1(runner: GPUModelRunner, agree: Callable[[float], float]) -> StepCosts:
-    """Measure with dummy batches; the same calls on every rank. Takes a few seconds."""
+    """Measure with dummy batches; the same calls on every rank. Takes a few seconds.
+
+    In a step the drafter follows the target, whose weights have run through the processor's caches;
+    so its parts are measured behind a step of the target, too.
+    """
     proposer = runner.drafter
-    max_requests = proposer.max_batch_size
-    most = min(runner.max_num_tokens, max_requests * (1 + proposer.num_speculative_tokens))
-    rows = profiled_rows(max_requests, most)
-    context_tokens = min(CONTEXT_TOKENS, runner.max_model_len)
+    max_requests, block = proposer.max_batch_size, 1 + proposer.num_speculative_tokens
+    longest = runner.max_model_len - block
+    near, far = min(CONTEXT_TOKENS, longest), min(FAR_CONTEXT_TOKENS, longest)
+    most = min(runner.max_num_tokens, max_requests * block)
     features = torch.zeros(most, proposer.feature_width, dtype=proposer.dtype)
     positions = torch.arange(most) % proposer.max_model_len
     nowhere = torch.full((most,), -1)
-    ids = torch.zeros(most, dtype=torch.int32)
 
-    def verify(count: int) -> None:
-        hidden, _ = runner._dummy_run(count, force_attention=True, profile_seq_lens=context_tokens)
+    def verify(count: int, context: int = near, uniform: bool = False) -> None:
+        with target_alone(proposer):
+            hidden, _ = runner._dummy_run(
+                count, force_attention=True, profile_seq_lens=context, uniform_decode=uniform
+            )
         runner.model.compute_logits(hidden)
 
-    def draft(count: int) -> None:
-        hidden = proposer.block.run(None, {}, ids[:count], positions[:count])
-        proposer.block.pick(hidden)
+    def draft(rows: int, context: int = near) -> None:
+        requests = -(-rows // block)
+        table = torch.zeros(
+            requests, -(-runner.max_model_len // proposer.block_size), dtype=torch.int32
+        )
+        inputs = block_inputs(
+            np.full(requests, context),
+            np.full(requests, rows // requests - 1),
+            np.zeros(requests, dtype=np.int32),
+            proposer.spec.mask_token_id,
+            table.numpy(),
+            proposer.block_size,
+        )
+        inputs.slots[:] = -1  # nothing is written
+        proposer.block.draft(inputs, table)
 
     def store(count: int) -> None:
         proposer.model.context.store(features[:count], positions[:count], nowhere[:count])
 
-    with target_alone(proposer):
-        verify_curve = measure_curve(verify, rows, agree)
-    return StepCosts(
-        verify_curve,
-        measure_curve(draft, rows, agree),
-        measure_curve(store, rows, agree, SECONDS_PER_CURVE / 4),
+    def behind_target(run: Callable[[int], object], rows: Iterable[int], budget: float) -> Curve:
+        return measure_curve(run, rows, agree, budget, before=lambda: verify(1))
+
+    blocks = sorted({max(block // 4, 2), max(block // 2, 2), *(block * n for n in POWERS)})
+    costs = StepCosts(
+        measure_curve(verify, profiled_rows(max_requests, most), agree),
+        behind_target(draft, blocks[:2] + [n for n in blocks[2:] if n <= most], SECONDS_PER_CURVE),
+        behind_target(store, [n for n in POWERS if n <= most], SECONDS_PER_CURVE / 2),
         max_requests,
     )
+    if far > 2 * near:
+
+        def per_token(run: Callable[[int], object], times: int = 1) -> float:
+            """Seconds that a token of context adds to so many rows."""
+            curve = measure_curve(run, (near, far), agree)
+            return float(curve.seconds[1] - curve.seconds[0]) / (far - near) / times
+
+        plain = per_token(lambda context: verify(1, context))
+        drafted = per_token(lambda context: verify(block, context, uniform=True))
+        reading = per_token(lambda context: draft(block, context))
+        more = max(drafted - plain, 0.0) / (block - 1)
+        costs.records["attention"] = Attention(plain, more, reading)
+    return costs
 
 
 @torch.inference_mode()

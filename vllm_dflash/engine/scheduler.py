@@ -17,11 +17,14 @@ from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.config.vllms_log import hush
 from vllm_dflash.engine.drafts_in_output import attached_drafts, skip_the_call_for_drafts
+from vllm_dflash.engine.estimates_file import EstimatesKeeper, Memory
 from vllm_dflash.engine.figures import FiguresToSend, attached_figures, send_figures
 from vllm_dflash.engine.log import logger
 from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.planning import Ints
 from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.rehearsal import rehearse
 from vllm_dflash.planning.step import Step, StepClock
 from vllm_dflash.planning.uniform_length import UniformLength
 from vllm_dflash.seams import ENGINE, check_seams
@@ -38,6 +41,8 @@ class WorkerFacts:
     """Draft lengths that all requests of a step can be given, 0 and K among them."""
     trims: bool = False
     """Whether the device drops drafts that are not worth verifying."""
+    memory: Memory | None = None
+    """What an earlier engine had learned, and where to keep what this one does."""
 
 
 def attach_facts(output: ModelRunnerOutput, facts: WorkerFacts) -> None:
@@ -94,8 +99,10 @@ class DFlashAsyncScheduler(AsyncScheduler):
         self.lengths: UniformLength | None = None
         if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
             self.lengths = UniformLength(self.num_spec_tokens)
+            rehearse(self.num_spec_tokens)
         self.statistics = DraftStatistics(self.num_spec_tokens)
         self._figures = FiguresToSend(self.statistics)
+        self._keeper: EstimatesKeeper | None = None
         self._clock = StepClock()
         self._draft_rows = 0
         """Of the block forward behind the last step, which takes part of the next one's time."""
@@ -108,7 +115,9 @@ class DFlashAsyncScheduler(AsyncScheduler):
             scheduler_output.num_spec_tokens_to_schedule = 0
         elif self.lengths is not None:
             started = time.perf_counter()
-            scheduler_output.num_spec_tokens_to_schedule = self.lengths.choose(num_requests)
+            context = float(self._context_lens(scheduler_output).sum())
+            length = self.lengths.choose(num_requests, context)
+            scheduler_output.num_spec_tokens_to_schedule = length
             self.statistics.planning_seconds += time.perf_counter() - started
         if num_requests:
             length = scheduler_output.num_spec_tokens_to_schedule
@@ -123,12 +132,28 @@ class DFlashAsyncScheduler(AsyncScheduler):
             facts = getattr(model_runner_output, FACTS, None)
             if facts is not None:
                 self.lengths.start(facts.costs, facts.lengths, trims=facts.trims)
+                if facts.memory is not None:
+                    self._keeper = facts.memory.attend(self.lengths)
             self._observe(self.lengths, scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         is_busy = scheduler_output.total_num_scheduled_tokens > 0
+        if self._keeper is not None and is_busy:
+            self._keeper.tick()
         if figures := self._figures.tick() if is_busy else self._figures.take():
             send_figures(outputs, figures)
         return outputs
+
+    def shutdown(self) -> None:
+        """The engine ends: keep what was learned."""
+        if self._keeper is not None:
+            self._keeper.close()
+        super().shutdown()
+
+    def _context_lens(self, scheduler_output: SchedulerOutput) -> Ints:
+        """Tokens of context of each request of a step, as far as they are known by now, [R]."""
+        requests = [self.requests.get(name) for name in scheduler_output.num_scheduled_tokens]
+        lens = [request.num_computed_tokens if request else 0 for request in requests]
+        return np.array(lens, dtype=np.int64)  # 0 for one that was aborted meanwhile
 
     def _observe(
         self,
@@ -149,6 +174,7 @@ class DFlashAsyncScheduler(AsyncScheduler):
         step.verified = np.array(
             [0 if name in padded else len(drafts.get(name, ())) for name in names]
         )
+        step.context_lens = self._context_lens(scheduler_output)
         step.draft_rows = self._draft_rows
         drafts_next = scheduler_output.num_spec_tokens_to_schedule > 0
         self._draft_rows = drafts_next * len(names) * (1 + self.num_spec_tokens)

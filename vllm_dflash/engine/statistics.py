@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.costs import StepEstimate
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import Step, StepEstimate
 
 
 @dataclass
@@ -57,6 +56,8 @@ class DraftStatistics:
     """Drafts thrown away because their logits were not finite."""
     seconds: float = 0.0
     """Time of all steps that followed another without a pause."""
+    draft_seconds: float = 0.0
+    context_seconds: float = 0.0
     planning_seconds: float = 0.0
     draft_lengths: Ints = field(init=False)
     """How often each length from 0 to K was chosen for a request in a drafted step, [K + 1]."""
@@ -108,6 +109,8 @@ class DraftStatistics:
     def observe_time(self, step: Step, estimate: StepEstimate | None) -> None:
         """Count what a step took; `estimate` is what was expected."""
         self.seconds += step.seconds
+        self.draft_seconds += step.draft_seconds
+        self.context_seconds += step.context_seconds
         self.planning_seconds += step.planning_seconds
         if estimate is not None:
             self._compare(step, estimate)
@@ -157,5 +160,11 @@ class DraftStatistics:
             "costs_ms": {name: record.to_dict() for name, record in self.costs.items()},
             "predicted_speedup": self.predicted_tokens / plain if plain else 0.0,
             "measured_speedup": self.produced_tokens / plain if plain else 0.0,
+            "seconds": {
+                "steps": self.seconds,
+                "draft": self.draft_seconds,
+                "context": self.context_seconds,
+                "planning": self.planning_seconds,
+            },
             "planning_share": self.planning_seconds / self.seconds if self.seconds else 0.0,
         }

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import torch
-from torch._dynamo.callback import CallbackArgs, callback_handler
+from numba.core import event as numba_event
+from torch._dynamo.callback import callback_handler
 from vllm.compilation.counter import compilation_counter
+
+NUMBA_COMPILES = "numba:compile"
 
 
 class WarmState:
@@ -54,16 +57,37 @@ class WarmState:
 
 
 def _tell_of_compilations(state: WarmState) -> None:
-    """As long as it lives: torch's list is the process's, and would keep the engine's models."""
+    """As long as it lives: torch's list is the process's, and would keep the engine's models.
+
+    And of functions of numba's that meet arguments of types that are new to them.
+    """
     reference = weakref.ref(state)
 
-    def tell(_: CallbackArgs) -> None:
+    def tell(_: object) -> None:
         if (alive := reference()) is not None:
             alive.observe_compilation()
+
+    listener = NumbaListener(tell)
 
     def forget() -> None:
         with suppress(ValueError):  # `torch._dynamo.reset` has emptied the list
             callback_handler.remove_start_callback(tell)
+        numba_event.unregister(NUMBA_COMPILES, listener)
 
     callback_handler.register_start_callback(tell)
+    numba_event.register(NUMBA_COMPILES, listener)
     weakref.finalize(state, forget)
+
+
+class NumbaListener(numba_event.Listener):
+    """Tells when a function begins to be compiled, or is looked for among those on disk."""
+
+    def __init__(self, tell: Callable[[object], None]) -> None:
+        self._tell = tell
+
+    def on_start(self, event: numba_event.Event) -> None:
+        """It begins."""
+        self._tell(event)
+
+    def on_end(self, event: numba_event.Event) -> None:
+        """It ends."""

@@ -27,9 +27,10 @@ from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.config.vllms_log import hush
 from vllm_dflash.engine.agreement import agreed_seconds
 from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_the_output
+from vllm_dflash.engine.estimates_file import EstimatesKeeper, Memory
 from vllm_dflash.engine.figures import FiguresToSend, attach_figures
 from vllm_dflash.engine.fresh_blocks import fresh_blocks, useless_blocks
-from vllm_dflash.engine.log import log_active, log_lengths, log_profile, logger
+from vllm_dflash.engine.log import log_active, log_costs, log_lengths, logger
 from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.periodic_log import PeriodicLog
 from vllm_dflash.engine.profile import profile_v1, profile_v2
@@ -45,6 +46,7 @@ from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.watch import DraftWatch
+from vllm_dflash.planning.rehearsal import rehearse
 from vllm_dflash.plugin import register_draft_model
 from vllm_dflash.seams import V1_WORKER, V2_WORKER, check_vllm
 from vllm_dflash.vllms_own import SWITCH_OFF
@@ -55,6 +57,7 @@ class DraftingWorker(Worker):
 
     drafter: Any
     """Our proposer (V1) or speculator (V2)."""
+    _keeper: EstimatesKeeper | None = None
 
     def init_device(self) -> None:
         """Build the model runner, and put our drafting code in the place of vLLM's."""
@@ -126,19 +129,29 @@ class DraftingWorker(Worker):
 
     def _plan_lengths(self) -> None:
         started = time.perf_counter()
-        profile = profile_v2 if self.use_v2_model_runner else profile_v1
-        with set_current_vllm_config(self.vllm_config):
-            costs = profile(self.model_runner, agreed_seconds)
+        rehearse(self.drafter.lengths.statistics.max_draft)
+        memory = Memory.of(self.vllm_config, self._runner)
+        if memory is not None and memory.recalled is not None:
+            costs, origin = memory.recalled.costs, f"learned before, from {memory.file.path}"
+        else:
+            profile = profile_v2 if self.use_v2_model_runner else profile_v1
+            with set_current_vllm_config(self.vllm_config):
+                costs = profile(self.model_runner, agreed_seconds)
+            origin = f"measured in {time.perf_counter() - started:.1f} s"
         if self.vllm_config.scheduler_config.async_scheduling:
             self._facts_to_send = WorkerFacts(
                 costs,
                 lengths_to_choose(self.model_runner),
                 trims=self.model_runner.adaptive_verification is not None,
+                memory=memory,
             )
         else:
             self.drafter.adapt_lengths(costs)
+            if memory is not None:
+                keeper = memory.attend(self.drafter.lengths.policy)
+                self._keeper = keeper if self.rank == 0 else None
         if self.rank == 0:
-            log_profile(costs, time.perf_counter() - started)
+            log_costs(costs, origin)
             if self._facts_to_send is not None:
                 log_lengths(self._facts_to_send.lengths, self.drafter.untrimmed)
 
@@ -168,14 +181,19 @@ class DraftingWorker(Worker):
         elif self.drafter.has_drafts and drafts_come_with_the_output(self.vllm_config):
             attach_drafts(output, self.take_draft_token_ids())
         self.drafter.end_step()
-        if self._watch is not None:
-            self._watch.tick()
-        if self._log is not None:
-            self._log.tick()
+        for each in (self._watch, self._log, self._keeper):
+            if each is not None:
+                each.tick()
         if self._figures is not None and (figures := self._figures.tick()):
             is_v2 = self.use_v2_model_runner
             attach_figures(output.model_runner_output if is_v2 else output, figures)
         return output
+
+    def shutdown(self) -> None:
+        """The engine ends: keep what was learned."""
+        if self._keeper is not None:
+            self._keeper.close()
+        super().shutdown()
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """The drafts, each request's cut to what was planned."""

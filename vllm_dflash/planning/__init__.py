@@ -11,3 +11,4 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.floating]
 Bools = npt.NDArray[np.bool_]
+Records = npt.NDArray[np.void]

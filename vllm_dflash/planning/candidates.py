@@ -1,64 +1,124 @@
-"""Which drafted tokens to verify: exact, over any forest of candidates."""
+"""Which drafted tokens to verify: exact, over any forest of candidates.
+
+Candidates are tokens that could be verified, each behind its parent; a chain has one child each. A
+token is accepted only if its parent is, so survival never grows from parent to child.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning import Bools, Floats, Ints, Records
+from vllm_dflash.planning.compiled import compiled
+from vllm_dflash.planning.work import many_decoding_seconds
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """Tokens that could be verified, each behind its parent; a chain has one child each.
-
-    Parents come before their children. A token is accepted only if its parent is, so survival
-    never grows from parent to child.
-    """
-
-    request: Ints
-    """Row of the request each belongs to, [C]."""
-    parent: Ints
-    """Candidate each stands behind; -1 for the bonus token, [C]."""
-    survival: Floats
-    """Probability that the token and all before it are accepted, [C]."""
-
-    @classmethod
-    def chains(cls, survival: Floats, lengths: Ints) -> Candidates:
-        """One chain per request: survival by position [D, w], of which `lengths` [D] count."""
-        inside = np.arange(survival.shape[1]) < lengths[:, None]  # [D, w]
-        request, position = np.nonzero(inside)
-        parent = np.where(position > 0, np.arange(len(request)) - 1, -1)
-        return cls(request, parent, survival[inside])
-
-
-def select(candidates: Candidates, seconds: Floats, price: float) -> Bools:
+@compiled
+def select(worth: Floats, seconds: Floats, price: float) -> Bools:
     """The set of candidates whose expected tokens are most worth their time.
 
-    Maximises `sum(survival) - price * seconds[count]` over all sets that hold the parent of each
+    Maximises `sum(worth) - price * seconds[count]` over all sets that hold the parent of each
     member. With price the best rate that can be had (tokens per second), this is the set that
     attains it (Dinkelbach's rule for ratios), and what was already spent on drafting is sunk.
 
-    A token never survives better than its parent, so the best set of n candidates is the n
-    largest survivals, and only n has to be searched.
+    A token is never worth more than its parent, so the best set of n candidates is the n that are
+    worth most, and only n has to be searched.
 
     Args:
-        candidates: C of them.
+        worth: of each candidate: its survival, or less where it costs time of its own, [C].
         seconds: time of a step that verifies 0 to C of them, [C + 1].
         price: expected tokens a second is worth.
 
     Returns:
         Chosen or not, [C].
     """
-    survival = candidates.survival
-    best_first = np.sort(survival)[::-1]
-    worth = np.concatenate([[0.0], np.cumsum(best_first)]) - price * seconds
-    count = int(worth.argmax())
-    if count == 0:
-        return np.zeros(len(survival), dtype=bool)
-    least = best_first[count - 1]
-    chosen = survival > least
-    # Among equals the first ones: a parent comes before the child that survives as well as it.
-    chosen[np.flatnonzero(survival == least)[: count - int(chosen.sum())]] = True
+    best_first = -np.sort(-worth)
+    total, best, count = 0.0, -price * seconds[0], 0
+    for number in range(len(worth)):
+        total += best_first[number]
+        value = total - price * seconds[number + 1]
+        if value > best:
+            best, count = value, number + 1
+    least = best_first[count - 1] if count else np.inf
+    equals = count  # of those that are worth just the least, so many are chosen
+    for candidate in range(len(worth)):
+        equals -= worth[candidate] > least
+    chosen = np.zeros(len(worth), dtype=np.bool_)
+    for candidate in range(len(worth)):
+        # Among equals the first ones: a parent comes before the child that is worth as much.
+        is_equal = worth[candidate] == least and equals > 0
+        equals -= is_equal
+        chosen[candidate] = is_equal or worth[candidate] > least
     return chosen
+
+
+@compiled
+def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> Ints:
+    """How many of each request's drafts to verify: one chain of candidates per request.
+
+    Args:
+        worth: of each draft, never growing along a row, [D, w].
+        limits: drafts of each request that can be verified, [D].
+        seconds: time of a step that verifies 0 to C = sum(limits) of them, [C + 1].
+        price: expected tokens a second is worth.
+
+    Returns:
+        Lengths, [D].
+    """
+    in_order, candidate = np.empty(len(seconds) - 1), 0  # parents before children
+    for request in range(len(limits)):
+        for position in range(limits[request]):
+            in_order[candidate] = worth[request, position]
+            candidate += 1
+    chosen, candidate = select(in_order, seconds, price), 0
+    lengths = np.zeros(len(limits), dtype=np.int64)
+    for request in range(len(limits)):
+        for _ in range(limits[request]):
+            lengths[request] += chosen[candidate]
+            candidate += 1
+    return lengths
+
+
+@compiled
+def cut(
+    records: Records,
+    curves: Floats,
+    limits: Ints,
+    context_lens: Ints,
+    drafted: Bools,
+    price: float,
+    least: int,
+) -> Ints:
+    """How many drafts of each request are worth their time, `least` in any case, [D].
+
+    Args:
+        records: costs, [1].
+        curves: survival of the drafts, [D, w].
+        limits: drafts of each request that can be verified, [R].
+        context_lens: tokens of context of each, [R].
+        drafted: which of the R are the D.
+        price: expected tokens a second is worth.
+        least: drafts of each to verify whatever they are worth.
+    """
+    costs, num_requests = records[0], len(drafted)
+    usable = np.empty(len(curves), dtype=np.int64)
+    worth = curves.copy()
+    number, candidates, context = 0, 0, 0.0
+    for request in range(num_requests):
+        context += context_lens[request]
+        if drafted[request]:
+            usable[number] = min(limits[request], curves.shape[1])
+            candidates += usable[number]
+            # What attention takes for a draft is its own; all else depends on how many there are.
+            reading = price * costs.attention[1] * context_lens[request]
+            for position in range(curves.shape[1]):
+                worth[number, position] -= reading
+            number += 1
+    rows = np.empty(candidates + 1)
+    for count in range(candidates + 1):
+        rows[count] = num_requests + count
+    seconds = many_decoding_seconds(costs, num_requests, rows, context, 0.0)
+    lengths = cut_chains(worth, usable, seconds, price)
+    for number in range(len(lengths)):
+        lengths[number] = max(lengths[number], min(usable[number], least))
+    return lengths

@@ -7,11 +7,12 @@ drafts serve as the sample, those of requests that looked alike beforehand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.compiled import compiled
 
 MAX_SAMPLES = 512
 SAMPLE_LIFE = 64
@@ -27,8 +28,7 @@ ENOUGH_SAMPLES, MANY_SAMPLES = 8, 32
 """From the first on assumed rates do not count; up to the second each sample counts at once."""
 
 
-@dataclass(frozen=True)
-class Outcomes:
+class Outcomes(NamedTuple):
     """What drafting would bring, for each choice of requests, threshold and width.
 
     Axes: drafting the requests of the G best groups, the T thresholds, widths 1 to K.
@@ -44,6 +44,87 @@ class Outcomes:
     """Expected drafts to be accepted, [G, T, K]."""
 
 
+@compiled
+def add_samples(
+    samples: tuple[Floats, Floats, Ints], place: int, step: int, scores: Floats, curves: Floats
+) -> int:
+    """Write a step's drafts into the ring from a place on; returns where the next ones go.
+
+    Positions beyond a narrower block go on falling as the ones before them did.
+    """
+    all_curves, all_scores, born = samples
+    count, width = curves.shape
+    for number in range(count):
+        last = curves[number, width - 1]
+        ratio = last ** (1.0 / width)
+        for position in range(all_curves.shape[1]):
+            if position < width:
+                all_curves[place, position] = curves[number, position]
+            else:
+                all_curves[place, position] = last * ratio ** (position - width + 1)
+        all_scores[place] = scores[number]
+        born[place] = step
+        place = (place + 1) % MAX_SAMPLES
+    return place
+
+
+@compiled
+def average_groups(curves: Floats, starts: Ints) -> tuple[Floats, Floats]:
+    """Average over groups of samples what is kept and gained by threshold and width.
+
+    Args:
+        curves: survival of samples, group by group, [N, K].
+        starts: where each group begins, and N, [G + 1].
+
+    Returns:
+        Drafts kept and gained, [G, T, K] each.
+    """
+    num_groups, num_thresholds, max_draft = len(starts) - 1, len(THRESHOLDS), curves.shape[1]
+    kept = np.zeros((num_groups, num_thresholds, max_draft))
+    gain = np.zeros((num_groups, num_thresholds, max_draft))
+    for group in range(num_groups):
+        share = 1.0 / (starts[group + 1] - starts[group])
+        for threshold in range(num_thresholds):
+            for sample in range(starts[group], starts[group + 1]):
+                for position in range(max_draft):
+                    survival = curves[sample, position]
+                    if survival < THRESHOLDS[threshold]:
+                        break  # it never grows
+                    kept[group, threshold, position] += share
+                    gain[group, threshold, position] += share * survival
+            for position in range(1, max_draft):
+                kept[group, threshold, position] += kept[group, threshold, position - 1]
+                gain[group, threshold, position] += gain[group, threshold, position - 1]
+    return kept, gain
+
+
+@compiled
+def outcomes_of(
+    least: Floats, kept: Floats, gain: Floats, scores: Floats
+) -> tuple[Ints, Floats, Floats]:
+    """What drafting the requests of the best groups brings: see `Outcomes`."""
+    num_groups, num_thresholds, max_draft = kept.shape
+    drafted = np.zeros(num_groups, dtype=np.int64)
+    for score in scores:
+        group = 0
+        while score < least[group]:
+            group += 1
+        drafted[group] += 1
+    all_kept, all_gain = np.zeros(kept.shape), np.zeros(gain.shape)
+    for group in range(num_groups):
+        count = drafted[group]
+        for threshold in range(num_thresholds):
+            for width in range(max_draft):
+                all_kept[group, threshold, width] += count * kept[group, threshold, width]
+                all_gain[group, threshold, width] += count * gain[group, threshold, width]
+                if group:
+                    all_kept[group, threshold, width] += all_kept[group - 1, threshold, width]
+                    all_gain[group, threshold, width] += all_gain[group - 1, threshold, width]
+        if group:
+            drafted[group] += drafted[group - 1]
+    return drafted, all_kept, all_gain
+
+
 class Forecast:
     """Expected worth of drafting, from recent survival curves.
 
@@ -51,62 +132,43 @@ class Forecast:
     """
 
     def __init__(self, max_draft: int) -> None:
-        self._curves = np.zeros((MAX_SAMPLES, max_draft))
-        self._scores = np.zeros(MAX_SAMPLES)
-        self._born = np.full(MAX_SAMPLES, -SAMPLE_LIFE)
+        self._samples = (
+            np.zeros((MAX_SAMPLES, max_draft)),
+            np.zeros(MAX_SAMPLES),
+            np.full(MAX_SAMPLES, -SAMPLE_LIFE),
+        )
+        """Survival curves, scores, and the steps they were made in."""
         self._next = 0
         self._step = 0
         self._summarise()
 
     def observe(self, scores: Floats, curves: Floats) -> None:
-        """Add one step's drafts: scores before drafting [D], survival curves [D, w].
-
-        Positions beyond a narrower block go on falling as the ones before them did.
-        """
+        """Add one step's drafts: scores before drafting [D], survival curves [D, w]."""
         self._step += 1
-        count, width = curves.shape
-        places = (self._next + np.arange(count)) % MAX_SAMPLES
-        missing = np.arange(1, self._curves.shape[1] - width + 1)
-        ratio = curves[:, -1:] ** (1.0 / width)
-        self._curves[places, :width] = curves
-        self._curves[places, width:] = curves[:, -1:] * ratio**missing
-        self._scores[places] = scores
-        self._born[places] = self._step
-        self._next = int(places[-1] + 1) % MAX_SAMPLES
-        self._unread += count
+        self._next = add_samples(self._samples, self._next, self._step, scores, curves)
+        self._unread += len(curves)
         if self._unread * 8 >= self._num_samples or self._num_samples < MANY_SAMPLES:
             self._summarise()
 
     def _summarise(self) -> None:
-        """Average over each group of samples: what is kept and gained by threshold and width."""
-        recent = self._born > self._step - SAMPLE_LIFE
-        curves, scores = self._curves[recent], self._scores[recent]
+        recent = self._samples[2] > self._step - SAMPLE_LIFE
+        curves, scores = self._samples[0][recent], self._samples[1][recent]
         if len(curves) < ENOUGH_SAMPLES:
-            positions = np.arange(1, self._curves.shape[1] + 1)
+            positions = np.arange(1, curves.shape[1] + 1)
             curves = np.concatenate([curves, ASSUMED_RATES[:, None] ** positions])
             scores = np.concatenate([scores, np.full(len(ASSUMED_RATES), ASSUMED_RATES.mean())])
         self._num_samples, self._unread = len(curves), 0
         self.mean_first_survival = float(curves[:, 0].mean())
         order = np.argsort(-scores, kind="stable")  # best first
-        curves, scores = curves[order], scores[order]
-        num_groups = int(np.clip(len(curves) // SAMPLES_PER_GROUP, 1, MAX_GROUPS))
-        starts = np.arange(num_groups) * len(curves) // num_groups
-        sizes = np.diff(np.append(starts, len(curves)))[:, None, None]
-        kept = curves[:, None, :] >= THRESHOLDS[:, None]  # [N, T, K]
-        gained = kept * curves[:, None, :]
-        self._kept = np.cumsum(np.add.reduceat(kept, starts) / sizes, axis=2)
-        self._gain = np.cumsum(np.add.reduceat(gained, starts) / sizes, axis=2)
+        scores = scores[order]
+        num_groups = min(max(len(curves) // SAMPLES_PER_GROUP, 1), MAX_GROUPS)
+        starts = np.arange(num_groups + 1) * len(curves) // num_groups
+        self._kept, self._gain = average_groups(curves[order], starts)
         # Where a group begins, half-way between the worst score in it and the best below.
-        edges = (scores[starts[1:] - 1] + scores[starts[1:]]) / 2
+        edges = (scores[starts[1:-1] - 1] + scores[starts[1:-1]]) / 2
         self._least = np.append(edges, -np.inf)
 
     def outcomes(self, scores: Floats) -> Outcomes:
         """What drafting the best of these requests would bring; scores [R]."""
-        group = np.searchsorted(-self._least, -scores)  # the first group whose edge they reach
-        counts = np.bincount(group, minlength=len(self._least))[:, None, None]
-        return Outcomes(
-            drafted=np.cumsum(counts),
-            least_score=self._least,
-            kept=np.cumsum(counts * self._kept, axis=0),
-            gain=np.cumsum(counts * self._gain, axis=0),
-        )
+        drafted, kept, gain = outcomes_of(self._least, self._kept, self._gain, scores)
+        return Outcomes(drafted, self._least, kept, gain)

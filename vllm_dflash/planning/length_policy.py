@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.costs import StepEstimate
-from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.step import Plan, Step, StepEstimate
 
 
 class LengthPolicy(Protocol):

@@ -17,14 +17,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.candidates import Candidates, select
-from vllm_dflash.planning.costs import StepCosts, StepEstimate
+from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.candidates import cut
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
+from vllm_dflash.planning.outlook import (
+    Able,
+    Choice,
+    able_requests,
+    best_choice,
+    worth_drafting,
+)
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.request_rows import RequestRows
-from vllm_dflash.planning.step import Plan, Step
-from vllm_dflash.planning.survival import Bias, Calibration, survival_curves
+from vllm_dflash.planning.step import Plan, Step, StepEstimate
+from vllm_dflash.planning.survival import Bias, Calibration, expect, fade, learn_acceptance
 
 MARGIN = 1.01
 """Drafting must promise this much more than plain decoding, whose cost is known better."""
@@ -34,13 +42,8 @@ PROBE_SHARE = 16
 """A probe drafts one request, and one more for so many in the batch."""
 PROBE_LENGTH = 3
 """Drafts a probe has verified whatever they seem worth, to see whether estimates still hold."""
-CATCH_UP_STEPS = 64
-"""Steps over which the cost of storing context that has waited is spread."""
 SKIP_STEPS, CLOSE_SKIP_STEPS = 7, 1
 """Undrafted steps between two that are planned: planning is to cost nothing where it says no."""
-FIRST_SURVIVAL_RATE = 0.5
-FIRST_SURVIVAL_FADE = 0.05
-"""Share of the way to everybody's first survival that a request goes with each planned step."""
 
 
 class Planner:
@@ -77,6 +80,7 @@ class Planner:
         self._confidence = np.zeros((num_rows, max_draft))
         self._survival = np.zeros((num_rows, max_draft))
         self._num_drafts = np.zeros(num_rows, dtype=np.int64)
+        self._has_drafts = False
 
     def _rows(self, ids: Sequence[str]) -> Ints:
         rows, fresh = self._requests.of(ids)
@@ -92,76 +96,76 @@ class Planner:
         Reads the step's `ids`, `verified`, `produced`, `limits` and `waiting`.
         """
         rows = self._rows(step.ids)
-        self._learn_acceptance(rows, step.verified, step.accepted)
-        first = self._first_survival[rows]
-        first += FIRST_SURVIVAL_FADE * (self.forecast.mean_first_survival - first)
-        self._first_survival[rows] = first
-        seconds = self.costs.plain(step.num_requests)
-        plain_rate = step.num_requests / seconds
-        able = step.limits > 0
-        # A prompt may end with the next step, and another request can be drafted then.
-        can_skip = able.any() and step.decoding.all()
-        nobody = Plan.nothing(step.num_requests, plain_rate, SKIP_STEPS if can_skip else 0)
-        if not able.any():
-            return nobody
-        widest = min(self.max_draft, int(step.limits.max()))
-        best, tokens = self._best(first, able, widest, step.waiting)
-        speedup = best.price / plain_rate
+        self._learn_acceptance(rows, step)
+        first = fade(self._first_survival, rows, self.forecast.mean_first_survival)
+        able = able_requests(first, step.limits, step.waiting, step.context_lens, self.max_draft)
+        if not able.widest:
+            return Plan.nothing(step.num_requests)
+        best = self._best(able, step)
+        plain_rate = step.num_requests / best.plain_seconds
+        speedup = best.rate / plain_rate
+        plan = Plan(best.drafted, best.width, price=best.rate, speedup=speedup)
         if speedup > MARGIN:
             self.probes.restart()
-            return replace(best, speedup=speedup)
-        if speedup > CLOSE:
-            nobody = replace(nobody, skip_steps=min(nobody.skip_steps, CLOSE_SKIP_STEPS))
+            return plan
+        # A prompt may end with the next step, and another request can be drafted then.
+        skip_steps = CLOSE_SKIP_STEPS if speedup > CLOSE else SKIP_STEPS
+        if not step.decoding.all():
+            skip_steps = 0
         # What the best plan loses if it is right; and a probe catches up for itself alone.
-        lost = tokens / best.price - tokens / plain_rate
-        lost += float(self.costs.context.at(step.waiting[best.drafted].sum()))
-        probe, cost = self._probe(able, widest, step.waiting)
-        if not self.probes.is_due(
-            (1 + nobody.skip_steps) * seconds, min(lost, cost), is_close=speedup > CLOSE
-        ):
-            return nobody
-        return replace(best if lost < cost else probe, price=plain_rate, is_probe=True)
+        lost = best.tokens / best.rate - best.tokens / plain_rate
+        lost += self.costs.context.at_one(step.waiting[best.drafted].sum())
+        probe, cost = self._probe(able, step)
+        undrafted_seconds = (1 + skip_steps) * best.plain_seconds
+        if not self.probes.is_due(undrafted_seconds, min(lost, cost), is_close=speedup > CLOSE):
+            return Plan.nothing(step.num_requests, plain_rate, skip_steps)
+        if lost < cost:
+            probe = replace(plan, speedup=1.0)
+        return replace(probe, price=plain_rate, is_probe=True)
 
-    def _best(self, first: Floats, able: Bools, widest: int, waiting: Ints) -> tuple[Plan, float]:
-        """The requests and width that promise the best rate, and the tokens expected of them."""
-        num_requests = len(first)
-        outcomes = self.forecast.outcomes(first[able])
-        kept, gain = outcomes.kept[..., :widest], outcomes.gain[..., :widest]  # [G, T, w]
-        widths = np.arange(1, widest + 1)
-        block_rows = outcomes.drafted[:, None] * (1 + widths)  # [G, w]
-        if self.whole_batch:
-            block_rows = np.full_like(block_rows, num_requests * (1 + self.max_draft))
-        # What is behind has to be caught up with once, and then pays for many steps.
-        context_rows = outcomes.drafted * (1 + waiting[able].mean() / CATCH_UP_STEPS)  # [G]
-        context = self.costs.context.at(context_rows)[:, None, None]
-        drafting = self.costs.draft.at(block_rows)[:, None] + context  # [G, 1, w]
-        tokens = num_requests + gain
-        rates = tokens / (self.costs.decoding(num_requests, num_requests + kept) + drafting)
-        rates[outcomes.drafted == 0] = -np.inf
-        if self.whole_batch:
-            rates[:-1] = rates[..., :-1] = -np.inf
-        best = int(rates.argmax())
-        group, _, index = np.unravel_index(best, rates.shape)
-        drafted = able & (first >= outcomes.least_score[group])
-        plan = Plan(drafted, int(widths[index]), price=float(rates.flat[best]), speedup=1.0)
-        return plan, float(tokens.flat[best])
+    def _best(self, able: Able, step: Step) -> Choice:
+        """The requests and width that promise the best rate."""
+        context = float(step.context_lens.sum())
+        outcomes = self.forecast.outcomes(able.scores)
+        if context and any(self.costs.attention[1:]):
+            plain_rate = step.num_requests / self.costs.plain(step.num_requests, context)
+            worth = worth_drafting(
+                self.costs.records[0], plain_rate, able.scores, able.context_lens, *outcomes
+            )
+            if worth.any() and not worth.all():
+                limits = step.limits.copy()
+                limits[able.mask] *= worth
+                first = np.zeros(step.num_requests)
+                first[able.mask] = able.scores
+                able = able_requests(first, limits, step.waiting, step.context_lens, self.max_draft)
+                outcomes = self.forecast.outcomes(able.scores)
+        return best_choice(
+            self.costs.records,
+            context,
+            *able,
+            *outcomes,
+            self.whole_batch,
+        )
 
-    def _probe(self, able: Bools, widest: int, waiting: Ints) -> tuple[Plan, float]:
+    def _probe(self, able: Able, step: Step) -> tuple[Plan, float]:
         """A few requests with little to catch up, drafted to the full, and the seconds it takes."""
-        num_requests = len(able)
-        count = int(able.sum())
+        num_requests, widest = step.num_requests, able.widest
+        count = len(able.scores)
         if not self.whole_batch:
             count = min(count, 1 + num_requests // PROBE_SHARE)
         drafted = np.zeros(num_requests, dtype=bool)
-        drafted[np.argsort(np.where(able, waiting, np.inf), kind="stable")[:count]] = True
+        drafted[np.argsort(np.where(able.mask, step.waiting, np.inf), kind="stable")[:count]] = True
+        context = float(step.context_lens[drafted].sum())
         verify = self.costs.decoding(
-            num_requests, num_requests + np.array([0, count * PROBE_LENGTH])
+            num_requests,
+            num_requests + np.array([0, count * PROBE_LENGTH]),
+            mean_context=context / count,
         )
         block_rows = count * (1 + widest)
         if self.whole_batch:
             block_rows = num_requests * (1 + self.max_draft)
-        cost = float(self.costs.draft.at(block_rows) + verify[1] - verify[0])
-        cost += float(self.costs.context.at(waiting[drafted].sum()))
+        cost = self.costs.block(block_rows, context) + float(verify[1] - verify[0])
+        cost += self.costs.context.at_one(step.waiting[drafted].sum())
         return Plan(drafted, widest, price=0.0, speedup=1.0, least=PROBE_LENGTH), cost
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
@@ -171,24 +175,29 @@ class Planner:
             step: with its plan; `limits` of the drafted requests, [R].
             confidence: probability of each drafted token under the drafter, [D, w].
         """
-        drafted = step.plan.drafted
-        rows = self._rows(step.ids)[drafted]
-        survival = np.cumprod(self.calibration.acceptance(confidence), axis=1)
-        curves = survival_curves(survival, self.bias.of(rows))
-        self.forecast.observe(self._first_survival[rows], curves)
-        self._first_survival[rows] += FIRST_SURVIVAL_RATE * (
-            curves[:, 0] - self._first_survival[rows]
+        drafted, rows = step.plan.drafted, self._rows(step.ids)
+        first, curves = expect(
+            self.calibration.rates,
+            self.bias.requests,
+            self.bias.everybody,
+            self._first_survival,
+            self._confidence,
+            self._survival,
+            rows[drafted],
+            confidence,
         )
-        width = confidence.shape[1]
-        self._confidence[rows, :width], self._survival[rows, :width] = confidence, survival
-        limits = np.minimum(step.limits[drafted], width)
-        candidates = Candidates.chains(curves, limits)
-        tokens = step.num_requests + np.arange(len(candidates.survival) + 1)
-        seconds = self.costs.decoding(step.num_requests, tokens)
-        chosen = select(candidates, seconds, step.plan.price)
-        lengths = np.bincount(candidates.request[chosen], minlength=len(rows))
-        lengths = np.maximum(lengths, np.minimum(limits, step.plan.least))
-        self._num_drafts[rows] = lengths
+        self.forecast.observe(first, curves)
+        lengths = cut(
+            self.costs.records,
+            curves,
+            step.limits,
+            step.context_lens,
+            drafted,
+            step.plan.price,
+            step.plan.least,
+        )
+        self._num_drafts[rows[drafted]] = lengths
+        self._has_drafts = True
         return lengths
 
     def observe(self, step: Step) -> StepEstimate | None:
@@ -199,15 +208,33 @@ class Planner:
         self.costs.observe_batch(step.prompt_rows)
         return self.costs.observe(step) if step.target_seconds else None
 
-    def _learn_acceptance(self, rows: Ints, verified: Ints, accepted: Ints) -> None:
-        # Drafts that are not ours have nothing to teach: the scheduler pads with some whom it
-        # admits, or resumes after it took their drafts. Ours are verified in the next step.
-        known = (verified > 0) & (verified <= self._num_drafts[rows])
-        self._num_drafts[:] = 0
-        rows, verified, accepted = rows[known], verified[known], accepted[known]
-        if not len(rows):
+    def estimates(self) -> Estimates:
+        """What was learned, for another run to recall."""
+        calibration = self.calibration
+        return Estimates(self.costs, calibration.seen, calibration.accepted, self.bias.everybody)
+
+    def recall(self, estimates: Estimates) -> None:
+        """Start from what another run has learned of drafts; of costs, we have it already.
+
+        Not from what it forecast. The first steps draft in any case, and so show whether these
+        requests' drafts are worth it; who went by the forecast of others, for whom they were not,
+        would have to wait for probes.
+        """
+        self.calibration.recall(estimates.seen, estimates.accepted)
+        self.bias.everybody[:] = estimates.bias
+
+    def _learn_acceptance(self, rows: Ints, step: Step) -> None:
+        if not self._has_drafts:
             return
-        inside = np.arange(self.max_draft) < verified[:, None]  # [D, K]
-        expected = (self._survival[rows] * inside).sum(axis=1)
-        self.calibration.observe(self._confidence[rows], verified, accepted)
-        self.bias.observe(rows, expected, accepted)
+        self._has_drafts = False
+        if step.verified.any():
+            learn_acceptance(
+                (self.calibration.seen, self.calibration.accepted, self.calibration.rates),
+                (self.bias.requests, self.bias.everybody),
+                (self._confidence, self._survival),
+                self._num_drafts,
+                rows,
+                step.verified,
+                step.accepted,
+            )
+        self._num_drafts[:] = 0

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,6 +62,8 @@ class Step:
 
     limits: Ints = field(default_factory=_nothing_yet)
     """Drafts each can use at most in the next step, [R]; after drafting, those that are finite."""
+    context_lens: Ints = field(default_factory=_nothing_yet)
+    """Tokens of context of each, where that is known, [R]."""
     waiting: Ints = field(default_factory=_nothing_yet)
     """Context rows of each that must be stored before it can be drafted, [R]."""
     plan: Plan = field(default_factory=lambda: Plan.nothing(0))
@@ -88,7 +91,7 @@ class Step:
     """Steps that this one stands for: undrafted ones of the same batch, one after the other."""
 
     def __post_init__(self) -> None:
-        for name in ("verified", "limits", "waiting", "lengths"):
+        for name in ("verified", "limits", "context_lens", "waiting", "lengths"):
             if not len(getattr(self, name)):
                 setattr(self, name, np.zeros(len(self.ids), dtype=np.int64))
 
@@ -126,6 +129,16 @@ class Step:
             yield
         finally:
             setattr(self, name, getattr(self, name) + time.perf_counter() - started)
+
+
+class StepEstimate(NamedTuple):
+    """What a step was expected to take, in the parts of a `Step`."""
+
+    target_seconds: float
+    draft_seconds: float
+    context_seconds: float
+    plain_seconds: float
+    """What its requests would have taken for one token each without any drafts."""
 
 
 class StepClock:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.compiled import compiled
 
 CONFIDENCE_KNOTS = np.array([0.0, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 1.0])
 PRIOR_TOKENS = 4.0
@@ -15,8 +16,73 @@ POSITION_PRIOR_TOKENS = 8.0
 BIAS_PRIOR_TOKENS = 8.0
 HALF_LIFE_TOKENS = 2000.0
 """Observed drafts after which an observation counts half."""
+RECALLED_TOKENS = 500.0
+"""Observations that all of an earlier run count for: its prompts may have been other ones, so a few
+hundred drafts of this run weigh as much."""
+FIRST_SURVIVAL_RATE = 0.5
+FIRST_SURVIVAL_FADE = 0.05
+"""Share of the way to everybody's first survival that a request goes with each planned step."""
 REQUEST_MEMORY, GLOBAL_MEMORY = 0.9, 0.98
 """What is left of a request's, and of everybody's, bias after one more observed draft block."""
+
+
+@compiled
+def acceptance_of(rates: Floats, confidence: Floats) -> Floats:
+    """Linear between the knots of each position: rates [K, knots], confidence [D, w] to [D, w]."""
+    found = np.empty(confidence.shape)
+    for request in range(confidence.shape[0]):
+        for position in range(confidence.shape[1]):
+            knot, share = locate(confidence[request, position])
+            low = rates[position, knot]
+            found[request, position] = low + share * (rates[position, knot + 1] - low)
+    return found
+
+
+@compiled
+def locate(confidence: float) -> tuple[int, float]:
+    """The knot below a confidence, and how far it is to the next, in [0, 1]."""
+    knot = 0
+    while knot < len(CONFIDENCE_KNOTS) - 2 and confidence >= CONFIDENCE_KNOTS[knot + 1]:
+        knot += 1
+    width = CONFIDENCE_KNOTS[knot + 1] - CONFIDENCE_KNOTS[knot]
+    return knot, (confidence - CONFIDENCE_KNOTS[knot]) / width
+
+
+@compiled
+def learn_fates(
+    seen: Floats, accepted: Floats, confidence: Floats, drafted: Ints, num_accepted: Ints
+) -> None:
+    """Add blocks to the tables, [K, knots] each; see `Calibration.observe`."""
+    num_tried = 0
+    for request in range(len(drafted)):
+        num_tried += min(num_accepted[request] + 1, drafted[request])
+    fade = 0.5 ** (num_tried / HALF_LIFE_TOKENS)
+    for position in range(seen.shape[0]):
+        for knot in range(seen.shape[1]):
+            seen[position, knot] *= fade
+            accepted[position, knot] *= fade
+    for request in range(len(drafted)):
+        for position in range(min(num_accepted[request] + 1, drafted[request])):
+            knot, share = locate(confidence[request, position])
+            seen[position, knot] += 1.0 - share
+            seen[position, knot + 1] += share
+            if position < num_accepted[request]:
+                accepted[position, knot] += 1.0 - share
+                accepted[position, knot + 1] += share
+
+
+@compiled
+def update_rates(rates: Floats, seen: Floats, accepted: Floats) -> None:
+    """Shrink each cell to all positions together, and those to the drafter's own word."""
+    for knot in range(rates.shape[1]):
+        pooled, weight = PRIOR_TOKENS * CONFIDENCE_KNOTS[knot], PRIOR_TOKENS
+        for position in range(rates.shape[0]):
+            pooled += accepted[position, knot]
+            weight += seen[position, knot]
+        pooled /= weight
+        for position in range(rates.shape[0]):
+            cell = accepted[position, knot] + POSITION_PRIOR_TOKENS * pooled
+            rates[position, knot] = cell / (seen[position, knot] + POSITION_PRIOR_TOKENS)
 
 
 class Calibration:
@@ -31,30 +97,19 @@ class Calibration:
         shape = (max_draft, len(CONFIDENCE_KNOTS))
         self.seen = np.zeros(shape)
         self.accepted = np.zeros(shape)
+        self.rates = np.zeros(shape)
         self._update_rates()
 
     def acceptance(self, confidence: Floats) -> Floats:
         """Conditional acceptance probability of each draft, [D, w] to [D, w]."""
-        lower, upper_share = _locate(confidence)
-        position = np.arange(confidence.shape[1])
-        low, high = self.rates[position, lower], self.rates[position, lower + 1]
-        return low + upper_share * (high - low)
+        return acceptance_of(self.rates, np.asarray(confidence, dtype=np.float64))
 
     def observe(self, confidence: Floats, drafted: Ints, accepted: Ints) -> None:
         """Learn from blocks [D, w] of which `drafted` tokens were verified, `accepted` accepted.
 
         Every accepted token and the first rejected one were tried; those behind it were not.
         """
-        position = np.arange(confidence.shape[1])
-        tried = position < np.minimum(accepted + 1, drafted)[:, None]
-        _, column = np.nonzero(tried)
-        lower, upper_share = _locate(confidence[tried])
-        fate = (position < accepted[:, None])[tried]
-        fade = 0.5 ** (len(column) / HALF_LIFE_TOKENS)
-        for table, weight in ((self.seen, np.ones(len(column))), (self.accepted, fate)):
-            table *= fade
-            np.add.at(table, (column, lower), weight * (1.0 - upper_share))
-            np.add.at(table, (column, lower + 1), weight * upper_share)
+        learn_fates(self.seen, self.accepted, confidence, drafted, accepted)
         self._update_rates()
 
     def keep(self, tokens: float) -> None:
@@ -64,18 +119,45 @@ class Calibration:
         self.accepted *= share
         self._update_rates()
 
+    def recall(self, seen: Floats, accepted: Floats) -> None:
+        """Start from what another run has seen."""
+        self.seen[:], self.accepted[:] = seen, accepted
+        self.keep(RECALLED_TOKENS)
+
     def _update_rates(self) -> None:
-        pooled = self.accepted.sum(axis=0) + PRIOR_TOKENS * CONFIDENCE_KNOTS
-        pooled /= self.seen.sum(axis=0) + PRIOR_TOKENS
-        self.rates = self.accepted + POSITION_PRIOR_TOKENS * pooled
-        self.rates /= self.seen + POSITION_PRIOR_TOKENS
+        update_rates(self.rates, self.seen, self.accepted)
 
 
-def _locate(confidence: Floats) -> tuple[Ints, Floats]:
-    """The knot below each confidence, and how far it is to the next, in [0, 1]."""
-    place = np.interp(confidence, CONFIDENCE_KNOTS, np.arange(len(CONFIDENCE_KNOTS)))
-    lower = np.minimum(place.astype(np.int64), len(CONFIDENCE_KNOTS) - 2)
-    return lower, place - lower
+@compiled
+def bias_of_everybody(everybody: Floats) -> float:
+    """Accepted against expected tokens of recent drafts, [2], shrunk to one."""
+    return (everybody[1] + BIAS_PRIOR_TOKENS) / (everybody[0] + BIAS_PRIOR_TOKENS)
+
+
+@compiled
+def biases(requests: Floats, everybody: Floats, rows: Ints) -> Floats:
+    """Accepted against expected tokens of some requests, [D]; see `Bias`."""
+    prior = BIAS_PRIOR_TOKENS * bias_of_everybody(everybody)
+    found = np.empty(len(rows))
+    for number, row in enumerate(rows):
+        found[number] = (requests[row, 1] + prior) / (requests[row, 0] + BIAS_PRIOR_TOKENS)
+    return found
+
+
+@compiled
+def learn_biases(
+    requests: Floats, everybody: Floats, rows: Ints, expected: Floats, accepted: Ints
+) -> None:
+    """Add verified blocks of some requests: tokens expected and accepted, [D] each."""
+    memory = GLOBAL_MEMORY ** len(rows)
+    everybody[0] *= memory
+    everybody[1] *= memory
+    for number in range(len(rows)):
+        row = rows[number]
+        requests[row, 0] = REQUEST_MEMORY * requests[row, 0] + expected[number]
+        requests[row, 1] = REQUEST_MEMORY * requests[row, 1] + accepted[number]
+        everybody[0] += expected[number]
+        everybody[1] += accepted[number]
 
 
 class Bias:
@@ -86,34 +168,130 @@ class Bias:
     """
 
     def __init__(self, num_rows: int) -> None:
-        self.expected = np.zeros(num_rows)
-        self.accepted = np.zeros(num_rows)
-        self.all_expected = 0.0
-        self.all_accepted = 0.0
+        self.requests = np.zeros((num_rows, 2))
+        """Expected and accepted tokens of each."""
+        self.everybody = np.zeros(2)
 
     def forget(self, rows: Ints) -> None:
         """Rows that are new requests' from now on."""
-        self.expected[rows] = self.accepted[rows] = 0.0
+        self.requests[rows] = 0.0
 
     def of_everybody(self) -> float:
         """Accepted against expected tokens over recent drafts."""
-        prior = BIAS_PRIOR_TOKENS
-        return (self.all_accepted + prior) / (self.all_expected + prior)
+        return bias_of_everybody(self.everybody)
 
     def of(self, rows: Ints) -> Floats:
         """Accepted against expected tokens of each request, [D]."""
-        prior = BIAS_PRIOR_TOKENS
-        return (self.accepted[rows] + prior * self.of_everybody()) / (self.expected[rows] + prior)
+        return biases(self.requests, self.everybody, rows)
 
     def observe(self, rows: Ints, expected: Floats, accepted: Ints) -> None:
         """Learn from verified blocks of D requests: tokens expected and accepted, [D] each."""
-        self.expected[rows] = REQUEST_MEMORY * self.expected[rows] + expected
-        self.accepted[rows] = REQUEST_MEMORY * self.accepted[rows] + accepted
-        memory = GLOBAL_MEMORY ** len(rows)
-        self.all_expected = memory * self.all_expected + float(expected.sum())
-        self.all_accepted = memory * self.all_accepted + float(accepted.sum())
+        learn_biases(self.requests, self.everybody, rows, expected, accepted)
 
 
+@compiled
 def survival_curves(survival: Floats, bias: Floats) -> Floats:
     """Correct survival probabilities [D, w] by the bias of each request [D]; at most 1."""
-    return np.minimum(survival * bias[:, None], 1.0)
+    curves = np.empty(survival.shape)
+    for request in range(survival.shape[0]):
+        for position in range(survival.shape[1]):
+            curves[request, position] = min(survival[request, position] * bias[request], 1.0)
+    return curves
+
+
+@compiled
+def learn_acceptance(
+    calibration: tuple[Floats, Floats, Floats],
+    bias: tuple[Floats, Floats],
+    drafts: tuple[Floats, Floats],
+    num_drafts: Ints,
+    rows: Ints,
+    verified: Ints,
+    accepted: Ints,
+) -> None:
+    """All that drafts which were verified have to teach, in one call.
+
+    Args:
+        calibration: its `seen`, `accepted` and `rates`.
+        bias: of `requests` and of `everybody`.
+        drafts: confidence and survival of each request's last drafts, [rows, K] each.
+        num_drafts: how many of those were to be verified, [rows].
+        rows: of the requests, [R].
+        verified: drafts of each, [R].
+        accepted: of those, [R].
+    """
+    confidence, survival = drafts
+    seen, table, rates = calibration
+    max_draft = confidence.shape[1]
+    known, count = np.empty(len(rows), dtype=np.int64), 0
+    for request in range(len(rows)):
+        # Drafts that are not ours have nothing to teach: the scheduler pads with some whom it
+        # admits, or resumes after it took their drafts. Ours are verified in the next step.
+        if 0 < verified[request] <= num_drafts[rows[request]]:
+            known[count] = request
+            count += 1
+    blocks = np.empty((count, max_draft))
+    expected = np.zeros(count)
+    known_rows, of_those = np.empty(count, dtype=np.int64), np.empty((2, count), dtype=np.int64)
+    for number in range(count):
+        request = known[number]
+        row = known_rows[number] = rows[request]
+        of_those[0, number], of_those[1, number] = verified[request], accepted[request]
+        for position in range(max_draft):
+            blocks[number, position] = confidence[row, position]
+            if position < verified[request]:
+                expected[number] += survival[row, position]
+    if count:
+        learn_fates(seen, table, blocks, of_those[0], of_those[1])
+        update_rates(rates, seen, table)
+        learn_biases(bias[0], bias[1], known_rows, expected, of_those[1])
+
+
+@compiled
+def fade(first_survival: Floats, rows: Ints, mean: float) -> Floats:
+    """Move requests' first survival towards everybody's; returns theirs, [R]."""
+    first = np.empty(len(rows))
+    for number in range(len(rows)):
+        row = rows[number]
+        first_survival[row] += FIRST_SURVIVAL_FADE * (mean - first_survival[row])
+        first[number] = first_survival[row]
+    return first
+
+
+@compiled
+def expect(
+    rates: Floats,
+    bias: Floats,
+    everybody: Floats,
+    first_survival: Floats,
+    confidences: Floats,
+    survivals: Floats,
+    rows: Ints,
+    confidence: Floats,
+) -> tuple[Floats, Floats]:
+    """What is expected of drafts, written into the planner's tables.
+
+    Args:
+        rates: of the calibration, [K, knots].
+        bias, everybody: of the `Bias`.
+        first_survival, confidences, survivals: the tables.
+        rows: of the D requests that were drafted, in those.
+        confidence: of their drafts, [D, w].
+
+    Returns:
+        Their first survival as it was, [D], and the survival of their drafts, [D, w].
+    """
+    survival = acceptance_of(rates, confidence)
+    for number in range(survival.shape[0]):
+        for position in range(1, survival.shape[1]):
+            survival[number, position] *= survival[number, position - 1]
+    curves = survival_curves(survival, biases(bias, everybody, rows))
+    before = np.empty(len(rows))
+    for number in range(len(rows)):
+        row = rows[number]
+        before[number] = first_survival[row]
+        first_survival[row] += FIRST_SURVIVAL_RATE * (curves[number, 0] - before[number])
+        for position in range(survival.shape[1]):
+            confidences[row, position] = confidence[number, position]
+            survivals[row, position] = survival[number, position]
+    return before, curves

@@ -13,10 +13,11 @@ from dataclasses import replace
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.costs import StepCosts, StepEstimate
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.planner import CLOSE, MARGIN, PROBE_LENGTH
 from vllm_dflash.planning.probing import ProbeSchedule
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import Step, StepEstimate
 from vllm_dflash.planning.survival import Calibration
 
 OLD_TOKENS = 24.0
@@ -66,6 +67,16 @@ class UniformLength:
         self._trims = trims
         self._choices = np.arange(self.max_draft + 1) if trims else np.array(sorted(choices))
 
+    def estimates(self) -> Estimates:
+        """What was learned, for another run to recall. Asked once it is started."""
+        assert self.costs is not None
+        calibration = self._calibration
+        return Estimates(self.costs, calibration.seen, calibration.accepted, np.zeros(2))
+
+    def recall(self, estimates: Estimates) -> None:
+        """Start from what another run has learned of drafts; `start` is given the costs."""
+        self._calibration.recall(estimates.seen, estimates.accepted)
+
     def survival(self) -> Floats:
         """Probability that the first 1 to K drafts are all accepted, [K]."""
         return np.cumprod(self._rates())
@@ -74,14 +85,20 @@ class UniformLength:
         """Probability that each draft is accepted if those before it were, [K]."""
         return self._calibration.acceptance(np.ones((1, self.max_draft)))[0]
 
-    def choose(self, num_requests: int) -> int:
-        """Drafts for each of so many requests in the next step."""
+    def choose(self, num_requests: int, context: float = 0.0) -> int:
+        """Drafts for each of so many requests in the next step.
+
+        Args:
+            num_requests: R.
+            context: tokens of context of all of them.
+        """
         if self.costs is None or not num_requests:
             return self.max_draft
         self.speedup = 1.0
         gain = np.concatenate([[0.0], np.cumsum(self.survival())])[self._choices]
-        drafting = float(self.costs.draft.at(num_requests * (1 + self.max_draft)))
-        seconds = self.costs.decoding(num_requests, num_requests * (1 + self._choices))
+        drafting = self.costs.block(num_requests * (1 + self.max_draft), context)
+        rows = num_requests * (1 + self._choices)
+        seconds = self.costs.decoding(num_requests, rows, context, context / num_requests)
         seconds = seconds + drafting * (self._choices > 0)
         rates = num_requests * (1 + gain) / seconds
         best = int(rates.argmax())
@@ -118,7 +135,7 @@ class UniformLength:
             self._learn_acceptance(step, verified, accepted)
         if self.costs is None or not step.target_seconds:
             return None
-        drafting = float(self.costs.draft.at(step.draft_rows)) if step.draft_rows else 0.0
+        drafting = self.costs.block(step.draft_rows)
         alone = replace(step, target_seconds=step.target_seconds - drafting, draft_rows=0)
         return self.costs.observe(alone)
 

@@ -17,7 +17,7 @@ from support.pairs import drafter_config, save_drafter
 from vllm_dflash.checkpoint.pairing import PairingTarget
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.options import DFlashOptions, from_json
 from vllm_dflash.config.pair import check_weights, resolve, target_facts
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
@@ -116,6 +116,18 @@ def test_the_users_word_on_adaptive_verification(
 ) -> None:
     settings = SpeculativeSettings(model=str(drafter), enable_adaptive_verification=written)
     assert resolve(settings, drafter_config(), target(), parallel(1)).may_trim is may_trim
+
+
+def test_the_folder_for_what_was_learned(drafter: Path, tmp_path: Path) -> None:
+    """It is made, and the workers hear of it; where it cannot be, no process starts."""
+    folder = tmp_path / "kept"
+    settings = SpeculativeSettings(model=str(drafter), estimates_folder=str(folder))
+    options = resolve(settings, drafter_config(), target(), parallel(1))
+    assert from_json(options.to_json()).estimates_folder == str(folder)
+    folder.rmdir()
+    folder.touch()
+    with pytest.raises(ValueError, match=r"estimates_folder .*nothing can be written there"):
+        resolve(settings, drafter_config(), target(), parallel(1))
 
 
 def test_overrides_reach_the_options(drafter: Path) -> None:

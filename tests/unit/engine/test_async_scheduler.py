@@ -1,6 +1,7 @@
 """The asynchronous scheduler: what it learns from a step's output, and what it asks for."""
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,23 +11,22 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
 
+from support.bare_scheduler import CONTEXT_TOKENS, take_vllm_out
 from support.fake_time import FakeTime
 from support.planner_world import profiled_costs
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.engine import estimates_file
+from vllm_dflash.engine.estimates_file import EstimatesFile, Memory
 from vllm_dflash.engine.figures import take_figures
 from vllm_dflash.engine.scheduler import DFlashAsyncScheduler, WorkerFacts, attach_facts
+from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.survival import CONFIDENCE_KNOTS
 from vllm_dflash.planning.uniform_length import UniformLength
 
 
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> DFlashAsyncScheduler:
-    monkeypatch.setattr(AsyncScheduler, "__init__", lambda self: None)
-    monkeypatch.setattr(AsyncScheduler, "update_from_output", lambda *_: {0: EngineCoreOutputs()})
-    monkeypatch.setattr(AsyncScheduler, "_update_after_schedule", lambda *_: None)
-    monkeypatch.setattr(DFlashOptions, "of", lambda _: SimpleNamespace(draft_length="adaptive"))
-    monkeypatch.setattr(AsyncScheduler, "num_spec_tokens", 7, raising=False)
-    monkeypatch.setattr(AsyncScheduler, "vllm_config", None, raising=False)
+    take_vllm_out(monkeypatch, 7)
     return DFlashAsyncScheduler()
 
 
@@ -90,6 +90,31 @@ def test_what_workers_found_out_comes_with_the_first_output(
             lengths.observe(Step(["a"], np.array([1 + accepted]), 8, np.array([7])))
         chosen |= {planned(scheduler, size) for size in (1, 4, 8, 16, 32)}
     assert chosen == {0, 5, 7}
+
+
+def test_what_was_learned_comes_with_it_and_is_kept_at_the_end(
+    scheduler: DFlashAsyncScheduler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(estimates_file, "LEAST_STEPS", 2)
+    monkeypatch.setattr(AsyncScheduler, "shutdown", lambda _: None)
+    seen = np.ones((7, len(CONFIDENCE_KNOTS)))
+    recalled = Estimates(profiled_costs(), seen, 0.1 * seen, np.zeros(2))
+    file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"})
+    scheduled, output = step({"a": 0}, {"a": 1})
+    attach_facts(output, WorkerFacts(recalled.costs, range(8), memory=Memory(file, recalled)))
+    scheduler.shutdown()  # nothing is there to be kept
+    scheduler.update_from_output(scheduled, output)
+    assert scheduler.lengths is not None
+    assert scheduler.lengths.survival()[0] < 0.5
+    scheduler.update_from_output(*step({}, {}))  # of nobody
+    scheduler.shutdown()
+    assert list(tmp_path.iterdir()) == []
+    scheduler.update_from_output(*step({"a": 3}, {"a": 4}))
+    scheduler.shutdown()
+    kept = file.read(7, 64)
+    assert kept is not None
+    assert kept.to_dict() == scheduler.lengths.estimates().to_dict()
+    assert kept.seen.sum() == pytest.approx(seen.sum() + 3, rel=0.01)
 
 
 @pytest.mark.parametrize("adapts", [True, False])
@@ -206,7 +231,7 @@ def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
     assert policy is not None
     policy.start(profiled_costs(), range(8))
 
-    def choose(num_requests: int) -> int:
+    def choose(num_requests: int, context: float) -> int:
         clock.now += 0.001
         policy.speedup = 1.5
         return 2
@@ -235,7 +260,7 @@ def test_the_expected_speedup_is_that_of_the_length_chosen_last() -> None:
     policy.start(costs, range(8))
     best, seconds = policy.choose(2), costs.plain(2)
     survival = policy.survival()[:best].sum()
-    taken = costs.decoding(2, np.array(2 * (1 + best))) + costs.draft.at(2 * 8)
+    taken = costs.decoding(2, np.array([2 * (1 + best)]))[0] + costs.block(2 * 8)
     assert best > 0
     assert policy.speedup == pytest.approx((1 + survival) * seconds / taken)
     speedup = policy.speedup
@@ -248,7 +273,7 @@ def test_the_expected_speedup_is_that_of_the_length_chosen_last() -> None:
 def test_skipped_steps_are_counted(
     scheduler: DFlashAsyncScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(UniformLength, "choose", lambda self, num_requests: 0)
+    monkeypatch.setattr(UniformLength, "choose", lambda *_: 0)
     sent = run(scheduler, monkeypatch, [step({"a": 0}, {"a": 1}), step({"a": 0}, {"a": 1})])
     assert sent["skipped_steps"] == 2
     assert "drafted_steps" not in sent
@@ -261,3 +286,17 @@ def test_a_fixed_length_is_counted_without_a_planner(
     scheduler.lengths = None
     sent = run(scheduler, monkeypatch, [step({"a": 7, "b": 7}, {"a": 1, "b": 8}, next_drafts=7)])
     assert sent == {"drafted_steps": 1, "drafted_requests": 2, "planned_tokens": 14}
+
+
+def test_lengths_are_chosen_and_steps_judged_by_their_contexts(
+    scheduler: DFlashAsyncScheduler, observed: list[Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a request that was aborted while its step ran, nothing is known any more."""
+    asked: list[tuple[int, float]] = []
+    monkeypatch.setattr(UniformLength, "choose", lambda _, *what: asked.append(what) or 0)
+    planned(scheduler, 3)
+    assert asked == [(3, 3.0 * CONTEXT_TOKENS)]
+    requests = {"b": SimpleNamespace(num_computed_tokens=7)}
+    monkeypatch.setattr(AsyncScheduler, "requests", requests)
+    scheduler.update_from_output(*step({"a": 0, "b": 0}, {"a": 1, "b": 1}))
+    assert observed[0].context_lens.tolist() == [0, 7]

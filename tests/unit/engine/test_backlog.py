@@ -97,6 +97,21 @@ def test_rows_wait_until_a_request_that_has_their_block_is_drafted() -> None:
     assert cache.stores == 1
 
 
+def test_rows_that_are_stored_at_once_replace_those_that_waited() -> None:
+    cache = Cache()
+    backlog = make(cache)
+    add(backlog, [4, 5, 6], 1.0)
+    assert len(backlog.rows) == 3
+    fresh, position = row(5, 2.0)
+    stored = backlog.store_new(torch.tensor([fresh]), torch.tensor([position]), torch.tensor([5]))
+    assert stored == 1
+    assert waiting(backlog) == {4: row(4, 1.0), 6: row(6, 1.0)}
+    assert len(backlog.rows) == 2
+    assert backlog.store(table([1]), np.array([4])) == 2
+    assert cache.rows == {4: row(4, 1.0), 5: row(5, 2.0), 6: row(6, 1.0)}
+    assert len(backlog.rows) == 0
+
+
 def test_rows_that_wait_are_copies_of_what_the_next_step_overwrites() -> None:
     """Nothing settles in between, neither by looking nor otherwise."""
     cache = Cache()

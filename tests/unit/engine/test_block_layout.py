@@ -1,5 +1,7 @@
 """Row layout against naive element-wise oracles."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from vllm_dflash.engine.block_layout import (
     bonus_tokens,
     draft_limits,
     kept_rows,
+    length_limits,
     split_drafts,
 )
 
@@ -181,3 +184,14 @@ def test_drafts_end_before_the_first_that_is_not_finite(finite: list[list[bool]]
             expected.append(first + offset)
         assert got == expected
         first += len(request)
+
+
+def test_a_request_ends_behind_its_prompt_and_what_it_asked_for() -> None:
+    def request(max_tokens: int | None) -> SimpleNamespace:
+        params = SimpleNamespace(max_tokens=max_tokens)
+        return SimpleNamespace(num_prompt_tokens=50, sampling_params=params)
+
+    pooling = SimpleNamespace(num_prompt_tokens=50, sampling_params=None)
+    requests = {"a": request(10), "b": request(10_000), "c": request(None), "d": pooling}
+    limits = length_limits(requests, list(requests), 256)
+    assert limits.tolist() == [60, 256, 256, 256]

@@ -8,9 +8,8 @@ import pytest
 from vllm_dflash.engine import length_control
 from vllm_dflash.engine.length_control import LengthControl
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.costs import StepEstimate
 from vllm_dflash.planning.fixed_length import FixedLength
-from vllm_dflash.planning.step import Plan, Step, StepClock
+from vllm_dflash.planning.step import Plan, Step, StepClock, StepEstimate
 
 
 @pytest.fixture

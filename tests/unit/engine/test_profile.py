@@ -9,6 +9,7 @@ import torch
 
 from support.fake_time import FakeTime
 from vllm_dflash.engine import profile
+from vllm_dflash.engine.block_layout import BlockInputs
 from vllm_dflash.engine.profile import (
     measure_curve,
     profile_v1,
@@ -86,57 +87,77 @@ ROWS = [1, 2, 3, 4, 8, 12]
 """Of 4 requests and 2 drafts: batches of one row each, then full ones of several."""
 
 
-def test_v1_what_each_part_costs(fake: FakeTime) -> None:
-    """The target without the drafter, the drafter with its head, and storing to no slot."""
-    ran: list[str] = []
+class MadeUp:
+    """A V1 runner and its proposer of 4 requests and 2 drafts, whose work takes set times.
 
-    def takes(part: str, milliseconds: float) -> None:
-        ran.append(part)
-        fake.now += milliseconds / 1000
+    Each token of context takes a microsecond in a plain step, two more for each draft behind it,
+    and ten in a block.
+    """
 
-    def target(count: int, *, force_attention: bool, profile_seq_lens: int) -> Any:
-        assert (proposer.runs_target_alone, force_attention, profile_seq_lens) == (True, True, 100)
-        takes("target", 10 + count)
+    max_batch_size, max_num_tokens, num_speculative_tokens, feature_width = 4, 64, 2, 6
+    dtype, block_size, spec = torch.float32, 16, SimpleNamespace(mask_token_id=9)
+    runs_target_alone = False
+
+    def __init__(self, fake: FakeTime, max_model_len: int) -> None:
+        self.time, self.max_model_len = fake, max_model_len
+        self.ran: list[str] = []
+        self.drafter = self.block = self
+        self.model = SimpleNamespace(
+            compute_logits=lambda hidden: self.takes("head", len(hidden)),
+            context=SimpleNamespace(store=self.store),
+        )
+
+    def takes(self, part: str, milliseconds: float) -> None:
+        self.ran.append(part)
+        self.time.now += milliseconds / 1000
+
+    def _dummy_run(
+        self, count: int, *, force_attention: bool, profile_seq_lens: int, uniform_decode: bool
+    ) -> Any:
+        assert (self.runs_target_alone, force_attention) == (True, True)
+        assert profile_seq_lens + 3 <= self.max_model_len
+        reads = 1 + 2 * (count - 1) if uniform_decode else 1
+        self.takes("target", 10 + count + reads * profile_seq_lens / 1000)
         return torch.zeros(count, 2), None
 
-    def block(metadata: None, slots: Any, ids: torch.Tensor, positions: torch.Tensor) -> Any:
-        assert not proposer.runs_target_alone
-        takes("block", 3 * len(ids))
-        assert len(ids) == len(positions)
-        return torch.zeros(len(ids), 2)
+    def draft(self, inputs: BlockInputs, table: torch.Tensor) -> None:
+        assert not self.runs_target_alone
+        assert (inputs.slots == -1).all()
+        assert table.shape == (len(inputs.requests), -(-self.max_model_len // self.block_size))
+        assert inputs.positions.max() < self.max_model_len
+        self.takes("block", 3 * len(inputs.input_ids) + inputs.positions[0] / 100)
 
-    def store(features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+    def store(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         assert features.shape == (len(slots), 6)
         assert positions.tolist() == list(range(len(slots)))
         assert set(slots.tolist()) == {-1}
-        takes("store", 0.5 * len(slots))
+        self.takes("store", 0.5 * len(slots))
 
-    proposer: Any = SimpleNamespace(
-        max_batch_size=4,
-        num_speculative_tokens=2,
-        feature_width=6,
-        dtype=torch.float32,
-        max_model_len=100,
-        runs_target_alone=False,
-        block=SimpleNamespace(run=block, pick=lambda hidden: takes("pick", 2 * len(hidden))),
-        model=SimpleNamespace(context=SimpleNamespace(store=store)),
-    )
-    runner: Any = SimpleNamespace(
-        drafter=proposer,
-        max_num_tokens=64,
-        max_model_len=100,
-        _dummy_run=target,
-        model=SimpleNamespace(compute_logits=lambda hidden: takes("head", len(hidden))),
-    )
+
+def test_v1_what_each_part_costs(fake: FakeTime) -> None:
+    """The target without the drafter; blocks and storing behind a step of the target."""
+    runner: Any = MadeUp(fake, max_model_len=103)
     costs = profile_v1(runner, lambda seconds: seconds)
-    for curve, expected in (
-        (costs.verify, [10 + 2 * count for count in ROWS]),
-        (costs.draft, [5 * count for count in ROWS]),
-        (costs.context, [0.5 * count for count in ROWS]),
+    for curve, counts, expected in (
+        (costs.verify, ROWS, [10.1 + 2 * count for count in ROWS]),
+        (costs.draft, [2, 3, 6, 12], [3 * count + 1 for count in (2, 3, 6, 12)]),
+        (costs.context, [1, 2, 4, 8], [0.5, 1, 2, 4]),
     ):
-        assert curve.counts.tolist() == ROWS
+        assert curve.counts.tolist() == counts
         assert curve.seconds * 1000 == pytest.approx(expected)
-    assert ran == ["target", "head"] * 24 + ["block", "pick"] * 24 + ["store"] * 24
+    behind = ["target", "head"]
+    drafted, stored = (
+        4 * [*["block"], *3 * [*behind, "block"]],
+        4 * ["store", *3 * [*behind, "store"]],
+    )
+    assert runner.ran == behind * 24 + drafted + stored
+    assert costs.attention == (0.0, 0.0, 0.0)  # no context could be much longer
+
+
+def test_v1_what_long_contexts_cost(fake: FakeTime) -> None:
+    runner: Any = MadeUp(fake, max_model_len=20_000)
+    costs = profile_v1(runner, lambda seconds: seconds)
+    assert np.array(costs.attention) == pytest.approx([1e-6, 2e-6, 1e-5])
 
 
 def test_v2_the_drafter_is_what_a_step_takes_longer_with_it(

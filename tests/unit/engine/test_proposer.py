@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,6 +100,29 @@ def test_context_kept_back_gives_the_same_drafts(pair: Pair) -> None:
     assert not stored
     assert harness.step([Row(0, whole[40:], bonus=3)]) == expected
     assert stored == [60]  # request 1 ended undrafted, so its rows never were
+
+
+def test_context_does_not_wait_while_all_are_drafted(pair: Pair) -> None:
+    """Nor what else there is of a batch: and rows that waited for the same slots are forgotten."""
+    whole = features(60, 0)
+    expected = [DrafterHarness(pair).step([Row(0, whole[:n], bonus=3)]) for n in (33, 40, 60)]
+    harness = DrafterHarness(pair)
+    proposer = harness.proposer
+    proposer.adapt_lengths(profiled_costs())
+    proposer.lengths.policy = FixedLength(7)
+    assert proposer.backlog is not None
+    added = []
+    add = proposer.backlog.add
+    proposer.backlog.add = lambda *rows: (added.append(len(rows[0])), add(*rows))[1]
+    drafts = [
+        harness.step([Row(0, whole[start:end], bonus=3)])
+        for start, end in ((0, 33), (33, 40), (40, 60))
+    ]
+    assert drafts == expected
+    assert added == [33]
+    assert len(proposer.backlog.rows) == 0
+    harness.step([Row(0, features(1, 1)), Row(1, features(5, 2))])  # another batch
+    assert added == [33, 6]
 
 
 def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> None:
@@ -237,18 +259,6 @@ def test_a_steps_rows_are_those_of_the_target(harness: Harness) -> None:
     harness.step([Row(0, features(1, 2)), Row(1, features(1, 3))])
     assert [step.rows for step in seen] == [13, 2]
     assert [step.num_requests for step in seen] == [2, 2]
-
-
-def test_a_request_ends_behind_its_prompt_and_what_it_asked_for(harness: Harness) -> None:
-    def request(max_tokens: int | None) -> SimpleNamespace:
-        params = SimpleNamespace(max_tokens=max_tokens)
-        return SimpleNamespace(num_prompt_tokens=50, sampling_params=params)
-
-    pooling = SimpleNamespace(num_prompt_tokens=50, sampling_params=None)
-    requests = {"a": request(10), "b": request(10_000), "c": request(None), "d": pooling}
-    harness.requests = requests  # type: ignore[attr-defined]
-    limits = harness.proposer._length_limits(list(requests))
-    assert limits.tolist() == [60, 256, 256, 256]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import pytest
 
 from vllm_dflash.engine.figures import FIGURES
 from vllm_dflash.engine.statistics import CostRecord, DraftStatistics
-from vllm_dflash.planning.costs import StepEstimate
-from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.step import Plan, Step, StepEstimate
 
 NO_TIME = {"estimated": 0.0, "measured": 0.0}
 NOTHING = {

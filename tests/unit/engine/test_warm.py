@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+import numba
 import torch
 from torch._dynamo.callback import callback_handler
 from vllm.compilation.counter import compilation_counter
@@ -40,6 +41,16 @@ def test_captures_and_compilations_are_counted() -> None:
     compiled = state.to_dict()["captures_after_warmup"]
     compilation_counter.num_cudagraph_captured -= 1
     assert compiled == 2
+
+
+def test_compilations_of_numba_are_counted() -> None:
+    state, twice = WarmState(list), numba.njit(lambda x: 2 * x)
+    twice(1)
+    state.seal()
+    twice(2)
+    assert state.to_dict()["captures_after_warmup"] == 0
+    twice(2.0)
+    assert state.to_dict()["captures_after_warmup"] == 1
 
 
 def test_nobody_keeps_a_state_whose_engine_has_ended() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dflash.planning import Bools, Floats
-from vllm_dflash.planning.candidates import Candidates, select
+from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning.candidates import cut_chains, select
 
 # Few different values, so that ties are common.
 rates = st.sampled_from([0.0, 0.25, 0.5, 0.75, 0.9, 1.0])
@@ -17,52 +17,52 @@ prices = st.floats(0, 5)
 
 
 @st.composite
-def forests(draw: st.DrawFn) -> Candidates:
-    """Up to eight nodes, each the child of an earlier one or of the bonus token."""
+def forests(draw: st.DrawFn) -> tuple[Ints, Floats]:
+    """Up to eight nodes, each the child of an earlier one or of the bonus token (-1): parents and
+    survival."""
     count = draw(st.integers(0, 8))
     parents = [draw(st.integers(-1, node - 1)) for node in range(count)]
     survival: list[float] = []
     for parent in parents:
         survival.append(draw(rates) * (1.0 if parent < 0 else survival[parent]))
-    return Candidates(np.zeros(count, int), np.array(parents, int), np.array(survival))
+    return np.array(parents, int), np.array(survival, float)
 
 
-def worth(chosen: Bools, candidates: Candidates, seconds: Floats, price: float) -> float:
-    return float(candidates.survival[chosen].sum() - price * seconds[chosen.sum()])
+def value(chosen: Bools, worth: Floats, seconds: Floats, price: float) -> float:
+    return float(worth[chosen].sum() - price * seconds[chosen.sum()])
 
 
-def is_closed(chosen: Bools, candidates: Candidates) -> bool:
+def is_closed(chosen: Bools, parents: Ints) -> bool:
     """Whether every chosen token's parent is chosen too."""
-    parents = candidates.parent[chosen]
-    return bool(chosen[parents[parents >= 0]].all())
+    needed = parents[chosen]
+    return bool(chosen[needed[needed >= 0]].all())
 
 
-@given(forests(), steps, prices)
+@given(forests(), steps, prices, st.floats(0, 0.5))
 def test_selection_is_the_best_of_all_closed_sets(
-    candidates: Candidates, increments: list[float], price: float
+    forest: tuple[Ints, Floats], increments: list[float], price: float, toll: float
 ) -> None:
-    count = len(candidates.survival)
+    """Also where each token costs something of its own, so that it may be worth less than none."""
+    parents, survival = forest
+    worth, count = survival - toll, len(parents)
     seconds = np.concatenate([[0.0], np.cumsum(increments)])[: count + 1]
-    chosen = select(candidates, seconds, price)
-    assert is_closed(chosen, candidates)
+    chosen = select(worth, seconds, price)
+    assert is_closed(chosen, parents)
     sets = (np.array(bits, dtype=bool) for bits in product([False, True], repeat=count))
-    best = max(worth(one, candidates, seconds, price) for one in sets if is_closed(one, candidates))
-    assert worth(chosen, candidates, seconds, price) >= best - 1e-9
+    best = max(value(one, worth, seconds, price) for one in sets if is_closed(one, parents))
+    assert value(chosen, worth, seconds, price) >= best - 1e-9
 
 
 @given(chains, st.lists(st.integers(0, 3), min_size=3, max_size=3), steps, prices)
 def test_chains_are_cut_where_it_is_best(
     conditional: list[list[float]], limits: list[int], increments: list[float], price: float
 ) -> None:
-    """The lengths that follow from the selection, against every combination of lengths."""
+    """Against every combination of lengths."""
     survival = np.cumprod(np.array(conditional), axis=1)
     limit = np.array(limits[: len(survival)])
-    candidates = Candidates.chains(survival, limit)
-    count = len(candidates.survival)
-    assert count == limit.sum()
-    seconds = np.concatenate([[0.0], np.cumsum(increments)])[: count + 1]
-    chosen = select(candidates, seconds, price)
-    lengths = np.bincount(candidates.request[chosen], minlength=len(survival))
+    seconds = np.concatenate([[0.0], np.cumsum(increments)])[: limit.sum() + 1]
+    lengths = cut_chains(survival, limit, seconds, price)
+    assert (lengths <= limit).all()
 
     def value(combination: tuple[int, ...]) -> float:
         gain = sum(survival[row, :length].sum() for row, length in enumerate(combination))
@@ -79,34 +79,26 @@ def test_the_best_rate_is_its_own_price(
     """Priced at the best tokens per second to be had, the selection attains it (Dinkelbach)."""
     survival = np.cumprod(np.array(conditional), axis=1)
     requests, width = survival.shape
-    candidates = Candidates.chains(survival, np.full(requests, width))
     seconds = 0.1 + np.concatenate([[0.0], np.cumsum(increments)])[: survival.size + 1]
     best = max(
         (requests + sum(survival[row, :length].sum() for row, length in enumerate(lengths)))
         / seconds[sum(lengths)]
         for lengths in product(range(width + 1), repeat=requests)
     )
-    chosen = select(candidates, seconds, best)
+    chosen = select(survival.ravel(), seconds, best)
     rate = (requests + survival.ravel()[chosen].sum()) / seconds[chosen.sum()]
     assert np.isclose(rate, best)
 
 
-def test_chains_stand_one_behind_the_other() -> None:
-    survival = np.array([[0.9, 0.8, 0.7], [0.6, 0.5, 0.4], [0.3, 0.2, 0.1], [0.9, 0.0, 0.0]])
-    chains = Candidates.chains(survival, np.array([3, 0, 2, 1]))
-    assert chains.request.tolist() == [0, 0, 0, 2, 2, 3]
-    assert chains.parent.tolist() == [-1, 0, 1, -1, 3, -1]
-    assert chains.survival.tolist() == [0.9, 0.8, 0.7, 0.3, 0.2, 0.9]
-
-
 def test_of_equals_the_first_are_chosen_and_no_more_than_pay() -> None:
-    candidates = Candidates.chains(np.array([[0.5, 0.5], [0.9, 0.5], [0.5, 0.5]]), np.full(3, 2))
+    worth = np.array([0.5, 0.5, 0.9, 0.5, 0.5, 0.5])
     seconds = np.array([0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0])  # three are free
-    chosen = select(candidates, seconds, price=1.0)
+    chosen = select(worth, seconds, 1.0)
     assert chosen.tolist() == [True, True, True, False, False, False]
+    assert cut_chains(worth.reshape(3, 2), np.full(3, 2), seconds, 1.0).tolist() == [2, 1, 0]
 
 
 def test_nothing_is_worth_verifying_at_a_high_price() -> None:
-    candidates = Candidates.chains(np.array([[0.9, 0.8]]), np.array([2]))
-    assert not select(candidates, np.array([1.0, 2.0, 3.0]), price=1.0).any()
-    assert select(candidates, np.array([1.0, 2.0, 3.0]), price=0.5).all()
+    worth, seconds = np.array([0.9, 0.8]), np.array([1.0, 2.0, 3.0])
+    assert not select(worth, seconds, 1.0).any()
+    assert select(worth, seconds, 0.5).all()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from support.planner_world import VERIFY_MS, curve, profiled_costs
-from vllm_dflash.planning.costs import LARGEST_SURPRISE, LearnedTime
+from vllm_dflash.planning.curves import LARGEST_SURPRISE, LearnedTime
 from vllm_dflash.planning.step import Step
 
 
@@ -93,7 +93,7 @@ def test_no_step_is_thought_to_take_no_time() -> None:
     costs = profiled_costs()
     for _ in range(50):
         costs.observe(timed(64, 64, 0.0))
-    assert (costs.step(1, np.array([1, 8])) > 0).all()
+    assert (costs.decoding(1, np.array([1, 8])) > 0).all()
 
 
 def test_steps_shared_with_prompts_leave_less_to_gain() -> None:
@@ -101,11 +101,12 @@ def test_steps_shared_with_prompts_leave_less_to_gain() -> None:
     costs = profiled_costs()
     tokens = np.array([8, 16, 24])
     alone = costs.decoding(8, tokens)
-    assert alone == pytest.approx(costs.step(8, tokens))
     for _ in range(400):
         costs.observe_batch(64)
     shared = costs.decoding(8, tokens)
-    assert shared == pytest.approx(costs.step(8, tokens + 64) - costs.verify.at(64), rel=1e-3)
+    assert shared == pytest.approx(
+        profiled_costs().decoding(8, tokens + 64) - costs.verify.at(64), rel=1e-3
+    )
     assert (shared < alone).all()
     # Relative to a plain step, verifying is dearer than it is alone.
     assert shared[1] / shared[0] > alone[1] / alone[0]
@@ -117,7 +118,7 @@ def test_steps_shared_with_prompts_leave_less_to_gain() -> None:
 def test_no_decoding_is_thought_to_be_free() -> None:
     """Steps faster than their profile, shared with prompts on a flat stretch of the curve."""
     costs = profiled_costs()
-    costs.verify = curve({1: 1.0, 64: 1.0, 128: 1.0})
+    costs.records["verify"] = curve({1: 1.0, 64: 1.0, 128: 1.0}).records
     for _ in range(100):
         costs.observe(timed(8, 8, 0.0001))
         costs.observe_batch(60)

@@ -6,7 +6,7 @@ Calibration and bias have tests of their own; here, a second pair of them is fed
 import numpy as np
 import pytest
 
-from support.planner_world import names, step_of
+from support.planner_world import curve, names, step_of
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.step import Plan, Step
@@ -72,8 +72,7 @@ def test_rows_that_others_verify_make_drafts_dearer() -> None:
     """Decoding is charged for the whole batch, from its number of requests on."""
     ours = ToldPlanner(1)
     # From 4 rows on a row costs a tenth.
-    ours.costs.verify.counts = np.array([0.0, 4.0, 14.0])
-    ours.costs.verify.seconds = np.array([0.010, 0.014, 0.015])
+    ours.costs.records["verify"] = curve({0: 10.0, 4: 14.0, 14: 15.0}).records
     assert draft(ours, [[0.5]] * 3, [1, 1, 1], price=700).tolist() == [1, 1, 1]
     assert draft(ours, [[0.5]], [1], price=700).tolist() == [0]
 
@@ -202,16 +201,21 @@ def test_a_new_request_leaves_the_others_what_they_have_learned() -> None:
     assert hard == pytest.approx(new * 8 / (0.9 + 8))
 
 
+def prompts_of(ours: ToldPlanner) -> list[float]:
+    """The share of steps with prompt rows, and how many those have."""
+    return [float(ours.costs.records[name][0]) for name in ("prompt_share", "prompt_rows")]
+
+
 def test_what_steps_hold_and_cost_is_learned() -> None:
     """Whether time is known or not, what of the step was prompt is."""
     ours = ToldPlanner(1)
     prompt = Step(["a", "b"], np.array([1, 0]), rows=41)
     assert ours.observe(prompt) is None
-    assert (ours.costs.prompt_share, ours.costs.prompt_rows) == (1 / 32, 40)
+    assert prompts_of(ours) == [1 / 32, 40]
     timed = decoding([1, 1])
     timed.target_seconds = 0.013
     estimate = ours.observe(timed)
     assert estimate is not None
     assert estimate.target_seconds == pytest.approx(0.012)  # as it was before
     assert ours.costs.plain_level.at(2) == pytest.approx(0.001)
-    assert ours.costs.prompt_share == pytest.approx(31 / 32 / 32)
+    assert prompts_of(ours)[0] == pytest.approx(31 / 32 / 32)

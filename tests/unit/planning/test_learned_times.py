@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from support.planner_world import curve, straight_costs
-from vllm_dflash.planning.costs import Curve, LearnedTime, StepCosts
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.curves import Curve, LearnedTime
 from vllm_dflash.planning.step import Step
 
 
@@ -146,7 +147,7 @@ def test_a_steps_estimate_has_four_parts() -> None:
 def test_no_step_takes_less_than_half_its_forward_pass() -> None:
     costs = straight_costs()
     costs.plain_level.correct(1, -0.007, 1)
-    assert costs.step(1, np.array([1, 2, 10])) * 1000 == pytest.approx([5.5, 6.0, 13.0])
+    assert costs.decoding(1, np.array([1, 2, 10])) * 1000 == pytest.approx([5.5, 6.0, 13.0])
 
 
 def test_an_undrafted_step_teaches_the_plain_level_and_the_curve() -> None:
@@ -208,7 +209,7 @@ def test_prompt_rows_are_learned_at_a_thirty_second_a_step() -> None:
     seen = []
     for prompt_rows in (0, 64, 32, 0, 1):
         costs.observe_batch(prompt_rows)
-        seen.append((costs.prompt_share, costs.prompt_rows))
+        seen.append([costs.records[name][0] for name in ("prompt_share", "prompt_rows")])
     once, twice = 1 / 32, 63 / 1024
     faded = twice * 31 / 32
     expected = [
@@ -223,7 +224,7 @@ def test_prompt_rows_are_learned_at_a_thirty_second_a_step() -> None:
 
 def shared_with_prompts(share: float, rows: float) -> StepCosts:
     costs = straight_costs()
-    costs.prompt_share, costs.prompt_rows = share, rows
+    costs.records["prompt_share"], costs.records["prompt_rows"] = share, rows
     return costs
 
 
@@ -235,7 +236,7 @@ def test_decoding_beside_prompts_costs_what_it_adds() -> None:
     assert costs.decoding(1, np.array([1, 8])) * 1000 == pytest.approx(expected)
     assert costs.plain(8) * 1000 == pytest.approx(expected[1])
     # On a stretch where rows are dearer, no more than alone.
-    costs.verify = curve({0: 10.0, 64: 74.0, 128: 714.0})
+    costs.records["verify"] = curve({0: 10.0, 64: 74.0, 128: 714.0}).records
     assert costs.decoding(1, np.array([1, 8])) * 1000 == pytest.approx(
         [0.75 * 11 + 0.25 * 10, 18.0]
     )

@@ -6,14 +6,12 @@ scheduler is the real one, over a stand-in for vLLM's.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.engine import EngineCoreOutputs
 
+from support.bare_scheduler import take_vllm_out
 from support.fake_time import FakeTime
 from support.planner_world import curve
 from support.simulated_pipeline import (
@@ -23,7 +21,6 @@ from support.simulated_pipeline import (
     Pipeline,
     best_fixed,
 )
-from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.scheduler import DFlashAsyncScheduler
 from vllm_dflash.planning.costs import StepCosts
 
@@ -38,7 +35,7 @@ class Ours:
     def __init__(self, clock: FakeTime, *, scale: float, trims: bool) -> None:
         self.scheduler = DFlashAsyncScheduler()
         verify, draft = curve(GPU_VERIFY), curve(GPU_DRAFT)
-        verify.seconds = scale * verify.seconds
+        verify.seconds[:] *= scale
         costs = StepCosts(verify, draft, curve({1: 0.0, 2: 0.0}), max(BATCHES))
         assert self.scheduler.lengths is not None
         self.scheduler.lengths.start(costs, (0, MAX_DRAFT) if trims else CAPTURED, trims=trims)
@@ -53,12 +50,7 @@ class Ours:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     """The scheduler's time; vLLM's scheduler below ours does nothing."""
-    monkeypatch.setattr(AsyncScheduler, "__init__", lambda self: None)
-    monkeypatch.setattr(AsyncScheduler, "update_from_output", lambda *_: {0: EngineCoreOutputs()})
-    monkeypatch.setattr(AsyncScheduler, "_update_after_schedule", lambda *_: None)
-    monkeypatch.setattr(AsyncScheduler, "num_spec_tokens", MAX_DRAFT, raising=False)
-    monkeypatch.setattr(AsyncScheduler, "vllm_config", None, raising=False)
-    monkeypatch.setattr(DFlashOptions, "of", lambda _: SimpleNamespace(draft_length="adaptive"))
+    take_vllm_out(monkeypatch, MAX_DRAFT)
     time = FakeTime()
     for module in ("engine.scheduler", "planning.step"):
         monkeypatch.setattr(f"vllm_dflash.{module}.time", time)

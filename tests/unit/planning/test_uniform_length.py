@@ -193,7 +193,7 @@ def test_costs_learn_what_a_step_took_without_its_draft(draft_rows: int, draftin
     costs.observe(alone)
     assert policy.costs is not None
     rows = np.array([2, 4, 8])
-    assert policy.costs.step(2, rows) == pytest.approx(costs.step(2, rows))
+    assert policy.costs.decoding(2, rows) == pytest.approx(costs.decoding(2, rows))
     assert policy.costs.draft.seconds.tolist() == straight_costs().draft.seconds.tolist()
     assert (step.draft_rows, step.target_seconds) == (draft_rows, 0.015)
 

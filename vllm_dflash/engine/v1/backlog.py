@@ -67,9 +67,7 @@ class ContextBacklog:
         """
         count, capacity = len(features), self.rows.capacity
         if count > capacity // 4:
-            self.rows.drop(slots.numpy())
-            self._context.store(features, positions, slots)
-            return count
+            return self.store_new(features, positions, slots)
         start, displaced = self.rows.claim(count, min(STORED_AHEAD, capacity // 4))
         is_full = len(self._arrived) >= MAX_ARRIVED or start != self._arrived_rows.stop
         if is_full or self._arrived_rows.stop - self._arrived_rows.start >= MAX_ARRIVED_ROWS:
@@ -81,6 +79,14 @@ class ContextBacklog:
         first = self._arrived_rows.start if len(self._arrived) > 1 else start
         self._arrived_rows = slice(first, start + count)
         return stored
+
+    def store_new(
+        self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> int:
+        """Store rows that need not wait, as for `add`. Returns how many they are."""
+        self.rows.drop(slots.numpy())
+        self._context.store(features, positions, slots)
+        return len(features)
 
     def count(self, block_table: Ints, context_lens: Ints) -> Ints:
         """Rows that wait for each request's context, [R]; block table [R, B]."""

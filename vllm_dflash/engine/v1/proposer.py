@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,13 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.attention_groups import split_by_kind
-from vllm_dflash.engine.block_layout import block_inputs, bonus_tokens, draft_limits, kept_rows
+from vllm_dflash.engine.block_layout import (
+    block_inputs,
+    bonus_tokens,
+    draft_limits,
+    kept_rows,
+    length_limits,
+)
 from vllm_dflash.engine.length_control import LengthControl
 from vllm_dflash.engine.padding import have_own_drafts
 from vllm_dflash.engine.statistics import DraftStatistics
@@ -61,6 +67,8 @@ class PlannedProposer(DFlashProposer):
         self.warm = WarmState(self._persistent_buffers)
         self.step: Step | None = None
         """The one that runs, from when the target's output is there."""
+        self.all_drafted: Sequence[str] = ()
+        """The last batch, if all of it was drafted."""
         self.has_drafts = False
         """Whether any draft of the last step is to be verified."""
         self.runs_target_alone = False
@@ -170,7 +178,7 @@ class PlannedProposer(DFlashProposer):
             discard_request_mask.numpy()[:num_requests],
             gpu_input_batch.vocab_size,
         )
-        self.step = Step(gpu_input_batch.req_ids[:num_requests], produced)
+        self.step = Step(gpu_input_batch.req_ids[:num_requests], produced.astype(np.int64))
         return torch.from_numpy(bonus), torch.from_numpy(produced)
 
     def prepare_inputs_padded(
@@ -186,13 +194,13 @@ class PlannedProposer(DFlashProposer):
         assert self.step is not None
         if not any(spec_decode_metadata.num_draft_tokens):
             return common_attn_metadata, None, torch.zeros_like(valid_sampled_tokens_count)
-        drafted = np.array(spec_decode_metadata.num_draft_tokens, dtype=np.int32)
+        drafted = np.array(spec_decode_metadata.num_draft_tokens)
         produced = self.step.produced
         tells = (produced > 0) & have_own_drafts(self.step.ids, self.newly_admitted)
         self.step.verified = np.where(tells, drafted, 0)  # a discarded sample says nothing
         self.lengths.statistics.observe_verification(self.step)
         rejected = np.where(drafted > 0, drafted + 1 - produced, 0)
-        return common_attn_metadata, None, torch.from_numpy(rejected)
+        return common_attn_metadata, None, torch.from_numpy(rejected.astype(np.int32))
 
     @torch.inference_mode()
     def propose(
@@ -226,20 +234,19 @@ class PlannedProposer(DFlashProposer):
         step, batch = self.step, common_attn_metadata
         assert step is not None
         step.rows = batch.num_actual_tokens
-        num_rejected = np.zeros(batch.num_reqs, dtype=np.int32)
-        if num_rejected_tokens_gpu is not None:
-            num_rejected = num_rejected_tokens_gpu.numpy()
-        self.has_drafts = False
+        rejected = num_rejected_tokens_gpu
+        num_rejected = np.zeros(batch.num_reqs, np.int32) if rejected is None else rejected.numpy()
         self._take_context(step, target_positions, target_hidden_states, batch, num_rejected)
+        self.has_drafts, self.all_drafted = False, ()
         drafts: list[list[int]] = [[] for _ in step.ids]
+        context_lens = batch.seq_lens[: batch.num_reqs].numpy() - num_rejected
+        step.context_lens = context_lens.astype(np.int64)
         if self.lengths.take_skip(step):
             return drafts
 
-        context_lens = batch.seq_lens[: batch.num_reqs].numpy() - num_rejected
         block_table = batch.block_table_tensor.numpy()
-        step.limits = draft_limits(
-            context_lens, self._length_limits(step.ids), num_speculative_tokens, step.decoding
-        )
+        ends = length_limits(self.runner.requests, step.ids, self.length_limit)
+        step.limits = draft_limits(context_lens, ends, num_speculative_tokens, step.decoding)
         if self.backlog is not None:
             with step.timing("planning"):
                 step.waiting = self.backlog.count(block_table, context_lens)
@@ -268,6 +275,7 @@ class PlannedProposer(DFlashProposer):
         for request, tokens in zip(inputs.requests.tolist(), drafted.tokens, strict=True):
             drafts[request] = tokens[: lengths[request]]
         self.has_drafts = bool(lengths.any())
+        self.all_drafted = step.ids if plan.drafted.all() else ()
         return drafts
 
     def end_step(self) -> None:
@@ -304,17 +312,9 @@ class PlannedProposer(DFlashProposer):
         kept = features[rows], positions[rows], slots[rows]
         with step.timing("context"):
             if self.backlog is not None:
-                step.context_rows = self.backlog.add(*kept)
+                goes_on = step.ids == self.all_drafted  # it would not wait for long
+                take = self.backlog.store_new if goes_on else self.backlog.add
+                step.context_rows = take(*kept)
             else:
                 self.model.context.store(*kept)
                 step.context_rows = len(kept[0])
-
-    def _length_limits(self, ids: Collection[str]) -> Ints:
-        """Tokens each request may come to: its own end or the context limit, [R]."""
-        limits = np.full(len(ids), self.length_limit, dtype=np.int64)
-        for row, name in enumerate(ids):
-            request = self.runner.requests[name]
-            if request.sampling_params is not None and request.sampling_params.max_tokens:
-                end = request.num_prompt_tokens + request.sampling_params.max_tokens
-                limits[row] = min(limits[row], end)
-        return limits

@@ -23,11 +23,11 @@ class WaitingRows:
         self._slot_of = np.full(capacity, EMPTY)
         self._row_of = np.full(num_slots, EMPTY, dtype=np.int32)
         self._in_block = np.zeros(-(-num_slots // block_size), dtype=np.int32)
-        self._next = 0
+        self._next = self._count = 0
 
     def __len__(self) -> int:
         """How many rows wait."""
-        return int(self._in_block.sum())
+        return self._count
 
     def claim(self, count: int, ahead: int) -> tuple[int, Ints]:
         """Go on by `count` rows of the ring.
@@ -54,6 +54,7 @@ class WaitingRows:
         self._slot_of[start : start + len(slots)] = slots
         self._row_of[slots] = np.arange(start, start + len(slots))
         np.add.at(self._in_block, slots // self.block_size, 1)
+        self._count += len(slots)
 
     def free(self, rows: Ints) -> None:
         """These rows wait no longer; each once."""
@@ -61,10 +62,11 @@ class WaitingRows:
         self._row_of[slots] = EMPTY
         self._slot_of[rows] = EMPTY
         np.subtract.at(self._in_block, slots // self.block_size, 1)
+        self._count -= len(rows)
 
     def drop(self, slots: Ints) -> None:
         """Nothing waits for these slots any longer; some may be named twice."""
-        rows = self._rows_of(slots)
+        rows = self._rows_of(slots) if self._count else slots[:0]
         if len(rows):
             self.free(np.unique(rows))
 
@@ -75,11 +77,15 @@ class WaitingRows:
             block_table: blocks of each request, [R, B].
             context_lens: tokens in them, [R].
         """
+        if not self._count:
+            return np.zeros(len(context_lens), dtype=np.int64)
         used = self._used(context_lens)
         return (self._in_block[block_table[:, : used.shape[1]]] * used).sum(axis=1)
 
     def of(self, block_table: Ints, context_lens: Ints) -> Ints:
         """Rows that wait for slots of these requests' contexts, each once."""
+        if not self._count:
+            return np.zeros(0, dtype=np.int64)
         used = self._used(context_lens)
         blocks = np.unique(block_table[:, : used.shape[1]][used])
         blocks = blocks[self._in_block[blocks] > 0]

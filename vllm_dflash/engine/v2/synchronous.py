@@ -68,15 +68,18 @@ class SynchronousLengths:
         outcome = HostCopy(torch.stack([num_sampled, num_rejected]))  # [2, R]
         is_ahead = self.runs_ahead and self._drafted_last and most > 0
         drafts = run(True) if is_ahead else None
-        produced, rejected = outcome.wait()  # for the target, not for the block behind it
+        # For the target, not for the block behind it.
+        produced, rejected = outcome.wait().astype(np.int64)
         step = self.step = Step(batch.req_ids, produced, rows=batch.num_tokens)
         with step.timing("draft") if is_ahead else nullcontext():
             if batch.num_draft_tokens_per_req is not None:
                 own = have_own_drafts(step.ids, newly_admitted)
-                step.verified = np.where(step.decoding, batch.num_draft_tokens_per_req * own, 0)
+                verified = np.where(step.decoding, batch.num_draft_tokens_per_req * own, 0)
+                step.verified = verified.astype(np.int64)
                 self.lengths.statistics.observe_verification(step)
+            context = batch.num_computed_tokens_np + batch.num_scheduled_tokens - rejected
+            step.context_lens = context
             if not self.lengths.take_skip(step):
-                context = batch.num_computed_tokens_np + batch.num_scheduled_tokens - rejected
                 step.limits = draft_limits(context, limits, most, step.decoding)
                 self.lengths.plan(step)
         is_drafted = step.plan.width > 0

@@ -1,0 +1,77 @@
+"""An engine that is started again plans by what the one before it has learned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.engines import (
+    DFLASH,
+    SCHEDULING,
+    engine,
+    greedy,
+    held_out_prompts,
+    token_ids,
+    worker_of,
+)
+from support.log_lines import log_lines
+from support.planner_world import MAX_DRAFT, VERIFY_MS, curve
+from vllm_dflash.engine import estimates_file, worker
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.estimates import Estimates
+
+pytestmark = pytest.mark.usefixtures("runner")
+REQUESTS = 4
+
+
+def profiled(*_: Any) -> StepCosts:
+    """Drafting is all but free, so that there are drafts to learn from."""
+    almost_free = {1: 0.1, 64: 0.2}
+    return StepCosts(curve(VERIFY_MS), curve(almost_free), curve(almost_free), REQUESTS)
+
+
+def costs_before_a_step(llm: Any) -> StepCosts:
+    """What the planner starts from, whoever that is."""
+    if (facts := worker_of(llm)._facts_to_send) is not None:
+        return facts.costs
+    return worker_of(llm).drafter.lengths.policy.costs
+
+
+@pytest.mark.parametrize("scheduling", SCHEDULING)
+def test_the_second_start_recalls_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduling: str
+) -> None:
+    """Its costs to the last digit, without a profile; and the text is the same."""
+    monkeypatch.setattr(estimates_file, "LEAST_STEPS", 5)
+    folder = tmp_path / "made" / "by us"
+    settings = {
+        "speculative_config": {**DFLASH, "estimates_folder": str(folder)},
+        "max_num_seqs": REQUESTS,
+    }
+    prompts, params = held_out_prompts(REQUESTS), greedy(60, ignore_eos=True)
+    for profile in ("profile_v1", "profile_v2"):
+        monkeypatch.setattr(worker, profile, profiled)
+    with log_lines() as first, engine(scheduling, **settings) as llm:
+        text = token_ids(llm, prompts, params)
+    (path,) = folder.iterdir()
+    assert any(f"goes to {path}" in line for line in first)
+    written = json.loads(path.read_text())["estimates"]
+    known = Estimates.from_dict(written, MAX_DRAFT, REQUESTS)
+    assert known.seen.sum() > 0
+    assert known.costs.records != profiled().records
+
+    def no_profile(*_: Any) -> None:
+        raise AssertionError("it was profiled again")
+
+    for profile in ("profile_v1", "profile_v2"):
+        monkeypatch.setattr(worker, profile, no_profile)
+    with log_lines() as second, engine(scheduling, **settings) as llm:
+        assert costs_before_a_step(llm).records == known.costs.records
+        assert token_ids(llm, prompts, params) == text
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert any(f"planned from costs learned before, from {path}" in line for line in second)
+    assert stats["steps"] > 0
+    assert json.loads(path.read_text())["estimates"] != written

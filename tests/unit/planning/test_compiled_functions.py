@@ -1,0 +1,42 @@
+"""Compiled functions: where they are kept, and that an engine can start beside them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llvmlite.binding import ffi
+
+from vllm_dflash.planning import compiled as room
+from vllm_dflash.planning.compiled import compiled
+
+
+def test_they_are_kept_by_the_sources_of_the_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all of them: a compiled function holds those that it calls, from other files as well."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("compiled.py", "other.py"):
+        (tmp_path / name).write_text("one")
+    monkeypatch.setattr(room, "__file__", str(tmp_path / "compiled.py"))
+    before = room._cache_folder()
+    assert before.parent == tmp_path / "vllm_dflash"
+    assert room._cache_folder() == before
+    (tmp_path / "other.py").write_text("two")
+    assert room._cache_folder() != before
+
+
+def test_nobody_needs_a_place_to_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = tmp_path / "file"
+    nowhere.write_text("")
+    monkeypatch.setattr(room, "FOLDER", str(nowhere / "folder"))
+    assert compiled(lambda x: 2 * x)(21) == 42
+
+
+def test_a_wrong_shape_is_an_error_and_nobodys_memory() -> None:
+    with pytest.raises(IndexError):
+        compiled(lambda values: values[3])(np.zeros(3))
+
+
+def test_vllm_may_look_into_llvmlite() -> None:
+    """As `vllm.triton_utils.dispatcher` does with every object of every module."""
+    assert isinstance(vars(ffi.lib), dict)

@@ -1,0 +1,196 @@
+"""What an engine has learned, on disk: read when the next one of its kind starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import vllm
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+
+from vllm_dflash import __version__
+from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.engine.agreement import agreed_estimates
+from vllm_dflash.engine.log import logger
+from vllm_dflash.planning.estimates import Estimates, EstimatesError
+
+SCHEMA = 1
+"""To be raised when what is kept, or what it means, changes."""
+INTERVAL = 60.0
+"""Seconds between two times of writing."""
+LEAST_STEPS = 100
+"""Fewer steps have next to nothing to teach, so the file stays as it is."""
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def device_name() -> str:
+    """What steps take depends on: the GPU, or the CPU and how many of its cores work."""
+    if not current_platform.is_cpu():
+        return current_platform.get_device_name()
+    try:
+        found = re.search(r"^model name\s*: (.*)$", CPU_INFO.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return f"{found[1] if found else platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def engine_key(vllm_config: VllmConfig, runner: str) -> dict[str, Any]:
+    """All that makes an engine another one, as far as estimates go."""
+    options = DFlashOptions.of(vllm_config)
+    target, draft = vllm_config.model_config, vllm_config.speculative_config
+    assert draft is not None
+    return {
+        "vllm": vllm.__version__,
+        "vllm_dflash": __version__,
+        "target": target.model,
+        "target_revision": target.revision,
+        "quantization": str(target.quantization),
+        "dtype": str(target.dtype),
+        "enforce_eager": target.enforce_eager,
+        "drafter": options.drafter.model,
+        "drafter_revision": draft.revision,
+        # With K, and the drafter's config as it was read.
+        "options": json.loads(replace(options, estimates_folder=None).to_json()),
+        "max_num_seqs": vllm_config.scheduler_config.max_num_seqs,
+        "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
+        "runner": runner,
+        "async_scheduling": bool(vllm_config.scheduler_config.async_scheduling),
+        "device": device_name(),
+    }
+
+
+@dataclass(frozen=True)
+class EstimatesFile:
+    """The file of one kind of engine. Several may share it: the last one to write is read."""
+
+    folder: str
+    key: dict[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """Readable in front, for people; what tells it from others is behind."""
+        names = "_".join(Path(self.key[name]).name for name in ("target", "drafter"))
+        readable = re.sub(r"[^\w.-]", "-", names)[:100]
+        digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()
+        return Path(self.folder) / f"{readable}-{digest[:16]}.json"
+
+    def read(self, max_draft: int, max_requests: int) -> Estimates | None:
+        """What is there, if it is of use; the log says what is not. Never raises."""
+        try:
+            written = json.loads(self.path.read_text())
+            if not isinstance(written, dict) or written.get("schema") != SCHEMA:
+                raise EstimatesError("it was written by another version")
+            if written.get("key") != self.key:
+                raise EstimatesError("it is of another engine")
+            return Estimates.from_dict(written.get("estimates"), max_draft, max_requests)
+        except FileNotFoundError:
+            logger().info("what this engine learns of costs and drafts goes to %s", self.path)
+        except (OSError, ValueError, RecursionError) as error:
+            logger().warning("%s is not used, and will be replaced: %s", self.path, error)
+        return None
+
+    def write(self, estimates: dict[str, Any]) -> None:
+        """Replace the file as a whole, so nobody ever reads half of one. Raises `OSError`."""
+        written = {"schema": SCHEMA, "key": self.key, "estimates": estimates}
+        path = self.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{uuid.uuid4().hex}")
+        try:
+            part.write_text(json.dumps(written))
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+class EstimatesKeeper:
+    """Writes the file now and then, and at the end."""
+
+    def __init__(
+        self,
+        file: EstimatesFile,
+        estimates: Callable[[], Estimates],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Keep what `estimates` returns."""
+        self._file = file
+        self._estimates = estimates
+        self._clock = clock
+        self._due = clock() + INTERVAL
+        self._steps = 0
+        self._writer: threading.Thread | None = None
+        self._has_failed = False
+
+    def tick(self) -> None:
+        """A step has ended. Whatever a disk may take, no step waits for it."""
+        self._steps += 1
+        if self._steps < LEAST_STEPS or self._clock() < self._due:
+            return
+        if self._writer is not None and self._writer.is_alive():
+            return
+        self._due, self._steps = self._clock() + INTERVAL, 0
+        learned = self._estimates().to_dict()
+        self._writer = threading.Thread(target=self._write, args=(learned,), daemon=True)
+        self._writer.start()
+
+    def close(self) -> None:
+        """The engine ends."""
+        if self._writer is not None:
+            self._writer.join()
+        if self._steps >= LEAST_STEPS:
+            self._steps = 0
+            self._write(self._estimates().to_dict())
+
+    def _write(self, estimates: dict[str, Any]) -> None:
+        try:
+            self._file.write(estimates)
+        except OSError as error:
+            if not self._has_failed:
+                logger().warning("what was learned cannot be kept: %s", error)
+            self._has_failed = True
+
+
+class Learner(Protocol):
+    """Whoever plans."""
+
+    def estimates(self) -> Estimates:
+        """What it has learned."""
+
+    def recall(self, estimates: Estimates) -> None:
+        """Start from what another one has learned of drafts."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What an engine starts from, and where it keeps what it learns."""
+
+    file: EstimatesFile
+    recalled: Estimates | None
+    """None: there was nothing that could be used."""
+
+    @classmethod
+    def of(cls, vllm_config: VllmConfig, runner: str) -> Memory | None:
+        """That of an engine, in a worker, the same on all ranks; None if nobody asked for it."""
+        options = DFlashOptions.of(vllm_config)
+        if options.estimates_folder is None:
+            return None
+        file = EstimatesFile(options.estimates_folder, engine_key(vllm_config, runner))
+        sizes = options.num_speculative_tokens, vllm_config.scheduler_config.max_num_seqs
+        return cls(file, agreed_estimates(lambda: file.read(*sizes)))
+
+    def attend(self, learner: Learner) -> EstimatesKeeper:
+        """Have it recall what there is; returns who will keep what it learns."""
+        if self.recalled is not None:
+            learner.recall(self.recalled)
+        return EstimatesKeeper(self.file, learner.estimates)

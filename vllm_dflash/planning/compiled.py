@@ -1,0 +1,55 @@
+"""What every step asks for is compiled (numba): a call of numpy costs more than its work here.
+
+Between two steps the models' weights run through the processor's caches. Each of some hundred calls
+of numpy then takes several microseconds; a loop of machine code takes the time of its arithmetic.
+Compiling takes about ten seconds, the first time that a machine runs this version.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import numba
+from llvmlite.binding import ffi
+from numba.core import config
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def _cache_folder() -> Path:
+    """Named after the sources of this room: numba looks at a function's own file alone, so it would
+    not notice that one it calls has changed. And packages may be installed where none may write."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "vllm_dflash" / digest.hexdigest()[:16]
+
+
+def _give_llvmlite_a_dict() -> None:
+    """Its library answers to any name with a function of C, to `__dict__` as well. vLLM 0.32 on CPU
+    looks into every object of every module that has one, and no engine starts any more in a process
+    that has imported numba. To be dropped when vLLM looks for a dict."""
+    with suppress(AttributeError):
+        ffi.lib._fntab.setdefault("__dict__", {})
+
+
+_give_llvmlite_a_dict()
+FOLDER = str(_cache_folder())
+
+
+def compiled(function: Function) -> Function:
+    """Compile a function when it is first called, or take it from the cache on disk."""
+    compile_it = functools.partial(numba.njit, boundscheck=True, error_model="numpy")
+    before, config.CACHE_DIR = config.CACHE_DIR, FOLDER
+    try:
+        return compile_it(cache=True)(function)
+    except (OSError, RuntimeError):  # no place to write to
+        return compile_it()(function)
+    finally:
+        config.CACHE_DIR = before

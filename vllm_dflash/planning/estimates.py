@@ -1,0 +1,112 @@
+"""What an engine has learned, to be kept for the next one: written as plain numbers, and read.
+
+Who reads trusts nothing: compiled functions look up what they are given in a step, where a number
+that makes no sense would stop the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_dflash.planning import Floats
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.curves import MOST_POINTS, Curve, LearnedTime
+from vllm_dflash.planning.survival import CONFIDENCE_KNOTS
+from vllm_dflash.planning.work import COSTS
+
+LARGEST = 1e15
+"""No number comes near it."""
+
+
+class EstimatesError(ValueError):
+    """These are no estimates, or those of another kind of engine."""
+
+
+@dataclass(frozen=True, eq=False)
+class Estimates:
+    """Costs and acceptance, whoever plans by them."""
+
+    costs: StepCosts
+    seen: Floats
+    """Drafts by position and confidence, [K, knots]; see `Calibration`."""
+    accepted: Floats
+    """Of those."""
+    bias: Floats
+    """Tokens expected and accepted of late, [2]; see `Bias`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A copy in lists and numbers; inverse of `from_dict`."""
+        tables = {name: getattr(self, name).tolist() for name in ("seen", "accepted", "bias")}
+        return {"costs": _lists(self.costs.records), **tables}
+
+    @classmethod
+    def from_dict(cls, written: Any, max_draft: int, max_requests: int) -> Estimates:
+        """Check what was written, for up to `max_draft` (K) drafts and `max_requests` a batch.
+
+        Raises:
+            EstimatesError: anything about it is wrong.
+        """
+        table = (max_draft, len(CONFIDENCE_KNOTS))
+        try:
+            found = cls(
+                _costs(written["costs"], max_requests),
+                _numbers(written["seen"], table),
+                _numbers(written["accepted"], table),
+                _numbers(written["bias"], (2,)),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise EstimatesError(f"{type(error).__name__}: {error}") from None
+        _check("seen", (found.accepted >= 0) & (found.accepted <= found.seen))
+        _check("bias", found.bias >= 0)
+        return found
+
+
+def _lists(array: npt.NDArray[Any]) -> Any:
+    names = array.dtype.names
+    return array.tolist() if names is None else {name: _lists(array[name]) for name in names}
+
+
+def _numbers(written: Any, shape: tuple[int, ...]) -> Floats:
+    numbers = np.asarray(written, dtype=np.float64)
+    if numbers.shape != shape or not (np.abs(numbers) < LARGEST).all():  # no NaN is
+        raise ValueError(f"not {shape} numbers of a sensible size")
+    return numbers
+
+
+def _fill(array: npt.NDArray[Any], written: Any) -> None:
+    if array.dtype.names is None:
+        array[...] = _numbers(written, array.shape)
+        return
+    for name in array.dtype.names:
+        _fill(array[name], written[name])
+
+
+def _check(name: str, holds: Any) -> None:
+    if not np.all(holds):
+        raise EstimatesError(f"{name} has values that cannot be")
+
+
+def _costs(written: Any, max_requests: int) -> StepCosts:
+    records = np.zeros(1, COSTS)
+    _fill(records, written)
+    for name in ("verify", "draft", "context"):
+        curve = Curve.of(records[name])
+        _check(
+            name, (records[name]["num_points"] >= 2) & (records[name]["num_points"] <= MOST_POINTS)
+        )
+        _check(name, (curve.counts[0] >= 0) & (np.diff(curve.counts) > 0))
+        _check(name, (curve.seconds[0] >= 0) & (np.diff(curve.seconds) >= 0))
+    for name in ("plain_level", "verify_level"):
+        level = records[name]
+        _check(name, level["num_points"] == LearnedTime(max_requests).records["num_points"])
+        _check(name, level["seen"] >= 0)
+    _check("attention", records["attention"] >= 0)
+    _check("prompts", (records["prompt_share"] >= 0) & (records["prompt_share"] <= 1))
+    _check("prompts", records["prompt_rows"] >= 0)
+    costs = StepCosts.__new__(StepCosts)
+    costs.records = records
+    return costs

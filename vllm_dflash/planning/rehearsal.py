@@ -1,0 +1,51 @@
+"""Compiles what planning asks for, before anybody waits for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.curves import Curve
+from vllm_dflash.planning.planner import Planner
+from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.uniform_length import UniformLength
+from vllm_dflash.planning.work import Attention
+
+CHEAP, DEAR = 0.0, 1.0
+"""Seconds of a block that is always, and never, worth it."""
+
+
+def rehearse(max_draft: int) -> None:
+    """Plan some steps of a made-up engine, whose numbers are of the types of a real one's."""
+    for block_seconds in (CHEAP, DEAR):
+        planner = Planner(max_draft, 2, _costs(block_seconds))
+        for produced in (1, 2):
+            step = _step(produced)
+            step.plan = planner.plan(step)
+            if step.plan.width:
+                confidence = np.ones((int(step.plan.drafted.sum()), step.plan.width))
+                planner.lengths(step, confidence)
+                step.draft_rows = step.context_rows = 2
+            planner.observe(step)
+        uniform = UniformLength(max_draft)
+        uniform.start(_costs(block_seconds), range(max_draft + 1))
+        uniform.choose(2, 2.0)
+        uniform.observe(_step(2))
+
+
+def _costs(block_seconds: float) -> StepCosts:
+    counts = np.array([1, 2])
+    step, block, free = (
+        Curve(counts, np.full(2, seconds)) for seconds in (1.0, block_seconds, 0.0)
+    )
+    # One of the two requests has too long a context to be drafted.
+    return StepCosts(step, block, free, 2, Attention(block=1.0))
+
+
+def _step(produced: int) -> Step:
+    verified = np.full(2, produced - 1)
+    step = Step(["a", "b"], np.full(2, produced), 2 * produced, verified)
+    step.limits = np.full(2, 2)
+    step.context_lens = np.array([0, 10])
+    step.target_seconds = 1.0
+    return step
