@@ -282,11 +282,17 @@ def test_contexts_are_no_load_among_others(
     assert "not allowed with argument" in capsys.readouterr().err
 
 
-def test_the_demo_pair_as_it_is(tmp_path: Path, comparisons: list[Comparison]) -> None:
-    assert bench(tmp_path, "--as-it-is") == 0
-    (comparison,) = comparisons
-    assert comparison.engines.arguments["model"] == str(DEMO / "target")
-    assert comparison.record.about["pair"] == "demo pair as it is"
+def test_the_demo_pair_as_it_is(
+    tmp_path: Path, comparisons: list[Comparison], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in ([], ["--context", "600"]):
+        assert bench(tmp_path, "--as-it-is", *arguments) == 0
+        assert comparisons[-1].engines.arguments["model"] == str(DEMO / "target")
+    names = [one.record.about["pair"] for one in comparisons]
+    assert names[0] == "demo pair as it is"
+    assert "beyond, texts and drafts are noise" in names[1]
+    said = capsys.readouterr().err
+    assert [f"the pair: {name}\n" in said for name in names] == [True, True]
 
 
 def test_random_drafter_is_a_copy(tmp_path: Path, comparisons: list[Comparison]) -> None:

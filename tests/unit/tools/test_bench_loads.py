@@ -392,6 +392,7 @@ class TestPlan:
             ("context, 4 at a time", 1024),
             ("context, 4 at a time", 64),
         ]
+        assert str(plan[2]) == "context, 4 at a time: 1024 tokens"
         assert [one.arguments["shorter"] for one in plan[:2]] == [[0, 32, 64, 96], [0]]
         assert plan[0].arguments["prompts"] == [[*range(700), *range(324)]]
         assert plan[3].arguments["prompts"] == [list(range(64)), [7] * 64, [8] * 64, [9] * 64]

@@ -96,7 +96,11 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "![](where.png)" in markdown
     assert "| 4 | ours | 12.50 | 3.75 | 2.50 | 1.25 | 5.00 | 25.00 |" in markdown
 
-    step, _, token, _ = figures["where.png"].axes  # of 1 and 4 requests each
+    step, other, token, _ = figures["where.png"].axes  # of 1 and 4 requests each
+    assert [one.get_title() for one in (step, other)] == [
+        "closed, concurrency 1",
+        "closed, concurrency 4",
+    ]
     # Of plain, native and ours: target, draft, context, planning, engine.
     assert ends_of_bars(step)[:6] == [20, 25, 25, 20, 40, 32.5]
     assert ends_of_bars(step)[-3:] == [25, 50, 50]

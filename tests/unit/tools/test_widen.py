@@ -162,15 +162,16 @@ def test_a_pair_of_other_sizes_is_another_pair(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("as_it_is", "hidden", "name"),
-    [(True, 256, "demo pair"), (False, 1024, "demo pair widened to 16 and 3 layers of width 1024")],
+    [
+        (True, 256, "demo pair as it is"),
+        (False, 1024, "demo pair widened to 16 and 3 layers of width 1024"),
+    ],
 )
-def test_more_positions_than_it_was_trained_for(
-    tmp_path: Path, as_it_is: bool, hidden: int, name: str
-) -> None:
-    pair = demo_pair(DEMO, tmp_path, as_it_is=as_it_is, positions=4096)
+def test_more_positions_than_it_has(tmp_path: Path, as_it_is: bool, hidden: int, name: str) -> None:
+    pair = demo_pair(DEMO, tmp_path, as_it_is=as_it_is, positions=4096, context=4000)
     assert pair.name == (
-        f"{name} with 4,096 positions: beyond the 2,048 it was trained for, its texts and drafts"
-        " are noise"
+        f"{name}, 4,096 positions; trained on 512 tokens at a time: beyond, texts and drafts are"
+        " noise"
     )
     for folder in (pair.target, pair.drafter):
         config = json.loads((Path(folder) / "config.json").read_text())
@@ -185,7 +186,8 @@ def test_more_positions_than_it_was_trained_for(
 
 
 def test_the_pair_as_it_is_needs_no_copy(tmp_path: Path) -> None:
-    pair = demo_pair(DEMO, tmp_path, as_it_is=True, positions=2048)
+    pair = demo_pair(DEMO, tmp_path, as_it_is=True, positions=2048, context=512)
+    assert pair.name == "demo pair as it is"
     assert (pair.target, pair.drafter) == (str(DEMO / "target"), str(DEMO / "drafter"))
     assert not [*tmp_path.iterdir()]
 

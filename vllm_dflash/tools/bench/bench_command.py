@@ -111,8 +111,9 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     parsed.out.mkdir(parents=True, exist_ok=True)
     max_model_len = max([parsed.max_model_len, *map(workload.room_for, workload.contexts)])
     with progress.stage("preparing the pair"):
-        pair = _choose_pair(parsed, max_model_len)
+        pair = _choose_pair(parsed, max_model_len, max(workload.contexts, default=0))
         longest = read_drafter(pair.drafter).max_draft_tokens
+    progress.say(f"the pair: {pair.name}")
     engine = {
         "model": pair.target,
         "max_model_len": max_model_len,
@@ -153,13 +154,19 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     )
 
 
-def _choose_pair(parsed: argparse.Namespace, positions: int) -> Pair:
+def _choose_pair(parsed: argparse.Namespace, positions: int, context: int) -> Pair:
     from vllm_dflash.tools.bench.bench_pair import Pair, demo_pair, with_random_drafter
 
     if (parsed.target is None) != (parsed.drafter is None):
         raise ValueError("--target and --drafter belong together.")
     if parsed.target is None:
-        pair = demo_pair(parsed.demo, parsed.out, as_it_is=parsed.as_it_is, positions=positions)
+        pair = demo_pair(
+            parsed.demo,
+            parsed.out,
+            as_it_is=parsed.as_it_is,
+            positions=positions,
+            context=context,
+        )
     elif parsed.as_it_is:
         raise ValueError("--as-it-is is for the demo pair: any other one is not widened.")
     else:

@@ -12,6 +12,8 @@ from typing import Any
 
 PARTS = ("target", "drafter")
 """Folders of the demo pair."""
+TRAINED_ON = 512
+"""Tokens that the training of the demo pair saw at a time."""
 
 
 @dataclass(frozen=True)
@@ -23,23 +25,34 @@ class Pair:
     name: str
 
 
-def demo_pair(demo: Path, out: Path, *, as_it_is: bool, positions: int) -> Pair:
-    """The demo pair, widened unless it is to stay as it is, for contexts of so many positions."""
+def demo_pair(demo: Path, out: Path, *, as_it_is: bool, positions: int, context: int) -> Pair:
+    """The demo pair, widened unless it is to stay as it is.
+
+    Args:
+        demo: its folder.
+        out: folder for a copy, if one is needed.
+        as_it_is: leave its sizes.
+        positions: that its configs allow at least.
+        context: longest prompt; that the name tells where drafts mean nothing.
+    """
     _check_demo(demo)
     configs = {one: json.loads((demo / one / "config.json").read_text()) for one in PARTS}
-    trained = configs[PARTS[0]]["max_position_embeddings"]
-    if positions <= trained:
-        if not as_it_is:
-            return widened_demo(demo, out)
+    more = positions > configs[PARTS[0]]["max_position_embeddings"]
+    sizes: dict[str, Any] = {"positions": positions} if more else {}
+    if as_it_is and not more:
         target, drafter = (str(demo / one) for one in PARTS)
-        return Pair(target, drafter, "demo pair as it is")
-    from vllm_dflash.tools.bench.widen import Shape
+        pair = Pair(target, drafter, "demo pair as it is")
+    elif as_it_is:
+        from vllm_dflash.tools.bench.widen import Shape
 
-    shapes = {one: Shape.of(config) for one, config in configs.items()} if as_it_is else {}
-    pair = widened_demo(demo, out, positions=positions, **shapes)
-    name = "demo pair" if as_it_is else pair.name
-    note = f"beyond the {trained:,} it was trained for, its texts and drafts are noise"
-    return replace(pair, name=f"{name} with {positions:,} positions: {note}")
+        sizes |= {one: Shape.of(config) for one, config in configs.items()}
+        pair = replace(widened_demo(demo, out, **sizes), name="demo pair as it is")
+    else:
+        pair = widened_demo(demo, out, **sizes)
+    name = pair.name + f", {positions:,} positions" * more
+    if context > TRAINED_ON:
+        name += f"; trained on {TRAINED_ON} tokens at a time: beyond, texts and drafts are noise"
+    return replace(pair, name=name)
 
 
 def widened_demo(demo: Path, out: Path, **sizes: Any) -> Pair:

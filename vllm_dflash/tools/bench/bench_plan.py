@@ -34,6 +34,15 @@ def setting_name(load: str) -> str:
     return "rate" if load == POISSON else "concurrency"
 
 
+def title_of(load: str, setting: float | None) -> str:
+    """A load at one of its settings."""
+    if load == SWING:
+        return SWING
+    if load.startswith(CONTEXT):
+        return f"{load}: {setting} tokens"
+    return f"{load}, {setting_name(load)} {setting}"
+
+
 def is_throughput(load: str) -> bool:
     """Whether tokens per second are what is measured."""
     return load in THROUGHPUT_LOADS or load.startswith(CONTEXT)
@@ -94,9 +103,7 @@ class Measurement:
     expected_seconds: float
 
     def __str__(self) -> str:
-        if self.load == SWING:
-            return SWING
-        return f"{self.load}, {setting_name(self.load)} {self.setting}"
+        return title_of(self.load, self.setting)
 
 
 def plan_round(

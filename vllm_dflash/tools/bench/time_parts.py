@@ -11,7 +11,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-from vllm_dflash.tools.bench.bench_plan import setting_name
+from vllm_dflash.tools.bench.bench_plan import setting_name, title_of
 from vllm_dflash.tools.step_times import CONTEXT, DRAFT, PLANNING, TARGET
 from vllm_dflash.tools.tables import Table
 
@@ -70,7 +70,7 @@ def plot_parts(where: Sequence[Mapping[str, Any]], path: Path) -> None:
     )
     for column, (load, setting) in enumerate(settings):
         sides = [one for one in where if (one["load"], one["setting"]) == (load, setting)]
-        axes[0, column].set_title(f"{load}, {setting_name(load)} {setting}")
+        axes[0, column].set_title(title_of(load, setting))
         for panel, unit in zip(axes[:, column], (STEP, TOKEN), strict=True):
             bars = [milliseconds(one["result"]["spent"], unit) for one in sides]
             left = [0.0] * len(sides)
