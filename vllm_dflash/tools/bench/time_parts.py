@@ -63,7 +63,7 @@ def plot_parts(where: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(
         2,
         len(settings),
-        figsize=(1.5 + 3.5 * len(settings), 6),
+        figsize=(max(7.0, 1.5 + 3.5 * len(settings)), 6),  # the legend needs some
         squeeze=False,
         layout="constrained",
         sharey=True,
