@@ -206,7 +206,12 @@ class Planner:
         Returns what was expected of the latter.
         """
         self.costs.observe_batch(step.prompt_rows)
-        return self.costs.observe(step) if step.target_seconds else None
+        if not step.target_seconds:
+            return None
+        estimate = self.costs.observe(step)
+        if step.plan.is_probe:  # one that took less than it was charged with can come again sooner
+            self.probes.refund(max(estimate.draft_seconds - step.draft_seconds, 0.0))
+        return estimate
 
     def estimates(self) -> Estimates:
         """What was learned, for another run to recall."""

@@ -6,9 +6,10 @@ Calibration and bias have tests of their own; here, a second pair of them is fed
 import numpy as np
 import pytest
 
-from support.planner_world import curve, names, step_of
+from support.planner_world import MAX_DRAFT, World, curve, names, profiled_costs, step_of
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, Step
 from vllm_dflash.planning.survival import Bias, Calibration
 
@@ -219,3 +220,32 @@ def test_what_steps_hold_and_cost_is_learned() -> None:
     assert estimate.target_seconds == pytest.approx(0.012)  # as it was before
     assert ours.costs.plain_level.at(2) == pytest.approx(0.001)
     assert prompts_of(ours)[0] == pytest.approx(31 / 32 / 32)
+
+
+@pytest.mark.parametrize(
+    ("is_probe", "ms", "refund"), [(True, 0.5, 1.5), (True, 9, 0), (False, 0.5, 0)]
+)
+def test_a_probe_that_took_less_than_expected_can_come_again_sooner(
+    is_probe: bool, ms: float, refund: float
+) -> None:
+    """Else a profile that took the drafter for far too slow would be corrected over minutes."""
+    ours = ToldPlanner(2)
+    step = decoding([1])
+    step.plan = Plan(np.ones(1, dtype=bool), width=2, price=0.0, speedup=1.0, is_probe=is_probe)
+    step.target_seconds, step.draft_rows, step.draft_seconds = 0.011, 6, ms / 1000
+    ours.observe(step)
+    assert ours.probes.saved * 1000 == pytest.approx(refund)
+
+
+@pytest.mark.parametrize(("num_requests", "times_too_slow"), [(1, 8), (4, 8), (8, 4)])
+def test_a_drafter_that_was_profiled_on_a_busy_machine_is_drafted_with_soon(
+    num_requests: int, times_too_slow: int
+) -> None:
+    """Within 300 steps; without the refund it took up to a thousand."""
+    costs = profiled_costs()
+    costs.draft.seconds[:] *= times_too_slow
+    world = World(Planner(MAX_DRAFT, 64, costs), sure=0.93, unsure=0.6)
+    world.run(names(num_requests), 300)
+    drafted = len(world.drafted_steps)
+    world.run(names(num_requests), 50)
+    assert len(world.drafted_steps) - drafted > 40
