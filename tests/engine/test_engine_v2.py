@@ -118,7 +118,7 @@ def test_asynchronous_steps_without_drafts_store_context_and_draft_nothing(
     with engine("asynchronous", speculative_config=dict(DFLASH), max_num_seqs=4) as llm:
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         lengths = iter([7, 0, 0, 3, 1, 0, 7, 7, 2, 0] * 1000)
-        monkeypatch.setattr(scheduler.lengths, "choose", lambda num_requests: next(lengths))
+        monkeypatch.setattr(scheduler.lengths, "choose", lambda *_: next(lengths))
         drafted = []
         block = proposer_of(llm).model.block
         forward = block.forward

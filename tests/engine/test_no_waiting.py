@@ -61,7 +61,7 @@ def llm() -> Any:
     ):
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         lengths = iter([7, 7, 0, 3] * 1000)
-        patch.setattr(scheduler.lengths, "choose", lambda num_requests: next(lengths))
+        patch.setattr(scheduler.lengths, "choose", lambda *_: next(lengths))
         yield llm
 
 
