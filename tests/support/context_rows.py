@@ -40,7 +40,8 @@ class ContextRows:
         context = self._drafter.model.context
         self._watch(context, "store_fused" if USES_V2 else "store", self._on_store)
         if self._backlog is not None:
-            self._watch(self._backlog, "add", self._on_add)
+            for way_in in ("add", "store_new"):
+                self._watch(self._backlog, way_in, self._on_add)
 
     def _watch(self, owner: Any, name: str, tell: Any) -> None:
         original = getattr(owner, name)

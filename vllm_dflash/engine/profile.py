@@ -95,13 +95,14 @@ def profile_v1(runner: GPUModelRunner, agree: Callable[[float], float]) -> StepC
     proposer = runner.drafter
     max_requests, block = proposer.max_batch_size, 1 + proposer.num_speculative_tokens
     longest = runner.max_model_len - block
-    near, far = min(CONTEXT_TOKENS, longest), min(FAR_CONTEXT_TOKENS, longest)
+    near, far = min(CONTEXT_TOKENS, max(longest, 1)), min(FAR_CONTEXT_TOKENS, longest)
     most = min(runner.max_num_tokens, max_requests * block)
     features = torch.zeros(most, proposer.feature_width, dtype=proposer.dtype)
     positions = torch.arange(most) % proposer.max_model_len
     nowhere = torch.full((most,), -1)
 
-    def verify(count: int, context: int = near, uniform: bool = False) -> None:
+    def verify(count: int, context: int | None = None, uniform: bool = False) -> None:
+        context = context or min(CONTEXT_TOKENS, runner.max_model_len)
         with target_alone(proposer):
             hidden, _ = runner._dummy_run(
                 count, force_attention=True, profile_seq_lens=context, uniform_decode=uniform
@@ -137,7 +138,7 @@ def profile_v1(runner: GPUModelRunner, agree: Callable[[float], float]) -> StepC
         behind_target(store, [n for n in POWERS if n <= most], SECONDS_PER_CURVE / 2),
         max_requests,
     )
-    if far > 2 * near:
+    if far > 2 * near and block <= most:
 
         def per_token(run: Callable[[int], object], times: int = 1) -> float:
             """Seconds that a token of context adds to so many rows."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numba
-from llvmlite.binding import ffi
+from llvmlite.binding import ffi, get_host_cpu_features, get_host_cpu_name
 from numba.core import config
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -27,7 +27,9 @@ def _cache_folder() -> Path:
     not notice that one it calls has changed. And packages may be installed where none may write."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    # A home may be shared by machines that cannot run each other's code.
+    digest.update(f"{get_host_cpu_name()} {get_host_cpu_features().flatten()}".encode())
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(caches) / "vllm_dflash" / digest.hexdigest()[:16]
 
 
@@ -48,7 +50,10 @@ def compiled(function: Function) -> Function:
     compile_it = functools.partial(numba.njit, boundscheck=True, error_model="numpy")
     before, config.CACHE_DIR = config.CACHE_DIR, FOLDER
     try:
-        return compile_it(cache=True)(function)
+        function_of_c = compile_it(cache=True)(function)
+        # A disk that is full is no reason not to serve: numba has a guard, for Windows alone.
+        function_of_c._cache._guard_against_spurious_io_errors = lambda: suppress(OSError)
+        return function_of_c
     except (OSError, RuntimeError):  # no place to write to
         return compile_it()(function)
     finally:

@@ -227,6 +227,8 @@ class StepCosts:
 def _facts(step: Step) -> tuple[int, Ints, Ints, int, Bools, int]:
     """What `work_of` asks."""
     drafted = step.plan.drafted
+    if step.drafts_everybody:
+        drafted = np.ones(step.num_requests, dtype=bool)
     return (
         step.rows,
         step.context_lens,

@@ -100,6 +100,7 @@ def _costs(written: Any, max_requests: int) -> StepCosts:
         )
         _check(name, (curve.counts[0] >= 0) & (np.diff(curve.counts) > 0))
         _check(name, (curve.seconds[0] >= 0) & (np.diff(curve.seconds) >= 0))
+    _check("verify", Curve.of(records["verify"]).seconds[0] > 0)
     for name in ("plain_level", "verify_level"):
         level = records[name]
         _check(name, level["num_points"] == LearnedTime(max_requests).records["num_points"])

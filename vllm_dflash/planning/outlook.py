@@ -113,7 +113,8 @@ def best_choice(
         mean_context = group_context / count
         for width in range(widest if whole_batch else 1, widest + 1):
             block_rows = num_requests * (1 + max_draft) if whole_batch else count * (1 + width)
-            drafting = block_seconds(costs, float(block_rows), group_context) + storing
+            read = context if whole_batch else group_context
+            drafting = block_seconds(costs, float(block_rows), read) + storing
             for threshold in range(num_thresholds):
                 drafts = kept[group, threshold, width - 1]
                 if threshold and drafts == kept[group, threshold - 1, width - 1]:
@@ -144,6 +145,7 @@ def worth_drafting(
     least_score: Floats,
     kept: Floats,
     gain: Floats,
+    whole_batch: bool,
 ) -> Bools:
     """Whether a request's drafts bring more than attention over its context takes, [R].
 
@@ -167,6 +169,8 @@ def worth_drafting(
                     drafts -= kept[group - 1, threshold, position]
                     tokens -= gain[group - 1, threshold, position]
                 value = tokens - costs.attention[1] * reading * drafts
-                best = max(best, value / count - costs.attention[2] * reading)
+                # A block that is made of everybody is no cost of its own.
+                block = 0.0 if whole_batch else costs.attention[2] * reading
+                best = max(best, value / count - block)
         worth[request] = best > 0.0
     return worth

@@ -81,6 +81,8 @@ class Planner:
         self._survival = np.zeros((num_rows, max_draft))
         self._num_drafts = np.zeros(num_rows, dtype=np.int64)
         self._has_drafts = False
+        self._probe_charge = 0.0
+        """Seconds that the last probe was taken to cost."""
 
     def _rows(self, ids: Sequence[str]) -> Ints:
         rows, fresh = self._requests.of(ids)
@@ -117,7 +119,8 @@ class Planner:
         lost += self.costs.context.at_one(step.waiting[best.drafted].sum())
         probe, cost = self._probe(able, step)
         undrafted_seconds = (1 + skip_steps) * best.plain_seconds
-        if not self.probes.is_due(undrafted_seconds, min(lost, cost), is_close=speedup > CLOSE):
+        self._probe_charge = min(lost, cost)
+        if not self.probes.is_due(undrafted_seconds, self._probe_charge, is_close=speedup > CLOSE):
             return Plan.nothing(step.num_requests, plain_rate, skip_steps)
         if lost < cost:
             probe = replace(plan, speedup=1.0)
@@ -130,7 +133,12 @@ class Planner:
         if context and any(self.costs.attention[1:]):
             plain_rate = step.num_requests / self.costs.plain(step.num_requests, context)
             worth = worth_drafting(
-                self.costs.records[0], plain_rate, able.scores, able.context_lens, *outcomes
+                self.costs.records[0],
+                plain_rate,
+                able.scores,
+                able.context_lens,
+                *outcomes,
+                self.whole_batch,
             )
             if worth.any() and not worth.all():
                 limits = step.limits.copy()
@@ -210,7 +218,8 @@ class Planner:
             return None
         estimate = self.costs.observe(step)
         if step.plan.is_probe:  # one that took less than it was charged with can come again sooner
-            self.probes.refund(max(estimate.draft_seconds - step.draft_seconds, 0.0))
+            spared = max(estimate.draft_seconds - step.draft_seconds, 0.0)
+            self.probes.refund(min(spared, self._probe_charge))
         return estimate
 
     def estimates(self) -> Estimates:

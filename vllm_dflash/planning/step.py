@@ -77,6 +77,8 @@ class Step:
 
     draft_rows: int = 0
     """Rows of the drafter's block forward that took part of its time; 0 where none did."""
+    drafts_everybody: bool = False
+    """Whether those rows are of all requests, whomever the plan drafts."""
     draft_seconds: float = 0.0
     context_rows: int = 0
     """Context rows that were stored."""

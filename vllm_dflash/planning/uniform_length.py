@@ -129,8 +129,10 @@ class UniformLength:
         verified, accepted = step.verified[known], step.accepted[known]
         if self._trims:  # which drafts were dropped, only the device knows
             kept = np.clip(self._kept, accepted, verified)
-            step = replace(step, rows=step.rows - int((verified - kept).sum()))
-            verified = kept
+            all_kept = step.verified.copy()
+            all_kept[known] = kept
+            rows = step.rows - int((verified - kept).sum())
+            step, verified = replace(step, rows=rows, verified=all_kept), kept
         if len(verified):
             self._learn_acceptance(step, verified, accepted)
         if self.costs is None or not step.target_seconds:

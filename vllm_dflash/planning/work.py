@@ -124,6 +124,7 @@ def decoding_seconds(costs: Record, work: Work, level: float) -> float:
         return alone
     added = seconds_at(costs.verify, work.rows + prompt_rows)
     added -= seconds_at(costs.verify, prompt_rows)
+    added += costs.attention[0] * work.context + costs.attention[1] * work.draft_context
     # A curve that is flat there says only that rows cost less than can be measured.
     shared = min(max(added, LEAST_SHARE * alone), alone)
     return alone + share * (shared - alone)

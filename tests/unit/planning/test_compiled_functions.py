@@ -32,6 +32,28 @@ def test_nobody_needs_a_place_to_write_to(tmp_path: Path, monkeypatch: pytest.Mo
     assert compiled(lambda x: 2 * x)(21) == 42
 
 
+def test_a_full_disk_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "FOLDER", str(tmp_path))
+    twice = compiled(lambda x: 2 * x)
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", full)
+    assert twice(21) == 42
+
+
+def test_nobody_needs_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert room._cache_folder().name
+
+
 def test_a_wrong_shape_is_an_error_and_nobodys_memory() -> None:
     with pytest.raises(IndexError):
         compiled(lambda values: values[3])(np.zeros(3))

@@ -85,6 +85,7 @@ class SynchronousLengths:
         is_drafted = step.plan.width > 0
         if is_drafted or is_ahead:
             step.draft_rows = step.num_requests * (1 + self.lengths.statistics.max_draft)
+            step.drafts_everybody = True
             with step.timing("draft"):
                 drafts = run(True) if drafts is None else drafts
                 confidence = self._read_confidence(step.num_requests)
