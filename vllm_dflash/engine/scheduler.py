@@ -24,7 +24,7 @@ from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.rehearsal import rehearse
+from vllm_dflash.planning.rehearsal import rehearse_uniform_length
 from vllm_dflash.planning.step import Step, StepClock
 from vllm_dflash.planning.uniform_length import UniformLength
 from vllm_dflash.seams import ENGINE, check_seams
@@ -99,7 +99,7 @@ class DFlashAsyncScheduler(AsyncScheduler):
         self.lengths: UniformLength | None = None
         if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
             self.lengths = UniformLength(self.num_spec_tokens)
-            rehearse(self.num_spec_tokens)
+            rehearse_uniform_length(self.num_spec_tokens)
         self.statistics = DraftStatistics(self.num_spec_tokens)
         self._figures = FiguresToSend(self.statistics)
         self._keeper: EstimatesKeeper | None = None

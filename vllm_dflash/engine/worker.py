@@ -46,7 +46,7 @@ from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.watch import DraftWatch
-from vllm_dflash.planning.rehearsal import rehearse
+from vllm_dflash.planning.rehearsal import rehearse_planner, rehearse_uniform_length
 from vllm_dflash.plugin import register_draft_model
 from vllm_dflash.seams import V1_WORKER, V2_WORKER, check_vllm
 from vllm_dflash.vllms_own import SWITCH_OFF
@@ -129,6 +129,10 @@ class DraftingWorker(Worker):
 
     def _plan_lengths(self) -> None:
         started = time.perf_counter()
+        is_async = self.vllm_config.scheduler_config.async_scheduling
+        # The scheduler, which chooses lengths then, may live in this process: nothing is to be
+        # compiled there any more once the worker is warm.
+        rehearse = rehearse_uniform_length if is_async else rehearse_planner
         rehearse(self.drafter.lengths.statistics.max_draft)
         memory = Memory.of(self.vllm_config, self._runner)
         if memory is not None and memory.recalled is not None:
@@ -138,7 +142,7 @@ class DraftingWorker(Worker):
             with set_current_vllm_config(self.vllm_config):
                 costs = profile(self.model_runner, agreed_seconds)
             origin = f"measured in {time.perf_counter() - started:.1f} s"
-        if self.vllm_config.scheduler_config.async_scheduling:
+        if is_async:
             self._facts_to_send = WorkerFacts(
                 costs,
                 lengths_to_choose(self.model_runner),

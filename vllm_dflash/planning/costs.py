@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm_dflash.planning import Bools, Floats, Ints, Records
+from vllm_dflash.planning import Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.curves import (
     CURVE_RATE,
@@ -88,25 +88,6 @@ def learn_costs(
     if work.context_rows:
         correct_curve(costs.context, work.context_rows, storing, LEVEL_RATE)
     return estimate
-
-
-@compiled
-def learn_step(
-    records: Records,
-    rows: int,
-    context_lens: Ints,
-    verified: Ints,
-    draft_rows: int,
-    drafted: Bools,
-    context_rows: int,
-    target: float,
-    drafting: float,
-    storing: float,
-    count: int,
-) -> StepEstimate:
-    """`learn_costs` of the work that `work_of` makes of a step."""
-    work = work_of(rows, context_lens, verified, draft_rows, drafted, context_rows)
-    return learn_costs(records, work, target, drafting, storing, count)
 
 
 @compiled
@@ -210,30 +191,17 @@ class StepCosts:
 
     def estimate(self, step: Step) -> StepEstimate:
         """What a step that did as much as this one is expected to take."""
-        return estimate_of(self.records[0], work_of(*_facts(step)))
+        return estimate_of(self.records[0], _work(step))
 
     def observe(self, step: Step) -> StepEstimate:
         """Learn from a measured step of decoding alone; returns what was expected of it."""
-        return learn_step(
-            self.records,
-            *_facts(step),
-            step.target_seconds,
-            step.draft_seconds,
-            step.context_seconds,
-            step.count,
-        )
+        seconds = step.target_seconds, step.draft_seconds, step.context_seconds
+        return learn_costs(self.records, _work(step), *seconds, step.count)
 
 
-def _facts(step: Step) -> tuple[int, Ints, Ints, int, Bools, int]:
-    """What `work_of` asks."""
+def _work(step: Step) -> Work:
     drafted = step.plan.drafted
     if step.drafts_everybody:
         drafted = np.ones(step.num_requests, dtype=bool)
-    return (
-        step.rows,
-        step.context_lens,
-        step.verified,
-        step.draft_rows,
-        drafted,
-        step.context_rows,
-    )
+    lens, verified = step.context_lens, step.verified
+    return work_of(step.rows, lens, verified, step.draft_rows, drafted, step.context_rows)

@@ -104,13 +104,10 @@ class Curve:
 
     def at(self, counts: Ints | Floats | float) -> Floats:
         """Seconds for each count; beyond the last point the last slope goes on."""
-        known, seconds = self.counts, self.seconds
-        slope = (seconds[-1] - seconds[-2]) / (known[-1] - known[-2])
-        beyond = np.maximum(np.asarray(counts) - known[-1], 0.0) * slope
-        return np.interp(counts, known, seconds) + beyond
+        return np.vectorize(self.at_one, otypes=[float])(counts)
 
     def at_one(self, count: float) -> float:
-        """The same for a single count; takes a tenth of the time."""
+        """The same for a single count."""
         return seconds_at(self.records[0], float(count))
 
     def correct(self, count: float, seconds: float, rate: float = CURVE_RATE) -> None:

@@ -103,7 +103,7 @@ class Planner:
         able = able_requests(first, step.limits, step.waiting, step.context_lens, self.max_draft)
         if not able.widest:
             return Plan.nothing(step.num_requests)
-        best = self._best(able, step)
+        best = self._best(first, able, step)
         plain_rate = step.num_requests / best.plain_seconds
         speedup = best.rate / plain_rate
         plan = Plan(best.drafted, best.width, price=best.rate, speedup=speedup)
@@ -126,7 +126,7 @@ class Planner:
             probe = replace(plan, speedup=1.0)
         return replace(probe, price=plain_rate, is_probe=True)
 
-    def _best(self, able: Able, step: Step) -> Choice:
+    def _best(self, first: Floats, able: Able, step: Step) -> Choice:
         """The requests and width that promise the best rate."""
         context = float(step.context_lens.sum())
         outcomes = self.forecast.outcomes(able.scores)
@@ -143,8 +143,6 @@ class Planner:
             if worth.any() and not worth.all():
                 limits = step.limits.copy()
                 limits[able.mask] *= worth
-                first = np.zeros(step.num_requests)
-                first[able.mask] = able.scores
                 able = able_requests(first, limits, step.waiting, step.context_lens, self.max_draft)
                 outcomes = self.forecast.outcomes(able.scores)
         return best_choice(

@@ -15,7 +15,7 @@ CHEAP, DEAR = 0.0, 1.0
 """Seconds of a block that is always, and never, worth it."""
 
 
-def rehearse(max_draft: int) -> None:
+def rehearse_planner(max_draft: int) -> None:
     """Plan some steps of a made-up engine, whose numbers are of the types of a real one's."""
     for block_seconds in (CHEAP, DEAR):
         planner = Planner(max_draft, 2, _costs(block_seconds))
@@ -27,6 +27,11 @@ def rehearse(max_draft: int) -> None:
                 planner.lengths(step, confidence)
                 step.draft_rows = step.context_rows = 2
             planner.observe(step)
+
+
+def rehearse_uniform_length(max_draft: int) -> None:
+    """The same, of who chooses one length for all."""
+    for block_seconds in (CHEAP, DEAR):
         uniform = UniformLength(max_draft)
         uniform.start(_costs(block_seconds), range(max_draft + 1))
         uniform.choose(2, 2.0)
