@@ -30,8 +30,9 @@ vLLM's own settings, which we fill in (`_select` here, `config/engine_settings.p
  7. `distributed_executor_backend`, where it is "ray" (on CUDA, unless the older Ray executor of
     vLLM 0.32 is asked for). A subclass of vLLM's executor asks every node before a worker starts
     (`cluster/ray_executor.py`). Replaced by: a hook of vLLM's there.
- 8. The speculative config, without our own keys: method, K and `draft_tensor_parallel_size` where
-    they were not given; drafts that are always the likeliest token (`draft_sample_method`);
+ 8. The speculative config, without our own keys: method, `num_speculative_tokens` (on V1 more than
+    a block has, for free drafts) and `draft_tensor_parallel_size` where they were not given;
+    drafts that are always the likeliest token (`draft_sample_method`);
     `disable_eagle_block_drop`, because our context is not shifted by a token, so that a prefix
     hit keeps its last block (until vLLM 0.32 is dropped: 0.33 knows); on CUDA,
     `num_speculative_tokens_per_batch_size`. Of that table only the draft lengths count, for which
@@ -77,6 +78,14 @@ Objects of vLLM's that we make or use, adjusted:
     that names the node, so that workers of several nodes use no shared memory. vLLM's Ray
     executor asks for accelerators, and a CPU has none. Replaced by: a `ray_device_key` of vLLM's
     CPU platform.
+
+What is read of vLLM's runners, and copied for its scheduler, for free drafts:
+
+30. `input_batch.token_ids_cpu` (V1; the sampled tokens are written there before the runner writes
+    the same ones) and `req_states.all_token_ids` (V2) are the texts. Our synchronous scheduler is
+    given a copy of the config in which `num_speculative_tokens` is the drafter's, so that vLLM
+    keeps room for a block of each request and not for one as long as its free drafts; it counts
+    accepted drafts by position itself. Replaced by: a limit of drafts beside that of a block.
 
 Bugs of vLLM that we mend, in workers, each in a file of its own in `engine/vllm_fixes/` that says
 what is wrong and when to delete it:
@@ -226,7 +235,7 @@ def _select(
         write_speculative_config,
     )
     from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
-    from vllm_dflash.config.pair import resolve
+    from vllm_dflash.config.pair import MOST_FREE_DRAFTS, resolve
     from vllm_dflash.config.thread_binding import check_thread_binding
     from vllm_dflash.config.vllms_log import hush
 
@@ -243,7 +252,16 @@ def _select(
             " sampled, and ours are the likeliest tokens, since sampling each by itself ruins"
             " acceptance. Leave --watermark-config out, or leave the speculative config out."
         )
-    options = resolve(settings, drafter_config, target_model_config, target_parallel_config)
+    is_v1 = worker == CPU_WORKER and not envs.VLLM_USE_V2_MODEL_RUNNER
+    step_tokens = engine_args.max_num_batched_tokens
+    has_tokens_for_free_drafts = step_tokens is None or step_tokens > MOST_FREE_DRAFTS
+    options = resolve(
+        settings,
+        drafter_config,
+        target_model_config,
+        target_parallel_config,
+        has_ragged_room=is_v1 and engine_args.scheduler_cls is None and has_tokens_for_free_drafts,
+    )
     for remark in options.drafter.remarks:
         init_logger("vllm.dflash").warning_once("drafter %r: %s", settings.model, remark)
     backend = target_parallel_config.distributed_executor_backend
@@ -262,7 +280,6 @@ def _select(
     }
     if engine_args.scheduler_cls is None:
         engine_args.scheduler_cls = SCHEDULER
-    is_v1 = worker == CPU_WORKER and not envs.VLLM_USE_V2_MODEL_RUNNER
     if is_v1 and engine_args.disable_hybrid_kv_cache_manager is None:
         engine_args.disable_hybrid_kv_cache_manager = True
     write_speculative_config(engine_args, options, choose_verification(engine_args, options))

@@ -5,6 +5,7 @@ so are the costs the planner goes by, so a p-value is the same number in every r
 """
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from vllm import SamplingParams
 from vllm.v1.sample import rejection_sampler
 
 from support.engines import DFLASH, engine, held_out_prompts, proposer_of
+from support.forced_texts import ForcedTexts
 from support.planner_world import CONTEXT_MS, curve
+from vllm_dflash.config.pair import MOST_FREE_DRAFTS
 from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.length_policy import LengthPolicy
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
 
@@ -30,7 +34,7 @@ class PlannerByTheBook(Planner):
     def __init__(self) -> None:
         verify, draft = {1: 12.0, 16: 12.1, 64: 13.0, 256: 19.0}, {2: 0.1, 256: 0.5}
         costs = StepCosts(curve(verify), curve(draft), curve(CONTEXT_MS), REQUESTS)
-        super().__init__(7, REQUESTS, costs)
+        super().__init__(7, REQUESTS, costs, most_free=MOST_FREE_DRAFTS)
 
     def observe(self, step: Step) -> None:
         """Learn nothing."""
@@ -48,7 +52,11 @@ def p_value(one: Counter, other: Counter) -> float:
     return float(torch.special.gammaincc(torch.tensor(freedom / 2), torch.tensor(statistic / 2)))
 
 
-def continuations(first_seed: int, speculative: dict[str, Any] | None) -> tuple[list, dict]:
+def continuations(
+    first_seed: int,
+    speculative: dict[str, Any] | None,
+    make_policy: Callable[[], LengthPolicy] = PlannerByTheBook,
+) -> tuple[list, dict]:
     """Many continuations of one prompt, and our counters."""
     prompt = held_out_prompts(1)[0]
     params = [
@@ -60,7 +68,7 @@ def continuations(first_seed: int, speculative: dict[str, Any] | None) -> tuple[
     with engine(speculative_config=speculative, max_num_seqs=REQUESTS) as llm:
         if speculative:
             proposer = proposer_of(llm)
-            proposer.lengths.policy = PlannerByTheBook()
+            proposer.lengths.policy = make_policy()
         outputs = llm.generate([prompt] * SAMPLES, params, use_tqdm=False)
         stats = llm.collective_rpc("dflash_stats")[0] if speculative else {}
     return [tuple(output.outputs[0].token_ids) for output in outputs], stats
@@ -83,6 +91,14 @@ def test_adaptive_drafting_leaves_the_distribution_as_it_is(
     # Drafts were cut to several lengths: that is what is being tested.
     assert sum(count > 50 for count in stats["draft_lengths"]) >= 3
     assert stats["accepted_tokens"] > SAMPLES
+    values = [p_value(*pair) for pair in zip(compared(plain), compared(ours), strict=True)]
+    assert min(values) > 0.01
+
+
+def test_free_drafts_leave_the_distribution_as_it_is(plain: list[tuple[int, ...]]) -> None:
+    """Forced ones, of any length, beside blocks."""
+    ours, stats = continuations(1_000_000, dict(DFLASH), lambda: ForcedTexts(7))
+    assert stats["free_accepted_tokens"] > SAMPLES / 10
     values = [p_value(*pair) for pair in zip(compared(plain), compared(ours), strict=True)]
     assert min(values) > 0.01
 

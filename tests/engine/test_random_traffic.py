@@ -196,7 +196,7 @@ def test_random_traffic(
             run_state_machine_as_test(
                 Traffic,
                 settings=settings(
-                    max_examples=settings().max_examples // 8,
+                    max_examples=settings().max_examples // 5,
                     stateful_step_count=40,
                     suppress_health_check=list(HealthCheck),
                 ),

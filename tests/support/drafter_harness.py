@@ -22,6 +22,7 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 
 from support.engines import USES_V2
 from support.pairs import Pair
+from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 
@@ -77,6 +78,11 @@ class Harness:
         )
         _set_torch_accelerator_to_noop()
         self.config = args.create_engine_config()
+        self.max_model_len = max_model_len
+        unlike = np.arange(1000, 1000 + max_requests * max_model_len, dtype=np.int32)
+        self.texts = unlike.reshape(max_requests, max_model_len)
+        """Tokens by request and position: no two alike, unless a test says so."""
+        self.width = DFlashOptions.of(self.config).draft_width
         self.max_tokens = 10_000
         self.blocks_each = max_model_len // CACHE_BLOCK + 1
         num_blocks = 1 + max_requests * self.blocks_each
@@ -128,10 +134,13 @@ class Harness:
             cache[used] = torch.nan_to_num(cache[used], nan=0.0)
 
     def step(self, rows: list[Row], num_speculative_tokens: int | None = None) -> list[list[int]]:
-        """One call of `propose`. Rejected rows are the last of their request."""
+        """One call of `propose`. Rejected rows are the last of their request.
+
+        `num_speculative_tokens`: how wide blocks may be in this step.
+        """
         starts = [self.lengths[row.request] for row in rows]
         for row, start in zip(rows, starts, strict=True):
-            end = start + len(row.features) + self.config.num_speculative_tokens + 1
+            end = start + len(row.features) + self.width + 1
             self.allocate(row.request, end)
         self.logits = None
         with set_current_vllm_config(self.config):
@@ -175,8 +184,13 @@ class ProposerHarness(Harness):
         )
         # What the proposer reads of its runner.
         self.discard_request_mask = SimpleNamespace(np=np.array([row.in_prompt for row in rows]))
+        texts_end = seq_lens.numpy() - [row.num_rejected for row in rows]
         self.input_batch = SimpleNamespace(
-            req_ids=[str(row.request) for row in rows], vocab_size=1 << 20
+            req_ids=[str(row.request) for row in rows],
+            vocab_size=1 << 20,
+            req_prompt_embeds={},
+            token_ids_cpu=self.texts[[row.request for row in rows]],
+            num_tokens_no_spec=texts_end.astype(np.int32),
         )
         request = SimpleNamespace(
             num_prompt_tokens=0, sampling_params=SimpleNamespace(max_tokens=self.max_tokens)
@@ -186,10 +200,10 @@ class ProposerHarness(Harness):
         sampled = torch.tensor([[row.bonus] for row in rows])
         mask = torch.from_numpy(self.discard_request_mask.np)
         self.proposer.prepare_next_token_ids_padded(sampled, {}, self.input_batch, mask)
-        return self.proposer.propose(
-            num_speculative_tokens=(
-                self.proposer.num_speculative_tokens if wanted is None else wanted
-            ),
+        # vLLM asks for the same number in every step there.
+        self.proposer.width = self.width if wanted is None else wanted
+        drafts = self.proposer.propose(
+            num_speculative_tokens=self.proposer.num_speculative_tokens,
             target_token_ids=torch.zeros(len(positions), dtype=torch.int32),
             target_positions=positions,
             target_hidden_states=torch.cat([row.features for row in rows]),
@@ -210,6 +224,10 @@ class ProposerHarness(Harness):
             sampling_metadata=None,
             num_rejected_tokens_gpu=rejected if rejected.any() else None,
         )
+        for row, end in zip(rows, texts_end, strict=True):
+            if not row.in_prompt:
+                self.texts[row.request, end] = row.bonus
+        return drafts
 
 
 class SpeculatorHarness(Harness):

@@ -12,9 +12,9 @@ from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.length_policy import LengthPolicy
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Step, StepEstimate
+from vllm_dflash.planning.step import Foretold, Step, StepEstimate
 
-MAX_DRAFT = 7
+MAX_DRAFT, MOST_FREE = 7, 16
 VERIFY_MS = {
     1: 12.0,
     2: 12.8,
@@ -71,6 +71,10 @@ class World:
     flip: float = 0.2
     overrated: float = 1.0
     noise: float = 0.03
+    foretells: float = 0.0
+    """How often a request's text foretells its next tokens."""
+    foretold_truth: float = 0.0
+    """How likely each of those is true, if those before it are."""
     seed: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -80,6 +84,7 @@ class World:
     def __post_init__(self) -> None:
         self._costs = profiled_costs()
         self._rng = np.random.default_rng(self.seed)
+        self._texts = np.random.default_rng(self.seed)
         self._is_sure: dict[str, bool] = {}
 
     def _truth(self, ids: list[str]) -> Floats:
@@ -97,28 +102,42 @@ class World:
         truth: Floats = np.zeros((num, MAX_DRAFT))
         waiting = np.zeros(num, dtype=int)
         skip_steps = 0
+        free, from_text = np.zeros(num, dtype=int), np.zeros(num, dtype=bool)
         for _ in range(steps):
             lucky = np.cumprod(self._rng.random((num, MAX_DRAFT)) < truth, axis=1).sum(axis=1)
-            accepted = np.minimum(lucky, lengths)
+            came_true = np.zeros(num, dtype=int)
+            if self.foretells:
+                is_true = self._texts.random((num, MOST_FREE)) < self.foretold_truth
+                came_true = np.cumprod(is_true, axis=1).sum(axis=1)
+            accepted = np.minimum(np.where(from_text, came_true, lucky), lengths)
             step = step_of(ids, lengths, accepted)
+            if self.foretells:
+                known = np.minimum(free, step.produced)
+                free = MOST_FREE * (self._texts.random(num) < self.foretells)
+                matches = self._texts.integers(2, 8, num)
+                step.foretold = Foretold(free, matches, known, np.minimum(came_true, known))
             verify = float(self._costs.verify.at(step.rows))
             verify += PER_REQUEST_MS / 1000 * num
             step.target_seconds = verify * (1 + self.noise * self._rng.normal())
             waiting += 1 + accepted
             step.limits, step.waiting = np.full(num, MAX_DRAFT), waiting
-            if skip_steps:
-                skip_steps -= 1
-            else:
+            step.is_resting = skip_steps > 0
+            skip_steps -= step.is_resting
+            if not step.is_resting:
                 step.plan = self.policy.plan(step)
                 skip_steps = step.plan.skip_steps
+            elif step.foretold is not None:
+                step.plan = self.policy.plan(step)
             truth = self._truth(ids)
             lengths = np.zeros(num, dtype=int)
             plan = step.plan
+            if plan.width or plan.uses_text:
+                confidence = truth[plan.drafted, : plan.width] ** self.overrated
+                lengths = self.policy.lengths(step, confidence)
+            from_text = step.from_text
             if plan.width:
                 step.draft_rows = int(plan.drafted.sum()) * (1 + plan.width)
                 step.draft_seconds = float(self._costs.draft.at(step.draft_rows))
-                confidence = truth[plan.drafted, : plan.width] ** self.overrated
-                lengths[plan.drafted] = self.policy.lengths(step, confidence)
                 self.drafted_steps.append(self.steps)
                 step.context_rows = int(waiting[plan.drafted].sum())
                 waiting[plan.drafted] = 0
@@ -135,7 +154,7 @@ class World:
 
 
 def planner(max_requests: int = 64) -> Planner:
-    return Planner(MAX_DRAFT, max_requests, profiled_costs(max_requests))
+    return Planner(MAX_DRAFT, max_requests, profiled_costs(max_requests), most_free=MOST_FREE)
 
 
 def names(count: int, first: int = 0) -> list[str]:

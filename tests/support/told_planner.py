@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from support.planner_world import names, step_of, straight_costs
@@ -65,7 +67,7 @@ class ToldPlanner(Planner):
         *curve: float,
         mean_first_survival: float = 0.5,
         max_requests: int = 8,
-        **mode: bool,
+        **mode: Any,
     ) -> None:
         """Of every draft, position by position, so much is expected."""
         super().__init__(max_draft, max_requests, straight_costs(), **mode)

@@ -48,7 +48,7 @@ class Watched:
     def draft_by(self, policy: str) -> None:
         """From now on draft by this policy, and write down what is decided."""
         drafter = self.drafter
-        max_draft = drafter.num_speculative_tokens
+        max_draft = drafter.width
         if policy == "planned":
             drafter.adapt_lengths(steady_costs(drafter.max_batch_size))
         else:

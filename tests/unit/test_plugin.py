@@ -21,11 +21,12 @@ from support.log_lines import log_lines
 from support.pairs import Pair, drafter_config, make_pair, save_drafter
 from vllm_dflash import plugin, seams
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.config.class_paths import CPU_WORKER
+from vllm_dflash.config.class_paths import CPU_WORKER, GPU_WORKER
 from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
+from vllm_dflash.config.pair import MOST_FREE_DRAFTS
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
-OPTIONS = DFlashOptions(7, "fixed", parse_config("it", QWEN), drafter_ranks=1)
+OPTIONS = DFlashOptions(7, 7, "fixed", parse_config("it", QWEN), drafter_ranks=1)
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +45,11 @@ def speculative(pair: Pair, **changes: Any) -> dict[str, Any]:
 
 def test_selection_fills_in_what_the_checkpoint_says(pair: Pair) -> None:
     config = engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
-    assert config.speculative_config.num_speculative_tokens == 7
+    assert config.speculative_config.num_speculative_tokens == MOST_FREE_DRAFTS
     assert config.parallel_config.worker_cls == CPU_WORKER
-    assert DFlashOptions.of(config).drafter.block_size == 8
+    options = DFlashOptions.of(config)
+    assert options.drafter.block_size == 8
+    assert (options.draft_width, options.free_drafts) == (7, True)
     assert not config.speculative_config.use_eagle_block_drop()
 
 
@@ -78,15 +81,51 @@ def test_v1_keeps_all_layers_in_one_group_of_the_cache(
         worker_cls="auto", distributed_executor_backend="uni", tensor_parallel_size=1
     )
     monkeypatch.setattr("vllm_dflash.config.engine_settings.choose_worker", lambda _: CPU_WORKER)
-    monkeypatch.setattr("vllm_dflash.config.pair.resolve", lambda *_: OPTIONS)
+    monkeypatch.setattr("vllm_dflash.config.pair.resolve", lambda *_, **__: OPTIONS)
     plugin._select(args, SpeculativeSettings.of(asked), {}, args.create_model_config(), parallel)
     assert args.disable_hybrid_kv_cache_manager is disabled
+
+
+@pytest.mark.parametrize(
+    ("worker", "is_v2", "scheduler", "has_room"),
+    [
+        (CPU_WORKER, False, None, True),
+        (CPU_WORKER, False, "mine.Scheduler", False),  # which would keep too much room
+        (CPU_WORKER, True, None, False),
+        (GPU_WORKER, False, None, False),
+    ],
+)
+def test_drafts_may_be_longer_than_blocks_on_v1_with_our_scheduler(
+    pair: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    worker: str,
+    is_v2: bool,
+    scheduler: str | None,
+    has_room: bool,
+) -> None:
+    told = []
+
+    def resolve(*_: object, has_ragged_room: bool) -> DFlashOptions:
+        told.append(has_ragged_room)
+        return OPTIONS
+
+    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
+    asked = speculative(pair)
+    args = engine_args(pair, speculative_config=asked, scheduler_cls=scheduler)
+    parallel: Any = SimpleNamespace(
+        worker_cls="auto", distributed_executor_backend="uni", tensor_parallel_size=1
+    )
+    monkeypatch.setattr("vllm_dflash.config.engine_settings.choose_worker", lambda _: worker)
+    monkeypatch.setattr("vllm_dflash.config.pair.resolve", resolve)
+    plugin._select(args, SpeculativeSettings.of(asked), {}, args.create_model_config(), parallel)
+    assert told == [has_room]
 
 
 def test_fewer_drafts_than_the_block_holds(pair: Pair) -> None:
     asked = speculative(pair, num_speculative_tokens=3)
     config = engine_args(pair, speculative_config=asked).create_engine_config()
     assert config.speculative_config.num_speculative_tokens == 3
+    assert DFlashOptions.of(config).draft_width == 3
 
 
 def test_the_separate_flags_select_it_too(pair: Pair) -> None:

@@ -54,7 +54,7 @@ def choose_verification(engine_args: EngineArgs, options: DFlashOptions) -> dict
     is_planned_in_worker = engine_args.async_scheduling is False
     if options.draft_length != "adaptive" or is_planned_in_worker or not current_platform.is_cuda():
         return {}
-    return {"num_speculative_tokens_per_batch_size": length_table(options.num_speculative_tokens)}
+    return {"num_speculative_tokens_per_batch_size": length_table(options.draft_width)}
 
 
 def length_table(max_draft: int) -> list[tuple[int, int, int]]:

@@ -22,12 +22,16 @@ class DFlashOptions:
     """The resolved options of one engine, as its workers read them."""
 
     num_speculative_tokens: int
-    """K: drafted tokens per request and step at most."""
+    """Drafts per request and step at most, whoever made them: what vLLM has room for."""
+    draft_width: int
+    """K: drafts of the drafter's block at most."""
     draft_length: str
     """`adaptive`: planned every step, from 0 to K. `fixed`: K."""
     drafter: DrafterSpec
     drafter_ranks: int = 1
     """Tensor-parallel ranks that the drafter's layers are split over; 1: each has them whole."""
+    free_drafts: bool = False
+    """Whether to look up what a request's text foretells."""
     may_trim: bool = True
     """Whether vLLM's adaptive verification may be turned on: not if the user turned it off."""
     estimates_folder: str | None = None

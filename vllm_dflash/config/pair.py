@@ -19,12 +19,17 @@ from vllm_dflash.config.speculative_settings import SpeculativeSettings
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig
 
+MOST_FREE_DRAFTS = 32
+"""Of a request and step. More are seldom accepted; a step has a row for each that is verified."""
+
 
 def resolve(
     settings: SpeculativeSettings,
     config: dict[str, Any],
     target: ModelConfig,
     parallel: ParallelConfig,
+    *,
+    has_ragged_room: bool = False,
 ) -> DFlashOptions:
     """Check the drafter and the pair.
 
@@ -33,6 +38,7 @@ def resolve(
         config: the drafter's `config.json`.
         target: vLLM's config of it.
         parallel: of the target.
+        has_ragged_room: whether drafts may be more than a block has: on V1, with our scheduler.
 
     Raises:
         ValueError: (`DrafterError` included) with a message that says what to change.
@@ -44,12 +50,18 @@ def resolve(
     check_pair(drafter, target_facts(target, parallel))
     if Path(settings.model).is_dir():
         check_weights(drafter, Path(settings.model))
-    folder = settings.estimates_folder
+    folder, width = settings.estimates_folder, settings.draft_tokens(drafter)
+    free_drafts = settings.free_drafts == "auto" and settings.draft_length == "adaptive"
+    # Of a linear-attention target, every draft takes a whole state of memory. And who asks for a
+    # number of drafts gets no more.
+    has_room = has_ragged_room and not target.is_hybrid and settings.num_speculative_tokens is None
     return DFlashOptions(
-        settings.draft_tokens(drafter),
+        max(width, MOST_FREE_DRAFTS) if free_drafts and has_room else width,
+        width,
         settings.draft_length,
         drafter,
         drafter_ranks(drafter, parallel.tensor_parallel_size, settings.draft_tensor_parallel_size),
+        free_drafts=free_drafts,
         may_trim=settings.enable_adaptive_verification is not False,
         estimates_folder=None if folder is None else usable_folder(folder),
     )

@@ -39,6 +39,11 @@ class SpeculativeSettings(BaseModel):
     drafter_overrides: dict[str, Any] = described(
         {}, 'an object with fields of the drafter\'s config.json, as in {"sliding_window": 2048}'
     )
+    free_drafts: Literal["auto", "off"] = described(
+        "auto",
+        "'auto' (where a request's text repeats itself, drafts are taken from it when they promise"
+        " more than the drafter's) or 'off'",
+    )
     estimates_folder: str | None = described(
         None,
         "a folder to keep what an engine has learned of costs and drafts, for the next start",

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from vllm.distributed.parallel_state import get_tp_group
 
-from vllm_dflash.planning import Ints
+from vllm_dflash.planning import Bools, Ints
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.step import Plan
 
@@ -48,9 +48,10 @@ def agreed_plan(plan: Plan) -> Plan:
     """
     if get_tp_group().world_size == 1:
         return plan
-    chosen = (plan.width, plan.skip_steps, plan.least, plan.is_probe, plan.price, plan.speedup)
-    decision = torch.tensor([*chosen, *plan.drafted.tolist()], dtype=torch.float64)
-    width, skip_steps, least, is_probe, price, speedup, *drafted = _from_rank_0(decision).tolist()
+    numbers = (plan.width, plan.skip_steps, plan.least, plan.price, plan.speedup)
+    chosen = (*numbers, plan.is_probe, plan.uses_text, *plan.drafted.tolist())
+    decision = _from_rank_0(torch.tensor(chosen, dtype=torch.float64)).tolist()
+    width, skip_steps, least, price, speedup, is_probe, uses_text, *drafted = decision
     return Plan(
         drafted=np.array(drafted, dtype=bool),
         width=int(width),
@@ -59,12 +60,14 @@ def agreed_plan(plan: Plan) -> Plan:
         is_probe=bool(is_probe),
         least=int(least),
         skip_steps=int(skip_steps),
+        uses_text=bool(uses_text),
     )
 
 
-def agreed_lengths(lengths: Ints) -> Ints:
-    """How many drafts of each request rank 0 has verified, [D]: confidences may be rounded
-    differently on another."""
+def agreed_lengths(lengths: Ints, from_text: Bools) -> tuple[Ints, Bools]:
+    """How many drafts of each request rank 0 has verified, [R], and whose are what the text
+    foretells: confidences may be rounded differently on another."""
     if get_tp_group().world_size == 1:
-        return lengths
-    return _from_rank_0(torch.from_numpy(lengths.astype(np.int64))).numpy()
+        return lengths, from_text
+    agreed = _from_rank_0(torch.from_numpy(np.stack([lengths, from_text]).astype(np.int64))).numpy()
+    return agreed[0], agreed[1].astype(bool)

@@ -186,7 +186,7 @@ class Memory:
         if options.estimates_folder is None:
             return None
         file = EstimatesFile(options.estimates_folder, engine_key(vllm_config, runner))
-        sizes = options.num_speculative_tokens, vllm_config.scheduler_config.max_num_seqs
+        sizes = options.draft_width, vllm_config.scheduler_config.max_num_seqs
         return cls(file, agreed_estimates(lambda: file.read(*sizes)))
 
     def attend(self, learner: Learner) -> EstimatesKeeper:

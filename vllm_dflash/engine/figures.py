@@ -27,6 +27,8 @@ FIGURES = {
     "skipped_steps": "Steps in which drafts could have been used and the drafter did not run.",
     "drafted_requests": "Requests of drafted steps whose draft length was chosen, 0 included.",
     "planned_tokens": "Sum of the draft lengths chosen for dflash_drafted_requests.",
+    "free_draft_tokens": "Verified drafts that came from a request's own text.",
+    "free_accepted_tokens": "Of those, drafts that were accepted.",
     "step_seconds": "Time of all steps that followed another without a pause.",
     "planning_seconds": "Time spent on choosing draft lengths.",
     "produced_tokens": "Tokens of the steps that the cost model was compared with.",

@@ -13,6 +13,11 @@ from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.length_policy import LengthPolicy
 from vllm_dflash.planning.step import Plan, Step, StepClock
 
+NO_CONFIDENCE = np.zeros((0, 0))
+"""Of a step that drafts nobody."""
+MOST_REMEMBERED = 4096
+"""Requests that were given free drafts and have not been seen since."""
+
 
 class LengthControl:
     """Asks a policy, on every rank alike; times the steps; counts what came of them."""
@@ -26,6 +31,15 @@ class LengthControl:
         """How often `policy` need not be asked again, while the batch is this one:"""
         self._skip_ids: Sequence[str] = ()
         self._could_draft = False
+        self._from_text: set[str] = set()
+        """Requests whose last drafts are free ones: they may have to wait for their turn."""
+
+    def observe_verification(self, step: Step) -> None:
+        """What became of the drafts that the step verified; needs `verified`."""
+        if self._from_text:
+            is_free = np.array([name in self._from_text for name in step.ids])
+            step.verified_free = step.verified * is_free
+        self.statistics.observe_verification(step)
 
     def take_skip(self, step: Step) -> bool:
         """Whether an earlier plan said that nobody drafts in this step either; uses up one such."""
@@ -35,15 +49,17 @@ class LengthControl:
         self._skip_steps -= 1
         step.plan = Plan.nothing(step.num_requests)
         step.could_draft = self._could_draft
+        step.is_resting = True
         return True
 
     def plan(self, step: Step) -> Plan:
-        """Whom to draft and how wide; needs the step's `limits` and `waiting`."""
-        step.could_draft = bool(step.limits.any())
+        """Whom to draft and how wide; needs the step's `limits`, `waiting` and `foretold`."""
+        if not step.is_resting:
+            step.could_draft = bool(step.limits.any())
         with step.timing("planning"):
             plan = self.policy.plan(step)
         step.plan = plan if self.policy.is_same_everywhere else agreed_plan(plan)
-        if not step.plan.width:
+        if not step.plan.width and not step.is_resting:
             self._skip_steps, self._skip_ids = step.plan.skip_steps, step.ids
             self._could_draft = step.could_draft
         return step.plan
@@ -61,10 +77,9 @@ class LengthControl:
         step.nan_drafts -= int(usable[drafted].sum())
         step.limits = usable
         with step.timing("planning"):
-            lengths = self.policy.lengths(step, confidence)
+            step.lengths = self.policy.lengths(step, confidence)
         if not self.policy.is_same_everywhere:
-            lengths = agreed_lengths(lengths)
-        step.lengths[drafted] = lengths
+            step.lengths, step.from_text = agreed_lengths(step.lengths, step.from_text)
         return step.lengths
 
     def end(self, step: Step) -> None:
@@ -72,6 +87,10 @@ class LengthControl:
         # A step that verified drafts is unlike the undrafted ones that may follow it.
         is_skipping = self._skip_steps > 0 and not step.verified.any()
         self._clock.finish(step, hold=is_skipping)
+        self._from_text.difference_update(step.ids)
+        if len(self._from_text) > MOST_REMEMBERED:  # of requests that ended with their drafts
+            self._from_text.clear()
+        self._from_text.update(step.ids[request] for request in np.nonzero(step.from_text)[0])
         with step.timing("planning"):
             estimate = self.policy.observe(step)
         self.statistics.observe(step, estimate)

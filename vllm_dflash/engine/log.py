@@ -28,10 +28,17 @@ def log_active(options: DFlashOptions, runner: str) -> None:
         drafter.model,
         options.draft_length,
         "up to " if options.draft_length == "adaptive" else "",
-        options.num_speculative_tokens,
+        options.draft_width,
         runner,
         drafter.block_size,
         list(drafter.taps),
+    )
+
+
+def log_free_drafts(most: int) -> None:
+    """The line that says that texts are looked up."""
+    logger().info(
+        "free drafts: up to %d tokens of a request's own text, where it repeats itself", most
     )
 
 

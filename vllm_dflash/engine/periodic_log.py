@@ -36,6 +36,7 @@ class PeriodicLog:
             "verifications": now.verifications,
             "drafts": now.draft_tokens,
             "accepted": now.accepted_tokens,
+            "free": now.free_draft_tokens,
             "steps": step.count,
             "estimated": step.estimated,
             "measured": step.measured,
@@ -62,11 +63,12 @@ class PeriodicLog:
         verifications = max(since["verifications"], 1)
         milli = 1000 / since["steps"]
         return (
-            "DFlash planner: Drafted steps: %.0f%%, Mean draft length: %.2f, Mean acceptance"
-            " length: %.2f, Step: %.1f ms (estimated %.1f ms), Estimated gain over plain decoding,"
-            " by the cost model: %.2fx (planned: %.2fx)",
+            "DFlash planner: Drafted steps: %.0f%%, Mean draft length: %.2f (free: %.0f%% of the"
+            " drafts), Mean acceptance length: %.2f, Step: %.1f ms (estimated %.1f ms), Estimated"
+            " gain over plain decoding, by the cost model: %.2fx (planned: %.2fx)",
             100 * since["drafted"] / since["able"],
             since["drafts"] / verifications,
+            100 * since["free"] / max(since["drafts"], 1),
             1 + since["accepted"] / verifications,
             since["measured"] * milli,
             since["estimated"] * milli,

@@ -93,10 +93,12 @@ def profile_v1(runner: GPUModelRunner, agree: Callable[[float], float]) -> StepC
     so its parts are measured behind a step of the target, too.
     """
     proposer = runner.drafter
-    max_requests, block = proposer.max_batch_size, 1 + proposer.num_speculative_tokens
+    max_requests, block = proposer.max_batch_size, 1 + proposer.width
     longest = runner.max_model_len - block
     near, far = min(CONTEXT_TOKENS, max(longest, 1)), min(FAR_CONTEXT_TOKENS, longest)
     most = min(runner.max_num_tokens, max_requests * block)
+    # Few requests with free drafts, which are longer than a block, have more rows.
+    reach = max(most, min(runner.max_num_tokens, 4 * (1 + proposer.num_speculative_tokens)))
     features = torch.zeros(most, proposer.feature_width, dtype=proposer.dtype)
     positions = torch.arange(most) % proposer.max_model_len
     nowhere = torch.full((most,), -1)
@@ -133,7 +135,7 @@ def profile_v1(runner: GPUModelRunner, agree: Callable[[float], float]) -> StepC
 
     blocks = sorted({max(block // 4, 2), max(block // 2, 2), *(block * n for n in POWERS)})
     costs = StepCosts(
-        measure_curve(verify, profiled_rows(max_requests, most), agree),
+        measure_curve(verify, profiled_rows(max_requests, reach), agree),
         behind_target(draft, blocks[:2] + [n for n in blocks[2:] if n <= most], SECONDS_PER_CURVE),
         behind_target(store, [n for n in POWERS if n <= most], SECONDS_PER_CURVE / 2),
         max_requests,

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
@@ -65,14 +70,42 @@ def build_scheduler(**arguments: Any) -> Scheduler:
     return (DFlashAsyncScheduler if is_async else DFlashScheduler)(**arguments)
 
 
+def room_for_blocks(config: VllmConfig) -> VllmConfig:
+    """A config by which, of a step's tokens and of the cache, each request is kept as much room as
+    its block has rows.
+
+    Free drafts may be more than that, but those that a step verifies are among its tokens anyway.
+    vLLM would keep room for a block as long as the longest draft.
+    """
+    narrow, speculative = copy(config), copy(config.speculative_config)
+    assert speculative is not None
+    speculative.num_speculative_tokens = DFlashOptions.of(config).draft_width
+    narrow.speculative_config = speculative
+    return narrow
+
+
 class DFlashScheduler(Scheduler):
     """Takes the drafts that came with a step's output, and hands on the figures."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, vllm_config: VllmConfig, **kwargs: Any) -> None:
+        super().__init__(*args, vllm_config=room_for_blocks(vllm_config), **kwargs)
+        self._most_drafts = vllm_config.num_speculative_tokens
         # The table is there for the graphs of asynchronous scheduling (`choose_verification`).
         self.dynamic_sd_lookup = None
         skip_the_call_for_drafts()
+
+    def add_request(self, request: Request) -> None:
+        """Count what becomes of its drafts by position, for as many as there can be."""
+        super().add_request(request)
+        if request.spec_decode_metrics is not None:
+            request.spec_decode_metrics = RequestSpecDecodeMetrics.new(self._most_drafts)
+
+    def make_spec_decoding_stats(
+        self, spec_decoding_stats: SpecDecodingStats | None, *args: Any, **kwargs: Any
+    ) -> SpecDecodingStats | None:
+        """The same of all requests of a step."""
+        counted = spec_decoding_stats or SpecDecodingStats.new(self._most_drafts)
+        return super().make_spec_decoding_stats(counted, *args, **kwargs)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

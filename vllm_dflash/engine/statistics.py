@@ -52,6 +52,10 @@ class DraftStatistics:
     draft_tokens: int = 0
     """Drafts the target verified (as vLLM counts them; drafts never scheduled do not count)."""
     accepted_tokens: int = 0
+    free_verifications: int = 0
+    """Of the verifications, those of free drafts, which a request's text foretold."""
+    free_draft_tokens: int = 0
+    free_accepted_tokens: int = 0
     nan_drafts: int = 0
     """Drafts thrown away because their logits were not finite."""
     seconds: float = 0.0
@@ -83,6 +87,10 @@ class DraftStatistics:
         self.verifications += int((verified > 0).sum())
         self.draft_tokens += int(verified.sum())
         self.accepted_tokens += int(step.accepted.sum())
+        is_free = step.verified_free > 0
+        self.free_verifications += int((is_free & step.decoding).sum())
+        self.free_draft_tokens += int(step.verified_free[step.decoding].sum())
+        self.free_accepted_tokens += int(step.accepted[is_free].sum())
 
     def observe_uniform(self, length: int, num_requests: int, *, could_draft: bool = True) -> None:
         """Count a step in which all of so many requests were given the same draft length."""
@@ -101,9 +109,8 @@ class DraftStatistics:
         self.probes += plan.is_probe
         self.nan_drafts += step.nan_drafts
         if plan.width:
-            self.draft_lengths += np.bincount(
-                step.lengths[plan.drafted], minlength=self.max_draft + 1
-            )
+            blocks = np.where(step.from_text, 0, step.lengths)[plan.drafted]
+            self.draft_lengths += np.bincount(blocks, minlength=self.max_draft + 1)
         self.observe_time(step, estimate)
 
     def observe_time(self, step: Step, estimate: StepEstimate | None) -> None:
@@ -135,6 +142,8 @@ class DraftStatistics:
             "skipped_steps": self.skipped_steps,
             "drafted_requests": int(self.draft_lengths.sum()),
             "planned_tokens": int(self.draft_lengths @ lengths),
+            "free_draft_tokens": self.free_draft_tokens,
+            "free_accepted_tokens": self.free_accepted_tokens,
             "step_seconds": self.seconds,
             "planning_seconds": self.planning_seconds,
             "produced_tokens": self.produced_tokens,
@@ -153,6 +162,9 @@ class DraftStatistics:
             "probes": self.probes,
             "draft_tokens": self.draft_tokens,
             "accepted_tokens": self.accepted_tokens,
+            "free_verifications": self.free_verifications,
+            "free_draft_tokens": self.free_draft_tokens,
+            "free_accepted_tokens": self.free_accepted_tokens,
             "mean_acceptance_length": 1 + self.accepted_tokens / count if count else 0.0,
             "mean_draft_length": self.draft_tokens / count if count else 0.0,
             "draft_lengths": self.draft_lengths.tolist(),

@@ -58,12 +58,14 @@ class DraftWatch:
                 statistics.nan_drafts,
                 self._parity,
             )
-        if statistics.verifications - self._verifications < ENOUGH_VERIFICATIONS:
+        # Free drafts say nothing about the drafter.
+        all_verifications = statistics.verifications - statistics.free_verifications
+        all_accepted = statistics.accepted_tokens - statistics.free_accepted_tokens
+        verifications = all_verifications - self._verifications
+        if verifications < ENOUGH_VERIFICATIONS:
             return
-        verifications = statistics.verifications - self._verifications
-        accepted = statistics.accepted_tokens - self._accepted
-        self._verifications = statistics.verifications
-        self._accepted = statistics.accepted_tokens
+        accepted = all_accepted - self._accepted
+        self._verifications, self._accepted = all_verifications, all_accepted
         if accepted < LEAST_ACCEPTED * verifications and not self._warned_of_zero:
             self._warned_of_zero = True
             self._warn(

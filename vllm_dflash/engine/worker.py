@@ -30,7 +30,7 @@ from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_
 from vllm_dflash.engine.estimates_file import EstimatesKeeper, Memory
 from vllm_dflash.engine.figures import FiguresToSend, attach_figures
 from vllm_dflash.engine.fresh_blocks import fresh_blocks, useless_blocks
-from vllm_dflash.engine.log import log_active, log_costs, log_lengths, logger
+from vllm_dflash.engine.log import log_active, log_costs, log_free_drafts, log_lengths, logger
 from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.periodic_log import PeriodicLog
 from vllm_dflash.engine.profile import profile_v1, profile_v2
@@ -132,8 +132,12 @@ class DraftingWorker(Worker):
         is_async = self.vllm_config.scheduler_config.async_scheduling
         # The scheduler, which chooses lengths then, may live in this process: nothing is to be
         # compiled there any more once the worker is warm.
-        rehearse = rehearse_uniform_length if is_async else rehearse_planner
-        rehearse(self.drafter.lengths.statistics.max_draft)
+        options = DFlashOptions.of(self.vllm_config)
+        if is_async:
+            rehearse_uniform_length(options.draft_width)
+        else:
+            most_free = options.num_speculative_tokens if options.free_drafts else 0
+            rehearse_planner(options.draft_width, most_free)
         memory = Memory.of(self.vllm_config, self._runner)
         if memory is not None and memory.recalled is not None:
             costs, origin = memory.recalled.costs, f"learned before, from {memory.file.path}"
@@ -156,6 +160,8 @@ class DraftingWorker(Worker):
                 self._keeper = keeper if self.rank == 0 else None
         if self.rank == 0:
             log_costs(costs, origin)
+            if self.drafter.texts is not None:
+                log_free_drafts(self.drafter.texts.most)
             if self._facts_to_send is not None:
                 log_lengths(self._facts_to_send.lengths, self.drafter.untrimmed)
 

@@ -6,6 +6,8 @@ token is accepted only if its parent is, so survival never grows from parent to 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from vllm_dflash.planning import Bools, Floats, Ints, Records
@@ -87,9 +89,8 @@ def cut(
     context_lens: Ints,
     drafted: Bools,
     price: float,
-    least: int,
 ) -> Ints:
-    """How many drafts of each request are worth their time, `least` in any case, [D].
+    """How many drafts of each request are worth their time, [D].
 
     Args:
         records: costs, [1].
@@ -98,7 +99,6 @@ def cut(
         context_lens: tokens of context of each, [R].
         drafted: which of the R are the D.
         price: expected tokens a second is worth.
-        least: drafts of each to verify whatever they are worth.
     """
     costs, num_requests = records[0], len(drafted)
     usable = np.empty(len(curves), dtype=np.int64)
@@ -118,7 +118,65 @@ def cut(
     for count in range(candidates + 1):
         rows[count] = num_requests + count
     seconds = many_decoding_seconds(costs, num_requests, rows, context, 0.0)
-    lengths = cut_chains(worth, usable, seconds, price)
-    for number in range(len(lengths)):
-        lengths[number] = max(lengths[number], min(usable[number], least))
-    return lengths
+    return cut_chains(worth, usable, seconds, price)
+
+
+class Sources(NamedTuple):
+    """Drafts of D requests, each from the source that promises more."""
+
+    curves: Floats
+    """Survival, [D, w]."""
+    have_drafts: Bools
+    """Which of the R requests are the D."""
+    limits: Ints
+    """Drafts of each that can be verified, [R]."""
+    from_text: Bools
+    """Whether they are free ones, [R]."""
+
+
+@compiled
+def choose_sources(
+    curves: Floats,
+    drafted: Bools,
+    limits: Ints,
+    free: Floats,
+    free_lengths: Ints,
+    row_worth: float,
+    is_probe: bool,
+) -> Sources:
+    """Of a request's block and what its text foretells, take what is worth more.
+
+    Args:
+        curves: survival of the blocks, of those who were drafted, [B, w].
+        drafted: which of the R were.
+        limits: drafts of their blocks that can be verified, [R].
+        free: survival of free drafts, [R, F].
+        free_lengths: how many there are, [R].
+        row_worth: tokens that the time of one more row is worth.
+        is_probe: whether those who were drafted verify their blocks in any case.
+    """
+    num_requests, width = len(drafted), max(curves.shape[1], free.shape[1])
+    chosen = np.zeros((num_requests, width))
+    from_text, have_drafts = np.zeros(num_requests, np.bool_), np.zeros(num_requests, np.bool_)
+    usable, block, count = np.zeros(num_requests, np.int64), 0, 0
+    for request in range(num_requests):
+        number = free_lengths[request]
+        free_value = block_value = 0.0
+        for position in range(number):
+            free_value += max(free[request, position] - row_worth, 0.0)
+        if drafted[request]:
+            most = min(limits[request], curves.shape[1])
+            for position in range(most):
+                block_value += max(curves[block, position] - row_worth, 0.0)
+            if is_probe or not number or free_value <= block_value:
+                chosen[count, : curves.shape[1]] = curves[block]
+                usable[request], number = most, 0
+                have_drafts[request] = True
+                count += 1
+            block += 1
+        if number:
+            chosen[count, :number] = free[request, :number]
+            usable[request] = number
+            have_drafts[request] = from_text[request] = True
+            count += 1
+    return Sources(chosen[:count], have_drafts, usable, from_text)

@@ -24,7 +24,7 @@ class FixedLength:
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
         """All of them."""
-        return np.minimum(step.limits[step.plan.drafted], step.plan.width)
+        return np.minimum(step.limits, step.plan.width) * step.plan.drafted
 
     def observe(self, step: Step) -> None:
         """Expects nothing, and learns nothing."""

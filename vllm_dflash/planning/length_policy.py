@@ -18,7 +18,8 @@ class LengthPolicy(Protocol):
         """Whom to draft, and how wide."""
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
-        """How many of the drafted tokens to verify, [D], given their probability, [D, w]."""
+        """How many drafts of each request to verify, [R], given the probability of those that were
+        drafted, [D, w]."""
 
     def observe(self, step: Step) -> StepEstimate | None:
         """A step is over; returns what its time was expected to be, if anything was."""

@@ -9,13 +9,8 @@ import numpy as np
 from vllm_dflash.planning import Bools, Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.curves import Record, seconds_at
-from vllm_dflash.planning.work import (
-    Work,
-    block_seconds,
-    decoding_seconds,
-    level_of,
-    plain_seconds,
-)
+from vllm_dflash.planning.free_drafts import FreeOutcomes, Rest
+from vllm_dflash.planning.work import Work, block_seconds, decoding_seconds, level_of
 
 CATCH_UP_STEPS = 64
 """Steps over which the cost of storing context that has waited is spread."""
@@ -65,14 +60,12 @@ class Choice(NamedTuple):
     """Tokens per second."""
     tokens: float
     """Expected of the step."""
-    plain_seconds: float
-    """What it would take without drafts."""
 
 
 @compiled
 def best_choice(
     records: Records,
-    context: float,
+    all_lens: Ints,
     able: Bools,
     scores: Floats,
     context_lens: Floats,
@@ -82,19 +75,20 @@ def best_choice(
     least_score: Floats,
     kept: Floats,
     gain: Floats,
+    free: FreeOutcomes,
     whole_batch: bool,
 ) -> Choice:
     """Search all groups of requests, thresholds and widths of a forecast.
 
     Args:
         records: costs, [1].
-        context: tokens of context of all R requests.
+        all_lens: tokens of context of all requests, [R].
         able, scores, context_lens, widest, mean_waiting: see `Able`.
         drafted, least_score, kept, gain: `forecast.Outcomes`: [G], [G], [G, T, K], [G, T, K].
+        free: drafts of those who are not drafted, [R, T], or of nobody, [0, T].
         whole_batch: whether everybody is drafted to the full, or nobody.
     """
-    costs, num_requests = records[0], len(able)
-    plain = plain_seconds(costs, num_requests, context)
+    costs, num_requests, context = records[0], len(able), float(all_lens.sum())
     plain_level = level_of(costs, num_requests, False)
     level = level_of(costs, num_requests, True)
     best_least, best_width, best_rate, best_tokens = np.inf, 0, -np.inf, 0.0
@@ -111,16 +105,21 @@ def best_choice(
             if scores[request] >= least_score[group]:
                 group_context += context_lens[request]
         mean_context = group_context / count
+        others = free_of_others(free, able, scores, least_score[group], all_lens)
+        free_kept, free_gain, free_reading = others
         for width in range(widest if whole_batch else 1, widest + 1):
             block_rows = num_requests * (1 + max_draft) if whole_batch else count * (1 + width)
             read = context if whole_batch else group_context
             drafting = block_seconds(costs, float(block_rows), read) + storing
+            before = -1.0
             for threshold in range(num_thresholds):
-                drafts = kept[group, threshold, width - 1]
-                if threshold and drafts == kept[group, threshold - 1, width - 1]:
+                drafts = kept[group, threshold, width - 1] + free_kept[threshold]
+                if drafts == before:
                     continue  # the same drafts
-                tokens = num_requests + gain[group, threshold, width - 1]
-                rows, reading = num_requests + drafts, drafts * mean_context
+                before = drafts
+                tokens = num_requests + gain[group, threshold, width - 1] + free_gain[threshold]
+                rows, blocks = num_requests + drafts, drafts - free_kept[threshold]
+                reading = blocks * mean_context + free_reading[threshold]
                 work = Work(num_requests, rows, context, reading, 0.0, 0.0, 0.0)
                 seconds = decoding_seconds(costs, work, level if drafts > 0 else plain_level)
                 rate = tokens / (seconds + drafting)
@@ -132,27 +131,62 @@ def best_choice(
         if able[request]:
             chosen[request] = scores[number] >= best_least
             number += 1
-    return Choice(chosen, best_width, best_rate, best_tokens, plain)
+    return Choice(chosen, best_width, best_rate, best_tokens)
+
+
+@compiled
+def free_of_others(
+    free: FreeOutcomes, able: Bools, scores: Floats, least_score: float, context_lens: Ints
+) -> tuple[Floats, Floats, Floats]:
+    """Of all requests whose score is less: free drafts, what they bring, and the tokens of context
+    that attention reads for them, [T] each."""
+    num_thresholds = free.kept.shape[1]
+    kept, gain, reading = np.zeros((3, num_thresholds))
+    number = 0
+    for request in range(len(free.kept)):
+        is_drafted = False
+        if able[request]:
+            is_drafted = scores[number] >= least_score
+            number += 1
+        if not is_drafted:
+            for threshold in range(num_thresholds):
+                kept[threshold] += free.kept[request, threshold]
+                gain[threshold] += free.gain[request, threshold]
+                reading[threshold] += free.kept[request, threshold] * context_lens[request]
+    return kept, gain, reading
 
 
 @compiled
 def worth_drafting(
     costs: Record,
-    price: float,
+    rest: Rest,
+    able: Bools,
     scores: Floats,
     context_lens: Floats,
     drafted: Ints,
     least_score: Floats,
     kept: Floats,
     gain: Floats,
+    free: FreeOutcomes,
     whole_batch: bool,
 ) -> Bools:
-    """Whether a request's drafts bring more than attention over its context takes, [R].
+    """Whether a request's drafts bring more than attention over its context takes, [A].
 
     Drafting makes attention dearer, the more so the longer the context is. A request that loses by
-    that alone at `price`, and plain decoding is the least price there is, is not drafted, whatever
-    the others do. `drafted` and what follows: `forecast.Outcomes`.
+    that alone at the price of a step without the drafter, and there is no lower one, is not
+    drafted, whatever the others do. Nor is one whose free drafts bring as much. `able`, `scores`
+    and `context_lens`: see `Able`; `drafted` and what follows: `forecast.Outcomes`.
     """
+    free_value = np.zeros(len(scores))
+    number = 0
+    for request in range(len(free.kept)):
+        if able[request]:
+            for threshold in range(free.kept.shape[1]):
+                rows = rest.rate * rest.row_seconds * free.kept[request, threshold]
+                value = free.gain[request, threshold] - rows
+                free_value[number] = max(free_value[number], value)
+            number += 1
+    price = rest.rate
     worth = np.empty(len(scores), dtype=np.bool_)
     for request in range(len(scores)):
         group = 0
@@ -169,8 +203,10 @@ def worth_drafting(
                     drafts -= kept[group - 1, threshold, position]
                     tokens -= gain[group - 1, threshold, position]
                 value = tokens - costs.attention[1] * reading * drafts
+                if free_value[request]:
+                    value -= price * rest.row_seconds * drafts
                 # A block that is made of everybody is no cost of its own.
                 block = 0.0 if whole_batch else costs.attention[2] * reading
                 best = max(best, value / count - block)
-        worth[request] = best > 0.0
+        worth[request] = best > free_value[request]
     return worth

@@ -18,10 +18,19 @@ from dataclasses import replace
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.candidates import cut
+from vllm_dflash.planning.block_acceptance import BlockAcceptance
+from vllm_dflash.planning.candidates import choose_sources, cut
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
+from vllm_dflash.planning.free_drafts import (
+    AGREEMENT,
+    FreeAcceptance,
+    FreeOutcomes,
+    Rest,
+    best_rest,
+    outcomes_of_free,
+)
 from vllm_dflash.planning.outlook import (
     Able,
     Choice,
@@ -32,7 +41,6 @@ from vllm_dflash.planning.outlook import (
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.request_rows import RequestRows
 from vllm_dflash.planning.step import Plan, Step, StepEstimate
-from vllm_dflash.planning.survival import Bias, Calibration, expect, fade, learn_acceptance
 
 MARGIN = 1.01
 """Drafting must promise this much more than plain decoding, whose cost is known better."""
@@ -43,7 +51,11 @@ PROBE_SHARE = 16
 PROBE_LENGTH = 3
 """Drafts a probe has verified whatever they seem worth, to see whether estimates still hold."""
 SKIP_STEPS, CLOSE_SKIP_STEPS = 7, 1
-"""Undrafted steps between two that are planned: planning is to cost nothing where it says no."""
+"""Undrafted steps between two that are planned: planning is to cost next to nothing where it says
+no. What texts foretell is looked at in between, too."""
+
+
+NO_CURVES: Floats = np.zeros((0, 0))
 
 
 class Planner:
@@ -57,87 +69,115 @@ class Planner:
         max_requests: int,
         costs: StepCosts,
         *,
+        most_free: int = 0,
         whole_batch: bool = False,
     ) -> None:
-        """Plan for up to `max_draft` tokens (K) a request, and `max_requests` a batch.
+        """Plan for blocks of up to `max_draft` tokens (K) a request, and `max_requests` a batch.
 
-        With `whole_batch`, blocks are drafted for everybody and to the full, or for nobody, as a
+        Where texts are looked up, for up to `most_free` free drafts of each (F). With
+        `whole_batch`, blocks are drafted for everybody and to the full, or for nobody, as a
         captured graph has it.
         """
         self.max_draft = max_draft
         self.whole_batch = whole_batch
         self.costs = costs
-        self.calibration = Calibration(max_draft)
         self.forecast = Forecast(max_draft)
         self.probes = ProbeSchedule()
         # Twice the batch: requests that wait to be run again keep what is known of them.
         num_rows = 2 * max_requests
-        self.bias = Bias(num_rows)
+        self.blocks = BlockAcceptance(max_draft, num_rows)
+        self.free = FreeAcceptance(most_free, num_rows)
         self._requests = RequestRows(num_rows)
-        self._first_survival = np.zeros(num_rows)
-        """How likely each request's first draft has been to be accepted, lately."""
-        # The drafts that the next step may verify, and how many of each request's.
-        self._confidence = np.zeros((num_rows, max_draft))
-        self._survival = np.zeros((num_rows, max_draft))
-        self._num_drafts = np.zeros(num_rows, dtype=np.int64)
-        self._has_drafts = False
+        self._free_curves = NO_CURVES
+        """Survival of what the text of each request of this step foretells, [R, F]."""
+        self._row_seconds = 0.0
         self._probe_charge = 0.0
         """Seconds that the last probe was taken to cost."""
 
     def _rows(self, ids: Sequence[str]) -> Ints:
         rows, fresh = self._requests.of(ids)
         if len(fresh):
-            self._first_survival[fresh] = self.forecast.mean_first_survival
-            self._num_drafts[fresh] = 0
-            self.bias.forget(fresh)
+            self.blocks.forget(fresh, self.forecast.mean_first_survival)
+            self.free.forget(fresh)
         return rows
 
     def plan(self, step: Step) -> Plan:
         """Learn what became of the drafts that the step verified, then say whom it drafts.
 
-        Reads the step's `ids`, `verified`, `produced`, `limits` and `waiting`.
+        Reads the step's `ids`, `verified`, `produced`, `limits`, `waiting` and `foretold`.
         """
         rows = self._rows(step.ids)
-        self._learn_acceptance(rows, step)
-        first = fade(self._first_survival, rows, self.forecast.mean_first_survival)
+        self.blocks.learn(rows, step)
+        rest, free = self._foresee(rows, step)
+        speedup = rest.rate / rest.plain_rate
+        resting = Plan.nothing(
+            step.num_requests, rest.rate, speedup=speedup, uses_text=rest.rate > rest.plain_rate
+        )
+        if step.is_resting:
+            return resting
+        first = self.blocks.first_survival(rows, self.forecast.mean_first_survival)
         able = able_requests(first, step.limits, step.waiting, step.context_lens, self.max_draft)
         if not able.widest:
-            return Plan.nothing(step.num_requests)
-        best = self._best(first, able, step)
-        plain_rate = step.num_requests / best.plain_seconds
-        speedup = best.rate / plain_rate
-        plan = Plan(best.drafted, best.width, price=best.rate, speedup=speedup)
-        if speedup > MARGIN:
+            return resting
+        best = self._best(first, able, step, rest, free)
+        gain = best.rate / rest.rate
+        plan = replace(
+            resting,
+            drafted=best.drafted,
+            width=best.width,
+            price=best.rate,
+            speedup=gain * speedup,
+            uses_text=len(free.kept) > 0,
+        )
+        if gain > MARGIN:
             self.probes.restart()
             return plan
-        # A prompt may end with the next step, and another request can be drafted then.
-        skip_steps = CLOSE_SKIP_STEPS if speedup > CLOSE else SKIP_STEPS
-        if not step.decoding.all():
+        skip_steps = CLOSE_SKIP_STEPS if gain > CLOSE else SKIP_STEPS
+        # A prompt may end with the next step, and another request can be drafted then. And free
+        # drafts that are better than the drafter's may be gone by then.
+        is_displaced = resting.uses_text and best.rate > MARGIN * rest.plain_rate
+        if is_displaced or not step.decoding.all():
             skip_steps = 0
         # What the best plan loses if it is right; and a probe catches up for itself alone.
-        lost = best.tokens / best.rate - best.tokens / plain_rate
+        lost = best.tokens / best.rate - best.tokens / rest.rate
         lost += self.costs.context.at_one(step.waiting[best.drafted].sum())
         probe, cost = self._probe(able, step)
-        undrafted_seconds = (1 + skip_steps) * best.plain_seconds
+        undrafted_seconds = (1 + skip_steps) * rest.plain_seconds
         self._probe_charge = min(lost, cost)
-        if not self.probes.is_due(undrafted_seconds, self._probe_charge, is_close=speedup > CLOSE):
-            return Plan.nothing(step.num_requests, plain_rate, skip_steps)
+        if not self.probes.is_due(undrafted_seconds, self._probe_charge, is_close=gain > CLOSE):
+            return replace(resting, skip_steps=skip_steps)
         if lost < cost:
-            probe = replace(plan, speedup=1.0)
-        return replace(probe, price=plain_rate, is_probe=True)
+            probe = plan
+        changes = {"price": rest.rate, "speedup": speedup, "uses_text": resting.uses_text}
+        return replace(probe, is_probe=True, **changes)
 
-    def _best(self, first: Floats, able: Able, step: Step) -> Choice:
+    def _foresee(self, rows: Ints, step: Step) -> tuple[Rest, FreeOutcomes]:
+        """What comes of a step without the drafter, and what of the free drafts."""
+        foretold, free = step.foretold, self.free.nothing
+        if foretold is not None:
+            self.free.learn(rows, step.verified, foretold)
+            if foretold.lengths.any():
+                self._free_curves = self.free.curves(rows, foretold.matches, foretold.lengths)
+                free = outcomes_of_free(self._free_curves)
+        rest = best_rest(self.costs.records, step.num_requests, step.context_lens, free)
+        self._row_seconds = rest.row_seconds
+        return rest, free
+
+    def _best(
+        self, first: Floats, able: Able, step: Step, rest: Rest, free: FreeOutcomes
+    ) -> Choice:
         """The requests and width that promise the best rate."""
         context = float(step.context_lens.sum())
         outcomes = self.forecast.outcomes(able.scores)
-        if context and any(self.costs.attention[1:]):
-            plain_rate = step.num_requests / self.costs.plain(step.num_requests, context)
+        if len(free.kept) or (context and any(self.costs.attention[1:])):
             worth = worth_drafting(
                 self.costs.records[0],
-                plain_rate,
+                rest,
+                able.mask,
                 able.scores,
                 able.context_lens,
                 *outcomes,
+                free,
                 self.whole_batch,
             )
             if worth.any() and not worth.all():
@@ -147,9 +187,10 @@ class Planner:
                 outcomes = self.forecast.outcomes(able.scores)
         return best_choice(
             self.costs.records,
-            context,
+            step.context_lens,
             *able,
             *outcomes,
+            free,
             self.whole_batch,
         )
 
@@ -175,35 +216,49 @@ class Planner:
         return Plan(drafted, widest, price=0.0, speedup=1.0, least=PROBE_LENGTH), cost
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
-        """How many drafts of each drafted request to verify, [D].
+        """How many drafts of each request to verify, [R]. Writes the step's `from_text`.
 
         Args:
-            step: with its plan; `limits` of the drafted requests, [R].
+            step: with its plan; `limits` of the drafted requests, [R], and what they `agreed` on.
             confidence: probability of each drafted token under the drafter, [D, w].
         """
-        drafted, rows = step.plan.drafted, self._rows(step.ids)
-        first, curves = expect(
-            self.calibration.rates,
-            self.bias.requests,
-            self.bias.everybody,
-            self._first_survival,
-            self._confidence,
-            self._survival,
-            rows[drafted],
-            confidence,
-        )
-        self.forecast.observe(first, curves)
-        lengths = cut(
-            self.costs.records,
+        plan, rows = step.plan, self._rows(step.ids)
+        curves = NO_CURVES
+        if plan.width:
+            first, curves = self.blocks.expect(rows[plan.drafted], confidence)
+            self.forecast.observe(first, curves)
+        lengths: Ints = np.zeros(step.num_requests, dtype=np.int64)
+        free, free_lengths = NO_CURVES, lengths
+        if plan.uses_text:
+            foretold, free = step.foretold, self._free_curves
+            assert foretold is not None
+            free_lengths = foretold.lengths
+            if step.agreed.any():
+                matches = foretold.matches + AGREEMENT * step.agreed
+                free = self.free.curves(rows, matches, free_lengths)
+        chosen = choose_sources(
             curves,
+            plan.drafted,
             step.limits,
-            step.context_lens,
-            drafted,
-            step.plan.price,
-            step.plan.least,
+            free,
+            free_lengths,
+            plan.price * self._row_seconds,
+            plan.is_probe,
         )
-        self._num_drafts[rows[drafted]] = lengths
-        self._has_drafts = True
+        step.from_text = chosen.from_text
+        lengths[chosen.have_drafts] = cut(
+            self.costs.records,
+            chosen.curves,
+            chosen.limits,
+            step.context_lens,
+            chosen.have_drafts,
+            plan.price,
+        )
+        if plan.least:
+            least = np.minimum(chosen.limits, plan.least) * plan.drafted
+            lengths = np.maximum(lengths, least)
+        self.blocks.verify(rows, np.where(chosen.from_text, 0, lengths))
+        self.free.verify(rows, np.where(chosen.from_text, lengths, 0))
         return lengths
 
     def observe(self, step: Step) -> StepEstimate | None:
@@ -222,8 +277,8 @@ class Planner:
 
     def estimates(self) -> Estimates:
         """What was learned, for another run to recall."""
-        calibration = self.calibration
-        return Estimates(self.costs, calibration.seen, calibration.accepted, self.bias.everybody)
+        calibration, bias = self.blocks.calibration, self.blocks.bias
+        return Estimates(self.costs, calibration.seen, calibration.accepted, bias.everybody)
 
     def recall(self, estimates: Estimates) -> None:
         """Start from what another run has learned of drafts; of costs, we have it already.
@@ -232,21 +287,5 @@ class Planner:
         requests' drafts are worth it; who went by the forecast of others, for whom they were not,
         would have to wait for probes.
         """
-        self.calibration.recall(estimates.seen, estimates.accepted)
-        self.bias.everybody[:] = estimates.bias
-
-    def _learn_acceptance(self, rows: Ints, step: Step) -> None:
-        if not self._has_drafts:
-            return
-        self._has_drafts = False
-        if step.verified.any():
-            learn_acceptance(
-                (self.calibration.seen, self.calibration.accepted, self.calibration.rates),
-                (self.bias.requests, self.bias.everybody),
-                (self._confidence, self._survival),
-                self._num_drafts,
-                rows,
-                step.verified,
-                step.accepted,
-            )
-        self._num_drafts[:] = 0
+        self.blocks.calibration.recall(estimates.seen, estimates.accepted)
+        self.blocks.bias.everybody[:] = estimates.bias

@@ -8,6 +8,7 @@ from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.suffix_match import SuffixMatches
 from vllm_dflash.planning.uniform_length import UniformLength
 from vllm_dflash.planning.work import Attention
 
@@ -15,16 +16,25 @@ CHEAP, DEAR = 0.0, 1.0
 """Seconds of a block that is always, and never, worth it."""
 
 
-def rehearse_planner(max_draft: int) -> None:
+def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
     """Plan some steps of a made-up engine, whose numbers are of the types of a real one's."""
     for block_seconds in (CHEAP, DEAR):
-        planner = Planner(max_draft, 2, _costs(block_seconds))
-        for produced in (1, 2):
+        planner = Planner(max_draft, 2, _costs(block_seconds), most_free=most_free)
+        texts, matches = np.zeros((2, 64), np.int32), SuffixMatches(2, 64)
+        for produced in (1, 2, 1):
             step = _step(produced)
+            if most_free:
+                places, ends, most = np.arange(2), np.full(2, 8), np.full(2, min(most_free, 2))
+                sampled = np.zeros((2, 2), np.int32)
+                step.foretold = matches.look_up(
+                    step.ids, texts, places, ends, sampled, step.produced, most
+                )
+                matches.tokens(0, texts, 2)
             step.plan = planner.plan(step)
-            if step.plan.width:
-                confidence = np.ones((int(step.plan.drafted.sum()), step.plan.width))
+            confidence = np.ones((int(step.plan.drafted.sum()), step.plan.width))
+            if step.plan.width or step.plan.uses_text:
                 planner.lengths(step, confidence)
+            if step.plan.width:
                 step.draft_rows = step.context_rows = 2
             planner.observe(step)
 

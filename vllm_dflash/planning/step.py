@@ -35,12 +35,35 @@ class Plan:
     """Drafts to verify of each request whatever they seem worth."""
     skip_steps: int = 0
     """Steps to come for which nobody need be asked again, as long as the batch stays the same."""
+    uses_text: bool = False
+    """Whether drafts that the text foretells may be worth it."""
 
     @classmethod
-    def nothing(cls, num_requests: int, price: float = 0.0, skip_steps: int = 0) -> Plan:
-        """Nobody drafts."""
+    def nothing(
+        cls,
+        num_requests: int,
+        price: float = 0.0,
+        skip_steps: int = 0,
+        *,
+        speedup: float = 1.0,
+        uses_text: bool = False,
+    ) -> Plan:
+        """The drafter drafts nobody."""
         nobody = np.zeros(num_requests, dtype=bool)
-        return cls(nobody, width=0, price=price, speedup=1.0, skip_steps=skip_steps)
+        return cls(nobody, 0, price, speedup, skip_steps=skip_steps, uses_text=uses_text)
+
+
+class Foretold(NamedTuple):
+    """Free drafts of R requests, and what became of the last ones; see `suffix_match`."""
+
+    lengths: Ints
+    """Tokens that the text foretells, [R]."""
+    matches: Ints
+    """Tokens that stood there before, as they do now, [R]."""
+    known: Ints
+    """Of the tokens that were foretold last: how many there is a true one for by now, [R]."""
+    came_true: Ints
+    """Of those: how many first ones were right, [R]."""
 
 
 def _nothing_yet() -> Ints:
@@ -59,19 +82,29 @@ class Step:
     """Rows the target ran: prompt tokens, and for each decoding request one and its drafts."""
     verified: Ints = field(default_factory=_nothing_yet)
     """Drafts of each that the target verified, [R]."""
+    verified_free: Ints = field(default_factory=_nothing_yet)
+    """Of those, what its text foretold, [R]."""
 
     limits: Ints = field(default_factory=_nothing_yet)
     """Drafts each can use at most in the next step, [R]; after drafting, those that are finite."""
+    foretold: Foretold | None = None
+    """What the text foretells, and what came of what it foretold before; None: nothing at all."""
+    agreed: Ints = field(default_factory=_nothing_yet)
+    """First drafts of each, of those that were drafted, that the text foretells as well, [R]."""
     context_lens: Ints = field(default_factory=_nothing_yet)
     """Tokens of context of each, where that is known, [R]."""
     waiting: Ints = field(default_factory=_nothing_yet)
     """Context rows of each that must be stored before it can be drafted, [R]."""
+    is_resting: bool = False
+    """Whether it was decided before that the drafter drafts nobody in this step."""
     plan: Plan = field(default_factory=lambda: Plan.nothing(0))
     """What this step drafts."""
     could_draft: bool = False
     """Whether anybody could have used a draft."""
     lengths: Ints = field(default_factory=_nothing_yet)
     """Drafts of each that go on to be verified, [R]."""
+    from_text: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    """Whether those are what the text foretells, [R]."""
     nan_drafts: int = 0
     """Drafts thrown away because their logits were not finite."""
 
@@ -93,9 +126,9 @@ class Step:
     """Steps that this one stands for: undrafted ones of the same batch, one after the other."""
 
     def __post_init__(self) -> None:
-        for name in ("verified", "limits", "context_lens", "waiting", "lengths"):
-            if not len(getattr(self, name)):
-                setattr(self, name, np.zeros(len(self.ids), dtype=np.int64))
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray) and not len(value):
+                setattr(self, name, np.zeros(len(self.ids), value.dtype))
 
     @property
     def num_requests(self) -> int:
@@ -168,7 +201,8 @@ class StepClock:
         last, self._last = self._last, step if step.ids else None  # an empty step is a pause
         since, self._ended = now - self._ended, now
         is_same_batch = last is not None and last.ids == step.ids
-        if not (is_same_batch and step.only_decodes):
+        # Those that were held verified nothing, so they tell nothing about one that did.
+        if not (is_same_batch and step.only_decodes) or step.verified.any():
             self._held, self._held_seconds = 0, 0.0
         if not is_same_batch and (last is None or set(last.ids).isdisjoint(step.ids)):
             return

@@ -14,7 +14,7 @@ from vllm_dflash.config.engine_settings import MANY_REQUESTS as ANY
 from vllm_dflash.config.engine_settings import length_table, write_speculative_config
 from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions, from_json
 
-OPTIONS = DFlashOptions(7, "fixed", parse_config("it", QWEN), drafter_ranks=2)
+OPTIONS = DFlashOptions(7, 5, "fixed", parse_config("it", QWEN), drafter_ranks=2)
 ALWAYS = {
     "model": "it",
     "method": "dflash",
@@ -42,6 +42,7 @@ def written(
         ({"model": "it"}, ALWAYS),
         # Keys of ours go; what was written is overruled by what was resolved of it.
         ({"model": "it", "draft-length": "fixed", "drafter_overrides": {"a": 1}}, ALWAYS),
+        ({"model": "it", "free-drafts": "off", "estimates_folder": "here"}, ALWAYS),
         ({"model": "it", "num_speculative_tokens": 3, "method": None}, ALWAYS),
         ({"model": "it", "draft_tensor_parallel_size": 8}, ALWAYS),
         ({"model": "it", "max-model-len": 9}, {**ALWAYS, "max_model_len": 9}),
@@ -106,8 +107,9 @@ def test_options_on_their_way_to_a_worker() -> None:
     config: Any = SimpleNamespace(additional_config={ADDITIONAL_CONFIG_KEY: travelled})
     assert DFlashOptions.of(config) == OPTIONS
     # The same options are the same text, which is part of the compile cache's key.
-    assert travelled == DFlashOptions(7, "fixed", parse_config("it", QWEN), 2).to_json()
-    names = ["draft_length", "drafter", "drafter_ranks", "num_speculative_tokens"]
+    assert travelled == DFlashOptions(7, 5, "fixed", parse_config("it", QWEN), 2).to_json()
+    names = ["draft_length", "draft_width", "drafter", "drafter_ranks", "free_drafts"]
+    names.append("num_speculative_tokens")
     assert [travelled.index(f'"{name}": ') for name in names] == sorted(
         travelled.index(f'"{name}": ') for name in names
     )

@@ -187,6 +187,7 @@ def test_what_calls_itself_a_drafter(config: dict[str, Any], is_one: bool) -> No
         ({}, "num_speculative_tokens"),
         ({"num_speculative_tokens": 3, "draft_length": "fixed"}, "draft_length"),
         ({"num_speculative_tokens": 3, "drafter_overrides": {}}, "drafter_overrides"),
+        ({"num_speculative_tokens": 3, "free_drafts": "off"}, "free_drafts"),
     ],
 )
 def test_vllm_alone_takes_what_the_advice_leaves(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from vllm_dflash.checkpoint.pairing import PairingTarget
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config.options import DFlashOptions, from_json
-from vllm_dflash.config.pair import check_weights, resolve, target_facts
+from vllm_dflash.config.pair import MOST_FREE_DRAFTS, check_weights, resolve, target_facts
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
 
@@ -107,7 +108,46 @@ def test_options_of_a_pair_that_fits(
     config = drafter_config()
     options = resolve(SpeculativeSettings(model=model, **own), config, target(), parallel(tensor))
     count, length, ranks = expected
-    assert options == DFlashOptions(count, length, parse_config(model, config), ranks)
+    spec, free_drafts = parse_config(model, config), length == "adaptive"
+    assert options == DFlashOptions(count, count, length, spec, ranks, free_drafts=free_drafts)
+
+
+@pytest.mark.parametrize(
+    ("own", "facts", "expected"),
+    [
+        ({}, {}, (MOST_FREE_DRAFTS, 7, True)),
+        # Who asks for a number of drafts gets no more, whoever made them.
+        ({"num_speculative_tokens": 3}, {}, (3, 3, True)),
+        ({"free_drafts": "off"}, {}, (7, 7, False)),
+        ({"draft_length": "fixed"}, {}, (7, 7, False)),
+        ({}, {"is_hybrid": True}, (7, 7, True)),  # every draft would take a state of memory
+        ({"free_drafts": "off"}, {"is_hybrid": True}, (7, 7, False)),
+    ],
+)
+def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: Path,
+    own: dict[str, Any],
+    facts: dict[str, Any],
+    expected: tuple[int, int, bool],
+) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)  # as linear attention is
+    settings, config = SpeculativeSettings(model=str(drafter), **own), drafter_config()
+    options = resolve(settings, config, target(**facts), parallel(), has_ragged_room=True)
+    found = options.num_speculative_tokens, options.draft_width, options.free_drafts
+    assert found == expected
+    assert from_json(options.to_json()) == options
+    elsewhere = resolve(settings, config, target(**facts), parallel())
+    assert elsewhere == replace(options, num_speculative_tokens=options.draft_width)
+
+
+def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -> None:
+    width = MOST_FREE_DRAFTS + 3
+    config = drafter_config(block_size=1 + width)
+    save_drafter(tmp_path / "drafter", config)
+    settings = SpeculativeSettings(model=str(tmp_path / "drafter"))
+    options = resolve(settings, config, target(), parallel(), has_ragged_room=True)
+    assert (options.num_speculative_tokens, options.draft_width) == (width, width)
 
 
 @pytest.mark.parametrize(("written", "may_trim"), [(None, True), (True, True), (False, False)])

@@ -19,7 +19,7 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def choice(draft_length: str = "adaptive", *, asynchronous: bool | None = None) -> dict[str, Any]:
     args = SimpleNamespace(async_scheduling=asynchronous)
-    options = SimpleNamespace(draft_length=draft_length, num_speculative_tokens=7)
+    options = SimpleNamespace(draft_length=draft_length, draft_width=7, num_speculative_tokens=32)
     return choose_verification(args, options)  # type: ignore[arg-type]
 
 

@@ -40,11 +40,12 @@ class Ranks:
 
 PLAN = Plan(np.array([True, False, True]), 5, 1 / 3, 1.25, is_probe=True, least=2, skip_steps=7)
 OTHER = Plan(np.array([False, True, True]), 3, 0.5, 2.0)
+FREE = Plan.nothing(3, 1 / 3, 7, speedup=1.25, uses_text=True)
 
 
 def test_a_plan_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(monkeypatch, 2)
-    for plan, other in ((PLAN, OTHER), (OTHER, PLAN)):
+    for plan, other in ((PLAN, OTHER), (OTHER, PLAN), (FREE, PLAN), (PLAN, FREE)):
         ranks.is_first = True
         on_first = agreed_plan(plan)
         ranks.is_first = False
@@ -56,18 +57,25 @@ def test_a_plan_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lengths_and_seconds_arrive_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(monkeypatch, 2)
-    agreed_lengths(np.array([3, 0, 7], dtype=np.int32))
+    lengths, from_text = np.array([3, 0, 7], dtype=np.int32), np.array([True, False, False])
+    on_first = agreed_lengths(lengths, from_text)
     agreed_seconds(1 / 3)
     ranks.is_first = False
-    assert agreed_lengths(np.array([1, 1, 1])).tolist() == [3, 0, 7]
+    other = agreed_lengths(np.array([1, 1, 1]), np.array([False, True, False]))
+    for agreed in (on_first, other):
+        assert [values.tolist() for values in agreed] == [[3, 0, 7], [True, False, False]]
+        assert [values.dtype for values in agreed] == [np.int64, np.bool_]
     assert agreed_seconds(5.0) == 1 / 3
+    assert ranks.sent == []
 
 
 def test_one_rank_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(monkeypatch, 1)
-    lengths = np.array([3, 0])
+    lengths, from_text = np.array([3, 0]), np.array([True, False])
     assert agreed_plan(PLAN) is PLAN
-    assert agreed_lengths(lengths) is lengths
+    agreed = agreed_lengths(lengths, from_text)
+    assert agreed[0] is lengths
+    assert agreed[1] is from_text
     assert agreed_seconds(0.25) == 0.25
     assert ranks.sent == []
 

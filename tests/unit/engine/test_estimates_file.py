@@ -16,7 +16,7 @@ import pytest
 from support.configs_by_hand import QWEN
 from support.fake_time import FakeTime
 from support.log_lines import log_lines
-from support.planner_world import MAX_DRAFT, World, names, planner
+from support.planner_world import MAX_DRAFT, MOST_FREE, World, names, planner
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
 from vllm_dflash.engine import estimates_file
@@ -31,7 +31,7 @@ from vllm_dflash.engine.estimates_file import (
 )
 
 SIZES = (MAX_DRAFT, 64)
-OPTIONS = DFlashOptions(MAX_DRAFT, "adaptive", parse_config("z-lab/it", QWEN))
+OPTIONS = DFlashOptions(MOST_FREE, MAX_DRAFT, "adaptive", parse_config("z-lab/it", QWEN))
 
 
 def vllm_config(options: DFlashOptions = OPTIONS, **changes: Any) -> Any:
@@ -93,6 +93,8 @@ def test_what_is_written_is_read(file: EstimatesFile) -> None:
         vllm_config(async_scheduling=True),
         vllm_config(tensor_parallel_size=2),
         vllm_config(replace(OPTIONS, num_speculative_tokens=3)),
+        vllm_config(replace(OPTIONS, draft_width=3)),
+        vllm_config(replace(OPTIONS, free_drafts=True)),
         vllm_config(replace(OPTIONS, drafter_ranks=2)),
         vllm_config(replace(OPTIONS, drafter=parse_config("z-lab/that", QWEN))),
     ],
@@ -321,5 +323,5 @@ def test_a_memory_is_there_if_it_was_asked_for(
     assert memory.recalled is not None
     assert memory.recalled.to_dict() == old.estimates().to_dict()
     memory.attend(new)
-    assert new.calibration.seen.sum() > 0
-    assert new.bias.of_everybody() == old.bias.of_everybody()
+    assert new.blocks.calibration.seen.sum() > 0
+    assert new.blocks.bias.of_everybody() == old.blocks.bias.of_everybody()

@@ -6,20 +6,27 @@ import numpy as np
 import pytest
 
 from vllm_dflash.engine import length_control
-from vllm_dflash.engine.length_control import LengthControl
-from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.engine.length_control import MOST_REMEMBERED, LengthControl
+from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.fixed_length import FixedLength
-from vllm_dflash.planning.step import Plan, Step, StepClock, StepEstimate
+from vllm_dflash.planning.step import Foretold, Plan, Step, StepClock, StepEstimate
 
 
 @pytest.fixture
 def agreed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was sent from rank 0 to the others; a broadcast each."""
     sent: list[str] = []
-    for name in ("agreed_plan", "agreed_lengths"):
-        monkeypatch.setattr(
-            length_control, name, lambda value, name=name: (sent.append(name), value)[1]
-        )
+
+    def plan_of_rank_0(plan: Plan) -> Plan:
+        sent.append("agreed_plan")
+        return plan
+
+    def lengths_of_rank_0(lengths: Ints, from_text: Bools) -> tuple[Ints, Bools]:
+        sent.append("agreed_lengths")
+        return lengths, from_text
+
+    monkeypatch.setattr(length_control, "agreed_plan", plan_of_rank_0)
+    monkeypatch.setattr(length_control, "agreed_lengths", lengths_of_rank_0)
     return sent
 
 
@@ -44,7 +51,19 @@ class Scripted(FixedLength):
         return self.plans.pop(0)
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
-        return np.minimum(step.limits[step.plan.drafted], 2)
+        return np.minimum(step.limits, 2) * step.plan.drafted
+
+
+class FromText(Scripted):
+    """Has everything verified that texts foretell."""
+
+    def lengths(self, step: Step, confidence: Floats) -> Ints:
+        assert step.foretold is not None
+        step.from_text = step.foretold.lengths > 0
+        return step.foretold.lengths
+
+
+FORETOLD = Foretold(np.array([0, 12]), np.array([0, 4]), np.zeros(2, int), np.zeros(2, int))
 
 
 def test_a_fixed_length_needs_no_word_between_ranks(agreed: list[str]) -> None:
@@ -81,6 +100,74 @@ def test_skipped_steps_are_counted_and_not_planned(agreed: list[str]) -> None:
     assert skipped == [False, True, True, False, False]
     assert policy.asked == 3
     assert control.statistics.steps == control.statistics.skipped_steps == 5
+
+
+def test_a_step_that_rests_may_take_what_its_text_foretells(agreed: list[str]) -> None:
+    """That uses up no other step of rest, and begins none."""
+    control = LengthControl(7)
+    first, free = Plan.nothing(2, skip_steps=2), Plan.nothing(2, skip_steps=9, uses_text=True)
+    policy = control.policy = FromText(first, free, Plan.nothing(2))
+    control.plan(step_of(7, 0))
+    step = step_of(0, 0)
+    assert control.take_skip(step)
+    assert step.is_resting
+    step.foretold = FORETOLD
+    assert control.plan(step) is step.plan is free
+    assert step.could_draft  # as in the step that was planned, whose limits are known
+    assert control.choose(step, np.zeros(2, dtype=int), np.zeros((0, 0))).tolist() == [0, 12]
+    assert step.from_text.tolist() == [False, True]
+    assert step.nan_drafts == 0
+    control.end(step)
+    assert control.statistics.skipped_steps == 1
+    resting = step_of(0, 0)
+    assert control.take_skip(resting)
+    assert resting.could_draft
+    assert not control.take_skip(step_of(7, 0))
+    assert policy.asked == 2
+
+
+def test_ranks_take_the_same_drafts_from_texts(
+    agreed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_rank_0 = np.array([3, 5]), np.array([True, False])
+    monkeypatch.setattr(length_control, "agreed_lengths", lambda *_: of_rank_0)
+    control, step = LengthControl(7), step_of(7, 7)
+    step.foretold = FORETOLD
+    control.policy = FromText(Plan.nothing(2, uses_text=True))
+    control.plan(step)
+    assert control.choose(step, np.zeros(2, dtype=int), np.zeros((0, 0))) is of_rank_0[0]
+    assert step.lengths is of_rank_0[0]
+    assert step.from_text is of_rank_0[1]
+
+
+def test_free_drafts_are_known_until_they_are_verified(agreed: list[str]) -> None:
+    """By name: the batch may be another one, and a request may have to wait."""
+    control, step = LengthControl(7), step_of(7, 7)
+    step.from_text = np.array([False, True])
+    control.end(step)
+    control.end(Step(["2"], np.array([1])))
+    verifying = Step(["2", "1"], np.array([3, 4]), verified=np.array([5, 9]))
+    control.observe_verification(verifying)
+    assert verifying.verified_free.tolist() == [0, 9]
+    assert control.statistics.draft_tokens == 14
+    assert control.statistics.free_draft_tokens == 9
+    assert control.statistics.free_accepted_tokens == 3
+    control.end(verifying)
+    after = Step(["1", "2"], np.array([1, 1]), verified=np.array([2, 0]))
+    control.observe_verification(after)
+    assert after.verified_free.tolist() == [0, 0]
+    assert control.statistics.free_verifications == 1
+
+
+def test_free_drafts_of_requests_that_ended_are_forgotten_some_day(agreed: list[str]) -> None:
+    control, last = LengthControl(7), MOST_REMEMBERED + 1
+    for name in range(last + 1):
+        step = Step([str(name)], np.array([1]))
+        step.from_text = np.array([True])
+        control.end(step)
+    verifying = Step(["0", str(last)], np.array([1, 1]), verified=np.array([5, 5]))
+    control.observe_verification(verifying)
+    assert verifying.verified_free.tolist() == [0, 5]
 
 
 def test_another_batch_ends_the_skipping(agreed: list[str]) -> None:

@@ -11,7 +11,7 @@ from support.log_lines import log_lines
 from support.pairs import make_pair
 from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.engine.log import log_active, log_lengths
+from vllm_dflash.engine.log import log_active, log_free_drafts, log_lengths
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,18 @@ def test_the_start_line_names_drafter_and_draft_length(
 ) -> None:
     spec = dataclasses.replace(make_pair(tmp_path).spec, model="someone/its-drafter")
     with log_lines() as lines:
-        log_active(DFlashOptions(5, draft_length, spec), "v1")
+        log_active(DFlashOptions(32, 5, draft_length, spec), "v1")
     assert lines == [
         f"INFO vllm-dflash {__version__} is active: drafter someone/its-drafter, draft length"
         f" {draft_length} ({said} a step), runner v1, block size 8, taps [0, 2]"
+    ]
+
+
+def test_free_drafts_have_a_line_of_their_own() -> None:
+    with log_lines() as lines:
+        log_free_drafts(32)
+    assert lines == [
+        "INFO free drafts: up to 32 tokens of a request's own text, where it repeats itself"
     ]
 
 

@@ -31,9 +31,16 @@ def scheduled(new: tuple[str, ...] = (), resumed: tuple[str, ...] = ()) -> Any:
     )
 
 
-def observe_v1(admitted: set[str]) -> Any:
+def took_from_texts(names: tuple[str, ...]) -> Step:
+    """The step before, in which these took what their texts foretold."""
+    from_text = np.ones(len(names), dtype=bool)
+    return Step(names, np.ones(len(names), dtype=int), from_text=from_text)
+
+
+def observe_v1(admitted: set[str], from_text: tuple[str, ...] = ()) -> Any:
     proposer: Any = object.__new__(PlannedProposer)
     proposer.lengths = LengthControl(K)
+    proposer.lengths.end(took_from_texts(from_text))
     proposer.newly_admitted = admitted
     proposer.step = Step(NAMES, SAMPLED.numpy())
     metadata = SimpleNamespace(num_draft_tokens=[3, 3, 0])
@@ -42,9 +49,10 @@ def observe_v1(admitted: set[str]) -> Any:
     return proposer.collect_statistics()
 
 
-def observe_v2(admitted: set[str], *, is_async: bool) -> Any:
+def observe_v2(admitted: set[str], from_text: tuple[str, ...] = (), *, is_async: bool) -> Any:
     speculator: Any = object.__new__(PlannedSpeculator)
     speculator.lengths, speculator.nan_counter = LengthControl(K), NanCounter(torch.device("cpu"))
+    speculator.lengths.end(took_from_texts(from_text))
     speculator.newly_admitted = admitted
     speculator.synchronous = speculator._verified = None
     speculator.enable_adaptive_verification = False
@@ -95,6 +103,37 @@ def test_placeholders_are_no_drafts(
         statistics = observe_v2(admitted, is_async=side != "V2")
     found = statistics.verifications, statistics.draft_tokens, statistics.accepted_tokens
     assert found == counted
+
+
+@pytest.mark.parametrize(
+    ("admitted", "from_text", "counted"),
+    [
+        (set(), ("old", "gone"), (1, 3, 2)),
+        (set(), ("new", "plain"), (1, 3, 0)),
+        (set(), ("old", "new"), (2, 6, 2)),
+        ({"old"}, ("old", "new"), (1, 3, 0)),
+        (set(), (), (0, 0, 0)),
+    ],
+)
+@pytest.mark.parametrize("side", ["V1", "V2"])
+def test_free_drafts_are_counted_as_such(
+    side: str,
+    admitted: set[str],
+    from_text: tuple[str, ...],
+    counted: tuple[int, int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DFlashSpeculator, "propose", lambda *_, **__: None)
+    monkeypatch.setattr(PlannedSpeculator, "length_limit", 100)
+    if side == "V1":
+        found = observe_v1(admitted, from_text)
+    else:
+        found = observe_v2(admitted, from_text, is_async=False)
+    assert counted == (
+        found.free_verifications,
+        found.free_draft_tokens,
+        found.free_accepted_tokens,
+    )
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -46,6 +46,7 @@ A_STEP = {
     "skipped_steps": 3,
     "verifications": 2,
     "draft_tokens": 5,
+    "free_draft_tokens": 2,
     "accepted_tokens": 3,
     "timed": 2,
     "estimated": 0.06,
@@ -55,9 +56,9 @@ A_STEP = {
     "predicted_tokens": 7,
 }
 LINE = (
-    "DFlash planner: Drafted steps: 25%, Mean draft length: 2.50, Mean acceptance length: 2.50,"
-    " Step: 40.0 ms (estimated 30.0 ms), Estimated gain over plain decoding, by the cost"
-    " model: 1.25x (planned: 1.75x)"
+    "DFlash planner: Drafted steps: 25%, Mean draft length: 2.50 (free: 40% of the drafts), Mean"
+    " acceptance length: 2.50, Step: 40.0 ms (estimated 30.0 ms), Estimated gain over plain"
+    " decoding, by the cost model: 1.25x (planned: 1.75x)"
 )
 
 
@@ -93,7 +94,7 @@ def test_no_line_where_there_is_nothing_to_say(logged: Logged, nothing: dict[str
 def test_undrafted_steps_have_a_line_too(logged: Logged) -> None:
     logged.count(skipped_steps=1, timed=1, estimated=0.01, measured=0.02)
     assert logged.at(110.0) == [
-        "DFlash planner: Drafted steps: 0%, Mean draft length: 0.00, Mean acceptance length: 1.00,"
-        " Step: 20.0 ms (estimated 10.0 ms), Estimated gain over plain decoding, by the"
-        " cost model: 0.00x (planned: 0.00x)"
+        "DFlash planner: Drafted steps: 0%, Mean draft length: 0.00 (free: 0% of the drafts), Mean"
+        " acceptance length: 1.00, Step: 20.0 ms (estimated 10.0 ms), Estimated gain over plain"
+        " decoding, by the cost model: 0.00x (planned: 0.00x)"
     ]

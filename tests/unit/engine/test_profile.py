@@ -85,6 +85,8 @@ def test_two_points_are_measured_however_long_they_take(fake: FakeTime) -> None:
 
 ROWS = [1, 2, 3, 4, 8, 12]
 """Of 4 requests and 2 drafts: batches of one row each, then full ones of several."""
+MORE_ROWS = [16, 24, 32, 48, 64]
+"""Of as many requests with free drafts, as far as a step's tokens go."""
 
 
 class MadeUp:
@@ -94,7 +96,8 @@ class MadeUp:
     and ten in a block.
     """
 
-    max_batch_size, max_num_tokens, num_speculative_tokens, feature_width = 4, 64, 2, 6
+    max_batch_size, max_num_tokens, width, feature_width = 4, 64, 2, 6
+    num_speculative_tokens = 32  # free drafts are not the drafter's
     dtype, block_size, spec = torch.float32, 16, SimpleNamespace(mask_token_id=9)
     runs_target_alone = False
 
@@ -139,7 +142,7 @@ def test_v1_what_each_part_costs(fake: FakeTime) -> None:
     runner: Any = MadeUp(fake, max_model_len=103)  # a block in it has 100 tokens of context
     costs = profile_v1(runner, lambda seconds: seconds)
     for curve, counts, expected in (
-        (costs.verify, ROWS, [10.103 + 2 * count for count in ROWS]),
+        (costs.verify, [*ROWS, *MORE_ROWS], [10.103 + 2 * count for count in [*ROWS, *MORE_ROWS]]),
         (costs.draft, [2, 3, 6, 12], [3 * count + 1 for count in (2, 3, 6, 12)]),
         (costs.context, [1, 2, 4, 8], [0.5, 1, 2, 4]),
     ):
@@ -150,7 +153,7 @@ def test_v1_what_each_part_costs(fake: FakeTime) -> None:
         4 * [*["block"], *3 * [*behind, "block"]],
         4 * ["store", *3 * [*behind, "store"]],
     )
-    assert runner.ran == behind * 24 + drafted + stored
+    assert runner.ran == behind * 4 * (6 + 5) + drafted + stored
     assert costs.attention == (0.0, 0.0, 0.0)  # no context could be much longer
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,14 +68,15 @@ def test_hazard_2_a_prompt_split_anywhere_drafts_the_same(pair: Pair) -> None:
 
 @on_both_runners
 def test_context_is_stored_for_requests_that_draft_nothing(pair: Pair) -> None:
-    """Nothing is left unwritten: at the limit, in the prompt, or when K is zero."""
+    """Nothing is left unwritten: at the limit, in the prompt, or when blocks have no width."""
     whole = features(40, 0)
     expected = DrafterHarness(pair).step([Row(0, whole, bonus=3)])
     harness = DrafterHarness(pair)
     assert harness.step([Row(0, whole[:13], in_prompt=True)]) == [[]]
     assert harness.step([Row(0, whole[13:30], bonus=1)], num_speculative_tokens=0) == [[]]
     harness.max_tokens = harness.lengths[0] + 5 + 2  # ends here: no draft could be used
-    assert harness.step([Row(0, whole[30:35], bonus=2)]) == [[]]
+    company = Row(1, features(3, 1), in_prompt=True)  # in another batch, ends are read again
+    assert harness.step([Row(0, whole[30:35], bonus=2), company]) == [[], []]
     assert harness.proposer.lengths.statistics.drafted_steps == 0
     harness.max_tokens = 10_000
     assert harness.step([Row(0, whole[35:], bonus=3)]) == expected
@@ -135,7 +137,7 @@ def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> 
             return replace(super().plan(step), drafted=np.array([False, True, False]))
 
         def lengths(self, step: Step, confidence: Floats) -> Ints:
-            return np.array([2])
+            return np.array([0, 2, 0])
 
     harness = DrafterHarness(pair)
     harness.proposer.adapt_lengths(profiled_costs())
@@ -162,6 +164,112 @@ def test_skipped_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> No
     assert planned[2:] == [(["0", "1"], [9, 3])]
     assert proposer.collect_statistics().skipped_steps == 5
     assert not proposer.has_drafts
+
+
+class FromText(FixedLength):
+    """Drafts whom it is told, and has so many drafts verified of each, of a block or a text."""
+
+    def __init__(
+        self, drafted: list[bool], lengths: list[int], from_text: list[bool], skip_steps: int = 0
+    ) -> None:
+        super().__init__(7)
+        self.drafted, self.chosen, self.from_text = drafted, lengths, from_text
+        self.skip_steps = skip_steps
+        self.planned: list[Step] = []
+        self.agreed: list[list[int]] = []
+
+    def plan(self, step: Step) -> Plan:
+        self.planned.append(step)
+        uses_text = step.foretold is not None and bool(step.foretold.lengths.any())
+        if step.is_resting or not any(self.drafted):
+            skip_steps = self.skip_steps
+            return Plan.nothing(step.num_requests, skip_steps=skip_steps, uses_text=uses_text)
+        return replace(super().plan(step), drafted=np.array(self.drafted), uses_text=uses_text)
+
+    def lengths(self, step: Step, confidence: Floats) -> Ints:
+        self.agreed.append(step.agreed.tolist())
+        step.from_text = np.array(self.from_text)
+        return np.array(self.chosen)
+
+
+def planned_harness(pair: Pair, policy: FromText) -> Harness:
+    harness = DrafterHarness(pair)
+    harness.proposer.adapt_lengths(profiled_costs())
+    harness.proposer.lengths.policy = policy
+    return harness
+
+
+def test_a_request_gets_what_its_text_foretells_and_the_drafter_rests(pair: Pair) -> None:
+    policy = FromText([False], [4], [True])
+    harness = planned_harness(pair, policy)
+    harness.proposer.model.block.forward = None  # which is not called
+    harness.texts[0, :5] = [11, 12, 13, 14, 11]
+    assert harness.step([Row(0, features(5, 0), bonus=12)]) == [[13, 14, 11, 12]]
+    assert harness.proposer.has_drafts
+    (step,) = policy.planned
+    assert step.foretold is not None
+    assert step.foretold.lengths.tolist() == [harness.config.num_speculative_tokens] == [32]
+    assert harness.proposer.collect_statistics().skipped_steps == 1
+    # What comes next shows what became of it.
+    harness.step([Row(0, features(1, 1), bonus=13)])
+    assert policy.planned[1].foretold is not None
+    assert policy.planned[1].foretold.came_true.tolist() == [1]
+
+
+def test_each_request_gets_drafts_of_the_source_that_was_chosen(pair: Pair) -> None:
+    """The third has neither, and the last one both, of which its text is chosen."""
+    rows = [Row(number, features(20 + number, number), bonus=12) for number in range(4)]
+    expected = DrafterHarness(pair).step([rows[1]])[0]
+    policy = FromText([False, True, False, True], [3, 2, 0, 9], [True, False, False, True])
+    harness = planned_harness(pair, policy)
+    for number in (0, 1, 3):
+        harness.texts[number, :4] = [11, 12, 13 + number, 14]
+        harness.texts[number, 19 + number] = 11
+    first, second, third, last = harness.step(rows)
+    assert first == [13, 14, *harness.texts[0, 4:5]]
+    assert second == expected[:2]
+    assert third == []
+    assert last == [16, 14, *harness.texts[3, 4:11]]
+    assert harness.proposer.collect_statistics().draft_lengths.tolist() == [1, 0, 1, *[0] * 5]
+
+
+def test_how_far_block_and_text_say_the_same(pair: Pair) -> None:
+    """Of those that have both."""
+    rows = [Row(number, features(20, number), bonus=12) for number in range(3)]
+    block = DrafterHarness(pair).step([rows[1]])[0]
+    policy = FromText([True, True, False], [0, 0, 0], [False] * 3)
+    harness = planned_harness(pair, policy)
+    for number in (1, 2):
+        harness.texts[number, :7] = [11, 12, *block[:3], block[3] + 1, 11]
+        harness.texts[number, 19] = 11
+    assert harness.step(rows) == [[], [], []]
+    assert policy.agreed == [[0, 3, 0]]
+    assert not harness.proposer.has_drafts
+
+
+def test_a_step_that_rests_is_planned_where_a_text_foretells_something(pair: Pair) -> None:
+    policy = FromText([False], [2], [True], skip_steps=3)
+    harness = planned_harness(pair, policy)
+    harness.texts[0, :4] = [11, 12, 13, 14]
+    steps = [(4, 20), (1, 11), (1, 12), (1, 21), (1, 22)]
+    drafts = [harness.step([Row(0, features(rows, 0), bonus=bonus)]) for rows, bonus in steps]
+    assert drafts == [[[]], [[]], [[13, 14]], [[]], [[]]]
+    # The third foretells something, and the fourth shows what became of that.
+    assert [step.is_resting for step in policy.planned] == [False, True, True, False]
+    assert [step.foretold is not None for step in policy.planned] == [False, True, True, False]
+    assert harness.proposer.collect_statistics().skipped_steps == 5
+    assert all(step.could_draft for step in policy.planned)
+
+
+@pytest.mark.parametrize("own", [{"free_drafts": "off"}, {"num_speculative_tokens": 3}, {}])
+def test_texts_are_looked_up_unless_the_user_says_no(pair: Pair, own: dict[str, Any]) -> None:
+    proposer = DrafterHarness(pair, **own).proposer
+    assert proposer.texts is None  # nobody asks, while lengths are fixed
+    proposer.adapt_lengths(profiled_costs())
+    most = {"free_drafts": None, "num_speculative_tokens": 3}.get(next(iter(own), ""), 32)
+    assert (proposer.texts and proposer.texts.most) == most
+    assert proposer.lengths.policy.max_draft == own.get("num_speculative_tokens", 7)
+    assert proposer.lengths.statistics.max_draft == own.get("num_speculative_tokens", 7)
 
 
 @on_both_runners

@@ -1,20 +1,37 @@
 """The synchronous scheduler: drafts that came with a step's output are scheduled next."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import DraftTokenIds
 
+from support.pairs import make_pair
 from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, SCHEDULER
+from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.pair import MOST_FREE_DRAFTS
 from vllm_dflash.engine import drafts_in_output
 from vllm_dflash.engine import scheduler as ours
 from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_the_output
-from vllm_dflash.engine.scheduler import DFlashAsyncScheduler, DFlashScheduler, build_scheduler
+from vllm_dflash.engine.scheduler import (
+    DFlashAsyncScheduler,
+    DFlashScheduler,
+    build_scheduler,
+    room_for_blocks,
+)
 from vllm_dflash.seams import ENGINE
+
+WHOLE: Any = SimpleNamespace(
+    cache_config=SimpleNamespace(),
+    num_speculative_tokens=32,
+    speculative_config=SimpleNamespace(method="dflash", num_speculative_tokens=32),
+)
+"""vLLM's config, with room for 32 drafts, of which a block has 7."""
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +45,16 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What vLLM's scheduler was told, in order."""
     told: list[Any] = []
 
-    def start(self: Any, *_: Any, **__: Any) -> None:
+    def start(self: Any, *, vllm_config: Any) -> None:
         self.dynamic_sd_lookup = [0, 7, 4]
+        self.vllm_config = vllm_config
+        self.num_spec_tokens = vllm_config.speculative_config.num_speculative_tokens
 
     def update(_: Any, *step: Any) -> str:
         told.append(step)
         return "outputs"
 
+    monkeypatch.setattr(DFlashOptions, "of", lambda _: SimpleNamespace(draft_width=7))
     monkeypatch.setattr(Scheduler, "__init__", start)
     monkeypatch.setattr(Scheduler, "update_from_output", update)
     monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda _, drafts: told.append(drafts))
@@ -46,7 +66,7 @@ def test_drafts_are_taken_behind_the_tokens(happened: list[Any]) -> None:
     drafts = DraftTokenIds(["a"], [[1, 2]])
     output: Any = SimpleNamespace()
     attach_drafts(output, drafts)
-    assert DFlashScheduler().update_from_output("scheduled", output) == "outputs"
+    assert DFlashScheduler(vllm_config=WHOLE).update_from_output("scheduled", output) == "outputs"
     assert happened == [("scheduled", output), drafts]
 
 
@@ -55,13 +75,59 @@ def test_an_output_without_drafts(happened: list[Any]) -> None:
     attached: Any = SimpleNamespace()
     attach_drafts(attached, None)
     for output in (SimpleNamespace(), attached):
-        assert DFlashScheduler().update_from_output("scheduled", output) == "outputs"
+        assert (
+            DFlashScheduler(vllm_config=WHOLE).update_from_output("scheduled", output) == "outputs"
+        )
     assert [len(step) for step in happened] == [2, 2]
 
 
 def test_no_table_of_lengths(happened: list[Any]) -> None:
     """It is for asynchronous scheduling; here it would shorten drafts that are there."""
-    assert DFlashScheduler().dynamic_sd_lookup is None
+    assert DFlashScheduler(vllm_config=WHOLE).dynamic_sd_lookup is None
+
+
+def test_room_is_kept_for_blocks_and_not_for_the_most_drafts_there_could_be(
+    happened: list[Any],
+) -> None:
+    """Others of the process, as the worker, read the whole config, and it stays as it is."""
+    scheduler = DFlashScheduler(vllm_config=WHOLE)
+    assert scheduler.num_spec_tokens == 7
+    found = scheduler.vllm_config
+    assert found.speculative_config is not None
+    assert found.speculative_config.num_speculative_tokens == 7
+    assert found.speculative_config.method == "dflash"
+    assert found.cache_config is WHOLE.cache_config
+    assert WHOLE.speculative_config.num_speculative_tokens == 32
+
+
+def test_accepted_drafts_are_counted_for_as_many_as_there_could_be(happened: list[Any]) -> None:
+    scheduler = DFlashScheduler(vllm_config=WHOLE)
+    scheduler.log_stats = True
+    counted = None
+    for accepted in (32, 3):
+        counted = scheduler.make_spec_decoding_stats(
+            counted,
+            num_draft_tokens=32,
+            num_accepted_tokens=accepted,
+            num_invalid_spec_tokens=None,
+            request_id="a",
+        )
+    assert counted is not None
+    assert counted.num_accepted_tokens_per_pos == [2] * 3 + [1] * 29
+
+
+def test_vllm_reckons_the_room_of_a_block(tmp_path: Path) -> None:
+    """From the config that it is given, in several places."""
+    pair = make_pair(tmp_path)
+    asked = {"method": "dflash", "model": str(pair.drafter)}
+    args = EngineArgs(str(pair.target), skip_tokenizer_init=True, speculative_config=asked)
+    whole = args.create_engine_config()
+    narrow = room_for_blocks(whole)
+    assert narrow.speculative_config is not None
+    assert narrow.speculative_config.max_num_new_slots_for_drafting == 7
+    assert narrow.num_lookahead_tokens == 8
+    assert whole.speculative_config.max_num_new_slots_for_drafting == MOST_FREE_DRAFTS
+    assert whole.num_lookahead_tokens == 1 + MOST_FREE_DRAFTS
 
 
 @pytest.mark.parametrize(
@@ -88,7 +154,7 @@ def test_workers_are_called_for_drafts_that_do_not_come_along(
     monkeypatch.setattr(MultiprocExecutor, "take_draft_token_ids", lambda _: "called for")
     monkeypatch.setattr(drafts_in_output, "drafts_come_with_the_output", lambda config: config[0])
     for _ in range(2):  # a second engine in the process changes nothing
-        DFlashScheduler()
+        DFlashScheduler(vllm_config=WHOLE)
     executor: Any = SimpleNamespace(vllm_config=[comes_along])
     assert MultiprocExecutor.take_draft_token_ids(executor) == taken
 

@@ -17,6 +17,9 @@ NOTHING = {
     "probes": 0,
     "draft_tokens": 0,
     "accepted_tokens": 0,
+    "free_verifications": 0,
+    "free_draft_tokens": 0,
+    "free_accepted_tokens": 0,
     "mean_acceptance_length": 0.0,
     "mean_draft_length": 0.0,
     "draft_lengths": [0, 0, 0, 0],
@@ -83,9 +86,41 @@ def test_what_was_verified() -> None:
     }
 
 
+def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> None:
+    statistics = DraftStatistics(3)
+    step = Step("abcde", np.array([4, 1, 1, 0, 2]))
+    step.verified = np.array([7, 3, 1, 5, 2])
+    step.verified_free = np.array([7, 3, 0, 5, 0])  # the fourth one's sample was discarded
+    for _ in range(2):
+        statistics.observe_verification(step)
+    assert statistics.verifications == 8
+    assert changed(statistics) == {
+        "draft_tokens": 26,
+        "accepted_tokens": 8,
+        "free_verifications": 4,
+        "free_draft_tokens": 20,
+        "free_accepted_tokens": 6,
+        "mean_acceptance_length": 2.0,
+        "mean_draft_length": pytest.approx(26 / 8),
+    }
+
+
+def test_lengths_are_those_of_blocks() -> None:
+    """A request that was drafted, but took what its text foretells, had none of its block."""
+    statistics = DraftStatistics(3)
+    taken = {"lengths": np.array([30, 2, 12]), "from_text": np.array([True, False, True])}
+    statistics.observe(drafted_step(**taken), None)
+    free = Plan.nothing(3, uses_text=True)
+    statistics.observe(step_of(free, lengths=np.array([30, 0, 0]), could_draft=True), None)
+    assert statistics.to_dict()["draft_lengths"] == [1, 0, 1, 0]
+    assert (statistics.drafted_steps, statistics.skipped_steps) == (1, 1)
+
+
 def test_figures_are_sums_whose_ratios_say_something() -> None:
     statistics = DraftStatistics(3)
-    statistics.observe(drafted_step(), StepEstimate(0.03, 0.012, 0.004, plain_seconds=0.025))
+    step = drafted_step(verified_free=np.array([2, 0, 0]))
+    statistics.observe_verification(step)
+    statistics.observe(step, StepEstimate(0.03, 0.012, 0.004, plain_seconds=0.025))
     figures = statistics.figures()
     assert figures == pytest.approx(
         {
@@ -93,6 +128,8 @@ def test_figures_are_sums_whose_ratios_say_something() -> None:
             "skipped_steps": 0,
             "drafted_requests": 2,
             "planned_tokens": 2,
+            "free_draft_tokens": 2,
+            "free_accepted_tokens": 2,
             "step_seconds": 0.05,
             "planning_seconds": 0.005,
             "produced_tokens": 5,

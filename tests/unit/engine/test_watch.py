@@ -20,6 +20,12 @@ class Watched:
         self.statistics.accepted_tokens += accepted
         self.watch.look()
 
+    def verify_free(self, times: int, accepted: int) -> None:
+        """Drafts that texts foretold."""
+        self.statistics.free_verifications += times
+        self.statistics.free_accepted_tokens += accepted
+        self.verify(times, accepted)
+
 
 def test_drafts_that_are_not_finite() -> None:
     watched = Watched()
@@ -71,6 +77,18 @@ def test_a_hundredth_is_little_but_something() -> None:
     assert watched.warnings == []
     watched.verify(256, accepted=2)
     assert len(watched.warnings) == 1
+
+
+def test_free_drafts_say_nothing_about_the_drafter() -> None:
+    watched = Watched()
+    watched.verify_free(10_000, accepted=0)
+    assert watched.warnings == []
+    watched.verify(ENOUGH_VERIFICATIONS - 1, accepted=0)
+    watched.verify_free(10_000, accepted=90_000)
+    assert watched.warnings == []
+    watched.verify(1, accepted=1)
+    (warning,) = watched.warnings
+    assert f"of the last {ENOUGH_VERIFICATIONS} verifications 1 were accepted" in warning
 
 
 def test_each_warning_comes_once_and_then_nobody_looks() -> None:

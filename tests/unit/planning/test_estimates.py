@@ -159,8 +159,8 @@ def test_another_runs_prompts_count_for_less() -> None:
         assert now.seen.sum() == pytest.approx(RECALLED_TOKENS)
         np.testing.assert_allclose(now.accepted, 0.25 * now.seen)
     assert uniform.survival()[0] == pytest.approx(0.27, abs=0.03)
-    assert policy.calibration.rates[0, -1] == pytest.approx(0.27, abs=0.03)
-    assert policy.bias.of_everybody() == 0.75
+    assert policy.blocks.calibration.rates[0, -1] == pytest.approx(0.27, abs=0.03)
+    assert policy.blocks.bias.of_everybody() == 0.75
 
 
 def off(verify: float, draft: float) -> StepCosts:

@@ -10,10 +10,10 @@ from vllm_dflash.planning.fixed_length import FixedLength
 @pytest.mark.parametrize(
     ("limits", "width", "lengths"),
     [
-        ([7, 0, 3], 5, [5, 3]),
-        ([0, 0, 1], 1, [1]),
-        ([2, 4, 0], 4, [2, 4]),
-        ([0, 0, 0], 0, []),
+        ([7, 0, 3], 5, [5, 0, 3]),
+        ([0, 0, 1], 1, [0, 0, 1]),
+        ([2, 4, 0], 4, [2, 4, 0]),
+        ([0, 0, 0], 0, [0, 0, 0]),
         ([], 0, []),
     ],
 )
@@ -27,4 +27,4 @@ def test_fixed_length_is_always_k_or_what_can_be_used(
     assert plan.drafted.tolist() == [limit > 0 for limit in limits]
     assert (plan.width, plan.price, plan.speedup, plan.is_probe) == (width, 0.0, 1.0, False)
     # However unsure: all of them.
-    assert fixed.lengths(step, np.zeros((len(lengths), width))).tolist() == lengths
+    assert fixed.lengths(step, np.zeros((plan.drafted.sum(), width))).tolist() == lengths

@@ -66,7 +66,7 @@ def test_drafts_are_cut_where_they_are_not_worth_their_time(
 
 def test_who_was_not_drafted_is_none_of_the_lengths() -> None:
     ours = ToldPlanner(2)
-    assert draft(ours, [[0.9, 0.9], [0.2, 0.9]], [0, 2, 1], price=500).tolist() == [2, 0]
+    assert draft(ours, [[0.9, 0.9], [0.2, 0.9]], [0, 2, 1], price=500).tolist() == [0, 2, 0]
 
 
 def test_rows_that_others_verify_make_drafts_dearer() -> None:
@@ -88,8 +88,8 @@ def test_what_is_verified_teaches_how_far_confidence_can_be_trusted() -> None:
     calibration, bias = Calibration(3), Bias(2)
     calibration.observe(np.array(confidence), np.array([2, 1]), np.array([0, 1]))
     bias.observe(np.array([0, 1]), np.array([0.8 + 0.4, 0.6]), np.array([0, 1]))
-    assert ours.calibration.rates == pytest.approx(calibration.rates)
-    assert ours.bias.of_everybody() == pytest.approx(bias.of_everybody())
+    assert ours.blocks.calibration.rates == pytest.approx(calibration.rates)
+    assert ours.blocks.bias.of_everybody() == pytest.approx(bias.of_everybody())
 
     again = np.array([[0.7, 0.7], [0.7, 0.2]])
     draft(ours, again.tolist(), [2, 2, 0])
@@ -99,14 +99,14 @@ def test_what_is_verified_teaches_how_far_confidence_can_be_trusted() -> None:
     # What is expected of these is what the calibration says, before the bias.
     verify(ours, [2, 2, 0], [1, 2, 0])
     bias.observe(np.array([0, 1]), survival.sum(axis=1), np.array([1, 2]))
-    assert ours.bias.of_everybody() == pytest.approx(bias.of_everybody())
+    assert ours.blocks.bias.of_everybody() == pytest.approx(bias.of_everybody())
     calibration.observe(np.pad(again, ((0, 0), (0, 1))), np.array([2, 2]), np.array([1, 2]))
-    assert ours.calibration.rates == pytest.approx(calibration.rates)
+    assert ours.blocks.calibration.rates == pytest.approx(calibration.rates)
 
 
 def nothing_was_learned(ours: ToldPlanner) -> bool:
-    return bool((ours.calibration.rates == Calibration(ours.max_draft).rates).all()) and (
-        ours.bias.of_everybody() == 1.0
+    return bool((ours.blocks.calibration.rates == Calibration(ours.max_draft).rates).all()) and (
+        ours.blocks.bias.of_everybody() == 1.0
     )
 
 
@@ -119,10 +119,10 @@ def test_drafts_that_are_not_ours_teach_nothing() -> None:
     verify(ours, [3, 0], [0, 0])
     assert nothing_was_learned(ours)
     # Fewer were handed over than were drafted, or none: K are not those.
-    assert draft(ours, [[0.9, 0.9, 0.9]], [2, 0]).tolist() == [2]
+    assert draft(ours, [[0.9, 0.9, 0.9]], [2, 0]).tolist() == [2, 0]
     verify(ours, [3, 3], [0, 0])
     assert nothing_was_learned(ours)
-    assert draft(ours, [[0.9, 0.9, 0.9]], [3, 0], price=2000).tolist() == [0]
+    assert draft(ours, [[0.9, 0.9, 0.9]], [3, 0], price=2000).tolist() == [0, 0]
     verify(ours, [1, 0], [0, 0])
     assert nothing_was_learned(ours)
 
@@ -140,9 +140,9 @@ def test_drafts_are_verified_once() -> None:
     ours = ToldPlanner(1)
     draft(ours, [[0.5]], [1])
     verify(ours, [1], [1])
-    rates = ours.calibration.rates.copy()
+    rates = ours.blocks.calibration.rates.copy()
     verify(ours, [1], [1])
-    assert (ours.calibration.rates == rates).all()
+    assert (ours.blocks.calibration.rates == rates).all()
 
 
 def asked(ours: ToldPlanner, ids: list[str]) -> list[float]:
@@ -182,14 +182,16 @@ def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
     assert asked(ours, ["b"]) == [0.5]
     assert asked(ours, ["a"]) == pytest.approx([known[0] - 0.05 * (known[0] - 0.5)])
     draft(ours, [[0.9]], [1], ids=["a"])
-    learned = ours.calibration.rates.copy()
+    learned = ours.blocks.calibration.rates.copy()
     assert asked(ours, ["c"]) == [0.5]
     assert asked(ours, ["a"]) == [0.5]
     verify(ours, [1], [1], ["a"])  # not the drafts of long ago
-    assert (ours.calibration.rates == learned).all()
+    assert (ours.blocks.calibration.rates == learned).all()
     draft(ours, [[0.7]], [1], ids=["a"])
     # A new request's bias is everybody's.
-    expected: Floats = ours.calibration.acceptance(np.array([[0.7]])) * ours.bias.of_everybody()
+    expected: Floats = (
+        ours.blocks.calibration.acceptance(np.array([[0.7]])) * ours.blocks.bias.of_everybody()
+    )
     assert ours.forecast.observed[-1][1] == pytest.approx(expected)
 
 

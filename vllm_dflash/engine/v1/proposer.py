@@ -6,19 +6,13 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
-from torch import nn
-from vllm.config import VllmConfig, replace
+from vllm.config import VllmConfig
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from vllm_dflash.config.draft_config import drafted_length
-from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.block_layout import (
     block_inputs,
     bonus_tokens,
@@ -26,42 +20,38 @@ from vllm_dflash.engine.block_layout import (
     kept_rows,
     length_limits,
 )
-from vllm_dflash.engine.length_control import LengthControl
+from vllm_dflash.engine.length_control import NO_CONFIDENCE, LengthControl
 from vllm_dflash.engine.padding import have_own_drafts
 from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.text_drafts import TextDrafts
 from vllm_dflash.engine.v1.backlog import ContextBacklog
-from vllm_dflash.engine.v1.block_forward import BlockForward
-from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
+from vllm_dflash.engine.v1.loaded_drafter import LoadedDrafter
 from vllm_dflash.engine.warm import WarmState
-from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
 
 
-class PlannedProposer(DFlashProposer):
+class PlannedProposer(LoadedDrafter):
     """Drafts a block per request in one forward, in the place of vLLM's own proposer.
 
     Every step: take the context of all scheduled tokens the target did not reject, then draft
-    for the requests for which the plan says so. Where lengths are planned and it says nobody,
-    nothing is computed, and context is stored now and then.
+    for the requests for which the plan says so, and take what others' texts foretell. Where
+    lengths are planned and nobody is drafted, nothing is computed, and context is stored now and
+    then.
 
     Written for synchronous scheduling, which is what the V1 runner does on CPUs: the ragged
-    lists it returns tell the scheduler each request's length. Nothing of vLLM's class is used but
-    its buffers and its start-up; the runner knows its drafter by that class.
+    lists it returns tell the scheduler each request's length.
     """
-
-    model: DFlashDraftModel
-    runner: GPUModelRunner
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, runner: GPUModelRunner
     ) -> None:
         super().__init__(vllm_config, device, runner)
-        self.runner = runner
-        self.spec = DFlashOptions.of(vllm_config).drafter
-        self.lengths = LengthControl(self.num_speculative_tokens)
+        self.lengths = LengthControl(self.width)
+        self.texts: TextDrafts | None = None
+        """What gives free drafts, if anything does."""
         self.backlog: ContextBacklog | None = None
         """Without one, context is stored in every step."""
         self.warm = WarmState(self._persistent_buffers)
@@ -71,74 +61,17 @@ class PlannedProposer(DFlashProposer):
         """The last batch, if all of it was drafted."""
         self.has_drafts = False
         """Whether any draft of the last step is to be verified."""
-        self.runs_target_alone = False
-        """Whether dummy runs of the runner are to leave the drafter out."""
+        self._sampled = np.zeros((0, 1), np.int32)
+        """What this step sampled, [R, most of any]."""
         self.newly_admitted: Collection[str] = ()
         """Requests whose drafts in this step are vLLM's placeholders."""
-        self.feature_width = len(self.spec.taps) * self.spec.target_hidden_size
-
-    @property
-    def length_limit(self) -> int:
-        """Tokens a request may come to and be drafted. vLLM may lower its limit after start-up."""
-        return min(self.max_model_len, drafted_length(self.draft_model_config))
-
-    # --- start-up -------------------------------------------------------------------------
-
-    def _create_draft_vllm_config(self) -> VllmConfig:
-        base = super()._create_draft_vllm_config()
-        attention = replace(base.attention_config, use_non_causal=not all(self.spec.causal))
-        return replace(base, attention_config=attention)
-
-    def _maybe_share_embeddings(self, target_language_model: nn.Module) -> None:
-        self.model.share_vocabulary(target_language_model)
-
-    def _maybe_share_lm_head(self, target_language_model: nn.Module) -> None:
-        """The head came with the embedding."""
-
-    def load_model(self, target_model: nn.Module) -> None:
-        """Load the drafter."""
-        super().load_model(target_model)
-        cover_positions(self.model, self.max_model_len)
-        self.block = BlockForward(self.model, self.vllm_config, [])
-
-    def initialize_attn_backend(
-        self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int] | None = None
-    ) -> None:
-        """Find the drafter's cache group, and build metadata for each kind of layer in it."""
-        super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
-        groups = split_by_kind(
-            self.draft_attn_groups[0],
-            self.model.context.attentions,
-            self.vllm_config,
-            self.device,
-            kernel_block_sizes[self.kv_cache_gid] if kernel_block_sizes else None,
-        )
-        self.block = BlockForward(self.model, self.vllm_config, groups)
-        group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
-        self.num_slots = kv_cache_config.num_blocks * group.kv_cache_spec.block_size
-        self.num_cache_groups = len(kv_cache_config.kv_cache_groups)
-
-    @torch.inference_mode()
-    def dummy_run(
-        self,
-        num_tokens: int,
-        use_cudagraphs: bool = True,
-        is_graph_capturing: bool = False,
-        slot_mappings: dict[str, torch.Tensor] | None = None,
-    ) -> None:
-        """Profile and compile: the largest context and the largest block, writing nothing."""
-        if self.runs_target_alone:
-            return
-        features = torch.zeros(num_tokens, self.feature_width, dtype=self.dtype, device=self.device)
-        positions = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
-        self.model.context.project(self.model.context.fuse(features), positions)
-        num_queries = min(num_tokens, self.max_query_tokens)
-        hidden = self.block.run(None, {}, self.input_ids[:num_queries], positions[:num_queries])
-        self.model.compute_logits(hidden)
 
     def adapt_lengths(self, costs: StepCosts) -> None:
         """From now on plan draft lengths, starting from these costs."""
-        self.lengths.policy = Planner(self.num_speculative_tokens, self.max_batch_size, costs)
+        most_free = self.num_speculative_tokens if self.options.free_drafts else 0
+        self.lengths.policy = Planner(self.width, self.max_batch_size, costs, most_free=most_free)
+        if most_free:
+            self.texts = TextDrafts(self.max_batch_size, self.runner.max_model_len, most_free)
         # A connector hands the cache on with each step, so it must be complete. And of several
         # cache groups, blocks that another one is given would have to be looked after as well.
         if self.vllm_config.kv_transfer_config is None and self.num_cache_groups == 1:
@@ -172,9 +105,9 @@ class PlannedProposer(DFlashProposer):
         The first that the proposer hears of a step. Unlike vLLM's own, looks no token up for
         requests still in their prompt: those are not drafted, so their bonus token is never read.
         """
-        num_requests = len(sampled_token_ids)
+        num_requests, self._sampled = len(sampled_token_ids), sampled_token_ids.numpy()
         bonus, produced = bonus_tokens(
-            sampled_token_ids.numpy(),
+            self._sampled,
             discard_request_mask.numpy()[:num_requests],
             gpu_input_batch.vocab_size,
         )
@@ -195,10 +128,10 @@ class PlannedProposer(DFlashProposer):
         if not any(spec_decode_metadata.num_draft_tokens):
             return common_attn_metadata, None, torch.zeros_like(valid_sampled_tokens_count)
         drafted = np.array(spec_decode_metadata.num_draft_tokens)
-        produced = self.step.produced
-        tells = (produced > 0) & have_own_drafts(self.step.ids, self.newly_admitted)
-        self.step.verified = np.where(tells, drafted, 0)  # a discarded sample says nothing
-        self.lengths.statistics.observe_verification(self.step)
+        step, produced = self.step, self.step.produced
+        tells = (produced > 0) & have_own_drafts(step.ids, self.newly_admitted)
+        step.verified = np.where(tells, drafted, 0)  # a discarded sample says nothing
+        self.lengths.observe_verification(step)
         rejected = np.where(drafted > 0, drafted + 1 - produced, 0)
         return common_attn_metadata, None, torch.from_numpy(rejected.astype(np.int32))
 
@@ -220,7 +153,7 @@ class PlannedProposer(DFlashProposer):
         """Take this step's context and draft the next tokens.
 
         Args:
-            num_speculative_tokens: K for this step.
+            num_speculative_tokens: drafts of a request at most.
             target_positions: of this step's T scheduled rows, [T].
             target_hidden_states: taps concatenated in ascending layer order, [T, m * H].
             next_token_ids: the bonus token of each request, [R].
@@ -237,22 +170,60 @@ class PlannedProposer(DFlashProposer):
         rejected = num_rejected_tokens_gpu
         num_rejected = np.zeros(batch.num_reqs, np.int32) if rejected is None else rejected.numpy()
         self._take_context(step, target_positions, target_hidden_states, batch, num_rejected)
-        self.has_drafts, self.all_drafted = False, ()
-        drafts: list[list[int]] = [[] for _ in step.ids]
+        self.all_drafted = ()
         context_lens = batch.seq_lens[: batch.num_reqs].numpy() - num_rejected
         step.context_lens = context_lens.astype(np.int64)
-        if self.lengths.take_skip(step):
-            return drafts
+        drafted = self._draft(step, batch, next_token_ids)
+        drafts: list[list[int]] = [[] for _ in step.ids]
+        for request in np.nonzero(step.lengths)[0].tolist():
+            length = int(step.lengths[request])
+            if step.from_text[request] and self.texts is not None:
+                drafts[request] = self.texts.tokens(request, length)
+            else:
+                drafts[request] = drafted[request][:length]
+        self.has_drafts = bool(step.lengths.any())
+        return drafts
 
-        block_table = batch.block_table_tensor.numpy()
-        ends = length_limits(self.runner.requests, step.ids, self.length_limit)
-        step.limits = draft_limits(context_lens, ends, num_speculative_tokens, step.decoding)
-        if self.backlog is not None:
+    def _draft(
+        self, step: Step, batch: CommonAttentionMetadata, bonus_ids: torch.Tensor
+    ) -> dict[int, list[int]]:
+        """Plan the next step's drafts, make those of the drafter, and choose how many to verify.
+
+        Returns:
+            The drafter's, by request of the batch.
+        """
+        most_tokens = self.runner.max_model_len
+        ends = length_limits(self.runner.requests, step.ids, most_tokens)
+        resting = self.lengths.take_skip(step)
+        if self.texts is not None:
             with step.timing("planning"):
-                step.waiting = self.backlog.count(block_table, context_lens)
+                texts = self.runner.input_batch
+                ends[list(texts.req_prompt_embeds)] = 0  # they have no tokens there
+                # The runner has not written down yet what it sampled.
+                self.texts.look_up(
+                    step,
+                    texts.token_ids_cpu,
+                    np.arange(step.num_requests),
+                    texts.num_tokens_no_spec[: step.num_requests],
+                    ends,
+                    self._sampled.astype(np.int32, copy=False),
+                    self._room_for_free_drafts(),
+                )
+        if resting and step.foretold is None:
+            return {}
+
+        context_lens, block_table = step.context_lens, batch.block_table_tensor.numpy()
+        if not resting:
+            ends = np.minimum(ends, self.length_limit)
+            step.limits = draft_limits(context_lens, ends, self.width, step.decoding)
+            if self.backlog is not None:
+                with step.timing("planning"):
+                    step.waiting = self.backlog.count(block_table, context_lens)
         plan = self.lengths.plan(step)
         if not plan.width:
-            return drafts
+            if plan.uses_text:
+                self.lengths.choose(step, np.zeros_like(step.limits), NO_CONFIDENCE)
+            return {}
         if self.backlog is not None:
             with step.timing("context"):
                 step.context_rows += self.backlog.store(
@@ -261,7 +232,7 @@ class PlannedProposer(DFlashProposer):
         inputs = block_inputs(
             context_lens,
             np.minimum(step.limits, plan.width) * plan.drafted,
-            next_token_ids.numpy(),
+            bonus_ids.numpy(),
             self.spec.mask_token_id,
             block_table,
             self.block_size,
@@ -271,12 +242,17 @@ class PlannedProposer(DFlashProposer):
         step.draft_rows = len(inputs.input_ids)
         usable = np.zeros_like(step.limits)
         usable[inputs.requests] = [len(tokens) for tokens in drafted.tokens]
-        lengths = self.lengths.choose(step, usable, drafted.confidence)
-        for request, tokens in zip(inputs.requests.tolist(), drafted.tokens, strict=True):
-            drafts[request] = tokens[: lengths[request]]
-        self.has_drafts = bool(lengths.any())
+        if self.texts is not None and plan.uses_text:
+            self.texts.compare(step, inputs.requests, drafted.tokens)
+        self.lengths.choose(step, usable, drafted.confidence)
         self.all_drafted = step.ids if plan.drafted.all() else ()
-        return drafts
+        return dict(zip(inputs.requests.tolist(), drafted.tokens, strict=True))
+
+    def _room_for_free_drafts(self) -> int:
+        """Drafts that every request can have verified in one step, whoever else has as many: the
+        scheduler also keeps a block's rows for each, and lets those wait who find no room."""
+        budget = self.vllm_config.scheduler_config.max_num_batched_tokens
+        return max(budget // max(len(self.runner.requests), 1) - 2 - self.width, 0)
 
     def end_step(self) -> None:
         """The runner is done with a step, or had none."""

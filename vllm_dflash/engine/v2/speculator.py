@@ -35,9 +35,11 @@ from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.length_control import LengthControl
 from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.text_drafts import TextDrafts
 from vllm_dflash.engine.v2.confidence import write_confidence
 from vllm_dflash.engine.v2.counted_output import CountedOutput, VerifiedDrafts
 from vllm_dflash.engine.v2.drafter_config import drafter_layers, one_width
+from vllm_dflash.engine.v2.host_copy import texts_on_host
 from vllm_dflash.engine.v2.nan_counter import NanCounter
 from vllm_dflash.engine.v2.synchronous import SynchronousLengths
 from vllm_dflash.engine.v2.trimming import why_untrimmed
@@ -94,6 +96,11 @@ class PlannedSpeculator(native.DFlashSpeculator):
         """Tokens a request may come to and be drafted. vLLM may lower its limit after start-up."""
         return min(self.max_model_len, drafted_length(self.draft_model_config))
 
+    @property
+    def texts(self) -> TextDrafts | None:
+        """What gives free drafts, if anything does."""
+        return None if self.synchronous is None else self.synchronous.texts
+
     # --- start-up -------------------------------------------------------------------------
 
     def load_draft_model(
@@ -149,8 +156,18 @@ class PlannedSpeculator(native.DFlashSpeculator):
 
     def adapt_lengths(self, costs: StepCosts) -> None:
         """From now on plan draft lengths, starting from these costs."""
+        most_free = 0
+        texts = texts_on_host(self.req_states) if self.options.free_drafts else None
+        if self.synchronous is not None and texts is not None:
+            most_free = self.num_speculative_steps
+            found = TextDrafts(self.max_num_reqs, self.max_model_len, most_free)
+            self.synchronous.read_texts(found, texts)
         self.lengths.policy = Planner(
-            self.num_speculative_steps, self.max_num_reqs, costs, whole_batch=True
+            self.num_speculative_steps,
+            self.max_num_reqs,
+            costs,
+            most_free=most_free,
+            whole_batch=True,
         )
 
     # --- every step -----------------------------------------------------------------------

@@ -17,8 +17,9 @@ from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_dflash.engine.block_layout import draft_limits
-from vllm_dflash.engine.length_control import LengthControl
+from vllm_dflash.engine.length_control import NO_CONFIDENCE, LengthControl
 from vllm_dflash.engine.padding import have_own_drafts
+from vllm_dflash.engine.text_drafts import TextDrafts
 from vllm_dflash.engine.v2.host_copy import HostCopy
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.step import Step
@@ -39,9 +40,16 @@ class SynchronousLengths:
         self.runs_ahead = runs_ahead
         self.step: Step | None = None
         """The one that runs."""
+        self.texts: TextDrafts | None = None
+        """What gives free drafts, if anything does."""
+        self._all_texts: Ints = np.zeros((0, 0), np.int32)
         self._confidence = confidence
         self._drafted_last = False
         self._handed_over: dict[str, int] = {}
+
+    def read_texts(self, texts: TextDrafts, all_texts: Ints) -> None:
+        """From now on look up free drafts in texts as the runner has them, [requests, tokens]."""
+        self.texts, self._all_texts = texts, all_texts
 
     def propose(
         self,
@@ -76,11 +84,18 @@ class SynchronousLengths:
                 own = have_own_drafts(step.ids, newly_admitted)
                 verified = np.where(step.decoding, batch.num_draft_tokens_per_req * own, 0)
                 step.verified = verified.astype(np.int64)
-                self.lengths.statistics.observe_verification(step)
+                self.lengths.observe_verification(step)
             context = batch.num_computed_tokens_np + batch.num_scheduled_tokens - rejected
-            step.context_lens = context
-            if not self.lengths.take_skip(step):
+            step.context_lens = context.astype(np.int64)
+            resting = self.lengths.take_skip(step)
+            if self.texts is not None:
+                places = batch.idx_mapping_np.astype(np.int64)
+                ends = step.context_lens + 1 - produced
+                with step.timing("planning"):
+                    self.texts.look_up(step, self._all_texts, places, ends, limits)
+            if not resting:
                 step.limits = draft_limits(context, limits, most, step.decoding)
+            if not resting or step.foretold is not None:
                 self.lengths.plan(step)
         is_drafted = step.plan.width > 0
         if is_drafted or is_ahead:
@@ -89,11 +104,21 @@ class SynchronousLengths:
             with step.timing("draft"):
                 drafts = run(True) if drafts is None else drafts
                 confidence = self._read_confidence(step.num_requests)
+        drafts = run(False) if drafts is None else drafts
         if is_drafted:
+            if self.texts is not None and step.plan.uses_text:
+                requests = np.nonzero(step.plan.drafted)[0]
+                self.texts.compare(step, requests, drafts.cpu().numpy()[requests].tolist())
             self._choose(step, confidence)
+        elif step.plan.uses_text:
+            self.lengths.choose(step, np.zeros_like(step.limits), NO_CONFIDENCE)
+        if self.texts is not None:
+            for request in np.nonzero(step.from_text)[0].tolist():
+                tokens = self.texts.tokens(request, int(step.lengths[request]))
+                drafts[request, : len(tokens)] = torch.tensor(tokens)
         self._drafted_last = is_drafted
         self._handed_over = dict(zip(step.ids, step.lengths.tolist(), strict=True))
-        return run(False) if drafts is None else drafts
+        return drafts
 
     def _read_confidence(self, num_requests: int) -> np.ndarray:
         """Of the block that runs, [R, K]. Waits for it."""

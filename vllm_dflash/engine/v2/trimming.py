@@ -51,7 +51,7 @@ def why_untrimmed_here(config: VllmConfig, target_names: Collection[str]) -> str
     layers = get_layers_from_vllm_config(config, AttentionLayerBase)
     target = {name: layer for name, layer in layers.items() if name in target_names}
     drafter = {name: layer for name, layer in layers.items() if name not in target_names}
-    return obstacle(config, target, drafter, 1 + options.num_speculative_tokens)
+    return obstacle(config, target, drafter, 1 + options.draft_width)
 
 
 def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len: int) -> str | None:

@@ -14,9 +14,13 @@ from vllm_dflash.tools.console import INTERRUPTED
 LOADS = {
     "closed": "a fixed number of requests in flight",
     "mixed": "the same, every other prompt with its words shuffled, so hard to draft for",
+    "edit": "the same with prompts of its own: source code to write out again",
+    "quote": "the same: passages to quote from",
+    "prose": "the same: passages to go on from, which repeat little",
     "swing": "a number of requests in flight that changes from phase to phase",
     "poisson": "requests that arrive at random moments, half of them hard to draft for",
 }
+BESIDE = ("blocks", "ngram", "suffix")
 CONTEXTS = (1024, 2048, 4096, 8192, 16384)
 FAILED = 2
 TUNED, NO_SCHEDULE = "tuned", "none"
@@ -37,6 +41,7 @@ def add_bench_parser(
         "examples:\n"
         "  vllm-dflash bench --quick\n"
         "  vllm-dflash bench --load closed swing --native-k 3 7 --rounds 9\n"
+        "  vllm-dflash bench --load edit quote prose --beside blocks ngram --native-k 3\n"
         "  vllm-dflash bench --where --native-k 3 --concurrency 1 8\n"
         "  vllm-dflash bench --context 1024 4096 16384 --native-k 3 --as-it-is\n"
         "  vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\\n"
@@ -100,6 +105,15 @@ def add_bench_parser(
         metavar="K",
         help="measure ours at these fixed draft lengths, too",
     )
+    sides.add_argument(
+        "--beside",
+        nargs="+",
+        choices=BESIDE,
+        default=[],
+        metavar="ENGINE",
+        help="more engines: blocks (ours without free drafts), ngram and suffix (vLLM's methods of"
+        " these names, which look drafts up in the text; suffix needs arctic-inference)",
+    )
     add_number(sides, "--max-model-len", 1024, "of every engine; --context raises it")
     add_number(sides, "--max-num-seqs", 64, "of every engine")
     add_number(sides, "--tensor-parallel-size", 1, "ranks of every engine")
@@ -133,7 +147,7 @@ def add_bench_parser(
         type=positive,
         nargs="+",
         metavar="N",
-        help="of closed and mixed, and of --context (default: 1 2 4 8 16 32; --context: 1 4)",
+        help="of closed and its like, and of --context (default: 1 2 4 8 16 32; --context: 1 4)",
     )
     load.add_argument(
         "--phases",

@@ -125,7 +125,9 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     if parsed.tensor_parallel_size > 1:
         engine["tensor_parallel_size"] = parsed.tensor_parallel_size
     native_k = [k for k in sorted({*parsed.native_k}) if k <= longest]
-    sides = make_sides(pair.drafter, native_k, _distinct(parsed.ours_fixed_k))
+    sides = make_sides(
+        pair.drafter, native_k, _distinct(parsed.ours_fixed_k), _distinct(parsed.beside)
+    )
     ranges = parsed.native_schedule
     if isinstance(ranges, list):
         sides.insert(1 + len(native_k), schedule_side(pair.drafter, ranges, longest))

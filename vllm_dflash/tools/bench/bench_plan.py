@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_dflash.tools.bench.bench_prompts import cut_to, easy_and_hard, in_order_of_round
+from vllm_dflash.tools.bench.repeating_text import edits, prose, quotes
 from vllm_dflash.tools.loads.poisson import poisson_arrivals
 
 CLOSED, MIXED, SWING, POISSON = "closed", "mixed", "swing", "poisson"
 CONTEXT = "context"
 """How names of loads begin whose settings are tokens of context."""
-THROUGHPUT_LOADS = (CLOSED, MIXED)
+TEXTS: dict[str, Callable[[], list[str]]] = {"edit": edits, "quote": quotes, "prose": prose}
+"""Loads like `closed` that have prompts of their own."""
+THROUGHPUT_LOADS = (CLOSED, MIXED, *TEXTS)
 SATURATION = 16
 """Concurrency at which plain decoding's throughput is what rates are fractions of."""
 WHERE = "where"
@@ -116,11 +119,10 @@ def plan_round(
     plan: list[Measurement] = []
     for load in workload.loads:
         if load in THROUGHPUT_LOADS:
-            shared = {
-                "prompts": mixed if load == MIXED else easy,
-                "tokens": tokens,
-                "seconds": seconds,
-            }
+            own = mixed if load == MIXED else easy
+            if load in TEXTS:
+                own = in_order_of_round(TEXTS[load](), round_number)
+            shared = {"prompts": own, "tokens": tokens, "seconds": seconds}
             plan += [
                 Measurement(load, count, "closed", shared | {"concurrency": count}, seconds)
                 for count in workload.concurrency

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,12 @@ def _opponents(results: Results, load: str) -> dict[str, Callable[[float | None]
         }
     if (schedule := results.schedule) is not None:
         opponents[f"/ {schedule.name}"] = lambda setting: schedule
+    opponents |= {f"/ {side.name}": partial(_always, side) for side in results.beside}
     return opponents
+
+
+def _always(side: Side, setting: float | None) -> Side:
+    return side
 
 
 def phase_seconds(results: Results, side: str) -> Rounds:

@@ -23,6 +23,9 @@ Value = Callable[[dict[str, Any]], float]
 TITLES = {
     CLOSED: "a fixed number of requests at a time",
     MIXED: "the same, every other text hard to draft",
+    "edit": "source code to write out again",
+    "quote": "passages to quote from",
+    "prose": "passages to go on from",
     SWING: "many requests, then one, and again",
     POISSON: "requests at random moments",
 }
@@ -100,6 +103,8 @@ def _styles(results: Results) -> dict[str, dict[str, Any]]:
         "plain": {"color": "black", "linestyle": "--"},
         "native": {"marker": "."},
         "native schedule": {"color": "tab:green", "marker": "s", "linestyle": "-."},
+        "text": {"marker": "^", "linestyle": ":"},
+        "blocks": {"color": "tab:orange", "marker": "o"},
         "ours": {"color": "tab:red", "marker": "o", "linewidth": 2.5},
         "ours fixed": {"color": "tab:orange", "marker": ".", "linestyle": ":"},
     }
@@ -107,4 +112,7 @@ def _styles(results: Results) -> dict[str, dict[str, Any]]:
     shades = mpl.colormaps["Blues"](np.linspace(0.4, 1, len(results.natives)))
     for side, shade in zip(results.natives, shades, strict=True):
         styles[side.name]["color"] = shade
+    purples = mpl.colormaps["Purples"](np.linspace(0.5, 0.9, len(results.beside)))
+    for side, shade in zip(results.beside, purples, strict=True):
+        styles[side.name].setdefault("color", shade)
     return styles

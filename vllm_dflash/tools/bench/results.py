@@ -68,9 +68,16 @@ class Results:
         return [self.plain, *self.natives]
 
     @property
+    def beside(self) -> list[Side]:
+        """Sides that were asked for besides: look-ups of vLLM's, and ours without them."""
+        return [side for side in self.sides if side.kind in ("text", "blocks")]
+
+    @property
     def fixed(self) -> list[Side]:
         """Sides that do the same at any concurrency."""
-        return [side for side in self.sides if side.kind not in ("ours", "native schedule")]
+        return [
+            side for side in self.sides if side.kind not in ("ours", "blocks", "native schedule")
+        ]
 
     @property
     def others(self) -> list[Side]:

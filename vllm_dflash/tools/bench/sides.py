@@ -10,6 +10,11 @@ from typing import Any, Literal
 OURS = "ours"
 PLAIN = "plain"
 SCHEDULE = "native schedule"
+LOOK_UPS: dict[str, dict[str, Any]] = {
+    "ngram": {"num_speculative_tokens": 7, "prompt_lookup_min": 2, "prompt_lookup_max": 8},
+    "suffix": {},
+}
+"""Settings of vLLM's methods; those of suffix are its defaults."""
 PLUGIN, NO_PLUGIN = "dflash", ""
 """Values of VLLM_PLUGINS."""
 
@@ -19,7 +24,7 @@ class Side:
     """One engine."""
 
     name: str
-    kind: Literal["plain", "native", "native schedule", "ours", "ours fixed"]
+    kind: Literal["plain", "native", "native schedule", "text", "ours", "ours fixed", "blocks"]
     plugins: str
     speculative_config: dict[str, Any] | None
 
@@ -59,8 +64,22 @@ def schedule_side(drafter: str, ranges: Sequence[Sequence[int]], longest: int) -
     return Side(SCHEDULE, "native schedule", NO_PLUGIN, config)
 
 
-def make_sides(drafter: str, native_k: Iterable[int], ours_fixed_k: Iterable[int]) -> list[Side]:
-    """Plain decoding, native DFlash at each fixed K, and ours: adaptive and at each fixed K."""
+def side_beside(name: str, drafter: str) -> Side:
+    """Ours without free drafts, or a method of vLLM's that looks drafts up in the text."""
+    if name == "blocks":
+        config = {"method": "dflash", "model": drafter, "free_drafts": "off"}
+        return Side("ours, blocks only", "blocks", PLUGIN, config)
+    config = {"method": name, **LOOK_UPS[name]}
+    return Side(name, "text", NO_PLUGIN, config)
+
+
+def make_sides(
+    drafter: str,
+    native_k: Iterable[int],
+    ours_fixed_k: Iterable[int],
+    beside: Iterable[str] = (),
+) -> list[Side]:
+    """Plain decoding, native DFlash at each fixed K, ours: adaptive and at each fixed K; others."""
     dflash = {"method": "dflash", "model": drafter}
     natives = [
         Side(f"native K={k}", "native", NO_PLUGIN, dflash | {"num_speculative_tokens": k})
@@ -76,4 +95,5 @@ def make_sides(drafter: str, native_k: Iterable[int], ours_fixed_k: Iterable[int
         for k in ours_fixed_k
     ]
     plain = Side(PLAIN, "plain", NO_PLUGIN, None)
-    return [plain, *natives, Side(OURS, "ours", PLUGIN, dflash), *fixed]
+    more = [side_beside(name, drafter) for name in beside]
+    return [plain, *natives, Side(OURS, "ours", PLUGIN, dflash), *fixed, *more]

@@ -1,0 +1,74 @@
+"""What looking up free drafts costs: microseconds of a request and step, and memory of a request.
+
+    scripts/run.sh python benchmarks/look_ups.py
+
+The text is the source of vLLM, in tokens of the demo pair, one more at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import vllm
+from transformers import AutoTokenizer
+
+from vllm_dflash.planning.suffix_match import BUCKETS, SuffixMatches
+from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.tables import Table
+
+TARGET = Path(__file__).parent.parent / "models" / "demo" / "target"
+STEPS, MOST = 500, 32
+
+
+def read_text(tokens: int) -> list[int]:
+    """So many tokens of source code."""
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    text: list[int] = []
+    for path in sorted(Path(vllm.__file__).parent.glob("v1/**/*.py")):
+        text += tokenizer.encode(path.read_text())
+        if len(text) >= tokens:
+            break
+    return text[:tokens]
+
+
+def measure(text: list[int], context: int, num_requests: int) -> tuple[float, float, float]:
+    """Microseconds of a look-up: in the mean, of the slowest in a hundred, and of the first."""
+    matches = SuffixMatches(num_requests, context + STEPS + MOST)
+    texts = np.zeros((num_requests, context + STEPS + MOST), np.int32)
+    texts[:, :context] = text[:context]
+    ids = [str(number) for number in range(num_requests)]
+    produced, most = np.ones(num_requests, np.int64), np.full(num_requests, MOST)
+    times = []
+    for step in range(STEPS):
+        ends, places = np.full(num_requests, context + step), np.arange(num_requests)
+        sampled = np.full((num_requests, 1), text[context + step], np.int32)
+        started = time.perf_counter()
+        matches.look_up(ids, texts, places, ends, sampled, produced, most)
+        times.append((time.perf_counter() - started) * 1e6 / num_requests)
+    return statistics.fmean(times[1:]), float(np.percentile(times[1:], 99)), times[0]
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 32768, 131072])
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 32])
+    arguments = parser.parse_args()
+    text = read_text(max(arguments.contexts) + STEPS)
+    measure(text, 1024, 1)  # compiles
+    rows = []
+    for context in arguments.contexts:
+        kilobytes = 4 * (BUCKETS + context) / 1024
+        for count in arguments.requests:
+            times = (f"{one:.1f}" for one in measure(text, context, count))
+            rows.append([str(context), str(count), *times, f"{kilobytes:.0f}"])
+    columns = ["tokens of context", "requests", "mean us", "99th percentile us", "first us", "kB"]
+    print_report([Table("A look-up, of one request", columns, rows)])
+
+
+if __name__ == "__main__":
+    main()

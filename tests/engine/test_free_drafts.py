@@ -1,0 +1,156 @@
+"""What a request's own text foretells, on a real engine: plain tokens, whatever is verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm import LLM
+
+from support.context_rows import ContextRows
+from support.engines import DFLASH, engine, greedy, held_out_prompts, proposer_of, token_ids
+from support.forced_texts import ForcedTexts
+from support.planner_world import steady_costs
+from vllm_dflash.config.pair import MOST_FREE_DRAFTS
+from vllm_dflash.planning.planner import Planner
+from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.suffix_match import SHORTEST
+
+NEW_TOKENS = 48
+PROMPTS = [prompt + prompt for prompt in held_out_prompts(6)] + held_out_prompts(3)
+LIMIT = 320
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    return {"max_model_len": LIMIT, "max_num_seqs": 6, "max_num_batched_tokens": 96, **changes}
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    """To the context limit, each."""
+    with engine(**settings()) as llm:
+        return token_ids(llm, PROMPTS, greedy(LIMIT, ignore_eos=True))
+
+
+@pytest.fixture(scope="module")
+def shared(plain: list[list[int]]) -> Iterator[LLM]:
+    with engine(speculative_config=dict(DFLASH), **settings(num_gpu_blocks_override=40)) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared: LLM) -> Iterator[LLM]:
+    assert shared.reset_prefix_cache()
+    proposer_of(shared).clear_statistics()
+    yield shared
+    (stats,) = shared.collective_rpc("dflash_stats")
+    assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
+
+
+def test_off_is_off(plain: list[list[int]]) -> None:
+    off = {**DFLASH, "free_drafts": "off"}
+    with engine(speculative_config=off, **settings()) as llm:
+        assert proposer_of(llm).texts is None
+        assert proposer_of(llm).num_speculative_tokens == 7
+        assert token_ids(llm, PROMPTS[:2], greedy(16)) == [text[:16] for text in plain[:2]]
+
+
+def write(llm: LLM) -> list[list[int]]:
+    """All of it, step by step; no context of the drafter's is ever lost."""
+    context, core = ContextRows(llm), llm.llm_engine
+    params = greedy(LIMIT, ignore_eos=True)
+    for number, prompt in enumerate(PROMPTS):
+        core.add_request(str(number), prompt, params)
+    texts: dict[str, list[int]] = {}
+    while core.has_unfinished_requests():
+        for output in core.step():
+            texts[output.request_id] = list(output.outputs[0].token_ids)
+        assert not context.missing()
+    return [texts[str(number)] for number in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_forced_ones_of_any_length_beside_blocks(
+    llm: LLM, plain: list[list[int]], seed: int
+) -> None:
+    """To the context limit, with prompts in chunks and too little cache for all."""
+    proposer = proposer_of(llm)
+    proposer.lengths.policy = ForcedTexts(proposer.width, seed)
+    assert write(llm) == plain
+    (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["free_accepted_tokens"] > 200
+    assert stats["free_draft_tokens"] < stats["draft_tokens"]
+
+
+def test_all_that_is_foretold(llm: LLM, plain: list[list[int]]) -> None:
+    proposer = proposer_of(llm)
+    proposer.lengths.policy = ForcedTexts(proposer.width, whole=True)
+    assert write(llm) == plain
+    (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["drafted_steps"] == 0
+    assert stats["draft_tokens"] == stats["free_draft_tokens"]
+    assert stats["draft_tokens"] / stats["free_verifications"] > proposer.width
+
+
+def test_nonsense(llm: LLM, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that always foretells something wrong costs time, and nothing else."""
+    proposer, dice = proposer_of(llm), np.random.default_rng(0)
+    proposer.lengths.policy = ForcedTexts(proposer.width, whole=True)
+
+    def nonsense(request: int, length: int) -> list[int]:
+        return dice.integers(0, proposer.runner.input_batch.vocab_size, length).tolist()
+
+    monkeypatch.setattr(proposer.texts, "tokens", nonsense)
+    assert write(llm) == plain
+    (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["free_draft_tokens"] > 50 * stats["free_accepted_tokens"]
+
+
+def test_planned_ones(llm: LLM, plain: list[list[int]]) -> None:
+    proposer = proposer_of(llm)
+    most_free = proposer.num_speculative_tokens
+    proposer.lengths.policy = Planner(proposer.width, 6, steady_costs(6), most_free=most_free)
+    assert write(llm) == plain
+    (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["free_accepted_tokens"] > 0.5 * stats["free_draft_tokens"] > 0
+
+
+def test_what_is_foretold_is_what_followed_in_the_whole_text(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens of the step that runs included, which the runner has not written down yet."""
+    proposer = proposer_of(llm)
+    policy = proposer.lengths.policy = ForcedTexts(proposer.width, whole=True)
+    lengths, seen = policy.lengths, 0
+
+    def compared(step: Step, confidence: np.ndarray) -> np.ndarray:
+        nonlocal seen
+        foretold, batch = step.foretold, proposer.runner.input_batch
+        assert foretold is not None
+        for request in np.nonzero(foretold.lengths)[0].tolist():
+            name = step.ids[request]
+            state = proposer.runner.requests[name]
+            count = int(step.produced[request])
+            new = proposer._sampled[request, :count].tolist()
+            text = [*state.prompt_token_ids, *state.output_token_ids, *new]
+            match = int(foretold.matches[request])
+            assert match >= SHORTEST
+            drafts = proposer.texts.tokens(request, int(foretold.lengths[request]))
+            known = "," + ",".join(map(str, text)) + ","
+            pattern = "," + ",".join(map(str, [*text[-match:], drafts[0]])) + ","
+            assert pattern in known
+            assert batch.req_ids[request] == name
+            seen += 1
+        return lengths(step, confidence)
+
+    monkeypatch.setattr(policy, "lengths", compared)
+    llm.generate(PROMPTS, greedy(NEW_TOKENS), use_tqdm=False)
+    assert seen > 20
+
+
+def test_a_block_has_the_drafters_width_and_a_request_room_for_more(llm: LLM) -> None:
+    proposer = proposer_of(llm)
+    assert (proposer.width, proposer.num_speculative_tokens) == (7, MOST_FREE_DRAFTS)
+    assert llm.llm_engine.vllm_config.speculative_config.num_speculative_tokens == MOST_FREE_DRAFTS

@@ -1,0 +1,41 @@
+"""A policy that verifies what texts foretell, whatever it is worth."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.fixed_length import FixedLength
+from vllm_dflash.planning.step import Plan, Step
+
+
+class ForcedTexts(FixedLength):
+    """Rolls dice: whom to draft, who takes what its text foretells, how much of it is verified, and
+    how many steps the drafter rests."""
+
+    is_same_everywhere = False
+
+    def __init__(self, max_draft: int, seed: int = 0, *, whole: bool = False) -> None:
+        """With `whole`, nobody is drafted, and all that is foretold is verified."""
+        super().__init__(max_draft)
+        self._dice = np.random.default_rng(seed)
+        self._whole = whole
+
+    def plan(self, step: Step) -> Plan:
+        uses_text = step.foretold is not None
+        rests = self._whole or step.is_resting or self._dice.random() < 0.5
+        drafted = (step.limits > 0) & (self._dice.random(step.num_requests) < 0.7)
+        if rests or not drafted.any():
+            skip_steps = 0 if step.is_resting else int(self._dice.integers(0, 4))
+            return Plan.nothing(step.num_requests, skip_steps=skip_steps, uses_text=uses_text)
+        width = int(self._dice.integers(1, 1 + min(self.max_draft, step.limits[drafted].max())))
+        return Plan(drafted, width, price=1.0, speedup=1.0, uses_text=uses_text)
+
+    def lengths(self, step: Step, confidence: Floats) -> Ints:
+        lengths = super().lengths(step, confidence)
+        if step.plan.uses_text and step.foretold is not None:
+            foretold = step.foretold.lengths
+            takes = self._whole or self._dice.random(step.num_requests) < 0.7
+            step.from_text = (foretold > 0) & takes
+            lengths = np.where(step.from_text, foretold, lengths)
+        return lengths if self._whole else self._dice.integers(0, lengths + 1)

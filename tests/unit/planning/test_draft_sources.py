@@ -1,0 +1,223 @@
+"""What a text foretells, planned together with the drafter's blocks."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.planner_world import MAX_DRAFT, names, planner, rate_of, step_of, straight_costs
+from support.told_planner import ToldPlanner, decoding
+from vllm_dflash.planning.candidates import choose_sources
+from vllm_dflash.planning.fixed_length import FixedLength
+from vllm_dflash.planning.free_drafts import (
+    AGREEMENT,
+    TRUST,
+    FreeAcceptance,
+    best_rest,
+    outcomes_of_free,
+)
+from vllm_dflash.planning.step import Foretold, Plan, Step
+
+POOR_DRAFTER: dict[str, Any] = {"sure": 0.3, "unsure": 0.1}
+NOBODY = np.zeros(0, dtype=np.int64)
+
+
+def foretold(lengths: list[int], match: int = 8, known: int = 0, came_true: int = 0) -> Foretold:
+    ones = np.ones(len(lengths), dtype=np.int64)
+    return Foretold(np.array(lengths), match * ones, known * ones, came_true * ones)
+
+
+def test_the_longer_the_match_the_surer_its_drafts() -> None:
+    free, rows = FreeAcceptance(4, 2), np.array([0, 1])
+    curves = free.curves(rows, np.array([2, 16]), np.array([4, 3]))
+    assert curves[0, 0] == pytest.approx(TRUST[2])
+    assert curves[0, 1] == pytest.approx(TRUST[2] * TRUST[3])
+    assert curves[1, 0] == pytest.approx(TRUST[16])
+    assert curves[1].tolist() == sorted(curves[1], reverse=True)
+    assert curves[1, 3] == 0.0
+
+
+def learn(free: FreeAcceptance, times: int, came_true: int, verified: int = 0) -> None:
+    rows = np.array([0])
+    for _ in range(times):
+        free.curves(rows, np.array([8]), np.array([4]))
+        free.verify(rows, np.array([verified]))
+        known = min(came_true + 1, 4) if verified else 1
+        told = foretold([4], known=known, came_true=min(came_true, known))
+        free.learn(rows, np.array([verified]), told)
+
+
+@pytest.mark.parametrize("verified", [0, 4])
+def test_nonsense_is_soon_worth_nothing(verified: int) -> None:
+    """Whether it was ever verified or not."""
+    free = FreeAcceptance(4, 2)
+    learn(free, 40, came_true=0, verified=verified)
+    assert free.curves(np.array([1]), np.array([8]), np.array([4]))[0, 0] < 0.2
+    assert free.curves(np.array([0]), np.array([8]), np.array([4]))[0, 0] < 0.03
+
+
+def test_what_comes_true_is_soon_trusted_more() -> None:
+    free = FreeAcceptance(4, 2)
+    learn(free, 40, came_true=4, verified=4)
+    assert free.curves(np.array([1]), np.array([8]), np.array([4]))[0, 3] > 0.8 > TRUST[8] ** 4
+
+
+def test_each_request_is_trusted_for_itself() -> None:
+    free = FreeAcceptance(4, 2)
+    learn(free, 40, came_true=0)
+    first, second = free.curves(np.array([0, 1]), np.array([8, 8]), np.array([4, 4]))[:, 0]
+    assert first < second
+
+
+curves_of_requests = st.lists(
+    st.lists(st.floats(0.01, 0.99), min_size=3, max_size=3), min_size=1, max_size=5
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(curves_of_requests, st.lists(st.integers(0, 4000), min_size=5, max_size=5))
+def test_a_step_without_the_drafter_is_no_worse_than_any_threshold(
+    rates: list[list[float]], contexts: list[int]
+) -> None:
+    """Nor than plain decoding, which it always can be."""
+    costs, lens = straight_costs(), np.array(contexts[: len(rates)])
+    curves = np.cumprod(np.array(rates), axis=1)
+    rest = best_rest(costs.records, len(rates), lens, outcomes_of_free(curves))
+    seconds = costs.decoding(len(rates), len(rates) + np.arange(curves.size + 1))
+    tokens = len(rates) + np.concatenate([[0.0], np.cumsum(-np.sort(-curves.ravel()))])
+    assert rest.plain_rate == pytest.approx(tokens[0] / seconds[0])
+    assert rest.rate <= (tokens / seconds).max() * (1 + 1e-9)
+    assert rest.rate >= tokens[-1] / seconds[-1] * (1 - 1e-9)
+    assert rest.rate >= rest.plain_rate
+    assert rest.row_seconds == pytest.approx(0.001)  # `straight_costs`
+
+
+def chosen(
+    block: list[float], text: list[float], row_worth: float = 0.1, *, is_probe: bool = False
+) -> tuple[list[float], bool]:
+    """Of one request: survival of the drafts it gets, and whether its text foretold them."""
+    found = choose_sources(
+        np.array([block]) if block else np.zeros((0, 0)),
+        np.array([bool(block)]),
+        np.array([len(block)]),
+        np.array([text]) if text else np.zeros((0, 0)),
+        np.array([len(text)]),
+        row_worth,
+        is_probe,
+    )
+    if not found.have_drafts[0]:
+        return [], False
+    return found.curves[0, : found.limits[0]].tolist(), bool(found.from_text[0])
+
+
+def test_a_request_takes_the_source_that_promises_more() -> None:
+    assert chosen([0.9, 0.8], [0.5]) == ([0.9, 0.8], False)
+    assert chosen([0.5, 0.2], [0.9, 0.8, 0.7]) == ([0.9, 0.8, 0.7], True)
+    assert chosen([], [0.2]) == ([0.2], True)
+    assert chosen([0.2], []) == ([0.2], False)
+    assert chosen([], []) == ([], False)
+    # What is not worth its row counts for nothing.
+    assert chosen([0.5], [0.4, 0.3, 0.2], 0.3) == ([0.5], False)
+    assert chosen([0.5], [0.4, 0.3, 0.2], 0.0) == ([0.4, 0.3, 0.2], True)
+
+
+def test_a_probe_verifies_the_block() -> None:
+    assert chosen([0.2], [0.9], is_probe=True) == ([0.2], False)
+
+
+def test_a_drafter_that_agrees_lengthens_the_trust_in_a_match() -> None:
+    def lengths(agreed: int) -> tuple[list[int], list[bool]]:
+        ours = ToldPlanner(2, 0.6, 0.3, most_free=6)
+        step = decoding([2])
+        step.foretold = foretold([6], match=2)
+        step.plan = ours.plan(step)
+        step.agreed = np.array([agreed])
+        step.plan = Plan(np.array([True]), 2, price=500.0, speedup=1.0, uses_text=True)
+        return ours.lengths(step, np.array([[0.9, 0.9]])).tolist(), step.from_text.tolist()
+
+    assert lengths(0) == ([2], [False])
+    assert AGREEMENT * 2 + 2 == 18
+    assert lengths(2) == ([6], [True])
+
+
+def test_where_all_have_good_matches_the_drafter_rests() -> None:
+    ours = ToldPlanner(2, 0.4, 0.2, most_free=6)
+    step = decoding([2, 2])
+    step.foretold = foretold([6, 6], match=32)
+    plan = ours.plan(step)
+    assert (plan.width, plan.uses_text) == (0, True)
+    step.plan = plan
+    lengths = ours.lengths(step, np.zeros((0, 0)))
+    assert (lengths > 3).all()
+    assert step.from_text.all()
+
+
+def test_only_who_has_no_match_is_drafted() -> None:
+    ours = ToldPlanner(2, 0.9, 0.8, most_free=6)
+    step = decoding([2, 2])
+    step.foretold = foretold([6, 0], match=32)
+    plan = ours.plan(step)
+    assert plan.drafted.tolist() == [False, True]
+    step.plan = plan
+    lengths = ours.lengths(step, np.full((1, 2), 0.99))
+    assert lengths.tolist() == [6, 2]
+    assert step.from_text.tolist() == [True, False]
+
+
+def test_a_step_that_rests_verifies_what_the_text_foretells() -> None:
+    ours = ToldPlanner(2, 0.9, 0.8, most_free=6)
+    step = decoding([2, 2])
+    step.is_resting, step.foretold = True, foretold([6, 0], match=32)
+    step.plan = ours.plan(step)
+    assert step.plan.width == 0
+    assert ours.lengths(step, np.zeros((0, 0))).tolist() == [6, 0]
+
+
+def test_each_source_learns_from_its_own_drafts() -> None:
+    ours = ToldPlanner(2, 0.9, 0.8, most_free=6)
+    step = decoding([2, 2])
+    step.foretold = foretold([6, 0], match=32)
+    step.plan = ours.plan(step)
+    ours.lengths(step, np.full((1, 2), 0.99))
+    after = step_of(names(2), np.array([6, 2]), np.array([3, 2]))
+    after.limits = np.full(2, 2)
+    after.foretold = Foretold(
+        np.zeros(2, int), np.zeros(2, int), np.array([4, 0]), np.array([3, 0])
+    )
+    ours.plan(after)
+    assert ours.blocks.calibration.accepted.sum() == pytest.approx(2)
+    assert ours.free.calibration.seen.sum() == pytest.approx(4)
+    assert ours.free.calibration.accepted.sum() == pytest.approx(3)
+
+
+@pytest.mark.parametrize("num_requests", [1, 8, 32])
+def test_a_source_of_nonsense_costs_under_one_percent(num_requests: int) -> None:
+    nonsense: dict[str, Any] = {"foretells": 1.0, "foretold_truth": 0.02}
+    without = rate_of(planner(), num_requests, steps=1500)
+    assert rate_of(planner(), num_requests, steps=1500, **nonsense) > 0.99 * without
+
+
+@pytest.mark.parametrize(("num_requests", "gain"), [(1, 1.5), (8, 1.3), (32, 1.1)])
+def test_free_drafts_pay_where_a_drafter_does_not(num_requests: int, gain: float) -> None:
+    told: dict[str, Any] = {"foretells": 0.4, "foretold_truth": 0.9}
+    plain = rate_of(FixedLength(0), num_requests, **POOR_DRAFTER)
+    assert rate_of(planner(), num_requests, **told, **POOR_DRAFTER) > gain * plain
+
+
+@pytest.mark.parametrize("num_requests", [1, 8, 32])
+def test_both_sources_together_are_no_worse_than_either(num_requests: int) -> None:
+    told: dict[str, Any] = {"foretells": 0.3, "foretold_truth": 0.85}
+    both = rate_of(planner(), num_requests, **told)
+    assert both > 1.02 * rate_of(planner(), num_requests)
+    assert both > 0.995 * rate_of(planner(), num_requests, **told, **POOR_DRAFTER)
+
+
+def test_a_fixed_length_knows_nothing_of_texts() -> None:
+    step = decoding([MAX_DRAFT])
+    step.foretold = foretold([6])
+    fixed = FixedLength(MAX_DRAFT)
+    step.plan = fixed.plan(step)
+    assert isinstance(step, Step)
+    assert not step.plan.uses_text

@@ -1,0 +1,135 @@
+"""Look-ups in a text against the obvious way to do them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_dflash.planning.step import Foretold
+from vllm_dflash.planning.suffix_match import LONGEST, MOST_PLACES, SHORTEST, SuffixMatches
+
+MAX_TOKENS = 512
+
+
+def naive_match(text: list[int]) -> tuple[int, int]:
+    """Length of the longest match of the last tokens, and where what followed the last such is."""
+    best, start = 0, 0
+    for place in range(1, len(text)):
+        size = 0
+        while size < min(place, LONGEST) and text[place - 1 - size] == text[-1 - size]:
+            size += 1
+        if size >= max(best, SHORTEST):
+            best, start = size, place
+    return best, start
+
+
+def naive_foretold(text: list[int], length: int) -> list[int]:
+    start = naive_match(text)[1]
+    longer = list(text)
+    for number in range(length):
+        longer.append(longer[start + number])
+    return longer[len(text) :]
+
+
+class Engine:
+    """Requests whose texts grow by what a test says."""
+
+    def __init__(self, max_requests: int = 2) -> None:
+        self.matches = SuffixMatches(max_requests, MAX_TOKENS)
+        self.texts = np.zeros((max_requests, MAX_TOKENS), np.int32)
+        self.ends = np.zeros(max_requests, np.int64)
+
+    def start(self, request: int, prompt: list[int]) -> None:
+        self.texts[request, : len(prompt)] = prompt
+        self.ends[request] = len(prompt)
+
+    def step(self, ids: list[str], tokens: list[list[int]], most: int = 5) -> Foretold:
+        sampled = np.full((len(ids), max(map(len, tokens))), -1, np.int32)
+        for request, new in enumerate(tokens):
+            sampled[request, : len(new)] = new
+        produced = np.array([len(new) for new in tokens])
+        places, ends = np.arange(len(ids)), self.ends[: len(ids)]
+        found = self.matches.look_up(
+            ids, self.texts, places, ends, sampled, produced, np.full(len(ids), most)
+        )
+        self.ends[: len(ids)] += produced
+        return found
+
+    def foretold(self, request: int, length: int) -> list[int]:
+        return self.matches.tokens(request, self.texts, length)
+
+
+tokens_of_a_small_vocabulary = st.integers(0, 3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    prompt=st.lists(tokens_of_a_small_vocabulary, min_size=1, max_size=40),
+    steps=st.lists(
+        st.lists(tokens_of_a_small_vocabulary, min_size=1, max_size=4), min_size=1, max_size=8
+    ),
+)
+def test_look_ups_equal_naive_ones(prompt: list[int], steps: list[list[int]]) -> None:
+    engine, text, foretold = Engine(1), list(prompt), list[int]()
+    engine.start(0, prompt)
+    for new in steps:
+        found = engine.step(["a"], [new])
+        known = min(len(foretold), len(new))
+        right = [one == other for one, other in zip(foretold, new, strict=False)]
+        assert found.known[0] == known
+        assert found.came_true[0] == np.cumprod(right[:known], dtype=int).sum()
+        text += new
+        size, _ = naive_match(text)
+        assert found.matches[0] == size
+        assert found.lengths[0] == (5 if size else 0)
+        foretold = naive_foretold(text, 5) if size else []
+        if size:
+            assert engine.foretold(0, 5) == foretold
+
+
+def test_requests_do_not_read_each_others_texts() -> None:
+    engine = Engine()
+    engine.start(0, [1, 2, 3, 4, 1])
+    engine.start(1, [5, 6, 7, 8, 1])
+    found = engine.step(["a", "b"], [[2], [2]])
+    assert found.lengths.tolist() == [5, 0]
+    assert engine.foretold(0, 3) == [3, 4, 1]
+
+
+def test_a_row_that_another_request_gets_has_forgotten_the_first_one() -> None:
+    engine = Engine(1)
+    engine.start(0, [1, 2, 3, 4, 1])
+    for name in ("a", "b", "c"):  # there are rows for two
+        engine.start(0, [1, 2, 3, 4, 1] if name == "a" else [9, 8, 7, 6, 1])
+        found = engine.step([name], [[2]])
+        assert found.lengths.tolist() == [5 if name == "a" else 0]
+
+
+def test_nothing_is_foretold_in_a_prompt() -> None:
+    engine = Engine()
+    engine.start(0, [1, 2, 3, 1, 2, 3])
+    engine.start(1, [1, 2, 3, 1])
+    found = engine.step(["a", "b"], [[], [2]])
+    assert found.lengths.tolist() == [0, 5]
+    assert engine.step(["a", "b"], [[1], [3]]).known.tolist() == [0, 1]
+
+
+def test_a_text_that_became_another_is_read_again() -> None:
+    """A client may use a name twice."""
+    engine = Engine()
+    engine.start(0, [1, 2, 3, 4, 5, 6, 1])
+    engine.step(["a"], [[2]])
+    engine.start(0, [7, 8, 9, 7])
+    found = engine.step(["a"], [[8]])
+    assert found.matches.tolist() == [2]
+    assert engine.foretold(0, 2) == [9, 7]
+
+
+@pytest.mark.parametrize("length", [100, 400])
+def test_a_text_that_was_written_to_be_slow_is_looked_up_in_few_places(length: int) -> None:
+    """Thousands of places end like the text and go no further: only the last ones are compared."""
+    engine = Engine(1)
+    engine.start(0, [9, 9, 1, 2] + [3, 1, 2] * (length // 3) + [8, 9, 9, 1])
+    found = engine.step(["a"], [[2]])
+    assert length // 3 < MOST_PLACES or found.matches.tolist() == [2]
+    assert length // 3 > MOST_PLACES or found.matches.tolist() == [4]

@@ -1,0 +1,73 @@
+"""Free drafts of a batch: looked up in the texts that the model runner keeps of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vllm_dflash.engine.block_layout import draft_limits
+from vllm_dflash.planning import Ints
+from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.suffix_match import SuffixMatches
+
+
+class TextDrafts:
+    """What the texts of a batch foretell."""
+
+    def __init__(self, max_requests: int, max_tokens: int, most: int) -> None:
+        """For so many requests at a time of up to `max_tokens`, and `most` drafts of each."""
+        self.most = most
+        self._matches = SuffixMatches(max_requests, max_tokens)
+        self._texts: Ints = np.zeros((0, 0), np.int32)
+
+    def look_up(
+        self,
+        step: Step,
+        texts: Ints,
+        places: Ints,
+        ends: Ints,
+        length_limits: Ints,
+        sampled: Ints | None = None,
+        most: int | None = None,
+    ) -> None:
+        """Write what is foretold into the step, which has its `context_lens`.
+
+        Args:
+            step: of R requests.
+            texts: the runner's, [its requests, longest text] int32.
+            places: where in them the batch's texts are, [R].
+            ends: tokens that were there before this step, [R].
+            length_limits: tokens a request may come to, [R].
+            sampled: the step's tokens, if they are not there yet, [R, most of any]. They are
+                written where the runner will write the same ones.
+            most: drafts of each in this step, if there is no room for all.
+        """
+        self._texts = texts
+        wanted = self.most if most is None else min(self.most, most)
+        found = self._matches.look_up(
+            step.ids,
+            texts,
+            places,
+            ends.astype(np.int64),
+            np.zeros((len(ends), 0), np.int32) if sampled is None else sampled,
+            step.produced,
+            draft_limits(step.context_lens, length_limits, wanted, step.decoding),
+        )
+        if found.lengths.any() or found.known.any():
+            step.foretold = found
+
+    def compare(self, step: Step, requests: Ints, drafts: Sequence[Sequence[int]]) -> None:
+        """Write how far the drafted blocks of some requests say what their texts do, too."""
+        if step.foretold is None:
+            return
+        lengths = step.foretold.lengths
+        for request, drafted in zip(requests.tolist(), drafts, strict=True):
+            if lengths[request]:
+                foretold = self.tokens(request, min(int(lengths[request]), len(drafted)))
+                differ = [ours != its for ours, its in zip(drafted, foretold, strict=False)]
+                step.agreed[request] = differ.index(True) if True in differ else len(differ)
+
+    def tokens(self, request: int, length: int) -> list[int]:
+        """The first tokens of what the text of a request of the batch foretells."""
+        return self._matches.tokens(request, self._texts, length)

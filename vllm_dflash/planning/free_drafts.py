@@ -1,0 +1,234 @@
+"""What free drafts are worth: how likely they are to be accepted, and what verifying them brings.
+
+A match of m tokens of which j drafts came true has become one of m + j. So how far the text has
+matched up to a draft is its confidence, which is calibrated as a drafter's is. Whether they would
+be accepted is known of all of them a step later, verified or not: the target has gone on by then.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from vllm_dflash.planning import Floats, Ints, Records
+from vllm_dflash.planning.compiled import compiled
+from vllm_dflash.planning.curves import seconds_at
+from vllm_dflash.planning.forecast import THRESHOLDS
+from vllm_dflash.planning.step import Foretold
+from vllm_dflash.planning.survival import (
+    Bias,
+    Calibration,
+    acceptance_of,
+    biases,
+    learn_biases,
+    learn_fates,
+    survival_curves,
+    update_rates,
+)
+from vllm_dflash.planning.work import Work, decoding_seconds, level_of, plain_seconds
+
+TRUST = 1.0 - 0.78 * np.maximum(np.arange(512.0), 1.0) ** -0.76
+"""Confidence in the token behind a match of so many tokens: of source code, 46% of them are wrong
+behind a match of 2, and 16% behind one of 8."""
+AGREEMENT = 8
+"""Tokens of a match that a drafter's token, made independently, is worth where it is the same."""
+
+
+@compiled
+def confidences(matches: Ints, width: int) -> Floats:
+    """Of the drafts behind matches [D], [D, w]."""
+    found = np.empty((len(matches), width))
+    for request in range(len(matches)):
+        for position in range(width):
+            found[request, position] = TRUST[min(matches[request] + position, len(TRUST) - 1)]
+    return found
+
+
+@compiled
+def learn_free(
+    calibration: tuple[Floats, Floats, Floats],
+    bias: tuple[Floats, Floats],
+    last_matches: Ints,
+    survival: Floats,
+    num_verified: Ints,
+    rows: Ints,
+    verified: Ints,
+    foretold: Foretold,
+) -> None:
+    """What has become of the last look-up.
+
+    Args:
+        calibration: its `seen`, `accepted` and `rates`.
+        bias: of `requests` and of `everybody`.
+        last_matches: of the last look-up, by row.
+        survival: of its drafts, [rows, F].
+        num_verified: how many of those were to be verified, by row.
+        rows: of the requests, [R].
+        verified: drafts of each, whosesoever, [R].
+        foretold: the new look-up, which knows.
+    """
+    seen, accepted, rates = calibration
+    count = (foretold.known > 0).sum()
+    if not count:
+        return
+    known = np.empty((2, count), np.int64)  # what is known of each, and how much came true
+    matches, known_rows = np.empty(count, np.int64), np.empty(count, np.int64)
+    expected, true_ones = np.zeros(count), np.empty(count, np.int64)
+    number = 0
+    for request in range(len(rows)):
+        if not foretold.known[request]:
+            continue
+        row = known_rows[number] = rows[request]
+        matches[number] = last_matches[row]
+        # How many tokens a step has got says how easy they were; so where the drafts were not
+        # verified themselves, only the first one tells.
+        compared = tells = 1
+        if 0 < verified[request] <= num_verified[row]:
+            compared, tells = verified[request], foretold.known[request]
+        known[0, number] = tells
+        known[1, number] = min(foretold.came_true[request], tells)
+        true_ones[number] = min(known[1, number], compared)
+        for position in range(compared):
+            expected[number] += survival[row, position]
+        number += 1
+    learn_fates(seen, accepted, confidences(matches, survival.shape[1]), known[0], known[1])
+    update_rates(rates, seen, accepted)
+    learn_biases(bias[0], bias[1], known_rows, expected, true_ones)
+
+
+@compiled
+def free_curves(
+    rates: Floats,
+    bias: tuple[Floats, Floats],
+    last_matches: Ints,
+    survival: Floats,
+    rows: Ints,
+    matches: Ints,
+    lengths: Ints,
+) -> Floats:
+    """Survival of the drafts of each request, 0 behind their end, [R, F]; written down, too."""
+    curves = np.zeros((len(rows), survival.shape[1]))
+    one = np.empty(1, np.int64)
+    for request in range(len(rows)):
+        if not lengths[request]:
+            continue
+        row, length = rows[request], lengths[request]
+        one[0], last_matches[row] = row, matches[request]
+        accepted = acceptance_of(rates, confidences(matches[request : request + 1], length))
+        for position in range(1, length):
+            accepted[0, position] *= accepted[0, position - 1]
+        survival[row, :length] = accepted[0]
+        curves[request, :length] = survival_curves(accepted, biases(bias[0], bias[1], one))[0]
+    return curves
+
+
+class FreeOutcomes(NamedTuple):
+    """What verifying free drafts would bring, for each threshold of survival."""
+
+    kept: Floats
+    """Drafts of each request that survive with so much, [R, T]."""
+    gain: Floats
+    """Of those, drafts that will be accepted, [R, T]."""
+
+
+@compiled
+def outcomes_of_free(curves: Floats) -> FreeOutcomes:
+    """Of drafts with this survival, [R, F]."""
+    num_requests, num_thresholds = len(curves), len(THRESHOLDS)
+    kept, gain = np.zeros((num_requests, num_thresholds)), np.zeros((num_requests, num_thresholds))
+    for request in range(num_requests):
+        for threshold in range(num_thresholds):
+            for position in range(curves.shape[1]):
+                survival = curves[request, position]
+                if survival < THRESHOLDS[threshold] or survival == 0.0:
+                    break  # it never grows
+                kept[request, threshold] += 1.0
+                gain[request, threshold] += survival
+    return FreeOutcomes(kept, gain)
+
+
+class Rest(NamedTuple):
+    """The best step in which the drafter rests."""
+
+    rate: float
+    """Tokens per second."""
+    plain_rate: float
+    """The same, if it verifies nothing."""
+    plain_seconds: float
+    row_seconds: float
+    """What one more row takes."""
+
+
+@compiled
+def best_rest(records: Records, num_requests: int, context_lens: Ints, free: FreeOutcomes) -> Rest:
+    """Without the drafter: how many free drafts are best verified, and what comes of it."""
+    costs, context = records[0], float(context_lens.sum())
+    plain = plain_seconds(costs, num_requests, context)
+    level = level_of(costs, num_requests, True)
+    plain_rate = best = num_requests / plain
+    best_rows = float(num_requests)
+    for threshold in range(len(THRESHOLDS)):
+        drafts, reading, tokens = 0.0, 0.0, float(num_requests)
+        for request in range(len(free.kept)):
+            drafts += free.kept[request, threshold]
+            reading += free.kept[request, threshold] * context_lens[request]
+            tokens += free.gain[request, threshold]
+        if not drafts:
+            break  # and none at a higher one
+        rows = num_requests + drafts
+        work = Work(num_requests, rows, context, reading, 0.0, 0.0, 0.0)
+        rate = tokens / decoding_seconds(costs, work, level)
+        if rate > best:
+            best, best_rows = rate, rows
+    row = seconds_at(costs.verify, best_rows + 1.0) - seconds_at(costs.verify, best_rows)
+    return Rest(best, plain_rate, plain, max(row, 0.0))
+
+
+class FreeAcceptance:
+    """What is known of free drafts: of all together, and of those of each request."""
+
+    def __init__(self, max_draft: int, num_rows: int) -> None:
+        """For up to `max_draft` (F) of them, and tables of so many requests."""
+        self.calibration = Calibration(max_draft)
+        self.bias = Bias(num_rows)
+        self._matches = np.zeros(num_rows, np.int64)
+        self._survival = np.zeros((num_rows, max_draft))
+        self._num_verified = np.zeros(num_rows, np.int64)
+        self.nothing = FreeOutcomes(*np.zeros((2, 0, len(THRESHOLDS))))
+
+    def forget(self, rows: Ints) -> None:
+        """Rows that are new requests' from now on."""
+        self.bias.forget(rows)
+        self._num_verified[rows] = 0
+
+    def learn(self, rows: Ints, verified: Ints, foretold: Foretold) -> None:
+        """What became of the last ones: of R requests, which had so many drafts verified."""
+        calibration = self.calibration
+        learn_free(
+            (calibration.seen, calibration.accepted, calibration.rates),
+            (self.bias.requests, self.bias.everybody),
+            self._matches,
+            self._survival,
+            self._num_verified,
+            rows,
+            verified,
+            foretold,
+        )
+        self._num_verified[rows] = 0
+
+    def curves(self, rows: Ints, matches: Ints, lengths: Ints) -> Floats:
+        """Survival of the drafts of each request, [R, F]."""
+        return free_curves(
+            self.calibration.rates,
+            (self.bias.requests, self.bias.everybody),
+            self._matches,
+            self._survival,
+            rows,
+            matches,
+            lengths,
+        )
+
+    def verify(self, rows: Ints, lengths: Ints) -> None:
+        """So many drafts of these requests go on to be verified, [D]."""
+        self._num_verified[rows] = lengths
