@@ -148,8 +148,13 @@ class Planner:
             return replace(resting, skip_steps=skip_steps)
         if lost < cost:
             probe = plan
-        changes = {"price": rest.rate, "speedup": speedup, "uses_text": resting.uses_text}
-        return replace(probe, is_probe=True, **changes)
+        return replace(
+            probe,
+            price=rest.rate,
+            speedup=speedup,
+            is_probe=True,
+            uses_text=resting.uses_text,
+        )
 
     def _foresee(self, rows: Ints, step: Step) -> tuple[Rest, FreeOutcomes]:
         """What comes of a step without the drafter, and what of the free drafts."""
