@@ -77,7 +77,9 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
         monkeypatch.setattr(worker, profile, lambda runner, agree: profiled)
     monkeypatch.setattr(step, "time", time)
     with engine(
-        speculative_config=dict(DFLASH), max_num_seqs=REQUESTS, enable_prefix_caching=False
+        speculative_config={**DFLASH, "free_drafts": "off"},  # whose rows are many or few
+        max_num_seqs=REQUESTS,
+        enable_prefix_caching=False,
     ) as llm:
         runner, drafter = runner_of(llm), proposer_of(llm)
         block, context = drafter.model.block, drafter.model.context

@@ -189,14 +189,15 @@ def test_random_traffic(
             preempt(*args, **named)
 
         monkeypatch.setattr(scheduler, "_preempt_request", counted)
-        if USES_V2:
-            for seed in (1, 2, 4):
-                random_traffic(seed, events=60)
-        else:
+        # Requests that repeat themselves end soon: events that need several of them come seldom
+        # where hypothesis draws.
+        for seed in (1, 2, 4):
+            random_traffic(seed, events=60)
+        if not USES_V2:
             run_state_machine_as_test(
                 Traffic,
                 settings=settings(
-                    max_examples=settings().max_examples // 5,
+                    max_examples=settings().max_examples // 8,
                     stateful_step_count=40,
                     suppress_health_check=list(HealthCheck),
                 ),

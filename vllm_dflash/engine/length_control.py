@@ -86,11 +86,13 @@ class LengthControl:
         """The runner is done with a step."""
         # A step that verified drafts is unlike the undrafted ones that may follow it.
         is_skipping = self._skip_steps > 0 and not step.verified.any()
-        self._clock.finish(step, hold=is_skipping)
+        held = self._clock.finish(step, hold=is_skipping)
         self._from_text.difference_update(step.ids)
         if len(self._from_text) > MOST_REMEMBERED:  # of requests that ended with their drafts
             self._from_text.clear()
         self._from_text.update(step.ids[request] for request in np.nonzero(step.from_text)[0])
+        if held is not None:
+            self.statistics.compare(held, self.policy.observe(held))
         with step.timing("planning"):
             estimate = self.policy.observe(step)
         self.statistics.observe(step, estimate)

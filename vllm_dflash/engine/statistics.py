@@ -119,10 +119,12 @@ class DraftStatistics:
         self.draft_seconds += step.draft_seconds
         self.context_seconds += step.context_seconds
         self.planning_seconds += step.planning_seconds
-        if estimate is not None:
-            self._compare(step, estimate)
+        self.compare(step, estimate)
 
-    def _compare(self, step: Step, estimate: StepEstimate) -> None:
+    def compare(self, step: Step, estimate: StepEstimate | None) -> None:
+        """Count how a step's time was estimated, if it was."""
+        if estimate is None:
+            return
         self.costs["step"].add(estimate.target_seconds, step.target_seconds, step.count)
         if step.draft_rows:
             self.costs["draft"].add(estimate.draft_seconds, step.draft_seconds)

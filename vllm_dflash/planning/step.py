@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -190,28 +190,35 @@ class StepClock:
         """Steps that the next one of their kind is to stand for."""
         self._held_seconds = 0.0
 
-    def finish(self, step: Step, *, hold: bool = False) -> None:
+    def finish(self, step: Step, *, hold: bool = False) -> Step | None:
         """The step is over: write its seconds.
 
         Args:
             step: which one.
             hold: whether to wait for more steps like this one, and to take them together.
+
+        Returns:
+            Those that were held, as one, if this step is not like them.
         """
         now = time.perf_counter()
         last, self._last = self._last, step if step.ids else None  # an empty step is a pause
         since, self._ended = now - self._ended, now
         is_same_batch = last is not None and last.ids == step.ids
-        # Those that were held verified nothing, so they tell nothing about one that did.
-        if not (is_same_batch and step.only_decodes) or step.verified.any():
+        held = None
+        if self._held and last is not None and step.verified.any():  # the held ones did not verify
+            mean = self._held_seconds / self._held
+            held = replace(last, target_seconds=mean, count=self._held)
+        if not (is_same_batch and step.only_decodes) or held is not None:
             self._held, self._held_seconds = 0, 0.0
         if not is_same_batch and (last is None or set(last.ids).isdisjoint(step.ids)):
-            return
+            return held
         step.seconds = since
         if not step.only_decodes:
-            return
+            return held
         self._held += 1
         self._held_seconds += since - step.draft_seconds - step.context_seconds
         if not hold:
             step.target_seconds = self._held_seconds / self._held
             step.count = self._held
             self._held, self._held_seconds = 0, 0.0
+        return held

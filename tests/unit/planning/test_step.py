@@ -156,3 +156,18 @@ def test_steps_that_are_held_are_taken_together(fake: FakeTime) -> None:
     finish(clock, fake, Step("ab", np.array([1, 0]), rows=9), 5.0)
     alone = finish(clock, fake, decoding("a", "b"), 2.0)
     assert (alone.target_seconds, alone.count) == (pytest.approx(2.0), 1)
+
+
+def test_a_step_that_verifies_ends_those_that_were_held(fake: FakeTime) -> None:
+    """Free drafts are verified in the midst of steps that rest."""
+    clock = StepClock()
+    finish(clock, fake, decoding("a"), 1.0)
+    for seconds in (2.0, 4.0):
+        fake.now += seconds
+        assert clock.finish(decoding("a"), hold=True) is None
+    verifying = Step(["a"], np.array([3]), 5, np.array([4]))
+    fake.now += 9.0
+    held = clock.finish(verifying)
+    assert held is not None
+    assert (held.rows, held.target_seconds, held.count) == (1, 3.0, 2)
+    assert (verifying.target_seconds, verifying.count) == (9.0, 1)

@@ -1,0 +1,129 @@
+"""What free drafts bring: the same work with and without them, in one engine.
+
+    scripts/run.sh python benchmarks/free_drafts.py
+
+The demo pair, widened to 203 M parameters. Every round writes the same texts three times, in turns:
+with the drafter's blocks and free drafts, with blocks alone, and with nothing. All three go by the
+same costs, which are learned all the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+
+from vllm_dflash.tools.bench.bench_pair import widened_demo
+from vllm_dflash.tools.bench.bench_plan import CLOSED, TEXTS
+from vllm_dflash.tools.bench.bench_prompts import in_order_of_round
+from vllm_dflash.tools.bench.sides import PLUGIN, side_environment
+from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.engine_answers import EngineAnswers
+from vllm_dflash.tools.engine_process import EngineProcess
+from vllm_dflash.tools.engine_start import start as start_engine
+from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.tables import Table
+
+HERE = Path(__file__).parent
+DEMO = HERE.parent / "models" / "demo"
+BOTH, BLOCKS, PLAIN = "both", "blocks", "plain"
+SIDES = (BOTH, BLOCKS, PLAIN)
+
+
+class Sources:
+    """In our worker: chooses where drafts may come from."""
+
+    drafter: Any
+
+    def draft_from(self, side: str) -> None:
+        """By `SIDES`; what each has learned of drafts is kept."""
+        from vllm_dflash.planning.fixed_length import FixedLength
+        from vllm_dflash.planning.planner import Planner
+
+        drafter = self.drafter
+        if not hasattr(self, "sources"):
+            texts, planner = drafter.texts, drafter.lengths.policy
+            blocks = Planner(drafter.width, drafter.max_batch_size, planner.costs)
+            self.sources = {
+                BOTH: (texts, planner),
+                BLOCKS: (None, blocks),
+                PLAIN: (None, FixedLength(0)),
+            }
+        drafter.texts, drafter.lengths.policy = self.sources[side]
+
+
+class SourcedAnswers(EngineAnswers):
+    """Questions to an engine whose drafts can come from here or there."""
+
+    def draft_from(self, side: str) -> None:
+        """Of all workers."""
+        self._engine.collective_rpc("draft_from", args=(side,))
+
+
+def start(**arguments: Any) -> EngineAnswers:
+    """In a process of its own; see `engine_answers.start`."""
+    return SourcedAnswers(start_engine(**arguments)._engine)
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--load", nargs="+", choices=[CLOSED, *TEXTS], default=[*TEXTS])
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--requests", type=int, default=2, help="of a round, for each in flight")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--out", type=Path, default=Path("out/free_drafts"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    pair = widened_demo(DEMO, arguments.out)
+    prompts = {name: make() for name, make in TEXTS.items()}
+    prompts[CLOSED] = read_prompts(DEMO / "held_out.jsonl")
+    path = {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    seconds: dict[tuple[str, int, str], list[float]] = defaultdict(list)
+    with EngineProcess(
+        arguments.out / "engine.log",
+        start="free_drafts:start",
+        environment=side_environment(PLUGIN) | path,
+        speculative_config={"method": "dflash", "model": pair.drafter},
+        worker_extension_cls="free_drafts.Sources",
+        model=pair.target,
+        max_model_len=1024,
+        max_num_seqs=64,
+        enable_prefix_caching=False,
+    ) as engine:
+        for number in track(range(-1, arguments.rounds), "Measuring"):  # one to warm up
+            for load in arguments.load:
+                texts = in_order_of_round(prompts[load], number)
+                for count in arguments.concurrency:
+                    work = max(arguments.requests * count, 4) * arguments.tokens
+                    turn = number % len(SIDES)
+                    for side in SIDES[turn:] + SIDES[:turn]:
+                        engine.ask("draft_from", side=side)
+                        result = engine.answers.swing(
+                            prompts=texts, tokens=arguments.tokens, phases=[(count, work)]
+                        )
+                        if number >= 0:
+                            seconds[load, count, side] += result["seconds"]
+
+    def faster(load: str, count: int, other: str) -> str:
+        times = zip(seconds[load, count, other], seconds[load, count, BOTH], strict=True)
+        ratios = [without / both for without, both in times]
+        return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
+
+    rows = [
+        [load, str(count), faster(load, count, BLOCKS), faster(load, count, PLAIN)]
+        for load in arguments.load
+        for count in arguments.concurrency
+    ]
+    columns = ["load", "requests", "/ blocks alone", "/ plain"]
+    print_report([Table("Speed with free drafts, same work", columns, rows, words=(0,))])
+
+
+if __name__ == "__main__":
+    main()
