@@ -159,7 +159,7 @@ BEHAVIOURS = (
     Behaviour(
         "hang-up in mid-stream",
         4,
-        lambda c: c.stream(c.chance.randint(1, 12), max_tokens=300, ignore_eos=True),
+        lambda c: c.stream(c.chance.randint(1, 6), max_tokens=300, ignore_eos=True),
         HUNG_UP,
     ),
     Behaviour("hang-up before the answer", 2, _hang_up_at_once, HUNG_UP),

@@ -78,8 +78,12 @@ def test_our_figures_stand_beside_vllms(server: Server) -> None:
     assert 0 < figure("planning_seconds") < figure("step_seconds")
     assert figure("drafted_steps") + figure("skipped_steps") > 0
     verified = server.metric("vllm:spec_decode_num_draft_tokens_total")
-    assert 0 < verified <= figure("planned_tokens")  # the last of a request's are not verified
-    assert figure("drafted_requests") >= server.metric("vllm:spec_decode_num_drafts_total")
+    free = figure("free_draft_tokens")
+    assert free >= figure("free_accepted_tokens")
+    assert 0 < verified
+    assert verified - free <= figure("planned_tokens")  # the last of a request's are not verified
+    drafts = server.metric("vllm:spec_decode_num_drafts_total")
+    assert drafts <= figure("drafted_requests") + free
     made = server.metric("vllm:generation_tokens_total")
     assert 0 < figure("produced_tokens") <= made
     assert figure("plain_tokens") > 0
