@@ -10,12 +10,10 @@ from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.survival import (
     Bias,
     Calibration,
-    acceptance_of,
     biases,
-    learn_biases,
-    learn_fates,
+    learn_outcomes,
     survival_curves,
-    update_rates,
+    survival_of,
 )
 
 FIRST_SURVIVAL_RATE = 0.5
@@ -45,7 +43,6 @@ def learn_acceptance(
         accepted: of those, [R].
     """
     confidence, survival = drafts
-    seen, table, rates = calibration
     max_draft = confidence.shape[1]
     known, count = np.empty(len(rows), dtype=np.int64), 0
     for request in range(len(rows)):
@@ -66,9 +63,8 @@ def learn_acceptance(
             if position < verified[request]:
                 expected[number] += survival[row, position]
     if count:
-        learn_fates(seen, table, blocks, of_those[0], of_those[1])
-        update_rates(rates, seen, table)
-        learn_biases(bias[0], bias[1], known_rows, expected, of_those[1])
+        tried = of_those[0], of_those[1]
+        learn_outcomes(calibration, bias, known_rows, blocks, tried, (expected, of_those[1]))
 
 
 @compiled
@@ -105,10 +101,7 @@ def expect(
     Returns:
         Their first survival as it was, [D], and the survival of their drafts, [D, w].
     """
-    survival = acceptance_of(rates, confidence)
-    for number in range(survival.shape[0]):
-        for position in range(1, survival.shape[1]):
-            survival[number, position] *= survival[number, position - 1]
+    survival = survival_of(rates, confidence)
     curves = survival_curves(survival, biases(bias, everybody, rows))
     before = np.empty(len(rows))
     for number in range(len(rows)):

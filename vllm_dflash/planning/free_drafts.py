@@ -19,12 +19,10 @@ from vllm_dflash.planning.step import Foretold
 from vllm_dflash.planning.survival import (
     Bias,
     Calibration,
-    acceptance_of,
     biases,
-    learn_biases,
-    learn_fates,
+    learn_outcomes,
     survival_curves,
-    update_rates,
+    survival_of,
 )
 from vllm_dflash.planning.work import Work, decoding_seconds, level_of, plain_seconds
 
@@ -68,7 +66,6 @@ def learn_free(
         verified: drafts of each, whosesoever, [R].
         foretold: the new look-up, which knows.
     """
-    seen, accepted, rates = calibration
     count = (foretold.known > 0).sum()
     if not count:
         return
@@ -92,9 +89,9 @@ def learn_free(
         for position in range(compared):
             expected[number] += survival[row, position]
         number += 1
-    learn_fates(seen, accepted, confidences(matches, survival.shape[1]), known[0], known[1])
-    update_rates(rates, seen, accepted)
-    learn_biases(bias[0], bias[1], known_rows, expected, true_ones)
+    blocks = confidences(matches, survival.shape[1])
+    tried = known[0], known[1]
+    learn_outcomes(calibration, bias, known_rows, blocks, tried, (expected, true_ones))
 
 
 @compiled
@@ -115,11 +112,9 @@ def free_curves(
             continue
         row, length = rows[request], lengths[request]
         one[0], last_matches[row] = row, matches[request]
-        accepted = acceptance_of(rates, confidences(matches[request : request + 1], length))
-        for position in range(1, length):
-            accepted[0, position] *= accepted[0, position - 1]
-        survival[row, :length] = accepted[0]
-        curves[request, :length] = survival_curves(accepted, biases(bias[0], bias[1], one))[0]
+        found = survival_of(rates, confidences(matches[request : request + 1], length))
+        survival[row, :length] = found[0]
+        curves[request, :length] = survival_curves(found, biases(bias[0], bias[1], one))[0]
     return curves
 
 

@@ -36,6 +36,42 @@ def acceptance_of(rates: Floats, confidence: Floats) -> Floats:
 
 
 @compiled
+def survival_of(rates: Floats, confidence: Floats) -> Floats:
+    """Chance that each draft and all before it are accepted, as `acceptance_of`; not yet corrected
+    by a bias."""
+    survival = acceptance_of(rates, confidence)
+    for request in range(survival.shape[0]):
+        for position in range(1, survival.shape[1]):
+            survival[request, position] *= survival[request, position - 1]
+    return survival
+
+
+@compiled
+def learn_outcomes(
+    calibration: tuple[Floats, Floats, Floats],
+    bias: tuple[Floats, Floats],
+    rows: Ints,
+    confidence: Floats,
+    tried: tuple[Ints, Ints],
+    compared: tuple[Floats, Ints],
+) -> None:
+    """What became of blocks of some requests, for their calibration and their bias.
+
+    Args:
+        calibration: its `seen`, `accepted` and `rates`.
+        bias: of `requests` and of `everybody`.
+        rows: of the requests, [D].
+        confidence: of their drafts, [D, w].
+        tried: drafts of each whose fate is known, and those of them that were accepted, [D] each.
+        compared: tokens that were expected of each, and that came, [D] each.
+    """
+    seen, accepted, rates = calibration
+    learn_fates(seen, accepted, confidence, tried[0], tried[1])
+    update_rates(rates, seen, accepted)
+    learn_biases(bias[0], bias[1], rows, compared[0], compared[1])
+
+
+@compiled
 def locate(confidence: float) -> tuple[int, float]:
     """The knot below a confidence, and how far it is to the next, in [0, 1]."""
     knot = 0
