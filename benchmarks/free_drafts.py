@@ -33,6 +33,8 @@ HERE = Path(__file__).parent
 DEMO = HERE.parent / "models" / "demo"
 BOTH, BLOCKS, PLAIN = "both", "blocks", "plain"
 SIDES = (BOTH, BLOCKS, PLAIN)
+Seconds = dict[tuple[str, int, str], list[float]]
+"""Of each round, by load, requests in flight and side."""
 
 
 class Sources:
@@ -85,7 +87,7 @@ def main() -> None:
     prompts = {name: make() for name, make in TEXTS.items()}
     prompts[CLOSED] = read_prompts(DEMO / "held_out.jsonl")
     path = {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
-    seconds: dict[tuple[str, int, str], list[float]] = defaultdict(list)
+    seconds: Seconds = defaultdict(list)
     with EngineProcess(
         arguments.out / "engine.log",
         start="free_drafts:start",
@@ -110,19 +112,24 @@ def main() -> None:
                         )
                         if number >= 0:
                             seconds[load, count, side] += result["seconds"]
+            if number >= 0:  # an hour's work, of which each round says something
+                print_report([table(seconds, f"Same work, rounds: {number + 1}")])
+
+
+def table(seconds: Seconds, title: str) -> Table:
+    """Speed with free drafts against without, and against plain decoding: medians and spread."""
 
     def faster(load: str, count: int, other: str) -> str:
         times = zip(seconds[load, count, other], seconds[load, count, BOTH], strict=True)
         ratios = [without / both for without, both in times]
         return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
 
+    cells = dict.fromkeys((load, count) for load, count, _ in seconds)
     rows = [
         [load, str(count), faster(load, count, BLOCKS), faster(load, count, PLAIN)]
-        for load in arguments.load
-        for count in arguments.concurrency
+        for load, count in cells
     ]
-    columns = ["load", "requests", "/ blocks alone", "/ plain"]
-    print_report([Table("Speed with free drafts, same work", columns, rows, words=(0,))])
+    return Table(title, ["load", "requests", "/ blocks alone", "/ plain"], rows, words=(0,))
 
 
 if __name__ == "__main__":

@@ -25,20 +25,41 @@ def main() -> None:
     parser.add_argument("--target-minutes", type=float, default=18)
     parser.add_argument("--prompts", type=int, default=16_000)
     parser.add_argument("--drafter-minutes", type=float, default=22)
+    parser.add_argument("--drafter-steps", type=int, help="instead of minutes")
+    parser.add_argument("--target", type=Path, help="an existing one: train drafters alone")
+    parser.add_argument(
+        "--architecture",
+        nargs="+",
+        choices=["dflash", "dflash2"],
+        default=["dflash"],
+        help="of the drafter; of several, each is trained on the same text",
+    )
     arguments = parser.parse_args()
-    target, drafter = arguments.out / "target", arguments.out / "drafter"
-    target.mkdir(parents=True, exist_ok=True)
+    target = arguments.target or arguments.out / "target"
+    arguments.out.mkdir(parents=True, exist_ok=True)
 
     training, held_out = read_corpus()
     write_held_out(held_out, arguments.out / "held_out.jsonl")
-    with Progress() as progress:
-        minutes = arguments.target_minutes
-        train_target(training, held_out, target, minutes=minutes, progress=progress)
+    if arguments.target is None:
+        target.mkdir(exist_ok=True)
+        with Progress() as progress:
+            minutes = arguments.target_minutes
+            train_target(training, held_out, target, minutes=minutes, progress=progress)
     pairs = write_continuations(target, cut_prompts(training, arguments.prompts))
     mask_token_id = AutoTokenizer.from_pretrained(target).mask_token_id
-    with Progress() as progress:
-        minutes = arguments.drafter_minutes
-        train_drafter(target, pairs, mask_token_id, drafter, minutes=minutes, progress=progress)
+    for architecture in arguments.architecture:
+        drafter = arguments.out / ("drafter" if architecture == "dflash" else "drafter2")
+        with Progress() as progress:
+            train_drafter(
+                target,
+                pairs,
+                mask_token_id,
+                drafter,
+                architecture=architecture,
+                minutes=arguments.drafter_minutes,
+                steps=arguments.drafter_steps,
+                progress=progress,
+            )
     print(f"Wrote a pair. Try it: vllm-dflash demo --target {target} --drafter {drafter}")
 
 

@@ -59,12 +59,13 @@ What vLLM reads of the drafter's config, changed for it (`config/draft_config.py
 
 13. `trust_remote_code` is off while it reads: the setting is for the target alone, and a drafter
     is data. Replaced by: a setting of the draft model's own.
-14. `dflash_config`, `layer_types` and `max_model_len` of its copy. Taps and mask token stand where
-    vLLM looks for them. All layers are called full, because V1 refuses drafters that mix kinds
-    for needing several cache groups, and ours keeps all in one (`model/layers.py`). The drafter
-    is called as long as the target, which vLLM 0.33 would cut down to the drafter's length; ours
-    leaves longer requests undrafted. Replaced by: drafters with several cache groups on V1, and
-    a limit of each request's own in vLLM.
+14. `architectures`, `dflash_config`, `layer_types` and `max_model_len` of its copy. Taps and mask
+    token stand where vLLM looks for them. A DFlash 2 drafter is called a DFlash one, because V1
+    refuses it, and ours is both. All layers are called full, because V1 refuses drafters that mix
+    kinds for needing several cache groups, and ours keeps all in one (`model/layers.py`). The
+    drafter is called as long as the target, which vLLM 0.33 would cut down to the drafter's
+    length; ours leaves longer requests undrafted. Replaced by: DFlash 2 and drafters with several
+    cache groups on V1, and a limit of each request's own in vLLM.
 
 Objects of vLLM's that we make or use, adjusted:
 

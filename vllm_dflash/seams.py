@@ -185,6 +185,15 @@ V2_WORKER = (
     ),
     Seam(f"{SPECULATOR}._maybe_predict_acceptance", "self logits idx_mapping draft_step"),
     Seam(
+        f"{V2}.spec_decode.dflash2.speculator:CandidateSampler.__init__",
+        "self max_num_reqs num_steps top_k device",
+    ),
+    Seam(
+        f"{V2}.spec_decode.dflash2.speculator:CandidateSampler.sample",
+        "self candidate_ids scores num_reqs sample_pos idx_mapping temperature seeds draft_tokens "
+        "draft_logits use_fp64",
+    ),
+    Seam(
         f"{V2}.model_runner:GPUModelRunner._dummy_run",
         "self num_tokens args skip_attn uniform_decode context_len skip_eplb is_profile "
         "valid_dummy_state_slots randomize_inputs kwargs",

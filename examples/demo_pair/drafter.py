@@ -20,29 +20,35 @@ TAPS = [1, 3, 4]
 NUM_LAYERS = 3
 ANCHORS = 24
 BATCH_SIZE = 16
+# Of DFlash 2: rows that a convolution reads, channels that share a correction, and its selector.
+DFLASH2 = {"conv_kernel_size": 4, "conv_group_size": 16, "selector_rank": 32, "selector_top_k": 8}
+SMALLER_MLP = 624  # so that a drafter of either kind has as many parameters
+UNARY_SHARE = 0.5
 # The paper weighs the k-th drafted token by exp(-(k - 1) / gamma): an early miss costs most.
 GAMMA = 4.0
 
 Pair = tuple[list[int], list[int]]
 
 
-def drafter_config(target: Qwen3ForCausalLM, mask_token_id: int) -> dict:
-    """A z-lab-format `config.json` for a drafter of this target."""
+def drafter_config(target: Qwen3ForCausalLM, mask_token_id: int, architecture: str) -> dict:
+    """A z-lab-format `config.json` for a drafter of this target, "dflash" or "dflash2"."""
+    second = DFLASH2 if architecture == "dflash2" else {}
     names = ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"]
     names += ["num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"]
     names += ["rope_parameters", "hidden_act"]
     return {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": ["DFlash2DraftModel" if second else "DFlashDraftModel"],
         "model_type": "qwen3",
         "dtype": "bfloat16",
         "block_size": BLOCK_SIZE,
-        "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": TAPS},
+        "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": TAPS, **second},
         "num_hidden_layers": NUM_LAYERS,
         "num_target_layers": target.config.num_hidden_layers,
         "layer_types": ["full_attention"] * NUM_LAYERS,
         "attention_bias": False,
         "tie_word_embeddings": True,
         **{name: getattr(target.config, name) for name in names},
+        **({"intermediate_size": SMALLER_MLP} if second else {}),
     }
 
 
@@ -80,30 +86,46 @@ def visible_keys(positions: torch.Tensor, length: int) -> torch.Tensor:
     return torch.cat([context, block], dim=2)[:, None]
 
 
+def mean_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Of [R, A * B, V] logits, by place in the block."""
+    weight = weights * (labels != -100)
+    loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
+    return (loss.view_as(labels) * weight).sum() / weight.sum()
+
+
 def train_drafter(
     target_folder: Path,
     pairs: list[Pair],
     mask_token_id: int,
     out: Path,
     *,
+    architecture: str = "dflash",
     minutes: float,
+    steps: int | None = None,
     progress: Progress,
 ) -> None:
-    """Train for `minutes` of wall time and save a z-lab-format checkpoint in bf16."""
+    """Train for `minutes` of wall time and save a z-lab-format checkpoint in bf16.
+
+    Or for so many `steps`, which other programs on the same cores do not make fewer.
+    """
     pairs = [pair for pair in pairs if len(pair[1]) > BLOCK_SIZE]
     target = Qwen3ForCausalLM.from_pretrained(target_folder, dtype=torch.bfloat16).eval()
     embed, head = target.get_input_embeddings(), target.get_output_embeddings()
-    config = drafter_config(target, mask_token_id)
+    config = drafter_config(target, mask_token_id, architecture)
     torch.manual_seed(0)
     rng = random.Random(0)
     drafter = ReferenceDrafter(parse_config(str(out), config))
     optimizers = make_optimizers(drafter, lr=3e-3)
     weights = torch.exp(-(torch.arange(BLOCK_SIZE) - 1) / GAMMA).repeat(ANCHORS)  # [A * B]
-    task = progress.add_task("drafter", total=minutes * 60)
+    task = progress.add_task("drafter", total=1.0)
     started = time.monotonic()
     step = 0
     average = None
-    while (elapsed := time.monotonic() - started) < minutes * 60:
+
+    def done() -> float:
+        return step / steps if steps else (time.monotonic() - started) / (minutes * 60)
+
+    while (share := done()) < 1:
         ids, positions, block, labels = make_batch(
             rng.sample(pairs, BATCH_SIZE), rng, mask_token_id
         )
@@ -118,21 +140,28 @@ def train_drafter(
                 drafter.context(features),
                 torch.cat([everywhere, positions], dim=1),
                 visible_keys(positions, ids.shape[1]),
+                BLOCK_SIZE,
             )
             logits = F.linear(states, head.weight)  # [R, A * B, V]
-        loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
-        weight = weights * (labels != -100)
-        loss = (loss.view_as(labels) * weight).sum() / weight.sum()
+            chosen = logits
+            if (selector := drafter.candidate_selector) is not None:
+                # Each token behind the right one before it; of all tokens, not only candidates.
+                before = ids.gather(1, (positions - 1).clamp(max=ids.shape[1] - 1))
+                codes = selector.predecessor_codebook[before] * selector.hidden_projection(states)
+                chosen = logits + F.linear(codes, selector.successor_codebook)
+        loss = mean_loss(chosen, labels, weights)
+        if chosen is not logits:  # what makes the candidates
+            loss = (1 - UNARY_SHARE) * loss + UNARY_SHARE * mean_loss(logits, labels, weights)
         loss.backward()
-        step_all(optimizers, drafter, 3e-3 * learning_rate(elapsed / (minutes * 60)))
+        step_all(optimizers, drafter, 3e-3 * learning_rate(share))
         step += 1
         if step % 10 == 0:
-            hits = (logits.argmax(-1) == labels).view(-1, ANCHORS, BLOCK_SIZE)[:, :, 1:]
+            hits = (chosen.argmax(-1) == labels).view(-1, ANCHORS, BLOCK_SIZE)[:, :, 1:]
             length = 1 + hits.long().cumprod(-1).sum(-1).float().mean().item()
             average = length if average is None else 0.95 * average + 0.05 * length
             progress.update(
                 task,
-                completed=elapsed,
+                completed=share,
                 description=f"drafter: step {step}, acceptance length {average:.2f}",
             )
             if step % 200 == 0:

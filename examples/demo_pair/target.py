@@ -40,7 +40,8 @@ def make_optimizers(module: torch.nn.Module, lr: float) -> list[torch.optim.Opti
     matrices: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
     for name, parameter in module.named_parameters():
-        is_matrix = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+        is_table = any(table in name for table in ("embed", "lm_head", "codebook"))
+        is_matrix = parameter.ndim == 2 and not is_table
         (matrices if is_matrix else others).append(parameter)
     return [
         torch.optim.Muon(matrices, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),

@@ -26,7 +26,8 @@ from support.engines import (
 )
 from support.pairs import make_pair
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.model.reference import ReferenceDrafter, generate, target_step
+from vllm_dflash.model.reference import ReferenceDrafter
+from vllm_dflash.model.reference_decoding import generate, target_step
 
 pytestmark = pytest.mark.usefixtures("runner")
 # Triton's interpreter takes ten times as long, so Model Runner V2 gets fewer prompts.

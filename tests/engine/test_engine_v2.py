@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support import importing_support
+from support import DEMO, importing_support
 from support.engines import (
     DFLASH,
     DRAFTER,
@@ -42,10 +42,11 @@ def expected() -> list[list[int]]:
         return token_ids(llm, PROMPTS, PARAMS)
 
 
-def test_the_same_acceptance_as_vllms_own_speculator(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", [DRAFTER, DEMO / "drafter2"], ids=["dflash", "dflash2"])
+def test_the_same_acceptance_as_vllms_own_speculator(tmp_path: Path, source: Path) -> None:
     """For a drafter whose layers share a key norm: vLLM's CPU kernel knows only the first's."""
     drafter = tmp_path / "drafter"
-    shutil.copytree(DRAFTER, drafter)
+    shutil.copytree(source, drafter)
     tensors = load_file(drafter / "model.safetensors")
     for name in tensors:
         if name.endswith("k_norm.weight"):

@@ -24,7 +24,8 @@ from support.engines import (
 )
 from support.pairs import drafter_config, save_drafter
 from support.targets import BUILDERS, ENGINE_SETTINGS, make_target, quantise
-from vllm_dflash.model.reference import ReferenceDrafter, draft, target_step
+from vllm_dflash.model.reference import ReferenceDrafter
+from vllm_dflash.model.reference_decoding import draft, target_step
 from vllm_dflash.model.vocabulary import DraftVocabulary
 
 pytestmark = pytest.mark.usefixtures("runner")

@@ -32,7 +32,8 @@ from support.engines import (
 from support.pairs import drafter_config, save_drafter
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.model.reference import ReferenceDrafter, generate
+from vllm_dflash.model.reference import ReferenceDrafter
+from vllm_dflash.model.reference_decoding import generate
 
 pytestmark = pytest.mark.usefixtures("runner")
 NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32

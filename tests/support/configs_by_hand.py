@@ -64,6 +64,8 @@ QWEN_SPEC: Fields = {
     "value_scale": None,
     "logit_scale": 1.0,
     "is_neox_style": True,
+    "dflash2": None,
+    "quantization": None,
     "remarks": (),
 }
 

@@ -14,6 +14,10 @@ from transformers import PreTrainedModel
 from vllm.config import CUDAGraphMode, set_current_vllm_config
 from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.worker.cpu import shm  # noqa: F401 - puts CPU versions of V2's buffers in place
@@ -36,6 +40,15 @@ class HfTarget(nn.Module):
         super().__init__()
         self.embed_input_ids = target.get_input_embeddings()
         self.compute_logits = target.get_output_embeddings()
+        # And its tensors as vLLM keeps them, which DFlash 2 reads.
+        shape = self.embed_input_ids.weight.shape
+        self.embed_tokens, self.lm_head = VocabParallelEmbedding(*shape), ParallelLMHead(*shape)
+        for mine, of_target in (
+            (self.embed_tokens, self.embed_input_ids),
+            (self.lm_head, self.compute_logits),
+        ):
+            mine.weight.data[: shape[0]] = of_target.weight.data
+        self.lm_head.quant_method.process_weights_after_loading(self.lm_head)
 
 
 @dataclass
@@ -110,8 +123,11 @@ class Harness:
         self.blocks = order.view(max_requests, self.blocks_each).int()
         self.lengths = [0] * max_requests
         self.logits: torch.Tensor | None = None
-        self.spy = self.proposer.model.compute_logits
-        self.proposer.model.compute_logits = self._record
+        self.candidates: torch.Tensor | None = None
+        """Columns of the logits, where they are those of candidates."""
+        model = self.proposer.model
+        self.spies = model.compute_logits, model.compute_candidates
+        model.compute_logits, model.compute_candidates = self._record, self._record_candidates
 
     def _load(self, target: HfTarget) -> None:
         raise NotImplementedError
@@ -124,8 +140,13 @@ class Harness:
 
     def _record(self, hidden: torch.Tensor) -> torch.Tensor:
         self.hidden = hidden
-        self.logits = self.spy(hidden)
+        self.logits = self.spies[0](hidden)
         return self.logits
+
+    def _record_candidates(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.hidden = hidden
+        self.candidates, self.logits = self.spies[1](hidden)
+        return self.candidates, self.logits
 
     def allocate(self, request: int, num_tokens: int) -> None:
         """Make the blocks a request uses what an unused cache holds: zeros."""

@@ -55,14 +55,21 @@ def drafter_config(**changes: Any) -> dict[str, Any]:
     return {**config, **changes, "dflash_config": nested}
 
 
+def dflash2_config(**changes: Any) -> dict[str, Any]:
+    """The changes that make a DFlash 2 drafter of `drafter_config`'s, and these."""
+    nested = {"conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 5}
+    nested |= changes.pop("dflash_config", {})
+    return {"architectures": ["DFlash2DraftModel"], "dflash_config": nested, **changes}
+
+
 def as_speculators(config: dict[str, Any]) -> dict[str, Any]:
     """The same drafter as the speculators library writes it."""
     layer = {k: v for k, v in config.items() if k not in ("architectures", "dflash_config")}
     nested = config["dflash_config"]
     own = ("block_size", "draft_vocab_size", "target_hidden_size", "sliding_window_non_causal")
     return {
-        "architectures": ["DFlashDraftModel"],
-        "speculators_model_type": "dflash",
+        "architectures": config["architectures"],
+        "speculators_model_type": "dflash2" if "conv_kernel_size" in nested else "dflash",
         "speculators_version": "0.3.0",
         "speculators_config": {
             "algorithm": "dflash",
@@ -73,6 +80,7 @@ def as_speculators(config: dict[str, Any]) -> dict[str, Any]:
         },
         "transformer_layer_config": {k: v for k, v in layer.items() if k not in own},
         **{k: layer[k] for k in own if k in layer},
+        **{k: v for k, v in nested.items() if k not in ("mask_token_id", "target_layer_ids")},
         "mask_token_id": nested["mask_token_id"],
         "aux_hidden_state_layer_ids": [tap + 1 for tap in nested["target_layer_ids"]],
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +105,20 @@ def write_config(folder: Path, family: str) -> None:
     config.save_pretrained(folder)
 
 
-def quantise(source: Path, folder: Path) -> None:
-    """Write a target's linear layers in 8-bit integers (compressed-tensors W8A8), by channel."""
+def quantise(source: Path, folder: Path, *, left_out: Sequence[str] = ("lm_head",)) -> None:
+    """Write linear layers in 8-bit integers (compressed-tensors W8A8), by channel.
+
+    Of a target, or of a drafter, whose `fc` may be quantised as well unless it is left out.
+    """
     shutil.copytree(source, folder)
     tensors = load_file(folder / "model.safetensors")
-    for name in [name for name in tensors if ".layers." in name and "_proj.weight" in name]:
+    linear = ("_proj.weight", ".kernel_projection.weight")
+    for name in [
+        name
+        for name in tensors
+        if ("layers." in name and name.endswith(linear)) or name == "fc.weight"
+        if name.removesuffix(".weight") not in left_out
+    ]:
         weight = tensors[name].float()
         scale = weight.abs().amax(dim=1, keepdim=True) / 127  # [out, 1]
         tensors[name] = (weight / scale).round().to(torch.int8)
@@ -127,6 +136,6 @@ def quantise(source: Path, folder: Path) -> None:
         "format": "int-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
+        "ignore": [*left_out],
     }
     (folder / "config.json").write_text(json.dumps(config))

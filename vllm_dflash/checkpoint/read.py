@@ -7,11 +7,12 @@ second is turned into the first, so one parser reads both. Others are refused by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from transformers import PretrainedConfig
 
+from vllm_dflash.checkpoint.dflash2 import DFlash2Config, read_dflash2
 from vllm_dflash.checkpoint.refusal import (
     checked,
     folder_fault,
@@ -21,8 +22,8 @@ from vllm_dflash.checkpoint.refusal import (
     without_frame,
 )
 from vllm_dflash.checkpoint.rope import read_rope
-from vllm_dflash.checkpoint.spec import ARCHITECTURE, DrafterError, DrafterSpec
-from vllm_dflash.checkpoint.speculators import from_speculators
+from vllm_dflash.checkpoint.spec import ARCHITECTURE_2, ARCHITECTURES, DrafterError, DrafterSpec
+from vllm_dflash.checkpoint.speculators import ARCHITECTURE_OF, from_speculators
 from vllm_dflash.checkpoint.zlab import ONLY_NESTED, ZlabConfig
 
 
@@ -107,10 +108,12 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
     nested = config.get("dflash_config") or {}
     if not isinstance(nested, dict):
         raise refuse(f"dflash_config must be an object, config.json says {shown(nested)}")
-    _check_architecture(model, config.get("architectures") or [])
+    architectures = config.get("architectures") or []
+    _check_architecture(model, architectures)
     at_top = {name: value for name, value in config.items() if name not in ONLY_NESTED}
     inside = {name: value for name, value in nested.items() if value is not None}
     fields = checked(ZlabConfig, at_top | inside, refuse)
+    is_second = ARCHITECTURE_2 in architectures
     return DrafterSpec(
         model=model,
         dialect=dialect,
@@ -138,16 +141,18 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
         value_scale=fields.attention_value_scale,
         logit_scale=fields.logit_scale,
         is_neox_style=fields.is_neox_style,
-        remarks=_unread(nested),
+        dflash2=read_dflash2(inside, fields, refuse) if is_second else None,
+        quantization=fields.quantization,
+        remarks=_unread(nested, DFlash2Config.model_fields if is_second else ()),
     )
 
 
 def is_drafter(config: Mapping[str, Any]) -> bool:
     """Whether this `config.json` says that it is a DFlash drafter's, in either dialect."""
     if config.get("speculators_model_type") is not None:
-        return bool(config["speculators_model_type"] == "dflash")
-    architectures = config.get("architectures")
-    return isinstance(architectures, list) and ARCHITECTURE in architectures
+        return config["speculators_model_type"] in [*ARCHITECTURE_OF]
+    written = config.get("architectures")
+    return isinstance(written, list) and any(name in written for name in ARCHITECTURES)
 
 
 def check_not_swapped(
@@ -179,13 +184,13 @@ def _check_architecture(model: str, architectures: Any) -> None:
         )
     raise DrafterError(
         f"drafter {model!r} is not a DFlash checkpoint that can be read: config.json has"
-        f" architectures {shown(architectures)}, expected [{ARCHITECTURE!r}]."
+        f" architectures {shown(architectures)}, expected one of {[*ARCHITECTURES]}."
     )
 
 
-def _unread(nested: dict[str, Any]) -> tuple[str, ...]:
+def _unread(nested: dict[str, Any], more_known: Collection[str]) -> tuple[str, ...]:
     """A remark for each key of `dflash_config` that nothing here reads."""
-    known = ZlabConfig.model_fields.keys()
+    known = {*ZlabConfig.model_fields, *more_known}
     remarks = []
     for key in sorted(nested.keys() - known):
         near = nearest(key, known)

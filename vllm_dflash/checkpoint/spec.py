@@ -7,10 +7,32 @@ from typing import Any
 
 ARCHITECTURE = "DFlashDraftModel"
 """What a drafter's `config.json` says it is; under this name vLLM finds our draft model."""
+ARCHITECTURE_2 = "DFlash2DraftModel"
+"""What that of a DFlash 2 drafter says, which is ours as well."""
+ARCHITECTURES = (ARCHITECTURE, ARCHITECTURE_2)
 
 
 class DrafterError(ValueError):
     """A drafter that cannot be used. The message names the field, both values and the remedy."""
+
+
+@dataclass(frozen=True)
+class DFlash2:
+    """What a DFlash 2 drafter has beside the layers of DFlash, under the names of its config."""
+
+    conv_kernel_size: int
+    """Rows of the block that each convolution reads: a row itself and those before it."""
+    conv_group_size: int
+    """Channels that share what a row adds to the kernel."""
+    selector_rank: int
+    """Numbers of the codes that tokens have as predecessors and as successors."""
+    selector_top_k: int
+    """Candidates for each place of the block."""
+    input_embedding_scale: float = 1.0
+    """Factor on embeddings as they are stored, whatever the target does to its own."""
+    output_multiplier: float = 1.0
+    """Factor on the head's logits, whatever the target does to its own."""
+    final_logit_softcapping: float | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +83,10 @@ class DrafterSpec:
     """Factor on the logits of the drafter's own head; a shared head is the target's, as it is."""
     is_neox_style: bool = True
     """Whether rotation pairs the two halves of a head, or else neighbouring numbers."""
+    dflash2: DFlash2 | None = None
+    """None for a drafter of the first DFlash."""
+    quantization: str | None = None
+    """How weights are quantised, as vLLM names it; None where they are plain numbers."""
     remarks: tuple[str, ...] = field(default=(), compare=False)
     """What a user should know of the config, though it can be read."""
 
@@ -81,5 +107,9 @@ class DrafterSpec:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> DrafterSpec:
         """Rebuild a spec from `to_dict`, also after a trip through JSON."""
-        tuples = {name: tuple(fields[name]) for name in ("taps", "windows", "causal", "remarks")}
-        return cls(**{**fields, **tuples})
+        read: dict[str, Any] = {
+            name: tuple(fields[name]) for name in ("taps", "windows", "causal", "remarks")
+        }
+        if fields["dflash2"] is not None:
+            read["dflash2"] = DFlash2(**fields["dflash2"])
+        return cls(**{**fields, **read})

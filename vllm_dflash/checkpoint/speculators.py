@@ -6,10 +6,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
+from vllm_dflash.checkpoint.dflash2 import DFlash2Config
 from vllm_dflash.checkpoint.refusal import checked, described, flag
-from vllm_dflash.checkpoint.spec import ARCHITECTURE, DrafterError
+from vllm_dflash.checkpoint.spec import ARCHITECTURE, ARCHITECTURE_2, DrafterError
 
 AT_TOP_LEVEL = ("block_size", "draft_vocab_size", "target_hidden_size", "quantization_config")
+
+ARCHITECTURE_OF = {"dflash": ARCHITECTURE, "dflash2": ARCHITECTURE_2}
+"""Of each `speculators_model_type` that is read here."""
 
 
 class Speculators(BaseModel):
@@ -31,14 +35,15 @@ def from_speculators(model: str, config: dict[str, Any]) -> dict[str, Any]:
         DrafterError: it is another kind of drafter, or its own fields are not what they must be.
     """
     kind = config["speculators_model_type"]
-    if kind != "dflash":
+    if kind not in ARCHITECTURE_OF:
         hint = '; method "dspark" runs those' if kind == "dspark" else ""
         raise DrafterError(
             f"drafter {model!r} is not a DFlash checkpoint: speculators_model_type is {kind!r},"
-            f" expected 'dflash'{hint}."
+            f" expected 'dflash' or 'dflash2'{hint}."
         )
     own = checked(Speculators, config, lambda why: DrafterError(f"drafter {model!r}: {why}."))
-    nested = {
+    beside = DFlash2Config.model_fields if kind == "dflash2" else ()
+    nested = {name: config.get(name) for name in beside} | {
         "mask_token_id": config.get("mask_token_id"),
         "target_layer_ids": [i - 1 for i in own.aux_hidden_state_layer_ids],
         "sample_from_anchor": config.get("sample_from_anchor"),
@@ -50,6 +55,6 @@ def from_speculators(model: str, config: dict[str, Any]) -> dict[str, Any]:
     return {
         **own.transformer_layer_config,
         **{name: config[name] for name in AT_TOP_LEVEL if config.get(name) is not None},
-        "architectures": [ARCHITECTURE],
+        "architectures": [ARCHITECTURE_OF[kind]],
         "dflash_config": nested,
     }

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
-from vllm_dflash.checkpoint.zlab import UNQUANTISED
 
 Shape = tuple[int, ...]
 MAPS = ("d2t", "t2d")
 """Between a drafter's vocabulary and its target's; all else is numbers."""
+UNQUANTISED = (
+    "Weights of integers need a quantization_config in config.json that says how to read them, and"
+    " their scales beside them: download the drafter again, or take the unquantised checkpoint that"
+    " this one was made from"
+)
 DOWNLOAD = "Download the drafter again: weights and config.json belong together"
+LINEAR = ("_proj.weight", ".kernel_projection.weight")
+"""Ends of the names of layers that may be quantised."""
 MOST_NAMED = 40
 """Tensors that a refusal names; a config with a wrong depth misses thousands."""
 
@@ -44,6 +50,13 @@ def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
         "hidden_norm.weight": (hidden,),
         "norm.weight": (hidden,),
     }
+    if spec.dflash2 is not None:
+        codes = (spec.vocab_size, spec.dflash2.selector_rank)
+        tensors |= {
+            "candidate_selector.predecessor_codebook": codes,
+            "candidate_selector.successor_codebook": codes,
+            "candidate_selector.hidden_projection.weight": (spec.dflash2.selector_rank, hidden),
+        }
     for number in range(spec.num_layers):
         layer = f"layers.{number}"
         attention = f"{layer}.self_attn"
@@ -60,6 +73,14 @@ def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
             f"{layer}.mlp.up_proj.weight": (inner, hidden),
             f"{layer}.mlp.down_proj.weight": (hidden, inner),
         }
+        if spec.dflash2 is not None:
+            taps, groups = spec.dflash2.conv_kernel_size, hidden // spec.dflash2.conv_group_size
+            for convolution in (f"{layer}.attention_conv", f"{layer}.mlp_conv"):
+                # One kernel for what goes into the sublayer, one for what comes out.
+                tensors |= {
+                    f"{convolution}.base_kernel": (2, taps, hidden),
+                    f"{convolution}.kernel_projection.weight": (2 * taps * groups, hidden),
+                }
         if spec.attention_sinks:
             tensors[f"{attention}.attention_sink_bias"] = (spec.num_heads,)
         if spec.attention_bias:
@@ -93,15 +114,35 @@ class TensorFaults:
                 for name, (found, implied) in self.misshapen.items()
             ),
             *(
-                f"{name} is stored as {dtype}: weights must be floating-point numbers (quantised"
-                " drafters are not supported yet)"
+                f"{name} is stored as {dtype}: what is not quantised must be floating-point numbers"
                 for name, dtype in self.integers.items()
             ),
         ]
 
 
+def quantised_parts(spec: DrafterSpec, found: Collection[str]) -> dict[str, set[str]]:
+    """Of each weight that a checkpoint has quantised: the tensors that are there instead of it.
+
+    By name. What they are and what shapes they have is a matter of the method, which vLLM knows.
+    """
+    if spec.quantization is None:
+        return {}
+    parts: dict[str, set[str]] = {}
+    for weight in expected_tensors(spec):
+        if weight == "fc.weight" or (weight.startswith("layers.") and weight.endswith(LINEAR)):
+            layer = weight.removesuffix("weight")
+            inside = {name for name in found if name.startswith(layer)} - {f"{layer}bias"}
+            if inside - {weight}:
+                parts[weight] = inside
+    return parts
+
+
 def compare_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> TensorFaults:
     """What is missing, surplus, misshapen or no weights among the `found` tensors, by name."""
+    for weight, parts in quantised_parts(spec, found).items():
+        implied = expected_tensors(spec)[weight]
+        found = {name: tensor for name, tensor in found.items() if name not in parts}
+        found[weight] = Tensor(implied, "BF16")
     vocabulary = vocabulary_tensors(spec)
     expected = expected_tensors(spec)
     wanted = found.keys() & vocabulary | required_vocabulary(spec)

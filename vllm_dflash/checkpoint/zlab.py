@@ -39,13 +39,6 @@ UNSUPPORTED = (
 """Fields that name another kind of drafter by a value, and what it is."""
 
 
-UNQUANTISED = (
-    "Take the drafter's unquantised checkpoint, usually the one that this was made from; a target"
-    " may be quantised"
-)
-"""What to do instead of a quantised drafter."""
-
-
 class ZlabConfig(BaseModel):
     """All that is read of it but rotation, which has fields of its own (`rope.py`)."""
 
@@ -117,11 +110,6 @@ class ZlabConfig(BaseModel):
         for name, value, why in UNSUPPORTED:
             if written.get(name) is value:
                 raise ValueError(f"{name} is {str(value).lower()}, {why}")
-        if isinstance(quantised := written.get("quantization_config"), dict) and quantised:
-            raise ValueError(
-                "quantised drafters are not supported yet (quantization_config)."
-                f" {UNQUANTISED}. {SWITCH_OFF}"
-            )
         return written
 
     @model_validator(mode="after")
@@ -138,6 +126,12 @@ class ZlabConfig(BaseModel):
                 f"layer_types names {len(self.layer_types)} layers, num_hidden_layers is"
                 f" {self.num_hidden_layers}"
             )
+        method = (self.quantization_config or {}).get("quant_method")
+        if self.quantization_config and not (isinstance(method, str) and method):
+            raise ValueError(
+                "quantization_config must name its quant_method, as in 'compressed-tensors' or"
+                f" 'fp8', config.json says {shown(method)}"
+            )
         window = self.swa_window_size
         if any(self.slides) and (type(window) is not int or not 1 <= window < LARGEST):
             raise ValueError(
@@ -145,6 +139,13 @@ class ZlabConfig(BaseModel):
                 f" config.json says {shown(window)}"
             )
         return self
+
+    @property
+    def quantization(self) -> str | None:
+        """The method of its quantised weights; None where there are none."""
+        if not self.quantization_config:
+            return None
+        return str(self.quantization_config["quant_method"])
 
     @property
     def slides(self) -> list[bool]:

@@ -80,13 +80,16 @@ def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> Specula
 
     Taps and mask token, which checkpoints keep in several places. And `layer_types`: vLLM refuses
     drafters that mix sliding and full layers on the V1 runner for needing several cache groups;
-    ours keeps all layers in one and takes its windows from `DrafterSpec`. And the drafter's length:
-    vLLM 0.33 cuts the target's limit down to it on V2; ours leaves longer requests undrafted.
+    ours keeps all layers in one and takes its windows from `DrafterSpec`. And the architecture of
+    DFlash 2, which vLLM refuses on V1: our draft model is both. And the drafter's length: vLLM 0.33
+    cuts the target's limit down to it on V2; ours leaves longer requests undrafted.
     """
     draft = config.draft_model_config
     length = draft.max_model_len
     draft.max_model_len = max(length, config.target_model_config.max_model_len)
+    draft.model_arch_config.architectures = [ARCHITECTURE]
     for hf_config in (draft.hf_config, draft.hf_text_config):
+        hf_config.architectures = [ARCHITECTURE]
         nested = dict(getattr(hf_config, "dflash_config", None) or {})
         nested |= {"mask_token_id": drafter.mask_token_id, "target_layer_ids": list(drafter.taps)}
         nested[OWN_LENGTH] = length

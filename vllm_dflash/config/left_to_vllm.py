@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_dflash.checkpoint.read import load_config
-from vllm_dflash.checkpoint.spec import ARCHITECTURE
+from vllm_dflash.checkpoint.spec import ARCHITECTURES
 from vllm_dflash.vllms_own import OWN_KEYS
 
-OF_SPECULATORS = {"dflash2": "DFlash2DraftModel", "dspark": "Qwen3DSparkModel"}
+OF_SPECULATORS = {"dspark": "Qwen3DSparkModel"}
 """Kinds of the speculators library that vLLM runs under this method, and as what."""
 
 
@@ -29,13 +29,13 @@ def architecture_of_vllm(config: Mapping[str, Any]) -> str | None:
     if not isinstance(written, list) or not all(isinstance(name, str) for name in written):
         return None
     known = ModelRegistry.get_supported_archs()
-    if ARCHITECTURE in written or not known & set(written):
+    if {*ARCHITECTURES} & set(written) or not known & set(written):
         return None
     # As vLLM renames them: a target's architecture becomes its drafter's.
     renamed = EAGLEConfig(
         PretrainedConfig(architectures=written), truncated_vocab_size=0, method="dflash"
     ).architectures
-    return next((name for name in renamed if name in known and name != ARCHITECTURE), None)
+    return next((name for name in renamed if name in known and name not in ARCHITECTURES), None)
 
 
 def config_to_run(requested: Mapping[str, Any]) -> dict[str, Any] | None:

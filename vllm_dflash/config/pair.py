@@ -48,6 +48,11 @@ def resolve(
     )
     drafter = parse_overridden(settings.model, config, settings.drafter_overrides)
     check_pair(drafter, target_facts(target, parallel))
+    if drafter.dflash2 is not None and settings.use_local_argmax_reduction:
+        raise DrafterError(
+            f"drafter {drafter.model!r} is a DFlash 2 one, which weighs several candidates for each"
+            " token: remove 'use_local_argmax_reduction' from the speculative config."
+        )
     if Path(settings.model).is_dir():
         check_weights(drafter, Path(settings.model))
     folder, width = settings.estimates_folder, settings.draft_tokens(drafter)

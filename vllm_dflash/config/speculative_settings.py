@@ -51,6 +51,7 @@ class SpeculativeSettings(BaseModel):
     )
     draft_tensor_parallel_size: int | None = described(None, "a positive integer", ge=1)
     enable_adaptive_verification: bool | None = described(None, "true or false")
+    use_local_argmax_reduction: bool | None = described(None, "true or false")
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> SpeculativeSettings:
@@ -85,7 +86,7 @@ class SpeculativeSettings(BaseModel):
         undrafted = " To serve without drafts, leave the whole speculative config out."
         remedy = undrafted if written.get("num_speculative_tokens") == 0 else ""
         settings = checked(cls, written, lambda why: ValueError(f"{why}.{remedy}"), said="not {}")
-        if written.get("use_local_argmax_reduction") and settings.draft_length != "fixed":
+        if settings.use_local_argmax_reduction and settings.draft_length != "fixed":
             raise ValueError(
                 "use_local_argmax_reduction leaves no logits by which draft lengths could be"
                 ' planned: add "draft_length": "fixed" to the speculative config, or remove'

@@ -104,6 +104,8 @@ class BlockInputs:
     """[D + 1]."""
     seq_lens: npt.NDArray[np.int32]
     """Context plus block, [D]."""
+    offsets: npt.NDArray[np.int64]
+    """Of each row in its own block, [Q]."""
     mask_rows: Ints
     """Rows that predict a token, request by request, [Q - D]."""
 
@@ -142,6 +144,7 @@ def block_inputs(
         slots=blocks.astype(np.int64) * block_size + inside,
         query_start_loc=query_start_loc,
         seq_lens=(context_lens[requests] + widths).astype(np.int32),
+        offsets=offsets,
         mask_rows=np.nonzero(offsets)[0],
     )
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from vllm import _custom_ops as ops
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.linear import ReplicatedLinear, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.platforms import current_platform
 
 from vllm_dflash.checkpoint.spec import DrafterSpec
@@ -24,7 +25,7 @@ class ContextProjection(nn.Module):
     nothing to do with the block's.
     """
 
-    def __init__(self, spec: DrafterSpec, *, prefix: str) -> None:
+    def __init__(self, spec: DrafterSpec, quantisation: QuantizationConfig | None) -> None:
         super().__init__()
         self.head_dim = spec.head_dim
         self.eps = spec.rms_norm_eps
@@ -34,7 +35,8 @@ class ContextProjection(nn.Module):
             spec.hidden_size,
             bias=False,
             return_bias=False,
-            prefix=f"{prefix}.fc",
+            quant_config=quantisation,
+            prefix="fc",
         )
         self.hidden_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.attentions: list[BlockAttention] = []  # a plain list: they belong to the block
@@ -46,10 +48,13 @@ class ContextProjection(nn.Module):
         # layer's own weight. The CPU's norm reads rows one behind another and knows one weight: of
         # those halves it would read V as K. So K has a GEMM of its own there, and V another.
         self.has_grouped_norm = not current_platform.is_cpu()
-        self.kv_weight = self._stack([a.qkv_proj.weight for a in attentions])  # [2 * L * kv, H]
+        self.kv_weight: torch.Tensor | None = None
         self.kv_bias: torch.Tensor | None = None
-        if attentions[0].qkv_proj.bias is not None:
-            self.kv_bias = self._stack([a.qkv_proj.bias for a in attentions])
+        methods = [a.qkv_proj.quant_method for a in attentions]
+        if all(isinstance(method, UnquantizedLinearMethod) for method in methods):
+            self.kv_weight = self._stack([a.qkv_proj.weight for a in attentions])  # [2 * L * kv, H]
+            if attentions[0].qkv_proj.bias is not None:
+                self.kv_bias = self._stack([a.qkv_proj.bias for a in attentions])
         self.k_norm_weight = torch.stack([a.k_norm.weight.data for a in attentions])  # [L, D]
 
     def _stack(self, projections: list[torch.Tensor]) -> torch.Tensor:
@@ -95,6 +100,15 @@ class ContextProjection(nn.Module):
 
     def _keys_and_values(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Projected rows, [C, L, kv_heads, D] each: halves of wider rows where one GEMM did it."""
+        if self.kv_weight is None:
+            # What only its own kernel can read has its queries made as well, for nothing.
+            layers = [
+                a.qkv_proj(z)[0].split([a.q_size, a.kv_size, a.kv_size], dim=-1)
+                for a in self.attentions
+            ]
+            _, keys, values = zip(*layers, strict=True)
+            heads = (-1, self.head_dim)
+            return tuple(torch.stack(part, 1).unflatten(-1, heads) for part in (keys, values))
         if self.has_grouped_norm:
             k, v = F.linear(z, self.kv_weight, self.kv_bias).chunk(2, dim=-1)
         else:

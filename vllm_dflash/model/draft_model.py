@@ -8,15 +8,26 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.config import VllmConfig
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+from vllm.model_executor.models.utils import (
+    AutoWeightsLoader,
+    WeightsMapper,
+    get_draft_quant_config,
+)
 from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
 from vllm_dflash.checkpoint.headers import INDEX, Tensor, loading_pattern
 from vllm_dflash.checkpoint.tensors import check_tensors
 from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.model.candidate_selector import CandidateSelector
 from vllm_dflash.model.context_projection import ContextProjection
 from vllm_dflash.model.layers import DraftBlock
 from vllm_dflash.model.vocabulary import DraftVocabulary, read_mask_embedding
+
+FUSED_LAYERS = {
+    "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+    "gate_up_proj": ["gate_proj", "up_proj"],
+}
+"""What of a checkpoint is one layer here, for methods of quantisation that name layers."""
 
 
 class DFlashDraftModel(nn.Module):
@@ -35,6 +46,7 @@ class DFlashDraftModel(nn.Module):
             "fc.": "context.fc.",
             "hidden_norm.": "context.hidden_norm.",
             "layers.": "block.layers.",
+            "candidate_selector.": "selector.",
             "norm.": "block.norm.",
             "embed_tokens.": "vocabulary.embed_tokens.",
             "lm_head.": "vocabulary.lm_head.",
@@ -53,14 +65,24 @@ class DFlashDraftModel(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         self.spec = DFlashOptions.of(vllm_config).drafter
-        prefix = prefix or "dflash"
-        self.context = ContextProjection(self.spec, prefix=f"{prefix}.context")
+        quantisation = get_draft_quant_config(vllm_config)
+        if quantisation is not None:
+            quantisation.packed_modules_mapping = FUSED_LAYERS
+        self.context = ContextProjection(self.spec, quantisation)
         self.block = DraftBlock(
             vllm_config=vllm_config,
             spec=self.spec,
+            quantisation=quantisation,
             first_layer=vllm_config.model_config.get_total_num_hidden_layers(),
-            prefix=prefix,
+            prefix=prefix or "dflash",
         )
+        self.selector: CandidateSelector | None = None
+        if self.spec.dflash2 is not None:
+            self.selector = CandidateSelector(
+                self.spec.vocab_size, self.spec.hidden_size, self.spec.dflash2
+            )
+        self.uniform_width = 1 + DFlashOptions.of(vllm_config).draft_width
+        """Rows of each block where nobody says what belongs to which."""
         self._searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
         self._revision = vllm_config.speculative_config.draft_model_config.revision
         index = get_hf_file_bytes(INDEX, self.spec.model, self._revision)
@@ -75,7 +97,8 @@ class DFlashDraftModel(nn.Module):
         """Use the target's embedding and head where the checkpoint has none of its own.
 
         Raises:
-            ValueError: ranks cannot search that head part by part, as they were asked to.
+            ValueError: they cannot be used so, or ranks cannot search that head part by part, as
+                they were asked to.
         """
         self.vocabulary.share(target)
         if self._searches_by_rank and self.vocabulary.head_parts is None:
@@ -93,14 +116,26 @@ class DFlashDraftModel(nn.Module):
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         inputs_embeds: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Blocks of any number of requests, [Q] ids and positions, to hidden states [Q, H]."""
+        """Blocks of any number of requests, [Q] ids and positions, to hidden states [Q, H].
+
+        `offsets`: of the rows in their own blocks, [Q]; without them, all blocks are of full width.
+        """
         assert inputs_embeds is None  # in the signature because vLLM's runners name it
-        return self.block(self.embed_input_ids(input_ids), positions)
+        if self.selector is None:
+            return self.block(self.embed_input_ids(input_ids), positions)
+        if offsets is None:
+            offsets = torch.arange(len(input_ids), device=input_ids.device) % self.uniform_width
+        return self.block(self.embed_input_ids(input_ids), positions, offsets)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Logits [Q, V'] of hidden states [Q, H]; `target_ids` makes tokens of their columns."""
         return self.vocabulary.logits(hidden_states)
+
+    def compute_candidates(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """For DFlash 2: ids and logits of the likeliest tokens of [Q, H], [Q, C] each."""
+        return self.vocabulary.candidates(hidden_states)
 
     def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
         """Columns of logits to token ids of the target."""
@@ -149,7 +184,7 @@ class DFlashDraftModel(nn.Module):
                 for name, tensor in tensors
             },
         )
-        device = self.context.fc.weight.device
+        device = self.context.hidden_norm.weight.device
         with device:
             self.vocabulary = DraftVocabulary(
                 self.spec,

@@ -9,6 +9,7 @@ from vllm.config import VllmConfig, replace
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
 from vllm.model_executor.models.llama import LlamaMLP
@@ -17,6 +18,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWi
 
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.model.grouped_convolution import GroupedConvolution
 
 
 class DraftAttentionCache(Attention):
@@ -53,7 +55,13 @@ class BlockAttention(nn.Module):
     causal: bool
 
     def __init__(
-        self, vllm_config: VllmConfig, spec: DrafterSpec, number: int, *, prefix: str
+        self,
+        vllm_config: VllmConfig,
+        spec: DrafterSpec,
+        number: int,
+        quantisation: QuantizationConfig | None,
+        *,
+        prefix: str,
     ) -> None:
         super().__init__()
         ranks = DFlashOptions.of(vllm_config).drafter_ranks
@@ -69,14 +77,16 @@ class BlockAttention(nn.Module):
             spec.num_kv_heads,
             bias=spec.attention_bias,
             disable_tp=ranks == 1,
-            prefix=f"{prefix}.qkv_proj",
+            quant_config=quantisation,
+            prefix=f"layers.{number}.self_attn.qkv_proj",
         )
         self.o_proj = RowParallelLinear(
             spec.num_heads * spec.head_dim,
             spec.hidden_size,
             bias=spec.attention_bias,
             disable_tp=ranks == 1,
-            prefix=f"{prefix}.o_proj",
+            quant_config=quantisation,
+            prefix=f"layers.{number}.self_attn.o_proj",
         )
         self.q_norm = RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
         self.k_norm = RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
@@ -123,43 +133,79 @@ class DrafterLayer(nn.Module):
     """One pre-norm layer of the drafter, with vLLM's fused residual norms."""
 
     def __init__(
-        self, vllm_config: VllmConfig, spec: DrafterSpec, number: int, *, prefix: str
+        self,
+        vllm_config: VllmConfig,
+        spec: DrafterSpec,
+        number: int,
+        quantisation: QuantizationConfig | None,
+        *,
+        prefix: str,
     ) -> None:
         super().__init__()
-        self.self_attn = BlockAttention(vllm_config, spec, number, prefix=f"{prefix}.self_attn")
+        self.self_attn = BlockAttention(
+            vllm_config, spec, number, quantisation, prefix=f"{prefix}.self_attn"
+        )
         self.mlp = LlamaMLP(
             spec.hidden_size,
             spec.intermediate_size,
             spec.hidden_act,
+            quant_config=quantisation,
             disable_tp=DFlashOptions.of(vllm_config).drafter_ranks == 1,
-            prefix=f"{prefix}.mlp",
+            prefix=f"layers.{number}.mlp",
         )
         self.input_layernorm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.attention_conv: GroupedConvolution | None = None
+        self.mlp_conv: GroupedConvolution | None = None
+        if spec.dflash2 is not None:
+            self.attention_conv, self.mlp_conv = (
+                GroupedConvolution(
+                    spec.hidden_size, spec.dflash2, quantisation, prefix=f"layers.{number}.{name}"
+                )
+                for name in ("attention_conv", "mlp_conv")
+            )
 
     def forward(
-        self, positions: torch.Tensor, x: torch.Tensor, residual: torch.Tensor | None
+        self,
+        positions: torch.Tensor,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        offsets: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if residual is None:
             residual, x = x, self.input_layernorm(x)
         else:
             x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(positions, x)
+        if self.attention_conv is None or self.mlp_conv is None:
+            x = self.self_attn(positions, x)
+            x, residual = self.post_attention_layernorm(x, residual)
+            return self.mlp(x), residual
+        assert offsets is not None
+        x = self.attention_conv(lambda mixed: self.self_attn(positions, mixed), x, offsets)
         x, residual = self.post_attention_layernorm(x, residual)
-        return self.mlp(x), residual
+        return self.mlp_conv(self.mlp, x, offsets), residual
 
 
-@support_torch_compile(dynamic_arg_dims={"x": 0, "positions": 0})
+@support_torch_compile(dynamic_arg_dims={"x": 0, "positions": 0, "offsets": 0})
 class DraftBlock(nn.Module):
     """All layers and the final norm: what is compiled."""
 
     def __init__(
-        self, *, vllm_config: VllmConfig, spec: DrafterSpec, first_layer: int, prefix: str
+        self,
+        *,
+        vllm_config: VllmConfig,
+        spec: DrafterSpec,
+        quantisation: QuantizationConfig | None,
+        first_layer: int,
+        prefix: str,
     ) -> None:
         super().__init__()
-        # vLLM keys attention layers by name, so ours are numbered behind the target's.
+        # vLLM keys attention layers by name, so ours are numbered behind the target's. Layers that
+        # may be quantised are named as in the checkpoint, whose config says which are left out.
         self.layers = nn.ModuleList(
-            DrafterLayer(vllm_config, spec, i, prefix=f"{prefix}.layers.{first_layer + i}")
+            DrafterLayer(
+                vllm_config, spec, i, quantisation, prefix=f"{prefix}.layers.{first_layer + i}"
+            )
             for i in range(spec.num_layers)
         )
         self.norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
@@ -168,10 +214,15 @@ class DraftBlock(nn.Module):
         """The attention of each layer, in order."""
         return [module for module in self.modules() if isinstance(module, BlockAttention)]
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Embeddings [Q, H] of the blocks and their positions [Q] to hidden states [Q, H]."""
+    def forward(
+        self, x: torch.Tensor, positions: torch.Tensor, offsets: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Embeddings [Q, H] of the blocks to hidden states [Q, H].
+
+        `positions`: in their requests, [Q]; `offsets`: in their own blocks, [Q], for DFlash 2.
+        """
         residual = None
         for layer in self.layers:
-            x, residual = layer(positions, x, residual)
+            x, residual = layer(positions, x, residual, offsets)
         x, _ = self.norm(x, residual)
         return x

@@ -11,14 +11,12 @@ B block size, K = B - 1 drafted tokens, m taps, H hidden size, C context rows, Q
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import DynamicCache, PreTrainedModel, Qwen3Config
+from transformers import PreTrainedModel, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3MLP,
     Qwen3RMSNorm,
@@ -27,6 +25,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from vllm_dflash.checkpoint.spec import DrafterSpec
+from vllm_dflash.model.reference_dflash2 import ReferenceConvolution, ReferenceSelector
 
 
 class ReferenceAttention(nn.Module):
@@ -96,6 +95,11 @@ class ReferenceLayer(nn.Module):
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.attention_conv: ReferenceConvolution | None = None
+        self.mlp_conv: ReferenceConvolution | None = None
+        if spec.dflash2 is not None:
+            self.attention_conv = ReferenceConvolution(spec.hidden_size, spec.dflash2)
+            self.mlp_conv = ReferenceConvolution(spec.hidden_size, spec.dflash2)
 
     def forward(
         self,
@@ -103,9 +107,16 @@ class ReferenceLayer(nn.Module):
         z: torch.Tensor,
         rope: tuple[torch.Tensor, torch.Tensor],
         visible: torch.Tensor,
+        width: int,
     ) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), z, rope, visible)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        def attend(rows: torch.Tensor) -> torch.Tensor:
+            return self.self_attn(rows, z, rope, visible)
+
+        if self.attention_conv is None or self.mlp_conv is None:
+            x = x + attend(self.input_layernorm(x))
+            return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.attention_conv(attend, self.input_layernorm(x), width)
+        return x + self.mlp_conv(self.mlp, self.post_attention_layernorm(x), width)
 
 
 class ReferenceDrafter(nn.Module):
@@ -133,6 +144,11 @@ class ReferenceDrafter(nn.Module):
         self.norm = Qwen3RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.embed_tokens: nn.Embedding | None = None
         self.lm_head: nn.Linear | None = None
+        self.candidate_selector: ReferenceSelector | None = None
+        if spec.dflash2 is not None:
+            self.candidate_selector = ReferenceSelector(
+                spec.vocab_size, spec.hidden_size, spec.dflash2
+            )
         self.register_buffer("d2t", None)
         self.mask_embedding: torch.Tensor | None = None
         self.rotary = Qwen3RotaryEmbedding(config)
@@ -164,10 +180,14 @@ class ReferenceDrafter(nn.Module):
         x = table(token_ids)
         if self.mask_embedding is not None:
             x[token_ids == self.spec.mask_token_id] = self.mask_embedding.reshape(-1).to(x)
-        return x
+        return x if self.spec.dflash2 is None else x * self.spec.dflash2.input_embedding_scale
 
     def logits(self, hidden: torch.Tensor, target: PreTrainedModel) -> torch.Tensor:
         """Logits of hidden states, as the target makes them unless the drafter has its own head."""
+        if (second := self.spec.dflash2) is not None:
+            head = target.get_output_embeddings() if self.lm_head is None else self.lm_head
+            logits, cap = head(hidden) * second.output_multiplier, second.final_logit_softcapping
+            return logits if cap is None else torch.tanh(logits / cap) * cap
         if self.lm_head is not None:
             return self.lm_head(hidden) * self.spec.logit_scale
         config = target.config.get_text_config()
@@ -181,6 +201,13 @@ class ReferenceDrafter(nn.Module):
         """Columns of the logits as token ids of the target."""
         return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
 
+    def choose(self, logits: torch.Tensor, hidden: torch.Tensor, bonus: int) -> torch.Tensor:
+        """Tokens of one block, [K], from its logits [K, V'] and hidden states [K, H]."""
+        if self.candidate_selector is None:
+            return self.target_ids(logits.argmax(-1))
+        tokens, _ = self.candidate_selector.walk(logits, hidden, bonus)
+        return torch.tensor(tokens, device=logits.device)
+
     def context(self, features: torch.Tensor) -> torch.Tensor:
         """Z: fuse the taps, concatenated in ascending layer order. [..., m * H] -> [..., H]."""
         return self.hidden_norm(self.fc(features))
@@ -191,11 +218,13 @@ class ReferenceDrafter(nn.Module):
         context: torch.Tensor,  # [R, C, H], from `context`
         positions: torch.Tensor,  # [R, C + Q]
         visible: torch.Tensor | None = None,  # [R, 1, Q, C + Q] bool
+        width: int | None = None,
     ) -> torch.Tensor:
         """Return the normed hidden states of the block, [R, Q, H].
 
         `visible` says which keys a query may see besides the layer's own window and causality;
-        None means all of them (one block behind its whole context).
+        None means all of them (one block behind its whole context). `width`: rows of a block, where
+        Q are those of several.
         """
         num_queries = block.shape[1]
         if visible is None:
@@ -213,101 +242,5 @@ class ReferenceDrafter(nn.Module):
                 seen = seen & (q_pos - k_pos < window)
                 if not causal:
                     seen = seen & (k_pos - q_pos < window)
-            block = layer(block, context, rope, seen)
+            block = layer(block, context, rope, seen, width or num_queries)
         return self.norm(block)
-
-
-@dataclass
-class Generation:
-    """What `generate` returns."""
-
-    tokens: list[int]
-    """New tokens, the prompt's not included."""
-    acceptance_lengths: list[int]
-    """Tokens each verify step produced, its bonus token included; drafted steps only."""
-
-
-@torch.inference_mode()
-def target_step(
-    target: PreTrainedModel, token_ids: torch.Tensor, cache: DynamicCache, taps: Collection[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the target over new tokens [1, T]. Returns logits [T, V] and features [T, m * H]."""
-    # Hooks, since Hugging Face norms the last entry of `hidden_states`, and taps are not normed.
-    outputs: dict[int, torch.Tensor] = {}
-
-    def keep(tap: int, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
-        outputs[tap] = output[0] if isinstance(output, tuple) else output
-
-    layers = target.get_decoder().layers
-    hooks = [
-        layers[tap].register_forward_hook(lambda *call, tap=tap: keep(tap, call[2])) for tap in taps
-    ]
-    try:
-        logits = target(token_ids, past_key_values=cache, use_cache=True).logits[0]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return logits, torch.cat([outputs[tap][0] for tap in taps], dim=-1)
-
-
-@torch.inference_mode()
-def draft(
-    target: PreTrainedModel,
-    drafter: ReferenceDrafter,
-    features: torch.Tensor,  # [C, m * H]
-    bonus: int,
-    num_draft_tokens: int,
-) -> torch.Tensor:
-    """Logits [K, V'] of one block behind C context rows; row i is for position C + 1 + i."""
-    masks = [drafter.spec.mask_token_id] * num_draft_tokens
-    block_ids = torch.tensor([[bonus, *masks]], device=features.device)
-    positions = torch.arange(len(features) + 1 + num_draft_tokens, device=features.device)
-    z = drafter.context(features[None])
-    block = drafter.embed(block_ids, target)
-    hidden = drafter(block, z, positions[None])  # [1, 1 + K, H]
-    return drafter.logits(hidden[0, 1:], target)
-
-
-@torch.inference_mode()
-def generate(
-    target: PreTrainedModel,
-    drafter: ReferenceDrafter,
-    prompt: list[int],
-    max_new_tokens: int,
-    *,
-    num_draft_tokens: int | None = None,
-    stop_ids: Collection[int] = (),
-) -> Generation:
-    """Greedy DFlash decoding of one prompt.
-
-    Never drafts more than the request can still use, as the engine does.
-    """
-    spec = drafter.spec
-    k_max = spec.max_draft_tokens if num_draft_tokens is None else num_draft_tokens
-    cache = DynamicCache(config=target.config)
-    device = target.device
-    logits, features = target_step(target, torch.tensor([prompt], device=device), cache, spec.taps)
-    tokens = [int(logits[-1].argmax())]
-    acceptance_lengths: list[int] = []
-    while len(tokens) < max_new_tokens and tokens[-1] not in stop_ids:
-        k = min(k_max, max_new_tokens - len(tokens) - 1)
-        drafts = []
-        if k > 0:
-            columns = draft(target, drafter, features, tokens[-1], k).argmax(-1)
-            drafts = drafter.target_ids(columns).tolist()
-        # Verify: one target pass over the bonus token and the drafts.
-        block = torch.tensor([[tokens[-1], *drafts]], device=device)
-        logits, new_features = target_step(target, block, cache, spec.taps)
-        choices = logits.argmax(-1).tolist()
-        accepted = 0
-        while accepted < k and drafts[accepted] == choices[accepted]:
-            accepted += 1
-        # Only rows of accepted tokens become context; the cache forgets the rejected ones.
-        features = torch.cat([features, new_features[: accepted + 1]])
-        cache.crop(len(features))
-        produced = choices[: accepted + 1]
-        if k > 0:
-            acceptance_lengths.append(len(produced))
-        stop = next((i for i, token in enumerate(produced) if token in stop_ids), None)
-        tokens += produced if stop is None else produced[: stop + 1]
-    return Generation(tokens[:max_new_tokens], acceptance_lengths)

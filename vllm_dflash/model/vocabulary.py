@@ -32,6 +32,7 @@ class DraftVocabulary(nn.Module):
         """For a checkpoint with the `found` tensors, and possibly a mask embedding [H]."""
         super().__init__()
         self.mask_token_id = spec.mask_token_id
+        self.dflash2 = spec.dflash2
         self._embed: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._head: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.head_parts: tuple[LogitsProcessor, VocabParallelEmbedding] | None = None
@@ -44,6 +45,12 @@ class DraftVocabulary(nn.Module):
             self.logits_processor = LogitsProcessor(spec.draft_vocab_size, scale=spec.logit_scale)
             self._head = lambda hidden: self.logits_processor(self.lm_head, hidden)
             self.head_parts = self.logits_processor, self.lm_head
+        if spec.dflash2 is not None:
+            self.candidate_processor = LogitsProcessor(
+                spec.vocab_size,
+                scale=spec.dflash2.output_multiplier,
+                soft_cap=spec.dflash2.final_logit_softcapping,
+            )
         self.d2t: nn.Parameter | None = None
         if "d2t" in found:
             offsets = torch.zeros(spec.draft_vocab_size, dtype=torch.int64)
@@ -51,7 +58,14 @@ class DraftVocabulary(nn.Module):
         self.mask_embedding = mask_embedding
 
     def share(self, target: Any) -> None:
-        """Take the target's function for whatever the checkpoint did not bring."""
+        """Take the target's function for whatever the checkpoint did not bring.
+
+        Raises:
+            ValueError: a DFlash 2 drafter needs the target's tensors, which are not to be found.
+        """
+        if self.dflash2 is not None:
+            self._share_tensors(target)
+            return
         if self._embed is None:
             self._embed = lambda token_ids: target.embed_input_ids(token_ids)
         if self._head is None:
@@ -62,19 +76,44 @@ class DraftVocabulary(nn.Module):
             if isinstance(processor, LogitsProcessor) and isinstance(head, VocabParallelEmbedding):
                 self.head_parts = processor, head
 
+    def _share_tensors(self, target: Any) -> None:
+        """For DFlash 2, which scales embeddings and logits by its own config, not the target's."""
+        inner = getattr(target, "model", target)
+        if hasattr(inner, "get_input_embeddings"):
+            table = inner.get_input_embeddings()  # of transformers, whose names differ
+        else:
+            table = getattr(inner, "embed_tokens", None) or getattr(inner, "embedding", None)
+        table = getattr(self, "embed_tokens", table)
+        self.candidate_head = getattr(self, "lm_head", getattr(target, "lm_head", None))
+        for tensors, what in ((table, "embedding"), (self.candidate_head, "head")):
+            if not isinstance(tensors, VocabParallelEmbedding):
+                raise ValueError(
+                    f"a DFlash 2 drafter reads the {what} of its target, and that of"
+                    f" {type(target).__name__} is not one that vLLM shares. Take a drafter with an"
+                    f" {what} of its own, or leave the speculative config out."
+                )
+        self._embed = lambda token_ids: table(token_ids)
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[Q] token ids of the target to embeddings [Q, H]."""
         assert self._embed is not None
         x = self._embed(token_ids)
-        if self.mask_embedding is None:
-            return x
-        is_mask = (token_ids == self.mask_token_id).unsqueeze(-1)
-        return torch.where(is_mask, self.mask_embedding.to(x.dtype), x)
+        if self.mask_embedding is not None:
+            is_mask = (token_ids == self.mask_token_id).unsqueeze(-1)
+            x = torch.where(is_mask, self.mask_embedding.to(x.dtype), x)
+        return x if self.dflash2 is None else x * self.dflash2.input_embedding_scale
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Hidden states [Q, H] to logits over the drafter's vocabulary, [Q, V']."""
         assert self._head is not None
         return self._head(hidden_states)
+
+    def candidates(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and float32 logits of the C likeliest tokens of rows [Q, H]: [Q, C] each."""
+        assert self.dflash2 is not None
+        return self.candidate_processor.get_top_k_tokens(
+            self.candidate_head, hidden_states, self.dflash2.selector_top_k
+        )
 
     def best_ids(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Columns [Q] of the largest logits of [Q, H]; each rank searches its part of the head.

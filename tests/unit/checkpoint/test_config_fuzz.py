@@ -77,7 +77,6 @@ ABOUT = {
     "hidden_size": {"head_dim"},
     "num_attention_heads": {"head_dim", "num_key_value_heads"},
     "num_key_value_heads": {"num_attention_heads"},
-    "quantization_config": {"quantised"},
 }
 """Other words that say what is wrong where a field was changed."""
 

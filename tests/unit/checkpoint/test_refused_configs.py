@@ -102,7 +102,7 @@ REFUSED: list[tuple[Fields, str]] = [
     (nested(causal_head=True), "causal_head is true, so it is a JetSpec drafter"),
     (nested(use_aux_hidden_state=False), "use_aux_hidden_state is false, so"),
     ({"use_aux_hidden_state": False}, "use_aux_hidden_state is false, so"),
-    ({"quantization_config": {"quant_method": "fp8"}}, "quantised drafters are not supported"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config must name its quant_method"),
     ({"quantization_config": "fp8"}, "quantization_config must be an object"),
     ({"is_causal": "no"}, "is_causal must be true or false"),
     ({"is_neox_style": 0}, "is_neox_style must be true or false"),
@@ -196,8 +196,11 @@ def test_what_is_just_allowed(changes: Fields) -> None:
     ("changes", "words"),
     [
         ({"speculators_model_type": "eagle3"}, "speculators_model_type is 'eagle3', expected 'dfl"),
-        ({"speculators_model_type": "dspark"}, "expected 'dflash'; method \"dspark\" runs those."),
-        ({"speculators_model_type": ""}, "speculators_model_type is '', expected 'dflash'."),
+        (
+            {"speculators_model_type": "dspark"},
+            "'dflash2'; method \"dspark\" runs those.",
+        ),
+        ({"speculators_model_type": ""}, "type is '', expected 'dflash' or 'dflash2'."),
         ({"transformer_layer_config": None}, "transformer_layer_config must be an object"),
         ({"transformer_layer_config": [1]}, "transformer_layer_config must be an object"),
         ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids must be a list"),
@@ -206,7 +209,7 @@ def test_what_is_just_allowed(changes: Fields) -> None:
         ({"sliding_window_non_causal": "no"}, "sliding_window_non_causal must be true or false"),
         ({"sample_from_anchor": True}, "sample_from_anchor is true"),
         ({"mask_token_id": None}, "mask_token_id must be an integer from 0"),
-        ({"quantization_config": {"format": "int8"}}, "quantised drafters are not supported"),
+        ({"quantization_config": {"format": "int8"}}, "quantization_config must name its"),
     ],
 )
 def test_what_is_refused_of_speculators(changes: Fields, words: str) -> None:
@@ -220,7 +223,6 @@ def test_what_is_refused_of_speculators(changes: Fields, words: str) -> None:
         (["Qwen3ForCausalLM"], "has architectures ['Qwen3ForCausalLM'], expected"),
         ("DFlashDraftModel", "has architectures 'DFlashDraftModel', expected"),
         (["Qwen3DSparkModel"], "is a DSpark checkpoint (architectures ['Qwen3DSparkModel'])"),
-        (["DFlash2DraftModel"], "has architectures ['DFlash2DraftModel'], expected"),
     ],
 )
 def test_what_is_no_dflash_drafter(architectures: Any, words: str) -> None:

@@ -13,6 +13,7 @@ from vllm_dflash.checkpoint.tensors import (
     check_tensors,
     compare_tensors,
     expected_tensors,
+    quantised_parts,
     required_vocabulary,
     vocabulary_tensors,
 )
@@ -166,7 +167,7 @@ def test_each_fault_by_name(change: dict[str, Tensor | None], faults: TensorFaul
     _, _, listed = str(refused.value).partition("config.json: ")
     said, _, to_do = listed.rpartition(". ")
     assert said == "; ".join(faults.messages())
-    assert to_do.startswith("Take the" if faults.integers else "Download the drafter again")
+    assert to_do.startswith("Weights of integers" if faults.integers else "Download the drafter")
 
 
 def test_one_sentence_each() -> None:
@@ -176,7 +177,7 @@ def test_one_sentence_each() -> None:
         "surplus b [3]",
         "c has shape [4], config.json implies [5]",
     ]
-    assert faults[3].startswith("d is stored as I8: weights must be floating-point numbers")
+    assert faults[3] == "d is stored as I8: what is not quantised must be floating-point numbers"
     assert len(faults) == 4
 
 
@@ -188,3 +189,45 @@ def test_a_refusal_names_forty_at_most(surplus: int, named: int, rest: str) -> N
     message = str(refused.value)
     assert message.count("surplus x") == named
     assert f"surplus x39 [1]{rest}. Download" in message
+
+
+LAYER = "layers.1.mlp.up_proj"
+WAYS: dict[str, dict[str, tuple[tuple[int, ...], str]]] = {
+    "int8": {"weight": ((96, 32), "I8"), "weight_scale": ((96, 1), "F32")},
+    "fp8": {"weight": ((96, 32), "F8_E4M3"), "weight_scale": ((1,), "F32")},
+    "packed": {"weight_packed": ((96, 4), "I32"), "weight_scale": ((96, 1), "BF16")},
+    "awq": {
+        "qweight": ((32, 12), "I32"),
+        "qzeros": ((1, 12), "I32"),
+        "scales": ((1, 96), "F16"),
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_quantised_has_other_tensors(way: str) -> None:
+    """Which only vLLM's layer of that method can judge; all else is as it was."""
+    spec = parse_config("it", drafter_config(quantization_config={"quant_method": way}))
+    found = {name: Tensor(shape, "BF16") for name, shape in expected_tensors(spec).items()}
+    del found[f"{LAYER}.weight"]
+    there = {f"{LAYER}.{part}": Tensor(*tensor) for part, tensor in WAYS[way].items()}
+    assert quantised_parts(spec, found | there) == {f"{LAYER}.weight": {*there}}
+    assert compare_tensors(spec, found | there).messages() == []
+    assert compare_tensors(spec, found).messages() == [f"missing {LAYER}.weight [96, 64]"]
+    plain = parse_config("it", drafter_config())
+    assert len(compare_tensors(plain, found | there).messages()) >= len(there)
+
+
+def test_integers_without_scales_are_no_quantised_weights() -> None:
+    spec = parse_config("it", drafter_config(quantization_config={"quant_method": "fp8"}))
+    found = {name: Tensor(shape, "BF16") for name, shape in expected_tensors(spec).items()}
+    found[f"{LAYER}.weight"] = Tensor((96, 64), "I8")
+    (message,) = compare_tensors(spec, found).messages()
+    assert message.startswith(f"{LAYER}.weight is stored as I8")
+
+
+def test_a_norm_is_never_quantised() -> None:
+    spec = parse_config("it", drafter_config(quantization_config={"quant_method": "fp8"}))
+    found = {name: Tensor(shape, "BF16") for name, shape in expected_tensors(spec).items()}
+    found["norm.weight_scale"] = Tensor((1,), "F32")
+    assert compare_tensors(spec, found).messages() == ["surplus norm.weight_scale [1]"]

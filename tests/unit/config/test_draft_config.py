@@ -47,13 +47,15 @@ def hf(**fields: Any) -> SimpleNamespace:
 
 def vllms(hf_config: SimpleNamespace, text: SimpleNamespace) -> Any:
     draft = hf(hf_config=hf_config, hf_text_config=text, max_model_len=OWN_LENGTH)
+    draft.model_arch_config = hf(architectures=["DFlash2DraftModel"])
     return SimpleNamespace(
         draft_model_config=draft, target_model_config=hf(max_model_len=TARGETS_LENGTH)
     )
 
 
 def test_what_vllm_is_told() -> None:
-    """Taps and mask token where it looks for them; no windows, which we take from the spec."""
+    """Taps and mask token where it looks for them; no windows, which we take from the spec; and one
+    architecture for both kinds of DFlash."""
     written = {"use_swa": True, "mask_token_id": 4}
     outer = hf(dflash_config=written, layer_types=["sliding_attention", "full_attention"], x=1)
     inner = hf(layer_types=None)
@@ -62,10 +64,13 @@ def test_what_vllm_is_told() -> None:
     assert outer.dflash_config == {"use_swa": True, **TOLD}
     assert written == {"use_swa": True, "mask_token_id": 4}
     assert (outer.layer_types, outer.x) == (["full_attention", "full_attention"], 1)
-    assert inner == hf(layer_types=None, dflash_config=TOLD)
+    ours = ["DFlashDraftModel"]
+    assert inner == hf(layer_types=None, dflash_config=TOLD, architectures=ours)
+    assert outer.architectures == ours
+    assert config.draft_model_config.model_arch_config.architectures == ours
     bare = hf(dflash_config=None)
     describe_to_vllm(vllms(bare, bare), DRAFTER)
-    assert bare == hf(dflash_config=TOLD)
+    assert bare == hf(dflash_config=TOLD, architectures=ours)
 
 
 @pytest.mark.parametrize(("own", "told"), [(4096, 32768), (32768, 32768), (40960, 40960)])

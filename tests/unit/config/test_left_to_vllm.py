@@ -84,7 +84,6 @@ FOREIGN = {
     "LagunaForCausalLM": "DFlashLagunaForCausalLM",
     "MuseGlimmerAssistantModel": "DFlashMuseGlimmerAssistantModel",
     "DFlashMuseGlimmerAssistantModel": "DFlashMuseGlimmerAssistantModel",
-    "DFlash2DraftModel": "DFlash2DraftModel",
     "LiLiCorrDraftModel": "LiLiCorrDraftModel",
 }
 """As a checkpoint names it, and as vLLM looks it up."""
@@ -122,14 +121,6 @@ def test_of_a_vllm_that_we_do_not_support_as_well(
     asked = {"method": "dflash", "num_speculative_tokens": 3}
     found = as_without_us(monkeypatch, pair, model, **asked)
     assert found["architectures"] == ["DFlashLagunaForCausalLM"]
-
-
-def test_dflash2_as_speculators_writes_it(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = speculators(tmp_path / "it", "dflash2")
-    asked = {"method": "dflash", "num_speculative_tokens": 3}
-    assert "candidate-head drafts" in as_without_us(monkeypatch, pair, model, **asked)["message"]
 
 
 def test_dspark_as_speculators_writes_it_runs_in_vllm_with_a_hint(
@@ -179,7 +170,7 @@ def test_what_nobody_runs_is_refused_by_us(pair: Pair, tmp_path: Path, architect
     "own", [{"draft_length": "fixed"}, {"drafter_overrides": {"sliding_window": 9}}]
 )
 def test_options_of_ours_mean_nothing_there(pair: Pair, tmp_path: Path, own: dict) -> None:
-    model = drafter(tmp_path / "it", architectures=["DFlash2DraftModel"])
+    model = drafter(tmp_path / "it", architectures=["LiLiCorrDraftModel"])
     args = engine_args(pair, model, method="dflash", num_speculative_tokens=3, **own)
     (name,) = own
     with pytest.raises(ValueError, match=rf"Remove '{name}' from the speculative config"):

@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "estimates_folder": None,
     "draft_tensor_parallel_size": None,
     "enable_adaptive_verification": None,
+    "use_local_argmax_reduction": None,
 }
 
 

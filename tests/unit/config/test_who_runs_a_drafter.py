@@ -22,7 +22,7 @@ def architectures(*names: Any) -> dict[str, Any]:
     ("config", "architecture"),
     [
         (architectures("DFlashDraftModel"), None),
-        (architectures("DFlash2DraftModel"), "DFlash2DraftModel"),
+        (architectures("DFlash2DraftModel"), None),
         (architectures("DFlash2DraftModel", "DFlashDraftModel"), None),
         (architectures("LagunaForCausalLM"), "DFlashLagunaForCausalLM"),
         (architectures("Nonsense", "LagunaForCausalLM"), "DFlashLagunaForCausalLM"),
@@ -38,13 +38,13 @@ def architectures(*names: Any) -> dict[str, Any]:
         ({"architectures": None}, None),
         ({}, None),
         ({"speculators_model_type": "dflash"}, None),
-        ({"speculators_model_type": "dflash2"}, "DFlash2DraftModel"),
+        ({"speculators_model_type": "dflash2"}, None),
         ({"speculators_model_type": "dspark"}, "Qwen3DSparkModel"),
         ({"speculators_model_type": "eagle3", **architectures("DFlash2DraftModel")}, None),
         ({"speculators_model_type": ["dflash2"], **architectures("DFlash2DraftModel")}, None),
         (
-            {"speculators_model_type": None, **architectures("DFlash2DraftModel")},
-            "DFlash2DraftModel",
+            {"speculators_model_type": None, **architectures("LiLiCorrDraftModel")},
+            "LiLiCorrDraftModel",
         ),
     ],
 )
@@ -87,7 +87,7 @@ def test_the_revision_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("config", "architecture", "hint"),
     [
-        (architectures("DFlash2DraftModel"), "DFlash2DraftModel", False),
+        (architectures("LiLiCorrDraftModel"), "LiLiCorrDraftModel", False),
         ({"speculators_model_type": "dspark"}, "Qwen3DSparkModel", True),
     ],
 )

@@ -12,17 +12,22 @@ import torch
 
 from vllm_dflash.engine.block_layout import block_inputs
 from vllm_dflash.engine.v1.block_forward import BlockForward
+from vllm_dflash.model.candidate_selector import CandidateSelector
 
 NAN, INF = math.nan, math.inf
+NO_BLOCKS = np.zeros(0, np.int64), np.zeros(0, np.int32)
+"""Which row belongs to which block is of no interest to DFlash."""
 
 
 class Fake:
     """A drafter whose hidden states are its logits; its vocabulary is the target's, backwards."""
 
+    selector: CandidateSelector | None = None
+
     def __init__(self) -> None:
         self.hidden = torch.zeros(0, 4)
 
-    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, *_: Any) -> torch.Tensor:
         assert len(input_ids) == len(positions) == len(self.hidden)
         return self.hidden
 
@@ -60,7 +65,7 @@ def logits(*shares: float) -> list[float]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_most_likely_token_and_its_probability(block: BlockForward, dtype: torch.dtype) -> None:
     rows = [logits(0.7, 0.1, 0.1, 0.1), logits(0.2, 0.25, 0.15, 0.4), logits(0.1, 0.6, 0.1, 0.2)]
-    tokens, finite, probability = block.pick(torch.tensor(rows, dtype=dtype))
+    tokens, finite, probability = block.pick(torch.tensor(rows, dtype=dtype), *NO_BLOCKS)
     assert tokens == [103, 100, 102]  # numbered as the target's
     assert finite.tolist() == [True] * 3
     assert probability == pytest.approx(
@@ -83,7 +88,7 @@ def test_confidence_is_a_probability_whatever_the_logits(
 ) -> None:
     """Also behind a row that is not finite, and never NaN: the planner would take it as it is."""
     tokens, is_finite, probability = block.pick(
-        torch.tensor([bad, logits(0.1, 0.6, 0.1, 0.2), bad])
+        torch.tensor([bad, logits(0.1, 0.6, 0.1, 0.2), bad]), *NO_BLOCKS
     )
     assert is_finite.tolist() == [finite, True, finite]
     assert probability == pytest.approx([float(finite), 0.6, float(finite)])
@@ -168,3 +173,37 @@ def test_attention_is_told_of_each_block(
     assert seen["block_table_tensor"].tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]]
     sizes = [seen[name] for name in ("num_reqs", "num_actual_tokens", "max_query_len")]
     assert (sizes, seen["max_seq_len"], seen["draft_index"]) == ([2, 5, 3], 8, 0)
+
+
+class FollowingTokens(torch.nn.Module):
+    """A selector by which each token is followed by the next one, whatever its logit."""
+
+    top_k = 3
+
+    def forward(
+        self,
+        candidates: torch.Tensor,
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        bonus: torch.Tensor,
+    ) -> torch.Tensor:
+        first = bonus[:, None, None].expand(-1, 1, 3)
+        before = torch.cat([first, candidates[:, :-1]], dim=1)
+        follows = candidates[:, :, None] == before[..., None] + 1
+        return logits[:, :, None] + 50.0 * follows
+
+
+def test_dflash2_walks_along_each_block_by_itself(block: BlockForward, model: Any) -> None:
+    """Blocks of one, three and two rows, the likeliest candidate of which is never the one."""
+    model.selector = FollowingTokens()
+    candidates = torch.tensor(
+        [[9, 5, 7], [9, 8, 21], [22, 9, 8], [9, 23, 0], [9, 0, 31], [0, 9, 32]]
+    )
+    likelihood = torch.tensor([[3.0, 2.0, 1.0]]).repeat(6, 1)
+    likelihood[5, 0] = NAN
+    model.compute_candidates = lambda hidden: (candidates, likelihood)
+    lengths, bonus = np.array([1, 3, 2]), np.array([4, 20, 30], dtype=np.int32)
+    tokens, finite, probability = block.pick(torch.zeros(6, 4), lengths, bonus)
+    assert tokens[:5] == [5, 21, 22, 23, 31]
+    assert finite.tolist() == [True] * 5 + [False]
+    assert probability == pytest.approx([1.0] * 5 + [0.0])

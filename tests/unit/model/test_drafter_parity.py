@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from support.drafter_harness import DrafterHarness, Row
-from support.pairs import Pair, make_pair
-from vllm_dflash.model.reference import draft
+from support.drafter_harness import DrafterHarness, Harness, Row
+from support.pairs import Pair, dflash2_config, make_pair
+from vllm_dflash.model.reference_decoding import block_states
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa": {},
@@ -92,6 +92,26 @@ SHAPES: dict[str, dict[str, Any]] = {
     "own-vocabulary": {"own_vocabulary": True, "logit_scale": 0.25},
     "narrower-than-its-target": {"target_hidden_size": 96},
     "mask-embedding": {"mask_embedding": True},
+    "dflash2": dflash2_config(),
+    "dflash2-scales": dflash2_config(
+        dflash_config={
+            "input_embedding_scale": 1.7,
+            "output_multiplier": 0.5,
+            "final_logit_softcapping": 0.8,
+        }
+    ),
+    "dflash2-one-row": dflash2_config(dflash_config={"conv_kernel_size": 1, "selector_top_k": 1}),
+    "dflash2-kernel-wider-than-the-block": dflash2_config(dflash_config={"conv_kernel_size": 12}),
+    "dflash2-one-group": dflash2_config(dflash_config={"conv_group_size": 64}),
+    "dflash2-own-vocabulary": {"own_vocabulary": True, **dflash2_config()},
+    "dflash2-mask-embedding": {
+        "mask_embedding": True,
+        **dflash2_config(dflash_config={"input_embedding_scale": 1.7}),
+    },
+    "dflash2-mixed-windows": dflash2_config(
+        layer_types=["sliding_attention", "full_attention"], sliding_window=20
+    ),
+    "dflash2-speculators": {"speculators": True, **dflash2_config()},
 }
 
 
@@ -103,6 +123,11 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
 def features_of(pair: Pair, num_rows: int, seed: int) -> torch.Tensor:
     width = len(pair.spec.taps) * pair.spec.target_hidden_size
     return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def columns(harness: Harness, logits: torch.Tensor) -> torch.Tensor:
+    """Of all tokens' logits, those the harness has."""
+    return logits if harness.candidates is None else logits.gather(-1, harness.candidates)
 
 
 def assert_close(ours: torch.Tensor, expected: torch.Tensor) -> None:
@@ -132,15 +157,30 @@ def test_logits_equal_the_reference(pair: Pair) -> None:
         ]
     )
     k = pair.spec.max_draft_tokens
-    expected = torch.cat(
-        [
-            draft(target, reference, features, bonus, k)
-            for features, bonus in zip(contexts, (7, 8, 9), strict=True)
-        ]
-    )
+    hidden = [
+        block_states(target, reference, features, bonus, k)
+        for features, bonus in zip(contexts, (7, 8, 9), strict=True)
+    ]
+    with torch.inference_mode():
+        expected = [reference.logits(states, target) for states in hidden]
+        blocks = zip(expected, hidden, (7, 8, 9), strict=True)
+        assert drafts == [reference.choose(*block).tolist() for block in blocks]
     assert harness.logits is not None
-    assert_close(harness.logits, expected)
-    assert drafts == reference.target_ids(expected.argmax(-1)).view(3, k).tolist()
+    assert_close(harness.logits, columns(harness, torch.cat(expected)))
+
+
+@pytest.mark.usefixtures("runner")
+@pytest.mark.parametrize("shape", ["gqa", "dflash2"])
+def test_a_block_beside_others_is_as_if_alone(tmp_path: Path, shape: str) -> None:
+    """Also where one is shorter: rows of a block see none of another's."""
+    pair = make_pair(tmp_path, **SHAPES[shape])
+    harness = DrafterHarness(pair)
+    contexts = [features_of(pair, length, seed=length) for length in (33, 12, 50)]
+    rows = [Row(i, rows, bonus=7 + i) for i, rows in enumerate(contexts)]
+    together = harness.step(rows)
+    for i, (row, features) in enumerate(zip(rows, contexts, strict=True)):
+        again = Row(3 + i, features, bonus=row.bonus)
+        assert harness.step([again]) == [together[i]]
 
 
 def test_hidden_states_equal_the_reference(pair: Pair) -> None:

@@ -105,7 +105,7 @@ def test_sizes_in_short(numbers: list[int], text: str) -> None:
 def test_ranks_divide_the_weights() -> None:
     """Two ranks halve all but the context's projection and the norms; a head is never halved."""
     spec = parse_config("it", drafter_config(num_key_value_heads=1))
-    one, two = loaded_weights(spec, (), 2, 1), loaded_weights(spec, (), 2, 2)
+    one, two = loaded_weights(spec, {}, 2, 1), loaded_weights(spec, {}, 2, 2)
     kept_rows = spec.hidden_size * len(spec.taps) * spec.hidden_size + 2 * spec.hidden_size  # norms
     per_layer = 2 * spec.hidden_size + 2 * spec.head_dim  # norms
     per_layer += 2 * spec.head_dim * spec.hidden_size  # the only key/value head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from support import DEMO
-from support.pairs import Pair, make_pair
+from support.pairs import Pair, dflash2_config, make_pair
 from vllm_dflash.checkpoint.headers import read_folder
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.tensors import check_tensors
-from vllm_dflash.model.reference import generate
+from vllm_dflash.model.reference_decoding import block_states, generate
 from vllm_dflash.tools.bench.bench_pair import Pair as BenchPair
 from vllm_dflash.tools.bench.bench_pair import demo_pair, widened_demo, with_random_drafter
 from vllm_dflash.tools.bench.widen import Shape, widen_pair
@@ -214,3 +215,17 @@ def test_a_widening_that_was_interrupted_is_done_again(
     config.write_text("one")
     with pytest.raises(KeyboardInterrupt):  # it is asked for
         widened_demo(tmp_path / "demo", tmp_path)
+
+
+def test_a_dflash2_drafter_predicts_the_same(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, **dflash2_config())
+    shape = Shape(hidden=256, intermediate=128, heads=8, kv_heads=4, layers=4)
+    widen_pair(tmp_path, tmp_path / "wide", shape, replace(shape, layers=2))
+    wide = pair_in(tmp_path / "wide")
+    check_tensors(wide.spec, read_folder(wide.drafter).tensors)
+    features = torch.randn(9, 2, 64)
+    padded = torch.nn.functional.pad(features, (0, 192))  # each tap with zeros behind it
+    expected = block_states(pair.load_target(), pair.load_drafter(), features.flatten(1), 3, 7)
+    found = block_states(wide.load_target(), wide.load_drafter(), padded.flatten(1), 3, 7)
+    torch.testing.assert_close(found[:, :64], expected, atol=1e-4, rtol=1e-4)
+    assert not found[:, 64:].any()

@@ -12,8 +12,9 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vllm_dflash.engine.attention_groups import DraftAttentionGroup
 from vllm_dflash.engine.block_layout import BlockInputs, split_drafts
+from vllm_dflash.model.candidate_selector import walk
 from vllm_dflash.model.draft_model import DFlashDraftModel
-from vllm_dflash.planning import Floats
+from vllm_dflash.planning import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,25 @@ class BlockForward:
             dict.fromkeys(self._layer_names, slots),
             torch.from_numpy(inputs.input_ids),
             torch.from_numpy(inputs.positions),
+            torch.from_numpy(inputs.offsets),
         )
-        tokens, finite, probability = self.pick(hidden[torch.from_numpy(inputs.mask_rows)])
-        lengths = widths - 1
+        lengths, starts = widths - 1, inputs.query_start_loc[:-1]
+        tokens, finite, probability = self.pick(
+            hidden[torch.from_numpy(inputs.mask_rows)], lengths, inputs.input_ids[starts]
+        )
         confidence = np.zeros((len(lengths), int(lengths.max())))
         confidence[np.arange(confidence.shape[1]) < lengths[:, None]] = probability
         return BlockDrafts(split_drafts(tokens, finite, lengths), confidence)
 
-    def pick(self, hidden: torch.Tensor) -> tuple[list[int], np.ndarray, np.ndarray]:
-        """Most likely tokens of rows [Q, H]: ids, whether their logits are finite, probability."""
+    def pick(
+        self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints
+    ) -> tuple[list[int], np.ndarray, np.ndarray]:
+        """Most likely tokens of rows [Q, H]: ids, whether their logits are finite, probability.
+
+        `lengths`: how many rows each of the blocks has, [D]; `bonus_ids`: their first tokens, [D].
+        """
+        if self._model.selector is not None:
+            return self._walk(hidden, lengths, bonus_ids)
         if self.searches_by_rank:
             # Lengths are fixed: nobody asks how sure the drafter is. Only ids come back, so drafts
             # of NaN are neither seen nor counted; they are verified like others.
@@ -86,12 +97,41 @@ class BlockForward:
         tokens = self._model.target_ids(tokens)
         return tokens.tolist(), finite.numpy(), torch.where(finite, probability, 0.0).numpy()
 
+    def _walk(
+        self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints
+    ) -> tuple[list[int], np.ndarray, np.ndarray]:
+        """`pick` for DFlash 2, whose tokens are chosen one after the other in each block."""
+        selector = self._model.selector
+        assert selector is not None
+        candidates, logits = self._model.compute_candidates(hidden)  # [Q, C]
+        width = int(lengths.max())
+        is_row = torch.from_numpy(np.arange(width) < lengths[:, None])  # [D, w]
+
+        def by_block(rows: torch.Tensor) -> torch.Tensor:
+            padded = rows.new_zeros(*is_row.shape, rows.shape[-1])  # behind a block's end
+            padded[is_row] = rows
+            return padded
+
+        candidates_of = by_block(candidates)
+        bonus = torch.from_numpy(bonus_ids).long()
+        scores = selector(candidates_of, by_block(logits), by_block(hidden), bonus)
+        tokens, probability = walk(candidates_of, scores)
+        probability = probability[is_row]
+        # The walk takes the largest score: not finite where any of its place is NaN.
+        finite = torch.isfinite(probability)
+        return (
+            tokens[is_row].tolist(),
+            finite.numpy(),
+            torch.where(finite, probability, 0.0).numpy(),
+        )
+
     def run(
         self,
         attn_metadata: dict[str, object] | None,
         slot_mapping: dict[str, torch.Tensor],
         input_ids: torch.Tensor,
         positions: torch.Tensor,
+        offsets: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Blocks [Q] to hidden states [Q, H]; without metadata, a dummy run that writes nothing."""
         with set_forward_context(
@@ -101,7 +141,7 @@ class BlockForward:
             cudagraph_runtime_mode=CUDAGraphMode.NONE,
             slot_mapping=slot_mapping,
         ):
-            return self._model(input_ids, positions)
+            return self._model(input_ids, positions, offsets=offsets)
 
     def _attention_metadata(self, metadata: CommonAttentionMetadata) -> dict[str, object]:
         per_layer: dict[str, object] = {}

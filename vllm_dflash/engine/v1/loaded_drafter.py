@@ -95,4 +95,7 @@ class LoadedDrafter(DFlashProposer):
         self.model.context.project(self.model.context.fuse(features), positions)
         num_queries = min(num_tokens, self.max_batch_size * (1 + self.width))
         hidden = self.block.run(None, {}, self.input_ids[:num_queries], positions[:num_queries])
-        self.model.compute_logits(hidden)
+        if self.model.selector is None:
+            self.model.compute_logits(hidden)
+        else:
+            self.model.compute_candidates(hidden)

@@ -16,75 +16,57 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-from vllm.compilation.backends import set_model_tag
-from vllm.config import CUDAGraphMode, VllmConfig
-from vllm.model_executor.model_loader import get_model
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.config import VllmConfig
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
-from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
-from vllm.v1.worker.gpu.model_states.interface import ModelState
-from vllm.v1.worker.gpu.spec_decode.dflash import speculator as native
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import CandidateSampler
 from vllm.v1.worker.gpu.states import RequestState
-from vllm.v1.worker.utils import AttentionGroup
 
-from vllm_dflash.config.draft_config import drafted_length
-from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.length_control import LengthControl
 from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.engine.text_drafts import TextDrafts
 from vllm_dflash.engine.v2.confidence import write_confidence
 from vllm_dflash.engine.v2.counted_output import CountedOutput, VerifiedDrafts
-from vllm_dflash.engine.v2.drafter_config import drafter_layers, one_width
 from vllm_dflash.engine.v2.host_copy import texts_on_host
+from vllm_dflash.engine.v2.loaded_speculator import LoadedSpeculator
 from vllm_dflash.engine.v2.nan_counter import NanCounter
 from vllm_dflash.engine.v2.synchronous import SynchronousLengths
-from vllm_dflash.engine.v2.trimming import why_untrimmed
-from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.warm import WarmState
-from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 
 
-class PlannedSpeculator(native.DFlashSpeculator):
+class PlannedSpeculator(LoadedSpeculator):
     """vLLM's speculator with our draft model, planned lengths and statistics."""
-
-    model: DFlashDraftModel
-    vllm_config: VllmConfig
-    enable_adaptive_verification: bool
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState
     ) -> None:
         """`req_states` are the model runner's."""
         super().__init__(vllm_config, device)
-        self.engine_config = vllm_config
-        """As the engine was started with it; vLLM's class changes its own copy."""
         self.req_states = req_states
-        self.options = DFlashOptions.of(vllm_config)
-        self.spec = self.options.drafter
-        self.parallel_drafting_token_id = self.spec.mask_token_id
-        self.requires_non_causal = not all(self.spec.causal)
-        self.untrimmed: str | None = None
-        """Why the device does not trim drafts, under asynchronous scheduling."""
         self.lengths = LengthControl(self.num_speculative_steps)
         self.nan_counter = NanCounter(device)
         self.warm = WarmState(self.persistent_buffers)
         self.confidence = torch.zeros(self.draft_tokens.shape, device=device)  # [max R, K]
+        self.candidates: CandidateSampler | None = None
+        """What walks along the candidates of a DFlash 2 drafter."""
+        if self.spec.dflash2 is not None:
+            self.candidates = CandidateSampler(
+                self.max_num_reqs,
+                self.num_speculative_steps,
+                self.spec.dflash2.selector_top_k,
+                device,
+            )
         self.synchronous: SynchronousLengths | None = None
         """Decides draft lengths, request by request, where they are decided here."""
-        if not (vllm_config.scheduler_config.async_scheduling or self.enable_adaptive_verification):
+        if self.is_synchronous:
             self.synchronous = SynchronousLengths(
                 self.lengths,
                 None if self.use_local_argmax_reduction else self.confidence,
                 runs_ahead=device.type == "cuda",
             )
-        self.runs_target_alone = False
-        """Whether dummy runs of the runner are to leave the drafter out."""
         self.newly_admitted: Collection[str] = ()
         """Requests whose drafts in this step are vLLM's placeholders."""
         self._verified: VerifiedDrafts | None = None
@@ -92,67 +74,9 @@ class PlannedSpeculator(native.DFlashSpeculator):
         self._runs_block = True
 
     @property
-    def length_limit(self) -> int:
-        """Tokens a request may come to and be drafted. vLLM may lower its limit after start-up."""
-        return min(self.max_model_len, drafted_length(self.draft_model_config))
-
-    @property
     def texts(self) -> TextDrafts | None:
         """What gives free drafts, if anything does."""
         return None if self.synchronous is None else self.synchronous.texts
-
-    # --- start-up -------------------------------------------------------------------------
-
-    def load_draft_model(
-        self, target_model: nn.Module, target_attn_layer_names: set[str]
-    ) -> DFlashDraftModel:
-        """Load our draft model and let it use the target's vocabulary."""
-        config = drafter_layers(self.vllm_config, self.requires_non_causal)
-        with set_model_tag("dflash_head"):
-            model = get_model(vllm_config=config, model_config=self.draft_model_config)
-        language_model = getattr(target_model, "get_language_model", lambda: target_model)()
-        model.share_vocabulary(language_model)
-        cover_positions(model, self.max_model_len)
-        if self.enable_adaptive_verification or self.synchronous is not None:
-            return model
-        self.untrimmed = why_untrimmed(self.engine_config, target_attn_layer_names)
-        if self.untrimmed is None:  # hook 29
-            self.speculative_config.enable_adaptive_verification = True
-            self.enable_adaptive_verification = self.use_acceptance_estimator = True
-        return model
-
-    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """Capture blocks of one width: the lengths of the table are the target's."""
-        whole, self.vllm_config = self.vllm_config, one_width(self.vllm_config)
-        try:
-            super().init_cudagraph_manager(cudagraph_mode)
-        finally:
-            self.vllm_config = whole
-
-    def set_attn(
-        self,
-        model_state: ModelState,
-        kv_cache_config: KVCacheConfig,
-        block_tables: BlockTables,
-        target_input_buffers: InputBuffers,
-        target_attn_groups: list[list[AttentionGroup]],
-    ) -> None:
-        """Give each kind of layer metadata of its own."""
-        super().set_attn(
-            model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups
-        )
-        for groups in self.attn_groups:
-            wholes, groups[:] = list(groups), []
-            for whole in wholes:
-                block_size = whole.get_metadata_builder().kv_cache_spec.block_size
-                groups += split_by_kind(
-                    whole,
-                    self.model.context.attentions,
-                    self.attn_vllm_config,
-                    self.device,
-                    block_size,
-                )
-        self._configure_decode_metadata_update()
 
     def adapt_lengths(self, costs: StepCosts) -> None:
         """From now on plan draft lengths, starting from these costs."""
@@ -257,18 +181,61 @@ class PlannedSpeculator(native.DFlashSpeculator):
         num_steps: int = 1,
     ) -> torch.Tensor:
         """The most likely token of each row [Q, H], whatever the temperature. Captured."""
+        if self.candidates is not None:
+            return self._walk(hidden_states, idx_mapping, draft_step)
         if self.use_local_argmax_reduction:
             # Lengths are fixed: nobody asks how sure the drafter is. Only ids come back, so drafts
             # of NaN are neither seen nor counted; they are verified like others.
             return self.model.get_top_tokens(hidden_states)
         logits = self.compute_draft_logits(hidden_states, spec_step_idx)  # [Q, V]
         best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
+        self._judge(logits, best, idx_mapping, draft_step)
+        return self.model.target_ids(tokens)
+
+    def _walk(
+        self, hidden_states: torch.Tensor, idx_mapping: torch.Tensor, draft_step: torch.Tensor
+    ) -> torch.Tensor:
+        """`sample_draft` for DFlash 2, whose tokens are chosen one after the other."""
+        assert self.candidates is not None
+        assert self.model.selector is not None
+        width = self.num_speculative_steps
+        count = len(hidden_states) // width
+        by_place = (count, width, -1)
+        candidates, logits = self.model.compute_candidates(hidden_states)  # [R * K, C]
+        candidates = candidates.view(by_place)
+        bonus = self.input_buffers.input_ids[: count * (1 + width) : 1 + width]
+        scores = self.model.selector(
+            candidates, logits.view(by_place), hidden_states.view(by_place), bonus.long()
+        )
+        self.candidates.sample(
+            candidates,
+            scores,
+            count,
+            self.sample_pos,
+            self.sample_idx_mapping,
+            self.temperature,
+            self.seeds,
+            self.draft_tokens,
+            None,  # no distribution is kept: drafts are the likeliest tokens
+            self.use_fp64_gumbel,
+        )
+        given = self.candidates.scores[:count].flatten(0, 1)  # [R * K, C], behind what was chosen
+        self._judge(given, given.amax(dim=-1), idx_mapping, draft_step)
+        return self.draft_tokens[:count].flatten()
+
+    def _judge(
+        self,
+        logits: torch.Tensor,
+        best: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        draft_step: torch.Tensor,
+    ) -> None:
+        """Write down how sure the drafter is of the best of each row's logits, [Q, V] and [Q]."""
         if self.synchronous is not None:
             write_confidence(logits, best, out=self.confidence.view(-1))
         else:
             self.nan_counter.observe(best, idx_mapping >= 0)
         self._maybe_predict_acceptance(logits, idx_mapping, draft_step)
-        return self.model.target_ids(tokens)
 
     def counted(self, output: AsyncOutput) -> AsyncOutput | CountedOutput:
         """The output of the step that ends, which sees to it that its drafts are counted."""
@@ -300,9 +267,3 @@ class PlannedSpeculator(native.DFlashSpeculator):
             count = self.nan_counter.total if waits else self.nan_counter.lately
             statistics.nan_drafts = count()
         return statistics
-
-    def persistent_buffers(self) -> list[torch.Tensor]:
-        """What captured graphs read and write."""
-        buffers = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
-        inputs = vars(self.input_buffers).values()
-        return buffers + [value for value in inputs if isinstance(value, torch.Tensor)]

@@ -139,6 +139,18 @@ def widen(
             return _padded(tensor / shrink, (shape.hidden,))
         if part in OF_VOCABULARY:
             return _padded(tensor, (len(tensor), shape.hidden))
+        if name.endswith("_codebook"):
+            return tensor
+        if name.endswith("base_kernel"):
+            return _padded(tensor, (*tensor.shape[:2], shape.hidden))
+        if part == "kernel_projection":  # rows for each side, row of the kernel and group
+            second = config["dflash_config"]
+            sides = (2, second["conv_kernel_size"], old.hidden // second["conv_group_size"])
+            groups = shape.hidden // second["conv_group_size"]
+            by_group = tensor.unflatten(0, sides)
+            return _padded(by_group, (*sides[:2], groups, shape.hidden)).flatten(0, 2)
+        if part == "hidden_projection":
+            return _padded(tensor, (len(tensor), shape.hidden))
         if part == "fc":  # one block of columns per tap
             taps = tensor.unflatten(1, (-1, old.hidden))
             return _padded(taps, (shape.hidden, taps.shape[1], shape.hidden)).flatten(1)

@@ -12,6 +12,7 @@ from vllm_dflash.checkpoint.headers import (
     Headers,
     HeadersNotCheckedError,
     HeadersUnreadableError,
+    Tensor,
     missing_weights,
     read_headers_of,
 )
@@ -23,7 +24,13 @@ from vllm_dflash.checkpoint.read import (
     parse_overridden,
 )
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
-from vllm_dflash.checkpoint.tensors import MAPS, compare_tensors, required_vocabulary
+from vllm_dflash.checkpoint.tensors import (
+    MAPS,
+    compare_tensors,
+    quantised_parts,
+    required_vocabulary,
+    vocabulary_tensors,
+)
 from vllm_dflash.tools.inspect.family import resembles
 from vllm_dflash.tools.inspect.inspection import (
     DrafterFacts,
@@ -87,8 +94,8 @@ def inspect_pair(
     except (DrafterError, HeadersUnreadableError, TargetUnreadableError) as error:
         found.error = str(error)
         return found
-    names = set(headers.tensors) if headers else required_vocabulary(spec)
-    memory_facts(found, spec, names, model, kv_cache_memory, options)
+    tensors = headers.tensors if headers else _least_tensors(spec)
+    memory_facts(found, spec, tensors, model, kv_cache_memory, options)
     if not found.faults:
         found.speculative_config = {"method": "dflash", "model": drafter}
         if revision:
@@ -98,6 +105,12 @@ def inspect_pair(
         found.command = _command(found, kv_cache_memory, options)
         found.graphs = _graph_facts(found, spec, options, found.speculative_config)
     return found
+
+
+def _least_tensors(spec: DrafterSpec) -> dict[str, Tensor]:
+    """What its checkpoint must have of a vocabulary, where nobody has seen its headers."""
+    shapes = vocabulary_tensors(spec)
+    return {name: Tensor(shapes[name], "BF16") for name in required_vocabulary(spec)}
 
 
 def _read_weights(
@@ -148,6 +161,8 @@ def _drafter_facts(spec: DrafterSpec) -> DrafterFacts:
         head_dim=spec.head_dim,
         max_position_embeddings=spec.max_position_embeddings,
         attention_sinks=spec.attention_sinks,
+        dflash2=spec.dflash2,
+        quantization=spec.quantization,
         layers=[
             LayerFacts(window, causal)
             for window, causal in zip(spec.windows, spec.causal, strict=True)
@@ -160,7 +175,9 @@ def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> Ten
     faults = compare_tensors(spec, stored)
     found.faults += [Fault("tensors", message) for message in faults.messages()]
     weights = [name for name in stored if name not in MAPS]
-    odd = sorted({stored[name].dtype for name in weights if stored[name].is_floating} - FLOATS)
+    quantised = set().union(*quantised_parts(spec, stored).values())
+    plain = [stored[name].dtype for name in weights if name not in quantised]
+    odd = sorted({dtype for dtype in plain if dtype.startswith("F")} - FLOATS)
     if odd:
         found.warnings.append(
             f"tensors are stored as {', '.join(odd)}: they are loaded as plain numbers, without"

@@ -79,6 +79,16 @@ def _drafter(facts: DrafterFacts, tensors: TensorFacts | None) -> Table:
         *((f"layers {numbers}", text) for numbers, text in layer_ranges(facts.layers)),
         ("vocabulary", _vocabulary(facts, tensors)),
     ]
+    if (second := facts.dflash2) is not None:
+        rows += [
+            ("convolutions", f"over {second.conv_kernel_size} rows, around attention and MLP"),
+            (
+                "candidates",
+                f"{second.selector_top_k} for each place, codes of {second.selector_rank} numbers",
+            ),
+        ]
+    if facts.quantization is not None:
+        rows.append(("quantised", f"{facts.quantization}, as vLLM's layers take it"))
     return _named("Drafter", rows)
 
 

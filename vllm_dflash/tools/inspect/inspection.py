@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from vllm_dflash.checkpoint.spec import DFlash2
+
 SCHEMA = "vllm-dflash.inspect/1"
 FITS, DOES_NOT_FIT, UNREADABLE = 0, 1, 2
 STATUS = {FITS: "fits", DOES_NOT_FIT: "does not fit", UNREADABLE: "unreadable"}
@@ -50,6 +52,8 @@ class DrafterFacts:
     head_dim: int
     max_position_embeddings: int
     attention_sinks: bool
+    dflash2: DFlash2 | None
+    quantization: str | None
     layers: list[LayerFacts]
 
 

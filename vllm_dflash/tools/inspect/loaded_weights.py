@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
+from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.ranks import drafter_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.checkpoint.tensors import expected_tensors
+from vllm_dflash.checkpoint.tensors import expected_tensors, quantised_parts
 
 VOCABULARY_ALIGNMENT = 64
 """vLLM pads embeddings and heads to a multiple of this many rows."""
@@ -33,24 +35,29 @@ class LoadedWeights:
 
 
 def loaded_weights(
-    spec: DrafterSpec, found: Container[str], itemsize: int, tp_size: int = 1
+    spec: DrafterSpec, found: Mapping[str, Tensor], itemsize: int, tp_size: int = 1
 ) -> LoadedWeights:
     """Sizes of a drafter whose checkpoint has the `found` tensors, in a type of `itemsize` bytes.
 
-    An embedding and a head of its own are split over all ranks, its layers where they divide.
+    An embedding and a head of its own are split over all ranks, its layers where they divide. What
+    is quantised stays as large as it is in the file.
     """
     ranks = drafter_ranks(spec, tp_size)
     kv_heads = max(1, spec.num_kv_heads // ranks)
-    numbers = 0
-    for name, shape in expected_tensors(spec).items():
-        count = 1
-        for size in shape:
-            count *= size
+
+    def on_a_rank(name: str, whole: int) -> int:
         if name.endswith(PER_KV_HEAD):
-            count = count // spec.num_kv_heads * kv_heads
-        elif name.endswith((*SPLIT_ROWS, *SPLIT_COLUMNS, "attention_sink_bias")):
-            count //= ranks
-        numbers += count
+            return whole // spec.num_kv_heads * kv_heads
+        if name.endswith((*SPLIT_ROWS, *SPLIT_COLUMNS, "attention_sink_bias")):
+            return whole // ranks
+        return whole
+
+    parts = quantised_parts(spec, found.keys())
+    numbers = sum(
+        on_a_rank(name, prod(shape))
+        for name, shape in expected_tensors(spec).items()
+        if name not in parts
+    )
     for name, rows in (
         ("embed_tokens.weight", spec.vocab_size),
         ("lm_head.weight", spec.draft_vocab_size),
@@ -59,8 +66,13 @@ def loaded_weights(
             padded = -(-rows // VOCABULARY_ALIGNMENT) * VOCABULARY_ALIGNMENT
             numbers += padded // tp_size * spec.hidden_size
     parameters = numbers * itemsize
+    for name, inside in parts.items():
+        parameters += on_a_rank(name, sum(found[part].num_bytes for part in inside))
     if "d2t" in found:
         parameters += spec.draft_vocab_size * D2T_BYTES
+    if any("self_attn" in name for name in parts):  # layers project context themselves
+        norms = spec.num_layers * spec.head_dim
+        return LoadedWeights(parameters, norms * itemsize)
     inputs = spec.hidden_size + (1 if spec.attention_bias else 0)
     per_layer = 2 * kv_heads * spec.head_dim * inputs + spec.head_dim  # and the K norm
     return LoadedWeights(parameters, spec.num_layers * per_layer * itemsize)

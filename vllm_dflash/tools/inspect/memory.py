@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.ranks import drafter_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.tools.inspect.cache_layers import UnknownCacheError, drafter_layers, target_layers
@@ -30,7 +31,7 @@ SHARED_POOL = (
 def memory_facts(
     found: Inspection,
     spec: DrafterSpec,
-    names: Collection[str],
+    tensors: Mapping[str, Tensor],
     model: ModelConfig,
     kv_cache_memory: int | None,
     options: EngineOptions,
@@ -40,7 +41,7 @@ def memory_facts(
     Args:
         found: so far.
         spec: of the drafter.
-        names: tensors of the drafter's checkpoint.
+        tensors: of the drafter's checkpoint.
         model: vLLM's config of the target.
         kv_cache_memory: bytes, or None.
         options: of the engine.
@@ -53,7 +54,7 @@ def memory_facts(
         found.not_checked.append("memory: the target does not divide among so many ranks")
         return
     tp_size = options.tensor_parallel_size
-    weights = loaded_weights(spec, names, model.dtype.itemsize, tp_size)
+    weights = loaded_weights(spec, tensors, model.dtype.itemsize, tp_size)
     cache = None
     try:
         config = engine_config(found.target_model, options)

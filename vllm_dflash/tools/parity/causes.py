@@ -32,7 +32,8 @@ USUAL = {
     EMBEDDING: "the target's embedding or its scale, or a mask_embedding.pt that is not used",
     FINAL_NORM: "the final norm's weights or epsilon",
     LOGITS: "the head: its weights, a logit scale or softcap, or rows other than the masks'",
-    DRAFTS: "the map from the drafter's vocabulary to the target's (d2t)",
+    DRAFTS: "the map from the drafter's vocabulary to the target's (d2t), or DFlash 2's walk along"
+    " its candidates: codes, or which token a place's candidates are scored behind",
     ACCEPTANCE: "drafts are right, but others were verified: they are lost or shifted on their way"
     " to the target",
     TEXT: "the target itself, or the verification of drafts, writes other tokens than plain"
@@ -115,6 +116,8 @@ def _head_cause(oracle: Oracle, step: DraftStep, tolerance: float) -> str | None
     assert step.hidden is not None
     assert step.logits is not None
     expected = oracle.logits(step.hidden[1:])
+    if step.candidates is not None:
+        return _factor_cause(step.logits, expected.gather(-1, step.candidates), tolerance)
     cap = getattr(oracle.target.config.get_text_config(), "final_logit_softcapping", None)
     capped = None if cap is None else torch.tanh(step.logits.float() / cap) * cap
     if capped is not None and relative_error(capped, expected) <= tolerance:

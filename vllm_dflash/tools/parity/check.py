@@ -73,7 +73,13 @@ def check_parity(
             f" verify ... -- --tensor-parallel-size {ranks}`."
         )
     # Refuses a bad one before anything is loaded.
-    read_drafter(drafter, revision, drafter_overrides)
+    spec = read_drafter(drafter, revision, drafter_overrides)
+    if spec.quantization is not None:
+        raise ValueError(
+            f"drafter {drafter!r} is quantised ({spec.quantization}), and the reference has no"
+            " such layers: compare the checkpoint it was made from, and both with `vllm-dflash"
+            " verify`, whose report has each one's acceptance length."
+        )
     arguments = engine_arguments(drafter, target, dtype, _shorter(target, max_model_len)) | engine
     for key, value in (("revision", revision), ("drafter_overrides", drafter_overrides)):
         if value:

@@ -94,8 +94,8 @@ class _Comparison:
             place = Place(self.prompt, number)
             rows = self.recording.visible_rows(step, length)
             self._compare_context(rows, place)
-            expected = self._compare_block(step, rows, place)
-            self._compare_drafts(step, length, expected, place, acceptance)
+            hidden, logits = self._compare_block(step, rows, place)
+            self._compare_drafts(step, length, hidden, logits, place, acceptance)
         return acceptance
 
     def _compare_text(self) -> None:
@@ -120,8 +120,14 @@ class _Comparison:
         alone = self.oracle.context(features)
         self.errors.compare(CONTEXT_Z, place, self.recording.z[new], alone, expected_z)
 
-    def _compare_block(self, step: DraftStep, rows: torch.Tensor, place: Place) -> torch.Tensor:
-        """From the block's tokens to its logits; returns the reference's, [K, V']."""
+    def _compare_block(
+        self, step: DraftStep, rows: torch.Tensor, place: Place
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """From the block's tokens to its logits.
+
+        Returns:
+            The reference's hidden states and logits of the mask rows, [K, H] and [K, V'].
+        """
         assert step.embedding is not None
         assert step.hidden is not None
         assert step.logits is not None
@@ -142,27 +148,30 @@ class _Comparison:
             compare(layer_stage(number), place, got, alone, expected)
         compare(FINAL_NORM, place, step.hidden, hidden_alone, hidden)
         logits = oracle.logits(hidden[1:])
-        compare(LOGITS, place, step.logits, oracle.logits(step.hidden[1:]), logits)
-        return logits
+        alone, expected = (
+            found if step.candidates is None else found.gather(-1, step.candidates)
+            for found in (oracle.logits(step.hidden[1:]), logits)
+        )
+        compare(LOGITS, place, step.logits, alone, expected)
+        return hidden[1:], logits
 
     def _compare_drafts(
         self,
         step: DraftStep,
         length: int,
+        hidden: torch.Tensor,
         expected: torch.Tensor,
         place: Place,
         acceptance: Acceptance,
     ) -> None:
-        assert step.logits is not None
         assert step.drafts is not None
-        columns = torch.arange(expected.shape[-1])
-        tokens = self.oracle.drafter.target_ids(columns)  # [V']
-        is_best = step.logits == step.logits.amax(-1, keepdim=True)  # [K, V'], ties included
-        is_drafted = tokens[None] == step.drafts[:, None]
-        right = (is_best & is_drafted).any(-1)
-        known = is_drafted.any(-1).all()
-        gap = gap_to_best(expected, is_drafted.int().argmax(-1)) if known else 1.0
-        self.errors.observe(DRAFTS, place, share_of(~right), gap)
+        assert step.hidden is not None
+        if step.candidates is None:
+            alone, gap = self._likeliest(step, expected)
+        else:
+            alone = self._walked(step, step.hidden[1:], self.oracle.logits(step.hidden[1:]))
+            gap = self._walked(step, hidden, expected)
+        self.errors.observe(DRAFTS, place, alone, gap)
         if step.num_accepted == NOT_VERIFIED:
             self.errors.observe(ACCEPTANCE, place, 1.0)
             return
@@ -170,8 +179,32 @@ class _Comparison:
         by_text = count_matches(step.drafts.tolist(), verified)
         self.errors.observe(ACCEPTANCE, place, float(step.num_accepted != by_text))
         acceptance.engine.append(step.num_accepted)
-        of_reference = tokens[expected.argmax(-1)].tolist()
+        of_reference = self.oracle.choose(expected, hidden, int(step.input_ids[0]))
         acceptance.reference.append(count_matches(of_reference, verified))
+
+    def _likeliest(self, step: DraftStep, expected: torch.Tensor) -> tuple[float, float]:
+        """Share of drafts that are not the best of the engine's own logits, and how far they lie
+        below the best of the reference's, [K, V']."""
+        assert step.logits is not None
+        assert step.drafts is not None
+        tokens = self.oracle.drafter.target_ids(torch.arange(expected.shape[-1]))  # [V']
+        is_best = step.logits == step.logits.amax(-1, keepdim=True)  # [K, V'], ties included
+        is_drafted = tokens[None] == step.drafts[:, None]
+        right = (is_best & is_drafted).any(-1)
+        known = is_drafted.any(-1).all()
+        gap = gap_to_best(expected, is_drafted.int().argmax(-1)) if known else 1.0
+        return share_of(~right), gap
+
+    def _walked(self, step: DraftStep, hidden: torch.Tensor, logits: torch.Tensor) -> float:
+        """How far the engine's drafts lie below the best candidates, each behind the engine's own
+        draft before it, by hidden states [K, H] and logits [K, V']."""
+        assert step.drafts is not None
+        before = torch.cat([step.input_ids[:1].long(), step.drafts[:-1].long()])
+        candidates, scores = self.oracle.scores(logits, hidden, before)  # [K, C]
+        is_drafted = candidates == step.drafts[:, None]
+        if not is_drafted.any(-1).all():
+            return 1.0
+        return gap_to_best(scores, is_drafted.int().argmax(-1))
 
 
 def count_matches(drafts: list[int], tokens: list[int]) -> int:

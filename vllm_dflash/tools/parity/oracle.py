@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.model.reference import ReferenceDrafter, target_step
+from vllm_dflash.model.reference import ReferenceDrafter
+from vllm_dflash.model.reference_decoding import target_step
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,24 @@ class Oracle:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [K, V'] of hidden states [K, H]."""
         return self.drafter.logits(hidden, self.target)
+
+    @torch.inference_mode()
+    def choose(self, logits: torch.Tensor, hidden: torch.Tensor, bonus: int) -> list[int]:
+        """The K tokens of a block, from logits [K, V'] and hidden states [K, H]."""
+        return self.drafter.choose(logits, hidden, bonus).tolist()
+
+    @torch.inference_mode()
+    def scores(
+        self, logits: torch.Tensor, hidden: torch.Tensor, before: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of DFlash 2: candidates of K places, and their scores behind the tokens [K] before them.
+
+        From logits [K, V'] and hidden states [K, H]; [K, C] each.
+        """
+        selector = self.drafter.candidate_selector
+        assert selector is not None
+        values, candidates = logits.topk(selector.top_k, dim=-1)
+        return candidates, selector.scores(candidates, values, hidden, before)
 
     @torch.inference_mode()
     def block(

@@ -61,7 +61,11 @@ class DraftRecorder:
         self._wrap(model.context, "store_fused", self._on_store)
         self._wrap(model.block, "forward", self._on_block)
         self._wrap(model, "compute_logits", self._on_logits)
-        self._wrap(model, "target_ids", self._on_drafts)
+        self._wrap(model, "compute_candidates", self._on_candidates)
+        if hasattr(drafter, "sample_draft"):
+            self._wrap(drafter, "sample_draft", self._on_drafts)
+        else:
+            self._wrap(drafter.block, "pick", lambda picked, *_: self._on_drafts(picked[0]))
         self._wrap(drafter.lengths.statistics, "observe_verification", self._on_verification)
         hooks = [model.register_forward_pre_hook(self._on_model, with_kwargs=True)]
         hooks += [layer.register_forward_hook(self._on_layer) for layer in model.block.layers]
@@ -130,15 +134,18 @@ class DraftRecorder:
         x, residual = output  # vLLM adds them up in the norm that comes next
         self._steps[-1].layers.append(_copy(x + residual))
 
-    def _on_block(self, hidden: torch.Tensor, x: torch.Tensor, _: torch.Tensor) -> None:
+    def _on_block(self, hidden: torch.Tensor, x: torch.Tensor, *_: torch.Tensor) -> None:
         self._steps[-1].embedding = x
         self._steps[-1].hidden = _copy(hidden)
 
     def _on_logits(self, logits: torch.Tensor, *_: Any) -> None:
         self._steps[-1].logits = _copy(logits)
 
-    def _on_drafts(self, drafts: torch.Tensor, *_: Any) -> None:
-        self._steps[-1].drafts = _copy(drafts)
+    def _on_candidates(self, found: tuple[torch.Tensor, torch.Tensor], *_: Any) -> None:
+        self._steps[-1].candidates, self._steps[-1].logits = map(_copy, found)
+
+    def _on_drafts(self, drafts: torch.Tensor | list[int], *_: Any) -> None:
+        self._steps[-1].drafts = _copy(torch.as_tensor(drafts))
 
     # --- verification -------------------------------------------------------------------------
 

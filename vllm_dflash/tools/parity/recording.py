@@ -31,12 +31,14 @@ class DraftStep:
     hidden: torch.Tensor | None = None
     """Behind the final norm, [Q, H]."""
     logits: torch.Tensor | None = None
-    """Of the mask rows, [Q - 1, V']."""
+    """Of the mask rows, [Q - 1, V']; of DFlash 2 those of candidates, [Q - 1, C]."""
     drafts: torch.Tensor | None = None
     """Tokens of the target that were drafted, [Q - 1]."""
     num_drafted: int = 0
     """Drafts the target verified; fewer than Q - 1 where the request could not use all."""
     num_accepted: int = NOT_VERIFIED
+    candidates: torch.Tensor | None = None
+    """Columns of the logits, of DFlash 2, [Q - 1, C]."""
 
 
 @dataclass
@@ -73,6 +75,7 @@ class Recording:
                 "embedding": step.embedding,
                 "hidden": step.hidden,
                 "logits": step.logits,
+                "candidates": step.candidates,
                 "drafts": step.drafts,
             }
             values |= {f"layer.{i}": layer for i, layer in enumerate(step.layers)}

@@ -1,0 +1,94 @@
+"""The demo target with its DFlash 2 drafter: text of plain vLLM, drafts of the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3ForCausalLM
+
+from support import DEMO
+from support.engines import (
+    DRAFTER,
+    FIXED,
+    TARGET,
+    USES_V2,
+    acceptance_by_request,
+    engine,
+    fix_costs,
+    greedy,
+    held_out_prompts,
+    proposer_of,
+    token_ids,
+)
+from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.model.reference import ReferenceDrafter
+from vllm_dflash.model.reference_decoding import generate
+
+pytestmark = pytest.mark.usefixtures("runner")
+DRAFTER2 = DEMO / "drafter2"
+NEW_TOKENS, PROMPTS = (24, held_out_prompts(4)) if USES_V2 else (48, held_out_prompts(16))
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    """Several requests, in chunks."""
+    return {"max_num_seqs": 8, "max_num_batched_tokens": 64, **changes}
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    with engine(**settings()) as llm:
+        return token_ids(llm, PROMPTS, greedy(NEW_TOKENS))
+
+
+def test_acceptance_of_every_step_equals_the_reference(plain: list[list[int]]) -> None:
+    """And the text is plain vLLM's."""
+    target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    drafter = ReferenceDrafter.load(read_drafter(str(DRAFTER2)), DRAFTER2).float()
+    with engine(**settings(speculative_config={**FIXED, "model": str(DRAFTER2)})) as llm:
+        lengths = acceptance_by_request(llm)
+        outputs = llm.generate(PROMPTS, greedy(NEW_TOKENS), use_tqdm=False)
+        (stats,) = llm.collective_rpc("dflash_stats")
+        stop_ids = {llm.get_tokenizer().eos_token_id}
+        names = sorted(lengths, key=lambda name: int(name.split("-")[0]))
+        observed = [lengths[name] for name in names]
+    assert [list(output.outputs[0].token_ids) for output in outputs] == plain
+    expected = [
+        generate(target, drafter, list(output.prompt_token_ids), NEW_TOKENS, stop_ids=stop_ids)
+        for output in outputs
+    ]
+    assert [one.tokens for one in expected] == plain
+    assert observed == [one.acceptance_lengths for one in expected]
+    assert stats["nan_drafts"] == 0
+    assert stats["mean_acceptance_length"] > (1.8 if USES_V2 else 2.2)
+    assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
+
+
+def test_planned_lengths(plain: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the walk's own confidence: drafts are cut, and what is left is accepted more often."""
+    fix_costs(monkeypatch)
+    shares = []
+    for length in ("fixed", "adaptive"):
+        speculative = {**FIXED, "model": str(DRAFTER2), "draft_length": length}
+        with engine(**settings(speculative_config=speculative | {"free_drafts": "off"})) as llm:
+            assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == plain
+            (stats,) = llm.collective_rpc("dflash_stats")
+        shares.append(stats["accepted_tokens"] / stats["draft_tokens"])
+    assert shares[1] > 1.15 * shares[0]
+
+
+@pytest.mark.skipif(not USES_V2, reason="the V1 runner never schedules that way on a CPU")
+def test_asynchronous_scheduling(plain: list[list[int]]) -> None:
+    speculative = {"method": "dflash", "model": str(DRAFTER2)}
+    with engine("asynchronous", **settings(speculative_config=speculative)) as llm:
+        assert proposer_of(llm).synchronous is None
+        assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == plain
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["nan_drafts"] == 0
+
+
+def test_both_drafters_are_of_one_size() -> None:
+    """So that their acceptance can be compared."""
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (DRAFTER, DRAFTER2)]
+    assert abs(sizes[0] - sizes[1]) < 0.02 * sizes[0]

@@ -1,0 +1,110 @@
+"""DFlash 2's parts against element-wise oracles, and the reference's against vLLM's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.model_executor.models.qwen3_dflash2 import _grouped_conv, _score_edges
+
+from vllm_dflash.checkpoint.spec import DFlash2
+from vllm_dflash.model.candidate_selector import walk
+from vllm_dflash.model.grouped_convolution import convolve
+from vllm_dflash.model.reference_dflash2 import ReferenceConvolution, ReferenceSelector
+
+HIDDEN = 12
+widths = st.lists(st.integers(1, 6), min_size=1, max_size=5)
+
+
+def naive_convolution(
+    x: torch.Tensor, corrections: torch.Tensor, base: torch.Tensor, blocks: list[int]
+) -> torch.Tensor:
+    """Number by number."""
+    expected = torch.zeros_like(x)
+    per_group = x.shape[1] // corrections.shape[-1]
+    start = 0
+    for width in blocks:
+        for row in range(width):
+            for tap in range(min(len(base), row + 1)):
+                for channel in range(x.shape[1]):
+                    here = start + row
+                    kernel = base[tap, channel] + corrections[here, tap, channel // per_group]
+                    expected[here, channel] += kernel * x[here - tap, channel]
+        start += width
+    return expected
+
+
+@given(widths, st.integers(1, 8), st.sampled_from([1, 3, 12]))
+def test_rows_are_mixed_with_those_before_them_in_their_own_block(
+    blocks: list[int], taps: int, groups: int
+) -> None:
+    """Of any widths side by side, also narrower than the kernel."""
+    rows = sum(blocks)
+    x, base = torch.randn(rows, HIDDEN), torch.randn(taps, HIDDEN)
+    corrections = torch.randn(rows, taps, groups)
+    offsets = torch.cat([torch.arange(width) for width in blocks])
+    got = convolve(x, corrections, base, offsets)
+    torch.testing.assert_close(got, naive_convolution(x, corrections, base, blocks))
+
+
+def test_what_another_block_holds_does_not_matter() -> None:
+    """Not even NaN, which no product with zero would take away."""
+    x, base = torch.randn(6, HIDDEN), torch.randn(3, HIDDEN)
+    corrections, offsets = torch.randn(6, 3, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    expected = convolve(x, corrections, base, offsets)[3:]
+    x[:3] = torch.nan
+    torch.testing.assert_close(convolve(x, corrections, base, offsets)[3:], expected)
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 5))
+def test_the_walk_takes_the_best_behind_the_token_before(
+    blocks: int, places: int, candidates: int
+) -> None:
+    ids = torch.randint(0, 50, (blocks, places, candidates))
+    scores = torch.randn(blocks, places, candidates, candidates)
+    tokens, confidence = walk(ids, scores)
+    for block in range(blocks):
+        before = 0
+        for place in range(places):
+            given_before = scores[block, place, before]
+            before = int(given_before.argmax())
+            assert tokens[block, place] == ids[block, place, before]
+            chance = given_before.softmax(-1)[before]
+            assert confidence[block, place] == pytest.approx(float(chance), rel=1e-5)
+
+
+SPEC = DFlash2(conv_kernel_size=3, conv_group_size=4, selector_rank=5, selector_top_k=4)
+
+
+@torch.inference_mode()
+def test_the_reference_convolves_as_vllm() -> None:
+    convolution = ReferenceConvolution(HIDDEN, SPEC)
+    convolution.base_kernel.normal_()
+    x = torch.randn(1, 12, HIDDEN)
+    before, behind = convolution.kernel_projection(x[0]).view(12, 2, 3, 3).unbind(1)
+    shape = {"block_size": 6, "num_groups": 3, "group_size": 4, "taps": 3}
+    middle = _grouped_conv(x[0], before, convolution.base_kernel[0], **shape)
+    expected = _grouped_conv(middle.tanh(), behind, convolution.base_kernel[1], **shape)
+    torch.testing.assert_close(convolution(torch.tanh, x, 6)[0], expected)
+
+
+@torch.inference_mode()
+def test_the_reference_scores_as_vllm() -> None:
+    selector = ReferenceSelector(30, HIDDEN, SPEC)
+    selector.successor_codebook.normal_()
+    logits, hidden = torch.randn(5, 30), torch.randn(5, HIDDEN)
+    values, ids = logits.topk(4)
+    scores = _score_edges(
+        selector.predecessor_codebook,
+        selector.successor_codebook,
+        ids[None],
+        values[None],
+        selector.hidden_projection(hidden)[None],
+        torch.tensor([7]),
+        4,
+    )
+    tokens, confidence = walk(ids[None], scores)
+    expected, chances = selector.walk(logits, hidden, 7)
+    assert tokens[0].tolist() == expected
+    assert confidence[0].tolist() == pytest.approx(chances, rel=1e-5)

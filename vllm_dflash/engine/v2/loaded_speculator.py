@@ -1,0 +1,110 @@
+"""vLLM's V2 speculator with our drafter in it: its start-up, and nothing of a step."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from vllm.compilation.backends import set_model_tag
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.model_executor.model_loader import get_model
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.input_batch import InputBuffers
+from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
+from vllm.v1.worker.utils import AttentionGroup
+
+from vllm_dflash.config.draft_config import drafted_length
+from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.engine.attention_groups import split_by_kind
+from vllm_dflash.engine.v2.drafter_config import drafter_layers, one_width
+from vllm_dflash.engine.v2.trimming import why_untrimmed
+from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
+from vllm_dflash.model.draft_model import DFlashDraftModel
+
+
+class LoadedSpeculator(DFlashSpeculator):
+    """Loads the drafter, gives its layers their metadata, and captures its graphs."""
+
+    model: DFlashDraftModel
+    vllm_config: VllmConfig
+    enable_adaptive_verification: bool
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.engine_config = vllm_config
+        """As the engine was started with it; vLLM's class changes its own copy."""
+        self.options = DFlashOptions.of(vllm_config)
+        self.spec = self.options.drafter
+        self.parallel_drafting_token_id = self.spec.mask_token_id
+        self.requires_non_causal = not all(self.spec.causal)
+        self.is_synchronous = not (
+            vllm_config.scheduler_config.async_scheduling or self.enable_adaptive_verification
+        )
+        """Whether draft lengths are decided in the worker."""
+        self.untrimmed: str | None = None
+        """Why the device does not trim drafts, under asynchronous scheduling."""
+        self.runs_target_alone = False
+        """Whether dummy runs of the runner are to leave the drafter out."""
+
+    @property
+    def length_limit(self) -> int:
+        """Tokens a request may come to and be drafted. vLLM may lower its limit after start-up."""
+        return min(self.max_model_len, drafted_length(self.draft_model_config))
+
+    def load_draft_model(
+        self, target_model: nn.Module, target_attn_layer_names: set[str]
+    ) -> DFlashDraftModel:
+        """Load our draft model and let it use the target's vocabulary."""
+        config = drafter_layers(self.vllm_config, self.requires_non_causal)
+        with set_model_tag("dflash_head"):
+            model = get_model(vllm_config=config, model_config=self.draft_model_config)
+        language_model = getattr(target_model, "get_language_model", lambda: target_model)()
+        model.share_vocabulary(language_model)
+        cover_positions(model, self.max_model_len)
+        if self.enable_adaptive_verification or self.is_synchronous:
+            return model
+        self.untrimmed = why_untrimmed(self.engine_config, target_attn_layer_names)
+        if self.untrimmed is None:  # hook 29
+            self.speculative_config.enable_adaptive_verification = True
+            self.enable_adaptive_verification = self.use_acceptance_estimator = True
+        return model
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        """Capture blocks of one width: the lengths of the table are the target's."""
+        whole, self.vllm_config = self.vllm_config, one_width(self.vllm_config)
+        try:
+            super().init_cudagraph_manager(cudagraph_mode)
+        finally:
+            self.vllm_config = whole
+
+    def set_attn(
+        self,
+        model_state: ModelState,
+        kv_cache_config: KVCacheConfig,
+        block_tables: BlockTables,
+        target_input_buffers: InputBuffers,
+        target_attn_groups: list[list[AttentionGroup]],
+    ) -> None:
+        """Give each kind of layer metadata of its own."""
+        super().set_attn(
+            model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups
+        )
+        for groups in self.attn_groups:
+            wholes, groups[:] = list(groups), []
+            for whole in wholes:
+                block_size = whole.get_metadata_builder().kv_cache_spec.block_size
+                groups += split_by_kind(
+                    whole,
+                    self.model.context.attentions,
+                    self.attn_vllm_config,
+                    self.device,
+                    block_size,
+                )
+        self._configure_decode_metadata_update()
+
+    def persistent_buffers(self) -> list[torch.Tensor]:
+        """What captured graphs read and write."""
+        buffers = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
+        inputs = vars(self.input_buffers).values()
+        return buffers + [value for value in inputs if isinstance(value, torch.Tensor)]

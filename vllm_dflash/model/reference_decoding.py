@@ -1,0 +1,118 @@
+"""Decoding with the reference drafter: draft a block, verify it in one pass, keep what agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from vllm_dflash.model.reference import ReferenceDrafter
+
+
+@dataclass
+class Generation:
+    """What `generate` returns."""
+
+    tokens: list[int]
+    """New tokens, the prompt's not included."""
+    acceptance_lengths: list[int]
+    """Tokens each verify step produced, its bonus token included; drafted steps only."""
+
+
+@torch.inference_mode()
+def target_step(
+    target: PreTrainedModel, token_ids: torch.Tensor, cache: DynamicCache, taps: Collection[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the target over new tokens [1, T]. Returns logits [T, V] and features [T, m * H]."""
+    # Hooks, since Hugging Face norms the last entry of `hidden_states`, and taps are not normed.
+    outputs: dict[int, torch.Tensor] = {}
+
+    def keep(tap: int, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
+        outputs[tap] = output[0] if isinstance(output, tuple) else output
+
+    layers = target.get_decoder().layers
+    hooks = [
+        layers[tap].register_forward_hook(lambda *call, tap=tap: keep(tap, call[2])) for tap in taps
+    ]
+    try:
+        logits = target(token_ids, past_key_values=cache, use_cache=True).logits[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return logits, torch.cat([outputs[tap][0] for tap in taps], dim=-1)
+
+
+@torch.inference_mode()
+def block_states(
+    target: PreTrainedModel,
+    drafter: ReferenceDrafter,
+    features: torch.Tensor,  # [C, m * H]
+    bonus: int,
+    num_draft_tokens: int,
+) -> torch.Tensor:
+    """Hidden states [K, H] of one block behind C context rows; row i is for position C + 1 + i."""
+    masks = [drafter.spec.mask_token_id] * num_draft_tokens
+    block_ids = torch.tensor([[bonus, *masks]], device=features.device)
+    positions = torch.arange(len(features) + 1 + num_draft_tokens, device=features.device)
+    z = drafter.context(features[None])
+    block = drafter.embed(block_ids, target)
+    return drafter(block, z, positions[None])[0, 1:]
+
+
+@torch.inference_mode()
+def draft(
+    target: PreTrainedModel,
+    drafter: ReferenceDrafter,
+    features: torch.Tensor,  # [C, m * H]
+    bonus: int,
+    num_draft_tokens: int,
+) -> torch.Tensor:
+    """Logits [K, V'] of the same block."""
+    return drafter.logits(block_states(target, drafter, features, bonus, num_draft_tokens), target)
+
+
+@torch.inference_mode()
+def generate(
+    target: PreTrainedModel,
+    drafter: ReferenceDrafter,
+    prompt: list[int],
+    max_new_tokens: int,
+    *,
+    num_draft_tokens: int | None = None,
+    stop_ids: Collection[int] = (),
+) -> Generation:
+    """Greedy DFlash decoding of one prompt.
+
+    Never drafts more than the request can still use, as the engine does.
+    """
+    spec = drafter.spec
+    k_max = spec.max_draft_tokens if num_draft_tokens is None else num_draft_tokens
+    cache = DynamicCache(config=target.config)
+    device = target.device
+    logits, features = target_step(target, torch.tensor([prompt], device=device), cache, spec.taps)
+    tokens = [int(logits[-1].argmax())]
+    acceptance_lengths: list[int] = []
+    while len(tokens) < max_new_tokens and tokens[-1] not in stop_ids:
+        k = min(k_max, max_new_tokens - len(tokens) - 1)
+        drafts = []
+        if k > 0:
+            hidden = block_states(target, drafter, features, tokens[-1], k)
+            drafts = drafter.choose(drafter.logits(hidden, target), hidden, tokens[-1]).tolist()
+        # Verify: one target pass over the bonus token and the drafts.
+        block = torch.tensor([[tokens[-1], *drafts]], device=device)
+        logits, new_features = target_step(target, block, cache, spec.taps)
+        choices = logits.argmax(-1).tolist()
+        accepted = 0
+        while accepted < k and drafts[accepted] == choices[accepted]:
+            accepted += 1
+        # Only rows of accepted tokens become context; the cache forgets the rejected ones.
+        features = torch.cat([features, new_features[: accepted + 1]])
+        cache.crop(len(features))
+        produced = choices[: accepted + 1]
+        if k > 0:
+            acceptance_lengths.append(len(produced))
+        stop = next((i for i, token in enumerate(produced) if token in stop_ids), None)
+        tokens += produced if stop is None else produced[: stop + 1]
+    return Generation(tokens[:max_new_tokens], acceptance_lengths)
