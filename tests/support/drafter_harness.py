@@ -73,6 +73,7 @@ class Harness:
         *,
         max_model_len: int = 256,
         max_requests: int = 8,
+        dtype: str = "float32",
         rank: int = 0,
         num_ranks: int = 1,
         rendezvous: str | None = None,
@@ -82,7 +83,7 @@ class Harness:
         args = EngineArgs(
             model=str(pair.target),
             skip_tokenizer_init=True,
-            dtype="float32",
+            dtype=dtype,
             enforce_eager=True,
             max_model_len=max_model_len,
             max_num_seqs=max_requests,
@@ -104,12 +105,12 @@ class Harness:
                 init = f"file://{rendezvous or tempfile.mkdtemp() + '/init'}"
                 init_distributed_environment(num_ranks, rank, init, rank, "gloo")
                 ensure_model_parallel_initialized(num_ranks, 1)
-            self._load(HfTarget(pair.load_target()))
+            self._load(HfTarget(pair.load_target()).to(self.config.model_config.dtype))
             layers = {a.attn.layer_name: a.attn for a in self.proposer.model.context.attentions}
             for layer in layers.values():
                 spec = layer.get_kv_cache_spec(self.config)
                 shape = (num_blocks, spec.num_kv_heads, CACHE_BLOCK, 2 * spec.head_size)
-                layer.kv_cache = torch.full(shape, float("nan"))
+                layer.kv_cache = torch.full(shape, float("nan"), dtype=spec.dtype)
             self.caches = [layer.kv_cache for layer in layers.values()]
             self.config.cache_config.block_size = CACHE_BLOCK
             spec = next(iter(layers.values())).get_kv_cache_spec(self.config)
