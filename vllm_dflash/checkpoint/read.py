@@ -20,7 +20,7 @@ from vllm_dflash.checkpoint.refusal import (
     shown,
     without_frame,
 )
-from vllm_dflash.checkpoint.rope import read_rope
+from vllm_dflash.checkpoint.rope import Rotated, read_ropes
 from vllm_dflash.checkpoint.spec import ARCHITECTURE, DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.speculators import from_speculators
 from vllm_dflash.checkpoint.zlab import ONLY_NESTED, ZlabConfig
@@ -111,6 +111,8 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
     at_top = {name: value for name, value in config.items() if name not in ONLY_NESTED}
     inside = {name: value for name, value in nested.items() if value is not None}
     fields = checked(ZlabConfig, at_top | inside, refuse)
+    rotated = Rotated(fields.max_position_embeddings, fields.head_dim, tuple(fields.slides))
+    rope, sliding_rope = read_ropes(model, config, rotated)
     return DrafterSpec(
         model=model,
         dialect=dialect,
@@ -130,7 +132,7 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
         hidden_act=fields.hidden_act,
         rms_norm_eps=fields.rms_norm_eps,
         attention_bias=fields.attention_bias,
-        rope_parameters=read_rope(model, config, fields.max_position_embeddings),
+        rope_parameters=rope,
         max_position_embeddings=fields.max_position_embeddings,
         windows=tuple(fields.swa_window_size if slides else None for slides in fields.slides),
         causal=tuple(fields.causality),
@@ -138,6 +140,7 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
         value_scale=fields.attention_value_scale,
         logit_scale=fields.logit_scale,
         is_neox_style=fields.is_neox_style,
+        sliding_rope_parameters=sliding_rope,
         remarks=_unread(nested),
     )
 

@@ -61,6 +61,8 @@ class DrafterSpec:
     """Factor on the logits of the drafter's own head; a shared head is the target's, as it is."""
     is_neox_style: bool = True
     """Whether rotation pairs the two halves of a head, or else neighbouring numbers."""
+    sliding_rope_parameters: dict[str, Any] | None = None
+    """Of the layers with a window, where those are rotated otherwise than the full ones."""
     remarks: tuple[str, ...] = field(default=(), compare=False)
     """What a user should know of the config, though it can be read."""
 
@@ -73,6 +75,12 @@ class DrafterSpec:
     def needs_own_vocabulary(self) -> bool:
         """Whether the target's embedding and head are of another size and cannot serve."""
         return self.hidden_size != self.target_hidden_size
+
+    def rope_of(self, number: int) -> dict[str, Any]:
+        """Rotary settings of the layer of this number."""
+        if self.sliding_rope_parameters is None or self.windows[number] is None:
+            return self.rope_parameters
+        return self.sliding_rope_parameters
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, to travel to the workers; inverse of `from_dict`."""

@@ -7,10 +7,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
 from vllm_dflash.checkpoint.refusal import LARGEST, described, flag, positive, shown, whole
-from vllm_dflash.checkpoint.rope import MOST_POSITIONS
+from vllm_dflash.checkpoint.rope import FULL, MOST_POSITIONS, SLIDING
 from vllm_dflash.vllms_own import SWITCH_OFF
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 MOST_LAYERS = 1024
 
 ONLY_NESTED = ("causal", "causal_head", "sample_from_anchor", "swa_window_size", "use_swa")
