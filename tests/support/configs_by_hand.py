@@ -65,6 +65,7 @@ QWEN_SPEC: Fields = {
     "logit_scale": 1.0,
     "is_neox_style": True,
     "sliding_rope_parameters": None,
+    "length_heads": (),
     "remarks": (),
 }
 

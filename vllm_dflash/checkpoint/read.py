@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from vllm_dflash.checkpoint.adaflash import SETTING, length_heads, remarks_on
 from vllm_dflash.checkpoint.refusal import (
     checked,
     folder_fault,
@@ -113,6 +114,7 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
     fields = checked(ZlabConfig, at_top | inside, refuse)
     rotated = Rotated(fields.max_position_embeddings, fields.head_dim, tuple(fields.slides))
     rope, sliding_rope = read_ropes(model, config, rotated)
+    heads = length_heads(nested)
     return DrafterSpec(
         model=model,
         dialect=dialect,
@@ -141,7 +143,8 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
         logit_scale=fields.logit_scale,
         is_neox_style=fields.is_neox_style,
         sliding_rope_parameters=sliding_rope,
-        remarks=_unread(nested),
+        length_heads=heads,
+        remarks=remarks_on(heads) + _unread(nested, SETTING if heads else ()),
     )
 
 
@@ -186,11 +189,13 @@ def _check_architecture(model: str, architectures: Any) -> None:
     )
 
 
-def _unread(nested: dict[str, Any]) -> tuple[str, ...]:
-    """A remark for each key of `dflash_config` that nothing here reads."""
+def _unread(nested: dict[str, Any], left_out: tuple[str, ...]) -> tuple[str, ...]:
+    """A remark for each key of `dflash_config` that nothing here reads, but for those left out."""
     known = ZlabConfig.model_fields.keys()
     remarks = []
     for key in sorted(nested.keys() - known):
+        if key.startswith(left_out):
+            continue
         near = nearest(key, known)
         hint = f"; did its author mean {near!r}?" if near else ""
         remarks.append(f"dflash_config has {key!r}, which nothing here reads{hint}")

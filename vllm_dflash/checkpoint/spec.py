@@ -63,6 +63,8 @@ class DrafterSpec:
     """Whether rotation pairs the two halves of a head, or else neighbouring numbers."""
     sliding_rope_parameters: dict[str, Any] | None = None
     """Of the layers with a window, where those are rotated otherwise than the full ones."""
+    length_heads: tuple[str, ...] = ()
+    """AdaFlash: modules of the checkpoint that are not loaded (`adaflash.py`)."""
     remarks: tuple[str, ...] = field(default=(), compare=False)
     """What a user should know of the config, though it can be read."""
 
@@ -89,5 +91,6 @@ class DrafterSpec:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> DrafterSpec:
         """Rebuild a spec from `to_dict`, also after a trip through JSON."""
-        tuples = {name: tuple(fields[name]) for name in ("taps", "windows", "causal", "remarks")}
+        names = ("taps", "windows", "causal", "length_heads", "remarks")
+        tuples = {name: tuple(fields[name]) for name in names}
         return cls(**{**fields, **tuples})

@@ -131,6 +131,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "sliding_window_non_causal": False,
     },
     "small-vocabulary": {"draft_vocab_size": 100},
+    "small-vocabulary-of-a-padded-target": {"draft_vocab_size": 100, "target_vocab_size": 352},
     "own-vocabulary": {"own_vocabulary": True, "logit_scale": 0.25},
     "narrower-than-its-target": {"target_hidden_size": 96},
     "mask-embedding": {"mask_embedding": True},
