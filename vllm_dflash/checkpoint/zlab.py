@@ -26,7 +26,7 @@ UNSUPPORTED = (
         "causal_head",
         True,
         "so it is a JetSpec drafter, whose head predicts each token from those before it; neither"
-        " vllm-dflash nor vLLM 0.32 runs such drafters",
+        " vllm-dflash nor vLLM 0.32 runs such drafters. Take a DFlash drafter of the same target",
     ),
     (
         "use_aux_hidden_state",
