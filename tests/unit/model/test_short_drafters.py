@@ -1,7 +1,7 @@
 """A drafter trained for fewer positions than its target has, on either runner (vllm#57964).
 
 vLLM 0.32's Model Runner V2 asks nobody how far the drafter goes: its own DFlash reads behind the
-end of the rotary table, in blocks as in the context. vLLM 0.33 makes the table longer, or the target's
+end of the rotary table, in blocks as in the context. vLLM 0.33 makes that longer, or the target's
 limit shorter where the rotation is scaled. Ours has a row for each of the target's positions.
 """
 
