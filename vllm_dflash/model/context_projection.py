@@ -118,7 +118,7 @@ class ContextProjection(nn.Module):
         rotary = self.attentions[number].rotary_emb
         ops.rotary_embedding(
             positions,
-            keys.view(len(keys), -1),  # a copy would be turned, and forgotten
+            keys.view(len(keys), keys.shape[1] * self.head_dim),  # of a copy, nothing would remain
             None,
             self.head_dim,
             rotary._match_cos_sin_cache_dtype(keys),

@@ -95,6 +95,9 @@ SHAPES: dict[str, dict[str, Any]] = {
             SLIDING: {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
         },
     },
+    "rope-of-full-layers-alone": {
+        "rope_parameters": {FULL: {"rope_theta": 100.0}, SLIDING: {"rope_theta": 1e6}}
+    },
     "half-of-each-head-rotated": {
         "rope_parameters": None,
         "rope_theta": 10000.0,

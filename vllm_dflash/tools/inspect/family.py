@@ -13,6 +13,8 @@ def resembles(spec: DrafterSpec) -> str:
     rope = spec.rope_parameters["rope_type"]
     sliding = sum(window is not None for window in spec.windows)
     layers = f"{sliding} of {spec.num_layers} layers sliding"
+    if spec.length_heads:
+        return f"AdaFlash (a length head, {spec.length_heads[0]})"
     if spec.attention_sinks or spec.value_scale is not None:
         return "MiMo (attention sinks or a value scale)"
     if spec.draft_vocab_size != spec.vocab_size:
