@@ -151,9 +151,3 @@ def test_quantised_ones_say_how(name: str) -> None:
     if architecture_of_vllm(config) is None:
         with pytest.raises(DrafterError, match="quantised drafters are not supported yet"):
             parse_config(name, config)
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_the_table_of_the_documentation_has_it(name: str) -> None:
-    table = (ROOT / "docs" / "checkpoints.md").read_text()
-    assert f"`{PUBLISHED[name]['checkpoint']}`" in table
