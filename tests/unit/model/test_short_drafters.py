@@ -8,6 +8,7 @@ limit shorter where the rotation is scaled. Ours has a row for each of the targe
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from vllm_dflash.model.reference import draft
 pytestmark = pytest.mark.usefixtures("runner")
 OWN, OF_TARGET = 64, 256
 FULL, SLIDING = "full_attention", "sliding_attention"
-BY_LAYER_TYPE = {
+BY_LAYER_TYPE: dict[str, Any] = {
     "layer_types": [SLIDING, FULL],
     "sliding_window": 20,
     "rope_parameters": {FULL: {"rope_theta": 1e6}, SLIDING: {"rope_theta": 100.0}},
@@ -38,7 +39,7 @@ def tables(harness: Harness) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("changes", [{}, BY_LAYER_TYPE], ids=["one rotation", "by layer type"])
 def test_hazard_57964_no_position_is_read_behind_the_rotary_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     """Blocks and context beyond the drafter's own limit are turned as the reference turns them.
 
@@ -74,7 +75,7 @@ def test_requests_are_drafted_up_to_the_drafters_own_limit(
 
 def test_hazard_57964_where_vllms_own_table_is_too_short(tmp_path: Path) -> None:
     """YaRN's table is as long as the checkpoint says, whatever is asked for."""
-    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}
+    rope: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}
     rope["original_max_position_embeddings"] = 16
     sliding = {FULL: {"rope_theta": 1e4}, SLIDING: rope}
     changes = BY_LAYER_TYPE | {"rope_parameters": sliding, "max_position_embeddings": OWN}
