@@ -140,8 +140,14 @@ REFUSED: list[tuple[Fields, str]] = [
     (scaled(type="yarn", factor=2, beta_fast=0), "beta_fast of rope_scaling must be a positive"),
     (scaled(type="default", rope_dim=64), "rope_dim of rope_scaling must be left out"),
     (scaled(type="default", partial_rotary_factor=1.5), "partial_rotary_factor of rope_scaling"),
-    (scaled(type="default", partial_rotary_factor=0.001), "rotates 0 of the 128 numbers of a head"),
-    (scaled(type="default", partial_rotary_factor=0.06), "rotates 7 of the 128 numbers of a head"),
+    (
+        scaled(type="default", partial_rotary_factor=0.001),
+        "partial_rotary_factor of rope_scaling (0.001) rotates 0 of the 128 numbers of a head",
+    ),
+    (
+        scaled(type="default", partial_rotary_factor=0.06),
+        "partial_rotary_factor of rope_scaling (0.06) rotates 7 of the 128 numbers of a head",
+    ),
     (
         {"partial_rotary_factor": 0.03},
         "partial_rotary_factor of rope_theta (0.03) rotates 3 of the 128 numbers of a head",
@@ -161,7 +167,8 @@ REFUSED: list[tuple[Fields, str]] = [
             "layer_types": [FULL, FULL, SLIDING, FULL, FULL],
             "sliding_window": 8,
         },
-        "no entry for sliding_attention, which 1 of 5 layers are (config.json says None)",
+        "rope_scaling differs by layer type (full_attention), and has no entry for"
+        " sliding_attention, which 1 of 5 layers are (config.json says None)",
     ),
     (
         scaled(main={"rope_theta": 1.0}, compress={"rope_theta": 2.0}),

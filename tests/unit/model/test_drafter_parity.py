@@ -96,7 +96,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         },
     },
     "rope-of-full-layers-alone": {
-        "rope_parameters": {FULL: {"rope_theta": 100.0}, SLIDING: {"rope_theta": 1e6}}
+        "rope_parameters": {
+            FULL: {"rope_type": "default", "rope_theta": 100.0},
+            SLIDING: {"rope_type": "default", "rope_theta": 1e6},
+        }
     },
     "half-of-each-head-rotated": {
         "rope_parameters": None,
