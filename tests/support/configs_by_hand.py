@@ -64,8 +64,10 @@ QWEN_SPEC: Fields = {
     "value_scale": None,
     "logit_scale": 1.0,
     "is_neox_style": True,
+    "sliding_rope_parameters": None,
     "dflash2": None,
     "quantization": None,
+    "length_heads": (),
     "remarks": (),
 }
 

@@ -134,6 +134,7 @@ def make_pair(
     speculators: bool = False,
     own_vocabulary: bool = False,
     mask_embedding: bool = False,
+    target_vocab_size: int | None = None,
     **changes: Any,
 ) -> Pair:
     """Write a random Qwen3 target and a random drafter whose config has these changes."""
@@ -141,7 +142,7 @@ def make_pair(
     torch.manual_seed(0)
     target = Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=config["vocab_size"],
+            vocab_size=target_vocab_size or config["vocab_size"],
             hidden_size=config.get("target_hidden_size", config["hidden_size"]),
             intermediate_size=96,
             num_hidden_layers=config["num_target_layers"],

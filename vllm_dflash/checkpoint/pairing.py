@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 
+MOST_PADDING = 1024
+"""Rows at most by which checkpoints with the same tokens differ, so that ranks can divide them."""
 CPU_VECTOR = 8
 """Numbers that vLLM's norm takes at a time on CPUs."""
 
@@ -63,11 +65,7 @@ def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
             f"the drafter reads hidden states of size {drafter.target_hidden_size}, the target's"
             f" hidden_size is {target.hidden_size}"
         )
-    if drafter.vocab_size != target.vocab_size:
-        faults.append(
-            f"vocab_size is {drafter.vocab_size} in the drafter and {target.vocab_size} in the"
-            " target"
-        )
+    faults += _vocabulary_faults(drafter, target)
     if drafter.mask_token_id >= target.vocab_size:
         faults.append(
             f"mask_token_id {drafter.mask_token_id} is outside the target's vocabulary of"
@@ -83,6 +81,27 @@ def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
             if size % CPU_VECTOR
         ]
     return faults
+
+
+def _vocabulary_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
+    """Whether ids mean the same to both, as far as their sizes tell."""
+    ours, theirs = drafter.vocab_size, target.vocab_size
+    if ours == theirs:
+        return []
+    sizes = f"vocab_size is {ours} in the drafter and {theirs} in the target"
+    if drafter.draft_vocab_size != ours:
+        # The columns of its own head become ids by `d2t`, which is checked as it is loaded. Its
+        # own embedding is given the target's ids.
+        lacks_rows = drafter.needs_own_vocabulary and ours < theirs
+        return [f"{sizes}, whose last tokens it cannot embed"] if lacks_rows else []
+    is_padding = abs(ours - theirs) <= MOST_PADDING
+    if is_padding and drafter.dialect == "z-lab" and not drafter.needs_own_vocabulary:
+        sizes += (
+            ' (if their tokens are the same and only padding differs: "drafter_overrides":'
+            f' {{"vocab_size": {theirs}}}, which a drafter without an embedding and a head of its'
+            " own can take)"
+        )
+    return [sizes]
 
 
 def target_faults(target: PairingTarget) -> list[str]:

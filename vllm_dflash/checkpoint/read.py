@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from vllm_dflash.checkpoint.adaflash import SETTING, length_heads, remarks_on
 from vllm_dflash.checkpoint.dflash2 import DFlash2Config, read_dflash2
 from vllm_dflash.checkpoint.refusal import (
     checked,
@@ -21,7 +22,7 @@ from vllm_dflash.checkpoint.refusal import (
     shown,
     without_frame,
 )
-from vllm_dflash.checkpoint.rope import read_rope
+from vllm_dflash.checkpoint.rope import Rotated, read_ropes
 from vllm_dflash.checkpoint.spec import ARCHITECTURE_2, ARCHITECTURES, DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.speculators import ARCHITECTURE_OF, from_speculators
 from vllm_dflash.checkpoint.zlab import ONLY_NESTED, ZlabConfig
@@ -113,7 +114,11 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
     at_top = {name: value for name, value in config.items() if name not in ONLY_NESTED}
     inside = {name: value for name, value in nested.items() if value is not None}
     fields = checked(ZlabConfig, at_top | inside, refuse)
+    rotated = Rotated(fields.max_position_embeddings, fields.head_dim, tuple(fields.slides))
+    rope, sliding_rope = read_ropes(model, config, rotated)
+    heads = length_heads(nested)
     is_second = ARCHITECTURE_2 in architectures
+    known = {*ZlabConfig.model_fields, *(DFlash2Config.model_fields if is_second else ())}
     return DrafterSpec(
         model=model,
         dialect=dialect,
@@ -133,7 +138,7 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
         hidden_act=fields.hidden_act,
         rms_norm_eps=fields.rms_norm_eps,
         attention_bias=fields.attention_bias,
-        rope_parameters=read_rope(model, config, fields.max_position_embeddings),
+        rope_parameters=rope,
         max_position_embeddings=fields.max_position_embeddings,
         windows=tuple(fields.swa_window_size if slides else None for slides in fields.slides),
         causal=tuple(fields.causality),
@@ -141,9 +146,11 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
         value_scale=fields.attention_value_scale,
         logit_scale=fields.logit_scale,
         is_neox_style=fields.is_neox_style,
+        sliding_rope_parameters=sliding_rope,
         dflash2=read_dflash2(inside, fields, refuse) if is_second else None,
         quantization=fields.quantization,
-        remarks=_unread(nested, DFlash2Config.model_fields if is_second else ()),
+        length_heads=heads,
+        remarks=remarks_on(heads) + _unread(nested, known, SETTING if heads else ()),
     )
 
 
@@ -188,11 +195,14 @@ def _check_architecture(model: str, architectures: Any) -> None:
     )
 
 
-def _unread(nested: dict[str, Any], more_known: Collection[str]) -> tuple[str, ...]:
-    """A remark for each key of `dflash_config` that nothing here reads."""
-    known = {*ZlabConfig.model_fields, *more_known}
+def _unread(
+    nested: dict[str, Any], known: Collection[str], left_out: tuple[str, ...]
+) -> tuple[str, ...]:
+    """A remark for each key of `dflash_config` that nothing here reads, but for those left out."""
     remarks = []
-    for key in sorted(nested.keys() - known):
+    for key in sorted(nested.keys() - {*known}):
+        if key.startswith(left_out):
+            continue
         near = nearest(key, known)
         hint = f"; did its author mean {near!r}?" if near else ""
         remarks.append(f"dflash_config has {key!r}, which nothing here reads{hint}")

@@ -83,10 +83,14 @@ class DrafterSpec:
     """Factor on the logits of the drafter's own head; a shared head is the target's, as it is."""
     is_neox_style: bool = True
     """Whether rotation pairs the two halves of a head, or else neighbouring numbers."""
+    sliding_rope_parameters: dict[str, Any] | None = None
+    """Of the layers with a window, where those are rotated otherwise than the full ones."""
     dflash2: DFlash2 | None = None
     """None for a drafter of the first DFlash."""
     quantization: str | None = None
     """How weights are quantised, as vLLM names it; None where they are plain numbers."""
+    length_heads: tuple[str, ...] = ()
+    """AdaFlash: modules of the checkpoint that are not loaded (`adaflash.py`)."""
     remarks: tuple[str, ...] = field(default=(), compare=False)
     """What a user should know of the config, though it can be read."""
 
@@ -100,6 +104,12 @@ class DrafterSpec:
         """Whether the target's embedding and head are of another size and cannot serve."""
         return self.hidden_size != self.target_hidden_size
 
+    def rope_of(self, number: int) -> dict[str, Any]:
+        """Rotary settings of the layer of this number."""
+        if self.sliding_rope_parameters is None or self.windows[number] is None:
+            return self.rope_parameters
+        return self.sliding_rope_parameters
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, to travel to the workers; inverse of `from_dict`."""
         return asdict(self)
@@ -107,9 +117,8 @@ class DrafterSpec:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> DrafterSpec:
         """Rebuild a spec from `to_dict`, also after a trip through JSON."""
-        read: dict[str, Any] = {
-            name: tuple(fields[name]) for name in ("taps", "windows", "causal", "remarks")
-        }
+        names = ("taps", "windows", "causal", "length_heads", "remarks")
+        read: dict[str, Any] = {name: tuple(fields[name]) for name in names}
         if fields["dflash2"] is not None:
             read["dflash2"] = DFlash2(**fields["dflash2"])
         return cls(**{**fields, **read})

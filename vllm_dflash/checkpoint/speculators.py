@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from vllm_dflash.checkpoint.dflash2 import DFlash2Config
 from vllm_dflash.checkpoint.refusal import checked, described, flag
+from vllm_dflash.checkpoint.rope import SLIDING
 from vllm_dflash.checkpoint.spec import ARCHITECTURE, ARCHITECTURE_2, DrafterError
 
 AT_TOP_LEVEL = ("block_size", "draft_vocab_size", "target_hidden_size", "quantization_config")
@@ -53,8 +54,21 @@ def from_speculators(model: str, config: dict[str, Any]) -> dict[str, Any]:
     if own.sliding_window_non_causal:
         nested["causal"] = False
     return {
-        **own.transformer_layer_config,
+        **_with_one_rotation(own.transformer_layer_config),
         **{name: config[name] for name in AT_TOP_LEVEL if config.get(name) is not None},
         "architectures": [ARCHITECTURE_OF[kind]],
         "dflash_config": nested,
     }
+
+
+def _with_one_rotation(layers: dict[str, Any]) -> dict[str, Any]:
+    """The layers' config with the rotation that the library trains them with.
+
+    Of a target that rotates its layer types differently, it takes the sliding ones' for all layers
+    of the drafter, whatever their own type (`flatten_rope_parameters`). A config may still hold
+    the entries that it was taken from.
+    """
+    rope = layers.get("rope_parameters")
+    if isinstance(rope, dict) and isinstance(rope.get(SLIDING), dict):
+        return {**layers, "rope_parameters": rope[SLIDING]}
+    return layers

@@ -139,6 +139,8 @@ def quantised_parts(spec: DrafterSpec, found: Collection[str]) -> dict[str, set[
 
 def compare_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> TensorFaults:
     """What is missing, surplus, misshapen or no weights among the `found` tensors, by name."""
+    left_out = tuple(f"{head}." for head in spec.length_heads)
+    found = {name: tensor for name, tensor in found.items() if not name.startswith(left_out)}
     for weight, parts in quantised_parts(spec, found).items():
         implied = expected_tensors(spec)[weight]
         found = {name: tensor for name, tensor in found.items() if name not in parts}

@@ -7,10 +7,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
 from vllm_dflash.checkpoint.refusal import LARGEST, described, flag, positive, shown, whole
-from vllm_dflash.checkpoint.rope import MOST_POSITIONS
+from vllm_dflash.checkpoint.rope import FULL, MOST_POSITIONS, SLIDING
 from vllm_dflash.vllms_own import SWITCH_OFF
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 MOST_LAYERS = 1024
 
 ONLY_NESTED = ("causal", "causal_head", "sample_from_anchor", "swa_window_size", "use_swa")
@@ -27,7 +26,7 @@ UNSUPPORTED = (
         "causal_head",
         True,
         "so it is a JetSpec drafter, whose head predicts each token from those before it; neither"
-        " vllm-dflash nor vLLM 0.32 runs such drafters",
+        " vllm-dflash nor vLLM 0.32 runs such drafters. Take a DFlash drafter of the same target",
     ),
     (
         "use_aux_hidden_state",

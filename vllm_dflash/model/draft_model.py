@@ -21,7 +21,7 @@ from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.model.candidate_selector import CandidateSelector
 from vllm_dflash.model.context_projection import ContextProjection
 from vllm_dflash.model.layers import DraftBlock
-from vllm_dflash.model.vocabulary import DraftVocabulary, read_mask_embedding
+from vllm_dflash.model.vocabulary import DraftVocabulary, check_ids, read_mask_embedding
 
 FUSED_LAYERS = {
     "qkv_proj": ["q_proj", "k_proj", "v_proj"],
@@ -52,6 +52,8 @@ class DFlashDraftModel(nn.Module):
             "lm_head.": "vocabulary.lm_head.",
             "d2t": "vocabulary.d2t",
             "t2d": None,  # which ids of the target it has; the way back is all that is needed
+            "thresh_head_": None,  # AdaFlash's; surplus where the config does not say so
+            "prob_head.": None,
         },
         orig_to_new_stacked={
             ".q_proj": (".qkv_proj", "q"),
@@ -83,6 +85,7 @@ class DFlashDraftModel(nn.Module):
             )
         self.uniform_width = 1 + DFlashOptions.of(vllm_config).draft_width
         """Rows of each block where nobody says what belongs to which."""
+        self._target_vocab_size = vllm_config.model_config.get_vocab_size()
         self._searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
         self._revision = vllm_config.speculative_config.draft_model_config.revision
         index = get_hf_file_bytes(INDEX, self.spec.model, self._revision)
@@ -173,7 +176,8 @@ class DFlashDraftModel(nn.Module):
         """Load a checkpoint, all or nothing.
 
         Raises:
-            DrafterError: tensors are missing, surplus, misshapen or integers; each is named.
+            DrafterError: tensors are missing, surplus, misshapen or integers, each is named; or
+                it embeds fewer tokens than its target, or drafts tokens that its target lacks.
         """
         # All of them at once: a misfit must be named before vLLM's loaders trip over it.
         tensors = list(weights)
@@ -184,6 +188,7 @@ class DFlashDraftModel(nn.Module):
                 for name, tensor in tensors
             },
         )
+        check_ids(self.spec, dict(tensors), self._target_vocab_size)
         device = self.context.hidden_norm.weight.device
         with device:
             self.vocabulary = DraftVocabulary(

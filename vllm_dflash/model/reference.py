@@ -17,15 +17,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel, Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import (
-    Qwen3MLP,
-    Qwen3RMSNorm,
-    Qwen3RotaryEmbedding,
-    apply_rotary_pos_emb,
-)
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.model.reference_dflash2 import ReferenceConvolution, ReferenceSelector
+from vllm_dflash.model.reference_rotation import rotary_of, rotate
 
 
 class ReferenceAttention(nn.Module):
@@ -51,7 +47,7 @@ class ReferenceAttention(nn.Module):
         self,
         x: torch.Tensor,  # [R, Q, H]
         z: torch.Tensor,  # [R, C, H]
-        rope: tuple[torch.Tensor, torch.Tensor],  # cos, sin: [R, C + Q, D]
+        rope: tuple[torch.Tensor, torch.Tensor],  # cos, sin: [R, C + Q, rotated part of D]
         visible: torch.Tensor,  # [R, 1, Q, C + Q] bool
     ) -> torch.Tensor:
         def heads(t: torch.Tensor) -> torch.Tensor:
@@ -63,8 +59,8 @@ class ReferenceAttention(nn.Module):
         v = heads(self.v_proj(rows)).transpose(1, 2) * self.value_scale
         cos, sin = rope
         num_queries = x.shape[1]
-        q = self.rotate(q, cos[:, -num_queries:], sin[:, -num_queries:])
-        k = self.rotate(k, cos, sin)
+        q = rotate(q, cos[:, -num_queries:], sin[:, -num_queries:], self.is_neox_style)
+        k = rotate(k, cos, sin, self.is_neox_style)
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         scores = q @ k.transpose(-1, -2) * self.head_dim**-0.5  # [R, heads, Q, C + Q]
@@ -75,15 +71,6 @@ class ReferenceAttention(nn.Module):
             scores = torch.cat([scores, sink.to(scores)], dim=-1)
         weights = scores.softmax(dim=-1)[..., : k.shape[2]]
         return self.o_proj((weights @ v).transpose(1, 2).flatten(2))  # [R, Q, H]
-
-    def rotate(self, t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotary embedding of [R, heads, T, D], in halves (neox) or in neighbouring pairs."""
-        if not self.is_neox_style:
-            t = torch.cat([t[..., ::2], t[..., 1::2]], dim=-1)
-        t, _ = apply_rotary_pos_emb(t, t, cos, sin)
-        if not self.is_neox_style:
-            t = torch.stack(t.chunk(2, dim=-1), dim=-1).flatten(-2)
-        return t
 
 
 class ReferenceLayer(nn.Module):
@@ -134,8 +121,6 @@ class ReferenceDrafter(nn.Module):
             head_dim=spec.head_dim,
             hidden_act=spec.hidden_act,
             rms_norm_eps=spec.rms_norm_eps,
-            rope_parameters=dict(spec.rope_parameters),
-            max_position_embeddings=spec.max_position_embeddings,
         )
         fused = len(spec.taps) * spec.target_hidden_size
         self.fc = nn.Linear(fused, spec.hidden_size, bias=False)
@@ -151,7 +136,10 @@ class ReferenceDrafter(nn.Module):
             )
         self.register_buffer("d2t", None)
         self.mask_embedding: torch.Tensor | None = None
-        self.rotary = Qwen3RotaryEmbedding(config)
+        self.rotary = rotary_of(spec, spec.rope_parameters)
+        self.sliding_rotary = self.rotary
+        if spec.sliding_rope_parameters is not None:
+            self.sliding_rotary = rotary_of(spec, spec.sliding_rope_parameters)
 
     @classmethod
     def load(cls, spec: DrafterSpec, folder: str | Path) -> ReferenceDrafter:
@@ -161,6 +149,8 @@ class ReferenceDrafter(nn.Module):
         for file in sorted(Path(folder).glob("*.safetensors")):
             tensors |= load_file(file)
         tensors.pop("t2d", None)
+        left_out = tuple(f"{head}." for head in spec.length_heads)
+        tensors = {name: one for name, one in tensors.items() if not name.startswith(left_out)}
         if "embed_tokens.weight" in tensors:
             drafter.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
         if "lm_head.weight" in tensors:
@@ -230,7 +220,7 @@ class ReferenceDrafter(nn.Module):
         if visible is None:
             shape = (block.shape[0], 1, num_queries, positions.shape[1])
             visible = torch.ones(shape, dtype=torch.bool, device=block.device)
-        rope = self.rotary(block, positions)
+        rope, sliding_rope = self.rotary(block, positions), self.sliding_rotary(block, positions)
         q_pos, k_pos = positions[:, None, -num_queries:, None], positions[:, None, None, :]
         for layer, window, causal in zip(
             self.layers, self.spec.windows, self.spec.causal, strict=True
@@ -242,5 +232,6 @@ class ReferenceDrafter(nn.Module):
                 seen = seen & (q_pos - k_pos < window)
                 if not causal:
                     seen = seen & (k_pos - q_pos < window)
-            block = layer(block, context, rope, seen, width or num_queries)
+            turned = rope if window is None else sliding_rope
+            block = layer(block, context, turned, seen, width or num_queries)
         return self.norm(block)

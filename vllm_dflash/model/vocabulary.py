@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
 from vllm_dflash.checkpoint.mask_embedding import MASK_EMBEDDING_FILE, parse_mask_embedding
-from vllm_dflash.checkpoint.spec import DrafterSpec
+from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 
 
 class DraftVocabulary(nn.Module):
@@ -127,6 +127,32 @@ class DraftVocabulary(nn.Module):
     def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
         """Ids in the drafter's vocabulary to the target's: `d2t` holds what to add to each."""
         return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
+
+
+def check_ids(
+    spec: DrafterSpec, tensors: Mapping[str, torch.Tensor], target_vocab_size: int
+) -> None:
+    """Refuse tensors, by name, that embed or draft other ids than the target's.
+
+    Raises:
+        DrafterError: the drafter's own embedding has no row for some of them, or `d2t` leads
+            outside of them.
+    """
+
+    def refuse(why: str) -> DrafterError:
+        return DrafterError(
+            f"drafter {spec.model!r} does not fit its target: {why}, and the target has"
+            f" {target_vocab_size} tokens. Choose a drafter trained for this target."
+        )
+
+    if "embed_tokens.weight" in tensors and spec.vocab_size < target_vocab_size:
+        raise refuse(f"its own embedding has {spec.vocab_size} rows")
+    if "d2t" in tensors:
+        offsets = tensors["d2t"].to(torch.int64)
+        ids = offsets + torch.arange(len(offsets), device=offsets.device)
+        least, most = int(ids.min()), int(ids.max())
+        if least < 0 or most >= target_vocab_size:
+            raise refuse(f"d2t leads to tokens {least} to {most}")
 
 
 def read_mask_embedding(

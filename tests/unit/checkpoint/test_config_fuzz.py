@@ -35,6 +35,7 @@ EXTRA = (
     "target_hidden_size",
     "rope_scaling",
     "rope_theta",
+    "partial_rotary_factor",
     "is_neox_style",
     "logit_scale",
     "quantization_config",

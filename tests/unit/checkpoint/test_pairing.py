@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.pairs import drafter_config
+from support.pairs import as_speculators, drafter_config
 from vllm_dflash.checkpoint.pairing import (
     PairingTarget,
     check_pair,
@@ -15,8 +15,8 @@ from vllm_dflash.checkpoint.pairing import (
     parallel_faults,
     target_faults,
 )
-from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.checkpoint.read import parse_config, parse_overridden
+from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 
 # Reads layers 0 and 2 of 4, 64 wide; mask token 300 of 320.
 DRAFTER = parse_config("drafts", drafter_config())
@@ -112,3 +112,56 @@ def test_each_reason_with_both_values(target: dict[str, object], words: list[str
     assert [fault for fault in faults if fault not in message] == []
     needs_another_drafter = bool(pair_faults(DRAFTER, other))
     assert ("Choose a drafter trained for this target." in message) == needs_another_drafter
+
+
+def with_vocabulary(**changes: Any) -> DrafterSpec:
+    return parse_config("drafts", drafter_config(**changes))
+
+
+HINT = '"drafter_overrides": {"vocab_size": 352}, which a drafter without an embedding and a head'
+
+
+@pytest.mark.parametrize(
+    ("drafter", "vocab_size", "words"),
+    [
+        # Columns of a head of its own become ids by its map, whatever the target is padded to.
+        (with_vocabulary(draft_vocab_size=100), 352, None),
+        (with_vocabulary(draft_vocab_size=100), 310, None),
+        # An embedding of its own is given all of the target's ids.
+        (with_vocabulary(draft_vocab_size=100, hidden_size=32, target_hidden_size=64), 310, None),
+        (
+            with_vocabulary(draft_vocab_size=100, hidden_size=32, target_hidden_size=64),
+            352,
+            "vocab_size is 320 in the drafter and 352 in the target, whose last tokens it cannot",
+        ),
+        # Without a map, ids have to be the same.
+        (with_vocabulary(), 352, HINT),
+        (with_vocabulary(), 320 + 1024, '{"vocab_size": 1344}'),
+        (with_vocabulary(vocab_size=320 + 1024), 320, '{"vocab_size": 320}'),
+    ],
+)
+def test_vocabularies_of_two_sizes(
+    drafter: DrafterSpec, vocab_size: int, words: str | None
+) -> None:
+    faults = pair_faults(drafter, replace(TARGET, vocab_size=vocab_size))
+    assert faults == [] if words is None else words in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "vocab_size"),
+    [
+        (with_vocabulary(), 320 + 1025),  # more than padding
+        (with_vocabulary(hidden_size=32, target_hidden_size=64), 352),  # which brings its own
+        (parse_config("drafts", as_speculators(drafter_config())), 352),  # nested too deep
+    ],
+)
+def test_no_override_is_advised_where_none_would_help(
+    drafter: DrafterSpec, vocab_size: int
+) -> None:
+    (fault,) = pair_faults(drafter, replace(TARGET, vocab_size=vocab_size))
+    assert fault == f"vocab_size is 320 in the drafter and {vocab_size} in the target"
+
+
+def test_the_advised_override_is_what_mends_it() -> None:
+    spec = parse_overridden("drafts", drafter_config(), {"vocab_size": 352})
+    assert pair_faults(spec, replace(TARGET, vocab_size=352)) == []

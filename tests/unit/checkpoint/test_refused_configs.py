@@ -141,8 +141,46 @@ REFUSED: list[tuple[Fields, str]] = [
     (scaled(type="default", rope_dim=64), "rope_dim of rope_scaling must be left out"),
     (scaled(type="default", partial_rotary_factor=1.5), "partial_rotary_factor of rope_scaling"),
     (
-        scaled(full_attention={"rope_theta": 1.0}, sliding_attention={"rope_theta": 2.0}),
-        "rope_scaling differs by layer type (full_attention, sliding_attention)",
+        scaled(type="default", partial_rotary_factor=0.001),
+        "partial_rotary_factor of rope_scaling (0.001) rotates 0 of the 128 numbers of a head",
+    ),
+    (
+        scaled(type="default", partial_rotary_factor=0.06),
+        "partial_rotary_factor of rope_scaling (0.06) rotates 7 of the 128 numbers of a head",
+    ),
+    (
+        {"partial_rotary_factor": 0.03},
+        "partial_rotary_factor of rope_theta (0.03) rotates 3 of the 128 numbers of a head",
+    ),
+    ({"partial_rotary_factor": 2.0}, "partial_rotary_factor of rope_theta must be at most 1"),
+    # By layer type: an entry for each that there is.
+    (
+        scaled(sliding_attention={"rope_theta": 2.0}),
+        "rope_scaling differs by layer type (sliding_attention), and has no entry for"
+        " full_attention, which 5 of 5 layers are (config.json says None). Where the drafter was"
+        ' trained with one rotation for all layers, write it as "rope_scaling" in'
+        ' "drafter_overrides"',
+    ),
+    (
+        {
+            **scaled(full_attention={"rope_theta": 1.0}, sliding_attention=None),
+            "layer_types": [FULL, FULL, SLIDING, FULL, FULL],
+            "sliding_window": 8,
+        },
+        "rope_scaling differs by layer type (full_attention), and has no entry for"
+        " sliding_attention, which 1 of 5 layers are (config.json says None)",
+    ),
+    (
+        scaled(main={"rope_theta": 1.0}, compress={"rope_theta": 2.0}),
+        "rope_scaling differs by layer type (main, compress), and has no entry for full_attention",
+    ),
+    (
+        scaled(full_attention={"rope_theta": -1.0}),
+        "rope_theta of rope_scaling.full_attention must be a positive number",
+    ),
+    (
+        scaled(full_attention={"rope_type": "linear", "factor": 103}),
+        "factor of rope_scaling.full_attention stretches the positions to 4218880",
     ),
     # A table of 40,960 or 65,536 rows, and at most 4,194,304.
     (

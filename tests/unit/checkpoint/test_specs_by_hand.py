@@ -114,9 +114,86 @@ ROPE: list[tuple[Fields, Fields]] = [
 ]
 
 
+# What stands at top level counts where an entry does not say otherwise, as in transformers.
+PART = {"partial_rotary_factor": 0.5}
+ROPE += [
+    (PART, rope(rope_type="default", **THETA, **PART)),
+    ({"partial_rotary_factor": None}, {}),
+    (
+        {**PART, **rope(rope_type="default", rope_theta=9.0, partial_rotary_factor=0.25)},
+        rope(rope_type="default", rope_theta=9.0, partial_rotary_factor=0.25),
+    ),
+    # XiaomiMiMo/MiMo-V2.5-Pro-FP4-DFlash.
+    ({"rope_theta": 10000, **PART}, rope(rope_type="default", rope_theta=10000, **PART)),
+]
+
+
 @pytest.mark.parametrize(("changes", "means"), ROPE)
 def test_rotation(changes: Fields, means: Fields) -> None:
     assert read({**QWEN, **changes}) == {**QWEN_SPEC, **means}
+
+
+ONE, OTHER = {"rope_type": "default", "rope_theta": 1e6}, {**YARN, "rope_theta": 1e4}
+READ_OTHER = {**OTHER, "original_max_position_embeddings": 40960}
+MIXED_WINDOWS: Fields = {
+    "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
+    "sliding_window": 64,
+}
+MIXED_SPEC: Fields = {
+    "windows": (64, None, 64, 64, None),
+    "causal": (True, False, True, True, False),
+}
+BY_LAYER_TYPE: list[tuple[Fields, Fields]] = [
+    # transformers 5: an entry for each type of layer.
+    (
+        {**MIXED_WINDOWS, **rope(**{FULL: ONE, SLIDING: OTHER})},
+        {**MIXED_SPEC, "rope_parameters": ONE, "sliding_rope_parameters": READ_OTHER},
+    ),
+    (
+        {**MIXED_WINDOWS, **rope(**{SLIDING: ONE, FULL: OTHER})},
+        {**MIXED_SPEC, "rope_parameters": READ_OTHER, "sliding_rope_parameters": ONE},
+    ),
+    # What they leave out stands at top level; what stands beside them counts for none.
+    (
+        {
+            **MIXED_WINDOWS,
+            **PART,
+            **rope(**{FULL: {}, SLIDING: {"rope_theta": 1e4}}, rope_theta=9.0, factor=3.0),
+        },
+        {
+            **MIXED_SPEC,
+            **rope(rope_type="default", **THETA, **PART),
+            "sliding_rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **PART},
+        },
+    ),
+    # Alike after all.
+    (
+        {**MIXED_WINDOWS, **rope(**{SLIDING: ONE, FULL: {"rope_theta": 1e6}})},
+        {**MIXED_SPEC, "rope_parameters": ONE},
+    ),
+    # Layers of one type: the other's entry counts for none, and may be missing.
+    (rope(**{FULL: ONE, SLIDING: OTHER}), {"rope_parameters": ONE}),
+    (rope(**{FULL: ONE, SLIDING: None}), {"rope_parameters": ONE}),
+    (
+        {
+            "layer_types": [SLIDING] * 5,
+            "sliding_window": 7,
+            **rope(**{FULL: ONE, SLIDING: OTHER}),
+        },
+        {"windows": (7,) * 5, "causal": (True,) * 5, "rope_parameters": READ_OTHER},
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "means"), BY_LAYER_TYPE)
+def test_rotation_by_layer_type(changes: Fields, means: Fields) -> None:
+    config = {**QWEN, **changes}
+    assert read(config) == {**QWEN_SPEC, **means}
+    spec = parse_config("it", config)
+    sliding = spec.sliding_rope_parameters or spec.rope_parameters
+    of_each = [spec.rope_parameters if window is None else sliding for window in spec.windows]
+    assert [spec.rope_of(number) for number in range(5)] == of_each
+    assert DrafterSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
 MIXED = [SLIDING, FULL, SLIDING, SLIDING, FULL]
@@ -228,6 +305,7 @@ def layers(**fields: Any) -> Fields:
     return {"transformer_layer_config": {**SPECULATORS["transformer_layer_config"], **fields}}
 
 
+SLIDING_ROPE = rope(rope_type="default", rope_theta=9.0)
 OF_SPECULATORS: list[tuple[Fields, Fields]] = [
     ({"aux_hidden_state_layer_ids": [1]}, {"taps": (0,)}),
     ({"mask_token_id": 4}, {"mask_token_id": 4}),
@@ -254,6 +332,13 @@ OF_SPECULATORS: list[tuple[Fields, Fields]] = [
     (
         layers(rope_parameters=YARN | {"rope_theta": 1e6}),
         rope(**YARN, rope_theta=1e6, original_max_position_embeddings=65536),
+    ),
+    # Layers of both types are trained with the rotation of the target's sliding ones.
+    (layers(rope_parameters={FULL: ONE, SLIDING: {"rope_theta": 9.0}}), SLIDING_ROPE),
+    (layers(rope_parameters={SLIDING: {"rope_theta": 9.0}}), SLIDING_ROPE),
+    (
+        layers(rope_parameters={FULL: ONE, SLIDING: {"rope_theta": 9.0}}, layer_types=[FULL] * 3),
+        {**SLIDING_ROPE, "windows": (None,) * 3},
     ),
 ]
 

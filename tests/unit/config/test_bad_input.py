@@ -95,8 +95,8 @@ def test_a_drafter_that_does_not_fit_the_target(
         (nested(sample_from_anchor=True), "sample_from_anchor is true, so"),
         (nested(use_aux_hidden_state=False), "use_aux_hidden_state is false, so"),
         (
-            drafter_config(rope_parameters={"full_attention": {"rope_theta": 1.0}}),
-            "rope_parameters differs by layer type (full_attention)",
+            drafter_config(rope_parameters={"sliding_attention": {"rope_theta": 1.0}}),
+            "rope_parameters differs by layer type (sliding_attention), and has no entry for",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

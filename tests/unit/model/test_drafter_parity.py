@@ -10,6 +10,7 @@ from support.drafter_harness import DrafterHarness, Harness, Row
 from support.pairs import Pair, dflash2_config, make_pair
 from vllm_dflash.model.reference_decoding import block_states
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa": {},
     "mha": {"num_key_value_heads": 4},
@@ -71,6 +72,53 @@ SHAPES: dict[str, dict[str, Any]] = {
     "linear-rope": {
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
     },
+    "rope-by-layer-type": {
+        "num_hidden_layers": 4,
+        "layer_types": [SLIDING, SLIDING, FULL, SLIDING],
+        "sliding_window": 20,
+        "rope_parameters": {
+            FULL: {"rope_type": "default", "rope_theta": 1e6},
+            SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
+    "rope-by-layer-type-scaled": {
+        "layer_types": [FULL, SLIDING],
+        "sliding_window": 20,
+        "is_neox_style": False,
+        "rope_parameters": {
+            FULL: {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            SLIDING: {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+        },
+    },
+    "rope-of-full-layers-alone": {
+        "rope_parameters": {
+            FULL: {"rope_type": "default", "rope_theta": 100.0},
+            SLIDING: {"rope_type": "default", "rope_theta": 1e6},
+        }
+    },
+    "half-of-each-head-rotated": {
+        "rope_parameters": None,
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+    },
+    "half-of-each-head-rotated-in-pairs": {
+        "partial_rotary_factor": 0.5,
+        "is_neox_style": False,
+    },
+    "speculators-rope-of-sliding-layers": {
+        "speculators": True,
+        "layer_types": [SLIDING, FULL],
+        "sliding_window": 20,
+        "rope_parameters": {
+            FULL: {"rope_type": "default", "rope_theta": 1e6},
+            SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
     "top-level-fields": {
         "mask_token_id": 301,
         "target_layer_ids": [1, 3],
@@ -89,6 +137,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "sliding_window_non_causal": False,
     },
     "small-vocabulary": {"draft_vocab_size": 100},
+    "small-vocabulary-of-a-padded-target": {"draft_vocab_size": 100, "target_vocab_size": 352},
     "own-vocabulary": {"own_vocabulary": True, "logit_scale": 0.25},
     "narrower-than-its-target": {"target_hidden_size": 96},
     "mask-embedding": {"mask_embedding": True},

@@ -65,6 +65,7 @@ def test_sizes_that_people_read(size: int, text: str) -> None:
         ({"rope_parameters": YARN, "attention_bias": True}, "gpt-oss"),
         ({"attention_sink_bias": True, **MIXED}, "MiMo"),
         ({"draft_vocab_size": 100}, "speculators"),
+        ({"dflash_config": {"use_prob_head": True}}, "AdaFlash"),
     ],
 )
 def test_families(changes: dict[str, Any], family: str) -> None:

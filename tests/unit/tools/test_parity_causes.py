@@ -183,6 +183,14 @@ def theta(drafter: ReferenceDrafter) -> None:
     drafter.rotary.inv_freq = 1e6 ** -(torch.arange(0, 32, 2) / 32)
 
 
+def rope_of_full_layers(drafter: ReferenceDrafter) -> None:
+    drafter.sliding_rotary = drafter.rotary
+
+
+def whole_heads(drafter: ReferenceDrafter) -> None:
+    drafter.rotary.inv_freq = 1e4 ** -(torch.arange(0, 32, 2) / 32)
+
+
 def no_window(drafter: ReferenceDrafter) -> None:
     drafter.spec = replace(drafter.spec, windows=(None, None))
 
@@ -230,6 +238,44 @@ def test_a_mistaken_drafter_is_found(
     final_norm, logits = (s for s in report.stages if s.name in ("final norm", "logits"))
     assert final_norm.end_to_end > 1e-3 > 1e-5 > final_norm.alone
     assert logits.end_to_end > 1e-3 > 1e-5 > logits.alone
+
+
+@pytest.mark.parametrize(
+    ("changes", "mistake", "cause"),
+    [
+        (
+            {
+                **MIXED,
+                "rope_parameters": {
+                    "full_attention": {"rope_theta": 1e6},
+                    "sliding_attention": {"rope_theta": 1e4},
+                },
+            },
+            rope_of_full_layers,
+            "rope by layer type: the engine rotates this layer as full ones, the checkpoint means"
+            " as sliding ones",
+        ),
+        (
+            {"partial_rotary_factor": 0.5},
+            whole_heads,
+            "partial_rotary_factor: the engine rotates all 32 numbers of a head, the checkpoint"
+            " means 16",
+        ),
+    ],
+    ids=["by layer type", "whole heads"],
+)
+def test_another_rotation_is_found(
+    tmp_path: Path,
+    changes: dict[str, Any],
+    mistake: Callable[[ReferenceDrafter], None],
+    cause: str,
+) -> None:
+    pair = make_pair(tmp_path, **changes)
+    oracle = oracle_of(pair)
+    ids = write(oracle, [3 * i % 300 for i in range(PROMPT_LENGTH)], NEW_TOKENS)
+    mistake(oracle.drafter)
+    report = report_on(pair, simulate(oracle, ids, PROMPT_LENGTH))
+    assert (report.culprit, report.cause) == ("layer 0", cause)
 
 
 def test_a_block_without_context(pair: Pair, ids: list[int]) -> None:

@@ -15,6 +15,8 @@ def resembles(spec: DrafterSpec) -> str:
     layers = f"{sliding} of {spec.num_layers} layers sliding"
     if spec.dflash2 is not None:
         return f"DFlash 2 ({spec.num_layers} layers, {len(spec.taps)} taps)"
+    if spec.length_heads:
+        return f"AdaFlash (a length head, {spec.length_heads[0]})"
     if spec.attention_sinks or spec.value_scale is not None:
         return "MiMo (attention sinks or a value scale)"
     if spec.draft_vocab_size != spec.vocab_size:

@@ -37,7 +37,7 @@ def common_mistakes(drafter: ReferenceDrafter, number: int) -> Iterator[Mistake]
         f"rope layout: the engine rotates {named[1]}, the checkpoint means {named[0]}",
         _set(attentions, "is_neox_style", not spec.is_neox_style),
     )
-    yield from _rope_mistakes(drafter)
+    yield from _rope_mistakes(drafter, number)
     yield Mistake("the block sees nothing of its context", nullcontext(), with_context=False)
     for shift in (1, -1):
         direction = "behind" if shift > 0 else "before"
@@ -76,30 +76,47 @@ def common_mistakes(drafter: ReferenceDrafter, number: int) -> Iterator[Mistake]
         )
 
 
-def _rope_mistakes(drafter: ReferenceDrafter) -> Iterator[Mistake]:
-    rope, rotary = drafter.spec.rope_parameters, drafter.rotary
+def _rope_mistakes(drafter: ReferenceDrafter, number: int) -> Iterator[Mistake]:
+    rope, slides = drafter.spec.rope_of(number), drafter.spec.windows[number] is not None
+    rotary, of_others = drafter.rotary, drafter.sliding_rotary
+    if slides:
+        rotary, of_others = of_others, rotary
+    if rotary is not of_others:
+        kinds = ("full", "sliding") if slides else ("sliding", "full")
+        yield Mistake(
+            f"rope by layer type: the engine rotates this layer as {kinds[0]} ones, the checkpoint"
+            f" means as {kinds[1]} ones",
+            _rotated(rotary, of_others.inv_freq, of_others.attention_scaling),
+        )
     theta, kind = float(rope["rope_theta"]), rope["rope_type"]
+    rotated, head_dim = 2 * len(rotary.inv_freq), drafter.spec.head_dim
     if kind != "default":
         yield Mistake(
             f"rope scaling ({kind}) is not applied",
-            _unscaled(rotary, _frequencies(drafter.spec.head_dim, theta)),
+            _rotated(rotary, _frequencies(rotated, theta), 1.0),
         )
         return
+    if rotated != head_dim:
+        yield Mistake(
+            f"partial_rotary_factor: the engine rotates all {head_dim} numbers of a head, the"
+            f" checkpoint means {rotated}",
+            _set([rotary], "inv_freq", _frequencies(head_dim, theta)),
+        )
     for other in THETAS:
         if other != theta:
             yield Mistake(
                 f"rope theta: the engine's is {other:g}, the checkpoint's {theta:g}",
-                _set([rotary], "inv_freq", _frequencies(drafter.spec.head_dim, other)),
+                _set([rotary], "inv_freq", _frequencies(rotated, other)),
             )
 
 
-def _frequencies(head_dim: int, theta: float) -> torch.Tensor:
-    return theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+def _frequencies(rotated: int, theta: float) -> torch.Tensor:
+    return theta ** -(torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
 
 
 @contextmanager
-def _unscaled(rotary: Any, frequencies: torch.Tensor) -> Iterator[None]:
-    with _set([rotary], "inv_freq", frequencies), _set([rotary], "attention_scaling", 1.0):
+def _rotated(rotary: Any, frequencies: torch.Tensor, scaling: float) -> Iterator[None]:
+    with _set([rotary], "inv_freq", frequencies), _set([rotary], "attention_scaling", scaling):
         yield
 
 

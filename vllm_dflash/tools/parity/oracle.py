@@ -47,10 +47,12 @@ class Oracle:
             folder = snapshot_download(drafter, revision=revision, allow_patterns=files)
         model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
         reference = ReferenceDrafter.load(spec, folder)
-        frequencies = reference.rotary.inv_freq
+        rotaries = (reference.rotary, reference.sliding_rotary)
+        frequencies = [rotary.inv_freq for rotary in rotaries]
         reference.to(dtype)
         # In bfloat16 they are off by up to 0.4%: a radian at position 300.
-        reference.rotary.inv_freq = frequencies
+        for rotary, exact in zip(rotaries, frequencies, strict=True):
+            rotary.inv_freq = exact
         return cls(model, reference)
 
     def text(

@@ -1,0 +1,77 @@
+"""AdaFlash drafters are read as what they are without their length head."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from support.pairs import drafter_config
+from vllm_dflash.checkpoint.headers import Tensor
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+from vllm_dflash.checkpoint.tensors import check_tensors, expected_tensors
+
+PUBLISHED = {
+    "thresh_head_bottleneck_dim": 256,
+    "use_thresh_head_two_model": True,
+    "thresh_head_direct_len": True,
+}
+"""Of AdaFlash/Qwen3-8B-AdaFlash, beside what any drafter has."""
+HEAD = {
+    "thresh_head_two_model.down.weight": (256, 128),
+    "thresh_head_two_model.down.bias": (256,),
+    "thresh_head_two_model.res.0.weight": (256, 256),
+    "thresh_head_two_model.out.weight": (1, 256),
+}
+PLAIN = parse_config("it", drafter_config())
+
+
+def floats(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    return {name: Tensor(shape, "BF16") for name, shape in shapes.items()}
+
+
+def test_the_head_is_said_not_to_run_and_nothing_else_changes() -> None:
+    spec = parse_config("it", drafter_config(dflash_config=PUBLISHED))
+    assert spec.remarks == (
+        "AdaFlash, whose length head (thresh_head_two_model) is not run: draft lengths are planned"
+        " by vllm-dflash anyway",
+    )
+    assert spec.to_dict() == {
+        **PLAIN.to_dict(),
+        "length_heads": ("thresh_head_two_model",),
+        "remarks": spec.remarks,
+    }
+    assert DrafterSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+def test_several_heads() -> None:
+    nested = {"use_prob_head": True, "prob_head_model": "mlp", "use_thresh_head_subsequent": True}
+    spec = parse_config("it", drafter_config(dflash_config=nested))
+    assert spec.length_heads == ("thresh_head_subsequent", "prob_head")
+    assert "(thresh_head_subsequent, prob_head)" in spec.remarks[0]
+    assert len(spec.remarks) == 1
+
+
+@pytest.mark.parametrize("value", [False, None, "yes"])
+def test_a_head_that_is_switched_off(value: object) -> None:
+    nested = {"use_thresh_head_two_model": value, "thresh_head_bottleneck_dim": 256}
+    spec = parse_config("it", drafter_config(dflash_config=nested))
+    assert spec == PLAIN
+    assert all("which nothing here reads" in remark for remark in spec.remarks)
+
+
+def test_another_key_is_still_remarked_on() -> None:
+    nested = {**PUBLISHED, "num_anchors": 512}
+    _, remark = parse_config("it", drafter_config(dflash_config=nested)).remarks
+    assert "'num_anchors', which nothing here reads" in remark
+
+
+def test_its_tensors_are_no_surplus_where_the_config_knows_of_them() -> None:
+    tensors = floats({**expected_tensors(PLAIN), **HEAD})
+    check_tensors(parse_config("it", drafter_config(dflash_config=PUBLISHED)), tensors)
+    with pytest.raises(DrafterError, match=r"surplus thresh_head_two_model\.down\.bias \[256\]"):
+        check_tensors(PLAIN, tensors)
+    other = parse_config("it", drafter_config(dflash_config={"use_prob_head": True}))
+    with pytest.raises(DrafterError, match=r"surplus thresh_head_two_model\.down\.bias"):
+        check_tensors(other, tensors)

@@ -1,0 +1,165 @@
+"""Drafters in the wild: every one of them is read, left to vLLM or refused with what to do.
+
+`tests/data/published` has their `config.json`, as published where it could be had. What could not
+is named in `rebuilt`, and comes from the target or from drafters of the same family.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support import ROOT
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.spec import DFlash2, DrafterError
+from vllm_dflash.config.left_to_vllm import architecture_of_vllm
+
+FOLDER = ROOT / "tests" / "data" / "published"
+PUBLISHED: dict[str, dict[str, Any]] = {
+    file.stem.replace("--", "/", 1): json.loads(file.read_text())
+    for file in sorted(FOLDER.glob("*.json"))
+}
+"""By name; that of an earlier revision ends in "--first"."""
+
+READ = [
+    "AdaFlash/Qwen3-8B-AdaFlash",
+    "FlashDriveVLA/Alpamayo-R1-10B-DFlash",
+    "RedHatAI/DeepSeek-V4-Flash-speculator.dflash",
+    "RedHatAI/Qwen3-8B-speculator.dflash",
+    "RedHatAI/gemma-4-31B-it-speculator.dflash",
+    "XiaomiMiMo/MiMo-V2.5-Pro-FP4-DFlash",
+    "ornith-ai/Ornith-1.5-35B-A3B-DFlash",
+    "poolside/Laguna-XS.2-speculator.dflash",
+    "z-lab/Kimi-K2.5-DFlash",
+    "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",
+    "z-lab/Qwen3-4B-DFlash-b16",
+    "z-lab/Qwen3-8B-DFlash-b16",
+    "z-lab/Qwen3-Coder-30B-A3B-DFlash",
+    "z-lab/Qwen3-Coder-Next-DFlash",
+    "z-lab/Qwen3.5-122B-A10B-DFlash",
+    "z-lab/Qwen3.5-27B-DFlash",
+    "z-lab/Qwen3.5-27B-DFlash--first",
+    "z-lab/Qwen3.5-35B-A3B-DFlash",
+    "z-lab/Qwen3.5-4B-DFlash",
+    "z-lab/Qwen3.5-9B-DFlash",
+    "z-lab/Qwen3.5-9B-DFlash--first",
+    "z-lab/Qwen3.6-27B-DFlash",
+    "z-lab/Qwen3.6-35B-A3B-DFlash",
+    "z-lab/Qwen3.6-35B-A3B-DFlash--first",
+    "z-lab/gemma-4-26B-A4B-it-DFlash",
+    "z-lab/gemma-4-31B-it-DFlash",
+    "z-lab/gpt-oss-120b-DFlash",
+    "z-lab/gpt-oss-20b-DFlash",
+]
+LEFT_TO_VLLM = {
+    "RedHatAI/Qwen3.6-35B-A3B-speculator.dspark": "Qwen3DSparkModel",
+    "RedHatAI/GLM-5.3-speculator.dspark": "Qwen3DSparkModel",
+    "meta-models/Muse-Glimmer-30B-assistant": "DFlashMuseGlimmerAssistantModel",
+    "poolside/Laguna-XS-2.1-DFlash": "DFlashLagunaForCausalLM",
+}
+REFUSED = {
+    "JetSpec/jetspec-qwen3-30b-a3b": "Take a DFlash drafter of the same target",
+    "JetSpec/jetspec-qwen3-8b": "Take a DFlash drafter of the same target",
+    "RadixArk/Qwen3.8-27B-DSpark": 'Write "method": "dspark" in the speculative config',
+    "deepseek-ai/dflash_qwen3_8b_block7": 'Write "method": "dspark" in the speculative config',
+    "shanjiaz/dflash-test": "aux_hidden_state_layer_ids must be a list of numbers from 1",
+}
+OF_ALL = DFlash2(conv_kernel_size=2, conv_group_size=16, selector_rank=256, selector_top_k=16)
+DFLASH2 = {
+    "RedHatAI/Qwen3-4B-speculator.dflash2": ((0, 8, 16, 24, 32), OF_ALL),
+    "canada-quant/GLM-5.3-Flash-DFlash2-G": ((5, 9, 14, 19, 24, 28, 33, 38, 42), OF_ALL),
+    "incoai/GLM-5.3-DFlash2": ((5, 19, 33, 47, 61, 75), OF_ALL),
+    "incoai/GLM-5.3-Flash-DFlash2": ((5, 14, 24, 33, 42), OF_ALL),
+    "z-lab/Muse-Glimmer-30B-DFlash2": (
+        (1, 13, 25, 37, 49),
+        replace(OF_ALL, output_multiplier=0.19611613513818404, final_logit_softcapping=20.0),
+    ),
+    "z-lab/Qwen3.8-27B-DFlash2": ((5, 19, 33, 47, 61), OF_ALL),
+}
+"""Taps, and what only DFlash 2 has."""
+QUANTISED = [
+    "inference-optimization/Qwen3-8B-DFlash-FP8-BLOCK",
+    "inference-optimization/Qwen3-8B-DFlash-FP8-DYNAMIC",
+    "lued/Qwen3.8-27B-DFlash2-W8",
+    "syvai/Qwen3.8-27B-DFlash2-W4A16",
+]
+
+
+def config_of(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = PUBLISHED[name]["config"]
+    return config
+
+
+def as_json(spec: Any) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(json.dumps(spec.to_dict()))
+    return read
+
+
+def test_each_of_them_is_in_one_list() -> None:
+    listed = Counter([*READ, *LEFT_TO_VLLM, *REFUSED, *DFLASH2, *QUANTISED])
+    assert max(listed.values()) == 1
+    assert sorted(listed) == sorted(PUBLISHED)
+    assert len({entry["checkpoint"] for entry in PUBLISHED.values()}) >= 40
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_it_says_where_it_comes_from(name: str) -> None:
+    entry = PUBLISHED[name]
+    assert entry["checkpoint"] == name.removesuffix("--first")
+    assert all(isinstance(source, str) and source for source in entry["source"])
+    assert entry["source"]
+    for field in entry["rebuilt"]:
+        at = entry["config"]
+        for key in field.split("."):
+            assert key in at, field
+            at = at[key]
+
+
+@pytest.mark.parametrize("name", READ)
+def test_it_is_read_as_it_was_trained(name: str) -> None:
+    means = PUBLISHED[name]["means"]
+    assert {"block_size", "mask_token_id", "taps", "num_layers", "windows", "causal"} <= set(means)
+    assert architecture_of_vllm(config_of(name)) is None
+    spec = parse_config(name, config_of(name))
+    assert {key: as_json(spec)[key] for key in means} == means
+    assert spec.num_layers == len(spec.windows) == len(spec.causal)
+
+
+@pytest.mark.parametrize("name", LEFT_TO_VLLM)
+def test_it_is_left_to_vllm(name: str) -> None:
+    assert architecture_of_vllm(config_of(name)) == LEFT_TO_VLLM[name]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_with_what_to_do(name: str) -> None:
+    assert architecture_of_vllm(config_of(name)) is None
+    with pytest.raises(DrafterError) as refused:
+        parse_config(name, config_of(name))
+    assert REFUSED[name] in str(refused.value)
+
+
+@pytest.mark.parametrize("name", DFLASH2)
+def test_dflash2_is_read(name: str) -> None:
+    assert architecture_of_vllm(config_of(name)) is None
+    spec = parse_config(name, config_of(name))
+    assert (spec.taps, spec.dflash2) == DFLASH2[name]
+    assert spec.block_size == (16 if "Muse" in name else 8)
+    window = None if name.endswith("-G") else 2048  # its layers see the whole context
+    assert spec.windows == (window,) * spec.num_layers
+    assert spec.causal == (False,) * spec.num_layers
+    assert spec.remarks == ()
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_ones_are_read(name: str) -> None:
+    """As what they were made from, and by the layers of a method that vLLM has."""
+    assert architecture_of_vllm(config_of(name)) is None
+    spec = parse_config(name, config_of(name))
+    assert spec.quantization == "compressed-tensors"
+    assert (spec.dflash2 == OF_ALL) == ("DFlash2" in name)
+    plain = {key: value for key, value in config_of(name).items() if key != "quantization_config"}
+    assert replace(spec, quantization=None) == parse_config(name, plain)

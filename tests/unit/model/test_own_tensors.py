@@ -1,0 +1,75 @@
+"""Tensors of a drafter's own: which ids they may be about, and which are left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from support.drafter_harness import DrafterHarness, Row
+from support.pairs import Pair, drafter_config, make_pair
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.model.reference_decoding import draft
+from vllm_dflash.model.vocabulary import check_ids
+
+SPEC = parse_config("drafts", drafter_config(draft_vocab_size=4))  # of 320 tokens
+
+
+def d2t(*ids: int) -> dict[str, torch.Tensor]:
+    return {"d2t": torch.tensor(ids) - torch.arange(len(ids))}
+
+
+@pytest.mark.parametrize("vocab_size", [313, 320, 400])
+def test_a_map_into_the_targets_vocabulary(vocab_size: int) -> None:
+    """However many rows of padding the target has, or lacks."""
+    check_ids(SPEC, d2t(0, 7, 300, 312), vocab_size)
+    check_ids(SPEC, {}, vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ((0, 7, 300, 313), "d2t leads to tokens 0 to 313, and the target has 313 tokens"),
+        ((5, -1, 300, 9), "d2t leads to tokens -1 to 300, and the target has 313 tokens"),
+    ],
+)
+def test_a_map_out_of_it(ids: tuple[int, ...], words: str) -> None:
+    with pytest.raises(DrafterError) as refused:
+        check_ids(SPEC, d2t(*ids), 313)
+    assert words in str(refused.value)
+    assert str(refused.value).endswith("Choose a drafter trained for this target.")
+
+
+def test_an_embedding_without_rows_for_the_last_tokens() -> None:
+    own = {"embed_tokens.weight": torch.zeros(320, 64)}
+    check_ids(SPEC, own, 320)
+    check_ids(SPEC, own, 312)
+    with pytest.raises(DrafterError, match="its own embedding has 320 rows, and the target has 32"):
+        check_ids(SPEC, own, 321)
+
+
+def spoil(pair: Pair, **tensors: torch.Tensor) -> None:
+    file = pair.drafter / "model.safetensors"
+    save_file({**load_file(file), **tensors}, file)
+
+
+def test_ids_are_checked_as_a_drafter_is_loaded(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, draft_vocab_size=100)
+    spoil(pair, d2t=torch.full((100,), 221))  # the last one leads to token 320 of 320
+    with pytest.raises(DrafterError, match="d2t leads to tokens 221 to 320, and the target has"):
+        DrafterHarness(pair)
+
+
+def test_an_adaflash_drafter_drafts_without_its_length_head(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, dflash_config={"use_thresh_head_two_model": True})
+    head = {"down.weight": (8, 64), "down.bias": (8,), "out.weight": (1, 8), "out.bias": (1,)}
+    spoil(pair, **{f"thresh_head_two_model.{name}": torch.ones(of) for name, of in head.items()})
+    harness = DrafterHarness(pair)
+    features = torch.randn(41, 128, generator=torch.Generator().manual_seed(0))
+    harness.step([Row(0, features, bonus=7)])
+    expected = draft(pair.load_target(), pair.load_drafter(), features, 7, 7)
+    assert harness.logits is not None
+    assert (harness.logits - expected).abs().max() <= 1e-4 * expected.abs().max()

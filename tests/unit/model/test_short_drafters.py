@@ -1,0 +1,83 @@
+"""A drafter trained for fewer positions than its target has, on either runner (vllm#57964).
+
+vLLM 0.32's Model Runner V2 asks nobody how far the drafter goes: its own DFlash reads behind the
+end of the rotary table, in blocks as in the context. vLLM 0.33 makes that longer, or the target's
+limit shorter where the rotation is scaled. Ours has a row for each of the target's positions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.drafter_harness import DrafterHarness, Harness, Row
+from support.pairs import Pair, make_pair
+from vllm_dflash.model.reference_decoding import draft
+
+pytestmark = pytest.mark.usefixtures("runner")
+OWN, OF_TARGET = 64, 256
+FULL, SLIDING = "full_attention", "sliding_attention"
+BY_LAYER_TYPE: dict[str, Any] = {
+    "layer_types": [SLIDING, FULL],
+    "sliding_window": 20,
+    "rope_parameters": {FULL: {"rope_theta": 1e6}, SLIDING: {"rope_theta": 100.0}},
+}
+
+
+def features_of(pair: Pair, num_rows: int) -> torch.Tensor:
+    width = len(pair.spec.taps) * pair.spec.target_hidden_size
+    return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(num_rows))
+
+
+def tables(harness: Harness) -> list[torch.Tensor]:
+    attentions = harness.proposer.model.context.attentions
+    return [attention.rotary_emb.cos_sin_cache for attention in attentions]
+
+
+@pytest.mark.parametrize("changes", [{}, BY_LAYER_TYPE], ids=["one rotation", "by layer type"])
+def test_hazard_57964_no_position_is_read_behind_the_rotary_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """Blocks and context beyond the drafter's own limit are turned as the reference turns them.
+
+    Under asynchronous scheduling they are drafted; here, too, without the drafter's limit.
+    """
+    pair = make_pair(tmp_path, max_position_embeddings=OWN, **changes)
+    harness = DrafterHarness(pair, max_model_len=OF_TARGET)
+    assert all(len(table) >= OF_TARGET for table in tables(harness))
+    monkeypatch.setattr(type(harness.proposer), "length_limit", OF_TARGET)
+    # The second block ends at the target's last position.
+    contexts = [features_of(pair, num_rows) for num_rows in (OWN + 5, OF_TARGET - 9)]
+    drafts = harness.step([Row(i, rows, bonus=7) for i, rows in enumerate(contexts)])
+    target, reference = pair.load_target(), pair.load_drafter()
+    expected = torch.cat([draft(target, reference, rows, 7, 7) for rows in contexts])
+    assert harness.logits is not None
+    assert (harness.logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert drafts == expected.argmax(-1).view(2, 7).tolist()
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_drafts"),
+    # A draft, the bonus token before it and the token behind it fit.
+    [(OWN - 9, 7), (OWN - 8, 6), (OWN - 3, 1), (OWN - 2, 0), (OWN, 0), (OWN + 30, 0)],
+)
+def test_requests_are_drafted_up_to_the_drafters_own_limit(
+    tmp_path: Path, num_rows: int, num_drafts: int
+) -> None:
+    pair = make_pair(tmp_path, max_position_embeddings=OWN)
+    harness = DrafterHarness(pair, max_model_len=OF_TARGET)
+    (drafts,) = harness.step([Row(0, features_of(pair, num_rows), bonus=7)])
+    assert len(drafts) == num_drafts
+
+
+def test_hazard_57964_where_vllms_own_table_is_too_short(tmp_path: Path) -> None:
+    """YaRN's table is as long as the checkpoint says, whatever is asked for."""
+    rope: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}
+    rope["original_max_position_embeddings"] = 16
+    sliding = {FULL: {"rope_theta": 1e4}, SLIDING: rope}
+    changes = BY_LAYER_TYPE | {"rope_parameters": sliding, "max_position_embeddings": OWN}
+    harness = DrafterHarness(make_pair(tmp_path, **changes), max_model_len=OF_TARGET)
+    assert all(len(table) >= OF_TARGET > 2 * 16 for table in tables(harness))
