@@ -23,7 +23,8 @@ from support.engines import (
     tokens_by_step,
 )
 from support.pairs import drafter_config, save_drafter
-from support.targets import BUILDERS, ENGINE_SETTINGS, make_target, quantise
+from support.quantised import quantise
+from support.targets import BUILDERS, ENGINE_SETTINGS, make_target
 from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.model.reference_decoding import draft, target_step
 from vllm_dflash.model.vocabulary import DraftVocabulary

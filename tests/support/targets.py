@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 SHAPE = {
@@ -103,39 +100,3 @@ def write_config(folder: Path, family: str) -> None:
     config = getattr(transformers, f"{family}Config")(**SHAPE)
     config.architectures = [f"{family}ForCausalLM"]
     config.save_pretrained(folder)
-
-
-def quantise(source: Path, folder: Path, *, left_out: Sequence[str] = ("lm_head",)) -> None:
-    """Write linear layers in 8-bit integers (compressed-tensors W8A8), by channel.
-
-    Of a target, or of a drafter, whose `fc` may be quantised as well unless it is left out.
-    """
-    shutil.copytree(source, folder)
-    tensors = load_file(folder / "model.safetensors")
-    linear = ("_proj.weight", ".kernel_projection.weight")
-    for name in [
-        name
-        for name in tensors
-        if ("layers." in name and name.endswith(linear)) or name == "fc.weight"
-        if name.removesuffix(".weight") not in left_out
-    ]:
-        weight = tensors[name].float()
-        scale = weight.abs().amax(dim=1, keepdim=True) / 127  # [out, 1]
-        tensors[name] = (weight / scale).round().to(torch.int8)
-        tensors[f"{name}_scale"] = scale
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    eight_bits = {"num_bits": 8, "type": "int", "symmetric": True}
-    group = {
-        "targets": ["Linear"],
-        "weights": eight_bits | {"strategy": "channel", "dynamic": False},
-        "input_activations": eight_bits | {"strategy": "token", "dynamic": True},
-    }
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": [*left_out],
-    }
-    (folder / "config.json").write_text(json.dumps(config))
