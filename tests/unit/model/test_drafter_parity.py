@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.drafter_harness import DrafterHarness, Harness, Row
+from support.drafter_harness import DrafterHarness, Harness, ProposerHarness, Row
 from support.pairs import Pair, dflash2_config, make_pair
 from vllm_dflash.model.reference_decoding import block_states
 
@@ -265,3 +265,18 @@ def test_positions_go_on_behind_what_the_drafter_was_trained_for(tmp_path: Path)
         table = attention.rotary_emb.cos_sin_cache
         assert len(table) >= 256
         assert len(table[:256].unique(dim=0)) == 256
+
+
+@pytest.mark.parametrize("shape", ["gqa", "dflash2"])
+def test_blocks_narrower_than_the_drafter_was_trained_for(tmp_path: Path, shape: str) -> None:
+    """As the planner asks for on V1: two blocks side by side, of which neither is whole."""
+    pair = make_pair(tmp_path, **SHAPES[shape])
+    harness, target, reference = ProposerHarness(pair), pair.load_target(), pair.load_drafter()
+    contexts = [features_of(pair, length, seed=length) for length in (33, 50)]
+    rows = [Row(i, rows, bonus=7 + i) for i, rows in enumerate(contexts)]
+    drafts = harness.step(rows, num_speculative_tokens=3)
+    for features, row, got in zip(contexts, rows, drafts, strict=True):
+        hidden = block_states(target, reference, features, row.bonus, 3)
+        with torch.inference_mode():
+            logits = reference.logits(hidden, target)
+            assert got == reference.choose(logits, hidden, row.bonus).tolist()

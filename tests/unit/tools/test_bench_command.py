@@ -186,6 +186,17 @@ def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> No
     assert comparison.record.rounds == 5
 
 
+@pytest.mark.parametrize("ranges", ["tuned", "[[1,4,3],[5,64,0]]"])
+def test_vllms_own_is_left_out_where_it_does_not_run_the_drafter(
+    tmp_path: Path, comparisons: list[Comparison], ranges: str
+) -> None:
+    pair = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter2")]
+    assert bench(tmp_path, *pair, "--native-schedule", ranges) == 0
+    (comparison,) = comparisons
+    assert [side.name for side in comparison.record.sides] == ["plain", "ours"]
+    assert not comparison.tune_schedule
+
+
 @pytest.mark.parametrize(("is_cuda", "each"), [(True, 0.8 / 4), (False, None)])
 def test_engines_share_a_gpus_memory(
     tmp_path: Path,

@@ -112,8 +112,12 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     max_model_len = max([parsed.max_model_len, *map(workload.room_for, workload.contexts)])
     with progress.stage("preparing the pair"):
         pair = _choose_pair(parsed, max_model_len, max(workload.contexts, default=0))
-        longest = read_drafter(pair.drafter).max_draft_tokens
+        drafter = read_drafter(pair.drafter)
+        longest = drafter.max_draft_tokens
     progress.say(f"the pair: {pair.name}")
+    runs_native = drafter.dflash2 is None or not current_platform.is_cpu()
+    if not runs_native:
+        progress.say("vLLM's own DFlash is left out: it runs no DFlash 2 drafters on CPUs")
     engine = {
         "model": pair.target,
         "max_model_len": max_model_len,
@@ -124,12 +128,12 @@ def _prepare(parsed: argparse.Namespace) -> Comparison:
     }
     if parsed.tensor_parallel_size > 1:
         engine["tensor_parallel_size"] = parsed.tensor_parallel_size
-    native_k = [k for k in sorted({*parsed.native_k}) if k <= longest]
+    native_k = [k for k in sorted({*parsed.native_k}) if k <= longest and runs_native]
     sides = make_sides(
         pair.drafter, native_k, _distinct(parsed.ours_fixed_k), _distinct(parsed.beside)
     )
     ranges = parsed.native_schedule
-    if isinstance(ranges, list):
+    if isinstance(ranges, list) and runs_native:
         sides.insert(1 + len(native_k), schedule_side(pair.drafter, ranges, longest))
     tunes = ranges == TUNED and bool(native_k)
     at_once = max(1, len(os.sched_getaffinity(0)) // parsed.tensor_parallel_size)
