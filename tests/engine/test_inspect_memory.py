@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from vllm import LLM
 
 from support.engines import DRAFTER, FIXED, TARGET, engine
-from support.pairs import drafter_config, make_pair, save_drafter
+from support.pairs import dflash2_config, drafter_config, make_pair, save_drafter
+from support.quantised import quantise
 from support.targets import make_target
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
@@ -96,14 +98,26 @@ def test_the_demo_pair(loaded: dict[str, int]) -> None:
         {**MIXED, "num_key_value_heads": 4, "attention_bias": True, "attention_sink_bias": True},
         # Half as large again; rows of the vocabulary are padded.
         {**THREE_HEADS, "target_hidden_size": 64, "hidden_size": 96, "draft_vocab_size": 100},
+        dflash2_config(),
     ],
-    ids=["biases and sinks", "a vocabulary of its own"],
+    ids=["biases and sinks", "a vocabulary of its own", "dflash2"],
 )
 def test_other_shapes(tmp_path: Path, changes: dict[str, Any], loaded: dict[str, int]) -> None:
     """Pages of another size than the target's share its cache group."""
     pair = make_pair(tmp_path, **changes)
     memory = memory_of(pair.drafter, pair.target)
     with drafting(pair.drafter, model=str(pair.target), skip_tokenizer_init=True) as llm:
+        check_capacity(cache_of(memory), llm)
+    check_weights(memory, loaded)
+
+
+@pytest.mark.parametrize("way", ["int8", "int4"])
+def test_quantised_weights(tmp_path: Path, way: str, loaded: dict[str, int]) -> None:
+    """As large as in the file, and no copy of them for the context."""
+    quantise(DRAFTER, tmp_path / "it", way)
+    options = replace(OPTIONS, dtype="bfloat16")
+    memory = memory_of(tmp_path / "it", TARGET, options)
+    with drafting(tmp_path / "it", dtype="bfloat16") as llm:
         check_capacity(cache_of(memory), llm)
     check_weights(memory, loaded)
 
