@@ -119,7 +119,9 @@ def test_quantised_weights(tmp_path: Path, way: str, loaded: dict[str, int]) -> 
     memory = memory_of(tmp_path / "it", TARGET, options)
     with drafting(tmp_path / "it", dtype="bfloat16") as llm:
         check_capacity(cache_of(memory), llm)
-    check_weights(memory, loaded)
+    assert memory.drafter_context_projection == loaded.pop("stacked")
+    # Of layers that are one here, vLLM keeps one `weight_shape`, of 16 bytes.
+    assert memory.drafter_weights == pytest.approx(sum(loaded.values()), rel=2e-4)
 
 
 def test_a_target_with_windows(tmp_path: Path) -> None:
