@@ -36,11 +36,13 @@ CACHE_BLOCK = 32
 class HfTarget(nn.Module):
     """What a drafter needs of its target, from a Hugging Face model."""
 
-    def __init__(self, target: PreTrainedModel) -> None:
+    def __init__(self, target: PreTrainedModel, *, has_tensors: bool) -> None:
+        """With `has_tensors`, on one rank, also its tensors as vLLM keeps them, for DFlash 2."""
         super().__init__()
         self.embed_input_ids = target.get_input_embeddings()
         self.compute_logits = target.get_output_embeddings()
-        # And its tensors as vLLM keeps them, which DFlash 2 reads.
+        if not has_tensors:
+            return
         shape = self.embed_input_ids.weight.shape
         self.embed_tokens, self.lm_head = VocabParallelEmbedding(*shape), ParallelLMHead(*shape)
         for mine, of_target in (
@@ -105,7 +107,8 @@ class Harness:
                 init = f"file://{rendezvous or tempfile.mkdtemp() + '/init'}"
                 init_distributed_environment(num_ranks, rank, init, rank, "gloo")
                 ensure_model_parallel_initialized(num_ranks, 1)
-            self._load(HfTarget(pair.load_target()).to(self.config.model_config.dtype))
+            target = HfTarget(pair.load_target(), has_tensors=pair.spec.dflash2 is not None)
+            self._load(target.to(self.config.model_config.dtype))
             layers = {a.attn.layer_name: a.attn for a in self.proposer.model.context.attentions}
             for layer in layers.values():
                 spec = layer.get_kv_cache_spec(self.config)

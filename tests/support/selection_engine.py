@@ -51,7 +51,7 @@ from support.selection_config import (
 from support.selection_table import ANY, FEW, PLANNER, TRIMMED, Cell, Row
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine import agreement
-from vllm_dflash.engine.v2 import speculator
+from vllm_dflash.engine.v2 import loaded_speculator, speculator
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
 from vllm_dflash.model.layers import DraftAttentionCache
 
@@ -227,7 +227,7 @@ def stand_in_for_a_device() -> None:
     alone = SimpleNamespace(world_size=1, is_first_rank=True, is_last_rank=True)
     cudagraph_utils.get_pp_group = lambda: alone
     setattr(agreement, "get_tp_group", lambda: alone)  # noqa: B010
-    setattr(speculator, "get_model", build_drafter)  # noqa: B010
+    setattr(loaded_speculator, "get_model", build_drafter)  # noqa: B010
     # vLLM reads what a model class can do in a process of its own, to leave CUDA alone.
     registry._run_in_subprocess = lambda read: read()
 
