@@ -7,6 +7,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from torch import Tensor, cat
 from vllm import LLM
 
 from support import DEMO
@@ -26,9 +27,10 @@ MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window
 TOKENS = 8 if USES_V2 else 32
 
 
-def test_a_clean_pair(runner: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["drafter", "drafter2"])
+def test_a_clean_pair(runner: str, tmp_path: Path, name: str) -> None:
     """Trained, so that drafts are accepted, and different ones at every step."""
-    target, drafter = str(DEMO / "target"), str(DEMO / "drafter")
+    target, drafter = str(DEMO / "target"), str(DEMO / name)
     with engine(**engine_arguments(drafter, target, "float32", 512)) as llm:
         answers = EngineAnswers(llm.llm_engine)
         with pytest.raises(ValueError, match=r"prompt 2 has 510 tokens.*the engine takes 512"):
@@ -52,6 +54,32 @@ def test_a_clean_pair(runner: str, tmp_path: Path) -> None:
         # All tokens but the first, and but a last one behind an undrafted step.
         assert TOKENS - 2 <= sum(prompt.engine) + len(prompt.engine) < TOKENS
     assert sum(sum(prompt.engine) for prompt in report.acceptance) > 0
+
+
+def test_a_walk_that_forgets_the_token_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DFlash 2: all candidates are scored as if behind the bonus token."""
+    target, drafter = str(DEMO / "target"), str(DEMO / "drafter2")
+    with engine(**engine_arguments(drafter, target, "float32", 512)) as llm:
+        selector = proposer_of(llm).model.selector
+        right = selector.forward
+
+        def forgetful(candidates: Tensor, logits: Tensor, hidden: Tensor, bonus: Tensor) -> Tensor:
+            places = candidates.shape[1]
+            one_by_one = [
+                right(candidates[:, [i]], logits[:, [i]], hidden[:, [i]], bonus)
+                for i in range(places)
+            ]
+            return cat(one_by_one, dim=1)
+
+        monkeypatch.setattr(selector, "forward", forgetful)
+        side = record_prompts(
+            EngineAnswers(llm.llm_engine), held_out_prompts(2), TOKENS, tmp_path, Lines(StringIO())
+        )
+    report = compare(side, drafter, target)
+    assert report.culprit == "drafts"
+    assert "walk along its candidates" in (report.cause or "")
 
 
 @pytest.fixture(scope="module")
