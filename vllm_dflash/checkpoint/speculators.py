@@ -36,7 +36,7 @@ def from_speculators(model: str, config: dict[str, Any]) -> dict[str, Any]:
         DrafterError: it is another kind of drafter, or its own fields are not what they must be.
     """
     kind = config["speculators_model_type"]
-    if kind not in ARCHITECTURE_OF:
+    if kind not in [*ARCHITECTURE_OF]:  # whatever JSON it is
         hint = '; method "dspark" runs those' if kind == "dspark" else ""
         raise DrafterError(
             f"drafter {model!r} is not a DFlash checkpoint: speculators_model_type is {kind!r},"

@@ -239,6 +239,8 @@ def test_what_is_just_allowed(changes: Fields) -> None:
             "'dflash2'; method \"dspark\" runs those.",
         ),
         ({"speculators_model_type": ""}, "type is '', expected 'dflash' or 'dflash2'."),
+        ({"speculators_model_type": ["dflash2"]}, "type is ['dflash2'], expected 'dflash' or"),
+        ({"speculators_model_type": {}}, "type is {}, expected 'dflash' or"),
         ({"transformer_layer_config": None}, "transformer_layer_config must be an object"),
         ({"transformer_layer_config": [1]}, "transformer_layer_config must be an object"),
         ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids must be a list"),
