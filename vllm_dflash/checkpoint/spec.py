@@ -110,6 +110,10 @@ class DrafterSpec:
             return self.rope_parameters
         return self.sliding_rope_parameters
 
+    def leaves_out(self, tensor: str) -> bool:
+        """Whether a tensor of the checkpoint, by name, is not loaded."""
+        return tensor.startswith(tuple(f"{head}." for head in self.length_heads))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, to travel to the workers; inverse of `from_dict`."""
         return asdict(self)

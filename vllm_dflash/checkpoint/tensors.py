@@ -139,14 +139,16 @@ def quantised_parts(spec: DrafterSpec, found: Collection[str]) -> dict[str, set[
 
 def compare_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> TensorFaults:
     """What is missing, surplus, misshapen or no weights among the `found` tensors, by name."""
-    left_out = tuple(f"{head}." for head in spec.length_heads)
-    found = {name: tensor for name, tensor in found.items() if not name.startswith(left_out)}
-    for weight, parts in quantised_parts(spec, found).items():
-        implied = expected_tensors(spec)[weight]
-        found = {name: tensor for name, tensor in found.items() if name not in parts}
-        found[weight] = Tensor(implied, "BF16")
-    vocabulary = vocabulary_tensors(spec)
-    expected = expected_tensors(spec)
+    quantised = quantised_parts(spec, found)
+    unjudged = set().union(*quantised.values())
+    found = {
+        name: tensor
+        for name, tensor in found.items()
+        if name not in unjudged and not spec.leaves_out(name)
+    }
+    vocabulary, expected = vocabulary_tensors(spec), expected_tensors(spec)
+    for weight in quantised:
+        del expected[weight]
     wanted = found.keys() & vocabulary | required_vocabulary(spec)
     expected |= {name: vocabulary[name] for name in sorted(wanted)}
     return TensorFaults(

@@ -149,8 +149,7 @@ class ReferenceDrafter(nn.Module):
         for file in sorted(Path(folder).glob("*.safetensors")):
             tensors |= load_file(file)
         tensors.pop("t2d", None)
-        left_out = tuple(f"{head}." for head in spec.length_heads)
-        tensors = {name: one for name, one in tensors.items() if not name.startswith(left_out)}
+        tensors = {name: one for name, one in tensors.items() if not spec.leaves_out(name)}
         if "embed_tokens.weight" in tensors:
             drafter.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
         if "lm_head.weight" in tensors:
