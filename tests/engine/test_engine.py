@@ -6,27 +6,26 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, Qwen3ForCausalLM
+from transformers import DynamicCache
 from vllm import SamplingParams
 
 from support.engines import (
     DFLASH,
     DRAFTER,
     FIXED,
-    TARGET,
     USES_V2,
     acceptance_by_request,
+    as_the_reference,
     engine,
     fix_costs,
     greedy,
     held_out_prompts,
+    in_order,
     prefix_cache_hits,
     proposer_of,
     token_ids,
 )
 from support.pairs import make_pair
-from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.model.reference_decoding import generate, target_step
 
 pytestmark = pytest.mark.usefixtures("runner")
@@ -105,23 +104,7 @@ def test_output_is_identical_to_plain_decoding(
 
 def test_acceptance_of_every_step_equals_the_reference() -> None:
     """Eight requests at once and in chunks: each step accepts what the reference accepts."""
-    target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
-    spec = read_drafter(str(DRAFTER))
-    drafter = ReferenceDrafter.load(spec, DRAFTER).float()
-    prompts = PROMPTS[:8]
-    with engine(speculative_config=dict(FIXED), max_num_seqs=8, max_num_batched_tokens=96) as llm:
-        lengths = acceptance_by_request(llm)
-        outputs = llm.generate(prompts, greedy(NEW_TOKENS), use_tqdm=False)
-        stop_ids = {llm.get_tokenizer().eos_token_id}
-        observed = [
-            lengths[req_id] for req_id in sorted(lengths, key=lambda name: int(name.split("-")[0]))
-        ]
-    expected = [
-        generate(target, drafter, list(output.prompt_token_ids), NEW_TOKENS, stop_ids=stop_ids)
-        for output in outputs
-    ]
-    assert [list(o.outputs[0].token_ids) for o in outputs] == [e.tokens for e in expected]
-    assert observed == [e.acceptance_lengths for e in expected]
+    as_the_reference(DRAFTER, PROMPTS[:8], NEW_TOKENS, max_num_seqs=8, max_num_batched_tokens=96)
 
 
 def test_samples_at_temperature_one_are_as_likely_as_plain_ones(
@@ -197,8 +180,7 @@ def test_a_drafter_shaped_unlike_its_target(tmp_path: Path) -> None:
         lengths = acceptance_by_request(llm)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         (stats,) = llm.collective_rpc("dflash_stats")
-        numbers = sorted(lengths, key=lambda name: int(name.split("-")[0]))
-        observed = [lengths[req_id] for req_id in numbers]
+        observed = in_order(lengths)
     assert [list(output.outputs[0].token_ids) for output in outputs] == expected
     assert stats["nan_drafts"] == 0
     target, drafter = pair.load_target(), pair.load_drafter()

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from transformers import Qwen3ForCausalLM
 
 from support import DEMO
 from support.engines import (
     DRAFTER,
     FIXED,
-    TARGET,
     USES_V2,
-    acceptance_by_request,
+    as_the_reference,
     engine,
     fix_costs,
     greedy,
@@ -22,9 +19,6 @@ from support.engines import (
     proposer_of,
     token_ids,
 )
-from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.model.reference import ReferenceDrafter
-from vllm_dflash.model.reference_decoding import generate
 
 pytestmark = pytest.mark.usefixtures("runner")
 DRAFTER2 = DEMO / "drafter2"
@@ -44,22 +38,8 @@ def plain() -> list[list[int]]:
 
 def test_acceptance_of_every_step_equals_the_reference(plain: list[list[int]]) -> None:
     """And the text is plain vLLM's."""
-    target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
-    drafter = ReferenceDrafter.load(read_drafter(str(DRAFTER2)), DRAFTER2).float()
-    with engine(**settings(speculative_config={**FIXED, "model": str(DRAFTER2)})) as llm:
-        lengths = acceptance_by_request(llm)
-        outputs = llm.generate(PROMPTS, greedy(NEW_TOKENS), use_tqdm=False)
-        (stats,) = llm.collective_rpc("dflash_stats")
-        stop_ids = {llm.get_tokenizer().eos_token_id}
-        names = sorted(lengths, key=lambda name: int(name.split("-")[0]))
-        observed = [lengths[name] for name in names]
-    assert [list(output.outputs[0].token_ids) for output in outputs] == plain
-    expected = [
-        generate(target, drafter, list(output.prompt_token_ids), NEW_TOKENS, stop_ids=stop_ids)
-        for output in outputs
-    ]
-    assert [one.tokens for one in expected] == plain
-    assert observed == [one.acceptance_lengths for one in expected]
+    tokens, stats = as_the_reference(DRAFTER2, PROMPTS, NEW_TOKENS, **settings())
+    assert tokens == plain
     assert stats["nan_drafts"] == 0
     assert stats["mean_acceptance_length"] > (1.8 if USES_V2 else 2.2)
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0

@@ -7,16 +7,22 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import Qwen3ForCausalLM
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 
 from support import DEMO
 from support.planner_world import steady_costs
+from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.engine import worker
+from vllm_dflash.model.reference import ReferenceDrafter
+from vllm_dflash.model.reference_decoding import generate
 from vllm_dflash.planning.step import Step
 
 TARGET, DRAFTER = DEMO / "target", DEMO / "drafter"
@@ -134,6 +140,37 @@ def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
 
     statistics.observe_verification = observe
     return lengths
+
+
+def in_order(of_requests: dict[str, list[int]]) -> list[list[int]]:
+    """Of each request, in the order in which they were added."""
+    return [of_requests[name] for name in sorted(of_requests, key=lambda n: int(n.split("-")[0]))]
+
+
+def as_the_reference(
+    drafter: Path, prompts: list[str], new_tokens: int, **settings: Any
+) -> tuple[list[list[int]], dict[str, Any]]:
+    """Decode with blocks of full length: text, and what each step accepts, are the reference's.
+
+    Returns:
+        The tokens of each prompt, and the engine's statistics.
+    """
+    target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    reference = ReferenceDrafter.load(read_drafter(str(drafter)), drafter).float()
+    with engine(speculative_config={**FIXED, "model": str(drafter)}, **settings) as llm:
+        lengths = acceptance_by_request(llm)
+        outputs = llm.generate(prompts, greedy(new_tokens), use_tqdm=False)
+        (stats,) = llm.collective_rpc("dflash_stats")
+        stop_ids = {llm.get_tokenizer().eos_token_id}
+        observed = in_order(lengths)
+    expected = [
+        generate(target, reference, list(output.prompt_token_ids), new_tokens, stop_ids=stop_ids)
+        for output in outputs
+    ]
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    assert tokens == [one.tokens for one in expected]
+    assert observed == [one.acceptance_lengths for one in expected]
+    return tokens, stats
 
 
 def tokens_by_step(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[list[list[int]]]:
