@@ -140,15 +140,16 @@ class BlockAcceptance:
         if not self._has_drafts:
             return
         self._has_drafts = False
-        if step.verified.any():
+        verified, accepted = step.chains
+        if verified.any():
             learn_acceptance(
                 (self.calibration.seen, self.calibration.accepted, self.calibration.rates),
                 (self.bias.requests, self.bias.everybody),
                 (self._confidence, self._survival),
                 self._num_drafts,
                 rows,
-                step.verified,
-                step.accepted,
+                verified,
+                accepted,
             )
         self._num_drafts[:] = 0
 

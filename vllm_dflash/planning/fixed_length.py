@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.draft_tree import MOST_CANDIDATES, grow
 from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.survival import Calibration
 
 
 class FixedLength:
@@ -15,6 +17,8 @@ class FixedLength:
 
     def __init__(self, max_draft: int) -> None:
         self.max_draft = max_draft
+        # Which nodes are likeliest, where drafts are trees, is what the drafter says.
+        self._own_word = Calibration(max_draft).rates, Calibration(MOST_CANDIDATES).rates
 
     def plan(self, step: Step) -> Plan:
         """Everybody who can use drafts."""
@@ -24,7 +28,13 @@ class FixedLength:
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
         """All of them."""
-        return np.minimum(step.limits, step.plan.width) * step.plan.drafted
+        drafted = step.plan.drafted
+        lengths = np.minimum(step.limits, step.plan.width) * drafted
+        if step.candidates is not None:
+            unbiased = np.ones(drafted.sum())
+            step.trees = grow(step.candidates, lengths[drafted], unbiased, *self._own_word)
+            lengths[drafted] = step.trees.lengths
+        return lengths
 
     def observe(self, step: Step) -> None:
         """Expects nothing, and learns nothing."""

@@ -21,6 +21,7 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.block_acceptance import BlockAcceptance
 from vllm_dflash.planning.candidates import choose_sources, cut
 from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.draft_tree import chains_in
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.free_drafts import (
@@ -41,6 +42,7 @@ from vllm_dflash.planning.outlook import (
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.request_rows import RequestRows
 from vllm_dflash.planning.step import Plan, Step, StepEstimate
+from vllm_dflash.planning.tree_acceptance import TreeAcceptance
 
 MARGIN = 1.01
 """Drafting must promise this much more than plain decoding, whose cost is known better."""
@@ -87,6 +89,7 @@ class Planner:
         num_rows = 2 * max_requests
         self.blocks = BlockAcceptance(max_draft, num_rows)
         self.free = FreeAcceptance(most_free, num_rows)
+        self.trees = TreeAcceptance(max_draft, num_rows)
         self._requests = RequestRows(num_rows)
         self._free_curves = NO_CURVES
         """Survival of what the text of each request of this step foretells, [R, F]."""
@@ -108,6 +111,8 @@ class Planner:
         """
         rows = self._rows(step.ids)
         self.blocks.learn(rows, step)
+        if step.likeliest is not None:
+            self.trees.learn(rows, *step.likeliest)
         rest, free = self._foresee(rows, step)
         speedup = rest.rate / rest.plain_rate
         resting = Plan.nothing(
@@ -120,6 +125,9 @@ class Planner:
         if not able.widest:
             return resting
         best = self._best(first, able, step, rest, free)
+        # Forecast are chains. Trees bring more in the same time.
+        more = self.trees.gain
+        best = best._replace(rate=best.rate * more, tokens=best.tokens * more)
         gain = best.rate / rest.rate
         plan = replace(
             resting,
@@ -225,13 +233,17 @@ class Planner:
 
         Args:
             step: with its plan; `limits` of the drafted requests, [R], and what they `agreed` on.
+                If it has `candidates`, lengths are those of its `trees`, which are written.
             confidence: probability of each drafted token under the drafter, [D, w].
         """
         plan, rows = step.plan, self._rows(step.ids)
-        curves = NO_CURVES
+        curves, limits = NO_CURVES, step.limits
         if plan.width:
             first, curves = self.blocks.expect(rows[plan.drafted], confidence)
             self.forecast.observe(first, curves)
+            if step.candidates is not None:
+                of_drafted = rows[plan.drafted]
+                curves, limits = self.trees.grow(step, of_drafted, self.blocks, self.costs, curves)
         lengths: Ints = np.zeros(step.num_requests, dtype=np.int64)
         free, free_lengths = NO_CURVES, lengths
         if plan.uses_text:
@@ -244,7 +256,7 @@ class Planner:
         chosen = choose_sources(
             curves,
             plan.drafted,
-            step.limits,
+            limits,
             free,
             free_lengths,
             plan.price * self._row_seconds,
@@ -262,7 +274,10 @@ class Planner:
         if plan.least:
             least = np.minimum(chosen.limits, plan.least) * plan.drafted
             lengths = np.maximum(lengths, least)
-        self.blocks.verify(rows, np.where(chosen.from_text, 0, lengths))
+        of_blocks = np.where(chosen.from_text, 0, lengths)
+        if step.trees is not None:
+            of_blocks[plan.drafted] = chains_in(step.trees.is_first, of_blocks[plan.drafted])
+        self.blocks.verify(rows, of_blocks)
         self.free.verify(rows, np.where(chosen.from_text, lengths, 0))
         return lengths
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vllm_dflash.planning import Bools, Ints
+from vllm_dflash.planning.draft_tree import Candidates, Trees
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,19 @@ class Foretold(NamedTuple):
     """Of those: how many first ones were right, [R]."""
 
 
+class Likeliest(NamedTuple):
+    """What became of the first nodes of verified trees that are the likeliest of their places: of
+    the chain in each tree. R requests; where drafts were a chain, of all of them."""
+
+    verified: Ints
+    """[R]."""
+    accepted: Ints
+    """Of those, [R]."""
+    missed: Ints
+    """Rank of what the target wrote in the place of the first that was not accepted; see
+    `learn_ranks`, [R]."""
+
+
 def _nothing_yet() -> Ints:
     return np.zeros(0, dtype=np.int64)
 
@@ -84,6 +98,8 @@ class Step:
     """Drafts of each that the target verified, [R]."""
     verified_free: Ints = field(default_factory=_nothing_yet)
     """Of those, what its text foretold, [R]."""
+    likeliest: Likeliest | None = None
+    """Where drafts may be trees: what became of the chains in them."""
 
     limits: Ints = field(default_factory=_nothing_yet)
     """Drafts each can use at most in the next step, [R]; after drafting, those that are finite."""
@@ -103,6 +119,10 @@ class Step:
     """Whether anybody could have used a draft."""
     lengths: Ints = field(default_factory=_nothing_yet)
     """Drafts of each that go on to be verified, [R]."""
+    candidates: Candidates | None = None
+    """What else the drafter thinks of the drafted requests' places, where drafts may be trees."""
+    trees: Trees | None = None
+    """The likeliest of these that can be verified."""
     from_text: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
     """Whether those are what the text foretells, [R]."""
     nan_drafts: int = 0
@@ -144,6 +164,13 @@ class Step:
     def accepted(self) -> Ints:
         """Verified drafts of each that were accepted, [R]."""
         return np.where((self.verified > 0) & self.decoding, self.produced - 1, 0)
+
+    @property
+    def chains(self) -> tuple[Ints, Ints]:
+        """Of the drafts that were verified, those in chains of likeliest tokens, and how many of
+        these were accepted, [R] each."""
+        found = self.likeliest
+        return (self.verified, self.accepted) if found is None else (found.verified, found.accepted)
 
     @property
     def prompt_rows(self) -> int:
