@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from vllm_dflash.model.reference import ReferenceDrafter
+from vllm_dflash.model.reference_tree import Node, child, likeliest_tree
 
 
 @dataclass
@@ -81,11 +82,13 @@ def generate(
     max_new_tokens: int,
     *,
     num_draft_tokens: int | None = None,
+    tree_nodes: int | None = None,
     stop_ids: Collection[int] = (),
 ) -> Generation:
     """Greedy DFlash decoding of one prompt.
 
-    Never drafts more than the request can still use, as the engine does.
+    Never drafts more than the request can still use, as the engine does. With `tree_nodes`, drafts
+    are trees of so many nodes.
     """
     spec = drafter.spec
     k_max = spec.max_draft_tokens if num_draft_tokens is None else num_draft_tokens
@@ -99,20 +102,56 @@ def generate(
         drafts = []
         if k > 0:
             hidden = block_states(target, drafter, features, tokens[-1], k)
-            drafts = drafter.choose(drafter.logits(hidden, target), hidden, tokens[-1]).tolist()
-        # Verify: one target pass over the bonus token and the drafts.
-        block = torch.tensor([[tokens[-1], *drafts]], device=device)
-        logits, new_features = target_step(target, block, cache, spec.taps)
-        choices = logits.argmax(-1).tolist()
-        accepted = 0
-        while accepted < k and drafts[accepted] == choices[accepted]:
-            accepted += 1
-        # Only rows of accepted tokens become context; the cache forgets the rejected ones.
-        features = torch.cat([features, new_features[: accepted + 1]])
-        cache.crop(len(features))
-        produced = choices[: accepted + 1]
+            block_logits = drafter.logits(hidden, target)
+            if tree_nodes is None:
+                drafts = drafter.choose(block_logits, hidden, tokens[-1]).tolist()
+        if k > 0 and tree_nodes is not None:
+            tree = likeliest_tree(drafter, block_logits, hidden, tokens[-1], tree_nodes)
+            produced, new_features = _descend(target, tree, tokens[-1], cache, spec.taps)
+            features = torch.cat([features, new_features])
+        else:
+            # Verify: one target pass over the bonus token and the drafts.
+            block = torch.tensor([[tokens[-1], *drafts]], device=device)
+            logits, new_features = target_step(target, block, cache, spec.taps)
+            choices = logits.argmax(-1).tolist()
+            accepted = 0
+            while accepted < k and drafts[accepted] == choices[accepted]:
+                accepted += 1
+            # Only rows of accepted tokens become context; the cache forgets the rejected ones.
+            features = torch.cat([features, new_features[: accepted + 1]])
+            cache.crop(len(features))
+            produced = choices[: accepted + 1]
         if k > 0:
             acceptance_lengths.append(len(produced))
         stop = next((i for i, token in enumerate(produced) if token in stop_ids), None)
         tokens += produced if stop is None else produced[: stop + 1]
     return Generation(tokens[:max_new_tokens], acceptance_lengths)
+
+
+def _descend(
+    target: PreTrainedModel,
+    tree: list[Node],
+    bonus: int,
+    cache: DynamicCache,
+    taps: Collection[int],
+) -> tuple[list[int], torch.Tensor]:
+    """What the target writes behind the bonus token, as far as the tree goes and one token more.
+
+    Token by token, as plain decoding: which is what verifying a tree in one pass has to equal.
+
+    Returns:
+        The tokens, and the features of the bonus token and all but the last of them.
+    """
+    produced: list[int] = []
+    features = []
+    token, node = bonus, -1
+    while True:
+        step = torch.tensor([[token]], device=target.device)
+        logits, of_token = target_step(target, step, cache, taps)
+        features.append(of_token)
+        token = int(logits[-1].argmax())
+        produced.append(token)
+        found = child(tree, node, token)
+        if found is None:
+            return produced, torch.cat(features)
+        node = found
