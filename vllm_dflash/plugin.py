@@ -48,7 +48,11 @@ Assignments in our own worker (`engine/worker.py`), each to its own model runner
 11. `_input_fits_in_drafter` (V1). vLLM compares the longest request of the batch with the context
     limit: one long request would switch drafting off for all and leave holes in the drafter's
     cache. Our proposer limits each by itself. Replaced by: a per-request limit in vLLM.
-12. `rejection_sampler` (V1). See `undrafted_sampling.py` below.
+12. `rejection_sampler` (V1). See `undrafted_sampling.py` below, `engine/v1/tree_sampling.py`.
+
+31. Where drafts may be trees (`engine/v1/attach_trees.py`, V1): `_model_forward`, which vLLM has
+    for overriding, gives nodes the position of their depth; `impl.forward` of the target's
+    attention layers computes their rows path by path. Replaced by: tree attention in vLLM.
 
 Our workers and schedulers are subclasses of vLLM's and do more than place hooks: a CPU worker
 samples and drafts in the call that runs the target, drafts and costs travel as attributes of
@@ -255,13 +259,16 @@ def _select(
         )
     is_v1 = worker == CPU_WORKER and not envs.VLLM_USE_V2_MODEL_RUNNER
     step_tokens = engine_args.max_num_batched_tokens
-    has_tokens_for_free_drafts = step_tokens is None or step_tokens > MOST_FREE_DRAFTS
+    tree = settings.draft_tree
+    longest = max(MOST_FREE_DRAFTS, tree if isinstance(tree, int) else 0)
+    has_tokens_for_long_drafts = step_tokens is None or step_tokens > longest
     options = resolve(
         settings,
         drafter_config,
         target_model_config,
         target_parallel_config,
-        has_ragged_room=is_v1 and engine_args.scheduler_cls is None and has_tokens_for_free_drafts,
+        has_ragged_room=is_v1 and engine_args.scheduler_cls is None and has_tokens_for_long_drafts,
+        may_branch=is_v1,
     )
     for remark in options.drafter.remarks:
         init_logger("vllm.dflash").warning_once("drafter %r: %s", settings.model, remark)

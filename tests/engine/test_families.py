@@ -1,13 +1,11 @@
 """Every family of targets: the engine's drafts are the reference's, and the output the target's."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, PreTrainedModel
 from vllm import LLM
 from vllm.model_executor.kernels.linear.scaled_mm import cpu as scaled_mm
 
@@ -22,38 +20,14 @@ from support.engines import (
     token_ids,
     tokens_by_step,
 )
-from support.pairs import drafter_config, save_drafter
+from support.families import NEW_TOKENS, PROMPTS, Family, make_family
 from support.quantised import quantise
-from support.targets import BUILDERS, ENGINE_SETTINGS, make_target
-from vllm_dflash.model.reference import ReferenceDrafter
-from vllm_dflash.model.reference_decoding import draft, target_step
+from support.targets import BUILDERS
+from vllm_dflash.model.reference_decoding import draft
 from vllm_dflash.model.vocabulary import DraftVocabulary
 
 pytestmark = pytest.mark.usefixtures("runner")
-NEW_TOKENS = 24
-PROMPTS = [[(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 90))]
 SHAPE_SCALE = 64**0.5  # of the targets here
-MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
-
-
-@dataclass
-class Family:
-    """A target with a drafter whose windows are shorter than the contexts it will see."""
-
-    folder: Path
-    name: str
-    target: PreTrainedModel
-    drafter: ReferenceDrafter
-    written: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]]
-    """Each prompt with what the target writes, [1, T], and the features of it, [T, m * H]."""
-
-    def engine(self, **changes: Any) -> Any:
-        settings = {"model": str(self.folder / "target"), "skip_tokenizer_init": True}
-        settings |= {"max_model_len": 256, "max_num_seqs": 4, **ENGINE_SETTINGS.get(self.name, {})}
-        return engine(**settings | changes)
-
-    def drafting(self) -> Any:
-        return self.engine(speculative_config={**FIXED, "model": str(self.folder / "drafter")})
 
 
 # What tells these from others is nothing that a runner sees, so V2's interpreter is spared them.
@@ -64,27 +38,6 @@ FAMILIES = [name for name in BUILDERS if not (USES_V2 and name in ALIKE)]
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
     return make_family(tmp_path, request.param)
-
-
-def make_family(folder: Path, name: str) -> Family:
-    target = make_target(folder / "target", name)
-    spec = save_drafter(folder / "drafter", drafter_config(**MIXED))
-    # Before any engine: `--model-impl transformers` changes the model's class in this process.
-    written = {tuple(prompt): write(target, prompt, spec.taps) for prompt in PROMPTS}
-    return Family(folder, name, target, ReferenceDrafter.load(spec, folder / "drafter"), written)
-
-
-@torch.inference_mode()
-def write(
-    target: PreTrainedModel, prompt: list[int], taps: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The prompt and its greedy continuation by Hugging Face, and the features of both."""
-    ids = torch.tensor([prompt])
-    while True:
-        logits, features = target_step(target, ids, DynamicCache(config=target.config), taps)
-        if ids.shape[1] == len(prompt) + NEW_TOKENS:
-            return ids, features
-        ids = torch.cat([ids, logits[-1].argmax().view(1, 1)], dim=1)
 
 
 def drafted_logits(llm: LLM, prompt: list[int]) -> tuple[list[list[int]], list[torch.Tensor]]:

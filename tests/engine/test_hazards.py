@@ -37,6 +37,9 @@ from vllm_dflash.model.reference_decoding import generate
 
 pytestmark = pytest.mark.usefixtures("runner")
 NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32
+TREES, TREE_NODES = "trees", 15
+WITH_TREES = () if USES_V2 else (TREES,)
+"""Drafts that are trees, where there are any: the hazards are the same, and more of them."""
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +50,13 @@ def prompts() -> list[list[int]]:
     return [encoded[0], encoded[6], encoded[24], encoded[9][:150]]
 
 
+@pytest.fixture(scope="module", params=["synchronous", *WITH_TREES])
+def way(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def expected() -> Callable[..., tuple[list[int], list[int]]]:
+def expected(way: str) -> Callable[..., tuple[list[int], list[int]]]:
     """What a prompt goes on with, and how many tokens each step brings."""
     target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     drafter = ReferenceDrafter.load(read_drafter(str(DRAFTER)), DRAFTER).float()
@@ -59,7 +67,8 @@ def expected() -> Callable[..., tuple[list[int], list[int]]]:
         if key not in known:
             # Near a request's end V1 drafts narrower blocks; V2 cuts the drafts of full ones.
             beyond = 8 if USES_V2 else 0
-            found = generate(target, drafter, prompt, new_tokens + beyond)
+            nodes = TREE_NODES if way == TREES else None
+            found = generate(target, drafter, prompt, new_tokens + beyond, tree_nodes=nodes)
             steps: list[int] = []
             for accepted in [1, *found.acceptance_lengths, *[1] * new_tokens]:
                 steps.append(min(accepted, new_tokens - sum(steps)))
@@ -69,15 +78,19 @@ def expected() -> Callable[..., tuple[list[int], list[int]]]:
     return look_up
 
 
-@pytest.fixture(scope="module", params=["synchronous"])
-def shared(request: pytest.FixtureRequest) -> Iterator[LLM]:
+@pytest.fixture(scope="module")
+def shared(way: str) -> Iterator[LLM]:
     settings: dict[str, Any] = {"max_model_len": LIMIT, "max_num_seqs": 3}
     settings |= {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 24}
-    with engine(request.param, speculative_config=dict(FIXED), **settings) as llm:
+    speculative: dict[str, Any] = dict(FIXED)
+    if way == TREES:
+        speculative["draft_tree"] = TREE_NODES
+        settings["max_num_batched_tokens"] = 96  # room for three
+    with engine("" if way == TREES else way, speculative_config=speculative, **settings) as llm:
         yield llm
 
 
-either_way = pytest.mark.parametrize("shared", SCHEDULING, indirect=True)
+either_way = pytest.mark.parametrize("way", [*SCHEDULING, *WITH_TREES], indirect=True)
 """Scheduled asynchronously, one step runs while another is scheduled, or a request leaves."""
 
 
@@ -189,13 +202,15 @@ def test_hazard_1_requests_thrown_out_between_two_steps(
 
 
 def test_hazard_2_chunks_that_sample_nothing_store_their_context(
-    llm: LLM, prompts: list[list[int]], expected: Any
+    llm: LLM, way: str, prompts: list[list[int]], expected: Any
 ) -> None:
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     wanted = [expected(prompt, 12) for prompt in prompts[:2]]
     try:
-        # Less than 8 would cut the verified drafts as well.
-        for size in (8, 31, 33) if USES_V2 else (8, 11, 31, 32, 33):
+        # Less than that would cut the verified drafts as well.
+        least = 1 + (TREE_NODES if way == TREES else 7)
+        sizes = (8, 31, 33) if USES_V2 else (8, 11, 16, 31, 32, 33)
+        for size in (size for size in sizes if size >= least):
             scheduler.scheduler_config.long_prefill_token_threshold = size
             (before,) = llm.collective_rpc("dflash_stats")
             assert serve(llm, prompts[:2], 12) == wanted, size
@@ -309,7 +324,8 @@ def test_a_request_near_the_context_limit_changes_no_other(
     assert session.steps["1"] == expected(prompts[1])[1]
 
 
-def test_hazard_8_null_blocks_are_never_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tree", [{}, *({"draft_tree": TREE_NODES} for _ in WITH_TREES)])
+def test_hazard_8_null_blocks_are_never_written(tmp_path: Path, tree: dict[str, Any]) -> None:
     """On V2 the target gives up blocks behind its window; on V1 all layers share one group."""
     target = make_target(tmp_path / "target", "mistral")
     sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 20}
@@ -321,7 +337,7 @@ def test_hazard_8_null_blocks_are_never_written(tmp_path: Path) -> None:
         max_model_len=256,
         max_num_seqs=2,
         max_num_batched_tokens=64,
-        speculative_config={**FIXED, "model": str(tmp_path / "drafter")},
+        speculative_config={**FIXED, "model": str(tmp_path / "drafter"), **tree},
     ) as llm:
         manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
         session = Session(llm)

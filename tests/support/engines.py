@@ -148,23 +148,38 @@ def in_order(of_requests: dict[str, list[int]]) -> list[list[int]]:
 
 
 def as_the_reference(
-    drafter: Path, prompts: list[str], new_tokens: int, **settings: Any
+    drafter: Path,
+    prompts: list[str],
+    new_tokens: int,
+    tree_nodes: int | None = None,
+    **settings: Any,
 ) -> tuple[list[list[int]], dict[str, Any]]:
-    """Decode with blocks of full length: text, and what each step accepts, are the reference's.
+    """Decode with blocks of full length, or trees of so many nodes: text, and what each step
+    accepts, are the reference's.
 
     Returns:
         The tokens of each prompt, and the engine's statistics.
     """
     target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     reference = ReferenceDrafter.load(read_drafter(str(drafter)), drafter).float()
-    with engine(speculative_config={**FIXED, "model": str(drafter)}, **settings) as llm:
+    speculative: dict[str, Any] = {**FIXED, "model": str(drafter)}
+    if tree_nodes is not None:
+        speculative["draft_tree"] = tree_nodes
+    with engine(speculative_config=speculative, **settings) as llm:
         lengths = acceptance_by_request(llm)
         outputs = llm.generate(prompts, greedy(new_tokens), use_tqdm=False)
         (stats,) = llm.collective_rpc("dflash_stats")
         stop_ids = {llm.get_tokenizer().eos_token_id}
         observed = in_order(lengths)
     expected = [
-        generate(target, reference, list(output.prompt_token_ids), new_tokens, stop_ids=stop_ids)
+        generate(
+            target,
+            reference,
+            list(output.prompt_token_ids),
+            new_tokens,
+            tree_nodes=tree_nodes,
+            stop_ids=stop_ids,
+        )
         for output in outputs
     ]
     tokens = [list(output.outputs[0].token_ids) for output in outputs]

@@ -11,6 +11,7 @@ from typing import Any
 
 from support import ROOT
 from vllm_dflash import seams
+from vllm_dflash.engine.v1 import attach_trees
 from vllm_dflash.seams import Seam
 from vllm_dflash.tools.inspect import cache_plan
 
@@ -154,7 +155,11 @@ def _entry(file: Path, node: ast.stmt) -> Record:
 def all_seams(version: str) -> list[Seam]:
     """Those of every process that this version of vLLM is to have."""
     lists = [one for one in vars(seams).values() if isinstance(one, tuple)]
-    every = {seam.path: seam for some in (*lists, cache_plan.SEAMS, WATCHED) for seam in some}
+    every = {
+        seam.path: seam
+        for some in (*lists, attach_trees.TREES, cache_plan.SEAMS, WATCHED)
+        for seam in some
+    }
     return [every[path] for path in sorted(every) if every[path].is_in(version)]
 
 

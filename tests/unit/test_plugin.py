@@ -105,8 +105,8 @@ def test_drafts_may_be_longer_than_blocks_on_v1_with_our_scheduler(
 ) -> None:
     told = []
 
-    def resolve(*_: object, has_ragged_room: bool) -> DFlashOptions:
-        told.append(has_ragged_room)
+    def resolve(*_: object, has_ragged_room: bool, may_branch: bool) -> DFlashOptions:
+        told.append((has_ragged_room, may_branch))
         return OPTIONS
 
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
@@ -118,7 +118,7 @@ def test_drafts_may_be_longer_than_blocks_on_v1_with_our_scheduler(
     monkeypatch.setattr("vllm_dflash.config.engine_settings.choose_worker", lambda _: worker)
     monkeypatch.setattr("vllm_dflash.config.pair.resolve", resolve)
     plugin._select(args, SpeculativeSettings.of(asked), {}, args.create_model_config(), parallel)
-    assert told == [has_room]
+    assert told == [(has_room, worker == CPU_WORKER and not is_v2)]
 
 
 def test_fewer_drafts_than_the_block_holds(pair: Pair) -> None:

@@ -30,12 +30,19 @@ class DFlashOptions:
     drafter: DrafterSpec
     drafter_ranks: int = 1
     """Tensor-parallel ranks that the drafter's layers are split over; 1: each has them whole."""
-    free_drafts: bool = False
-    """Whether to look up what a request's text foretells."""
+    most_free: int = 0
+    """Drafts of a request and step at most that its text foretells; 0: none are looked up."""
+    draft_tree: str | int = "off"
+    """`auto`: drafts may be trees where rows cost next to nothing. A number: of so many nodes."""
     may_trim: bool = True
     """Whether vLLM's adaptive verification may be turned on: not if the user turned it off."""
     estimates_folder: str | None = None
     """Where to keep what was learned; None: nowhere."""
+
+    @property
+    def free_drafts(self) -> bool:
+        """Whether to look up what a request's text foretells."""
+        return self.most_free > 0
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> DFlashOptions:

@@ -30,6 +30,7 @@ def resolve(
     parallel: ParallelConfig,
     *,
     has_ragged_room: bool = False,
+    may_branch: bool = False,
 ) -> DFlashOptions:
     """Check the drafter and the pair.
 
@@ -39,6 +40,7 @@ def resolve(
         target: vLLM's config of it.
         parallel: of the target.
         has_ragged_room: whether drafts may be more than a block has: on V1, with our scheduler.
+        may_branch: whether drafts may be trees: on V1.
 
     Raises:
         ValueError: (`DrafterError` included) with a message that says what to change.
@@ -53,6 +55,11 @@ def resolve(
             f"drafter {drafter.model!r} is a DFlash 2 one, which weighs several candidates for each"
             " token: remove 'use_local_argmax_reduction' from the speculative config."
         )
+    if isinstance(settings.draft_tree, int) and not may_branch:
+        raise ValueError(
+            "draft_tree is a number of tokens, but drafts are trees on vLLM's V1 runner alone so"
+            " far, which is that of CPUs: leave 'draft_tree' out of the speculative config."
+        )
     if Path(settings.model).is_dir():
         check_weights(drafter, Path(settings.model))
     folder, width = settings.estimates_folder, settings.draft_tokens(drafter)
@@ -60,13 +67,18 @@ def resolve(
     # Of a linear-attention target, every draft takes a whole state of memory. And who asks for a
     # number of drafts gets no more.
     has_room = has_ragged_room and not target.is_hybrid and settings.num_speculative_tokens is None
+    most_free = (max(width, MOST_FREE_DRAFTS) if has_room else width) if free_drafts else 0
+    room = max(width, most_free)
+    if isinstance(settings.draft_tree, int) and has_ragged_room and not target.is_hybrid:
+        room = max(room, settings.draft_tree)
     return DFlashOptions(
-        max(width, MOST_FREE_DRAFTS) if free_drafts and has_room else width,
+        room,
         width,
         settings.draft_length,
         drafter,
         drafter_ranks(drafter, parallel.tensor_parallel_size, settings.draft_tensor_parallel_size),
-        free_drafts=free_drafts,
+        most_free=most_free,
+        draft_tree=settings.draft_tree if may_branch else "off",
         may_trim=settings.enable_adaptive_verification is not False,
         estimates_folder=None if folder is None else usable_folder(folder),
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_dflash.checkpoint.refusal import checked, described, nearest
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
@@ -15,6 +15,8 @@ from vllm_dflash.vllms_own import OWN_KEYS
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
+MOST_NODES = 64
+"""Of a tree."""
 WITHOUT_MEANING = {
     "disable_padded_drafter_batch": "rejected rows never reach the drafter anyway",
     "use_heterogeneous_vocab": "a DFlash drafter shares the target's vocabulary",
@@ -43,6 +45,11 @@ class SpeculativeSettings(BaseModel):
         "auto",
         "'auto' (where a request's text repeats itself, drafts are taken from it when they promise"
         " more than the drafter's) or 'off'",
+    )
+    draft_tree: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MOST_NODES)] = described(
+        "auto",
+        "'auto' (drafts are trees where verifying more tokens costs next to nothing), 'off', or the"
+        f" number of tokens that a tree may have, up to {MOST_NODES}",
     )
     estimates_folder: str | None = described(
         None,
@@ -91,6 +98,11 @@ class SpeculativeSettings(BaseModel):
                 "use_local_argmax_reduction leaves no logits by which draft lengths could be"
                 ' planned: add "draft_length": "fixed" to the speculative config, or remove'
                 " 'use_local_argmax_reduction' from it."
+            )
+        if settings.use_local_argmax_reduction and isinstance(settings.draft_tree, int):
+            raise ValueError(
+                "use_local_argmax_reduction leaves no logits to take the nodes of a tree from:"
+                " remove it or 'draft_tree' from the speculative config."
             )
         return settings
 

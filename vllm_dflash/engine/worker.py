@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from copy import copy
-from functools import partial
 from typing import Any
 
 from vllm import envs
@@ -35,6 +34,7 @@ from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.periodic_log import PeriodicLog
 from vllm_dflash.engine.profile import profile_v1, profile_v2
 from vllm_dflash.engine.scheduler import WorkerFacts, attach_facts
+from vllm_dflash.engine.v1.attach_trees import attach_trees
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
@@ -106,6 +106,7 @@ class DraftingWorker(Worker):
         times = super().compile_or_warm_up_model()
         if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
             self._plan_lengths()
+        attach_trees(self.drafter)  # hooks 12 and 31
         self._start_counting()
         self.drafter.warm.seal()
         return times
@@ -121,7 +122,7 @@ class DraftingWorker(Worker):
         if not self.vllm_config.scheduler_config.async_scheduling:
             self._figures = FiguresToSend(statistics)
         self._watch = DraftWatch(
-            partial(self.drafter.collect_statistics, waits=False),
+            lambda: self.drafter.collect_statistics(waits=False),
             logger().warning,
             target=self.model_config.model,
             drafter=options.drafter.model,
@@ -130,14 +131,12 @@ class DraftingWorker(Worker):
     def _plan_lengths(self) -> None:
         started = time.perf_counter()
         is_async = self.vllm_config.scheduler_config.async_scheduling
-        # The scheduler, which chooses lengths then, may live in this process: nothing is to be
-        # compiled there any more once the worker is warm.
+        # The scheduler may live in this process, where nothing is to be compiled later.
         options = DFlashOptions.of(self.vllm_config)
         if is_async:
             rehearse_uniform_length(options.draft_width)
         else:
-            most_free = options.num_speculative_tokens if options.free_drafts else 0
-            rehearse_planner(options.draft_width, most_free)
+            rehearse_planner(options.draft_width, options.most_free)
         memory = Memory.of(self.vllm_config, self._runner)
         if memory is not None and memory.recalled is not None:
             costs, origin = memory.recalled.costs, f"learned before, from {memory.file.path}"

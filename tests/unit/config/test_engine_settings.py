@@ -108,7 +108,7 @@ def test_options_on_their_way_to_a_worker() -> None:
     assert DFlashOptions.of(config) == OPTIONS
     # The same options are the same text, which is part of the compile cache's key.
     assert travelled == DFlashOptions(7, 5, "fixed", parse_config("it", QWEN), 2).to_json()
-    names = ["draft_length", "draft_width", "drafter", "drafter_ranks", "free_drafts"]
+    names = ["draft_length", "draft_width", "drafter", "drafter_ranks", "most_free"]
     names.append("num_speculative_tokens")
     assert [travelled.index(f'"{name}": ') for name in names] == sorted(
         travelled.index(f'"{name}": ') for name in names

@@ -109,7 +109,8 @@ def test_options_of_a_pair_that_fits(
     options = resolve(SpeculativeSettings(model=model, **own), config, target(), parallel(tensor))
     count, length, ranks = expected
     spec, free_drafts = parse_config(model, config), length == "adaptive"
-    assert options == DFlashOptions(count, count, length, spec, ranks, free_drafts=free_drafts)
+    most_free = count if free_drafts else 0
+    assert options == DFlashOptions(count, count, length, spec, ranks, most_free=most_free)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,57 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
     assert found == expected
     assert from_json(options.to_json()) == options
     elsewhere = resolve(settings, config, target(**facts), parallel())
-    assert elsewhere == replace(options, num_speculative_tokens=options.draft_width)
+    width = options.draft_width
+    most_free = width if options.free_drafts else 0
+    assert elsewhere == replace(options, num_speculative_tokens=width, most_free=most_free)
+
+
+@pytest.mark.parametrize(
+    ("own", "facts", "room", "most_free"),
+    [
+        ({}, {}, MOST_FREE_DRAFTS, MOST_FREE_DRAFTS),
+        ({"draft_tree": 64}, {}, 64, MOST_FREE_DRAFTS),
+        ({"draft_tree": 5}, {}, MOST_FREE_DRAFTS, MOST_FREE_DRAFTS),
+        ({"draft_tree": 5, "draft_length": "fixed"}, {}, 7, 0),
+        # Blocks stay as wide as asked, and so do free drafts.
+        ({"draft_tree": 15, "num_speculative_tokens": 3}, {}, 15, 3),
+        ({"draft_tree": 15}, {"is_hybrid": True}, 7, 7),
+    ],
+)
+def test_room_for_trees(
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: Path,
+    own: dict[str, Any],
+    facts: dict[str, Any],
+    room: int,
+    most_free: int,
+) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)  # as linear attention is
+    settings = SpeculativeSettings(model=str(drafter), **own)
+    options = resolve(
+        settings,
+        drafter_config(),
+        target(**facts),
+        parallel(),
+        has_ragged_room=True,
+        may_branch=True,
+    )
+    assert (options.num_speculative_tokens, options.most_free) == (room, most_free)
+    assert options.draft_width == own.get("num_speculative_tokens", 7)
+    assert options.draft_tree == own.get("draft_tree", "auto")
+    assert from_json(options.to_json()) == options
+
+
+@pytest.mark.parametrize("asked", ["auto", "off"])
+def test_where_drafts_cannot_be_trees_they_are_chains(drafter: Path, asked: str) -> None:
+    settings = SpeculativeSettings.model_validate({"model": str(drafter), "draft_tree": asked})
+    assert resolve(settings, drafter_config(), target(), parallel()).draft_tree == "off"
+
+
+def test_a_tree_that_was_asked_for_is_refused_where_there_are_none(drafter: Path) -> None:
+    settings = SpeculativeSettings(model=str(drafter), draft_tree=15)
+    with pytest.raises(ValueError, match="leave 'draft_tree' out"):
+        resolve(settings, drafter_config(), target(), parallel())
 
 
 def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_what_is_written_is_read(file: EstimatesFile) -> None:
         vllm_config(tensor_parallel_size=2),
         vllm_config(replace(OPTIONS, num_speculative_tokens=3)),
         vllm_config(replace(OPTIONS, draft_width=3)),
-        vllm_config(replace(OPTIONS, free_drafts=True)),
+        vllm_config(replace(OPTIONS, most_free=7)),
         vllm_config(replace(OPTIONS, drafter_ranks=2)),
         vllm_config(replace(OPTIONS, drafter=parse_config("z-lab/that", QWEN))),
     ],

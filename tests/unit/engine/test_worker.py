@@ -140,6 +140,7 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
 
     monkeypatch.setattr(Worker, "compile_or_warm_up_model", warm_up)
     monkeypatch.setattr(DFlashGPUWorker, "_plan_lengths", lambda self: self.drafter.run(5))
+    monkeypatch.setattr("vllm_dflash.engine.worker.attach_trees", lambda *_: None)
     assert worker.compile_or_warm_up_model() == "seconds"
     assert worker.drafter.sealed_with == [0]
     assert worker._figures.take() == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,16 @@ from vllm_dflash.engine.attention_groups import DraftAttentionGroup
 from vllm_dflash.engine.block_layout import BlockInputs, split_drafts
 from vllm_dflash.model.candidate_selector import walk
 from vllm_dflash.model.draft_model import DFlashDraftModel
-from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning import Bools, Floats, Ints
+
+
+class BlockCandidates(NamedTuple):
+    """What a drafter thinks of places of its blocks; see `planning.draft_tree.Candidates`."""
+
+    tokens: Ints
+    """[D, w, C]."""
+    chances: Floats
+    """0 where logits are not finite, [D, w, P, C]."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,20 @@ class BlockDrafts:
     """Up to the first token whose logits were not finite."""
     confidence: Floats
     """Probability of each token under the drafter, 0 behind a request's end, [D, w]."""
+    others: BlockCandidates | None = None
+    """What else the drafter thinks of each place, if that was asked for."""
+
+
+class Picked(NamedTuple):
+    """The most likely tokens of Q rows."""
+
+    tokens: list[int]
+    """[Q]."""
+    finite: Bools
+    """Whether its logits are, [Q]."""
+    probability: Floats
+    """0 where they are not, [Q]."""
+    others: BlockCandidates | None = None
 
 
 class BlockForward:
@@ -42,6 +66,8 @@ class BlockForward:
         self._groups = groups
         self._layer_names = [name for group in groups for name in group.layer_names]
         assert vllm_config.speculative_config is not None
+        self.num_candidates = 0
+        """Tokens of each place to look at beside the most likely one."""
         self.searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
 
     def draft(self, inputs: BlockInputs, block_table: torch.Tensor) -> BlockDrafts:
@@ -69,17 +95,16 @@ class BlockForward:
             torch.from_numpy(inputs.offsets),
         )
         lengths, starts = widths - 1, inputs.query_start_loc[:-1]
-        tokens, finite, probability = self.pick(
+        picked = self.pick(
             hidden[torch.from_numpy(inputs.mask_rows)], lengths, inputs.input_ids[starts]
         )
         confidence = np.zeros((len(lengths), int(lengths.max())))
-        confidence[np.arange(confidence.shape[1]) < lengths[:, None]] = probability
-        return BlockDrafts(split_drafts(tokens, finite, lengths), confidence)
+        confidence[_is_row(lengths)] = picked.probability
+        drafts = split_drafts(picked.tokens, picked.finite, lengths)
+        return BlockDrafts(drafts, confidence, picked.others)
 
-    def pick(
-        self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints
-    ) -> tuple[list[int], np.ndarray, np.ndarray]:
-        """Most likely tokens of rows [Q, H]: ids, whether their logits are finite, probability.
+    def pick(self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints) -> Picked:
+        """Most likely tokens of rows [Q, H].
 
         `lengths`: how many rows each of the blocks has, [D]; `bonus_ids`: their first tokens, [D].
         """
@@ -89,41 +114,46 @@ class BlockForward:
             # Lengths are fixed: nobody asks how sure the drafter is. Only ids come back, so drafts
             # of NaN are neither seen nor counted; they are verified like others.
             tokens = self._model.get_top_tokens(hidden)
-            return tokens.tolist(), np.ones(len(tokens), dtype=bool), np.ones(len(tokens))
+            return Picked(tokens.tolist(), np.ones(len(tokens), dtype=bool), np.ones(len(tokens)))
         logits = self._model.compute_logits(hidden).float()  # [Q, V]
         best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
-        probability = torch.exp(best - logits.logsumexp(dim=-1))
+        total = logits.logsumexp(dim=-1)
+        probability = torch.exp(best - total)
         finite = torch.isfinite(best)
         tokens = self._model.target_ids(tokens)
-        return tokens.tolist(), finite.numpy(), torch.where(finite, probability, 0.0).numpy()
+        others = None
+        if self.num_candidates:
+            likely, ids = logits.topk(min(self.num_candidates, logits.shape[-1]), dim=-1)
+            chances = torch.exp(likely - total[:, None]).where(finite[:, None], 0.0)
+            others = BlockCandidates(
+                _by_block(self._model.target_ids(ids), lengths).numpy(),
+                _by_block(chances, lengths)[:, :, None].double().numpy(),
+            )
+        probability = probability.where(finite, 0.0)
+        return Picked(tokens.tolist(), finite.numpy(), probability.numpy(), others)
 
-    def _walk(
-        self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints
-    ) -> tuple[list[int], np.ndarray, np.ndarray]:
+    def _walk(self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints) -> Picked:
         """`pick` for DFlash 2, whose tokens are chosen one after the other in each block."""
         selector = self._model.selector
         assert selector is not None
         candidates, logits = self._model.compute_candidates(hidden)  # [Q, C]
-        width = int(lengths.max())
-        is_row = torch.from_numpy(np.arange(width) < lengths[:, None])  # [D, w]
-
-        def by_block(rows: torch.Tensor) -> torch.Tensor:
-            padded = rows.new_zeros(*is_row.shape, rows.shape[-1])  # behind a block's end
-            padded[is_row] = rows
-            return padded
-
-        candidates_of = by_block(candidates)
         bonus = torch.from_numpy(bonus_ids).long()
-        scores = selector(candidates_of, by_block(logits), by_block(hidden), bonus)
+        candidates_of = _by_block(candidates, lengths)  # [D, w, C]
+        scores = selector(
+            candidates_of, _by_block(logits, lengths), _by_block(hidden, lengths), bonus
+        )
         tokens, probability = walk(candidates_of, scores)
+        is_row = torch.from_numpy(_is_row(lengths))
         probability = probability[is_row]
         # The walk takes the largest score: not finite where any of its place is NaN.
         finite = torch.isfinite(probability)
-        return (
-            tokens[is_row].tolist(),
-            finite.numpy(),
-            torch.where(finite, probability, 0.0).numpy(),
-        )
+        others = None
+        if self.num_candidates:
+            chances = scores.double().softmax(dim=-1)  # [D, w, C before, C]
+            chances = chances.where(is_row[:, :, None, None], 0.0).nan_to_num(0.0)
+            others = BlockCandidates(candidates_of.numpy(), chances.numpy())
+        probability = probability.where(finite, 0.0)
+        return Picked(tokens[is_row].tolist(), finite.numpy(), probability.numpy(), others)
 
     def run(
         self,
@@ -149,3 +179,16 @@ class BlockForward:
             built = group.build_metadata_for_drafting(metadata, draft_index=0)
             per_layer |= dict.fromkeys(group.layer_names, built)
         return per_layer
+
+
+def _is_row(lengths: Ints) -> Bools:
+    """Which places of blocks, side by side, are rows: [D, w]."""
+    return np.arange(int(lengths.max())) < lengths[:, None]
+
+
+def _by_block(rows: torch.Tensor, lengths: Ints) -> torch.Tensor:
+    """Rows [Q, ...] of blocks side by side, [D, w, ...]; zeros behind a block's end."""
+    is_row = torch.from_numpy(_is_row(lengths))
+    padded = rows.new_zeros(*is_row.shape, *rows.shape[1:])
+    padded[is_row] = rows
+    return padded

@@ -25,6 +25,7 @@ from vllm_dflash.engine.padding import have_own_drafts
 from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.engine.text_drafts import TextDrafts
 from vllm_dflash.engine.v1.backlog import ContextBacklog
+from vllm_dflash.engine.v1.draft_trees import DraftTrees
 from vllm_dflash.engine.v1.loaded_drafter import LoadedDrafter
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.planning import Ints
@@ -44,6 +45,9 @@ class PlannedProposer(LoadedDrafter):
     Written for synchronous scheduling, which is what the V1 runner does on CPUs: the ragged
     lists it returns tell the scheduler each request's length.
     """
+
+    trees: DraftTrees | None = None
+    """Those that wait to be verified, if drafts may be trees."""
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, runner: GPUModelRunner
@@ -68,7 +72,7 @@ class PlannedProposer(LoadedDrafter):
 
     def adapt_lengths(self, costs: StepCosts) -> None:
         """From now on plan draft lengths, starting from these costs."""
-        most_free = self.num_speculative_tokens if self.options.free_drafts else 0
+        most_free = self.options.most_free
         self.lengths.policy = Planner(self.width, self.max_batch_size, costs, most_free=most_free)
         if most_free:
             self.texts = TextDrafts(self.max_batch_size, self.runner.max_model_len, most_free)
@@ -131,6 +135,8 @@ class PlannedProposer(LoadedDrafter):
         step, produced = self.step, self.step.produced
         tells = (produced > 0) & have_own_drafts(step.ids, self.newly_admitted)
         step.verified = np.where(tells, drafted, 0)  # a discarded sample says nothing
+        if self.trees is not None:
+            step.likeliest = self.trees.fate(self._sampled, produced)
         self.lengths.observe_verification(step)
         rejected = np.where(drafted > 0, drafted + 1 - produced, 0)
         return common_attn_metadata, None, torch.from_numpy(rejected.astype(np.int32))
@@ -207,7 +213,7 @@ class PlannedProposer(LoadedDrafter):
                     texts.num_tokens_no_spec[: step.num_requests],
                     ends,
                     self._sampled.astype(np.int32, copy=False),
-                    self._room_for_free_drafts(),
+                    self._room_for_long_drafts(),
                 )
         if resting and step.foretold is None:
             return {}
@@ -244,11 +250,17 @@ class PlannedProposer(LoadedDrafter):
         usable[inputs.requests] = [len(tokens) for tokens in drafted.tokens]
         if self.texts is not None and plan.uses_text:
             self.texts.compare(step, inputs.requests, drafted.tokens)
+        if self.trees is not None:
+            requests = [self.runner.requests[step.ids[each]] for each in inputs.requests]
+            # A chain of a block has room in any case.
+            room = max(self._room_for_long_drafts(), self.width)
+            step.candidates = self.trees.candidates(drafted.others, requests, room)
         self.lengths.choose(step, usable, drafted.confidence)
         self.all_drafted = step.ids if plan.drafted.all() else ()
-        return dict(zip(inputs.requests.tolist(), drafted.tokens, strict=True))
+        tokens = drafted.tokens if self.trees is None else self.trees.keep(step)
+        return dict(zip(inputs.requests.tolist(), tokens, strict=True))
 
-    def _room_for_free_drafts(self) -> int:
+    def _room_for_long_drafts(self) -> int:
         """Drafts that every request can have verified in one step, whoever else has as many: the
         scheduler also keeps a block's rows for each, and lets those wait who find no room."""
         budget = self.vllm_config.scheduler_config.max_num_batched_tokens
@@ -285,6 +297,8 @@ class PlannedProposer(LoadedDrafter):
             rows = torch.from_numpy(kept_rows(batch.query_start_loc_cpu.numpy(), num_rejected))
         else:  # what is kept is in one piece, so nothing need be copied
             rows = slice(len(features) - int(num_rejected[-1]))
+        if self.trees is not None and self.trees.step is not None:
+            features = features[torch.from_numpy(self.trees.step.order(len(features)))]
         kept = features[rows], positions[rows], slots[rows]
         with step.timing("context"):
             if self.backlog is not None:

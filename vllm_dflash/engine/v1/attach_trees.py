@@ -1,0 +1,126 @@
+"""Hook 31: where draft trees meet the V1 runner."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from vllm_dflash.engine.log import logger
+from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.v1.draft_trees import DraftTrees
+from vllm_dflash.engine.v1.proposer import PlannedProposer
+from vllm_dflash.engine.v1.tree_attention import TreeAttention, can_attend
+from vllm_dflash.engine.v1.tree_sampling import TreeRejectionSampler
+from vllm_dflash.planning.draft_tree import MOST_CANDIDATES
+from vllm_dflash.planning.planner import Planner
+from vllm_dflash.planning.rehearsal import rehearse_trees
+from vllm_dflash.planning.tree_acceptance import NODES_BY_DEFAULT, rows_are_cheap
+from vllm_dflash.seams import Seam, check_seams
+
+ATTENTION = "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl"
+TREES = (
+    Seam(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._model_forward",
+        "self input_ids positions intermediate_tensors inputs_embeds model_kwargs",
+    ),
+    Seam(
+        f"{ATTENTION}.forward",
+        "self layer query key value kv_cache attn_metadata output output_scale output_block_scale",
+    ),
+    Seam(f"{ATTENTION}.do_kv_cache_update", "self layer key value kv_cache slot_mapping"),
+    Seam(
+        "vllm.v1.sample.rejection_sampler:apply_sampling_constraints",
+        "logits cu_num_draft_tokens sampling_metadata",
+    ),
+    Seam("vllm.v1.sample.ops.topk_topp_sampler:random_sample", "probs generators use_fp64_gumbel"),
+)
+"""Used where drafts are trees."""
+
+
+def attach_trees(proposer: PlannedProposer) -> None:
+    """From now on drafts may be trees, if they are to be, and chains where the target forbids."""
+    asked, policy = proposer.options.draft_tree, proposer.lengths.policy
+    if asked == "auto" and isinstance(policy, Planner) and rows_are_cheap(policy.costs.verify):
+        asked = NODES_BY_DEFAULT
+    if not isinstance(asked, int):
+        return
+    budget = min(asked, proposer.num_speculative_tokens)
+    if budget < asked and asked == proposer.options.draft_tree:
+        logger().warning(
+            "draft trees have %d tokens, not %d: vLLM has no room for more, because it was told how"
+            " many to speculate, has another scheduler, or too few tokens in a step.",
+            budget,
+            asked,
+        )
+    runner = proposer.runner
+    context = runner.vllm_config.compilation_config.static_forward_context
+    drafters = {attention.attn.layer_name for attention in proposer.model.context.attentions}
+    layers = {
+        name: layer
+        for name, layer in context.items()
+        if isinstance(layer, AttentionLayerBase) and name not in drafters
+    }
+    obstacle = _obstacle(runner, layers)
+    if obstacle:
+        logger().warning("drafts are chains, not trees: %s.", obstacle)
+        return
+    check_seams(TREES)
+    trees, attention = DraftTrees(budget), TreeAttention(layers.values())
+    runner._model_forward = functools.partial(_forward, runner, trees, attention)
+    runner.rejection_sampler = TreeRejectionSampler(
+        runner.sampler, runner.speculative_config, runner.device
+    ).attach(trees, attention.settle)
+    rehearse_trees(proposer.width)
+    proposer.trees = trees
+    if budget > proposer.width:
+        proposer.lengths.statistics = DraftStatistics(budget)
+    proposer.block.num_candidates = MOST_CANDIDATES
+
+
+def _obstacle(runner: GPUModelRunner, layers: dict[str, Any]) -> str:
+    """Why the target's drafts cannot be trees; nothing if they can."""
+    config = runner.vllm_config
+    if config.parallel_config.world_size > 1:
+        return "trees are kept by each worker for itself, and this engine has several"
+    if config.kv_transfer_config is not None:
+        return "a connector takes K/V out of the cache before it is known which nodes are accepted"
+    if runner.uses_mrope:
+        return "the target's positions have several dimensions"
+    if runner.rejection_sampler.synthetic_mode:
+        return "rejection_sample_method is 'synthetic'"
+    if config.model_config.logits_processors:
+        return "logits processors take the rows of a request to be consecutive tokens"
+    strange = [name for name, layer in layers.items() if not can_attend(layer)]
+    if strange:
+        return f"attention of {strange[0]!r} cannot be computed path by path"
+    return ""
+
+
+def _forward(
+    runner: GPUModelRunner,
+    trees: DraftTrees,
+    attention: TreeAttention,
+    input_ids: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    **others: Any,
+) -> Any:
+    """In the place of `GPUModelRunner._model_forward`, which is there to be overridden."""
+    batch = runner.input_batch
+    num_requests = batch.num_reqs
+    step = trees.begin(
+        batch.req_ids,
+        batch.spec_token_ids[:num_requests],
+        runner.query_start_loc.np[:num_requests],
+        batch.num_computed_tokens_cpu[:num_requests],
+        runner.requests,
+    )
+    attention.begin(step)
+    if step is not None and positions is not None:
+        positions = positions.clone()  # the slots of the buffer's positions stay
+        rows, roots = torch.from_numpy(step.node_rows), torch.from_numpy(step.root_rows)
+        positions[rows] = positions[roots] + torch.from_numpy(step.depths)
+    return GPUModelRunner._model_forward(runner, input_ids, positions, **others)
