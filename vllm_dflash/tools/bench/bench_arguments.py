@@ -44,6 +44,7 @@ def add_bench_parser(
         "  vllm-dflash bench --load edit quote prose --beside blocks ngram --native-k 3\n"
         "  vllm-dflash bench --where --native-k 3 --concurrency 1 8\n"
         "  vllm-dflash bench --context 1024 4096 16384 --native-k 3 --as-it-is\n"
+        "  vllm-dflash bench --simulate-costs benchmarks/costs/*.json\n"
         "  vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\\n"
         "      --prompts prompts.jsonl\n\n"
         f"exit code 0: measured, {FAILED}: could not run, {INTERRUPTED}: interrupted",
@@ -141,6 +142,15 @@ def add_bench_parser(
         metavar="TOKENS",
         help="instead of a load: decoding alone, after prompts of so many tokens that were read"
         f" before; the engines keep prefixes then (if no numbers follow: {_words(CONTEXTS)})",
+    )
+    one_of_both.add_argument(
+        "--simulate-costs",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="instead of measuring: decode recorded drafts as if steps took what a table of costs"
+        " says (benchmarks/costs/assumed_gpu.json): what the planner would choose on that machine,"
+        " with chains and with trees",
     )
     load.add_argument(
         "--concurrency",

@@ -44,6 +44,8 @@ def run_bench(parsed: argparse.Namespace) -> int:
     for name, value in defaults.items():
         if getattr(parsed, name) is None:
             setattr(parsed, name, value)
+    if parsed.simulate_costs:
+        return _simulate(parsed)
     if find_spec("matplotlib") is None:
         return _fail(EXTRA_MISSING)
     from vllm_dflash.tools.bench.bench_files import tables_of
@@ -68,6 +70,20 @@ def run_bench(parsed: argparse.Namespace) -> int:
         notes.append(f"Written: {', '.join(files)} in {parsed.out}")
         print_report(tables_of(record), notes)
     return code
+
+
+def _simulate(parsed: argparse.Namespace) -> int:
+    from vllm_dflash.tools.simulate.simulate_command import simulate
+
+    try:
+        tables, notes = simulate(parsed, progress_on())
+    except KeyboardInterrupt:
+        complain("bench", "interrupted")
+        return INTERRUPTED
+    except (OSError, ValueError) as error:
+        return _fail(str(error))
+    print_report(tables, notes)
+    return 0
 
 
 def _prepare(parsed: argparse.Namespace) -> Comparison:

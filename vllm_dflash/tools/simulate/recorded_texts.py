@@ -1,0 +1,91 @@
+"""Texts of a target, and what its drafter would draft at each of their tokens: in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from vllm_dflash.model.reference import ReferenceDrafter
+from vllm_dflash.model.reference_decoding import block_states
+from vllm_dflash.model.reference_tree import NUM_CANDIDATES
+from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.tools.parity.oracle import Oracle
+
+
+@dataclass(frozen=True)
+class RecordedText:
+    """A prompt's greedy continuation, token by token."""
+
+    prompt_length: int
+    tokens: list[int]
+    """Of the continuation, [T]; the first is the first bonus token."""
+    candidates: Ints
+    """Behind each of the first T - 1 tokens: of K places, C tokens, [T - 1, K, C]."""
+    chances: Floats
+    """See `planning.draft_tree.Candidates`, [T - 1, K, P, C]."""
+
+
+@torch.inference_mode()
+def record(
+    oracle: Oracle,
+    prompts: Sequence[list[int]],
+    new_tokens: int,
+    tell: Callable[[float], None] = lambda done: None,
+) -> list[RecordedText]:
+    """Teacher-forced: drafts along the target's own text. `tell` hears how many are done."""
+    texts = []
+    for number, prompt in enumerate(prompts):
+        written = oracle.target.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
+            do_sample=False,
+        )[0].tolist()
+        _, features = oracle.text(written, oracle.drafter.spec.taps)
+        found = [
+            _candidates(oracle, features[:place], written[place])
+            for place in range(len(prompt), len(written) - 1)
+        ]
+        tokens, chances = zip(*found, strict=True)
+        texts.append(
+            RecordedText(
+                len(prompt),
+                written[len(prompt) :],
+                torch.stack(tokens).numpy(),
+                torch.stack(chances).double().numpy(),
+            )
+        )
+        tell(number + 1)
+    return texts
+
+
+def _candidates(
+    oracle: Oracle, features: torch.Tensor, bonus: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [K, C] and chances [K, P, C] of one block."""
+    drafter = oracle.drafter
+    width = drafter.spec.max_draft_tokens
+    hidden = block_states(oracle.target, drafter, features, bonus, width)
+    logits = drafter.logits(hidden, oracle.target)
+    if drafter.candidate_selector is not None:
+        return _pairs(drafter, logits, hidden, bonus)
+    likeliest = logits.float().softmax(-1).topk(min(NUM_CANDIDATES, logits.shape[-1]))
+    return drafter.target_ids(likeliest.indices), likeliest.values[:, None]
+
+
+def _pairs(
+    drafter: ReferenceDrafter, logits: torch.Tensor, hidden: torch.Tensor, bonus: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of DFlash 2: each candidate behind each of the place before."""
+    selector = drafter.candidate_selector
+    assert selector is not None
+    best = logits.topk(selector.top_k)
+    first = torch.full_like(best.indices[:1], bonus)
+    before = torch.cat([first, best.indices[:-1]])  # [K, C]
+    scores = selector.scores(
+        best.indices[:, None], best.values[:, None], hidden[:, None], before
+    )  # [K, C before, C]
+    return best.indices, scores.float().softmax(-1)
