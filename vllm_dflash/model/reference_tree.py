@@ -8,9 +8,7 @@ from typing import NamedTuple
 import torch
 
 from vllm_dflash.model.reference import ReferenceDrafter
-
-NUM_CANDIDATES = 8
-"""Tokens of a place that DFlash trees are made of; DFlash 2 says itself how many."""
+from vllm_dflash.planning.draft_tree import MOST_CANDIDATES
 
 
 class Node(NamedTuple):
@@ -27,10 +25,13 @@ def successors(
     hidden: torch.Tensor,  # [H], of the place
     before: int,
 ) -> list[tuple[int, float]]:
-    """Tokens of a place behind a token, and the probability of each by the drafter."""
+    """Tokens of a place behind a token, and the probability of each by the drafter.
+
+    Which tokens these are depends on the place alone; DFlash 2 says itself how many.
+    """
     selector = drafter.candidate_selector
     if selector is None:
-        likeliest = logits.float().softmax(-1).topk(min(NUM_CANDIDATES, len(logits)))
+        likeliest = logits.float().softmax(-1).topk(min(MOST_CANDIDATES, len(logits)))
         tokens, chances = drafter.target_ids(likeliest.indices), likeliest.values
     else:
         best = logits.topk(selector.top_k)

@@ -41,18 +41,14 @@ class TreeRejectionSampler(DraftRejectionSampler):
     ) -> SamplerOutput:
         """Logits [T + R, V] of T drafts and R bonus rows to tokens [R, 1 + K]."""
         step = self.trees.step
-        counts = np.array(metadata.num_draft_tokens)
-        branching = np.zeros_like(counts)
-        rows: list[Ints] = []
-        if step is not None:
-            starts = np.cumsum(1 + counts) - (1 + counts)
-            for request in step.trees:
-                branching[request] = 1 + counts[request]
-                rows.append(starts[request] + np.arange(branching[request]))
-            own = logits[torch.from_numpy(np.concatenate(rows))].float()  # before vLLM uses them up
-        output = super().forward(metadata, draft_probs, logits, sampling_metadata)
         if step is None:
-            return output
+            return super().forward(metadata, draft_probs, logits, sampling_metadata)
+        num_rows = 1 + np.array(metadata.num_draft_tokens)  # of each request, [R]
+        branches = np.isin(np.arange(len(num_rows)), [*step.trees])
+        branching = num_rows * branches
+        rows = np.flatnonzero(np.repeat(branches, num_rows))
+        own = logits[torch.from_numpy(rows)].float()  # before vLLM uses them up
+        output = super().forward(metadata, draft_probs, logits, sampling_metadata)
         sampled = sample_rows(
             own, branching, sampling_metadata, use_fp64_gumbel=self.use_fp64_gumbel
         ).numpy()

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.model.reference_decoding import block_states
-from vllm_dflash.model.reference_tree import NUM_CANDIDATES
+from vllm_dflash.model.reference_tree import successors
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.tools.parity.oracle import Oracle
 
@@ -70,22 +69,13 @@ def _candidates(
     width = drafter.spec.max_draft_tokens
     hidden = block_states(oracle.target, drafter, features, bonus, width)
     logits = drafter.logits(hidden, oracle.target)
-    if drafter.candidate_selector is not None:
-        return _pairs(drafter, logits, hidden, bonus)
-    likeliest = logits.float().softmax(-1).topk(min(NUM_CANDIDATES, logits.shape[-1]))
-    return drafter.target_ids(likeliest.indices), likeliest.values[:, None]
-
-
-def _pairs(
-    drafter: ReferenceDrafter, logits: torch.Tensor, hidden: torch.Tensor, bonus: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of DFlash 2: each candidate behind each of the place before."""
     selector = drafter.candidate_selector
-    assert selector is not None
-    best = logits.topk(selector.top_k)
-    first = torch.full_like(best.indices[:1], bonus)
-    before = torch.cat([first, best.indices[:-1]])  # [K, C]
-    scores = selector.scores(
-        best.indices[:, None], best.values[:, None], hidden[:, None], before
-    )  # [K, C before, C]
-    return best.indices, scores.float().softmax(-1)
+    before = [bonus] * (1 if selector is None else selector.top_k)
+    all_tokens, all_chances = [], []
+    for row, state in zip(logits, hidden, strict=True):
+        behind = [successors(drafter, row, state, token) for token in before]
+        tokens = [token for token, _ in behind[0]]
+        all_tokens.append(tokens)
+        all_chances.append([[chance for _, chance in each] for each in behind])
+        before = before if selector is None else tokens
+    return torch.tensor(all_tokens), torch.tensor(all_chances)

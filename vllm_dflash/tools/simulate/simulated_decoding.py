@@ -156,16 +156,15 @@ class SimulatedDecoding:
         writes = np.array([*one.text.tokens[one.at + 1 :], *[-1] * self._width])
         likeliest = self._likeliest[block]  # [w, C]
         chain, trees = length, self._last.trees
-        if trees is None:
-            right = likeliest[:length, 0] != writes[:length]
-            produced[request] += int(right.argmax()) if right.any() else length
-        else:
+        if trees is not None:
             places = trees.places[block, :length]
             tokens = self._candidates.tokens[block, places, trees.choices[block, :length]]
             sampled = np.array([writes[0], *writes[places + 1]])
             produced[request] += len(accepted_path(trees.parents[block, :length], tokens, sampled))
             chain = int(chains_in(trees.is_first[block : block + 1], np.array([length]))[0])
         fates[:, request] = chain, *fate_of_chain(likeliest, writes[:chain])
+        if trees is None:
+            produced[request] += fates[1, request]
 
     def _finish(self, step: Step) -> None:
         rows = int(step.verified.sum()) + step.num_requests
