@@ -11,7 +11,7 @@ from vllm import LLM
 from vllm.sampling_params import StructuredOutputsParams
 
 from support import DEMO
-from support.context_rows import ContextRows
+from support.context_rows import written_step_by_step
 from support.engines import (
     DFLASH,
     DRAFTER,
@@ -48,16 +48,8 @@ def plain() -> list[list[int]]:
 
 
 def write(llm: LLM) -> list[list[int]]:
-    """All of it, step by step; no context of the drafter's is ever lost."""
-    context, core = ContextRows(llm), llm.llm_engine
-    for number, prompt in enumerate(PROMPTS):
-        core.add_request(str(number), prompt, greedy(LIMIT, ignore_eos=True))
-    texts: dict[str, list[int]] = {}
-    while core.has_unfinished_requests():
-        for output in core.step():
-            texts[output.request_id] = list(output.outputs[0].token_ids)
-        assert not context.missing()
-    return [texts[str(number)] for number in range(len(PROMPTS))]
+    """All of it; no context of the drafter's is ever lost."""
+    return written_step_by_step(llm, PROMPTS, greedy(LIMIT, ignore_eos=True))
 
 
 @pytest.mark.parametrize("nodes", [2, 15, 64])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from vllm import LLM
 
-from support.context_rows import ContextRows
+from support.context_rows import written_step_by_step
 from support.engines import DFLASH, engine, greedy, held_out_prompts, proposer_of, token_ids
 from support.forced_texts import ForcedTexts
 from support.planner_world import steady_costs
@@ -58,17 +58,8 @@ def test_off_is_off(plain: list[list[int]]) -> None:
 
 
 def write(llm: LLM) -> list[list[int]]:
-    """All of it, step by step; no context of the drafter's is ever lost."""
-    context, core = ContextRows(llm), llm.llm_engine
-    params = greedy(LIMIT, ignore_eos=True)
-    for number, prompt in enumerate(PROMPTS):
-        core.add_request(str(number), prompt, params)
-    texts: dict[str, list[int]] = {}
-    while core.has_unfinished_requests():
-        for output in core.step():
-            texts[output.request_id] = list(output.outputs[0].token_ids)
-        assert not context.missing()
-    return [texts[str(number)] for number in range(len(PROMPTS))]
+    """All of it; no context of the drafter's is ever lost."""
+    return written_step_by_step(llm, PROMPTS, greedy(LIMIT, ignore_eos=True))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-from vllm import LLM
+from vllm import LLM, SamplingParams
 from vllm.v1.request import Request
 
 from support.engines import USES_V2, proposer_of
@@ -137,3 +137,16 @@ def waiting_row(
         behind -= len(features)
     features, positions, slots = (ring[number] for ring in backlog.buffers())
     return features, positions, slots
+
+
+def written_step_by_step(llm: LLM, prompts: list[str], params: SamplingParams) -> list[list[int]]:
+    """What an engine writes, with the context of the drafter looked at after every step."""
+    context, core = ContextRows(llm), llm.llm_engine
+    for number, prompt in enumerate(prompts):
+        core.add_request(str(number), prompt, params)
+    texts: dict[str, list[int]] = {}
+    while core.has_unfinished_requests():
+        for output in core.step():
+            texts[output.request_id] = list(output.outputs[0].token_ids)
+        assert not context.missing()
+    return [texts[str(number)] for number in range(len(prompts))]

@@ -108,24 +108,32 @@ def generate(
         if k > 0 and tree_nodes is not None:
             tree = likeliest_tree(drafter, block_logits, hidden, tokens[-1], tree_nodes)
             produced, new_features = _descend(target, tree, tokens[-1], cache, spec.taps)
-            features = torch.cat([features, new_features])
         else:
-            # Verify: one target pass over the bonus token and the drafts.
-            block = torch.tensor([[tokens[-1], *drafts]], device=device)
-            logits, new_features = target_step(target, block, cache, spec.taps)
-            choices = logits.argmax(-1).tolist()
-            accepted = 0
-            while accepted < k and drafts[accepted] == choices[accepted]:
-                accepted += 1
-            # Only rows of accepted tokens become context; the cache forgets the rejected ones.
-            features = torch.cat([features, new_features[: accepted + 1]])
-            cache.crop(len(features))
-            produced = choices[: accepted + 1]
+            produced, new_features = _verify(target, [tokens[-1], *drafts], cache, spec.taps)
+        # Only rows of accepted tokens become context; the cache forgets the rejected ones.
+        features = torch.cat([features, new_features])
+        cache.crop(len(features))
         if k > 0:
             acceptance_lengths.append(len(produced))
         stop = next((i for i, token in enumerate(produced) if token in stop_ids), None)
         tokens += produced if stop is None else produced[: stop + 1]
     return Generation(tokens[:max_new_tokens], acceptance_lengths)
+
+
+def _verify(
+    target: PreTrainedModel, block: list[int], cache: DynamicCache, taps: Collection[int]
+) -> tuple[list[int], torch.Tensor]:
+    """What the target writes behind a bonus token, as far as the drafts go and one token more.
+
+    One pass over the bonus token and the drafts. Returns as `_descend` does.
+    """
+    step = torch.tensor([block], device=target.device)
+    logits, features = target_step(target, step, cache, taps)
+    choices, drafts = logits.argmax(-1).tolist(), block[1:]
+    accepted = 0
+    while accepted < len(drafts) and drafts[accepted] == choices[accepted]:
+        accepted += 1
+    return choices[: accepted + 1], features[: accepted + 1]
 
 
 def _descend(
