@@ -261,14 +261,15 @@ def _select(
     step_tokens = engine_args.max_num_batched_tokens
     tree = settings.draft_tree
     longest = max(MOST_FREE_DRAFTS, tree if isinstance(tree, int) else 0)
-    has_tokens_for_long_drafts = step_tokens is None or step_tokens > longest
+    has_room = engine_args.scheduler_cls is None and (step_tokens is None or step_tokens > longest)
     options = resolve(
         settings,
         drafter_config,
         target_model_config,
         target_parallel_config,
-        has_ragged_room=is_v1 and engine_args.scheduler_cls is None and has_tokens_for_long_drafts,
-        may_branch=is_v1,
+        has_ragged_room=is_v1 and has_room,
+        may_branch=worker == CPU_WORKER or engine_args.async_scheduling is False,
+        trees_have_room=has_room,
     )
     for remark in options.drafter.remarks:
         init_logger("vllm.dflash").warning_once("drafter %r: %s", settings.model, remark)

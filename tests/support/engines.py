@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,9 @@ def greedy(max_tokens: int, **changes: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, **changes)
 
 
-def token_ids(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[list[int]]:
+def token_ids(
+    llm: LLM, prompts: list[Any], params: SamplingParams | Sequence[SamplingParams]
+) -> list[list[int]]:
     outputs = llm.generate(prompts, params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
@@ -178,6 +180,7 @@ def as_the_reference(
             list(output.prompt_token_ids),
             new_tokens,
             tree_nodes=tree_nodes,
+            whole_blocks=USES_V2,
             stop_ids=stop_ids,
         )
         for output in outputs

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 
 def use_triton() -> None:
@@ -23,6 +26,31 @@ def use_model_runner_v2() -> None:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     use_triton()
     _hasten()
+
+
+@contextmanager
+def triton_attention() -> Iterator[None]:
+    """The targets of engines that start inside attend with vLLM's kernel for GPUs, over its cache
+    layout. Drafters do with that for CPUs, which is not interpreted."""
+    import pytest
+    import torch
+    from vllm.platforms import current_platform
+    from vllm.v1.attention import selector
+
+    path = "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
+    with pytest.MonkeyPatch.context() as patch:
+        chosen = current_platform.get_attn_backend_cls
+
+        def choose(cls: Any, *args: Any, attn_selector_config: Any, **kwargs: Any) -> str:
+            is_drafters = attn_selector_config.use_non_causal
+            kwargs["attn_selector_config"] = attn_selector_config
+            return chosen(*args, **kwargs) if is_drafters else path
+
+        patch.setattr(type(current_platform), "get_attn_backend_cls", classmethod(choose))
+        patch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+        selector._cached_get_attn_backend.cache_clear()
+        yield
+    selector._cached_get_attn_backend.cache_clear()
 
 
 def _hasten() -> None:

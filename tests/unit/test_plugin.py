@@ -87,38 +87,41 @@ def test_v1_keeps_all_layers_in_one_group_of_the_cache(
 
 
 @pytest.mark.parametrize(
-    ("worker", "is_v2", "scheduler", "has_room"),
+    ("worker", "is_v2", "changes", "told"),
     [
-        (CPU_WORKER, False, None, True),
-        (CPU_WORKER, False, "mine.Scheduler", False),  # which would keep too much room
-        (CPU_WORKER, True, None, False),
-        (GPU_WORKER, False, None, False),
+        (CPU_WORKER, False, {}, {"has_ragged_room", "may_branch", "trees_have_room"}),
+        (CPU_WORKER, False, {"scheduler_cls": "mine.Scheduler"}, {"may_branch"}),
+        (CPU_WORKER, False, {"max_num_batched_tokens": 32}, {"may_branch"}),
+        (CPU_WORKER, True, {}, {"may_branch", "trees_have_room"}),
+        (GPU_WORKER, True, {}, {"trees_have_room"}),
+        (GPU_WORKER, True, {"async_scheduling": False}, {"may_branch", "trees_have_room"}),
     ],
 )
-def test_drafts_may_be_longer_than_blocks_on_v1_with_our_scheduler(
+def test_where_drafts_may_be_trees_and_longer_than_blocks(
     pair: Pair,
     monkeypatch: pytest.MonkeyPatch,
     worker: str,
     is_v2: bool,
-    scheduler: str | None,
-    has_room: bool,
+    changes: dict[str, Any],
+    told: set[str],
 ) -> None:
-    told = []
+    """Somebody else's scheduler would keep as much room in any case."""
+    seen = set()
 
-    def resolve(*_: object, has_ragged_room: bool, may_branch: bool) -> DFlashOptions:
-        told.append((has_ragged_room, may_branch))
+    def resolve(*_: object, **facts: bool) -> DFlashOptions:
+        seen.update(name for name, holds in facts.items() if holds)
         return OPTIONS
 
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
     asked = speculative(pair)
-    args = engine_args(pair, speculative_config=asked, scheduler_cls=scheduler)
+    args = engine_args(pair, speculative_config=asked, **changes)
     parallel: Any = SimpleNamespace(
         worker_cls="auto", distributed_executor_backend="uni", tensor_parallel_size=1
     )
     monkeypatch.setattr("vllm_dflash.config.engine_settings.choose_worker", lambda _: worker)
     monkeypatch.setattr("vllm_dflash.config.pair.resolve", resolve)
     plugin._select(args, SpeculativeSettings.of(asked), {}, args.create_model_config(), parallel)
-    assert told == [(has_room, worker == CPU_WORKER and not is_v2)]
+    assert seen == told
 
 
 def test_fewer_drafts_than_the_block_holds(pair: Pair) -> None:

@@ -31,6 +31,7 @@ def resolve(
     *,
     has_ragged_room: bool = False,
     may_branch: bool = False,
+    trees_have_room: bool = False,
 ) -> DFlashOptions:
     """Check the drafter and the pair.
 
@@ -39,8 +40,10 @@ def resolve(
         config: the drafter's `config.json`.
         target: vLLM's config of it.
         parallel: of the target.
-        has_ragged_room: whether drafts may be more than a block has: on V1, with our scheduler.
-        may_branch: whether drafts may be trees: on V1.
+        has_ragged_room: whether free drafts may be more than a block has: on V1, with our
+            scheduler.
+        may_branch: whether drafts may be trees: not under asynchronous scheduling.
+        trees_have_room: whether these may have more nodes than a block has: with our scheduler.
 
     Raises:
         ValueError: (`DrafterError` included) with a message that says what to change.
@@ -57,8 +60,9 @@ def resolve(
         )
     if isinstance(settings.draft_tree, int) and not may_branch:
         raise ValueError(
-            "draft_tree is a number of tokens, but drafts are trees on vLLM's V1 runner alone so"
-            " far, which is that of CPUs: leave 'draft_tree' out of the speculative config."
+            "draft_tree is a number of tokens, but under asynchronous scheduling, which is vLLM's"
+            " default on GPUs, drafts are chains: add --no-async-scheduling, or leave 'draft_tree'"
+            " out of the speculative config."
         )
     if Path(settings.model).is_dir():
         check_weights(drafter, Path(settings.model))
@@ -69,7 +73,7 @@ def resolve(
     has_room = has_ragged_room and not target.is_hybrid and settings.num_speculative_tokens is None
     most_free = (max(width, MOST_FREE_DRAFTS) if has_room else width) if free_drafts else 0
     room = max(width, most_free)
-    if isinstance(settings.draft_tree, int) and has_ragged_room and not target.is_hybrid:
+    if isinstance(settings.draft_tree, int) and trees_have_room and not target.is_hybrid:
         room = max(room, settings.draft_tree)
     return DFlashOptions(
         room,

@@ -104,6 +104,11 @@ class SpeculativeSettings(BaseModel):
                 "use_local_argmax_reduction leaves no logits to take the nodes of a tree from:"
                 " remove it or 'draft_tree' from the speculative config."
             )
+        if settings.enable_adaptive_verification and isinstance(settings.draft_tree, int):
+            raise ValueError(
+                "with enable_adaptive_verification the device trims drafts, which are chains then:"
+                " remove it or 'draft_tree' from the speculative config."
+            )
         return settings
 
     def draft_tokens(self, drafter: DrafterSpec) -> int:

@@ -94,6 +94,12 @@ class DFlashScheduler(Scheduler):
         self.dynamic_sd_lookup = None
         skip_the_call_for_drafts()
 
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """What to run; workers may hand over as many drafts as there is room for."""
+        step = super().schedule(*args, **kwargs)
+        step.num_spec_tokens_to_schedule = self._most_drafts
+        return step
+
     def add_request(self, request: Request) -> None:
         """Count what becomes of its drafts by position, for as many as there can be."""
         super().add_request(request)

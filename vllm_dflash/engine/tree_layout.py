@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from vllm_dflash.engine.block_layout import Ints
 
@@ -35,6 +36,15 @@ def depths(parents: Ints) -> Ints:
     found = np.zeros(len(parents), np.int64)
     for node, parent in enumerate(parents.tolist()):
         found[node] = 1 + (found[parent] if parent >= 0 else 0)
+    return found
+
+
+def ancestors(parents: Ints) -> npt.NDArray[np.uint64]:
+    """Nodes on the way to each node, itself among them: bit i is node i of up to 64, [n]."""
+    found = np.zeros(len(parents), np.uint64)
+    for node, parent in enumerate(parents.tolist()):
+        above = found[parent] if parent >= 0 else np.uint64(0)
+        found[node] = above | np.uint64(1 << node)
     return found
 
 

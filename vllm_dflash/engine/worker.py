@@ -30,7 +30,6 @@ from vllm_dflash.engine.estimates_file import EstimatesKeeper, Memory
 from vllm_dflash.engine.figures import FiguresToSend, attach_figures
 from vllm_dflash.engine.fresh_blocks import fresh_blocks, useless_blocks
 from vllm_dflash.engine.log import log_active, log_costs, log_free_drafts, log_lengths, logger
-from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.periodic_log import PeriodicLog
 from vllm_dflash.engine.profile import profile_v1, profile_v2
 from vllm_dflash.engine.scheduler import WorkerFacts, attach_facts
@@ -103,10 +102,13 @@ class DraftingWorker(Worker):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up, then measure what steps cost, for the planner to start from."""
+        if self.use_v2_model_runner:
+            self.drafter.branch(self.model_runner)  # hook 31
         times = super().compile_or_warm_up_model()
         if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
             self._plan_lengths()
-        attach_trees(self.drafter)  # hooks 12 and 31
+        if not self.use_v2_model_runner:
+            attach_trees(self.drafter)  # hooks 12 and 31
         self._start_counting()
         self.drafter.warm.seal()
         return times
@@ -168,7 +170,7 @@ class DraftingWorker(Worker):
         self, scheduler_output: SchedulerOutput
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
         """Run the target, unless no request has a token: then send what figures are left."""
-        self.drafter.newly_admitted = newly_admitted(scheduler_output)
+        self.drafter.expect(scheduler_output)
         output = super().execute_model(scheduler_output)
         if self._figures is not None and isinstance(output, ModelRunnerOutput):
             output = copy(output)  # vLLM shares the one without tokens
@@ -194,8 +196,7 @@ class DraftingWorker(Worker):
             if each is not None:
                 each.tick()
         if self._figures is not None and (figures := self._figures.tick()):
-            is_v2 = self.use_v2_model_runner
-            attach_figures(output.model_runner_output if is_v2 else output, figures)
+            attach_figures(getattr(output, "model_runner_output", output), figures)
         return output
 
     def shutdown(self) -> None:

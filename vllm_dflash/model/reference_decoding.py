@@ -83,11 +83,13 @@ def generate(
     *,
     num_draft_tokens: int | None = None,
     tree_nodes: int | None = None,
+    whole_blocks: bool = False,
     stop_ids: Collection[int] = (),
 ) -> Generation:
     """Greedy DFlash decoding of one prompt.
 
-    Never drafts more than the request can still use, as the engine does. With `tree_nodes`, drafts
+    Never drafts more than the request can still use, as the engine does; with `whole_blocks`, as
+    Model Runner V2, the drafter's block has all of its rows nevertheless. With `tree_nodes`, drafts
     are trees of so many nodes.
     """
     spec = drafter.spec
@@ -101,7 +103,8 @@ def generate(
         k = min(k_max, max_new_tokens - len(tokens) - 1)
         drafts = []
         if k > 0:
-            hidden = block_states(target, drafter, features, tokens[-1], k)
+            rows = k_max if whole_blocks else k
+            hidden = block_states(target, drafter, features, tokens[-1], rows)[:k]
             block_logits = drafter.logits(hidden, target)
             if tree_nodes is None:
                 drafts = drafter.choose(block_logits, hidden, tokens[-1]).tolist()

@@ -173,6 +173,7 @@ def test_room_for_trees(
         parallel(),
         has_ragged_room=True,
         may_branch=True,
+        trees_have_room=True,
     )
     assert (options.num_speculative_tokens, options.most_free) == (room, most_free)
     assert options.draft_width == own.get("num_speculative_tokens", 7)
@@ -188,7 +189,7 @@ def test_where_drafts_cannot_be_trees_they_are_chains(drafter: Path, asked: str)
 
 def test_a_tree_that_was_asked_for_is_refused_where_there_are_none(drafter: Path) -> None:
     settings = SpeculativeSettings(model=str(drafter), draft_tree=15)
-    with pytest.raises(ValueError, match="leave 'draft_tree' out"):
+    with pytest.raises(ValueError, match="add --no-async-scheduling, or leave 'draft_tree' out"):
         resolve(settings, drafter_config(), target(), parallel())
 
 

@@ -75,6 +75,10 @@ def test_what_is_ours(own: dict[str, Any]) -> None:
         ({"draft_tree": True}, "draft_tree must be 'auto' .*, not True"),
         ({"draft_tree": "on"}, "draft_tree must be 'auto' .*, not 'on'"),
         (
+            {"draft_tree": 7, "enable_adaptive_verification": True},
+            "remove it or 'draft_tree'",
+        ),
+        (
             {"draft_tree": 7, "draft_length": "fixed", "use_local_argmax_reduction": True},
             "remove it or 'draft_tree'",
         ),

@@ -96,7 +96,9 @@ def worker() -> Any:
     worker._figures = FiguresToSend(drafted_once())
     worker._facts_to_send = worker._watch = worker._log = None
     worker.use_v2_model_runner = True
-    worker.drafter = SimpleNamespace(end_step=lambda: None, counted=lambda output: output)
+    worker.drafter = SimpleNamespace(
+        expect=lambda step: None, end_step=lambda: None, counted=lambda output: output
+    )
     return worker
 
 

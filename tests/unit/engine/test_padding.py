@@ -59,10 +59,11 @@ def observe_v2(admitted: set[str], from_text: tuple[str, ...] = (), *, is_async:
     if not is_async:
         confidence = torch.zeros(3, K)
         speculator.synchronous = SynchronousLengths(
-            speculator.lengths, confidence, runs_ahead=False
+            speculator.lengths, K, confidence, runs_ahead=False
         )
     speculator.runs_target_alone = False
     speculator.num_speculative_steps = K
+    speculator.options = SimpleNamespace(num_speculative_tokens=K)
     speculator.req_states = SimpleNamespace(max_seq_len=np.full(3, 100))
     batch = SimpleNamespace(
         req_ids=NAMES,
@@ -95,7 +96,7 @@ def test_placeholders_are_no_drafts(
     counted: tuple[int, int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(DFlashSpeculator, "propose", lambda *_, **__: None)
+    monkeypatch.setattr(DFlashSpeculator, "propose", lambda *_, **__: torch.zeros(3, K))
     monkeypatch.setattr(PlannedSpeculator, "length_limit", 100)
     if side == "V1":
         statistics = observe_v1(admitted)
@@ -123,7 +124,7 @@ def test_free_drafts_are_counted_as_such(
     counted: tuple[int, int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(DFlashSpeculator, "propose", lambda *_, **__: None)
+    monkeypatch.setattr(DFlashSpeculator, "propose", lambda *_, **__: torch.zeros(3, K))
     monkeypatch.setattr(PlannedSpeculator, "length_limit", 100)
     if side == "V1":
         found = observe_v1(admitted, from_text)
@@ -143,8 +144,9 @@ def test_a_step_without_a_block_is_none_for_vllm_either(
     """vLLM 0.33 then stores context and does no more. A dummy run is what the runner says."""
     seen: list[Any] = []
 
-    def propose(*_: Any, num_speculative_tokens: int | None = None, **__: Any) -> None:
+    def propose(*_: Any, num_speculative_tokens: int | None = None, **__: Any) -> torch.Tensor:
         seen.append(num_speculative_tokens)
+        return torch.zeros(3, K)
 
     monkeypatch.setattr(DFlashSpeculator, "propose", propose)
     monkeypatch.setattr(PlannedSpeculator, "length_limit", 100)
@@ -159,10 +161,14 @@ def test_each_request_has_the_limit_of_its_own_state(monkeypatch: pytest.MonkeyP
     speculator: Any = object.__new__(PlannedSpeculator)
     speculator.runs_target_alone, speculator.num_speculative_steps = False, K
     speculator.newly_admitted = set()
+    speculator.options = SimpleNamespace(num_speculative_tokens=K)
     speculator.req_states = SimpleNamespace(max_seq_len=np.array([50, 60, 70, 100]))
-    speculator.synchronous = SimpleNamespace(
-        propose=lambda *_, limits, **__: seen.append(limits.tolist())
-    )
+
+    def propose(*_: Any, limits: Any, **__: Any) -> torch.Tensor:
+        seen.append(limits.tolist())
+        return torch.zeros(2, K)
+
+    speculator.synchronous = SimpleNamespace(propose=propose, trees=None)
     batch = SimpleNamespace(num_reqs=2, idx_mapping_np=np.array([3, 1]))
     speculator.propose(batch, {}, {}, None, None, SAMPLED, REJECTED)
     assert seen == [[90, 60]]
@@ -173,9 +179,13 @@ def test_new_and_resumed_requests_have_no_drafts_yet() -> None:
     assert newly_admitted(scheduled()) == set()
 
 
-def test_a_worker_tells_the_drafter_before_the_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [PlannedProposer, PlannedSpeculator])
+def test_a_worker_tells_the_drafter_before_the_step_runs(
+    kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker: Any = object.__new__(DFlashGPUWorker)
-    worker.drafter, worker._figures = SimpleNamespace(), None
+    worker.drafter, worker._figures = object.__new__(kind), None
+    worker.drafter.synchronous = None
     told = []
 
     def run(self: Any, step: Any) -> None:

@@ -47,7 +47,7 @@ class Engine:
         self.events: list[str] = []
         control = LengthControl(K)
         self.policy = control.policy = Scripted(self.events, list(drafts))
-        self.synchronous = SynchronousLengths(control, CONFIDENCE, runs_ahead=runs_ahead)
+        self.synchronous = SynchronousLengths(control, K, CONFIDENCE, runs_ahead=runs_ahead)
 
     def step(self, most: int = K, limits: tuple[int, int] = (100, 94)) -> list[int]:
         def run(runs_block: bool) -> torch.Tensor:

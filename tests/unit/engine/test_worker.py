@@ -100,6 +100,9 @@ class Drafter:
     def count(self) -> int:
         return self.lengths.statistics.steps + self.nan_counter.total()
 
+    def branch(self, runner: Any) -> None:
+        self.run(1)
+
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.lengths.statistics.observe_uniform(7, 1)
@@ -127,6 +130,7 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     worker.model_config = SimpleNamespace(model="T")
     scheduling = SimpleNamespace(async_scheduling=False)
     worker.vllm_config = SimpleNamespace(scheduler_config=scheduling)
+    worker.model_runner = SimpleNamespace()
     options = SimpleNamespace(draft_length=draft_length, drafter=SimpleNamespace(model="D"))
     monkeypatch.setattr(DFlashOptions, "of", lambda _: options)
     output = SimpleNamespace(model_runner_output=SimpleNamespace())
@@ -140,7 +144,6 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
 
     monkeypatch.setattr(Worker, "compile_or_warm_up_model", warm_up)
     monkeypatch.setattr(DFlashGPUWorker, "_plan_lengths", lambda self: self.drafter.run(5))
-    monkeypatch.setattr("vllm_dflash.engine.worker.attach_trees", lambda *_: None)
     assert worker.compile_or_warm_up_model() == "seconds"
     assert worker.drafter.sealed_with == [0]
     assert worker._figures.take() == {}
@@ -186,7 +189,7 @@ def test_nothing_is_sampled_before_a_grammar_has_had_its_say(
     """Without one, on V1, the call that runs the target also samples."""
     worker: Any = object.__new__(DFlashCPUWorker)
     worker.use_v2_model_runner, worker._draft_groups, worker._figures = is_v2, [], None
-    worker.drafter = SimpleNamespace()
+    worker.drafter = SimpleNamespace(expect=lambda step: None)
     monkeypatch.setattr(Worker, "execute_model", lambda self, scheduled: None)
     monkeypatch.setattr(DFlashCPUWorker, "sample_tokens", lambda self, grammar: "sampled")
     scheduled = SimpleNamespace(

@@ -6,12 +6,12 @@ import functools
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from vllm_dflash.engine.branching import target_layers, why_chains
+from vllm_dflash.engine.draft_trees import DraftTrees
 from vllm_dflash.engine.log import logger
 from vllm_dflash.engine.statistics import DraftStatistics
-from vllm_dflash.engine.v1.draft_trees import DraftTrees
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v1.tree_attention import TreeAttention, can_attend
 from vllm_dflash.engine.v1.tree_sampling import TreeRejectionSampler
@@ -57,14 +57,8 @@ def attach_trees(proposer: PlannedProposer) -> None:
             asked,
         )
     runner = proposer.runner
-    context = runner.vllm_config.compilation_config.static_forward_context
-    drafters = {attention.attn.layer_name for attention in proposer.model.context.attentions}
-    layers = {
-        name: layer
-        for name, layer in context.items()
-        if isinstance(layer, AttentionLayerBase) and name not in drafters
-    }
-    obstacle = _obstacle(runner, layers)
+    layers = target_layers(runner.vllm_config, proposer.model.context.attentions)
+    obstacle = why_chains(runner.vllm_config, layers, can_attend)
     if obstacle:
         logger().warning("drafts are chains, not trees: %s.", obstacle)
         return
@@ -79,25 +73,6 @@ def attach_trees(proposer: PlannedProposer) -> None:
     if budget > proposer.width:
         proposer.lengths.statistics = DraftStatistics(budget)
     proposer.block.num_candidates = MOST_CANDIDATES
-
-
-def _obstacle(runner: GPUModelRunner, layers: dict[str, Any]) -> str:
-    """Why the target's drafts cannot be trees; nothing if they can."""
-    config = runner.vllm_config
-    if config.parallel_config.world_size > 1:
-        return "trees are kept by each worker for itself, and this engine has several"
-    if config.kv_transfer_config is not None:
-        return "a connector takes K/V out of the cache before it is known which nodes are accepted"
-    if runner.uses_mrope:
-        return "the target's positions have several dimensions"
-    if runner.rejection_sampler.synthetic_mode:
-        return "rejection_sample_method is 'synthetic'"
-    if config.model_config.logits_processors:
-        return "logits processors take the rows of a request to be consecutive tokens"
-    strange = [name for name, layer in layers.items() if not can_attend(layer)]
-    if strange:
-        return f"attention of {strange[0]!r} cannot be computed path by path"
-    return ""
 
 
 def _forward(

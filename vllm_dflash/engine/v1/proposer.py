@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
@@ -20,16 +21,18 @@ from vllm_dflash.engine.block_layout import (
     kept_rows,
     length_limits,
 )
+from vllm_dflash.engine.branching import may_branch
+from vllm_dflash.engine.draft_trees import DraftTrees
 from vllm_dflash.engine.length_control import NO_CONFIDENCE, LengthControl
-from vllm_dflash.engine.padding import have_own_drafts
+from vllm_dflash.engine.padding import have_own_drafts, newly_admitted
 from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.engine.text_drafts import TextDrafts
 from vllm_dflash.engine.v1.backlog import ContextBacklog
-from vllm_dflash.engine.v1.draft_trees import DraftTrees
 from vllm_dflash.engine.v1.loaded_drafter import LoadedDrafter
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.draft_tree import Candidates
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
 
@@ -88,6 +91,10 @@ class PlannedProposer(LoadedDrafter):
             )
 
     # --- every step -----------------------------------------------------------------------
+
+    def expect(self, step: SchedulerOutput) -> None:
+        """A step is about to run."""
+        self.newly_admitted = newly_admitted(step)
 
     def drop_context(self, blocks: Collection[int], block_size: int) -> None:
         """Before a step: cache blocks that it gives to somebody else, or that are of no more use.
@@ -251,10 +258,13 @@ class PlannedProposer(LoadedDrafter):
         if self.texts is not None and plan.uses_text:
             self.texts.compare(step, inputs.requests, drafted.tokens)
         if self.trees is not None:
-            requests = [self.runner.requests[step.ids[each]] for each in inputs.requests]
+            assert drafted.others is not None
+            names = [step.ids[each] for each in inputs.requests]
+            branching = [may_branch(self.runner.requests[name].sampling_params) for name in names]
             # A chain of a block has room in any case.
             room = max(self._room_for_long_drafts(), self.width)
-            step.candidates = self.trees.candidates(drafted.others, requests, room)
+            budget = min(self.trees.budget, room)
+            step.candidates = Candidates(*drafted.others, np.array(branching), budget)
         self.lengths.choose(step, usable, drafted.confidence)
         self.all_drafted = step.ids if plan.drafted.all() else ()
         tokens = drafted.tokens if self.trees is None else self.trees.keep(step)

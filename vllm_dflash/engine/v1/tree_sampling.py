@@ -19,9 +19,8 @@ from vllm.v1.sample.rejection_sampler import apply_sampling_constraints
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from vllm_dflash.engine.block_layout import Ints
-from vllm_dflash.engine.v1.draft_trees import DraftTrees
+from vllm_dflash.engine.draft_trees import DraftTrees
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
-from vllm_dflash.planning.draft_tree import accepted_path
 
 
 class TreeRejectionSampler(DraftRejectionSampler):
@@ -52,14 +51,10 @@ class TreeRejectionSampler(DraftRejectionSampler):
         sampled = sample_rows(
             own, branching, sampling_metadata, use_fp64_gumbel=self.use_fp64_gumbel
         ).numpy()
-        tokens, end = output.sampled_token_ids, 0
-        for request, tree in step.trees.items():
-            start, end = end, end + int(branching[request])
-            written = sampled[start:end]
-            path = step.paths[request] = accepted_path(tree.parents, tree.tokens, written)
-            kept = written[[0, *(1 + node for node in path)]].astype(np.int32)
+        tokens = output.sampled_token_ids
+        for request, kept in step.descend(sampled):
             tokens[request] = -1
-            tokens[request, : len(kept)] = torch.from_numpy(kept)
+            tokens[request, : len(kept)] = torch.from_numpy(kept.astype(np.int32))
         self._settle()
         return output
 

@@ -17,7 +17,7 @@ from vllm.v1.worker.utils import AttentionGroup
 from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.attention_groups import split_by_kind
-from vllm_dflash.engine.v2.drafter_config import drafter_layers, one_width
+from vllm_dflash.engine.v2.drafter_config import drafter_layers, one_width, room_of_a_block
 from vllm_dflash.engine.v2.trimming import why_untrimmed
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.model.draft_model import DFlashDraftModel
@@ -31,10 +31,10 @@ class LoadedSpeculator(DFlashSpeculator):
     enable_adaptive_verification: bool
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        super().__init__(vllm_config, device)
+        self.options = DFlashOptions.of(vllm_config)
+        super().__init__(room_of_a_block(vllm_config, self.options.draft_width), device)
         self.engine_config = vllm_config
         """As the engine was started with it; vLLM's class changes its own copy."""
-        self.options = DFlashOptions.of(vllm_config)
         self.spec = self.options.drafter
         self.parallel_drafting_token_id = self.spec.mask_token_id
         self.requires_non_causal = not all(self.spec.causal)

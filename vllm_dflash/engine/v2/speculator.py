@@ -16,24 +16,31 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 from vllm.config import VllmConfig
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
 from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import CandidateSampler
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_dflash.engine.length_control import LengthControl
+from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.engine.text_drafts import TextDrafts
 from vllm_dflash.engine.v2.confidence import write_confidence
 from vllm_dflash.engine.v2.counted_output import CountedOutput, VerifiedDrafts
+from vllm_dflash.engine.v2.device_trees import DeviceTrees, attach_device_trees
 from vllm_dflash.engine.v2.host_copy import texts_on_host
+from vllm_dflash.engine.v2.likely_tokens import LikelyTokens
 from vllm_dflash.engine.v2.loaded_speculator import LoadedSpeculator
 from vllm_dflash.engine.v2.nan_counter import NanCounter
 from vllm_dflash.engine.v2.synchronous import SynchronousLengths
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.draft_tree import MOST_CANDIDATES
 from vllm_dflash.planning.planner import Planner
 
 
@@ -59,11 +66,22 @@ class PlannedSpeculator(LoadedSpeculator):
                 self.spec.dflash2.selector_top_k,
                 device,
             )
+        self.likely: LikelyTokens | None = None
+        """What trees can be made of, where drafts may be trees."""
+        if self.is_synchronous and isinstance(self.options.draft_tree, int):
+            count = min(MOST_CANDIDATES, self.draft_model_config.get_vocab_size())
+            if self.spec.dflash2 is not None:
+                count = self.spec.dflash2.selector_top_k
+            num_before = 1 if self.candidates is None else count
+            self.likely = LikelyTokens(
+                self.max_num_reqs, self.num_speculative_steps, num_before, count, device
+            )
         self.synchronous: SynchronousLengths | None = None
         """Decides draft lengths, request by request, where they are decided here."""
         if self.is_synchronous:
             self.synchronous = SynchronousLengths(
                 self.lengths,
+                self.num_speculative_steps,
                 None if self.use_local_argmax_reduction else self.confidence,
                 runs_ahead=device.type == "cuda",
             )
@@ -72,6 +90,26 @@ class PlannedSpeculator(LoadedSpeculator):
         self._verified: VerifiedDrafts | None = None
         """Of the step that runs, under asynchronous scheduling."""
         self._runs_block = True
+
+    def branch(self, runner: GPUModelRunner) -> None:
+        """From now on drafts are trees, if they are to be. Before graphs are captured."""
+        trees = attach_device_trees(runner, self.options.draft_tree)
+        if trees is None or self.synchronous is None:
+            self.likely = None
+            return
+        self.synchronous.trees = trees
+        self.lengths.statistics = DraftStatistics(max(self.num_speculative_steps, trees.budget))
+
+    def expect(self, step: SchedulerOutput) -> None:
+        """A step is about to run."""
+        self.newly_admitted = newly_admitted(step)
+        if self.trees is not None:
+            self.trees.expect(step)
+
+    @property
+    def trees(self) -> DeviceTrees | None:
+        """What makes trees of drafts, if anything does."""
+        return None if self.synchronous is None else self.synchronous.trees
 
     @property
     def texts(self) -> TextDrafts | None:
@@ -148,8 +186,10 @@ class PlannedSpeculator(LoadedSpeculator):
             self._verified = VerifiedDrafts(input_batch, self.newly_admitted, trimmed_rejected)
             self.lengths.statistics.observe_uniform(wanted, input_batch.num_reqs)
             return run(wanted > 0)
+        if self.trees is not None:
+            self.trees.settle(input_batch, slot_mappings, aux_hidden_states or [])
         limits = self.req_states.max_seq_len[input_batch.idx_mapping_np]
-        return self.synchronous.propose(
+        drafts = self.synchronous.propose(
             run,
             input_batch,
             num_sampled,
@@ -158,6 +198,7 @@ class PlannedSpeculator(LoadedSpeculator):
             limits=np.minimum(limits, self.length_limit),
             newly_admitted=self.newly_admitted,
         )
+        return pad(drafts, (0, self.options.num_speculative_tokens - drafts.shape[1]))
 
     def _build_uniform_attn_metadata(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if not self._runs_block:
@@ -190,6 +231,8 @@ class PlannedSpeculator(LoadedSpeculator):
         logits = self.compute_draft_logits(hidden_states, spec_step_idx)  # [Q, V]
         best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
         self._judge(logits, best, idx_mapping, draft_step)
+        if self.likely is not None:
+            self.likely.write(logits, self.model.target_ids)
         return self.model.target_ids(tokens)
 
     def _walk(
@@ -207,6 +250,8 @@ class PlannedSpeculator(LoadedSpeculator):
         scores = self.model.selector(
             candidates, logits.view(by_place), hidden_states.view(by_place), bonus.long()
         )
+        if self.likely is not None:
+            self.likely.write_pairs(candidates, scores)
         self.candidates.sample(
             candidates,
             scores,

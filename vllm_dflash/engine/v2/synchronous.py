@@ -20,6 +20,7 @@ from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.length_control import NO_CONFIDENCE, LengthControl
 from vllm_dflash.engine.padding import have_own_drafts
 from vllm_dflash.engine.text_drafts import TextDrafts
+from vllm_dflash.engine.v2.device_trees import DeviceTrees
 from vllm_dflash.engine.v2.host_copy import HostCopy
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.step import Step
@@ -29,19 +30,28 @@ class SynchronousLengths:
     """Runs a step's block, or does not, and tells the scheduler how many of its drafts count."""
 
     def __init__(
-        self, lengths: LengthControl, confidence: torch.Tensor | None, *, runs_ahead: bool
+        self,
+        lengths: LengthControl,
+        width: int,
+        confidence: torch.Tensor | None,
+        *,
+        runs_ahead: bool,
     ) -> None:
-        """Ask `lengths`, and read `confidence` [max R, K] when a block has written it, if one does.
+        """Ask `lengths` for blocks of `width` tokens (K), and read `confidence` [max R, K] when a
+        block has written it, if one does.
 
         With `runs_ahead`, the device works while the host plans. A block's time is then that from
         the target's end to its own, the planning meanwhile included.
         """
         self.lengths = lengths
+        self.width = width
         self.runs_ahead = runs_ahead
         self.step: Step | None = None
         """The one that runs."""
         self.texts: TextDrafts | None = None
         """What gives free drafts, if anything does."""
+        self.trees: DeviceTrees | None = None
+        """What makes trees of drafts, if anything does."""
         self._all_texts: Ints = np.zeros((0, 0), np.int32)
         self._confidence = confidence
         self._drafted_last = False
@@ -84,6 +94,8 @@ class SynchronousLengths:
                 own = have_own_drafts(step.ids, newly_admitted)
                 verified = np.where(step.decoding, batch.num_draft_tokens_per_req * own, 0)
                 step.verified = verified.astype(np.int64)
+                if self.trees is not None and batch.num_draft_tokens:
+                    step.likeliest = self.trees.fate(step.produced)
                 self.lengths.observe_verification(step)
             context = batch.num_computed_tokens_np + batch.num_scheduled_tokens - rejected
             step.context_lens = context.astype(np.int64)
@@ -94,12 +106,13 @@ class SynchronousLengths:
                 with step.timing("planning"):
                     self.texts.look_up(step, self._all_texts, places, ends, limits)
             if not resting:
-                step.limits = draft_limits(context, limits, most, step.decoding)
+                width = min(most, self.width)
+                step.limits = draft_limits(context, limits, width, step.decoding)
             if not resting or step.foretold is not None:
                 self.lengths.plan(step)
         is_drafted = step.plan.width > 0
         if is_drafted or is_ahead:
-            step.draft_rows = step.num_requests * (1 + self.lengths.statistics.max_draft)
+            step.draft_rows = step.num_requests * (1 + self.width)
             step.drafts_everybody = True
             with step.timing("draft"):
                 drafts = run(True) if drafts is None else drafts
@@ -109,7 +122,7 @@ class SynchronousLengths:
             if self.texts is not None and step.plan.uses_text:
                 requests = np.nonzero(step.plan.drafted)[0]
                 self.texts.compare(step, requests, drafts.cpu().numpy()[requests].tolist())
-            self._choose(step, confidence)
+            drafts = self._choose(step, confidence, drafts)
         elif step.plan.uses_text:
             self.lengths.choose(step, np.zeros_like(step.limits), NO_CONFIDENCE)
         if self.texts is not None:
@@ -123,16 +136,20 @@ class SynchronousLengths:
     def _read_confidence(self, num_requests: int) -> np.ndarray:
         """Of the block that runs, [R, K]. Waits for it."""
         if self._confidence is None:
-            return np.ones((num_requests, self.lengths.statistics.max_draft))
+            return np.ones((num_requests, self.width))
         return self._confidence[:num_requests].cpu().numpy()
 
-    def _choose(self, step: Step, confidence: np.ndarray) -> None:
+    def _choose(self, step: Step, confidence: np.ndarray, drafts: torch.Tensor) -> torch.Tensor:
+        """Of the block's drafts [R, K], or of trees of its candidates, [R, most nodes]."""
         plan = step.plan
         confidence = confidence[plan.drafted, : plan.width]
         finite = np.cumprod(confidence >= 0.0, axis=1)  # [D, w]
         usable = np.zeros_like(step.limits)
         usable[plan.drafted] = np.minimum(step.limits[plan.drafted], finite.sum(axis=1))
+        if self.trees is not None:
+            self.trees.take_candidates(step)
         self.lengths.choose(step, usable, confidence * finite)
+        return drafts if self.trees is None else self.trees.keep(step, drafts)
 
     def cut(self, drafts: DraftTokenIds) -> DraftTokenIds:
         """Drafts as vLLM hands them over, cut to what was planned."""

@@ -1,4 +1,4 @@
-"""Draft trees on V1: the scheduler knows lists of tokens, the worker knows how they hang together.
+"""Draft trees: the scheduler knows lists of tokens, the worker knows how they hang together.
 
 Drafts go to the scheduler as one list, parents first, so that wherever it cuts the tail off
 (budget, context limit) a tree is left. Each request's tree is kept here until that list comes back
@@ -7,49 +7,26 @@ to be verified. A list that is not the kept tree's is a chain, which is lossless
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
-from vllm.sampling_params import SamplingParams
-from vllm.v1.worker.gpu_input_batch import CachedRequestState
+import numpy.typing as npt
 
 from vllm_dflash.engine.block_layout import Ints
-from vllm_dflash.engine.tree_layout import PathRows, chain_length, depths, other_paths, path_rows
-from vllm_dflash.engine.v1.block_forward import BlockCandidates
+from vllm_dflash.engine.tree_layout import (
+    PathRows,
+    ancestors,
+    chain_length,
+    depths,
+    other_paths,
+    path_rows,
+)
 from vllm_dflash.planning import Bools
-from vllm_dflash.planning.draft_tree import Candidates, fate_of_chain
+from vllm_dflash.planning.draft_tree import accepted_path, fate_of_chain
 from vllm_dflash.planning.step import Likeliest, Step
 from vllm_dflash.planning.tree_acceptance import UNKNOWN, chain_chances
-
-NEED_CHAINS = (
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_p",
-    "seed",
-    "min_tokens",
-    "logprobs",
-    "logprob_token_ids",
-    "structured_outputs",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "extra_args",
-    "thinking_token_budget",
-    "repetition_detection",
-    "trace_decode_token_ids",
-)
-"""Settings under which what is sampled depends on the tokens before it by more than the target's
-logits, or vLLM's sampler takes a request's rows to be consecutive tokens."""
-PLAIN = SamplingParams()
-
-
-def may_branch(params: SamplingParams | None) -> bool:
-    """Whether a request's drafts may be a tree."""
-    return params is not None and all(
-        getattr(params, name) == getattr(PLAIN, name) for name in NEED_CHAINS
-    )
 
 
 @dataclass(frozen=True)
@@ -85,7 +62,8 @@ class VerifiedTrees:
     """By request of the batch."""
     starts: Ints
     """Row of the bonus token of each request of the batch, [R]."""
-    turns: list[PathRows]
+    context_lens: Ints
+    """Tokens before that, [R]."""
     node_rows: Ints
     """Rows of all nodes, tree by tree, [N]."""
     root_rows: Ints
@@ -98,17 +76,43 @@ class VerifiedTrees:
     @classmethod
     def of(cls, trees: dict[int, KeptTree], starts: Ints, context_lens: Ints) -> VerifiedTrees:
         """Lay out trees of requests of a batch."""
-        paths = {request: other_paths(tree.parents) for request, tree in trees.items()}
         roots = [np.full(len(tree.tokens), starts[r], np.int64) for r, tree in trees.items()]
         rows = [root + 1 + np.arange(len(root)) for root in roots]
         return cls(
             trees,
             starts,
-            path_rows(paths, starts, context_lens),
+            context_lens,
             np.concatenate(rows),
             np.concatenate(roots),
             np.concatenate([depths(tree.parents) for tree in trees.values()]),
         )
+
+    @property
+    def ancestors(self) -> npt.NDArray[np.uint64]:
+        """See `tree_layout.ancestors`, [N]."""
+        return np.concatenate([ancestors(tree.parents) for tree in self.trees.values()])
+
+    @cached_property
+    def turns(self) -> list[PathRows]:
+        """Attention in turns, for a kernel that reads one path at a time."""
+        paths = {request: other_paths(tree.parents) for request, tree in self.trees.items()}
+        return path_rows(paths, self.starts, self.context_lens)
+
+    def descend(self, sampled: Ints) -> Iterator[tuple[int, Ints]]:
+        """Follow what the target writes; afterwards `paths` are known.
+
+        Args:
+            sampled: behind the bonus token and behind each node, tree by tree, [trees + N].
+
+        Yields:
+            A request, and the tokens that it gets.
+        """
+        end = 0
+        for request, tree in self.trees.items():
+            start, end = end, end + 1 + len(tree.tokens)
+            written = sampled[start:end]
+            path = self.paths[request] = accepted_path(tree.parents, tree.tokens, written)
+            yield request, written[[0, *(1 + node for node in path)]]
 
     def order(self, num_rows: int) -> Ints:
         """Which row of the step belongs in the place of each, [num_rows]: accepted nodes in those
@@ -141,17 +145,6 @@ class DraftTrees:
         self.step: VerifiedTrees | None = None
         """Those that are no chains, if there are any."""
 
-    def candidates(
-        self,
-        others: BlockCandidates | None,
-        requests: Sequence[CachedRequestState],
-        room: int,
-    ) -> Candidates:
-        """What trees of D requests can be made of, if each has room for so many rows."""
-        assert others is not None
-        branching = np.array([may_branch(request.sampling_params) for request in requests])
-        return Candidates(*others, branching, min(self.budget, room))
-
     def keep(self, step: Step) -> list[list[int]]:
         """Remember the drafts of a step's D drafted requests; returns them, [D]."""
         candidates, trees = step.candidates, step.trees
@@ -174,6 +167,16 @@ class DraftTrees:
             )
             drafts.append(tokens.tolist())
         return drafts
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Whatever is verified of these requests next is not what was drafted."""
+        for name in names:
+            self._kept.pop(name, None)
+
+    def first_tokens(self, name: str, count: int) -> list[int]:
+        """Of a request's kept tree, for a scheduler that knows how many it verifies, not which."""
+        kept = self._kept.get(name)
+        return [] if kept is None else kept.tokens[:count].tolist()
 
     def begin(
         self,
