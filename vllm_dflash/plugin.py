@@ -50,9 +50,10 @@ Assignments in our own worker (`engine/worker.py`), each to its own model runner
     cache. Our proposer limits each by itself. Replaced by: a per-request limit in vLLM.
 12. `rejection_sampler` (V1). See `undrafted_sampling.py` below, `engine/v1/tree_sampling.py`.
 
-31. Where drafts may be trees (`engine/v1/attach_trees.py`, V1): `_model_forward`, which vLLM has
-    for overriding, gives nodes the position of their depth; `impl.forward` of the target's
-    attention layers computes their rows path by path. Replaced by: tree attention in vLLM.
+31. Where drafts may be trees: nodes get the position of their depth in `_model_forward` (V1, which
+    vLLM has for overriding, `engine/v1/attach_trees.py`) or behind `prepare_attn` (V2,
+    `engine/v2/device_trees.py`), where `rejection_sampler` is ours as well; `impl.forward` of the
+    target's attention layers computes their rows. Replaced by: tree attention in vLLM.
 
 Our workers and schedulers are subclasses of vLLM's and do more than place hooks: a CPU worker
 samples and drafts in the call that runs the target, drafts and costs travel as attributes of

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_dflash.engine import tree_layout
 from vllm_dflash.engine.tree_layout import chain_length, depths, other_paths, path_rows
 
 trees = st.lists(st.integers(-1, 6), min_size=1, max_size=9).map(
@@ -24,6 +25,12 @@ def ancestors(parents: np.ndarray, node: int) -> list[int]:
 @given(trees)
 def test_depth_is_how_many_nodes_lead_there(parents: np.ndarray) -> None:
     assert depths(parents).tolist() == [len(ancestors(parents, n)) for n in range(len(parents))]
+
+
+@given(trees)
+def test_a_word_says_which_nodes_a_row_sees(parents: np.ndarray) -> None:
+    seen = [sum(1 << each for each in ancestors(parents, node)) for node in range(len(parents))]
+    assert tree_layout.ancestors(parents).tolist() == seen
 
 
 @given(trees)
