@@ -16,6 +16,11 @@ def use_triton() -> None:
     Call before anything imports vLLM: it looks for a Triton driver once, while importing.
     """
     os.environ["TRITON_INTERPRET"] = "1"
+    pretend_a_device()
+
+
+def pretend_a_device() -> None:
+    """Have vLLM define its kernels; to be compiled for a GPU, unless they are interpreted."""
     from triton.backends import backends
 
     backends["cpu"] = SimpleNamespace(driver=_NoDevice, compiler=None)

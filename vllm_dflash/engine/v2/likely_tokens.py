@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import torch
 
+from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.engine.v2.confidence import CONFIDENCE_ROWS
 from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.draft_tree import MOST_CANDIDATES
 
 
 class LikelyTokens:
@@ -19,6 +21,16 @@ class LikelyTokens:
         places = most_requests, width
         self._tokens = torch.zeros(*places, count, dtype=torch.int64, device=device)
         self._chances = torch.zeros(*places, num_before, count, device=device)  # [R, K, P, C]
+
+    @classmethod
+    def of(
+        cls, spec: DrafterSpec, vocab_size: int, *size: int, device: torch.device
+    ) -> LikelyTokens:
+        """For a drafter's blocks; `size`: requests at most, and K."""
+        if spec.dflash2 is not None:
+            count = spec.dflash2.selector_top_k
+            return cls(*size, count, count, device)
+        return cls(*size, 1, min(MOST_CANDIDATES, vocab_size), device)
 
     def buffers(self) -> list[torch.Tensor]:
         """What captured graphs write."""

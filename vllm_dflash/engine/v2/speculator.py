@@ -40,7 +40,6 @@ from vllm_dflash.engine.v2.nan_counter import NanCounter
 from vllm_dflash.engine.v2.synchronous import SynchronousLengths
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.draft_tree import MOST_CANDIDATES
 from vllm_dflash.planning.planner import Planner
 
 
@@ -69,12 +68,9 @@ class PlannedSpeculator(LoadedSpeculator):
         self.likely: LikelyTokens | None = None
         """What trees can be made of, where drafts may be trees."""
         if self.is_synchronous and isinstance(self.options.draft_tree, int):
-            count = min(MOST_CANDIDATES, self.draft_model_config.get_vocab_size())
-            if self.spec.dflash2 is not None:
-                count = self.spec.dflash2.selector_top_k
-            num_before = 1 if self.candidates is None else count
-            self.likely = LikelyTokens(
-                self.max_num_reqs, self.num_speculative_steps, num_before, count, device
+            vocab_size = self.draft_model_config.get_vocab_size()
+            self.likely = LikelyTokens.of(
+                self.spec, vocab_size, *self.draft_tokens.shape, device=device
             )
         self.synchronous: SynchronousLengths | None = None
         """Decides draft lengths, request by request, where they are decided here."""
@@ -115,6 +111,11 @@ class PlannedSpeculator(LoadedSpeculator):
     def texts(self) -> TextDrafts | None:
         """What gives free drafts, if anything does."""
         return None if self.synchronous is None else self.synchronous.texts
+
+    def persistent_buffers(self) -> list[torch.Tensor]:
+        """What captured graphs read and write."""
+        owners = [each for each in (self.likely, self.trees) if each is not None]
+        return super().persistent_buffers() + [one for each in owners for one in each.buffers()]
 
     def adapt_lengths(self, costs: StepCosts) -> None:
         """From now on plan draft lengths, starting from these costs."""

@@ -123,7 +123,11 @@ def _attend(  # type: ignore[no-untyped-def]
             block_table + request * stride_table + slot // BLOCK_SIZE, mask=is_key, other=0
         ).to(tl.int64)
         within = slot % BLOCK_SIZE
-        is_loaded = is_key[:, None] & is_dim[None, :]
+        # What no row sees may stand in a block that is no longer the request's.
+        is_seen = is_key
+        if WINDOW > 0:
+            is_seen = is_key & (slot > context - WINDOW)
+        is_loaded = is_seen[:, None] & is_dim[None, :]
         k = tl.load(
             keys
             + block[:, None] * stride_key_block
