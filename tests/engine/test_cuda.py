@@ -55,6 +55,18 @@ def test_hazard_10_output_is_identical_and_nothing_is_captured_after_warm_up(
     assert stats["accepted_tokens"] > 0
 
 
+@pytest.mark.parametrize("draft_length", ["fixed", "adaptive"])
+def test_draft_trees_in_graphs(plain: list[list[int]], draft_length: str) -> None:
+    """Graphs of decoding batches hold our kernel, whatever comes: trees, chains, short prompts."""
+    asked = {**DFLASH, "draft_length": draft_length, "draft_tree": 15}
+    with engine(speculative_config=asked, async_scheduling=False, **GRAPHS) as llm:
+        for batch in (1, 3, 8, 24):
+            assert token_ids(llm, PROMPTS[:batch], greedy(NEW_TOKENS)) == plain[:batch]
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
+    assert stats["tree_nodes"] > 0 or draft_length == "adaptive"
+
+
 @pytest.mark.parametrize("backend", ["FLASH_ATTN", "FLASHINFER"])
 def test_mixed_windows_on_each_attention_backend(tmp_path: Path, backend: str) -> None:
     """Windows, causality and a context several times the window, in the drafter's dtype."""

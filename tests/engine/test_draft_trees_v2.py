@@ -97,7 +97,7 @@ def test_forced_trees_write_what_plain_decoding_writes(
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
     assert stats["accepted_tokens"] > 30
     assert stats["tree_nodes"] > (0.02 if nodes == 2 else 0.5) * stats["draft_tokens"]
-    assert stats["tree_gain"] > 0.1
+    assert stats["tree_gain"] > (0.0 if nodes == 2 else 0.1)
 
 
 @pytest.mark.parametrize("drafter", [DRAFTER, DEMO / "drafter2"], ids=["dflash", "dflash2"])
