@@ -48,8 +48,8 @@ class SpeculativeSettings(BaseModel):
     )
     draft_tree: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MOST_NODES)] = described(
         "auto",
-        "'auto' (drafts are trees where verifying more tokens costs next to nothing), 'off', or the"
-        f" number of tokens that a tree may have, up to {MOST_NODES}",
+        "'auto' (on CPUs, drafts are trees where verifying more tokens costs next to nothing),"
+        f" 'off', or the number of tokens that a tree may have, up to {MOST_NODES}",
     )
     estimates_folder: str | None = described(
         None,

@@ -88,6 +88,19 @@ def draft_limits(
     return np.maximum(limits, 0) * may_draft
 
 
+def room_for_long_drafts(step_tokens: int, num_requests: int, width: int) -> int:
+    """Drafts that every request can have verified in one step, whoever else has as many.
+
+    The scheduler also keeps a block's rows for each, and lets those wait who find no room.
+
+    Args:
+        step_tokens: rows of a step at most.
+        num_requests: that may run in it.
+        width: K.
+    """
+    return max(step_tokens // max(num_requests, 1) - 2 - width, 0)
+
+
 @dataclass(frozen=True)
 class BlockInputs:
     """Inputs of one batched block forward."""

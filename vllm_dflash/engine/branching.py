@@ -9,6 +9,7 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.sampling_params import SamplingParams
 
+from vllm_dflash.engine.log import logger
 from vllm_dflash.model.layers import BlockAttention
 
 NEED_CHAINS = (
@@ -48,6 +49,18 @@ def may_branch(params: SamplingParams | None, *, draws_by_position: bool = False
     )
 
 
+def granted(asked: int, room: int) -> int:
+    """Nodes of a tree, if so many were asked for and vLLM has room for so many drafts."""
+    if room < asked:
+        logger().warning(
+            "draft trees have %d tokens, not %d: vLLM has no room for more, because it was told how"
+            " many to speculate, has another scheduler, or too few tokens in a step.",
+            room,
+            asked,
+        )
+    return min(asked, room)
+
+
 def target_layers(config: VllmConfig, drafters: Sequence[BlockAttention]) -> dict[str, Any]:
     """Attention layers of the target by name: all but the drafter's."""
     names = {attention.attn.layer_name for attention in drafters}
@@ -76,6 +89,13 @@ def why_chains(
         return "rejection_sample_method is 'synthetic'"
     if config.model_config.logits_processors:
         return "logits processors take the rows of a request to be consecutive tokens"
+    for owner, setting in (
+        (config.aux_output_config, "enable_return_routed_experts"),
+        (config.model_config, "return_sampling_mask"),
+        (config.compilation_config.pass_config, "fuse_attn_quant"),
+    ):
+        if getattr(owner, setting, False):
+            return f"{setting} is on"
     strange = [name for name, layer in layers.items() if not can_attend(layer)]
     if strange:
         return f"attention of {strange[0]!r} is of a kind that cannot be computed for trees"

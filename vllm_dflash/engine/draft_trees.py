@@ -63,7 +63,7 @@ class VerifiedTrees:
     starts: Ints
     """Row of the bonus token of each request of the batch, [R]."""
     context_lens: Ints
-    """Tokens before that, [R]."""
+    """Tokens before that, [R]; for `turns`."""
     node_rows: Ints
     """Rows of all nodes, tree by tree, [N]."""
     root_rows: Ints
@@ -176,7 +176,9 @@ class DraftTrees:
     def first_tokens(self, name: str, count: int) -> list[int]:
         """Of a request's kept tree, for a scheduler that knows how many it verifies, not which."""
         kept = self._kept.get(name)
-        return [] if kept is None else kept.tokens[:count].tolist()
+        if kept is None or count > len(kept.tokens):
+            return []
+        return kept.tokens[:count].tolist()
 
     def begin(
         self,

@@ -63,7 +63,7 @@ def observe_v2(admitted: set[str], from_text: tuple[str, ...] = (), *, is_async:
         )
     speculator.runs_target_alone = False
     speculator.num_speculative_steps = K
-    speculator.options = SimpleNamespace(num_speculative_tokens=K)
+    speculator.engine_config = SimpleNamespace(num_speculative_tokens=K)
     speculator.req_states = SimpleNamespace(max_seq_len=np.full(3, 100))
     batch = SimpleNamespace(
         req_ids=NAMES,
@@ -161,7 +161,7 @@ def test_each_request_has_the_limit_of_its_own_state(monkeypatch: pytest.MonkeyP
     speculator: Any = object.__new__(PlannedSpeculator)
     speculator.runs_target_alone, speculator.num_speculative_steps = False, K
     speculator.newly_admitted = set()
-    speculator.options = SimpleNamespace(num_speculative_tokens=K)
+    speculator.engine_config = SimpleNamespace(num_speculative_tokens=K)
     speculator.req_states = SimpleNamespace(max_seq_len=np.array([50, 60, 70, 100]))
 
     def propose(*_: Any, limits: Any, **__: Any) -> torch.Tensor:

@@ -23,6 +23,7 @@ def config(mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE, **settings: A
     return SimpleNamespace(
         compilation_config=SimpleNamespace(cudagraph_mode=mode),
         model_config=SimpleNamespace(**settings),
+        aux_output_config=SimpleNamespace(**settings),
         parallel_config=SimpleNamespace(**settings),
         speculative_config=SimpleNamespace(enable_adaptive_verification=False),
     )

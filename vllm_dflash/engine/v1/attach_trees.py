@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from vllm_dflash.engine.branching import target_layers, why_chains
+from vllm_dflash.engine.branching import granted, target_layers, why_chains
 from vllm_dflash.engine.draft_trees import DraftTrees
 from vllm_dflash.engine.log import logger
 from vllm_dflash.engine.statistics import DraftStatistics
@@ -44,18 +44,13 @@ TREES = (
 def attach_trees(proposer: PlannedProposer) -> None:
     """From now on drafts may be trees, if they are to be, and chains where the target forbids."""
     asked, policy = proposer.options.draft_tree, proposer.lengths.policy
-    if asked == "auto" and isinstance(policy, Planner) and rows_are_cheap(policy.costs.verify):
-        asked = NODES_BY_DEFAULT
-    if not isinstance(asked, int):
+    room = proposer.num_speculative_tokens
+    if isinstance(asked, int):
+        budget = granted(asked, room)
+    elif asked == "auto" and isinstance(policy, Planner) and rows_are_cheap(policy.costs.verify):
+        budget = min(NODES_BY_DEFAULT, room)
+    else:
         return
-    budget = min(asked, proposer.num_speculative_tokens)
-    if budget < asked and asked == proposer.options.draft_tree:
-        logger().warning(
-            "draft trees have %d tokens, not %d: vLLM has no room for more, because it was told how"
-            " many to speculate, has another scheduler, or too few tokens in a step.",
-            budget,
-            asked,
-        )
     runner = proposer.runner
     layers = target_layers(runner.vllm_config, proposer.model.context.attentions)
     obstacle = why_chains(runner.vllm_config, layers, can_attend)

@@ -20,6 +20,7 @@ from vllm_dflash.engine.block_layout import (
     draft_limits,
     kept_rows,
     length_limits,
+    room_for_long_drafts,
 )
 from vllm_dflash.engine.branching import may_branch
 from vllm_dflash.engine.draft_trees import DraftTrees
@@ -271,10 +272,8 @@ class PlannedProposer(LoadedDrafter):
         return dict(zip(inputs.requests.tolist(), tokens, strict=True))
 
     def _room_for_long_drafts(self) -> int:
-        """Drafts that every request can have verified in one step, whoever else has as many: the
-        scheduler also keeps a block's rows for each, and lets those wait who find no room."""
         budget = self.vllm_config.scheduler_config.max_num_batched_tokens
-        return max(budget // max(len(self.runner.requests), 1) - 2 - self.width, 0)
+        return room_for_long_drafts(budget, len(self.runner.requests), self.width)
 
     def end_step(self) -> None:
         """The runner is done with a step, or had none."""

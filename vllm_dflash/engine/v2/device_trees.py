@@ -16,8 +16,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-from vllm_dflash.engine.block_layout import Ints
-from vllm_dflash.engine.branching import may_branch, target_layers, why_chains
+from vllm_dflash.engine.block_layout import Ints, room_for_long_drafts
+from vllm_dflash.engine.branching import granted, may_branch, target_layers, why_chains
 from vllm_dflash.engine.draft_trees import DraftTrees, VerifiedTrees
 from vllm_dflash.engine.log import logger
 from vllm_dflash.engine.padding import newly_admitted
@@ -45,6 +45,8 @@ DEVICE_TREES = (
     ),
 )
 """Used where drafts are trees."""
+VLLMS_OWN_PROCESSORS = ("logit bias", "penalties", "bad words")
+"""Which requests with trees do not use."""
 
 
 class DeviceTrees:
@@ -62,10 +64,11 @@ class DeviceTrees:
         )
         self._layers = TreeLayers(layers, self._rows, budget)
         self._likely = runner.speculator.likely
+        self._step_tokens, self._width = most_rows, runner.speculator.num_speculative_steps
         self._branching: dict[str, bool] = {}
         """Whether drafts of each living request may be trees."""
         self._drafts: Mapping[str, list[int]] = {}
-        """That the scheduler has verified in this step: how many, for it was not told which."""
+        """Of this step, as the scheduler lists them: as many as there are, but not which."""
         runner.prepare_attn = functools.partial(self._prepare_attn, runner)
         self._verifier = TreeVerifier.of(runner.rejection_sampler, self.kept)
         runner.rejection_sampler = self._verifier
@@ -141,7 +144,10 @@ class DeviceTrees:
         requests = np.flatnonzero(step.plan.drafted)
         tokens, chances = self._likely.read(requests, step.plan.width)
         branching = np.array([self._branching.get(step.ids[each], False) for each in requests])
-        step.candidates = Candidates(tokens, chances, branching, self.budget)
+        room = room_for_long_drafts(self._step_tokens, len(self._branching), self._width)
+        # A chain of a block has room in any case.
+        budget = min(self.budget, max(room, self._width))
+        step.candidates = Candidates(tokens, chances, branching, budget)
 
     def keep(self, step: Step, drafts: torch.Tensor) -> torch.Tensor:
         """Drafts as the scheduler is to have them: the block's [R, K] to the nodes' [R, n]."""
@@ -155,7 +161,7 @@ class DeviceTrees:
         """What became of the likeliest tokens; see `DraftTrees.fate`."""
         sampled = self._verifier.sampled
         assert sampled is not None
-        return self.kept.fate(sampled.cpu().numpy(), produced)
+        return self.kept.fate(sampled.wait(), produced)
 
 
 def _place(batch: InputBatch, step: VerifiedTrees, below: Ints) -> None:
@@ -174,10 +180,12 @@ def attach_device_trees(runner: GPUModelRunner, asked: int | str) -> DeviceTrees
         return None
     layers = target_layers(runner.vllm_config, runner.speculator.model.context.attentions)
     obstacle = why_chains(runner.vllm_config, layers, can_attend)
+    if len(runner.sampler.logits_processors) > len(VLLMS_OWN_PROCESSORS):
+        obstacle = "logits processors take the rows of a request to be consecutive tokens"
     if not runner.speculator.is_synchronous:
         obstacle = "under asynchronous scheduling the host does not know them in time"
     if obstacle:
         logger().warning("drafts are chains, not trees: %s.", obstacle)
         return None
     check_seams(DEVICE_TREES)
-    return DeviceTrees(runner, layers, min(asked, runner.num_speculative_steps))
+    return DeviceTrees(runner, layers, granted(asked, runner.num_speculative_steps))

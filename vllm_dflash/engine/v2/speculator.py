@@ -199,7 +199,7 @@ class PlannedSpeculator(LoadedSpeculator):
             limits=np.minimum(limits, self.length_limit),
             newly_admitted=self.newly_admitted,
         )
-        return pad(drafts, (0, self.options.num_speculative_tokens - drafts.shape[1]))
+        return pad(drafts, (0, self.engine_config.num_speculative_tokens - drafts.shape[1]))
 
     def _build_uniform_attn_metadata(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if not self._runs_block:

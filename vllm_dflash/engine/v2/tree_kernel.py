@@ -42,7 +42,7 @@ class Scores:
     """A score of each head that takes part in the softmax and stands for nothing, [H]."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])
 def _attend(  # type: ignore[no-untyped-def]
     query,  # [T, H, D]
     keys,  # [blocks, block size, K/V heads, D]

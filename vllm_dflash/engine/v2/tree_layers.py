@@ -28,7 +28,7 @@ def can_attend(layer: Any) -> bool:
         impl.attn_type == AttentionType.DECODER
         and impl.kv_sharing_target_layer_name is None
         and impl.alibi_slopes is None
-        and impl.kv_cache_dtype in ("auto", "bfloat16", "float16", "float32")
+        and layer.kv_cache_torch_dtype == layer.dtype  # not quantised
         and getattr(impl, "chunk_lookback", -1) == -1
     )
 
@@ -58,6 +58,7 @@ class TreeLayers:
             layer.impl.forward = functools.partial(
                 self._forward, layer.impl.forward, scores_of(layer.impl)
             )
+        self._warm_up()
 
     def _forward(
         self,
@@ -74,13 +75,14 @@ class TreeLayers:
         **named_scales: torch.Tensor | None,
     ) -> torch.Tensor:
         is_recorded = query.is_cuda and torch.cuda.is_current_stream_capturing()
-        # A graph is for whatever comes: trees, chains, and prompts as short as drafts.
-        everybody = is_recorded and 1 < attn_metadata.max_query_len <= self.most_rows
-        if not (everybody or self.are_all_trees):
+        is_recorded = is_recorded and attn_metadata is not None and attn_metadata.max_query_len > 1
+        # A graph of drafts is for whatever comes: trees, chains, and prompts as short as they.
+        everybody = is_recorded and attn_metadata.max_query_len <= self.most_rows
+        if not (everybody or (self.are_all_trees and not is_recorded)):
             forward(
                 layer, query, key, value, kv_cache, attn_metadata, output, *scales, **named_scales
             )
-        if attn_metadata is not None and (everybody or self.has_trees):
+        if attn_metadata is not None and (is_recorded or self.has_trees):
             keys, values = kv_cache.transpose(1, 2).chunk(2, dim=-1)
             attend_to_ancestors(
                 query,
@@ -96,6 +98,29 @@ class TreeLayers:
                 everybody=everybody,
             )
         return output
+
+    def _warm_up(self) -> None:
+        """Run the kernel on nothing, as each layer will: it is loaded then, which no graph that is
+        being captured allows, and no request waits for it to be compiled."""
+        device = self.rows.branches.device
+        nothing = torch.zeros(2, dtype=torch.int32, device=device)
+        for layer in self._layers.values():
+            keys, values = layer.kv_cache.transpose(1, 2).chunk(2, dim=-1)
+            query = keys.new_zeros(1, layer.impl.num_heads, layer.impl.head_size)
+            for everybody in (False, True):
+                attend_to_ancestors(
+                    query,
+                    keys,
+                    values,
+                    torch.empty_like(query),
+                    nothing[None],
+                    nothing,
+                    nothing[:1],
+                    self.rows,
+                    scores_of(layer.impl),
+                    most_rows=self.most_rows,
+                    everybody=everybody,
+                )
 
     def settle(
         self,

@@ -68,7 +68,7 @@ def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len:
     if not config.compilation_config.cudagraph_mode.has_full_cudagraphs():
         return "full CUDA graphs are off"
     for owner, setting in (
-        (config.model_config, "enable_return_routed_experts"),
+        (config.aux_output_config, "enable_return_routed_experts"),
         (config.model_config, "return_sampling_mask"),
         (config.parallel_config, "enable_batch_sharded_sampling"),
     ):
