@@ -106,7 +106,7 @@ def test_where_drafts_may_be_trees_and_longer_than_blocks(
     told: set[str],
 ) -> None:
     """Somebody else's scheduler would keep as much room in any case."""
-    seen = set()
+    seen: set[str] = set()
 
     def resolve(*_: object, **facts: bool) -> DFlashOptions:
         seen.update(name for name, holds in facts.items() if holds)

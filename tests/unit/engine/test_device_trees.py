@@ -16,7 +16,10 @@ from vllm_dflash.engine.v2.tree_kernel import TreeRows
 
 PARENTS = np.array([-1, 0, -1, 2])
 TREE = KeptTree(
-    np.array([10, 11, 20, 21]), PARENTS, np.array([True, True, False, False]), np.zeros((2, 2))
+    np.array([10, 11, 20, 21]),
+    PARENTS,
+    np.array([True, True, False, False]),
+    np.zeros((2, 2), np.int64),
 )
 
 

@@ -24,7 +24,7 @@ class LikelyTokens:
 
     @classmethod
     def of(
-        cls, spec: DrafterSpec, vocab_size: int, *size: int, device: torch.device
+        cls, spec: DrafterSpec, vocab_size: int, size: tuple[int, int], device: torch.device
     ) -> LikelyTokens:
         """For a drafter's blocks; `size`: requests at most, and K."""
         if spec.dflash2 is not None:

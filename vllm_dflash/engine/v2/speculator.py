@@ -69,9 +69,8 @@ class PlannedSpeculator(LoadedSpeculator):
         """What trees can be made of, where drafts may be trees."""
         if self.is_synchronous and isinstance(self.options.draft_tree, int):
             vocab_size = self.draft_model_config.get_vocab_size()
-            self.likely = LikelyTokens.of(
-                self.spec, vocab_size, *self.draft_tokens.shape, device=device
-            )
+            size = self.max_num_reqs, self.num_speculative_steps
+            self.likely = LikelyTokens.of(self.spec, vocab_size, size, device)
         self.synchronous: SynchronousLengths | None = None
         """Decides draft lengths, request by request, where they are decided here."""
         if self.is_synchronous:
