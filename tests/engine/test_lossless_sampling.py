@@ -18,7 +18,7 @@ from support.engines import DFLASH, engine, held_out_prompts, proposer_of
 from support.forced_texts import ForcedTexts
 from support.planner_world import CONTEXT_MS, curve
 from vllm_dflash.config.pair import MOST_FREE_DRAFTS
-from vllm_dflash.engine.v1 import tree_sampling
+from vllm_dflash.engine import draft_trees
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.length_policy import LengthPolicy
@@ -141,7 +141,7 @@ def test_nodes_that_are_accepted_too_easily_would_be_noticed(
             path.append(node)
 
     dice = np.random.default_rng(0)
-    monkeypatch.setattr(tree_sampling, "accepted_path", second_chance)
+    monkeypatch.setattr(draft_trees, "accepted_path", second_chance)
     biased, _ = continuations(7, dict(TREES), lambda: FixedLength(7), seeded=False)
     values = [p_value(*pair) for pair in zip(compared(plain), compared(biased), strict=True)]
     assert min(values) < 1e-6
