@@ -41,13 +41,13 @@ def measure(text: list[int], context: int, num_requests: int) -> tuple[float, fl
     texts = np.zeros((num_requests, context + STEPS + MOST), np.int32)
     texts[:, :context] = text[:context]
     ids = [str(number) for number in range(num_requests)]
-    produced, most = np.ones(num_requests, np.int64), np.full(num_requests, MOST)
+    produced, limits = np.ones(num_requests, np.int64), np.full(num_requests, texts.shape[1])
     times = []
     for step in range(STEPS):
-        ends, places = np.full(num_requests, context + step), np.arange(num_requests)
+        context_lens, places = np.full(num_requests, context + step), np.arange(num_requests)
         sampled = np.full((num_requests, 1), text[context + step], np.int32)
         started = time.perf_counter()
-        matches.look_up(ids, texts, places, ends, sampled, produced, most)
+        matches.look_up(ids, texts, places, context_lens, sampled, produced, limits, MOST)
         times.append((time.perf_counter() - started) * 1e6 / num_requests)
     return statistics.fmean(times[1:]), float(np.percentile(times[1:], 99)), times[0]
 

@@ -1,6 +1,10 @@
 """Compiled, as vLLM runs by default: the same tokens, and compiled once."""
 
+import sys
+
+import numpy as np
 import pytest
+from numba.core.dispatcher import Dispatcher
 from torch._dynamo.callback import callback_handler
 
 from support.engines import (
@@ -12,6 +16,41 @@ from support.engines import (
     proposer_of,
     token_ids,
 )
+from support.planner_world import steady_costs, step_of
+
+
+def planning_functions() -> dict[str, Dispatcher]:
+    """All of the planner's that are compiled, by name."""
+    return {
+        f"{module.__name__}.{name}": function
+        for module in list(sys.modules.values())
+        if module.__name__.startswith("vllm_dflash.planning")
+        for name, function in vars(module).items()
+        if isinstance(function, Dispatcher)
+    }
+
+
+def test_hazard_10_planning_compiles_nothing_after_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is planned; compiling takes seconds, in which nobody gets a token."""
+    fix_costs(monkeypatch)
+    functions = planning_functions()
+    for function in functions.values():  # as in a new process
+        function._reset_overloads()
+        function.overloads.clear()
+    with engine(speculative_config=DFLASH, max_num_seqs=16, max_num_batched_tokens=64) as llm:
+        nothing = np.zeros(1, dtype=np.int64)
+        steady_costs(1).observe(step_of(["any"], nothing, nothing))  # as no engine's costs do
+        known = {name: function.signatures for name, function in functions.items()}
+        for batch in (1, 3, 16, 20):
+            repeating = [prompt * 3 for prompt in held_out_prompts(batch)]
+            for prompts in (held_out_prompts(batch), repeating):
+                token_ids(llm, prompts, greedy(60))
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert any(known.values())
+    for name, function in functions.items():
+        assert function.signatures == known[name], name
+    assert stats["drafted_steps"] > 0
+    assert stats["free_accepted_tokens"] > 0
 
 
 def test_hazard_10_no_recompilation_after_warm_up(

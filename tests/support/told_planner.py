@@ -7,35 +7,42 @@ from typing import Any
 import numpy as np
 
 from support.planner_world import names, step_of, straight_costs
-from vllm_dflash.planning import Floats
-from vllm_dflash.planning.forecast import Forecast, Outcomes
+from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.block_acceptance import BlockAcceptance
+from vllm_dflash.planning.forecast import Forecast, Summary
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.step import Step
+
+EVERYBODY = np.array([-np.inf])
+"""The least score of the one group that there is."""
+
+
+class AskedAcceptance(BlockAcceptance):
+    """Remembers by which scores requests were told apart."""
+
+    def __init__(self, max_draft: int, num_rows: int) -> None:
+        super().__init__(max_draft, num_rows)
+        self.asked: list[list[float]] = []
+
+    def first_survival(self, rows: Ints, mean: float) -> Floats:
+        found = super().first_survival(rows, mean)
+        self.asked.append(found.tolist())
+        return found
 
 
 class ToldForecast(Forecast):
     """Expects of drafting what a test says: by default, that each draft survives if all do."""
 
-    def __init__(self, max_draft: int, mean_first_survival: float) -> None:
-        super().__init__(max_draft)
-        self.mean_first_survival = mean_first_survival
-        self.told: Outcomes | None = None
-        self.curve = np.zeros(max_draft)
-        """How each drafted request's drafts survive, where `told` says nothing."""
-        self.asked: list[list[float]] = []
+    def __init__(self, curve: Floats, mean_first_survival: float) -> None:
+        super().__init__(len(curve))
+        kept, gain = np.arange(1.0, len(curve) + 1), np.cumsum(curve)
+        told = kept[None, None], gain[None, None]
+        self.summary = Summary(EVERYBODY, *told, mean_first_survival, num_samples=1)
         self.observed: list[tuple[Floats, Floats]] = []
 
     def observe(self, scores: Floats, curves: Floats) -> None:
         self.observed.append((scores.copy(), curves.copy()))
-
-    def outcomes(self, scores: Floats) -> Outcomes:
-        self.asked.append(scores.tolist())
-        if self.told is not None:
-            return self.told
-        count, width = len(scores), len(self.curve)
-        kept, gain = count * np.arange(1.0, width + 1), count * np.cumsum(self.curve)
-        return Outcomes(np.array([count]), np.array([-np.inf]), kept[None, None], gain[None, None])
 
 
 class ToldProbes(ProbeSchedule):
@@ -58,6 +65,7 @@ class ToldProbes(ProbeSchedule):
 class ToldPlanner(Planner):
     """With costs to reckon with by hand."""
 
+    blocks: AskedAcceptance
     forecast: ToldForecast
     probes: ToldProbes
 
@@ -71,8 +79,9 @@ class ToldPlanner(Planner):
     ) -> None:
         """Of every draft, position by position, so much is expected."""
         super().__init__(max_draft, max_requests, straight_costs(), **mode)
-        self.forecast = ToldForecast(max_draft, mean_first_survival)
-        self.forecast.curve[: len(curve)] = curve
+        self.blocks = AskedAcceptance(max_draft, 2 * max_requests)
+        of_all = np.pad(np.array(curve), (0, max_draft - len(curve)))
+        self.forecast = ToldForecast(of_all, mean_first_survival)
         self.probes = ToldProbes()
 
 

@@ -90,6 +90,7 @@ def why_chains(
     if config.model_config.logits_processors:
         return "logits processors take the rows of a request to be consecutive tokens"
     for owner, setting in (
+        (config.speculative_config, "use_local_argmax_reduction"),  # tells of one token a place
         (config.aux_output_config, "enable_return_routed_experts"),
         (config.model_config, "return_sampling_mask"),
         (config.compilation_config.pass_config, "fuse_attn_quant"),

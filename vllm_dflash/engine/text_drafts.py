@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.suffix_match import SuffixMatches
@@ -26,7 +25,6 @@ class TextDrafts:
         step: Step,
         texts: Ints,
         places: Ints,
-        ends: Ints,
         length_limits: Ints,
         sampled: Ints | None = None,
         most: int | None = None,
@@ -37,7 +35,6 @@ class TextDrafts:
             step: of R requests.
             texts: the runner's, [its requests, longest text] int32.
             places: where in them the batch's texts are, [R].
-            ends: tokens that were there before this step, [R].
             length_limits: tokens a request may come to, [R].
             sampled: the step's tokens, if they are not there yet, [R, most of any]. They are
                 written where the runner will write the same ones.
@@ -49,10 +46,11 @@ class TextDrafts:
             step.ids,
             texts,
             places,
-            ends.astype(np.int64),
-            np.zeros((len(ends), 0), np.int32) if sampled is None else sampled,
+            step.context_lens,
+            np.zeros((step.num_requests, 0), np.int32) if sampled is None else sampled,
             step.produced,
-            draft_limits(step.context_lens, length_limits, wanted, step.decoding),
+            length_limits,
+            wanted,
         )
         if found.lengths.any() or found.known.any():
             step.foretold = found

@@ -37,7 +37,7 @@ def learn_acceptance(
         calibration: its `seen`, `accepted` and `rates`.
         bias: of `requests` and of `everybody`.
         drafts: confidence and survival of each request's last drafts, [rows, K] each.
-        num_drafts: how many of those were to be verified, [rows].
+        num_drafts: how many of those were to be verified, [rows]; none from then on.
         rows: of the requests, [R].
         verified: drafts of each, [R].
         accepted: of those, [R].
@@ -62,6 +62,7 @@ def learn_acceptance(
             blocks[number, position] = confidence[row, position]
             if position < verified[request]:
                 expected[number] += survival[row, position]
+    num_drafts[:] = 0
     if count:
         tried = of_those[0], of_those[1]
         learn_outcomes(calibration, bias, known_rows, blocks, tried, (expected, of_those[1]))
@@ -141,17 +142,15 @@ class BlockAcceptance:
             return
         self._has_drafts = False
         verified, accepted = step.chains
-        if verified.any():
-            learn_acceptance(
-                (self.calibration.seen, self.calibration.accepted, self.calibration.rates),
-                (self.bias.requests, self.bias.everybody),
-                (self._confidence, self._survival),
-                self._num_drafts,
-                rows,
-                verified,
-                accepted,
-            )
-        self._num_drafts[:] = 0
+        learn_acceptance(
+            (self.calibration.seen, self.calibration.accepted, self.calibration.rates),
+            (self.bias.requests, self.bias.everybody),
+            (self._confidence, self._survival),
+            self._num_drafts,
+            rows,
+            verified,
+            accepted,
+        )
 
     def first_survival(self, rows: Ints, mean: float) -> Floats:
         """Of each request, [R]; step by step it comes nearer to everybody's."""

@@ -121,6 +121,56 @@ def cut(
     return cut_chains(worth, usable, seconds, price)
 
 
+class Lengths(NamedTuple):
+    """Drafts to verify of each request, by where they come from; of one source each."""
+
+    blocks: Ints
+    """[R]."""
+    texts: Ints
+    """[R]."""
+
+
+@compiled
+def choose_lengths(
+    records: Records,
+    curves: Floats,
+    drafted: Bools,
+    limits: Ints,
+    free: Floats,
+    free_lengths: Ints,
+    context_lens: Ints,
+    price: float,
+    row_seconds: float,
+    least: int,
+    is_probe: bool,
+) -> Lengths:
+    """Whose drafts to verify, and how many of each.
+
+    Args:
+        records: costs, [1].
+        curves, drafted, limits, free, free_lengths, is_probe: see `choose_sources`.
+        context_lens: tokens of context of each request, [R].
+        price: expected tokens a second is worth.
+        row_seconds: what one more row takes.
+        least: drafts of a block to verify whatever they seem worth.
+    """
+    chosen = choose_sources(
+        curves, drafted, limits, free, free_lengths, price * row_seconds, is_probe
+    )
+    lengths = cut(records, chosen.curves, chosen.limits, context_lens, chosen.have_drafts, price)
+    blocks, texts = np.zeros((2, len(drafted)), np.int64)
+    number = 0
+    for request in range(len(drafted)):
+        if not chosen.have_drafts[request]:
+            continue
+        if chosen.from_text[request]:
+            texts[request] = lengths[number]
+        else:
+            blocks[request] = max(lengths[number], min(chosen.limits[request], least))
+        number += 1
+    return Lengths(blocks, texts)
+
+
 class Sources(NamedTuple):
     """Drafts of D requests, each from the source that promises more."""
 
@@ -151,7 +201,7 @@ def choose_sources(
         drafted: which of the R were.
         limits: drafts of their blocks that can be verified, [R].
         free: survival of free drafts, [R, F].
-        free_lengths: how many there are, [R].
+        free_lengths: how many there are, [R]; none of both, [0], where texts foretell nothing.
         row_worth: tokens that the time of one more row is worth.
         is_probe: whether those who were drafted verify their blocks in any case.
     """
@@ -160,7 +210,7 @@ def choose_sources(
     from_text, have_drafts = np.zeros(num_requests, np.bool_), np.zeros(num_requests, np.bool_)
     usable, block, count = np.zeros(num_requests, np.int64), 0, 0
     for request in range(num_requests):
-        number = free_lengths[request]
+        number = free_lengths[request] if len(free) else 0
         free_value = block_value = 0.0
         for position in range(number):
             free_value += max(free[request, position] - row_worth, 0.0)

@@ -98,11 +98,49 @@ def average_groups(curves: Floats, starts: Ints) -> tuple[Floats, Floats]:
     return kept, gain
 
 
+class Summary(NamedTuple):
+    """Of the samples that count now, group by group, the best ones first."""
+
+    least_score: Floats
+    """Half-way between the worst score in a group and the best below; of the last, -inf, [G]."""
+    kept: Floats
+    """Drafts kept of each request, [G, T, K]."""
+    gain: Floats
+    """And gained, [G, T, K]."""
+    mean_first_survival: float
+    num_samples: int
+
+
 @compiled
-def outcomes_of(
-    least: Floats, kept: Floats, gain: Floats, scores: Floats
-) -> tuple[Ints, Floats, Floats]:
-    """What drafting the requests of the best groups brings: see `Outcomes`."""
+def summarise(samples: tuple[Floats, Floats, Ints], step: int) -> Summary:
+    """Of survival curves, scores and the steps they were made in, at a step."""
+    all_curves, all_scores, born = samples
+    recent = np.nonzero(born > step - SAMPLE_LIFE)[0]
+    count, max_draft = len(recent), all_curves.shape[1]
+    assumed = len(ASSUMED_RATES) if count < ENOUGH_SAMPLES else 0
+    curves, scores = np.empty((count + assumed, max_draft)), np.empty(count + assumed)
+    curves[:count], scores[:count] = all_curves[recent], all_scores[recent]
+    for number in range(assumed):
+        scores[count + number] = ASSUMED_RATES.mean()
+        for position in range(max_draft):
+            curves[count + number, position] = ASSUMED_RATES[number] ** (position + 1)
+    count += assumed
+    order = np.argsort(-scores, kind="mergesort")  # a stable one
+    curves, scores = curves[order], scores[order]
+    num_groups = min(max(count // SAMPLES_PER_GROUP, 1), MAX_GROUPS)
+    starts = np.arange(num_groups + 1) * count // num_groups
+    kept, gain = average_groups(curves, starts)
+    least = np.full(num_groups, -np.inf)
+    for group in range(num_groups - 1):
+        edge = starts[group + 1]
+        least[group] = (scores[edge - 1] + scores[edge]) / 2
+    return Summary(least, kept, gain, curves[:, 0].mean(), count)
+
+
+@compiled
+def outcomes_of(summary: Summary, scores: Floats) -> Outcomes:
+    """What drafting the requests of the best groups brings; scores [R]."""
+    least, kept, gain = summary.least_score, summary.kept, summary.gain
     num_groups, num_thresholds, max_draft = kept.shape
     drafted = np.zeros(num_groups, dtype=np.int64)
     for score in scores:
@@ -122,7 +160,7 @@ def outcomes_of(
                     all_gain[group, threshold, width] += all_gain[group - 1, threshold, width]
         if group:
             drafted[group] += drafted[group - 1]
-    return drafted, all_kept, all_gain
+    return Outcomes(drafted, least, all_kept, all_gain)
 
 
 class Forecast:
@@ -147,28 +185,9 @@ class Forecast:
         self._step += 1
         self._next = add_samples(self._samples, self._next, self._step, scores, curves)
         self._unread += len(curves)
-        if self._unread * 8 >= self._num_samples or self._num_samples < MANY_SAMPLES:
+        count = self.summary.num_samples
+        if self._unread * 8 >= count or count < MANY_SAMPLES:
             self._summarise()
 
     def _summarise(self) -> None:
-        recent = self._samples[2] > self._step - SAMPLE_LIFE
-        curves, scores = self._samples[0][recent], self._samples[1][recent]
-        if len(curves) < ENOUGH_SAMPLES:
-            positions = np.arange(1, curves.shape[1] + 1)
-            curves = np.concatenate([curves, ASSUMED_RATES[:, None] ** positions])
-            scores = np.concatenate([scores, np.full(len(ASSUMED_RATES), ASSUMED_RATES.mean())])
-        self._num_samples, self._unread = len(curves), 0
-        self.mean_first_survival = float(curves[:, 0].mean())
-        order = np.argsort(-scores, kind="stable")  # best first
-        scores = scores[order]
-        num_groups = min(max(len(curves) // SAMPLES_PER_GROUP, 1), MAX_GROUPS)
-        starts = np.arange(num_groups + 1) * len(curves) // num_groups
-        self._kept, self._gain = average_groups(curves[order], starts)
-        # Where a group begins, half-way between the worst score in it and the best below.
-        edges = (scores[starts[1:-1] - 1] + scores[starts[1:-1]]) / 2
-        self._least = np.append(edges, -np.inf)
-
-    def outcomes(self, scores: Floats) -> Outcomes:
-        """What drafting the best of these requests would bring; scores [R]."""
-        drafted, kept, gain = outcomes_of(self._least, self._kept, self._gain, scores)
-        return Outcomes(drafted, self._least, kept, gain)
+        self.summary, self._unread = summarise(self._samples, self._step), 0

@@ -43,29 +43,32 @@ def confidences(matches: Ints, width: int) -> Floats:
     return found
 
 
+class FreeTables(NamedTuple):
+    """What is known of free drafts, by rows of requests; the arrays of a `FreeAcceptance`."""
+
+    calibration: tuple[Floats, Floats, Floats]
+    """Its `seen`, `accepted` and `rates`."""
+    bias: tuple[Floats, Floats]
+    """Of `requests` and of `everybody`."""
+    matches: Ints
+    """Of the last look-up, [rows]."""
+    survival: Floats
+    """Of its drafts, [rows, F]."""
+    num_verified: Ints
+    """How many of those were to be verified, [rows]."""
+
+
 @compiled
-def learn_free(
-    calibration: tuple[Floats, Floats, Floats],
-    bias: tuple[Floats, Floats],
-    last_matches: Ints,
-    survival: Floats,
-    num_verified: Ints,
-    rows: Ints,
-    verified: Ints,
-    foretold: Foretold,
-) -> None:
+def learn_free(tables: FreeTables, rows: Ints, verified: Ints, foretold: Foretold) -> None:
     """What has become of the last look-up.
 
     Args:
-        calibration: its `seen`, `accepted` and `rates`.
-        bias: of `requests` and of `everybody`.
-        last_matches: of the last look-up, by row.
-        survival: of its drafts, [rows, F].
-        num_verified: how many of those were to be verified, by row.
+        tables: to write it into.
         rows: of the requests, [R].
         verified: drafts of each, whosesoever, [R].
         foretold: the new look-up, which knows.
     """
+    survival, num_verified = tables.survival, tables.num_verified
     count = (foretold.known > 0).sum()
     if not count:
         return
@@ -77,7 +80,7 @@ def learn_free(
         if not foretold.known[request]:
             continue
         row = known_rows[number] = rows[request]
-        matches[number] = last_matches[row]
+        matches[number] = tables.matches[row]
         # How many tokens a step has got says how easy they were; so where the drafts were not
         # verified themselves, only the first one tells.
         compared = tells = 1
@@ -91,28 +94,24 @@ def learn_free(
         number += 1
     blocks = confidences(matches, survival.shape[1])
     tried = known[0], known[1]
-    learn_outcomes(calibration, bias, known_rows, blocks, tried, (expected, true_ones))
+    came = expected, true_ones
+    learn_outcomes(tables.calibration, tables.bias, known_rows, blocks, tried, came)
 
 
 @compiled
-def free_curves(
-    rates: Floats,
-    bias: tuple[Floats, Floats],
-    last_matches: Ints,
-    survival: Floats,
-    rows: Ints,
-    matches: Ints,
-    lengths: Ints,
-) -> Floats:
+def free_curves(tables: FreeTables, rows: Ints, matches: Ints, lengths: Ints) -> Floats:
     """Survival of the drafts of each request, 0 behind their end, [R, F]; written down, too."""
+    survival, bias = tables.survival, tables.bias
     curves = np.zeros((len(rows), survival.shape[1]))
     one = np.empty(1, np.int64)
     for request in range(len(rows)):
         if not lengths[request]:
             continue
         row, length = rows[request], lengths[request]
-        one[0], last_matches[row] = row, matches[request]
-        found = survival_of(rates, confidences(matches[request : request + 1], length))
+        one[0], tables.matches[row] = row, matches[request]
+        found = survival_of(
+            tables.calibration[2], confidences(matches[request : request + 1], length)
+        )
         survival[row, :length] = found[0]
         curves[request, :length] = survival_curves(found, biases(bias[0], bias[1], one))[0]
     return curves
@@ -156,6 +155,29 @@ class Rest(NamedTuple):
 
 
 @compiled
+def expect_free(
+    tables: FreeTables, rows: Ints, verified: Ints, foretold: Foretold
+) -> tuple[Floats, FreeOutcomes]:
+    """Learn from the last look-up, see `learn_free`, then say what the new one promises.
+
+    Returns:
+        Survival of its drafts, [R, F], and what comes of verifying them; of nobody, [0, F], where
+        there are none.
+    """
+    learn_free(tables, rows, verified, foretold)
+    for row in rows:
+        tables.num_verified[row] = 0
+    curves: Floats = np.zeros((0, tables.survival.shape[1]))
+    if foretold.lengths.any():
+        curves = free_curves(tables, rows, foretold.matches, foretold.lengths)
+    return curves, outcomes_of_free(curves)
+
+
+NO_FREE = FreeOutcomes(*np.zeros((2, 0, len(THRESHOLDS))))
+"""Of a step that knows of no free drafts."""
+
+
+@compiled
 def best_rest(records: Records, num_requests: int, context_lens: Ints, free: FreeOutcomes) -> Rest:
     """Without the drafter: how many free drafts are best verified, and what comes of it."""
     costs, context = records[0], float(context_lens.sum())
@@ -187,43 +209,19 @@ class FreeAcceptance:
         """For up to `max_draft` (F) of them, and tables of so many requests."""
         self.calibration = Calibration(max_draft)
         self.bias = Bias(num_rows)
-        self._matches = np.zeros(num_rows, np.int64)
-        self._survival = np.zeros((num_rows, max_draft))
-        self._num_verified = np.zeros(num_rows, np.int64)
-        self.nothing = FreeOutcomes(*np.zeros((2, 0, len(THRESHOLDS))))
+        self.tables = FreeTables(
+            (self.calibration.seen, self.calibration.accepted, self.calibration.rates),
+            (self.bias.requests, self.bias.everybody),
+            np.zeros(num_rows, np.int64),
+            np.zeros((num_rows, max_draft)),
+            np.zeros(num_rows, np.int64),
+        )
 
     def forget(self, rows: Ints) -> None:
         """Rows that are new requests' from now on."""
         self.bias.forget(rows)
-        self._num_verified[rows] = 0
-
-    def learn(self, rows: Ints, verified: Ints, foretold: Foretold) -> None:
-        """What became of the last ones: of R requests, which had so many drafts verified."""
-        calibration = self.calibration
-        learn_free(
-            (calibration.seen, calibration.accepted, calibration.rates),
-            (self.bias.requests, self.bias.everybody),
-            self._matches,
-            self._survival,
-            self._num_verified,
-            rows,
-            verified,
-            foretold,
-        )
-        self._num_verified[rows] = 0
-
-    def curves(self, rows: Ints, matches: Ints, lengths: Ints) -> Floats:
-        """Survival of the drafts of each request, [R, F]."""
-        return free_curves(
-            self.calibration.rates,
-            (self.bias.requests, self.bias.everybody),
-            self._matches,
-            self._survival,
-            rows,
-            matches,
-            lengths,
-        )
+        self.tables.num_verified[rows] = 0
 
     def verify(self, rows: Ints, lengths: Ints) -> None:
         """So many drafts of these requests go on to be verified, [D]."""
-        self._num_verified[rows] = lengths
+        self.tables.num_verified[rows] = lengths

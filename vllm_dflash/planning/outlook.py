@@ -9,8 +9,15 @@ import numpy as np
 from vllm_dflash.planning import Bools, Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.curves import Record, seconds_at
+from vllm_dflash.planning.forecast import Outcomes, Summary, outcomes_of
 from vllm_dflash.planning.free_drafts import FreeOutcomes, Rest
-from vllm_dflash.planning.work import Work, block_seconds, decoding_seconds, level_of
+from vllm_dflash.planning.work import (
+    Work,
+    block_seconds,
+    decoding_seconds,
+    level_of,
+    many_decoding_seconds,
+)
 
 CATCH_UP_STEPS = 64
 """Steps over which the cost of storing context that has waited is spread."""
@@ -63,18 +70,51 @@ class Choice(NamedTuple):
 
 
 @compiled
+def look_ahead(
+    records: Records,
+    first_survival: Floats,
+    limits: Ints,
+    waiting: Ints,
+    context_lens: Ints,
+    max_draft: int,
+    summary: Summary,
+    rest: Rest,
+    free: FreeOutcomes,
+    whole_batch: bool,
+) -> tuple[Able, Choice]:
+    """Who can be drafted, and which of them promise the best rate, and how wide.
+
+    Args:
+        records: costs, [1].
+        first_survival, limits, waiting, context_lens, max_draft: see `able_requests`.
+        summary: of recent blocks.
+        rest: the best step in which the drafter rests.
+        free: free drafts of all requests, [R, T], or of nobody, [0, T].
+        whole_batch: whether everybody is drafted to the full, or nobody.
+    """
+    able = able_requests(first_survival, limits, waiting, context_lens, max_draft)
+    worthy, outcomes = able, outcomes_of(summary, able.scores)
+    attention = records[0].attention
+    reads = context_lens.any() and (attention[1] > 0.0 or attention[2] > 0.0)
+    if able.widest and (len(free.kept) or reads):
+        worth = worth_drafting(records[0], rest, able, outcomes, free, whole_batch)
+        if worth.any() and not worth.all():
+            left, number = limits.copy(), 0
+            for request in range(len(limits)):
+                if able.mask[request]:
+                    left[request] *= worth[number]
+                    number += 1
+            worthy = able_requests(first_survival, left, waiting, context_lens, max_draft)
+            outcomes = outcomes_of(summary, worthy.scores)
+    return able, best_choice(records, context_lens, worthy, outcomes, free, whole_batch)
+
+
+@compiled
 def best_choice(
     records: Records,
     all_lens: Ints,
-    able: Bools,
-    scores: Floats,
-    context_lens: Floats,
-    widest: int,
-    mean_waiting: float,
-    drafted: Ints,
-    least_score: Floats,
-    kept: Floats,
-    gain: Floats,
+    able: Able,
+    outcomes: Outcomes,
     free: FreeOutcomes,
     whole_batch: bool,
 ) -> Choice:
@@ -83,12 +123,14 @@ def best_choice(
     Args:
         records: costs, [1].
         all_lens: tokens of context of all requests, [R].
-        able, scores, context_lens, widest, mean_waiting: see `Able`.
-        drafted, least_score, kept, gain: `forecast.Outcomes`: [G], [G], [G, T, K], [G, T, K].
+        able: who can be drafted.
+        outcomes: of drafting them.
         free: drafts of those who are not drafted, [R, T], or of nobody, [0, T].
         whole_batch: whether everybody is drafted to the full, or nobody.
     """
-    costs, num_requests, context = records[0], len(able), float(all_lens.sum())
+    costs, num_requests, context = records[0], len(all_lens), float(all_lens.sum())
+    drafted, least_score, kept, gain = outcomes
+    scores, widest = able.scores, able.widest
     plain_level = level_of(costs, num_requests, False)
     level = level_of(costs, num_requests, True)
     best_least, best_width, best_rate, best_tokens = np.inf, 0, -np.inf, 0.0
@@ -98,14 +140,14 @@ def best_choice(
         if not count:
             continue
         # What is behind has to be caught up with once, and then pays for many steps.
-        context_rows = count * (1 + mean_waiting / CATCH_UP_STEPS)
+        context_rows = count * (1 + able.mean_waiting / CATCH_UP_STEPS)
         storing = seconds_at(costs.context, context_rows)
         group_context = 0.0
         for request in range(len(scores)):
             if scores[request] >= least_score[group]:
-                group_context += context_lens[request]
+                group_context += able.context_lens[request]
         mean_context = group_context / count
-        others = free_of_others(free, able, scores, least_score[group], all_lens)
+        others = free_of_others(free, able.mask, scores, least_score[group], all_lens)
         free_kept, free_gain, free_reading = others
         for width in range(widest if whole_batch else 1, widest + 1):
             block_rows = num_requests * (1 + max_draft) if whole_batch else count * (1 + width)
@@ -126,9 +168,9 @@ def best_choice(
                 if rate > best_rate:
                     best_least, best_width = least_score[group], width
                     best_rate, best_tokens = rate, tokens
-    chosen, number = able.copy(), 0
+    chosen, number = able.mask.copy(), 0
     for request in range(num_requests):
-        if able[request]:
+        if chosen[request]:
             chosen[request] = scores[number] >= best_least
             number += 1
     return Choice(chosen, best_width, best_rate, best_tokens)
@@ -160,13 +202,8 @@ def free_of_others(
 def worth_drafting(
     costs: Record,
     rest: Rest,
-    able: Bools,
-    scores: Floats,
-    context_lens: Floats,
-    drafted: Ints,
-    least_score: Floats,
-    kept: Floats,
-    gain: Floats,
+    able: Able,
+    outcomes: Outcomes,
     free: FreeOutcomes,
     whole_batch: bool,
 ) -> Bools:
@@ -174,13 +211,14 @@ def worth_drafting(
 
     Drafting makes attention dearer, the more so the longer the context is. A request that loses by
     that alone at the price of a step without the drafter, and there is no lower one, is not
-    drafted, whatever the others do. Nor is one whose free drafts bring as much. `able`, `scores`
-    and `context_lens`: see `Able`; `drafted` and what follows: `forecast.Outcomes`.
+    drafted, whatever the others do. Nor is one whose free drafts bring as much.
     """
+    scores = able.scores
+    drafted, least_score, kept, gain = outcomes
     free_value = np.zeros(len(scores))
     number = 0
     for request in range(len(free.kept)):
-        if able[request]:
+        if able.mask[request]:
             for threshold in range(free.kept.shape[1]):
                 rows = rest.rate * rest.row_seconds * free.kept[request, threshold]
                 value = free.gain[request, threshold] - rows
@@ -193,7 +231,7 @@ def worth_drafting(
         while scores[request] < least_score[group]:
             group += 1
         count = drafted[group] - (drafted[group - 1] if group else 0)
-        reading = price * context_lens[request]
+        reading = price * able.context_lens[request]
         best = -np.inf
         for threshold in range(kept.shape[1]):
             for position in range(kept.shape[2]):
@@ -210,3 +248,53 @@ def worth_drafting(
                 best = max(best, value / count - block)
         worth[request] = best > free_value[request]
     return worth
+
+
+class Probe(NamedTuple):
+    """A few requests with little to catch up, drafted to see what comes of it."""
+
+    drafted: Bools
+    """[R]."""
+    seconds: float
+    """That it takes."""
+
+
+@compiled
+def cheapest_probe(
+    records: Records,
+    able: Able,
+    waiting: Ints,
+    context_lens: Ints,
+    count: int,
+    block_rows: int,
+    length: int,
+) -> Probe:
+    """Drafts `count` of those who are able, and verifies `length` drafts of each.
+
+    Args:
+        records: costs, [1].
+        able: who can be drafted.
+        waiting, context_lens: see `Step`, [R].
+        count: how many to draft.
+        block_rows: that the drafter runs for them.
+        length: drafts of each to verify.
+    """
+    costs, num_requests = records[0], len(waiting)
+    order = np.argsort(np.where(able.mask, waiting, np.inf), kind="mergesort")  # a stable one
+    drafted, context = np.zeros(num_requests, dtype=np.bool_), 0.0
+    for request in order[:count]:
+        drafted[request] = True
+        context += context_lens[request]
+    rows = np.array([float(num_requests), float(num_requests + count * length)])
+    verify = many_decoding_seconds(costs, num_requests, rows, 0.0, context / count)
+    seconds = block_seconds(costs, float(block_rows), context) + verify[1] - verify[0]
+    return Probe(drafted, seconds + catch_up_seconds(records, waiting, drafted))
+
+
+@compiled
+def catch_up_seconds(records: Records, waiting: Ints, drafted: Bools) -> float:
+    """That storing takes of context that waits for those who are drafted; see `Step`."""
+    rows = 0.0
+    for request in range(len(waiting)):
+        rows += waiting[request] * drafted[request]
+    return seconds_at(records[0].context, rows)

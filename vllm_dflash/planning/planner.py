@@ -19,25 +19,26 @@ import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.block_acceptance import BlockAcceptance
-from vllm_dflash.planning.candidates import choose_sources, cut
+from vllm_dflash.planning.candidates import choose_lengths
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.draft_tree import chains_in
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.free_drafts import (
     AGREEMENT,
+    NO_FREE,
     FreeAcceptance,
-    FreeOutcomes,
     Rest,
     best_rest,
-    outcomes_of_free,
+    expect_free,
+    free_curves,
 )
 from vllm_dflash.planning.outlook import (
     Able,
     Choice,
-    able_requests,
-    best_choice,
-    worth_drafting,
+    catch_up_seconds,
+    cheapest_probe,
+    look_ahead,
 )
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.request_rows import RequestRows
@@ -58,6 +59,13 @@ no. What texts foretell is looked at in between, too."""
 
 
 NO_CURVES: Floats = np.zeros((0, 0))
+NO_LENGTHS: Ints = np.zeros(0, dtype=np.int64)
+
+
+def _resting(step: Step, rest: Rest) -> Plan:
+    """The drafter rests, and texts are used where that pays."""
+    uses_text, speedup = rest.rate > rest.plain_rate, rest.rate / rest.plain_rate
+    return Plan.nothing(step.num_requests, rest.rate, speedup=speedup, uses_text=uses_text)
 
 
 class Planner:
@@ -100,7 +108,7 @@ class Planner:
     def _rows(self, ids: Sequence[str]) -> Ints:
         rows, fresh = self._requests.of(ids)
         if len(fresh):
-            self.blocks.forget(fresh, self.forecast.mean_first_survival)
+            self.blocks.forget(fresh, self.forecast.summary.mean_first_survival)
             self.free.forget(fresh)
         return rows
 
@@ -113,120 +121,77 @@ class Planner:
         self.blocks.learn(rows, step)
         if step.likeliest is not None:
             self.trees.learn(rows, *step.likeliest)
-        rest, free = self._foresee(rows, step)
-        speedup = rest.rate / rest.plain_rate
-        resting = Plan.nothing(
-            step.num_requests, rest.rate, speedup=speedup, uses_text=rest.rate > rest.plain_rate
-        )
-        if step.is_resting:
-            return resting
-        first = self.blocks.first_survival(rows, self.forecast.mean_first_survival)
-        able = able_requests(first, step.limits, step.waiting, step.context_lens, self.max_draft)
-        if not able.widest:
-            return resting
-        best = self._best(first, able, step, rest, free)
+        free = NO_FREE
+        if step.foretold is not None:
+            found = expect_free(self.free.tables, rows, step.verified, step.foretold)
+            self._free_curves, free = found
+        rest = best_rest(self.costs.records, step.num_requests, step.context_lens, free)
+        self._row_seconds = rest.row_seconds
+        if not step.is_resting:
+            able, best = look_ahead(
+                self.costs.records,
+                self.blocks.first_survival(rows, self.forecast.summary.mean_first_survival),
+                step.limits,
+                step.waiting,
+                step.context_lens,
+                self.max_draft,
+                self.forecast.summary,
+                rest,
+                free,
+                self.whole_batch,
+            )
+            if able.widest:
+                return self._weigh(step, rest, able, best, uses_text=len(free.kept) > 0)
+        return _resting(step, rest)
+
+    def _weigh(self, step: Step, rest: Rest, able: Able, best: Choice, *, uses_text: bool) -> Plan:
+        """The best choice if it pays, and else a probe from time to time."""
         # Forecast are chains. Trees bring more in the same time.
-        more = self.trees.gain
-        best = best._replace(rate=best.rate * more, tokens=best.tokens * more)
-        gain = best.rate / rest.rate
-        plan = replace(
-            resting,
-            drafted=best.drafted,
-            width=best.width,
-            price=best.rate,
-            speedup=gain * speedup,
-            uses_text=len(free.kept) > 0,
+        rate, tokens = best.rate * self.trees.gain, best.tokens * self.trees.gain
+        gain = rate / rest.rate
+        plan = Plan(
+            best.drafted, best.width, rate, speedup=rate / rest.plain_rate, uses_text=uses_text
         )
         if gain > MARGIN:
             self.probes.restart()
             return plan
         skip_steps = CLOSE_SKIP_STEPS if gain > CLOSE else SKIP_STEPS
+        resting = _resting(step, rest)
         # A prompt may end with the next step, and another request can be drafted then. And free
         # drafts that are better than the drafter's may be gone by then.
-        is_displaced = resting.uses_text and best.rate > MARGIN * rest.plain_rate
+        is_displaced = resting.uses_text and rate > MARGIN * rest.plain_rate
         if is_displaced or not step.decoding.all():
             skip_steps = 0
         # What the best plan loses if it is right; and a probe catches up for itself alone.
-        lost = best.tokens / best.rate - best.tokens / rest.rate
-        lost += self.costs.context.at_one(step.waiting[best.drafted].sum())
-        probe, cost = self._probe(able, step)
+        lost = tokens / rate - tokens / rest.rate
+        lost += catch_up_seconds(self.costs.records, step.waiting, best.drafted)
+        count, block_rows = len(able.scores), step.num_requests * (1 + self.max_draft)
+        if not self.whole_batch:
+            count = min(count, 1 + step.num_requests // PROBE_SHARE)
+            block_rows = count * (1 + able.widest)
+        probe = cheapest_probe(
+            self.costs.records,
+            able,
+            step.waiting,
+            step.context_lens,
+            count,
+            block_rows,
+            PROBE_LENGTH,
+        )
         undrafted_seconds = (1 + skip_steps) * rest.plain_seconds
-        self._probe_charge = min(lost, cost)
+        self._probe_charge = min(lost, probe.seconds)
         if not self.probes.is_due(undrafted_seconds, self._probe_charge, is_close=gain > CLOSE):
             return replace(resting, skip_steps=skip_steps)
-        if lost < cost:
-            probe = plan
-        return replace(
-            probe,
-            price=rest.rate,
-            speedup=speedup,
+        plan = replace(
+            plan,
+            price=resting.price,
+            speedup=resting.speedup,
             is_probe=True,
             uses_text=resting.uses_text,
         )
-
-    def _foresee(self, rows: Ints, step: Step) -> tuple[Rest, FreeOutcomes]:
-        """What comes of a step without the drafter, and what of the free drafts."""
-        foretold, free = step.foretold, self.free.nothing
-        if foretold is not None:
-            self.free.learn(rows, step.verified, foretold)
-            if foretold.lengths.any():
-                self._free_curves = self.free.curves(rows, foretold.matches, foretold.lengths)
-                free = outcomes_of_free(self._free_curves)
-        rest = best_rest(self.costs.records, step.num_requests, step.context_lens, free)
-        self._row_seconds = rest.row_seconds
-        return rest, free
-
-    def _best(
-        self, first: Floats, able: Able, step: Step, rest: Rest, free: FreeOutcomes
-    ) -> Choice:
-        """The requests and width that promise the best rate."""
-        context = float(step.context_lens.sum())
-        outcomes = self.forecast.outcomes(able.scores)
-        if len(free.kept) or (context and any(self.costs.attention[1:])):
-            worth = worth_drafting(
-                self.costs.records[0],
-                rest,
-                able.mask,
-                able.scores,
-                able.context_lens,
-                *outcomes,
-                free,
-                self.whole_batch,
-            )
-            if worth.any() and not worth.all():
-                limits = step.limits.copy()
-                limits[able.mask] *= worth
-                able = able_requests(first, limits, step.waiting, step.context_lens, self.max_draft)
-                outcomes = self.forecast.outcomes(able.scores)
-        return best_choice(
-            self.costs.records,
-            step.context_lens,
-            *able,
-            *outcomes,
-            free,
-            self.whole_batch,
-        )
-
-    def _probe(self, able: Able, step: Step) -> tuple[Plan, float]:
-        """A few requests with little to catch up, drafted to the full, and the seconds it takes."""
-        num_requests, widest = step.num_requests, able.widest
-        count = len(able.scores)
-        if not self.whole_batch:
-            count = min(count, 1 + num_requests // PROBE_SHARE)
-        drafted = np.zeros(num_requests, dtype=bool)
-        drafted[np.argsort(np.where(able.mask, step.waiting, np.inf), kind="stable")[:count]] = True
-        context = float(step.context_lens[drafted].sum())
-        verify = self.costs.decoding(
-            num_requests,
-            num_requests + np.array([0, count * PROBE_LENGTH]),
-            mean_context=context / count,
-        )
-        block_rows = count * (1 + widest)
-        if self.whole_batch:
-            block_rows = num_requests * (1 + self.max_draft)
-        cost = self.costs.block(block_rows, context) + float(verify[1] - verify[0])
-        cost += self.costs.context.at_one(step.waiting[drafted].sum())
-        return Plan(drafted, widest, price=0.0, speedup=1.0, least=PROBE_LENGTH), cost
+        if lost < probe.seconds:
+            return plan
+        return replace(plan, drafted=probe.drafted, width=able.widest, least=PROBE_LENGTH)
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
         """How many drafts of each request to verify, [R]. Writes the step's `from_text`.
@@ -244,41 +209,33 @@ class Planner:
             if step.candidates is not None:
                 of_drafted = rows[plan.drafted]
                 curves, limits = self.trees.grow(step, of_drafted, self.blocks, self.costs, curves)
-        lengths: Ints = np.zeros(step.num_requests, dtype=np.int64)
-        free, free_lengths = NO_CURVES, lengths
+        free, free_lengths = NO_CURVES, NO_LENGTHS
         if plan.uses_text:
             foretold, free = step.foretold, self._free_curves
             assert foretold is not None
             free_lengths = foretold.lengths
             if step.agreed.any():
                 matches = foretold.matches + AGREEMENT * step.agreed
-                free = self.free.curves(rows, matches, free_lengths)
-        chosen = choose_sources(
+                free = free_curves(self.free.tables, rows, matches, free_lengths)
+        of_blocks, of_texts = choose_lengths(
+            self.costs.records,
             curves,
             plan.drafted,
             limits,
             free,
             free_lengths,
-            plan.price * self._row_seconds,
+            step.context_lens,
+            plan.price,
+            self._row_seconds,
+            plan.least,
             plan.is_probe,
         )
-        step.from_text = chosen.from_text
-        lengths[chosen.have_drafts] = cut(
-            self.costs.records,
-            chosen.curves,
-            chosen.limits,
-            step.context_lens,
-            chosen.have_drafts,
-            plan.price,
-        )
-        if plan.least:
-            least = np.minimum(chosen.limits, plan.least) * plan.drafted
-            lengths = np.maximum(lengths, least)
-        of_blocks = np.where(chosen.from_text, 0, lengths)
+        step.from_text = of_texts > 0
+        lengths = of_blocks + of_texts
         if step.trees is not None:
             of_blocks[plan.drafted] = chains_in(step.trees.is_first, of_blocks[plan.drafted])
         self.blocks.verify(rows, of_blocks)
-        self.free.verify(rows, np.where(chosen.from_text, lengths, 0))
+        self.free.verify(rows, of_texts)
         return lengths
 
     def observe(self, step: Step) -> StepEstimate | None:

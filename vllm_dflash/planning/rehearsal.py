@@ -25,12 +25,13 @@ def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
         for produced in (1, 2, 1):
             step = _step(produced)
             if most_free:
-                places, ends, most = np.arange(2), np.full(2, 8), np.full(2, min(most_free, 2))
+                places, context, limits = np.arange(2), np.full(2, 8), np.full(2, 64)
                 sampled = np.zeros((2, 2), np.int32)
                 step.foretold = matches.look_up(
-                    step.ids, texts, places, ends, sampled, step.produced, most
+                    step.ids, texts, places, context, sampled, step.produced, limits, most_free
                 )
                 matches.tokens(0, texts, 2)
+                step.agreed = np.ones(2, np.int64)
             step.plan = planner.plan(step)
             confidence = np.ones((int(step.plan.drafted.sum()), step.plan.width))
             if step.plan.width or step.plan.uses_text:

@@ -78,17 +78,19 @@ def look_up(
     rows: Ints,
     texts: Ints,
     places: Ints,
-    ends: Ints,
+    context_lens: Ints,
     sampled: Ints,
     produced: Ints,
-    most: Ints,
+    limits: Ints,
+    most: int,
 ) -> Foretold:
     """Take in the tokens of a step, and see what was and what is foretold; see `SuffixMatches`."""
     num_requests = len(rows)
     lengths, matches = np.zeros(num_requests, np.int64), np.zeros(num_requests, np.int64)
     known, came_true = np.zeros(num_requests, np.int64), np.zeros(num_requests, np.int64)
     for request in range(num_requests):
-        row, text, end = rows[request], texts[places[request]], ends[request]
+        row, text = rows[request], texts[places[request]]
+        end = context_lens[request] + 1 - produced[request]
         for number in range(min(produced[request], sampled.shape[1])):
             text[end + number] = sampled[request, number]
         known[request] = min(index.length[row], produced[request])
@@ -110,7 +112,9 @@ def look_up(
         take_in(index, row, text, end)
         match, start = longest_match(index, row, text, end)
         if match >= SHORTEST:
-            lengths[request] = index.length[row] = most[request]
+            # One behind the drafts is the target's own.
+            length = min(max(limits[request] - end - 1, 0), most)
+            lengths[request] = index.length[row] = length
             matches[request], index.start[row] = match, start
     return Foretold(lengths, matches, known, came_true)
 
@@ -148,10 +152,11 @@ class SuffixMatches:
         ids: Sequence[str],
         texts: Ints,
         places: Ints,
-        ends: Ints,
+        context_lens: Ints,
         sampled: Ints,
         produced: Ints,
-        most: Ints,
+        limits: Ints,
+        most: int,
     ) -> Foretold:
         """What became of the last look-up, and what the texts foretell now.
 
@@ -159,18 +164,21 @@ class SuffixMatches:
             ids: of the requests, [R].
             texts: of these and others, [N, longest text].
             places: where in them each is, [R].
-            ends: tokens each had before this step, [R].
-            sampled: tokens of this step to write behind them, [R, most of any]; [R, 0]: they are
+            context_lens: tokens of each before its newest one, [R].
+            sampled: tokens of this step to write into them, [R, most of any]; [R, 0]: they are
                 there.
             produced: how many each got, [R].
-            most: drafts of each that can be used, [R].
+            limits: tokens that each may come to, [R].
+            most: drafts of each at most.
         """
         rows, fresh = self._requests.of(ids)
         if len(fresh):
             self._index.newest[fresh] = 0
             self._index.read[fresh] = self._index.length[fresh] = 0
-        self._rows, self._places, self._ends = rows, places, ends + produced
-        return look_up(self._index, rows, texts, places, ends, sampled, produced, most)
+        self._rows, self._places, self._ends = rows, places, context_lens + 1
+        return look_up(
+            self._index, rows, texts, places, context_lens, sampled, produced, limits, most
+        )
 
     def tokens(self, request: int, texts: Ints, length: int) -> list[int]:
         """The first tokens of what the last look-up foretold for a request of the batch."""

@@ -37,6 +37,10 @@ def config(**changes: Any) -> Any:
         ({"model_config__uses_mrope": True}, "several dimensions"),
         ({"speculative_config__rejection_sample_method": "synthetic"}, "'synthetic'"),
         ({"model_config__logits_processors": ["mine"]}, "logits processors"),
+        (
+            {"speculative_config__use_local_argmax_reduction": True},
+            "use_local_argmax_reduction is on",
+        ),
         ({"model_config__return_sampling_mask": True}, "return_sampling_mask is on"),
         (
             {"aux_output_config__enable_return_routed_experts": True},

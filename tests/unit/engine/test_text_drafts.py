@@ -44,15 +44,14 @@ class Runner:
             sampled[request, : len(new)] = new
         produced = np.array([len(new) for new in tokens])
         step = Step("abcd"[: len(tokens)], produced)
-        ends = self.ends[: len(tokens)].copy()
-        step.context_lens = ends + produced - 1  # all but the newest token
+        step.context_lens = self.ends[: len(tokens)] + produced - 1  # all but the newest token
         places = 3 - np.arange(len(tokens))
         limits = np.full(len(tokens), limit)
         if self.writes_first:
             self.write_all(tokens)
-            self.texts.look_up(step, self.all_texts, places, ends, limits)
+            self.texts.look_up(step, self.all_texts, places, limits)
         else:
-            self.texts.look_up(step, self.all_texts, places, ends, limits, sampled)
+            self.texts.look_up(step, self.all_texts, places, limits, sampled)
             self.looked_up = [self.text(request) for request in range(len(tokens))]
             self.write_all(tokens)
         return step

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from support.planner_world import MAX_DRAFT, names, planner, rate_of, step_of, straight_costs
 from support.told_planner import ToldPlanner, decoding
+from vllm_dflash.planning import Floats
 from vllm_dflash.planning.candidates import choose_sources
 from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.free_drafts import (
@@ -16,6 +17,8 @@ from vllm_dflash.planning.free_drafts import (
     TRUST,
     FreeAcceptance,
     best_rest,
+    expect_free,
+    free_curves,
     outcomes_of_free,
 )
 from vllm_dflash.planning.step import Foretold, Plan, Step
@@ -29,9 +32,15 @@ def foretold(lengths: list[int], match: int = 8, known: int = 0, came_true: int 
     return Foretold(np.array(lengths), match * ones, known * ones, came_true * ones)
 
 
+def curves_of(
+    free: FreeAcceptance, rows: list[int], matches: list[int], lengths: list[int]
+) -> Floats:
+    return free_curves(free.tables, np.array(rows), np.array(matches), np.array(lengths))
+
+
 def test_the_longer_the_match_the_surer_its_drafts() -> None:
-    free, rows = FreeAcceptance(4, 2), np.array([0, 1])
-    curves = free.curves(rows, np.array([2, 16]), np.array([4, 3]))
+    free = FreeAcceptance(4, 2)
+    curves = curves_of(free, [0, 1], [2, 16], [4, 3])
     assert curves[0, 0] == pytest.approx(TRUST[2])
     assert curves[0, 1] == pytest.approx(TRUST[2] * TRUST[3])
     assert curves[1, 0] == pytest.approx(TRUST[16])
@@ -42,11 +51,10 @@ def test_the_longer_the_match_the_surer_its_drafts() -> None:
 def learn(free: FreeAcceptance, times: int, came_true: int, verified: int = 0) -> None:
     rows = np.array([0])
     for _ in range(times):
-        free.curves(rows, np.array([8]), np.array([4]))
         free.verify(rows, np.array([verified]))
         known = min(came_true + 1, 4) if verified else 1
         told = foretold([4], known=known, came_true=min(came_true, known))
-        free.learn(rows, np.array([verified]), told)
+        expect_free(free.tables, rows, np.array([verified]), told)
 
 
 @pytest.mark.parametrize("verified", [0, 4])
@@ -54,20 +62,20 @@ def test_nonsense_is_soon_worth_nothing(verified: int) -> None:
     """Whether it was ever verified or not."""
     free = FreeAcceptance(4, 2)
     learn(free, 40, came_true=0, verified=verified)
-    assert free.curves(np.array([1]), np.array([8]), np.array([4]))[0, 0] < 0.2
-    assert free.curves(np.array([0]), np.array([8]), np.array([4]))[0, 0] < 0.03
+    assert curves_of(free, [1], [8], [4])[0, 0] < 0.2
+    assert curves_of(free, [0], [8], [4])[0, 0] < 0.03
 
 
 def test_what_comes_true_is_soon_trusted_more() -> None:
     free = FreeAcceptance(4, 2)
     learn(free, 40, came_true=4, verified=4)
-    assert free.curves(np.array([1]), np.array([8]), np.array([4]))[0, 3] > 0.8 > TRUST[8] ** 4
+    assert curves_of(free, [1], [8], [4])[0, 3] > 0.8 > TRUST[8] ** 4
 
 
 def test_each_request_is_trusted_for_itself() -> None:
     free = FreeAcceptance(4, 2)
     learn(free, 40, came_true=0)
-    first, second = free.curves(np.array([0, 1]), np.array([8, 8]), np.array([4, 4]))[:, 0]
+    first, second = curves_of(free, [0, 1], [8, 8], [4, 4])[:, 0]
     assert first < second
 
 

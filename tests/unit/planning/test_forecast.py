@@ -12,6 +12,7 @@ from vllm_dflash.planning.forecast import (
     SAMPLES_PER_GROUP,
     THRESHOLDS,
     Forecast,
+    outcomes_of,
 )
 
 WIDTH = 3
@@ -27,7 +28,7 @@ def test_outcomes_equal_loops_over_the_samples(count: int, asked: list[float]) -
     curves = some_curves(count)
     scores = np.random.default_rng(1).permutation(count) / count  # all different
     forecast.observe(scores, curves)
-    outcomes = forecast.outcomes(np.array(asked))
+    outcomes = outcomes_of(forecast.summary, np.array(asked))
     num_groups = min(max(count // SAMPLES_PER_GROUP, 1), 4)
     assert len(outcomes.drafted) == num_groups
     ranked = sorted(range(count), key=lambda sample: -scores[sample])
@@ -54,13 +55,13 @@ def test_outcomes_equal_loops_over_the_samples(count: int, asked: list[float]) -
 
 def test_hope_lasts_until_enough_was_seen() -> None:
     forecast = Forecast(WIDTH)
-    hoped = forecast.outcomes(np.array([0.5])).gain[0, 0, 0]
+    hoped = outcomes_of(forecast.summary, np.array([0.5])).gain[0, 0, 0]
     assert hoped == pytest.approx(ASSUMED_RATES.mean())
     useless = np.zeros((ENOUGH_SAMPLES - 1, WIDTH))
     forecast.observe(np.zeros(len(useless)), useless)
-    assert 0 < forecast.outcomes(np.array([0.5])).gain[0, 0, 0] < hoped
+    assert 0 < outcomes_of(forecast.summary, np.array([0.5])).gain[0, 0, 0] < hoped
     forecast.observe(np.zeros(1), useless[:1])
-    assert forecast.outcomes(np.array([0.5])).gain.max() == 0
+    assert outcomes_of(forecast.summary, np.array([0.5])).gain.max() == 0
 
 
 @pytest.mark.parametrize(("steps_between", "old"), [(62, 20), (63, 0)])
@@ -71,7 +72,7 @@ def test_samples_count_for_64_steps(steps_between: int, old: int) -> None:
         forecast.observe(np.zeros(1), np.zeros((1, WIDTH)))
     forecast.observe(np.zeros(40), np.full((40, WIDTH), 0.5))
     counted = old + steps_between + 40
-    assert forecast.mean_first_survival == pytest.approx((old + 40 * 0.5) / counted)
+    assert forecast.summary.mean_first_survival == pytest.approx((old + 40 * 0.5) / counted)
 
 
 def test_many_samples_are_read_when_an_eighth_of_them_is_new() -> None:
@@ -80,15 +81,15 @@ def test_many_samples_are_read_when_an_eighth_of_them_is_new() -> None:
     means = []
     for count, value in ((31, 0.0), (1, 1.0), (3, 1.0), (1, 1.0), (4, 1.0), (1, 1.0)):
         forecast.observe(np.zeros(count), np.full((count, WIDTH), value))
-        means.append(forecast.mean_first_survival)
+        means.append(forecast.summary.mean_first_survival)
     # Of 32 samples an eighth is 4; of the 36 then read, 5.
     assert means == pytest.approx([0, 1 / 32, 1 / 32, 5 / 36, 5 / 36, 10 / 41])
 
 
 def test_before_anything_was_seen_four_rates_are_possible() -> None:
     forecast = Forecast(2)
-    assert forecast.mean_first_survival == pytest.approx((0.5 + 0.7 + 0.85 + 0.95) / 4)
-    outcomes = forecast.outcomes(np.array([0.1, 0.9]))
+    assert forecast.summary.mean_first_survival == pytest.approx((0.5 + 0.7 + 0.85 + 0.95) / 4)
+    outcomes = outcomes_of(forecast.summary, np.array([0.1, 0.9]))
     assert outcomes.drafted.tolist() == [2]
     assert outcomes.least_score.tolist() == [-np.inf]
     # Two requests: every draft is kept, or those that survive with 0.6.
@@ -105,16 +106,17 @@ def test_of_requests_that_score_alike_the_first_samples_come_first() -> None:
     forecast = Forecast(1)
     forecast.observe(2.0 - np.arange(40) % 3, np.repeat([[1.0], [0.0]], 20, axis=0))
     # Accepted were the first 20 samples: 7 of the twos, and all of those ones.
-    assert forecast.outcomes(np.array([2.0])).gain[0, 0, 0] == pytest.approx(13.0 / 20)
+    gain = outcomes_of(forecast.summary, np.array([2.0])).gain
+    assert gain[0, 0, 0] == pytest.approx(13.0 / 20)
 
 
 def test_assumed_rates_stand_in_the_middle_of_scores() -> None:
     """At 0.75: with samples of fewer than eight drafts, of which none was ever accepted."""
     forecast = Forecast(1)
     forecast.observe(np.full(7, 0.9), np.zeros((7, 1)))
-    assert forecast.mean_first_survival == pytest.approx(3.0 / 11)
+    assert forecast.summary.mean_first_survival == pytest.approx(3.0 / 11)
     forecast.observe(np.full(1, 0.9), np.zeros((1, 1)))
-    assert forecast.mean_first_survival == 0.0
+    assert forecast.summary.mean_first_survival == 0.0
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_groups_begin_half_way_between_two_scores(count: int, edges: list[float]
     forecast = Forecast(1)
     forecast.observe(np.arange(float(count)), np.ones((count, 1)))
     asked = np.array([edge + side for edge in edges for side in (-0.01, 0.0, 0.01)])
-    outcomes = forecast.outcomes(asked)
+    outcomes = outcomes_of(forecast.summary, asked)
     assert outcomes.least_score.tolist() == [*edges, -np.inf]
     # Who is at an edge, or above it, belongs to those who are better.
     drafted = [sum(asked >= edge) for edge in edges]
@@ -142,18 +144,20 @@ def test_more_samples_than_there_is_room_for() -> None:
     forecast = Forecast(WIDTH)
     for value in (0.2, 0.4, 0.6):
         forecast.observe(np.zeros(300), np.full((300, WIDTH), value))
-    assert forecast.mean_first_survival == pytest.approx((212 * 0.4 + 300 * 0.6) / MAX_SAMPLES)
+    assert forecast.summary.mean_first_survival == pytest.approx(
+        (212 * 0.4 + 300 * 0.6) / MAX_SAMPLES
+    )
 
 
 def test_a_narrow_block_is_continued_as_it_falls() -> None:
     forecast = Forecast(WIDTH)
     forecast.observe(np.zeros(20), np.full((20, 1), 0.5))
-    gain = forecast.outcomes(np.array([0.0])).gain[0, 0]
+    gain = outcomes_of(forecast.summary, np.array([0.0])).gain[0, 0]
     assert gain == pytest.approx(np.cumsum([0.5, 0.25, 0.125]))
     forecast = Forecast(4)
     forecast.observe(np.zeros(20), np.full((20, 2), [0.9, 0.25]))
-    gain = forecast.outcomes(np.array([0.0])).gain[0, 0]
+    gain = outcomes_of(forecast.summary, np.array([0.0])).gain[0, 0]
     assert gain == pytest.approx(np.cumsum([0.9, 0.25, 0.125, 0.0625]))
     forecast = Forecast(4)
     forecast.observe(np.zeros(20), np.zeros((20, 3)))
-    assert not forecast.outcomes(np.array([0.0])).gain.any()
+    assert not outcomes_of(forecast.summary, np.array([0.0])).gain.any()

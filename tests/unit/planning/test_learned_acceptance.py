@@ -9,6 +9,7 @@ import pytest
 from support.planner_world import MAX_DRAFT, World, curve, names, profiled_costs, step_of
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.outlook import able_requests
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, Step
 from vllm_dflash.planning.survival import Bias, Calibration
@@ -148,7 +149,7 @@ def test_drafts_are_verified_once() -> None:
 def asked(ours: ToldPlanner, ids: list[str]) -> list[float]:
     """The scores by which requests are told apart: their first survival, lately."""
     ours.plan(decoding([ours.max_draft] * len(ids), ids=ids))
-    return ours.forecast.asked[-1]
+    return ours.blocks.asked[-1]
 
 
 def test_a_requests_score_follows_its_first_survival_and_fades_to_everybodys() -> None:
@@ -159,7 +160,7 @@ def test_a_requests_score_follows_its_first_survival_and_fades_to_everybodys() -
     assert scores.tolist() == [0.6]  # as it was before the draft
     assert curves.tolist() == pytest.approx(np.array([[0.9, 0.09]]))
     # Half-way to 0.9, and a twentieth of the way back to what everybody's is now.
-    ours.forecast.mean_first_survival = 0.5
+    ours.forecast.summary = ours.forecast.summary._replace(mean_first_survival=0.5)
     assert asked(ours, ["a", "b"]) == pytest.approx([0.595, 0.75 - 0.05 * 0.25])
     assert asked(ours, ["b"]) == pytest.approx([0.7375 - 0.05 * 0.2375])
     assert asked(ours, ["a"]) == pytest.approx([0.595 - 0.05 * 0.095])
@@ -169,7 +170,8 @@ def test_who_can_use_no_draft_has_no_say() -> None:
     ours = ToldPlanner(2, mean_first_survival=0.6)
     draft(ours, [[0.9, 0.1]], [0, 2])
     ours.plan(decoding([2, 0]))
-    assert ours.forecast.asked[-1] == pytest.approx([0.6])
+    first, limits = np.array(ours.blocks.asked[-1]), np.array([2, 0])
+    assert able_requests(first, limits, limits, limits, 2).scores == pytest.approx([0.6])
 
 
 def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:

@@ -6,9 +6,12 @@ n rows take 10 + n ms to verify, (2 + n) / 4 to draft, (4 + n) / 20 to store; se
 import numpy as np
 import pytest
 
+from support.planner_world import straight_costs
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning import planner
-from vllm_dflash.planning.forecast import Outcomes
+from vllm_dflash.planning.forecast import Outcomes, Summary
+from vllm_dflash.planning.free_drafts import NO_FREE
+from vllm_dflash.planning.outlook import able_requests, best_choice
 from vllm_dflash.planning.step import Plan
 
 
@@ -44,16 +47,17 @@ def test_the_best_rate_is_planned(
     assert plan.speedup == pytest.approx(plan.price / plain)
     assert (plan.is_probe, plan.least, plan.skip_steps) == (False, 0, 0)
     assert (ours.probes.restarts, ours.probes.asked) == (1, [])
-    assert ours.forecast.asked == [[0.5] * sum(limit > 0 for limit in limits)]
+    assert ours.blocks.asked == [[0.5] * len(limits)]
 
 
-def two_groups() -> Outcomes:
-    """Of two requests, drafting the better one or both, kept above two thresholds."""
-    return Outcomes(
-        drafted=np.array([1, 2]),
+def two_groups() -> Summary:
+    """Good requests and others: of each, what is kept above two thresholds."""
+    return Summary(
         least_score=np.array([0.5, -np.inf]),
-        kept=np.array([[[1.0, 2.0], [1.0, 1.0]], [[2.0, 4.0], [1.0, 1.0]]]),
-        gain=np.array([[[0.9, 1.7], [0.9, 0.9]], [[1.0, 1.9], [0.9, 0.9]]]),
+        kept=np.array([[[1.0, 2.0], [1.0, 1.0]], [[1.0, 2.0], [0.0, 0.0]]]),
+        gain=np.array([[[0.9, 1.7], [0.9, 0.9]], [[0.1, 0.2], [0.0, 0.0]]]),
+        mean_first_survival=0.5,
+        num_samples=2,
     )
 
 
@@ -67,7 +71,7 @@ def scored(ours: ToldPlanner) -> None:
 
 def test_requests_of_which_little_is_expected_are_left_out() -> None:
     ours = ToldPlanner(2)
-    ours.forecast.told = two_groups()
+    ours.forecast.summary = two_groups()
     scored(ours)
     plan = ours.plan(decoding([2, 2]))
     assert plan.drafted.tolist() == [False, True]
@@ -82,7 +86,7 @@ def test_requests_of_which_little_is_expected_are_left_out() -> None:
 def test_who_is_just_good_enough_is_drafted() -> None:
     """As the forecast counts them."""
     ours = ToldPlanner(2, mean_first_survival=0.5)
-    ours.forecast.told = two_groups()
+    ours.forecast.summary = two_groups()
     assert ours.plan(decoding([2, 2])).drafted.tolist() == [True, True]
 
 
@@ -97,22 +101,24 @@ def test_a_promise_of_just_the_margin_is_not_enough(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_group_of_nobody_is_worth_nothing() -> None:
-    ours = ToldPlanner(1)
-    ours.forecast.told = Outcomes(
+    outcomes = Outcomes(
         drafted=np.array([0, 1]),
         least_score=np.array([0.9, -np.inf]),
         kept=np.array([[[0.0]], [[1.0]]]),
         gain=np.array([[[9.0]], [[0.8]]]),
     )
-    plan = ours.plan(decoding([1]))
-    assert plan.drafted.tolist() == [True]
-    assert plan.price == pytest.approx(1800 / (12 + 1.0 + 0.25))
+    nothing = np.zeros(1, dtype=np.int64)
+    able = able_requests(np.array([0.5]), np.array([1]), nothing, nothing, 1)
+    costs = straight_costs().records
+    best = best_choice(costs, nothing, able, outcomes, NO_FREE, False)
+    assert best.drafted.tolist() == [True]
+    assert best.rate == pytest.approx(1800 / (12 + 1.0 + 0.25))
 
 
 def test_a_whole_batch_is_drafted_to_the_full_or_not_at_all() -> None:
     """Everybody's block of 3 rows is computed, whatever is kept of it."""
     ours = ToldPlanner(2, whole_batch=True)
-    ours.forecast.told = two_groups()
+    ours.forecast.summary = two_groups()
     scored(ours)
     plan = ours.plan(decoding([2, 2]))
     assert plan.drafted.tolist() == [True, True]

@@ -48,12 +48,12 @@ class Engine:
         for request, new in enumerate(tokens):
             sampled[request, : len(new)] = new
         produced = np.array([len(new) for new in tokens])
-        places, ends = np.arange(len(ids)), self.ends[: len(ids)]
-        found = self.matches.look_up(
-            ids, self.texts, places, ends, sampled, produced, np.full(len(ids), most)
-        )
         self.ends[: len(ids)] += produced
-        return found
+        places, context = np.arange(len(ids)), self.ends[: len(ids)] - 1
+        limits = np.full(len(ids), MAX_TOKENS)
+        return self.matches.look_up(
+            ids, self.texts, places, context, sampled, produced, limits, most
+        )
 
     def foretold(self, request: int, length: int) -> list[int]:
         return self.matches.tokens(request, self.texts, length)

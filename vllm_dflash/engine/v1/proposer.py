@@ -218,7 +218,6 @@ class PlannedProposer(LoadedDrafter):
                     step,
                     texts.token_ids_cpu,
                     np.arange(step.num_requests),
-                    texts.num_tokens_no_spec[: step.num_requests],
                     ends,
                     self._sampled.astype(np.int32, copy=False),
                     self._room_for_long_drafts(),

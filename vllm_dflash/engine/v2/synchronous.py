@@ -102,9 +102,8 @@ class SynchronousLengths:
             resting = self.lengths.take_skip(step)
             if self.texts is not None:
                 places = batch.idx_mapping_np.astype(np.int64)
-                ends = step.context_lens + 1 - produced
                 with step.timing("planning"):
-                    self.texts.look_up(step, self._all_texts, places, ends, limits)
+                    self.texts.look_up(step, self._all_texts, places, limits)
             if not resting:
                 width = min(most, self.width)
                 step.limits = draft_limits(context, limits, width, step.decoding)
