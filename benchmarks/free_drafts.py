@@ -4,7 +4,8 @@
 
 The demo pair, widened to 203 M parameters. Every round writes the same texts three times, in turns:
 with the drafter's blocks and free drafts, with blocks alone, and with nothing. All three go by the
-same costs, which are learned all the time. Prompts are read before the clock runs.
+same costs, which are learned all the time. Prompts are read before the clock runs. vLLM's own
+methods are measured beside it, in engines of their own: --native-k 3 --beside ngram.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import os
 import statistics
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from rich.progress import track
 from vllm_dflash.tools.bench.bench_pair import widened_demo
 from vllm_dflash.tools.bench.bench_plan import CLOSED, TEXTS
 from vllm_dflash.tools.bench.bench_prompts import in_order_of_round
-from vllm_dflash.tools.bench.sides import PLUGIN, side_environment
+from vllm_dflash.tools.bench.sides import LOOK_UPS, PLUGIN, make_sides, side_environment
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineProcess
@@ -31,7 +33,7 @@ from vllm_dflash.tools.tables import Table
 
 HERE = Path(__file__).parent
 DEMO = HERE.parent / "models" / "demo"
-BOTH, BLOCKS, PLAIN = "both", "blocks", "plain"
+BOTH, BLOCKS, PLAIN = "both", "blocks alone", "plain"
 SIDES = (BOTH, BLOCKS, PLAIN)
 Rates = dict[tuple[str, int, str], list[float]]
 """Tokens per second of each round, by load, requests in flight and side."""
@@ -43,7 +45,8 @@ class Sources:
     drafter: Any
 
     def draft_from(self, side: str) -> None:
-        """By `SIDES`; what each has learned of drafts is kept."""
+        """By `SIDES`, or both with free drafts of so many tokens at most; what each has learned of
+        drafts is kept."""
         from vllm_dflash.planning.fixed_length import FixedLength
         from vllm_dflash.planning.planner import Planner
 
@@ -56,7 +59,11 @@ class Sources:
                 BLOCKS: (None, blocks),
                 PLAIN: (None, FixedLength(0)),
             }
-        drafter.texts, drafter.lengths.policy = self.sources[side]
+            self.most_free = texts.most
+        most = int(side) if side.isdigit() else self.most_free
+        drafter.texts, drafter.lengths.policy = self.sources[BOTH if side.isdigit() else side]
+        if drafter.texts is not None:
+            drafter.texts.most = most
 
 
 class SourcedAnswers(EngineAnswers):
@@ -79,34 +86,53 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 32])
     parser.add_argument("--tokens", type=int, default=96, help="of a request and round")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--most-free", nargs="*", default=[], metavar="N", help="of so many tokens")
+    parser.add_argument("--native-k", type=int, nargs="*", default=[], metavar="K")
+    parser.add_argument("--beside", nargs="*", choices=[*LOOK_UPS], default=[])
     parser.add_argument("--out", type=Path, default=Path("out/free_drafts"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     pair = widened_demo(DEMO, arguments.out)
     prompts = {name: make() for name, make in TEXTS.items()}
     prompts[CLOSED] = read_prompts(DEMO / "held_out.jsonl")
-    own = {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
-    own["VLLM_CPU_KVCACHE_SPACE"] = "3"  # GiB: prompts are kept
+    path = {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    room = {"VLLM_CPU_KVCACHE_SPACE": "3"}  # GiB: prompts are kept
+    common: dict[str, Any] = {"model": pair.target, "max_model_len": 1024, "max_num_seqs": 64}
+    common["enable_prefix_caching"] = True
+    plain, *others = make_sides(pair.drafter, arguments.native_k, (), arguments.beside)
+    peers = [side for side in others if side.plugins == plain.plugins]
     rates: Rates = defaultdict(list)
-    with EngineProcess(
-        arguments.out / "engine.log",
-        start="free_drafts:start",
-        environment=side_environment(PLUGIN) | own,
-        speculative_config={"method": "dflash", "model": pair.drafter},
-        worker_extension_cls="free_drafts.Sources",
-        model=pair.target,
-        max_model_len=1024,
-        max_num_seqs=64,
-        enable_prefix_caching=True,
-    ) as engine:
+    with ExitStack() as stack:
+        ours = stack.enter_context(
+            EngineProcess(
+                arguments.out / "engine.log",
+                start="free_drafts:start",
+                environment=side_environment(PLUGIN) | path | room,
+                speculative_config={"method": "dflash", "model": pair.drafter},
+                worker_extension_cls="free_drafts.Sources",
+                **common,
+            )
+        )
+        engines = dict.fromkeys((*SIDES, *arguments.most_free), ours)
+        for peer in peers:
+            engines[peer.name] = stack.enter_context(
+                EngineProcess(
+                    arguments.out / f"{peer.name}.log",
+                    environment=side_environment(peer.plugins) | room,
+                    speculative_config=peer.speculative_config,
+                    **common,
+                )
+            )
+        sides = tuple(engines)
         for number in track(range(-1, arguments.rounds), "Measuring"):  # one to warm up
             for load in arguments.load:
                 texts = in_order_of_round(prompts[load], number)
                 for count in arguments.concurrency:
-                    turn = number % len(SIDES)
-                    for side in SIDES[turn:] + SIDES[:turn]:
-                        engine.ask("draft_from", side=side)
-                        result = engine.answers.decoding(
+                    turn = number % len(sides)
+                    for side in sides[turn:] + sides[:turn]:
+                        if engines[side] is ours:
+                            ours.ask("draft_from", side=side)
+                        result = engines[side].answers.decoding(
                             prompts=texts,
                             concurrency=count,
                             tokens=arguments.tokens,
@@ -119,7 +145,7 @@ def main() -> None:
 
 
 def table(rates: Rates, title: str) -> Table:
-    """Speed with free drafts against without, and against plain decoding: medians and spread."""
+    """Speed with free drafts against each other side: medians and spread."""
 
     def faster(load: str, count: int, other: str) -> str:
         pairs = zip(rates[load, count, BOTH], rates[load, count, other], strict=True)
@@ -127,11 +153,12 @@ def table(rates: Rates, title: str) -> Table:
         return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
 
     cells = dict.fromkeys((load, count) for load, count, _ in rates)
+    others = dict.fromkeys(side for _, _, side in rates if side != BOTH)
     rows = [
-        [load, str(count), faster(load, count, BLOCKS), faster(load, count, PLAIN)]
+        [load, str(count), *(faster(load, count, other) for other in others)]
         for load, count in cells
     ]
-    return Table(title, ["load", "requests", "/ blocks alone", "/ plain"], rows, words=(0,))
+    return Table(title, ["load", "requests", *(f"/ {other}" for other in others)], rows, words=(0,))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ import numpy as np
 import vllm
 from transformers import AutoTokenizer
 
-from vllm_dflash.planning.suffix_match import BUCKETS, SuffixMatches
+from vllm_dflash.planning.recent_outputs import CAPACITY
+from vllm_dflash.planning.suffix_index import BUCKETS
+from vllm_dflash.planning.suffix_match import SuffixMatches
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.tables import Table
 
@@ -35,10 +37,26 @@ def read_text(tokens: int) -> list[int]:
     return text[:tokens]
 
 
-def measure(text: list[int], context: int, num_requests: int) -> tuple[float, float, float]:
+def fill(matches: SuffixMatches, text: list[int], length: int) -> None:
+    """With outputs of so many tokens, until no more are remembered."""
+    places = np.zeros(1, np.int64)
+    for number in range(CAPACITY // length):
+        start = number * length % (len(text) - length + 1)
+        texts, names = np.array([text[start : start + length]], np.int32), [f"ended {number}"]
+        last = np.array([length - 1])
+        matches.look_up(names, texts, places, last, texts[:, :0], last, last, MOST)
+        matches.end(names, texts)
+
+
+def measure(
+    text: list[int], context: int, num_requests: int, *, shared: bool
+) -> tuple[float, float, float]:
     """Microseconds of a look-up: in the mean, of the slowest in a hundred, and of the first."""
-    matches = SuffixMatches(num_requests, context + STEPS + MOST)
-    texts = np.zeros((num_requests, context + STEPS + MOST), np.int32)
+    tokens = context + STEPS + MOST
+    matches = SuffixMatches(num_requests, tokens, MOST, shares_outputs=shared)
+    if shared:
+        fill(matches, text, min(context, 1024))
+    texts = np.zeros((num_requests, tokens), np.int32)
     texts[:, :context] = text[:context]
     ids = [str(number) for number in range(num_requests)]
     produced, limits = np.ones(num_requests, np.int64), np.full(num_requests, texts.shape[1])
@@ -57,14 +75,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 32768, 131072])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--shared", action="store_true", help="in others' outputs, too")
     arguments = parser.parse_args()
     text = read_text(max(arguments.contexts) + STEPS)
-    measure(text, 1024, 1)  # compiles
+    measure(text, 1024, 1, shared=True)  # compiles
     rows = []
     for context in arguments.contexts:
         kilobytes = 4 * (BUCKETS + context) / 1024
         for count in arguments.requests:
-            times = (f"{one:.1f}" for one in measure(text, context, count))
+            found = measure(text, context, count, shared=arguments.shared)
+            times = (f"{one:.1f}" for one in found)
             rows.append([str(context), str(count), *times, f"{kilobytes:.0f}"])
     columns = ["tokens of context", "requests", "mean us", "99th percentile us", "first us", "kB"]
     print_report([Table("A look-up, of one request", columns, rows)])

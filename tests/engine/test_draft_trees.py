@@ -25,9 +25,8 @@ from support.engines import (
     tokens_by_step,
 )
 from support.families import make_family
-from support.planner_world import CONTEXT_MS, curve
+from support.planner_world import costs_of_a_gpu
 from vllm_dflash.engine.v1.block_forward import BlockCandidates, BlockDrafts
-from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 
 DRAFTER2 = DEMO / "drafter2"
@@ -81,9 +80,7 @@ def test_planned_trees_where_rows_are_cheap(plain: list[list[int]]) -> None:
     with engine(speculative_config=asked, **settings(num_gpu_blocks_override=40)) as llm:
         proposer = proposer_of(llm)
         most_free = proposer.num_speculative_tokens
-        verify, draft = {1: 6.0, 64: 6.3, 256: 8.5}, {1: 0.9, 64: 1.0}
-        costs = StepCosts(curve(verify), curve(draft), curve(CONTEXT_MS), 6)
-        policy = Planner(proposer.width, 6, costs, most_free=most_free)
+        policy = Planner(proposer.width, 6, costs_of_a_gpu(6), most_free=most_free)
         proposer.lengths.policy = policy
         policy.observe = lambda step: None
         assert write(llm) == plain

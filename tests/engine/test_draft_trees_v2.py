@@ -24,15 +24,14 @@ from support.engines import (
     token_ids,
 )
 from support.interpreter import triton_attention
-from support.planner_world import CONTEXT_MS, curve
-from vllm_dflash.planning.costs import StepCosts
+from support.planner_world import costs_of_a_gpu
 from vllm_dflash.planning.planner import Planner
 
 pytestmark = [
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
     pytest.mark.usefixtures("runner"),
 ]
-LIMIT = 80
+LIMIT = 64
 TEXTS = [text[:90] for text in held_out_prompts(4)]
 
 
@@ -82,7 +81,7 @@ def plain() -> Plain:
         )
 
 
-@pytest.mark.parametrize(("nodes", "count"), [(2, 2), (15, 4), (64, 2)])
+@pytest.mark.parametrize(("nodes", "count"), [(15, 4), (64, 2)])
 def test_forced_trees_write_what_plain_decoding_writes(
     plain: Plain, nodes: int, count: int
 ) -> None:
@@ -96,8 +95,8 @@ def test_forced_trees_write_what_plain_decoding_writes(
         (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
     assert stats["accepted_tokens"] > 30
-    assert stats["tree_nodes"] > (0.02 if nodes == 2 else 0.5) * stats["draft_tokens"]
-    assert stats["tree_gain"] > (0.0 if nodes == 2 else 0.1)
+    assert stats["tree_nodes"] > 0.5 * stats["draft_tokens"]
+    assert stats["tree_gain"] > 0.1
 
 
 @pytest.mark.parametrize("drafter", [DRAFTER, DEMO / "drafter2"], ids=["dflash", "dflash2"])
@@ -110,9 +109,7 @@ def test_planned_trees_where_rows_are_cheap(plain: Plain) -> None:
     """By the costs of a GPU: some requests get trees, some chains, some free drafts."""
     with engine(speculative_config={**DFLASH, "draft_tree": 32}, **settings()) as llm:
         speculator = proposer_of(llm)
-        verify, draft = {1: 6.0, 64: 6.3, 256: 8.5}, {1: 0.9, 64: 1.0}
-        costs = StepCosts(curve(verify), curve(draft), curve(CONTEXT_MS), 4)
-        speculator.adapt_lengths(costs)
+        speculator.adapt_lengths(costs_of_a_gpu(4))
         policy = speculator.lengths.policy
         assert isinstance(policy, Planner)
         policy.observe = lambda step: None

@@ -16,7 +16,7 @@ from support.planner_world import steady_costs
 from vllm_dflash.config.pair import MOST_FREE_DRAFTS
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
-from vllm_dflash.planning.suffix_match import SHORTEST
+from vllm_dflash.planning.suffix_index import SHORTEST
 
 NEW_TOKENS = 48
 PROMPTS = [prompt + prompt for prompt in held_out_prompts(6)] + held_out_prompts(3)
@@ -145,3 +145,19 @@ def test_a_block_has_the_drafters_width_and_a_request_room_for_more(llm: LLM) ->
     proposer = proposer_of(llm)
     assert (proposer.width, proposer.num_speculative_tokens) == (7, MOST_FREE_DRAFTS)
     assert llm.llm_engine.vllm_config.speculative_config.num_speculative_tokens == MOST_FREE_DRAFTS
+
+
+def test_what_others_were_answered(plain: list[list[int]]) -> None:
+    """The same requests again: nearly all of it is foretold, and nothing of it is written."""
+    asked = {**DFLASH, "free_drafts": "shared"}
+    params, expected = greedy(NEW_TOKENS, ignore_eos=True), [text[:NEW_TOKENS] for text in plain]
+    with engine(speculative_config=asked, **settings()) as llm:
+        proposer, accepted = proposer_of(llm), []
+        proposer.lengths.policy = ForcedTexts(proposer.width, whole=True)
+        for _ in range(2):
+            proposer.clear_statistics()
+            assert token_ids(llm, PROMPTS, params) == expected
+            (stats,) = llm.collective_rpc("dflash_stats")
+            accepted.append(stats["free_accepted_tokens"])
+    written = NEW_TOKENS * len(PROMPTS)
+    assert accepted[0] < 0.7 * written < 0.8 * written < accepted[1]

@@ -6,6 +6,7 @@ What should be written, and how much each step accepts, comes from `reference.py
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from support.engines import (
     proposer_of,
     token_ids,
 )
+from support.interpreter import triton_attention
 from support.pairs import drafter_config, save_drafter
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
@@ -38,8 +40,7 @@ from vllm_dflash.model.reference_decoding import generate
 pytestmark = pytest.mark.usefixtures("runner")
 NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32
 TREES, TREE_NODES = "trees", 15
-WITH_TREES = () if USES_V2 else (TREES,)
-"""Drafts that are trees, where there are any: the hazards are the same, and more of them."""
+"""Drafts that are trees: the hazards are the same, and more of them."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def prompts() -> list[list[int]]:
     return [encoded[0], encoded[6], encoded[24], encoded[9][:150]]
 
 
-@pytest.fixture(scope="module", params=["synchronous", *WITH_TREES])
+@pytest.fixture(scope="module", params=["synchronous", TREES])
 def way(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -65,10 +66,10 @@ def expected(way: str) -> Callable[..., tuple[list[int], list[int]]]:
     def look_up(prompt: list[int], new_tokens: int = NEW_TOKENS) -> tuple[list[int], list[int]]:
         key = (new_tokens, *prompt)
         if key not in known:
-            # Near a request's end V1 drafts narrower blocks; V2 cuts the drafts of full ones.
-            beyond = 8 if USES_V2 else 0
             nodes = TREE_NODES if way == TREES else None
-            found = generate(target, drafter, prompt, new_tokens + beyond, tree_nodes=nodes)
+            found = generate(
+                target, drafter, prompt, new_tokens, tree_nodes=nodes, whole_blocks=USES_V2
+            )
             steps: list[int] = []
             for accepted in [1, *found.acceptance_lengths, *[1] * new_tokens]:
                 steps.append(min(accepted, new_tokens - sum(steps)))
@@ -83,14 +84,21 @@ def shared(way: str) -> Iterator[LLM]:
     settings: dict[str, Any] = {"max_model_len": LIMIT, "max_num_seqs": 3}
     settings |= {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 24}
     speculative: dict[str, Any] = dict(FIXED)
-    if way == TREES:
-        speculative["draft_tree"] = TREE_NODES
-        settings["max_num_batched_tokens"] = 96  # room for three
-    with engine("" if way == TREES else way, speculative_config=speculative, **settings) as llm:
-        yield llm
+    with ExitStack() as stack:
+        if way == TREES:
+            speculative["draft_tree"] = TREE_NODES
+            settings["max_num_batched_tokens"] = 96  # room for three
+            stack.enter_context(attention_of_trees())
+        scheduling = "synchronous" if way == TREES else way
+        yield stack.enter_context(engine(scheduling, speculative_config=speculative, **settings))
 
 
-either_way = pytest.mark.parametrize("way", [*SCHEDULING, *WITH_TREES], indirect=True)
+def attention_of_trees() -> AbstractContextManager[None]:
+    """For engines that start inside."""
+    return triton_attention() if USES_V2 else nullcontext()
+
+
+either_way = pytest.mark.parametrize("way", [*SCHEDULING, TREES], indirect=True)
 """Scheduled asynchronously, one step runs while another is scheduled, or a request leaves."""
 
 
@@ -324,21 +332,24 @@ def test_a_request_near_the_context_limit_changes_no_other(
     assert session.steps["1"] == expected(prompts[1])[1]
 
 
-@pytest.mark.parametrize("tree", [{}, *({"draft_tree": TREE_NODES} for _ in WITH_TREES)])
+@pytest.mark.parametrize("tree", [{}, {"draft_tree": TREE_NODES}])
 def test_hazard_8_null_blocks_are_never_written(tmp_path: Path, tree: dict[str, Any]) -> None:
     """On V2 the target gives up blocks behind its window; on V1 all layers share one group."""
     target = make_target(tmp_path / "target", "mistral")
     sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 20}
     save_drafter(tmp_path / "drafter", drafter_config(**sliding))
     prompts = [[(7 * n + 3 * i) % 300 for i in range(n)] for n in (9, 150)]
-    with engine(
-        model=str(tmp_path / "target"),
-        skip_tokenizer_init=True,
-        max_model_len=256,
-        max_num_seqs=2,
-        max_num_batched_tokens=64,
-        speculative_config={**FIXED, "model": str(tmp_path / "drafter"), **tree},
-    ) as llm:
+    with (
+        attention_of_trees() if tree else nullcontext(),
+        engine(
+            model=str(tmp_path / "target"),
+            skip_tokenizer_init=True,
+            max_model_len=256,
+            max_num_seqs=2,
+            max_num_batched_tokens=64,
+            speculative_config={**FIXED, "model": str(tmp_path / "drafter"), **tree},
+        ) as llm,
+    ):
         manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
         session = Session(llm)
         for number, prompt in enumerate(prompts):

@@ -32,6 +32,8 @@ class DFlashOptions:
     """Tensor-parallel ranks that the drafter's layers are split over; 1: each has them whole."""
     most_free: int = 0
     """Drafts of a request and step at most that its text foretells; 0: none are looked up."""
+    shares_outputs: bool = False
+    """Whether they are looked up in what others were answered lately as well."""
     draft_tree: str | int = "off"
     """`auto`: drafts may be trees where rows cost next to nothing. A number: of so many nodes."""
     may_trim: bool = True

@@ -67,7 +67,7 @@ def resolve(
     if Path(settings.model).is_dir():
         check_weights(drafter, Path(settings.model))
     folder, width = settings.estimates_folder, settings.draft_tokens(drafter)
-    free_drafts = settings.free_drafts == "auto" and settings.draft_length == "adaptive"
+    free_drafts = settings.free_drafts != "off" and settings.draft_length == "adaptive"
     # Of a linear-attention target, every draft takes a whole state of memory. And who asks for a
     # number of drafts gets no more.
     has_room = has_ragged_room and not target.is_hybrid and settings.num_speculative_tokens is None
@@ -82,6 +82,7 @@ def resolve(
         drafter,
         drafter_ranks(drafter, parallel.tensor_parallel_size, settings.draft_tensor_parallel_size),
         most_free=most_free,
+        shares_outputs=free_drafts and settings.free_drafts == "shared",
         draft_tree=settings.draft_tree if may_branch else "off",
         may_trim=settings.enable_adaptive_verification is not False,
         estimates_folder=None if folder is None else usable_folder(folder),

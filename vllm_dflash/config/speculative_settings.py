@@ -41,10 +41,11 @@ class SpeculativeSettings(BaseModel):
     drafter_overrides: dict[str, Any] = described(
         {}, 'an object with fields of the drafter\'s config.json, as in {"sliding_window": 2048}'
     )
-    free_drafts: Literal["auto", "off"] = described(
+    free_drafts: Literal["auto", "shared", "off"] = described(
         "auto",
         "'auto' (where a request's text repeats itself, drafts are taken from it when they promise"
-        " more than the drafter's) or 'off'",
+        " more than the drafter's), 'shared' (from what other requests were answered lately, too)"
+        " or 'off'",
     )
     draft_tree: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MOST_NODES)] = described(
         "auto",

@@ -35,10 +35,12 @@ def log_active(options: DFlashOptions, runner: str) -> None:
     )
 
 
-def log_free_drafts(most: int) -> None:
+def log_free_drafts(most: int, *, shares_outputs: bool) -> None:
     """The line that says that texts are looked up."""
     logger().info(
-        "free drafts: up to %d tokens of a request's own text, where it repeats itself", most
+        "free drafts: up to %d tokens of a request's own text, where it repeats itself%s",
+        most,
+        ", and of what others were answered lately" if shares_outputs else "",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -14,11 +14,21 @@ from vllm_dflash.planning.suffix_match import SuffixMatches
 class TextDrafts:
     """What the texts of a batch foretell."""
 
-    def __init__(self, max_requests: int, max_tokens: int, most: int) -> None:
-        """For so many requests at a time of up to `max_tokens`, and `most` drafts of each."""
-        self.most = most
-        self._matches = SuffixMatches(max_requests, max_tokens)
+    def __init__(
+        self, max_requests: int, max_tokens: int, most: int, *, shares_outputs: bool = False
+    ) -> None:
+        """For so many requests at a time of up to `max_tokens`, and `most` drafts of each.
+
+        With `shares_outputs`, what requests were answered lately counts for all others, too.
+        """
+        self.most, self.shares_outputs = most, shares_outputs
+        self._matches = SuffixMatches(max_requests, max_tokens, most, shares_outputs=shares_outputs)
         self._texts: Ints = np.zeros((0, 0), np.int32)
+
+    def end(self, ids: Collection[str]) -> None:
+        """Before a step: requests that have ended, if any, and leave the runner's texts with it."""
+        if ids and self.shares_outputs:
+            self._matches.end(ids, self._texts)
 
     def look_up(
         self,
@@ -68,4 +78,4 @@ class TextDrafts:
 
     def tokens(self, request: int, length: int) -> list[int]:
         """The first tokens of what the text of a request of the batch foretells."""
-        return self._matches.tokens(request, self._texts, length)
+        return self._matches.tokens(request, length)

@@ -162,7 +162,7 @@ class DraftingWorker(Worker):
         if self.rank == 0:
             log_costs(costs, origin)
             if self.drafter.texts is not None:
-                log_free_drafts(self.drafter.texts.most)
+                log_free_drafts(self.drafter.texts.most, shares_outputs=options.shares_outputs)
             if self._facts_to_send is not None:
                 log_lengths(self._facts_to_send.lengths, self.drafter.untrimmed)
 

@@ -15,9 +15,11 @@ import numpy.typing as npt
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import MOST_POINTS, Curve, LearnedTime
+from vllm_dflash.planning.draft_tree import MOST_CANDIDATES
 from vllm_dflash.planning.survival import CONFIDENCE_KNOTS
 from vllm_dflash.planning.work import COSTS
 
+RANKS = (2, MOST_CANDIDATES, len(CONFIDENCE_KNOTS))
 LARGEST = 1e15
 """No number comes near it."""
 
@@ -37,11 +39,15 @@ class Estimates:
     """Of those."""
     bias: Floats
     """Tokens expected and accepted of late, [2]; see `Bias`."""
+    ranks: Floats
+    """Seen and accepted of tokens that are not the likeliest of their place, by rank and
+    confidence, [2, MOST_CANDIDATES, knots]; nothing where drafts are chains."""
 
     def to_dict(self) -> dict[str, Any]:
         """A copy in lists and numbers; inverse of `from_dict`."""
-        tables = {name: getattr(self, name).tolist() for name in ("seen", "accepted", "bias")}
-        return {"costs": _lists(self.costs.records), **tables}
+        tables = ("seen", "accepted", "bias", "ranks")
+        written = {name: getattr(self, name).tolist() for name in tables}
+        return {"costs": _lists(self.costs.records), **written}
 
     @classmethod
     def from_dict(cls, written: Any, max_draft: int, max_requests: int) -> Estimates:
@@ -57,11 +63,13 @@ class Estimates:
                 _numbers(written["seen"], table),
                 _numbers(written["accepted"], table),
                 _numbers(written["bias"], (2,)),
+                _numbers(written["ranks"], RANKS),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise EstimatesError(f"{type(error).__name__}: {error}") from None
         _check("seen", (found.accepted >= 0) & (found.accepted <= found.seen))
         _check("bias", found.bias >= 0)
+        _check("ranks", (found.ranks[1] >= 0) & (found.ranks[1] <= found.ranks[0]))
         return found
 
 

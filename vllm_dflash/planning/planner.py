@@ -255,7 +255,8 @@ class Planner:
     def estimates(self) -> Estimates:
         """What was learned, for another run to recall."""
         calibration, bias = self.blocks.calibration, self.blocks.bias
-        return Estimates(self.costs, calibration.seen, calibration.accepted, bias.everybody)
+        ranks = np.stack([self.trees.calibration.seen, self.trees.calibration.accepted])
+        return Estimates(self.costs, calibration.seen, calibration.accepted, bias.everybody, ranks)
 
     def recall(self, estimates: Estimates) -> None:
         """Start from what another run has learned of drafts; of costs, we have it already.
@@ -266,3 +267,4 @@ class Planner:
         """
         self.blocks.calibration.recall(estimates.seen, estimates.accepted)
         self.blocks.bias.everybody[:] = estimates.bias
+        self.trees.calibration.recall(*estimates.ranks)

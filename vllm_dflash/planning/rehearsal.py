@@ -21,7 +21,8 @@ def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
     """Plan some steps of a made-up engine, whose numbers are of the types of a real one's."""
     for block_seconds in (CHEAP, DEAR):
         planner = Planner(max_draft, 2, _costs(block_seconds), most_free=most_free)
-        texts, matches = np.zeros((2, 64), np.int32), SuffixMatches(2, 64)
+        texts = np.zeros((2, 64), np.int32)
+        matches = SuffixMatches(2, 64, most_free, shares_outputs=True)
         for produced in (1, 2, 1):
             step = _step(produced)
             if most_free:
@@ -30,7 +31,7 @@ def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
                 step.foretold = matches.look_up(
                     step.ids, texts, places, context, sampled, step.produced, limits, most_free
                 )
-                matches.tokens(0, texts, 2)
+                matches.end(step.ids, texts)
                 step.agreed = np.ones(2, np.int64)
             step.plan = planner.plan(step)
             confidence = np.ones((int(step.plan.drafted.sum()), step.plan.width))

@@ -14,7 +14,7 @@ import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.estimates import Estimates
+from vllm_dflash.planning.estimates import RANKS, Estimates
 from vllm_dflash.planning.planner import CLOSE, MARGIN, PROBE_LENGTH
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.step import Step, StepEstimate
@@ -71,7 +71,8 @@ class UniformLength:
         """What was learned, for another run to recall. Asked once it is started."""
         assert self.costs is not None
         calibration = self._calibration
-        return Estimates(self.costs, calibration.seen, calibration.accepted, np.zeros(2))
+        nothing = np.zeros(2), np.zeros(RANKS)
+        return Estimates(self.costs, calibration.seen, calibration.accepted, *nothing)
 
     def recall(self, estimates: Estimates) -> None:
         """Start from what another run has learned of drafts; `start` is given the costs."""

@@ -120,7 +120,9 @@ def test_options_of_a_pair_that_fits(
         # Who asks for a number of drafts gets no more, whoever made them.
         ({"num_speculative_tokens": 3}, {}, (3, 3, True)),
         ({"free_drafts": "off"}, {}, (7, 7, False)),
+        ({"free_drafts": "shared"}, {}, (MOST_FREE_DRAFTS, 7, True)),
         ({"draft_length": "fixed"}, {}, (7, 7, False)),
+        ({"draft_length": "fixed", "free_drafts": "shared"}, {}, (7, 7, False)),
         ({}, {"is_hybrid": True}, (7, 7, True)),  # every draft would take a state of memory
         ({"free_drafts": "off"}, {"is_hybrid": True}, (7, 7, False)),
     ],
@@ -137,6 +139,8 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
     options = resolve(settings, config, target(**facts), parallel(), has_ragged_room=True)
     found = options.num_speculative_tokens, options.draft_width, options.free_drafts
     assert found == expected
+    is_shared = own.get("free_drafts") == "shared"
+    assert options.shares_outputs == (is_shared and options.free_drafts)
     assert from_json(options.to_json()) == options
     elsewhere = resolve(settings, config, target(**facts), parallel())
     width = options.draft_width

@@ -42,6 +42,7 @@ DEFAULTS: dict[str, Any] = {
         {"draft_length": "fixed"},
         {"drafter_overrides": {"sliding_window": 2048}},
         {"free_drafts": "off"},
+        {"free_drafts": "shared"},
         {"draft_tree": "off"},
         {"draft_tree": 1},
         {"draft_tree": 64},

@@ -18,7 +18,7 @@ from vllm_dflash.engine import estimates_file
 from vllm_dflash.engine.estimates_file import EstimatesFile, Memory
 from vllm_dflash.engine.figures import take_figures
 from vllm_dflash.engine.scheduler import DFlashAsyncScheduler, WorkerFacts, attach_facts
-from vllm_dflash.planning.estimates import Estimates
+from vllm_dflash.planning.estimates import RANKS, Estimates
 from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.survival import CONFIDENCE_KNOTS
 from vllm_dflash.planning.uniform_length import UniformLength
@@ -98,7 +98,8 @@ def test_what_was_learned_comes_with_it_and_is_kept_at_the_end(
     monkeypatch.setattr(estimates_file, "LEAST_STEPS", 2)
     monkeypatch.setattr(AsyncScheduler, "shutdown", lambda _: None)
     seen = np.ones((7, len(CONFIDENCE_KNOTS)))
-    recalled = Estimates(profiled_costs(), seen, 0.1 * seen, np.zeros(2))
+    nothing = np.zeros(2), np.zeros(RANKS)
+    recalled = Estimates(profiled_costs(), seen, 0.1 * seen, *nothing)
     file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"})
     scheduled, output = step({"a": 0}, {"a": 1})
     attach_facts(output, WorkerFacts(recalled.costs, range(8), memory=Memory(file, recalled)))

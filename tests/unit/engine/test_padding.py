@@ -24,8 +24,11 @@ SAMPLED, REJECTED = torch.tensor([3, 1, 1]), torch.tensor([1, 3, 0])
 """`old` had two of three drafts accepted, `new` all placeholders rejected, `plain` had none."""
 
 
-def scheduled(new: tuple[str, ...] = (), resumed: tuple[str, ...] = ()) -> Any:
+def scheduled(
+    new: tuple[str, ...] = (), resumed: tuple[str, ...] = (), ended: tuple[str, ...] = ()
+) -> Any:
     return SimpleNamespace(
+        finished_req_ids=set(ended),
         scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
         scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(resumed)),
     )
@@ -185,13 +188,18 @@ def test_a_worker_tells_the_drafter_before_the_step_runs(
 ) -> None:
     worker: Any = object.__new__(DFlashGPUWorker)
     worker.drafter, worker._figures = object.__new__(kind), None
-    worker.drafter.synchronous = None
-    told = []
+    told, ended = [], []
+    texts = SimpleNamespace(end=ended.append)
+    if kind is PlannedProposer:
+        worker.drafter.texts = texts
+    else:
+        worker.drafter.synchronous = SimpleNamespace(texts=texts, trees=None)
 
     def run(self: Any, step: Any) -> None:
-        told.append(self.drafter.newly_admitted)
+        told.append((self.drafter.newly_admitted, list(ended)))
 
     monkeypatch.setattr(Worker, "execute_model", run)
     worker.execute_model(scheduled(new=("a",)))
-    worker.execute_model(scheduled())
-    assert told == [{"a"}, set()]
+    worker.execute_model(scheduled(ended=("a",)))
+    # What ends with a step is known before the step is run, which takes its text away.
+    assert told == [({"a"}, [set()]), (set(), [set(), {"a"}])]

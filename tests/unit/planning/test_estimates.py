@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 from support.planner_world import MAX_DRAFT, World, curve, names, planner, profiled_costs, step_of
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import LearnedTime
-from vllm_dflash.planning.estimates import Estimates, EstimatesError
+from vllm_dflash.planning.estimates import RANKS, Estimates, EstimatesError
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.survival import CONFIDENCE_KNOTS, RECALLED_TOKENS
 from vllm_dflash.planning.uniform_length import UniformLength
@@ -40,7 +40,10 @@ def learned(draw: st.DrawFn, max_draft: int, max_requests: int) -> Estimates:
     costs.records["prompt_rows"] = draw(AMOUNTS)
     seen = draw(arrays(np.float64, (max_draft, KNOTS), elements=AMOUNTS))
     share = draw(arrays(np.float64, (max_draft, KNOTS), elements=st.floats(0.0, 1.0)))
-    return Estimates(costs, seen, share * seen, draw(arrays(np.float64, 2, elements=AMOUNTS)))
+    bias = draw(arrays(np.float64, 2, elements=AMOUNTS))
+    ranks = np.stack([draw(arrays(np.float64, RANKS[1:], elements=AMOUNTS))] * 2)
+    ranks[1] *= draw(st.floats(0.0, 1.0))
+    return Estimates(costs, seen, share * seen, bias, ranks)
 
 
 def read_again(estimates: Estimates, max_draft: int = MAX_DRAFT, requests: int = 64) -> Estimates:
@@ -101,7 +104,7 @@ def with_first(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         *(
             with_first(name, value)
             for name in (
-                *("seen", "accepted", "bias", "costs.attention", "costs.prompt_share"),
+                *("seen", "accepted", "bias", "ranks", "costs.attention", "costs.prompt_share"),
                 *(f"costs.{part}.seconds" for part in ("verify", "draft", "context")),
                 *(f"costs.{part}.counts" for part in ("verify", "draft", "context")),
                 *(f"costs.{part}.num_points" for part in ("verify", "plain_level")),
@@ -116,6 +119,8 @@ def with_first(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         *(with_first("costs.verify_level.num_points", count) for count in (0, 1, 24, 25)),
         with_first("costs.prompt_share", 1.5),
         with_first("accepted", 1e9),
+        lambda written: written["ranks"][1][0].__setitem__(0, 1e9),
+        lambda written: written["ranks"].pop(),
         lambda written: written.pop("costs"),
         lambda written: written["costs"].pop("draft"),
         lambda written: written.pop("seen"),
@@ -148,7 +153,8 @@ def test_of_an_engine_of_another_size_is_refused(max_draft: int, max_requests: i
 
 def test_another_runs_prompts_count_for_less() -> None:
     seen = np.full((MAX_DRAFT, KNOTS), 100.0)
-    known = Estimates(profiled_costs(), seen, 0.25 * seen, np.array([8.0, 4.0]))
+    ranks = np.stack([np.full(RANKS[1:], 100.0), np.full(RANKS[1:], 25.0)])
+    known = Estimates(profiled_costs(), seen, 0.25 * seen, np.array([8.0, 4.0]), ranks)
     policy, uniform = planner(), UniformLength(MAX_DRAFT)
     for learner in (policy, uniform):
         learner.recall(known)
@@ -161,6 +167,9 @@ def test_another_runs_prompts_count_for_less() -> None:
     assert uniform.survival()[0] == pytest.approx(0.27, abs=0.03)
     assert policy.blocks.calibration.rates[0, -1] == pytest.approx(0.27, abs=0.03)
     assert policy.blocks.bias.of_everybody() == 0.75
+    seen, accepted = policy.estimates().ranks
+    assert seen.sum() == pytest.approx(RECALLED_TOKENS)
+    np.testing.assert_allclose(accepted, 0.25 * seen)
 
 
 def off(verify: float, draft: float) -> StepCosts:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_dflash.planning.step import Foretold
-from vllm_dflash.planning.suffix_match import LONGEST, MOST_PLACES, SHORTEST, SuffixMatches
+from vllm_dflash.planning.suffix_index import LONGEST, MOST_PLACES, SHORTEST
+from vllm_dflash.planning.suffix_match import SuffixMatches
 
 MAX_TOKENS = 512
 
@@ -35,7 +36,7 @@ class Engine:
     """Requests whose texts grow by what a test says."""
 
     def __init__(self, max_requests: int = 2) -> None:
-        self.matches = SuffixMatches(max_requests, MAX_TOKENS)
+        self.matches = SuffixMatches(max_requests, MAX_TOKENS, most=8)
         self.texts = np.zeros((max_requests, MAX_TOKENS), np.int32)
         self.ends = np.zeros(max_requests, np.int64)
 
@@ -56,7 +57,7 @@ class Engine:
         )
 
     def foretold(self, request: int, length: int) -> list[int]:
-        return self.matches.tokens(request, self.texts, length)
+        return self.matches.tokens(request, length)
 
 
 tokens_of_a_small_vocabulary = st.integers(0, 3)

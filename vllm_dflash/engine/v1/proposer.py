@@ -79,7 +79,8 @@ class PlannedProposer(LoadedDrafter):
         most_free = self.options.most_free
         self.lengths.policy = Planner(self.width, self.max_batch_size, costs, most_free=most_free)
         if most_free:
-            self.texts = TextDrafts(self.max_batch_size, self.runner.max_model_len, most_free)
+            sizes = self.max_batch_size, self.runner.max_model_len, most_free
+            self.texts = TextDrafts(*sizes, shares_outputs=self.options.shares_outputs)
         # A connector hands the cache on with each step, so it must be complete. And of several
         # cache groups, blocks that another one is given would have to be looked after as well.
         if self.vllm_config.kv_transfer_config is None and self.num_cache_groups == 1:
@@ -96,6 +97,8 @@ class PlannedProposer(LoadedDrafter):
     def expect(self, step: SchedulerOutput) -> None:
         """A step is about to run."""
         self.newly_admitted = newly_admitted(step)
+        if self.texts is not None:
+            self.texts.end(step.finished_req_ids)
 
     def drop_context(self, blocks: Collection[int], block_size: int) -> None:
         """Before a step: cache blocks that it gives to somebody else, or that are of no more use.
@@ -206,8 +209,7 @@ class PlannedProposer(LoadedDrafter):
         Returns:
             The drafter's, by request of the batch.
         """
-        most_tokens = self.runner.max_model_len
-        ends = length_limits(self.runner.requests, step.ids, most_tokens)
+        ends = length_limits(self.runner.requests, step.ids, self.runner.max_model_len)
         resting = self.lengths.take_skip(step)
         if self.texts is not None:
             with step.timing("planning"):

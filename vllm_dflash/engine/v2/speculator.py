@@ -98,6 +98,8 @@ class PlannedSpeculator(LoadedSpeculator):
     def expect(self, step: SchedulerOutput) -> None:
         """A step is about to run."""
         self.newly_admitted = newly_admitted(step)
+        if self.texts is not None:
+            self.texts.end(step.finished_req_ids)
         if self.trees is not None:
             self.trees.expect(step)
 
@@ -122,7 +124,8 @@ class PlannedSpeculator(LoadedSpeculator):
         texts = texts_on_host(self.req_states) if self.options.free_drafts else None
         if self.synchronous is not None and texts is not None:
             most_free = self.num_speculative_steps
-            found = TextDrafts(self.max_num_reqs, self.max_model_len, most_free)
+            sizes = self.max_num_reqs, self.max_model_len, most_free
+            found = TextDrafts(*sizes, shares_outputs=self.options.shares_outputs)
             self.synchronous.read_texts(found, texts)
         self.lengths.policy = Planner(
             self.num_speculative_steps,

@@ -137,12 +137,12 @@ class TreeLayers:
         """
         rows, places = (torch.from_numpy(each) for each in step.accepted_rows())
         moved = rows != places
-        rows, places = rows[moved], places[moved]
-        if not len(rows):
+        if not moved.any():
             return
+        device = self.rows.branches.device
+        rows, places = rows[moved].to(device), places[moved].to(device)
         for name, layer in self._layers.items():
             slots = slot_mappings[name]
-            rows, places = rows.to(slots.device), places.to(slots.device)
             cache = layer.kv_cache.transpose(1, 2)  # [blocks, block size, K/V heads, K and V]
             size = cache.shape[1]
             source, place = slots[rows], slots[places]

@@ -1,0 +1,150 @@
+"""What others were answered, against the obvious way to search it."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_dflash.planning.recent_outputs import (
+    CAPACITY,
+    END,
+    SHORTEST_RECENT,
+    RecentOutputs,
+    recall,
+    remember,
+)
+from vllm_dflash.planning.suffix_index import LONGEST
+from vllm_dflash.planning.suffix_match import SuffixMatches
+
+MAX_TOKENS, MOST = 64, 6
+outputs_of_a_small_vocabulary = st.lists(st.integers(0, 2), max_size=24)
+
+
+def as_tokens(output: list[int]) -> np.ndarray:
+    return np.array(output, np.int32)
+
+
+def naive_recall(kept: list[int], wanted: list[int]) -> tuple[int, list[int]]:
+    """Length of the longest match, and what followed the last such one up to the output's end."""
+    best, followed = 0, list[int]()
+    for place in range(1, len(kept)):
+        size = 0
+        while (
+            size < min(place, LONGEST, len(wanted)) and kept[place - 1 - size] == wanted[-1 - size]
+        ):
+            size += 1
+        if size >= max(best, SHORTEST_RECENT):
+            best, followed = size, kept[place : kept.index(END, place)]
+    return (best, followed) if followed else (0, [])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(outputs_of_a_small_vocabulary, max_size=6), outputs_of_a_small_vocabulary)
+def test_recalled_is_what_a_naive_search_finds(outputs: list[list[int]], wanted: list[int]) -> None:
+    capacity = 64
+    recent, kept = RecentOutputs.empty(capacity), list[int]()
+    for output in outputs:
+        remember(recent, as_tokens(output))
+        if len(output) >= SHORTEST_RECENT:
+            if len(kept) + len(output) + 1 > capacity:
+                kept = kept[-capacity // 2 :]
+            kept += [*output, END]
+    assert recent.text[: recent.length[0]].tolist() == kept
+    size, start = recall(recent, as_tokens(wanted), len(wanted))
+    expected, followed = naive_recall(kept, wanted)
+    assert size == expected
+    if size:
+        assert kept[start : kept.index(END, start)] == followed
+
+
+def test_memory_is_bounded() -> None:
+    """And of an answer that is longer than half of it, the beginning is kept."""
+    recent = RecentOutputs.empty(64)
+    for first in range(0, 4000, 40):
+        remember(recent, np.arange(first, first + 40, dtype=np.int32))
+        assert recent.length[0] <= 64
+    newest = np.arange(3960, 3970, dtype=np.int32)
+    size, start = recall(recent, newest, len(newest))
+    assert size == len(newest)
+    assert recent.text[start : start + 3].tolist() == [3970, 3971, 3972]
+    gone = np.arange(3800, 3810, dtype=np.int32)
+    assert recall(recent, gone, len(gone)) == (0, 0)
+    assert sum(one.nbytes for one in RecentOutputs.empty(CAPACITY)) < 600_000
+
+
+class Shared:
+    """Requests, one after the other, each with a prompt and then one token a step."""
+
+    def __init__(self, *, shares_outputs: bool = True) -> None:
+        self.matches = SuffixMatches(2, MAX_TOKENS, MOST, shares_outputs=shares_outputs)
+        self.texts = np.zeros((2, MAX_TOKENS), np.int32)
+
+    def answer(self, name: str, prompt: list[int], output: list[int]) -> list[list[int]]:
+        """What was foretold behind each token of the output."""
+        found = []
+        self.texts[0, : len(prompt)] = prompt
+        limits, places = np.array([MAX_TOKENS]), np.array([0])
+        for number, token in enumerate(output):
+            context = np.array([len(prompt) + number])
+            sampled, produced = np.array([[token]], np.int32), np.array([1])
+            told = self.matches.look_up(
+                [name], self.texts, places, context, sampled, produced, limits, MOST
+            )
+            found.append(self.matches.tokens(0, int(told.lengths[0])))
+        return found
+
+    def end(self, *names: str) -> None:
+        self.matches.end(names, self.texts)
+
+
+OUTPUT = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
+
+
+def test_what_one_was_answered_another_may_be_as_well() -> None:
+    """From the fourth token on, up to the answer's end, and whatever the prompts say."""
+    engine = Shared()
+    assert not any(engine.answer("a", [1, 2, 3], OUTPUT))
+    engine.end("a")
+    found = engine.answer("b", [7, 8], OUTPUT)
+    expected = [OUTPUT[known : known + MOST] for known in range(4, len(OUTPUT))]
+    assert found == [[], [], [], *expected, []]
+
+
+def test_nobody_is_told_before_the_other_has_ended() -> None:
+    engine = Shared()
+    engine.answer("a", [1, 2, 3], OUTPUT)
+    assert not any(engine.answer("b", [7, 8], OUTPUT))
+
+
+def test_prompts_are_not_shared() -> None:
+    engine = Shared()
+    engine.answer("a", OUTPUT, [1, 2, 3, 4])
+    engine.end("a")
+    assert not any(engine.answer("b", [7, 8], OUTPUT))
+
+
+@pytest.mark.parametrize("ended", [(), ("somebody",)])
+def test_others_that_ended_are_not_taken_for_it(ended: tuple[str, ...]) -> None:
+    engine = Shared()
+    engine.answer("a", [1, 2, 3], OUTPUT)
+    engine.end(*ended)
+    assert not any(engine.answer("b", [7, 8], OUTPUT))
+
+
+def test_nothing_is_shared_by_default() -> None:
+    engine = Shared(shares_outputs=False)
+    engine.answer("a", [1, 2, 3], OUTPUT)
+    engine.end("a")
+    assert not any(engine.answer("b", [7, 8], OUTPUT))
+
+
+def test_the_own_text_counts_where_it_matches_as_long() -> None:
+    engine = Shared()
+    engine.answer("a", [1, 2, 3], [11, 12, 13, 14, 15, 16])
+    engine.end("a")
+    own = [5, 11, 12, 13, 14, 99, 98, 97, 96, 95, 94, 6]
+    assert engine.answer("b", own, [11, 12, 13, 14])[-1][:2] == [99, 98]
+    # The other one's is longer by its first token.
+    engine.answer("c", [1, 2, 3], [6, 11, 12, 13, 14, 15, 16])
+    engine.end("c")
+    assert engine.answer("d", own, [11, 12, 13, 14])[-1] == [15, 16]
