@@ -47,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="v1: all tests, those of both runners on V1. v2: the latter on Model Runner V2, which"
         " on a CPU needs Triton's interpreter and so a process of its own.",
     )
+    parser.addoption("--slow", action="store_true", help="those that take minutes, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,9 +74,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         callspec = getattr(item, "callspec", None)
         return callspec.params.get("runner", "v1") if callspec else "v1"
 
-    others = [item for item in items if runner_of(item) != chosen]
-    config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if runner_of(item) == chosen]
+    def is_chosen(item: pytest.Item) -> bool:
+        is_slow = item.get_closest_marker("slow") is not None
+        return runner_of(item) == chosen and (not is_slow or config.getoption("--slow"))
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item)])
+    items[:] = [item for item in items if is_chosen(item)]
 
 
 @pytest.fixture(autouse=True)

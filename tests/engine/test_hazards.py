@@ -41,6 +41,9 @@ pytestmark = pytest.mark.usefixtures("runner")
 NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32
 TREES, TREE_NODES = "trees", 15
 """Drafts that are trees: the hazards are the same, and more of them."""
+SLOW = [pytest.mark.slow] if USES_V2 else []
+"""In Triton's interpreter trees take eight minutes: `make hazards`."""
+WITH_TREES = pytest.param(TREES, marks=SLOW)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def prompts() -> list[list[int]]:
     return [encoded[0], encoded[6], encoded[24], encoded[9][:150]]
 
 
-@pytest.fixture(scope="module", params=["synchronous", TREES])
+@pytest.fixture(scope="module", params=["synchronous", WITH_TREES])
 def way(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -98,7 +101,7 @@ def attention_of_trees() -> AbstractContextManager[None]:
     return triton_attention() if USES_V2 else nullcontext()
 
 
-either_way = pytest.mark.parametrize("way", [*SCHEDULING, TREES], indirect=True)
+either_way = pytest.mark.parametrize("way", [*SCHEDULING, WITH_TREES], indirect=True)
 """Scheduled asynchronously, one step runs while another is scheduled, or a request leaves."""
 
 
@@ -332,7 +335,7 @@ def test_a_request_near_the_context_limit_changes_no_other(
     assert session.steps["1"] == expected(prompts[1])[1]
 
 
-@pytest.mark.parametrize("tree", [{}, {"draft_tree": TREE_NODES}])
+@pytest.mark.parametrize("tree", [{}, pytest.param({"draft_tree": TREE_NODES}, marks=SLOW)])
 def test_hazard_8_null_blocks_are_never_written(tmp_path: Path, tree: dict[str, Any]) -> None:
     """On V2 the target gives up blocks behind its window; on V1 all layers share one group."""
     target = make_target(tmp_path / "target", "mistral")

@@ -2,7 +2,7 @@
 
 Between two steps the models' weights run through the processor's caches. Each of some hundred calls
 of numpy then takes several microseconds; a loop of machine code takes the time of its arithmetic.
-Compiling takes about ten seconds, the first time that a machine runs this version.
+Compiling takes about half a minute, the first time that a machine runs this version.
 """
 
 from __future__ import annotations

@@ -188,7 +188,8 @@ def test_a_worker_tells_the_drafter_before_the_step_runs(
 ) -> None:
     worker: Any = object.__new__(DFlashGPUWorker)
     worker.drafter, worker._figures = object.__new__(kind), None
-    told, ended = [], []
+    told: list[Any] = []
+    ended: list[set[str]] = []
     texts = SimpleNamespace(end=ended.append)
     if kind is PlannedProposer:
         worker.drafter.texts = texts

@@ -25,6 +25,7 @@ from vllm_dflash.engine.v2.tree_kernel import TreeRows
 from vllm_dflash.engine.v2.tree_layers import TreeLayers, can_attend
 from vllm_dflash.engine.v2.tree_verification import TreeVerifier
 from vllm_dflash.planning.draft_tree import Candidates
+from vllm_dflash.planning.rehearsal import rehearse_trees
 from vllm_dflash.planning.step import Likeliest, Step
 from vllm_dflash.seams import Seam, check_seams
 
@@ -188,4 +189,5 @@ def attach_device_trees(runner: GPUModelRunner, asked: int | str) -> DeviceTrees
         logger().warning("drafts are chains, not trees: %s.", obstacle)
         return None
     check_seams(DEVICE_TREES)
+    rehearse_trees(runner.speculator.num_speculative_steps)
     return DeviceTrees(runner, layers, granted(asked, runner.num_speculative_steps))
