@@ -60,7 +60,7 @@ class Sources:
                 PLAIN: (None, FixedLength(0)),
             }
             self.most_free = texts.most
-        most = int(side) if side.isdigit() else self.most_free
+        most = min(int(side), self.most_free) if side.isdigit() else self.most_free
         drafter.texts, drafter.lengths.policy = self.sources[BOTH if side.isdigit() else side]
         if drafter.texts is not None:
             drafter.texts.most = most

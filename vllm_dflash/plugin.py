@@ -269,7 +269,7 @@ def _select(
         target_model_config,
         target_parallel_config,
         has_ragged_room=is_v1 and has_room,
-        may_branch=worker == CPU_WORKER or engine_args.async_scheduling is False,
+        is_synchronous=worker == CPU_WORKER or engine_args.async_scheduling is False,
         trees_have_room=has_room,
     )
     for remark in options.drafter.remarks:

@@ -151,7 +151,7 @@ def test_what_others_were_answered(plain: list[list[int]]) -> None:
     """The same requests again: nearly all of it is foretold, and nothing of it is written."""
     asked = {**DFLASH, "free_drafts": "shared"}
     params, expected = greedy(NEW_TOKENS, ignore_eos=True), [text[:NEW_TOKENS] for text in plain]
-    with engine(speculative_config=asked, **settings()) as llm:
+    with engine(speculative_config=asked, **settings(num_gpu_blocks_override=40)) as llm:
         proposer, accepted = proposer_of(llm), []
         proposer.lengths.policy = ForcedTexts(proposer.width, whole=True)
         for _ in range(2):

@@ -40,6 +40,24 @@ def test_forced_ones_of_any_length_beside_blocks() -> None:
             assert 0 < stats["free_accepted_tokens"] <= stats["free_draft_tokens"]
             assert (stats["drafted_steps"] == 0) == whole
             assert (stats["draft_tokens"] == stats["free_draft_tokens"]) == whole
+            assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
+
+
+def test_what_others_were_answered() -> None:
+    """The same requests again, each in another's place."""
+    params, asked = greedy(NEW_TOKENS, ignore_eos=True), {**DFLASH, "free_drafts": "shared"}
+    with engine("synchronous", speculative_config=asked, **SETTINGS) as llm:
+        speculator = proposer_of(llm)
+        speculator.lengths.policy = ForcedTexts(speculator.num_speculative_steps, whole=True)
+        written, accepted = [], []
+        for prompts in (PROMPTS, PROMPTS[::-1]):
+            speculator.clear_statistics()
+            written.append(token_ids(llm, prompts, params))
+            (stats,) = llm.collective_rpc("dflash_stats")
+            accepted.append(stats["free_accepted_tokens"])
+    assert written[1] == written[0][::-1]
+    assert accepted[1] > max(accepted[0], 0.6 * NEW_TOKENS * len(PROMPTS))
+    assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
 
 
 def test_asynchronous_scheduling_looks_nothing_up() -> None:

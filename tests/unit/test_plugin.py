@@ -89,12 +89,12 @@ def test_v1_keeps_all_layers_in_one_group_of_the_cache(
 @pytest.mark.parametrize(
     ("worker", "is_v2", "changes", "told"),
     [
-        (CPU_WORKER, False, {}, {"has_ragged_room", "may_branch", "trees_have_room"}),
-        (CPU_WORKER, False, {"scheduler_cls": "mine.Scheduler"}, {"may_branch"}),
-        (CPU_WORKER, False, {"max_num_batched_tokens": 32}, {"may_branch"}),
-        (CPU_WORKER, True, {}, {"may_branch", "trees_have_room"}),
+        (CPU_WORKER, False, {}, {"has_ragged_room", "is_synchronous", "trees_have_room"}),
+        (CPU_WORKER, False, {"scheduler_cls": "mine.Scheduler"}, {"is_synchronous"}),
+        (CPU_WORKER, False, {"max_num_batched_tokens": 32}, {"is_synchronous"}),
+        (CPU_WORKER, True, {}, {"is_synchronous", "trees_have_room"}),
         (GPU_WORKER, True, {}, {"trees_have_room"}),
-        (GPU_WORKER, True, {"async_scheduling": False}, {"may_branch", "trees_have_room"}),
+        (GPU_WORKER, True, {"async_scheduling": False}, {"is_synchronous", "trees_have_room"}),
     ],
 )
 def test_where_drafts_may_be_trees_and_longer_than_blocks(

@@ -30,7 +30,7 @@ def resolve(
     parallel: ParallelConfig,
     *,
     has_ragged_room: bool = False,
-    may_branch: bool = False,
+    is_synchronous: bool = False,
     trees_have_room: bool = False,
 ) -> DFlashOptions:
     """Check the drafter and the pair.
@@ -42,7 +42,7 @@ def resolve(
         parallel: of the target.
         has_ragged_room: whether free drafts may be more than a block has: on V1, with our
             scheduler.
-        may_branch: whether drafts may be trees: not under asynchronous scheduling.
+        is_synchronous: whether a step's drafts are known when the next one is scheduled.
         trees_have_room: whether these may have more nodes than a block has: with our scheduler.
 
     Raises:
@@ -58,7 +58,9 @@ def resolve(
             f"drafter {drafter.model!r} is a DFlash 2 one, which weighs several candidates for each"
             " token: remove 'use_local_argmax_reduction' from the speculative config."
         )
-    if isinstance(settings.draft_tree, int) and not may_branch:
+    if settings.free_drafts == "shared":
+        check_shared(settings, is_synchronous=is_synchronous)
+    if isinstance(settings.draft_tree, int) and not is_synchronous:
         raise ValueError(
             "draft_tree is a number of tokens, but under asynchronous scheduling, which is vLLM's"
             " default on GPUs, drafts are chains: add --no-async-scheduling, or leave 'draft_tree'"
@@ -82,11 +84,26 @@ def resolve(
         drafter,
         drafter_ranks(drafter, parallel.tensor_parallel_size, settings.draft_tensor_parallel_size),
         most_free=most_free,
-        shares_outputs=free_drafts and settings.free_drafts == "shared",
-        draft_tree=settings.draft_tree if may_branch else "off",
+        shares_outputs=settings.free_drafts == "shared",
+        draft_tree=settings.draft_tree if is_synchronous else "off",
         may_trim=settings.enable_adaptive_verification is not False,
         estimates_folder=None if folder is None else usable_folder(folder),
     )
+
+
+def check_shared(settings: SpeculativeSettings, *, is_synchronous: bool) -> None:
+    """Refuse to share answers where no texts are looked up. Raises `ValueError`."""
+    if settings.draft_length == "fixed":
+        raise ValueError(
+            "free_drafts is 'shared', but with draft_length 'fixed' no text is looked up: leave one"
+            " of the two out of the speculative config."
+        )
+    if not is_synchronous:
+        raise ValueError(
+            "free_drafts is 'shared', but under asynchronous scheduling, which is vLLM's default on"
+            " GPUs, no text is looked up: add --no-async-scheduling, or leave 'free_drafts' out of"
+            " the speculative config."
+        )
 
 
 def check_weights(drafter: DrafterSpec, folder: Path) -> None:

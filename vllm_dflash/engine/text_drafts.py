@@ -19,15 +19,15 @@ class TextDrafts:
     ) -> None:
         """For so many requests at a time of up to `max_tokens`, and `most` drafts of each.
 
-        With `shares_outputs`, what requests were answered lately counts for all others, too.
+        With `shares_outputs`, what was written for requests that ended counts for all others, too.
         """
-        self.most, self.shares_outputs = most, shares_outputs
+        self.most = most
         self._matches = SuffixMatches(max_requests, max_tokens, most, shares_outputs=shares_outputs)
         self._texts: Ints = np.zeros((0, 0), np.int32)
 
     def end(self, ids: Collection[str]) -> None:
         """Before a step: requests that have ended, if any, and leave the runner's texts with it."""
-        if ids and self.shares_outputs:
+        if ids:
             self._matches.end(ids, self._texts)
 
     def look_up(
@@ -59,7 +59,7 @@ class TextDrafts:
             step.context_lens,
             np.zeros((step.num_requests, 0), np.int32) if sampled is None else sampled,
             step.produced,
-            length_limits,
+            length_limits.astype(np.int64, copy=False),  # another type would be compiled for
             wanted,
         )
         if found.lengths.any() or found.known.any():

@@ -21,7 +21,7 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.block_acceptance import BlockAcceptance
 from vllm_dflash.planning.candidates import choose_lengths
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.draft_tree import chains_in
+from vllm_dflash.planning.draft_tree import MOST_CANDIDATES, chains_in
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.free_drafts import (
@@ -43,6 +43,7 @@ from vllm_dflash.planning.outlook import (
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.request_rows import RequestRows
 from vllm_dflash.planning.step import Plan, Step, StepEstimate
+from vllm_dflash.planning.survival import RECALLED_TOKENS
 from vllm_dflash.planning.tree_acceptance import TreeAcceptance
 
 MARGIN = 1.01
@@ -267,4 +268,6 @@ class Planner:
         """
         self.blocks.calibration.recall(estimates.seen, estimates.accepted)
         self.blocks.bias.everybody[:] = estimates.bias
-        self.trees.calibration.recall(*estimates.ranks)
+        # Each draft that is rejected tells of all ranks.
+        seen, accepted = estimates.ranks
+        self.trees.calibration.recall(seen, accepted, RECALLED_TOKENS * (MOST_CANDIDATES - 1))

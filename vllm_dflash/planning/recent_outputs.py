@@ -1,4 +1,7 @@
-"""What requests that ended lately were answered: others may be answered the same."""
+"""What was written for requests that ended lately: it may be written for others as well.
+
+All that the target wrote: also behind a stop, where nothing goes out, and for who has hung up.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import numpy as np
 
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.suffix_index import bucket_of, longest_match, new_index, take_in
+from vllm_dflash.planning.suffix_index import BUCKETS, bucket_of, longest_match, take_in
 
 CAPACITY = 65536
 """Tokens that are kept; half a megabyte. When they are full, the older half goes."""
@@ -31,7 +34,8 @@ class RecentOutputs(NamedTuple):
     @classmethod
     def empty(cls, capacity: int) -> RecentOutputs:
         """With room for so many tokens."""
-        return cls(np.zeros(capacity, np.int32), *new_index(capacity), np.zeros(1, np.int64))
+        text, before = np.zeros((2, capacity), np.int32)
+        return cls(text, np.zeros(BUCKETS, np.int32), before, np.zeros(1, np.int64))
 
 
 @compiled

@@ -8,15 +8,13 @@ match longest the last one counts.
 
 from __future__ import annotations
 
-import numpy as np
-
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.compiled import compiled
 
 SHORTEST, LONGEST = 2, 32
 """Tokens of a match. A longer one is no surer."""
 MOST_PLACES = 64
-"""That a look-up compares."""
+"""That a look-up in a text compares."""
 BUCKETS = 4096
 """Of pairs of tokens, in a text's index."""
 
@@ -68,8 +66,3 @@ def longest_match(before: Ints, text: Ints, place: int, wanted: Ints, end: int) 
             break
         place = before[place] - 1
     return best, start
-
-
-def new_index(max_tokens: int) -> tuple[Ints, Ints]:
-    """`newest` and `before` of an empty text."""
-    return np.zeros(BUCKETS, np.int32), np.zeros(max_tokens + 1, np.int32)

@@ -1,7 +1,7 @@
 """Free drafts: a request's last tokens stood somewhere before, and what followed them may again.
 
 No forward pass makes them (prompt look-up; suffix decoding, arXiv 2411.04975). They are looked up
-in the request's own text and, if asked for, in what others were answered lately.
+in the request's own text and, if asked for, in what was written for others lately.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TextIndex(NamedTuple):
     read: Ints
     """Tokens that are in the index, [rows]."""
     output: Ints
-    """Where the request's output begins, [rows]; 0: it has none yet."""
+    """Where the newest part of the request's output begins, [rows]."""
     foretold: Ints
     """What was foretold last, [rows, F]."""
     length: Ints
@@ -67,30 +67,28 @@ def look_up(
         index.length[row] = 0
         if not produced[request]:
             continue
-        if not index.output[row]:
+        if end != index.read[row]:  # it has more than was written for it: a prompt, or another one
             index.output[row] = end
         end += produced[request]
         if end < index.read[row]:  # another text than it was
             index.newest[row] = 0
             index.read[row] = 0
-            index.output[row] = end - produced[request]
         if end <= SHORTEST:
             continue
         newest, before = index.newest[row], index.before[row]
         take_in(newest, before, text, index.read[row], end)
         index.read[row] = end
-        # One token behind the drafts is the target's own.
+        # One token behind the drafts is the target's own; see `block_layout.draft_limits`.
         room = min(max(limits[request] - end - 1, 0), most)
         match, start = longest_match(before, text, before[end - 1] - 1, text, end)
         other, other_start = recall(recent, text, end)
-        if other > match:
-            matches[request] = other
-            while lengths[request] < room:
-                token = recent.text[other_start + lengths[request]]
-                if token == END:
-                    break
-                foretold[lengths[request]] = token
-                lengths[request] += 1
+        left = 0  # of the other's answer
+        while other > match and left < room and recent.text[other_start + left] != END:
+            left += 1
+        if left and (left == room or match < SHORTEST):
+            matches[request], lengths[request] = other, left
+            for number in range(left):
+                foretold[number] = recent.text[other_start + number]
         elif match >= SHORTEST:
             matches[request] = match
             lengths[request] = room
@@ -119,7 +117,7 @@ class SuffixMatches:
         self._requests = RequestRows(num_rows)
         self._index = TextIndex(  # memory that is never written to is never taken up
             np.zeros((num_rows, BUCKETS), np.int32),
-            np.zeros((num_rows, max_tokens + 1), np.int32),
+            np.zeros((num_rows, max_tokens), np.int32),
             np.zeros(num_rows, np.int64),
             np.zeros(num_rows, np.int64),
             np.zeros((num_rows, most), np.int64),
@@ -157,8 +155,7 @@ class SuffixMatches:
         rows, fresh = self._requests.of(ids)
         if len(fresh):
             self._index.newest[fresh] = 0
-            for known in (self._index.read, self._index.output, self._index.length):
-                known[fresh] = 0
+            self._index.read[fresh] = self._index.length[fresh] = 0
         self._ids, self._rows, self._places, self._ends = ids, rows, places, context_lens + 1
         return look_up(
             self._index,
@@ -178,17 +175,19 @@ class SuffixMatches:
         return self._index.foretold[self._rows[request], :length].tolist()
 
     def end(self, ids: Collection[str], texts: Ints) -> None:
-        """Requests of the last batch have ended: remember what they were answered.
+        """Requests of the last batch have ended: forget them, and remember what was written.
 
         Args:
             ids: of these, and of others.
             texts: as they were at the last look-up.
         """
-        if not len(self._recent.text):
-            return
         for request, name in enumerate(self._ids):
+            if name not in ids:
+                continue
             row = self._rows[request]
-            if name in ids and self._index.output[row]:
+            if len(self._recent.text) and self._index.read[row] == self._ends[request]:
                 start, end = self._index.output[row], self._ends[request]
                 remember(self._recent, texts[self._places[request], start:end])
+            self._index.newest[row] = 0
+            self._index.read[row] = self._index.length[row] = 0
         self._ids = ()

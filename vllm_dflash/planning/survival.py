@@ -152,10 +152,10 @@ class Calibration:
         self.accepted *= share
         self._update_rates()
 
-    def recall(self, seen: Floats, accepted: Floats) -> None:
-        """Start from what another run has seen."""
+    def recall(self, seen: Floats, accepted: Floats, tokens: float = RECALLED_TOKENS) -> None:
+        """Start from what another run has seen, which counts for so many observations."""
         self.seen[:], self.accepted[:] = seen, accepted
-        self.keep(RECALLED_TOKENS)
+        self.keep(tokens)
 
     def _update_rates(self) -> None:
         update_rates(self.rates, self.seen, self.accepted)

@@ -122,7 +122,6 @@ def test_options_of_a_pair_that_fits(
         ({"free_drafts": "off"}, {}, (7, 7, False)),
         ({"free_drafts": "shared"}, {}, (MOST_FREE_DRAFTS, 7, True)),
         ({"draft_length": "fixed"}, {}, (7, 7, False)),
-        ({"draft_length": "fixed", "free_drafts": "shared"}, {}, (7, 7, False)),
         ({}, {"is_hybrid": True}, (7, 7, True)),  # every draft would take a state of memory
         ({"free_drafts": "off"}, {"is_hybrid": True}, (7, 7, False)),
     ],
@@ -136,13 +135,13 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
 ) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)  # as linear attention is
     settings, config = SpeculativeSettings(model=str(drafter), **own), drafter_config()
-    options = resolve(settings, config, target(**facts), parallel(), has_ragged_room=True)
+    ours = {"is_synchronous": True}
+    options = resolve(settings, config, target(**facts), parallel(), has_ragged_room=True, **ours)
     found = options.num_speculative_tokens, options.draft_width, options.free_drafts
     assert found == expected
-    is_shared = own.get("free_drafts") == "shared"
-    assert options.shares_outputs == (is_shared and options.free_drafts)
+    assert options.shares_outputs == (own.get("free_drafts") == "shared")
     assert from_json(options.to_json()) == options
-    elsewhere = resolve(settings, config, target(**facts), parallel())
+    elsewhere = resolve(settings, config, target(**facts), parallel(), **ours)
     width = options.draft_width
     most_free = width if options.free_drafts else 0
     assert elsewhere == replace(options, num_speculative_tokens=width, most_free=most_free)
@@ -176,7 +175,7 @@ def test_room_for_trees(
         target(**facts),
         parallel(),
         has_ragged_room=True,
-        may_branch=True,
+        is_synchronous=True,
         trees_have_room=True,
     )
     assert (options.num_speculative_tokens, options.most_free) == (room, most_free)
@@ -277,3 +276,18 @@ def test_weights_that_are_refused(drafter: Path, damage: str | None, words: str)
         check_weights(spec, drafter)
     assert str(refused.value).endswith(".")
     assert not str(refused.value).endswith("..")
+
+
+@pytest.mark.parametrize(
+    ("own", "is_synchronous", "remedy"),
+    [
+        ({"draft_length": "fixed"}, True, "leave one of the two out"),
+        ({}, False, "add --no-async-scheduling"),
+    ],
+)
+def test_answers_are_not_shared_where_nothing_is_looked_up(
+    drafter: Path, own: dict[str, Any], is_synchronous: bool, remedy: str
+) -> None:
+    settings = SpeculativeSettings(model=str(drafter), free_drafts="shared", **own)
+    with pytest.raises(ValueError, match=remedy):
+        resolve(settings, drafter_config(), target(), parallel(), is_synchronous=is_synchronous)

@@ -123,6 +123,33 @@ def test_prompts_are_not_shared() -> None:
     assert not any(engine.answer("b", [7, 8], OUTPUT))
 
 
+def test_what_a_client_adds_to_a_session_is_no_answer() -> None:
+    """vLLM goes on under the same id, with the answer and the next part as a prompt."""
+    engine, added = Shared(), [31, 32, 33, 34, 35, 36]
+    engine.answer("a", [1, 2, 3], [4, 5, 6, 7])
+    engine.answer("a", [1, 2, 3, 4, 5, 6, 7, *added], OUTPUT)
+    engine.end("a")
+    assert not any(engine.answer("b", [7, 8], added))
+    engine.end("b")
+    assert any(engine.answer("c", [7, 8], OUTPUT))
+
+
+def test_an_id_that_is_used_again_begins_anew() -> None:
+    engine = Shared()
+    engine.answer("a", [1, 2, 3], [4, 5])
+    engine.end("a")
+    engine.answer("a", [21, 22, 23, 24, 25], OUTPUT)
+    engine.end("a")
+    assert not any(engine.answer("b", [7, 8], [21, 22, 23, 24, 25]))
+
+
+def test_the_own_text_goes_on_where_the_others_answer_ends() -> None:
+    engine, own = Shared(), [12, 13, 14, 15, 99, 98, 97, 96, 95, 94, 11]
+    engine.answer("a", [1, 2, 3], [11, 12, 13, 14, 15, 16])
+    engine.end("a")
+    assert engine.answer("b", own, [12, 13, 14, 15])[-1] == [99, 98, 97, 96, 95, 94]
+
+
 @pytest.mark.parametrize("ended", [(), ("somebody",)])
 def test_others_that_ended_are_not_taken_for_it(ended: tuple[str, ...]) -> None:
     engine = Shared()
@@ -145,6 +172,6 @@ def test_the_own_text_counts_where_it_matches_as_long() -> None:
     own = [5, 11, 12, 13, 14, 99, 98, 97, 96, 95, 94, 6]
     assert engine.answer("b", own, [11, 12, 13, 14])[-1][:2] == [99, 98]
     # The other one's is longer by its first token.
-    engine.answer("c", [1, 2, 3], [6, 11, 12, 13, 14, 15, 16])
+    engine.answer("c", [1, 2, 3], [6, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20])
     engine.end("c")
-    assert engine.answer("d", own, [11, 12, 13, 14])[-1] == [15, 16]
+    assert engine.answer("d", own, [11, 12, 13, 14])[-1] == [15, 16, 17, 18, 19, 20]
