@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm_dflash.planning import Bools, Floats, Ints, Records
+from vllm_dflash.planning import Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.curves import (
     CURVE_RATE,
@@ -23,6 +23,7 @@ from vllm_dflash.planning.work import (
     COSTS,
     NO_ATTENTION,
     Attention,
+    Done,
     block_seconds,
     estimate_of,
     many_decoding_seconds,
@@ -39,31 +40,20 @@ ATTENTION_RATE = 0.15
 
 @compiled
 def learn_costs(
-    records: Records,
-    rows: int,
-    context_lens: Ints,
-    verified: Ints,
-    draft_rows: int,
-    drafted: Bools,
-    context_rows: int,
-    target: float,
-    drafting: float,
-    storing: float,
-    count: int,
+    records: Records, done: Done, target: float, drafting: float, storing: float, count: int
 ) -> StepEstimate:
     """Learn from `count` alike steps and their mean seconds; returns what was expected of them.
 
     Args:
         records: costs, [1].
-        rows, context_lens, verified, draft_rows, drafted, context_rows: of each of those steps;
-            see `work_of`.
+        done: in each of those steps.
         target: seconds of everything but draft and context.
         drafting: of the draft.
         storing: of the context.
         count: how many they were.
     """
     costs, attention = records[0], records[0].attention
-    work = work_of(rows, context_lens, verified, draft_rows, drafted, context_rows)
+    work = work_of(done)
     estimate = estimate_of(costs, work)
     predicted = estimate.target_seconds
     bound = LARGEST_SURPRISE * predicted
@@ -202,18 +192,17 @@ class StepCosts:
 
     def estimate(self, step: Step) -> StepEstimate:
         """What a step that did as much as this one is expected to take."""
-        return estimate_of(self.records[0], work_of(*_made_of(step)))
+        return estimate_of(self.records[0], work_of(_done_in(step)))
 
     def observe(self, step: Step) -> StepEstimate:
         """Learn from a measured step of decoding alone; returns what was expected of it."""
         seconds = step.target_seconds, step.draft_seconds, step.context_seconds
-        return learn_costs(self.records, *_made_of(step), *seconds, step.count)
+        return learn_costs(self.records, _done_in(step), *seconds, step.count)
 
 
-def _made_of(step: Step) -> tuple[int, Ints, Ints, int, Bools, int]:
-    """What `work_of` asks for."""
+def _done_in(step: Step) -> Done:
     drafted = step.plan.drafted
     if step.drafts_everybody:
         drafted = np.ones(step.num_requests, dtype=bool)
     lens, verified = step.context_lens, step.verified
-    return step.rows, lens, verified, step.draft_rows, drafted, step.context_rows
+    return Done(step.rows, lens, verified, step.draft_rows, drafted, step.context_rows)

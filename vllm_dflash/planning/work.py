@@ -46,16 +46,21 @@ class Work(NamedTuple):
     """That are stored."""
 
 
+class Done(NamedTuple):
+    """What `Step` says of a step's work, fields of the same names."""
+
+    rows: int
+    context_lens: Ints
+    verified: Ints
+    draft_rows: int
+    drafted: Bools
+    context_rows: int
+
+
 @compiled
-def work_of(
-    rows: int,
-    context_lens: Ints,
-    verified: Ints,
-    draft_rows: int,
-    drafted: Bools,
-    context_rows: int,
-) -> Work:
-    """A step's, from what `Step` says of it."""
+def work_of(done: Done) -> Work:
+    """A step's, summed over its requests."""
+    rows, context_lens, verified, draft_rows, drafted, context_rows = done
     context = draft_context = block_context = 0.0
     for request in range(len(context_lens)):
         context += context_lens[request]
