@@ -5,9 +5,10 @@
 # make next VLLM=0.33.0    V2 tests on that vLLM's Python over the installed kernels: 5 minutes
 # make mutants plant faults by machine in what is pure, see which the unit tests let through: hours
 # make faults  plant the faults of tests/faults, written by hand, one after the other: hours
-# make hazards every hazard of speculative decoding, on both runners, with trees as well: 12 minutes
+# make hazards every hazard of speculative decoding, on both runners, and what V2 draws: half an hour
 # make fuzz    hypothesis with new random examples, many of them
-# make gpu     on a machine with a GPU: tests, verify, parity, bench; writes docs/gpu.md: 40 minutes
+# make gpu     on a machine with a GPU: kernels, texts, tests, a soak, bench; writes docs/gpu.md. In
+#              parts of eight minutes at most: ARGS=--list, ARGS="--part first" (five minutes)
 # make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU
 .PHONY: demo check test setup test-unit test-engine test-v2 test-cluster test-server mutants faults
 .PHONY: seams next hazards fuzz selection gpu
@@ -46,7 +47,8 @@ test-server:
 
 hazards: setup
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py $(PYTEST_ARGS)
-	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py --runner v2 --slow $(PYTEST_ARGS)
+	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py --runner v2 $(PYTEST_ARGS)
+	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_lossless_sampling_v2.py --runner v2 --slow $(PYTEST_ARGS)
 
 # Longer than any limit for a test that hangs. Failures come with what brings them back.
 fuzz: FUZZ = pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)

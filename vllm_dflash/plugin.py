@@ -4,7 +4,7 @@
 hook 1. The others are placed only where `method: "dflash"` was selected and our code runs the
 drafter, so plain serving and other speculative methods run unmodified vLLM. (Hook 6 also where
 hook 1 cannot be placed, to refuse; hook 17 where a user names that executor.) The signatures we
-check are listed in `seams.py`, and checked, with the version, before a hook other than 1 is
+check are listed in `seams`, and checked, with the version, before a hook other than 1 is
 placed. This module imports nothing heavy: vLLM only logs an ImportError of a plugin, and would
 then silently run its own DFlash.
 
@@ -22,9 +22,9 @@ vLLM's own settings, which we fill in (`_select` here, `config/engine_settings.p
     name when it imports the class.
  4. `additional_config`. Carries the checked options to all workers, as one string; part of the
     compile cache's key.
- 5. `scheduler_cls`, unless the user chose one. The synchronous one takes the drafts that come
-    with the output, the asynchronous one chooses each step's draft length. vLLM warns of all
-    schedulers that are not its own.
+ 5. `scheduler_cls`, unless the user chose one. V1's takes the drafts that come with the output;
+    V2's plan each step's drafts. vLLM warns of all schedulers that are not its
+    own.
  6. `ModelRegistry.register_model`, here and in workers. Our draft model stands for the
     architecture `DFlashDraftModel`. vLLM warns that it replaces its own.
  7. `distributed_executor_backend`, where it is "ray" (on CUDA, unless the older Ray executor of
@@ -50,10 +50,9 @@ Assignments in our own worker (`engine/worker.py`), each to its own model runner
     cache. Our proposer limits each by itself. Replaced by: a per-request limit in vLLM.
 12. `rejection_sampler` (V1). See `undrafted_sampling.py` below, `engine/v1/tree_sampling.py`.
 
-31. Where drafts may be trees: nodes get the position of their depth in `_model_forward` (V1, which
-    vLLM has for overriding, `engine/v1/attach_trees.py`) or behind `prepare_attn` (V2,
-    `engine/v2/device_trees.py`), where `rejection_sampler` is ours as well; `impl.forward` of the
-    target's attention layers computes their rows. Replaced by: tree attention in vLLM.
+31. Where drafts may be trees (V1): nodes get the position of their depth in `_model_forward`,
+    which vLLM has for overriding (`engine/v1/attach_trees.py`); `impl.forward` of the target's
+    attention layers computes their rows. Replaced by: tree attention in vLLM.
 
 Our workers and schedulers are subclasses of vLLM's and do more than place hooks: a CPU worker
 samples and drafts in the call that runs the target, drafts and costs travel as attributes of
@@ -88,10 +87,11 @@ Objects of vLLM's that we make or use, adjusted:
 What is read of vLLM's runners, and copied for its scheduler, for free drafts:
 
 30. `input_batch.token_ids_cpu` (V1; the sampled tokens are written there before the runner writes
-    the same ones) and `req_states.all_token_ids` (V2) are the texts. Our synchronous scheduler is
-    given a copy of the config in which `num_speculative_tokens` is the drafter's, so that vLLM
-    keeps room for a block of each request and not for one as long as its free drafts; it counts
-    accepted drafts by position itself. Replaced by: a limit of drafts beside that of a block.
+    the same ones) and `req_states.all_token_ids` (V2, which is replaced by one in the device's
+    memory, as vLLM has it for its ngram method) are the texts. V1's scheduler is given a copy of
+    the config in which `num_speculative_tokens` is the drafter's, so that vLLM keeps room for a
+    block of each request and not for one as long as its free drafts; it counts accepted drafts by
+    position itself. Replaced by: a limit of drafts beside that of a block.
 
 Bugs of vLLM that we mend, in workers, each in a file of its own in `engine/vllm_fixes/` that says
 what is wrong and when to delete it:
@@ -120,12 +120,15 @@ Figures for `/metrics` (`engine/figures.py`, `engine/prometheus.py`):
     since the front end reads declared fields only. No LoRA runs beside a drafter of ours, and
     vLLM reads the field for that alone. Replaced by: a free field in `SchedulerStats`.
 
-Draft lengths on V2 (`engine/v2/trimming.py`, `engine/v2/speculator.py`):
+Draft lengths on V2 (`engine/v2/trimming.py`, `engine/v2/draft_budget.py`):
 
 29. `enable_adaptive_verification` is turned on in a worker once its models are loaded, where all
     attention backends allow it: before that nobody knows, and behind it, vLLM would stop with an
-    error. The drafter's graphs are captured with a copy of the config that has no table of
-    lengths (hook 8). Replaced by: the same decision in vLLM.
+    error. The runner's `adaptive_verification` is then ours: vLLM's, with another budget; the
+    chances that it goes by (`draft_token_confidence_probs`) are ours, too. Without it, requests
+    get placeholders of their own number (`request.spec_token_ids`). The drafter's graphs are
+    captured with a copy of the config that has no table of lengths (hook 8). Replaced by: the same
+    decisions in vLLM.
 """
 
 from __future__ import annotations
@@ -268,10 +271,13 @@ def _select(
         drafter_config,
         target_model_config,
         target_parallel_config,
-        has_ragged_room=is_v1 and has_room,
-        is_synchronous=worker == CPU_WORKER or engine_args.async_scheduling is False,
-        trees_have_room=has_room,
+        is_v1=is_v1,
+        has_room=has_room,
     )
+    if isinstance(tree, int) and not is_v1:
+        init_logger("vllm.dflash").warning(
+            "draft_tree %d: on Model Runner V2, which GPUs have, drafts are chains so far.", tree
+        )
     for remark in options.drafter.remarks:
         init_logger("vllm.dflash").warning_once("drafter %r: %s", settings.model, remark)
     backend = target_parallel_config.distributed_executor_backend
@@ -288,11 +294,13 @@ def _select(
         **engine_args.additional_config,
         ADDITIONAL_CONFIG_KEY: options.to_json(),
     }
+    # Another scheduler would take vLLM's table of lengths at its word.
+    verification = {} if engine_args.scheduler_cls else choose_verification(options)
     if engine_args.scheduler_cls is None:
         engine_args.scheduler_cls = SCHEDULER
     if is_v1 and engine_args.disable_hybrid_kv_cache_manager is None:
         engine_args.disable_hybrid_kv_cache_manager = True
-    write_speculative_config(engine_args, options, choose_verification(engine_args, options))
+    write_speculative_config(engine_args, options, verification)
     register_draft_model()
     hush()
     resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 27

@@ -1,1 +1,1 @@
-"""What a GPU shows in under 40 minutes: tests, verify, parity, bench (`make gpu`)."""
+"""What a GPU shows, in parts of minutes (`make gpu`)."""

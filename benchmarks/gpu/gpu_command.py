@@ -1,30 +1,42 @@
 """What does a GPU make of all this?
 
     make gpu                                        # or: python benchmarks/gpu
+    make gpu ARGS=--list                            # names of parts, and how long they take
+    make gpu ARGS="--part first"                    # the most telling, in less than five minutes
+    make gpu ARGS="--part second --within 540"      # then speed; nothing runs beyond 540 s
+    make gpu ARGS="--part graphs --part 8B-ours"    # parts by name, any number of them
+    make gpu ARGS=--report                          # tell again what out/gpu/parts holds, no GPU
     make gpu ARGS=--again                           # also what is there already
     scripts/run.sh python benchmarks/gpu --dry-run  # on a CPU, Model Runner V2 interpreted
 
-Tests marked `cuda`, `verify`, `parity`, and the demo pair, widened to 1.7B and 8B, on several
-engines: under 40 minutes, 25 GB of disk, 20 GB of memory. Writes docs/gpu.md. What has not failed
-for this commit on this machine is not run again. Exit code 0: nothing failed, 1: something did,
-2: this machine lacks something, 130: interrupted.
+Kernels beside PyTorch, the demo pair's text beside plain decoding's, tests marked `cuda`, `parity`,
+a soak, and the demo pair, widened to 1.7B and 8B, on several engines: an hour, 20 GB of memory for
+models, half that of the GPU. No part takes more than eight minutes. Each writes its outcome to
+out/gpu/parts when it is there; docs/gpu.md tells all that are there of one kind of GPU, versions
+and sources. What has not failed is not run again. Exit code 0: nothing failed, 1: something did,
+2: this machine lacks something or a name is unknown, 130: interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpu.gpu_machine import ROOT, describe_machine, lacking
-from gpu.gpu_plan import DEMO, LIMIT, Part, environment, plan, plan_dry_run
+from gpu.gpu_machine import NO_GPU, ROOT, describe_machine, kind_of, lacking
+from gpu.gpu_models import forget_models
+from gpu.gpu_plan import DEMO, Part, chosen, environment, list_of, plan, plan_dry_run
 from gpu.gpu_report import write_report
-from gpu.gpu_run import FAILED, Outcome, kept, run
+from gpu.gpu_run import FAILED, Outcome, kept, read_outcomes, run
 from vllm_dflash.tools.console import INTERRUPTED, print_report
 from vllm_dflash.tools.progress import progress_on
+from vllm_dflash.tools.tables import Table
 
 LACKING = 2
+MEMORY = 80.0
+"""GiB of a GPU that is not here."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,35 +45,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
+    add("--part", action="append", default=[], metavar="NAME", help="a part or a group of them")
+    add("--list", action="store_true", help="name parts and groups, with seconds; run nothing")
+    add("--within", type=float, metavar="SECONDS", help="begin and run nothing beyond that")
+    add("--report", action="store_true", help="only write the report of what is there")
     add("--dry-run", action="store_true", help="tiny sizes on a CPU; the report goes to --out")
     add("--again", action="store_true", help="run all parts, whatever is there")
     add("--out", type=Path, metavar="FOLDER", help="(default: out/gpu, or out/gpu-dry-run)")
     add("--docs", type=Path, default=ROOT / "docs", metavar="FOLDER", help="(default: docs)")
     parsed = parser.parse_args(arguments)
+    out = (parsed.out or Path("out/gpu-dry-run" if parsed.dry_run else "out/gpu")).resolve()
     machine = describe_machine()
+    has_gpu = machine["name"] != NO_GPU and machine["memory.total"].isdecimal()
+    memory = float(machine["memory.total"]) / 1024 if has_gpu else MEMORY
+    whole = plan_dry_run(out / "prompts.jsonl") if parsed.dry_run else plan(memory)
+    try:
+        parts = chosen(whole, parsed.part)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return LACKING
+    if parsed.list:
+        print_report([list_of(parts)])
+        return 0
+    if parsed.report:
+        return report_alone(whole, out, parsed.docs, machine)
     if not parsed.dry_run and (line := lacking(machine)):
         print(line, file=sys.stderr)
         return LACKING
-    out = (parsed.out or Path("out/gpu-dry-run" if parsed.dry_run else "out/gpu")).resolve()
     if parsed.dry_run:
         out.mkdir(parents=True, exist_ok=True)
         lines = (DEMO / "held_out.jsonl").read_text().splitlines(keepends=True)
         (out / "prompts.jsonl").write_text("".join(lines[:2]))
-        return run_all(plan_dry_run(out / "prompts.jsonl"), out, out, machine, parsed)
-    return run_all(plan(float(machine["memory.total"]) / 1024), out, parsed.docs, machine, parsed)
+        parsed.docs = out
+    try:
+        return run_all(parts, whole, out, machine, parsed)
+    finally:
+        forget_models()
 
 
 def run_all(
     parts: Sequence[Part],
+    whole: Sequence[Part],
     out: Path,
-    docs: Path,
     machine: Mapping[str, str],
     options: argparse.Namespace,
 ) -> int:
-    """Every part that needs it, one after the other; then the report, also after a Ctrl-C."""
+    """Every part that needs it, the report behind each. `whole` is the plan they are from."""
     progress, variables = progress_on(), environment(is_dry=options.dry_run)
     minutes = sum(part.seconds for part in parts) / 60
     progress.say(f"{len(parts)} parts, {minutes:.0f} minutes are planned. Ctrl-C ends it.")
+    ends = time.monotonic() + (options.within or float("inf"))
     outcomes: list[Outcome] = []
     code = 0
     try:
@@ -69,12 +102,41 @@ def run_all(
             name = f"{number} of {len(parts)}, {part.name}"
             found = None if options.again else kept(part, out, machine)
             if found is None:
-                with progress.stage(name, LIMIT * part.seconds) as tell:
-                    found = run(part, out, machine, variables, tell)
+                left = ends - time.monotonic()
+                if left < part.seconds / 2:
+                    progress.say(f"{name}: not begun, {max(0, left):.0f} s are left")
+                    continue
+                with progress.stage(name, min(part.limit, left)) as tell:
+                    found = run(part, out, machine, variables, tell, left)
             outcomes.append(found)
             progress.say(f"{name}: {found.outcome}: {found.words}")
+            report(whole, out, options.docs, machine)
     except KeyboardInterrupt:
         code = INTERRUPTED
-    tables = write_report(parts, outcomes, machine, docs)
-    print_report(tables, [f"gpu.md, gpu.png and gpu.json are in {docs}, logs in {out / 'log'}"])
+    print_report(
+        report(whole, out, options.docs, machine),
+        [f"gpu.md and gpu.json are in {options.docs}, logs in {out / 'log'}"],
+    )
     return code or int(any(one.outcome == FAILED for one in outcomes))
+
+
+def report(whole: Sequence[Part], out: Path, docs: Path, machine: Mapping[str, str]) -> list[Table]:
+    """Tell together what there is of this kind of machine and these sources; name the rest."""
+    found = read_outcomes(out)
+    ours = [one for one in found if kind_of(one.machine) == kind_of(machine)]
+    return write_report(whole, ours, [one for one in found if one not in ours], docs)
+
+
+def report_alone(whole: Sequence[Part], out: Path, docs: Path, machine: Mapping[str, str]) -> int:
+    """Of outcomes that were brought here; the last one says of which machine they are."""
+    found = read_outcomes(out)
+    if not found:
+        print(f"there are no outcomes in {out / 'parts'}", file=sys.stderr)
+        return LACKING
+    theirs = found[-1].machine
+    tables = report(whole, out, docs, theirs)
+    notes = [f"gpu.md and gpu.json are in {docs}"]
+    if theirs["sources"] != machine["sources"]:
+        notes.append("These outcomes are of other sources than those that lie here.")
+    print_report(tables, notes)
+    return 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import subprocess
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -13,8 +16,14 @@ ROOT = Path(__file__).parents[2]
 NO_GPU = "none"
 GPU = ("name", "driver_version", "memory.total", "compute_cap", "power.limit")
 """What nvidia-smi is asked for."""
+ITS_OWN = ("driver_version", "memory.total", "power.limit")
+"""What machines with one kind of GPU may differ in: their results are told together."""
 PACKAGES = ("vllm", "torch", "triton", "flashinfer-python", "transformers")
-FOR_THE_KIT = ("vllm-dflash", "pytest", "hypothesis", "matplotlib")
+SOURCES = (
+    *("vllm_dflash/**/*.py", "benchmarks/gpu/**/*.py"),
+    *("tests/engine/test_cuda*.py", "tests/support/**/*.py", "tests/conftest.py"),
+)
+"""What an outcome depends on. Not the commit: that does not travel with copied files."""
 
 
 def ask_gpu(*names: str) -> list[str]:
@@ -26,27 +35,51 @@ def ask_gpu(*names: str) -> list[str]:
 
 
 def describe_machine() -> dict[str, str]:
-    """GPU, versions, commit. Outcomes of another one are not kept."""
+    """GPU, driver, versions, digest of the sources. Outcomes of another kind are not kept."""
     facts = dict(zip(GPU, ask_gpu(*GPU), strict=False)) or {"name": NO_GPU}
-    facts["vllm-dflash"] = __version__
-    facts |= {name: version for name in PACKAGES if (version := _version(name))}
-    return facts | {"commit": _output(["git", "describe", "--always", "--dirty"]) or "unknown"}
+    facts |= {"python": platform.python_version(), "vllm-dflash": __version__}
+    facts |= {name: found for name in PACKAGES if (found := version_of(name))}
+    files = {file for pattern in SOURCES for file in ROOT.glob(pattern)}
+    return facts | {"sources": digest(files)}
 
 
-def lacking(machine: dict[str, str]) -> str | None:
-    """What a real run needs and is not there, in one line."""
+def kind_of(machine: Mapping[str, str]) -> dict[str, str]:
+    """What outcomes that are told together have in common."""
+    return {name: value for name, value in machine.items() if name not in ITS_OWN}
+
+
+def together(machines: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """One description of machines of a kind: where they differ, each value once."""
+    values: dict[str, dict[str, None]] = {}
+    for machine in machines:
+        for name, value in machine.items():
+            values.setdefault(name, {})[value] = None
+    return {name: ", ".join(found) for name, found in values.items()}
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Of their contents and their places in the repository."""
+    found = hashlib.sha256()
+    for file in sorted(files):
+        found.update(f"{file.relative_to(ROOT).as_posix()}\0".encode())
+        found.update(hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()[:12]
+
+
+def lacking(machine: Mapping[str, str]) -> str | None:
+    """What no part can run without and is not there, in one line."""
     absent = ["a GPU with NVIDIA's driver"] if machine["name"] == NO_GPU else []
     if not (absent or machine["memory.total"].isdecimal()):
         absent.append("a GPU with memory of its own, of a size that nvidia-smi can tell")
     absent += ["vLLM's CUDA build"] if "cpu" in machine.get("vllm", "cpu") else []
-    absent += [name for name in FOR_THE_KIT if not _version(name)]
+    absent += [] if version_of("vllm-dflash") else ["vllm-dflash installed"]
     if not absent:
         return None
     where = 'on a machine with a GPU: pip install ".[cuda,bench]" pytest hypothesis'
     return f"make gpu needs {', '.join(absent)} ({where}), or ARGS=--dry-run"
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
     """Of a package, if it is installed."""
     try:
         return metadata.version(package)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.gpu_machine import ask_gpu
+from gpu.gpu_models import models_folder
 from gpu.gpu_plan import DEMO
 from gpu.gpu_sizes import ADAPTIVE, SIZES, TINY, Load, Size, side_of
 from vllm_dflash.tools.bench.bench_pair import widened_demo
@@ -69,10 +70,10 @@ def measure(size: Size, side_name: str, seconds: float, memory_gib: float, file:
     file.write_text(json.dumps(found))
     if not fitting:
         return 0
-    positions = max(load.longest for load, _ in settings)
-    _tell("widening the pair, unless that is done")
-    shapes = {"target": size.target, "drafter": size.drafter, "positions": positions}
-    pair = widened_demo(DEMO, file.parents[1] / size.name, **shapes)
+    shapes = {"target": size.target, "drafter": size.drafter, "positions": size.positions}
+    folder = models_folder(size, otherwise=file.parents[1])
+    _tell(f"widening the pair into {folder}, unless that is done")
+    pair = widened_demo(DEMO, folder, **shapes)
     side = side_of(side_name, pair.drafter)
     found |= {"pair": pair.name, "side": asdict(side)}
     log = file.parents[1] / "log" / f"{file.stem}-engine.log"

@@ -1,29 +1,29 @@
-"""Parts of a run: commands, and how long each may take."""
+"""Parts of a run: commands, how long each should take, and which belong together."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 
 from gpu.gpu_machine import ROOT
 from gpu.gpu_sizes import SIZES, TINY, Size
+from vllm_dflash.tools.tables import Table
 
 DEMO = ROOT / "models" / "demo"
 HERE = Path(__file__).parent
-LIMIT = 1.1
-"""Of a part's seconds, when it is ended."""
+LONGEST = 480.0
+"""Seconds that no part takes: whoever has a GPU for ten minutes at a time can run any of them."""
 COMMAND = (sys.executable, "-m", "vllm_dflash.tools.cli")
-# Fixed: on so small a pair drafting may not pay, and then nothing would be verified.
-DFLASH = {"method": "dflash", "model": str(DEMO / "drafter"), "draft_length": "fixed"}
 RESULT = "{result}"
-TARGET = ("--target", str(DEMO / "target"))
-VERIFY = (*COMMAND, "verify", *TARGET, "--speculative-config", json.dumps(DFLASH))
-PARITY = (*COMMAND, "parity", str(DEMO / "drafter"), *TARGET, "--json")
+PARITY = (*COMMAND, "parity", str(DEMO / "drafter"), "--target", str(DEMO / "target"), "--json")
 TOLERANCES = {"float32": "1e-2", "bfloat16": "0.1"}
-"""Float32 attention on CUDA is Triton's, whose products keep 10 bits of a number (TF32)."""
+BACKENDS = {"FLASH_ATTN": "bfloat16", "TRITON_ATTN": "float32"}
+"""And the dtype they are tried in: FlashAttention knows no float32."""
 
 
 @dataclass(frozen=True)
@@ -32,55 +32,120 @@ class Part:
 
     name: str
     seconds: float
-    """It should take so long at most."""
+    """It should take so long; nobody has run it yet, so these are guesses."""
     command: tuple[str, ...]
     """`RESULT` stands for the file of its result; with `--json`, that is what it prints."""
+    group: str = ""
+    needs: tuple[str, ...] = ()
+    """Packages; without them it is skipped."""
 
     @property
     def slug(self) -> str:
         """Its name in those of files."""
         return self.name.replace(" ", "-").replace("=", "")
 
+    @property
+    def limit(self) -> float:
+        """Seconds at which it is ended."""
+        return min(2 * self.seconds, LONGEST)
+
 
 def plan(memory_gib: float) -> list[Part]:
-    """What a GPU with so much memory runs."""
-    parts = [_tests(360), Part("verify", 150, (*VERIFY, "--out", RESULT))]
+    """What a GPU with so much memory runs, that first which answers the most."""
+    parts = [_kernels(65, "cuda")]
+    for mode, seconds in (("eager", 40), ("graphs", 75)):
+        parts += [_text(backend, dtype, mode, seconds) for backend, dtype in BACKENDS.items()]
+    second, *others = SIZES
+    parts += _bench(second, memory_gib)
+    parts += [_tests("graphs", "test_cuda", 240), _tests("load", "test_cuda_load", 90)]
     for dtype, tolerance in TOLERANCES.items():
         options = ("--dtype", dtype, "--tolerance", tolerance)
-        parts.append(Part(f"parity {dtype}", 75, (*PARITY, *options)))
-    return parts + [part for size in SIZES for part in _bench(size, memory_gib)]
+        parts.append(Part(f"parity {dtype}", 75, (*PARITY, *options), "third"))
+    parts += [_soak(backend, dtype, 300, 390) for backend, dtype in BACKENDS.items()]
+    return parts + [part for size in others for part in _bench(size, memory_gib)]
 
 
 def plan_dry_run(prompts: Path) -> list[Part]:
     """All kinds of parts, as small as can be."""
-    few = ("--prompts", str(prompts), "--concurrency", "2", "--tokens", "8", "--dtype", "float32")
-    flags = ("--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "2")
-    verify = (*VERIFY, "--out", RESULT, *few, "--", *flags)
+    few = ("--prompts", str(prompts), "--tokens", "8", "--concurrency", "2", "--tiny")
     parity = (*PARITY, "--num-prompts", "1", "--tokens", "6", "--max-model-len", "256")
-    parts = [_tests(300), Part("verify", 300, verify), Part("parity float32", 300, parity)]
-    return parts + _bench(TINY, memory_gib=1.0)
+    return [
+        _kernels(60, "cpu"),
+        _text("", "float32", "eager", 240, *few),
+        _tests("graphs", "test_cuda", 240),
+        Part("parity float32", 240, parity, "third"),
+        _soak("", "float32", 4, 240, "--tiny"),
+        *_bench(TINY, memory_gib=1.0),
+    ]
+
+
+def chosen(parts: Sequence[Part], asked: Sequence[str]) -> list[Part]:
+    """Those asked for by name or group, in the order of the plan; all, if none are.
+
+    Raises:
+        ValueError: there is no such part; the message names the nearest.
+    """
+    known = {one for part in parts for one in (part.name, part.slug, part.group)}
+    for name in asked:
+        if name not in known:
+            (nearest,) = get_close_matches(name, sorted(known), n=1, cutoff=0.0)
+            raise ValueError(f"no part is called {name!r}; the nearest is {nearest!r}")
+    return [p for p in parts if not asked or {p.name, p.slug, p.group}.intersection(asked)]
+
+
+def list_of(parts: Sequence[Part]) -> Table:
+    """What can be asked for."""
+    rows = [[part.group, part.name, f"{part.seconds:.0f}", f"{part.limit:.0f}"] for part in parts]
+    return Table("Parts", ["group", "part", "s planned", "s at most"], rows, words=(0, 1))
 
 
 def environment(*, is_dry: bool) -> dict[str, str]:
     """Of all parts. Dry: Model Runner V2 in Triton's interpreter, and an engine is one process."""
-    paths = [HERE.parent, ROOT] + ([HERE / "interpreter", ROOT / "tests"] if is_dry else [])
+    paths = [HERE.parent, ROOT, ROOT / "tests"] + ([HERE / "interpreter"] if is_dry else [])
     paths_before = filter(None, [os.environ.get("PYTHONPATH", "")])
     ours = {"PYTHONPATH": os.pathsep.join([*map(str, paths), *paths_before])}
+    # Triton's float32 products keep 10 bits on tensor cores; so no text would repeat exactly.
+    ours["TRITON_F32_DEFAULT"] = "ieee"
+    if find_spec("flashinfer") is None:  # else vLLM's sampler stops where it looks for it
+        ours["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     if is_dry:
         ours |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
     return os.environ | ours
 
 
-def _tests(seconds: float) -> Part:
-    command = ("pytest", "tests/engine/test_cuda.py", "-m", "cuda", "-p", "no:cacheprovider")
-    return Part("tests", seconds, (sys.executable, "-m", *command))
+def _module(name: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", f"gpu.{name}", *arguments, RESULT)
+
+
+def _kernels(seconds: float, device: str) -> Part:
+    return Part("kernels", seconds, _module("gpu_kernels", device), "first")
+
+
+def _text(backend: str, dtype: str, mode: str, seconds: float, *more: str) -> Part:
+    name = " ".join(filter(None, ("text", mode, backend)))
+    options = (*more, "--dtype", dtype, "--mode", mode, "--backend", backend)
+    return Part(name, seconds, _module("gpu_text", *options), "first")
+
+
+def _soak(backend: str, dtype: str, traffic: float, seconds: float, *more: str) -> Part:
+    options = (*more, "--dtype", dtype, "--seconds", str(traffic), "--backend", backend)
+    name = " ".join(filter(None, ("soak", backend)))
+    return Part(name, seconds, _module("gpu_soak", *options), "soak")
+
+
+def _tests(name: str, module: str, seconds: float) -> Part:
+    file = f"tests/engine/{module}.py"
+    command = (sys.executable, "-m", "pytest", file, "-m", "cuda", "-p", "no:cacheprovider")
+    return Part(name, seconds, command, "third", needs=("pytest", "hypothesis"))
 
 
 def _bench(size: Size, memory_gib: float) -> list[Part]:
     parts = []
     for number, side in enumerate(size.sides):
         seconds = size.seconds + (0.0 if number else size.seconds_to_widen)
-        arguments = (size.name, side, str(seconds), str(memory_gib), RESULT)
-        command = (sys.executable, "-m", "gpu.gpu_measure", *arguments)
-        parts.append(Part(f"{size.name} {side}", seconds, command))
+        # Time for a start that is slower than planned.
+        arguments = (size.name, side, str(0.75 * min(2 * seconds, LONGEST)), f"{memory_gib:.0f}")
+        parts.append(
+            Part(f"{size.name} {side}", seconds, _module("gpu_measure", *arguments), size.group)
+        )
     return parts

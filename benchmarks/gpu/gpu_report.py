@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gpu.gpu_plan import LIMIT, Part
+from gpu.gpu_machine import together, version_of
+from gpu.gpu_plan import LONGEST, Part
 from gpu.gpu_run import Outcome
 from gpu.gpu_sizes import SIZES
 from vllm_dflash.tools.bench.bench_report import comparison_table, throughput_table
@@ -21,9 +22,10 @@ from vllm_dflash.tools.tables import Table
 HEAD = """\
 # On a GPU
 
-Written by `make gpu` (`benchmarks/gpu`): {took:.0f} minutes of the {planned:.0f} planned. A part is
-ended at {limit:g} times its time, for which sizes and loads are chosen (`gpu_sizes.py`); an engine
-without time for all of its loads leaves out the last ones.
+Written by `make gpu` (`benchmarks/gpu`): {took:.0f} minutes of the {planned:.0f} planned. Parts
+may have been run one by one: what is told here is of one kind of GPU, the same versions and the
+same sources. A part is ended at twice its time, or after {longest:.0f} minutes; an engine without
+time for all of its loads leaves out the last ones.
 """
 HOW = """\
 ## How the engines were measured
@@ -46,34 +48,45 @@ COUNTERS = [
 
 
 def write_report(
-    parts: Sequence[Part], outcomes: Sequence[Outcome], machine: Mapping[str, str], docs: Path
+    parts: Sequence[Part], outcomes: Sequence[Outcome], others: Sequence[Outcome], docs: Path
 ) -> list[Table]:
-    """Write `gpu.md`, `gpu.png` and `gpu.json` into a folder. Returns the first two tables."""
+    """Write `gpu.md`, `gpu.png` and `gpu.json` into a folder. Returns the first tables.
+
+    Args:
+        parts: of the whole plan.
+        outcomes: of one kind of machine.
+        others: that are not told, but named.
+        docs: the folder.
+    """
     docs.mkdir(parents=True, exist_ok=True)
-    raw = {"machine": dict(machine), "outcomes": [asdict(one) for one in outcomes]}
+    machine = together(one.machine for one in outcomes) or {"name": "nothing was run"}
+    raw = {"machine": machine, "outcomes": [asdict(one) for one in outcomes]}
     (docs / "gpu.json").write_text(json.dumps(raw, indent=1))
     about = [
         Table("Machine", [], [[*map(_cell, fact)] for fact in machine.items()], words=(0, 1)),
         parts_table(parts, outcomes),
     ]
+    if others:
+        about.append(others_table(others))
     took, planned = (sum(one.seconds for one in all_) / 60 for all_ in (outcomes, parts))
-    sections = [HEAD.format(took=took, planned=planned, limit=LIMIT)]
+    sections = [HEAD.format(took=took, planned=planned, longest=LONGEST / 60)]
     sections += [table.markdown() for table in about]
     for one in outcomes:
         if one.tail:
             sections.append("\n".join([f"### {one.part} failed\n\n```", *one.tail, "```\n"]))
-    sections += [engines_table(outcomes).markdown(), _how()]
+    sections += [table.markdown() for table in (texts_table(outcomes), engines_table(outcomes))]
     measured = [(one, m) for one in outcomes for m in one.data.get("measurements", ())]
-    loads = dict.fromkeys(m["load"] for _, m in measured)
+    if measured:
+        sections.append(_how())
     panels = []
-    for load in loads:
+    for load in dict.fromkeys(m["load"] for _, m in measured):
         of_load = [m | {"of": one.data["side"]} for one, m in measured if m["load"] == load]
         results, is_real = whole_sides(of_load), of_load[0]["is_real"]
         if is_real and PLAIN in names(results):
             panels.append((results, load))
         sections += [table.markdown() for table in load_tables(results, load, is_real)]
     (docs / "gpu.png").unlink(missing_ok=True)
-    if panels:
+    if panels and version_of("matplotlib"):
         from vllm_dflash.tools.bench.plot import plot_panels
 
         plot_panels(panels, docs / "gpu.png")
@@ -83,16 +96,48 @@ def write_report(
     return about
 
 
+def others_table(others: Sequence[Outcome]) -> Table:
+    """What lies beside them and is of other machines, versions or sources."""
+    rows = []
+    for one in others:
+        of = one.machine
+        told = (
+            of.get("name", "?"),
+            of.get("torch", "?"),
+            of.get("vllm", "?"),
+            of.get("sources", "?"),
+        )
+        rows.append([one.part, one.outcome, *map(_cell, told)])
+    columns = ["part", "outcome", "GPU", "torch", "vLLM", "sources"]
+    return Table("Not told here", columns, rows, words=range(6))
+
+
 def parts_table(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Table:
     """How each part ended, those that have not been run included."""
     ended = {one.part: one for one in outcomes}
     rows = []
     for part in parts:
-        row = [part.name, f"{part.seconds:.0f}", "-", "not run", ""]
+        row = [part.group, part.name, f"{part.seconds:.0f}", "-", "not run", ""]
         if one := ended.get(part.name):
-            row[2:] = [f"{one.seconds:.0f}", one.outcome, _cell(one.words)]
+            row[3:] = [f"{one.seconds:.0f}", one.outcome, _cell(one.words)]
         rows.append(row)
-    return Table("Parts", ["part", "s planned", "s", "outcome", ""], rows, words=(0, 3, 4))
+    columns = ["group", "part", "s planned", "s", "outcome", ""]
+    return Table("Parts", columns, rows, words=(0, 1, 4, 5))
+
+
+def texts_table(outcomes: Sequence[Outcome]) -> Table:
+    """Texts beside plain decoding's, and tokens of a verify step beside those on a CPU."""
+    rows = []
+    for one in outcomes:
+        for level in one.data.get("levels", ()):
+            length, on_a_cpu = level["acceptance_length"], one.data.get("on a CPU")
+            numbers = [level[name] for name in ("concurrency", "texts", "identical")]
+            numbers += [level[name] for name in ("ties", "regressions")]
+            lengths = [f"{each:.2f}" if each else "-" for each in (length, on_a_cpu)]
+            rows.append([one.part, *map(str, numbers), *lengths])
+    columns = ["part", "concurrency", "texts", "identical", "ties", "regressions"]
+    columns += ["tokens a step", "on a CPU"]
+    return Table("Texts", columns, rows or [["none", *[""] * 7]], words=(0,))
 
 
 def engines_table(outcomes: Sequence[Outcome]) -> Table:
@@ -105,7 +150,7 @@ def engines_table(outcomes: Sequence[Outcome]) -> Table:
                 for name in COUNTERS
                 if (stats := one.data.get("stats"))
             )
-            memory = one.data["gpu_memory_mib"]
+            memory = one.data.get("gpu_memory_mib", "")
             rows.append([one.part, memory, _cell("; ".join([*log, *counters]))])
     columns = ["engine", "MiB of the GPU", "who plans, backends, graphs, memory, counters"]
     return Table("Engines", columns, rows or [["none", "", ""]], words=(0, 2))

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from gpu.gpu_machine import ROOT
-from gpu.gpu_plan import LIMIT, RESULT, Part
+from gpu.gpu_machine import ROOT, kind_of, version_of
+from gpu.gpu_plan import RESULT, Part
 from vllm_dflash.tools.engine_log import LAST_LINES
 from vllm_dflash.tools.progress import Tell
 
 PASSED, FAILED, SKIPPED, REFUSED = "passed", "failed", "skipped", "refused by vLLM"
+UNFINISHED = "broken off"
+"""Of what never came to its end: the machine was taken away, say."""
 SECONDS_TO_END = 20.0
 """For a part whose time is over, or that is interrupted."""
 
@@ -29,6 +33,7 @@ class Outcome:
 
     part: str
     command: list[str]
+    """The same wherever the repository and Python lie."""
     machine: Mapping[str, str]
     outcome: str
     words: str
@@ -37,16 +42,24 @@ class Outcome:
     """Of its log, where it failed."""
     data: dict[str, Any]
     """Its own result."""
+    when: str = ""
+    """It began, UTC."""
 
 
 def kept(part: Part, out: Path, machine: Mapping[str, str]) -> Outcome | None:
-    """What came of it before: of the same command on the same machine, unless it failed."""
-    try:
-        found = Outcome(**json.loads(_outcome_file(part, out).read_text()))
-    except (OSError, ValueError, TypeError):
+    """What came of it before, where that need not be done again: it did not fail, and machine,
+    sources and command were the same."""
+    found = _read(_outcome_file(part, out))
+    if found is None or found.outcome not in (PASSED, REFUSED):
         return None
-    same = found.command == [*part.command] and found.machine == machine
-    return found if same and found.outcome != FAILED else None
+    same = found.command == _words(part) and kind_of(found.machine) == kind_of(machine)
+    return found if same else None
+
+
+def read_outcomes(out: Path) -> list[Outcome]:
+    """All that lie there, of whatever machine, the earliest first."""
+    found = (_read(file) for file in (out / "parts").glob("*.json"))
+    return sorted((one for one in found if one), key=lambda one: (one.when, one.part))
 
 
 def run(
@@ -55,27 +68,62 @@ def run(
     machine: Mapping[str, str],
     environment: Mapping[str, str],
     tell: Tell = lambda done, doing="": None,
+    seconds: float | None = None,
 ) -> Outcome:
-    """Run it and keep what came of it."""
+    """Run it, for so many seconds at most (default: its limit), and keep what comes of it.
+
+    What it has found is kept again and again while it runs.
+    """
+    limit = part.limit if seconds is None else min(part.limit, seconds)
     result, log = (out / folder / f"{part.slug}.{folder}" for folder in ("json", "log"))
     for file in (result, log, _outcome_file(part, out)):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
+    when = datetime.now(UTC).isoformat(timespec="milliseconds")
+    found = Outcome(part.name, _words(part), machine, UNFINISHED, "", 0.0, [], {}, when)
+    if absent := [name for name in part.needs if not version_of(name)]:
+        return _keep(part, out, replace(found, outcome=SKIPPED, words=f"no {', '.join(absent)}"))
+
+    def news(passed: float) -> None:
+        _keep(part, out, replace(found, words=last_line(log), seconds=passed, data=_data(result)))
+
     started = time.monotonic()
-    code = _execute(part, result, log, environment, tell)
-    seconds = time.monotonic() - started
-    try:
-        data = json.loads(result.read_text())
-    except (OSError, ValueError):
-        data = {}
+    code = _execute(part, limit, result, log, environment, tell, news)
+    passed = time.monotonic() - started
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    outcome, words = judge(code, lines, data)
+    outcome, words = judge(code, lines, data := _data(result))
     if code is None:
-        words = f"ended after {seconds:.0f} s, its limit; {words}"
+        words = f"ended after {passed:.0f} s, its limit; {words}"
     tail = lines[-LAST_LINES:] if outcome == FAILED else []
-    found = Outcome(part.name, [*part.command], machine, outcome, words, seconds, tail, data)
-    _outcome_file(part, out).write_text(json.dumps(asdict(found), indent=1))
-    return found
+    ended = replace(found, outcome=outcome, words=words, seconds=passed, tail=tail, data=data)
+    return _keep(part, out, ended)
+
+
+def _keep(part: Part, out: Path, outcome: Outcome) -> Outcome:
+    _outcome_file(part, out).write_text(json.dumps(asdict(outcome), indent=1))
+    return outcome
+
+
+def _read(file: Path) -> Outcome | None:
+    try:
+        return Outcome(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _data(result: Path) -> dict[str, Any]:
+    try:
+        return json.loads(result.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _words(part: Part) -> list[str]:
+    places = {sys.executable: "python", str(ROOT): "."}
+    words = [*part.command]
+    for place, name in places.items():
+        words = [word.replace(place, name) for word in words]
+    return words
 
 
 def judge(code: int | None, lines: list[str], data: Mapping[str, Any]) -> tuple[str, str]:
@@ -96,9 +144,15 @@ def _outcome_file(part: Part, out: Path) -> Path:
 
 
 def _execute(
-    part: Part, result: Path, log: Path, environment: Mapping[str, str], tell: Tell
+    part: Part,
+    limit: float,
+    result: Path,
+    log: Path,
+    environment: Mapping[str, str],
+    tell: Tell,
+    news: Callable[[float], None],
 ) -> int | None:
-    """Its exit code; None: it was ended."""
+    """Its exit code; None: it was ended. `news` is told the seconds when there is a new result."""
     command = [str(result) if word == RESULT else word for word in part.command]
     with log.open("w") as told, result.open("w") as printed:
         process = psutil.Popen(
@@ -111,9 +165,13 @@ def _execute(
             start_new_session=True,
         )
     started = time.monotonic()
+    changed = None
     try:
-        while (seconds := time.monotonic() - started) < LIMIT * part.seconds:
-            tell(seconds, _last_line(log))
+        while (seconds := time.monotonic() - started) < limit:
+            tell(seconds, last_line(log))
+            if (written := result.stat().st_mtime_ns) != changed:
+                changed = written
+                news(seconds)
             with suppress(psutil.TimeoutExpired):
                 return process.wait(1)
         return None
@@ -133,6 +191,7 @@ def _end(process: psutil.Popen) -> None:
         psutil.wait_procs(left, timeout=SECONDS_TO_END)
 
 
-def _last_line(log: Path) -> str:
+def last_line(log: Path) -> str:
+    """Of what it prints, for a person who waits."""
     lines = log.read_text(errors="replace").splitlines()[-3:]
     return next((line[:60] for line in reversed(lines) if line.strip()), "")

@@ -37,9 +37,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Size:
-    """The demo pair, widened, with the engines that run it."""
+    """The demo pair, widened, with the engines that run it and under which loads."""
 
     name: str
+    group: str
+    """Parts that are asked for together; those of one group fit into one or two commands."""
+    pair: str
+    """What the pair is called; sizes of the same pair share its files."""
     target: Shape
     drafter: Shape
     sides: tuple[str, ...]
@@ -58,10 +62,23 @@ class Size:
         """Whether so many requests find room beside the weights, in bfloat16."""
         numbers = 0
         for one in (self.target, self.drafter):
+            numbers += 2 * HEAD_DIM * one.kv_heads * one.layers * concurrency * load.longest
+        return 2 * numbers + self.bytes_of_weights < 0.8 * memory_gib * 2**30
+
+    @property
+    def bytes_of_weights(self) -> int:
+        """Of the layers of both, in bfloat16."""
+        numbers = 0
+        for one in (self.target, self.drafter):
             heads = 2 * HEAD_DIM * (one.heads + one.kv_heads)
-            cache = 2 * HEAD_DIM * one.kv_heads * concurrency * load.longest
-            numbers += one.layers * (one.hidden * (heads + 3 * one.intermediate) + cache)
-        return 2 * numbers < 0.8 * memory_gib * 2**30
+            numbers += one.layers * one.hidden * (heads + 3 * one.intermediate)
+        return 2 * numbers
+
+    @property
+    def positions(self) -> int:
+        """That the pair's configs allow at least, for all sizes that share it."""
+        sharing = [size for size in SIZES if size.pair == self.pair] or [self]
+        return max(load.longest for size in sharing for load in size.loads)
 
 
 def side_of(name: str, drafter: str) -> Side:
@@ -74,17 +91,30 @@ def side_of(name: str, drafter: str) -> Side:
     return next(side for side in sides if side.name == name)
 
 
+# Weights, layers and K/V bytes a token of Qwen3-1.7B. Its width is not the pair's times a power of
+# four, so rows of the MLP stand in for some. The drafter has the weights of five of those layers.
+LIKE_1_7B: dict[str, Any] = {
+    "pair": "1.7B",
+    "target": Shape(hidden=1024, intermediate=14336, heads=32, kv_heads=16, layers=28),
+    "drafter": Shape(hidden=1024, intermediate=24576, heads=32, kv_heads=16, layers=3),
+}
 SIZES = (
     Size(
         "1.7B",
-        # Weights, layers and K/V bytes a token of Qwen3-1.7B. Its width is not the pair's times a
-        # power of four, so rows of the MLP stand in for some. The drafter has the weights of five
-        # of those layers.
-        Shape(hidden=1024, intermediate=14336, heads=32, kv_heads=16, layers=28),
-        Shape(hidden=1024, intermediate=24576, heads=32, kv_heads=16, layers=3),
-        (PLAIN, "native K=3", "native K=7", ADAPTIVE, OURS, "ours K=7"),
-        (
-            Load("contexts up to 0.4k", None, 192, (1, 4, 16, 64, 256)),
+        "second",
+        **LIKE_1_7B,
+        sides=(PLAIN, "native K=7", ADAPTIVE, OURS),
+        loads=(Load("contexts up to 0.4k", None, 192, (1, 8, 32)),),
+        seconds=100,
+        seconds_to_widen=20,
+    ),
+    Size(
+        "1.7B more",
+        "1.7B",
+        **LIKE_1_7B,
+        sides=(PLAIN, "native K=3", "native K=7", ADAPTIVE, OURS, "ours K=7"),
+        loads=(
+            Load("contexts up to 0.4k", None, 192, (4, 16, 64, 256)),
             Load("contexts up to 2k", 1664, 320, (1, 16)),
             Load("contexts of 8k", 7680, 480, (1, 8), is_real=False),
             Load("contexts of 32k", 32000, 512, (1, 4), is_real=False),
@@ -94,11 +124,13 @@ SIZES = (
     ),
     Size(
         "8B",
+        "8B",
+        "8B",
         # The same of Qwen3-8B.
         Shape(hidden=4096, intermediate=13568, heads=32, kv_heads=16, layers=36),
         Shape(hidden=4096, intermediate=22528, heads=32, kv_heads=16, layers=3),
-        (PLAIN, "native K=7", ADAPTIVE, OURS),
-        (
+        sides=(PLAIN, "native K=7", ADAPTIVE, OURS),
+        loads=(
             Load("contexts up to 0.4k", None, 192, (1, 8, 64, 256)),
             Load("contexts up to 2k", 1664, 320, (1, 16)),
             Load("contexts of 8k", 7680, 480, (8,), is_real=False),
@@ -109,6 +141,8 @@ SIZES = (
     ),
 )
 TINY = Size(
+    "tiny",
+    "dry",
     "tiny",
     Shape(hidden=256, intermediate=768, heads=4, kv_heads=2, layers=7),
     Shape(hidden=256, intermediate=768, heads=4, kv_heads=2, layers=3),

@@ -64,7 +64,7 @@ def test_requests_that_end_at_the_limit(
     drafter_limit: int,
     scheduling: str,
 ) -> None:
-    """The drafter's own limit against the target's 128, which alone counts asynchronously."""
+    """The drafter's own limit against the target's 128."""
     drafter = tmp_path / "drafter"
     shutil.copytree(DRAFTER, drafter)
     config = json.loads((drafter / "config.json").read_text())
@@ -82,9 +82,6 @@ def test_requests_that_end_at_the_limit(
         (stats,) = llm.collective_rpc("dflash_stats")
     assert found == expected
     assert stats["nan_drafts"] == 0
-    if scheduling == "asynchronous":  # one length for all, beyond the drafter's limit as well
-        assert stats["mean_acceptance_length"] > 1.8
-        return
     # Requests in order of their ids: of a batch, those far from both limits were drafted.
     by_number = {int(name.split("-")[0]): lengths for name, lengths in verified.items()}
     last_batch = 2 * (len(LENGTHS) + len(ALONE))

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support import DEMO, importing_support
+from support.device_decisions import directed, lengths_in_turn, prefer
 from support.engines import (
     DFLASH,
     DRAFTER,
@@ -87,29 +88,13 @@ def test_asynchronous_scheduling_gives_the_same_tokens(
         core = llm.llm_engine.engine_core.engine_core
         assert core.async_scheduling
         assert type(core.scheduler).__name__ == "DFlashAsyncScheduler"
-        assert proposer_of(llm).synchronous is None
         assert token_ids(llm, PROMPTS, PARAMS) == expected
         (stats,) = llm.collective_rpc("dflash_stats")
         if draft_length == "adaptive":
-            assert core.scheduler.lengths.costs is not None
+            assert core.scheduler.planner.costs is not None
     assert stats["accepted_tokens"] > 0
     assert stats["nan_drafts"] == 0
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
-
-
-def test_the_device_may_draft_while_the_host_plans(
-    expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Synchronously, on a GPU: blocks are launched before their steps are planned."""
-    fix_costs(monkeypatch)
-    with engine(speculative_config=dict(DFLASH), max_num_seqs=4) as llm:
-        drafter = proposer_of(llm)
-        assert not drafter.synchronous.runs_ahead  # a CPU does one thing after the other
-        accepted = [0]
-        for drafter.synchronous.runs_ahead in (False, True):
-            assert token_ids(llm, PROMPTS, PARAMS) == expected
-            accepted.append(drafter.collect_statistics().accepted_tokens)
-    assert accepted[2] - accepted[1] > 0.8 * accepted[1] > 0
 
 
 def test_asynchronous_steps_without_drafts_store_context_and_draft_nothing(
@@ -117,9 +102,8 @@ def test_asynchronous_steps_without_drafts_store_context_and_draft_nothing(
 ) -> None:
     """Whatever lengths the scheduler chooses, from none to all, the output stays the same."""
     with engine("asynchronous", speculative_config=dict(DFLASH), max_num_seqs=4) as llm:
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-        lengths = iter([7, 0, 0, 3, 1, 0, 7, 7, 2, 0] * 1000)
-        monkeypatch.setattr(scheduler.lengths, "choose", lambda *_: next(lengths))
+        directed(llm, monkeypatch, lengths_in_turn(7, 0, 0, 3, 1, 0, 7, 7, 2, 0))
+        prefer(llm, monkeypatch, text=0.0, block=0.9)
         drafted = []
         block = proposer_of(llm).model.block
         forward = block.forward

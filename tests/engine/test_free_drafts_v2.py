@@ -1,66 +1,157 @@
-"""What a request's own text foretells, on Model Runner V2 under synchronous scheduling."""
+"""What a request's own text foretells, on Model Runner V2, however steps are scheduled."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
+from vllm import LLM
 
+from support.device_decisions import directed, prefer
 from support.engines import (
     DFLASH,
     engine,
+    fix_costs,
     greedy,
     held_out_prompts,
     proposer_of,
+    scheduler_of,
     token_ids,
 )
-from support.forced_texts import ForcedTexts
+from support.interpreter import triton_attention
+from support.trimming import trimming
+from vllm_dflash.planning.ahead import Ahead
 
 pytestmark = [
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
     pytest.mark.usefixtures("runner"),
 ]
 PROMPTS = [prompt + prompt for prompt in held_out_prompts(3)]
-NEW_TOKENS = 24
+PARAMS = greedy(24, ignore_eos=True)
 SETTINGS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 3, "max_num_batched_tokens": 64}
 
 
-def test_forced_ones_of_any_length_beside_blocks() -> None:
-    params = greedy(NEW_TOKENS, ignore_eos=True)
-    with engine("synchronous", **SETTINGS) as llm:
-        plain = token_ids(llm, PROMPTS, params)
-    with engine("synchronous", speculative_config=dict(DFLASH), **SETTINGS) as llm:
-        speculator = proposer_of(llm)
-        for whole in (True, False):
-            llm.reset_prefix_cache()
-            speculator.clear_statistics()
-            speculator.lengths.policy = ForcedTexts(speculator.num_speculative_steps, whole=whole)
-            assert token_ids(llm, PROMPTS, params) == plain
-            (stats,) = llm.collective_rpc("dflash_stats")
-            assert 0 < stats["free_accepted_tokens"] <= stats["free_draft_tokens"]
-            assert (stats["drafted_steps"] == 0) == whole
-            assert (stats["draft_tokens"] == stats["free_draft_tokens"]) == whole
-            assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
+@pytest.fixture(scope="module", params=["asynchronous", "synchronous", "trimming"])
+def both(request: pytest.FixtureRequest) -> Iterator[tuple[list[list[int]], LLM]]:
+    """Plain decoding's texts, and an engine with free drafts."""
+    trims = request.param == "trimming"
+    way = "asynchronous" if trims else request.param
+    with engine(way, **SETTINGS) as llm:
+        plain = token_ids(llm, PROMPTS, PARAMS)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        trimming(with_kernel=False) if trims else nullcontext(),
+    ):
+        fix_costs(patch)
+        with engine(way, speculative_config=dict(DFLASH), **SETTINGS) as llm:
+            yield plain, llm
 
 
-def test_what_others_were_answered() -> None:
-    """The same requests again, each in another's place."""
-    params, asked = greedy(NEW_TOKENS, ignore_eos=True), {**DFLASH, "free_drafts": "shared"}
-    with engine("synchronous", speculative_config=asked, **SETTINGS) as llm:
-        speculator = proposer_of(llm)
-        speculator.lengths.policy = ForcedTexts(speculator.num_speculative_steps, whole=True)
-        written, accepted = [], []
-        for prompts in (PROMPTS, PROMPTS[::-1]):
-            speculator.clear_statistics()
-            written.append(token_ids(llm, prompts, params))
-            (stats,) = llm.collective_rpc("dflash_stats")
-            accepted.append(stats["free_accepted_tokens"])
-    assert written[1] == written[0][::-1]
-    assert accepted[1] > max(accepted[0], 0.6 * NEW_TOKENS * len(PROMPTS))
+def count_from_here(llm: LLM) -> None:
+    """A step of the test before may be under way when its last request has ended."""
+    token_ids(llm, PROMPTS[:1], greedy(1))
+    proposer_of(llm).clear_statistics()
+
+
+def stats_of(llm: LLM) -> dict[str, Any]:
+    (stats,) = llm.collective_rpc("dflash_stats")
+    return stats
+
+
+@pytest.mark.parametrize("runs_block", [True, False])
+def test_texts_are_taken_wherever_they_promise_more(
+    both: tuple[list[list[int]], LLM], runs_block: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no block is run: then the drafter never is."""
+    plain, llm = both
+    prefer(llm, monkeypatch, text=0.99, block=0.01)
+    directed(llm, monkeypatch, lambda lengths: Ahead(lengths, runs_block, least=len(lengths)))
+    count_from_here(llm)
+    assert token_ids(llm, PROMPTS, PARAMS) == plain
+    stats = stats_of(llm)
+    assert 0 < stats["free_accepted_tokens"] <= stats["free_draft_tokens"]
+    assert (stats["drafted_steps"] == 0) == (not runs_block)
+    if not runs_block:
+        assert stats["draft_tokens"] == stats["free_draft_tokens"]
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
 
 
-def test_asynchronous_scheduling_looks_nothing_up() -> None:
-    """A step is scheduled before the text it goes on from is known."""
-    with engine("asynchronous", speculative_config=dict(DFLASH), **SETTINGS) as llm:
-        assert proposer_of(llm).texts is None
+def test_blocks_are_taken_wherever_they_promise_more(
+    both: tuple[list[list[int]], LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, llm = both
+    prefer(llm, monkeypatch, text=0.0, block=0.9)
+    directed(llm, monkeypatch, lambda lengths: Ahead(lengths, True, least=2 * len(lengths)))
+    count_from_here(llm)
+    assert token_ids(llm, PROMPTS, PARAMS) == plain
+    stats = stats_of(llm)
+    assert stats["accepted_tokens"] > 0
+    assert stats["free_draft_tokens"] == 0
+
+
+def test_look_ups_that_foretell_nonsense_change_nothing_but_speed(
+    both: tuple[list[list[int]], LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Always long, always trusted, always wrong; the first and the last token of the vocabulary
+    among them."""
+    plain, llm = both
+    speculator = proposer_of(llm)
+    prefer(llm, monkeypatch, text=0.99, block=0.01)
+    directed(llm, monkeypatch, lambda lengths: Ahead(lengths, True, least=3 * len(lengths)))
+    count_from_here(llm)
+    vocab_size = llm.llm_engine.model_config.get_vocab_size()
+    texts = speculator.texts
+
+    def nonsense(
+        _: Any, __: Any, ___: Any, idx_mapping: torch.Tensor, num_sampled: torch.Tensor
+    ) -> None:
+        count = len(idx_mapping)
+        texts.tokens[:count] = torch.arange(texts.tokens.shape[1]) * 293 % vocab_size
+        texts.tokens[:count, 0], texts.tokens[:count, 1] = vocab_size - 1, 0
+        texts.lengths[:count] = texts.tokens.shape[1] * (num_sampled > 0)
+        texts.matches[:count] = 32
+
+    monkeypatch.setattr(type(texts), "look_up", nonsense)
+    assert token_ids(llm, PROMPTS, PARAMS) == plain
+    stats = stats_of(llm)
+    assert stats["free_draft_tokens"] > 50
+    assert stats["free_accepted_tokens"] < 0.05 * stats["free_draft_tokens"]
+
+
+def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
+    """Nobody says what to do: texts and blocks are both used, and learned of."""
+    plain, llm = both
+    speculator = proposer_of(llm)
+    speculator.clear_statistics()
+    for _ in range(2):
+        assert token_ids(llm, PROMPTS, PARAMS) == plain
+    stats = stats_of(llm)
+    assert stats["accepted_tokens"] > stats["free_accepted_tokens"] > 0
+    planner = scheduler_of(llm).planner
+    assert planner.free.calibration.seen.sum() > 20
+    assert planner.blocks.calibration.seen.sum() > 20
+    # The device has been told, but for what was learned in the last steps.
+    learned = torch.from_numpy(planner.free.calibration.rates).float()
+    assert torch.allclose(speculator.slots.rates[1], learned, atol=0.1)
+    fresh = type(speculator.slots)(1, 7, torch.device("cpu")).rates
+    assert not torch.equal(speculator.slots.rates, fresh)
+
+
+def test_trimmed_in_front_of_vllms_kernel_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes each request's rows from the device; those of trimmed ones are fewer."""
+    params = greedy(8, ignore_eos=True)
+    with triton_attention(), engine("asynchronous", **SETTINGS) as llm:
+        plain = token_ids(llm, PROMPTS, params)
+    fix_costs(monkeypatch)
+    with (
+        trimming(),
+        engine("asynchronous", speculative_config=dict(DFLASH), **SETTINGS) as llm,
+    ):
+        directed(llm, monkeypatch, lambda lengths: Ahead(lengths, True, least=2 * len(lengths)))
+        assert token_ids(llm, PROMPTS, params) == plain
+        stats = stats_of(llm)
+    assert 0 < stats["accepted_tokens"] <= stats["draft_tokens"]
+    assert stats["mean_draft_length"] < 4

@@ -21,9 +21,24 @@ def test_a_dry_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     raw = json.loads((tmp_path / "gpu.json").read_text())
     found = {one["part"]: one for one in raw["outcomes"]}
-    assert found["tests"]["outcome"] == "skipped"
-    assert "needs a GPU" in found["tests"]["words"]
-    assert found["verify"]["data"]["verdict"] == "lossless"
+    assert found["graphs"]["outcome"] == "skipped"
+    assert "needs a GPU" in found["graphs"]["words"]
+    checks = found["kernels"]["data"]["checks"]
+    assert checks["import vllm_dflash.engine.v2.speculator"] == "ok"
+    for kernel, dtype in (
+        ("tree attention, head size 512", "float32"),
+        ("confidence, V = 262144", "float32"),
+        ("text look-up, 4 texts of 5,000", "int32"),
+        ("decisions, K = 15", "float32"),
+    ):
+        assert checks[f"{kernel}, torch.{dtype}"].startswith("differs by ")
+    text = found["text eager"]["data"]
+    assert text["verdict"].startswith("lossless, ")
+    assert [level["identical"] for level in text["levels"]] == [2]
+    soak = found["soak"]["data"]
+    assert soak["seen"]["served"] > 0
+    assert (soak["differ"], soak["texts"] > 0) == ([], True)
+    assert soak["stats"]["runner"] == "v2"
     assert found["parity float32"]["data"]["runner"] == "v2"
     assert found["parity float32"]["data"]["verdict"] == "equal"
     ours = found["tiny ours"]["data"]

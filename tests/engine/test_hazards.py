@@ -6,7 +6,6 @@ What should be written, and how much each step accepts, comes from `reference.py
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +15,46 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 from vllm import LLM, SamplingParams
 
 from support.context_rows import ContextRows
+from support.device_decisions import directed, prefer
 from support.drafter_watch import watch_drafts
 from support.engines import (
+    DFLASH,
     DRAFTER,
     FIXED,
     SCHEDULING,
     TARGET,
     USES_V2,
     engine,
+    fix_costs,
     greedy,
     held_out_prompts,
     prefix_cache_hits,
     proposer_of,
     token_ids,
 )
-from support.interpreter import triton_attention
 from support.pairs import drafter_config, save_drafter
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.model.reference_decoding import generate
+from vllm_dflash.planning.ahead import Ahead
 
 pytestmark = pytest.mark.usefixtures("runner")
 NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32
 TREES, TREE_NODES = "trees", 15
 """Drafts that are trees: the hazards are the same, and more of them."""
-SLOW = [pytest.mark.slow] if USES_V2 else []
-"""In Triton's interpreter trees take eight minutes: `make hazards`."""
-WITH_TREES = pytest.param(TREES, marks=SLOW)
+FREE = "free drafts"
+"""Drafts that come from blocks or texts, as the device decides: those of texts are preferred."""
+MORE = FREE if USES_V2 else TREES
+
+
+class AnySteps(list[int]):
+    """Equal to whatever each step brought: the reference knows of no free drafts."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, list)
+
+    __hash__ = None
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +65,7 @@ def prompts() -> list[list[int]]:
     return [encoded[0], encoded[6], encoded[24], encoded[9][:150]]
 
 
-@pytest.fixture(scope="module", params=["synchronous", WITH_TREES])
+@pytest.fixture(scope="module", params=["synchronous", MORE])
 def way(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -73,10 +84,10 @@ def expected(way: str) -> Callable[..., tuple[list[int], list[int]]]:
             found = generate(
                 target, drafter, prompt, new_tokens, tree_nodes=nodes, whole_blocks=USES_V2
             )
-            steps: list[int] = []
+            steps: list[int] = AnySteps() if way == FREE else []
             for accepted in [1, *found.acceptance_lengths, *[1] * new_tokens]:
                 steps.append(min(accepted, new_tokens - sum(steps)))
-            known[key] = found.tokens[:new_tokens], [step for step in steps if step]
+            known[key] = found.tokens[:new_tokens], type(steps)(step for step in steps if step)
         return known[key]
 
     return look_up
@@ -87,21 +98,24 @@ def shared(way: str) -> Iterator[LLM]:
     settings: dict[str, Any] = {"max_model_len": LIMIT, "max_num_seqs": 3}
     settings |= {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 24}
     speculative: dict[str, Any] = dict(FIXED)
-    with ExitStack() as stack:
+    with pytest.MonkeyPatch.context() as patch:
         if way == TREES:
             speculative["draft_tree"] = TREE_NODES
             settings["max_num_batched_tokens"] = 96  # room for three
-            stack.enter_context(attention_of_trees())
-        scheduling = "synchronous" if way == TREES else way
-        yield stack.enter_context(engine(scheduling, speculative_config=speculative, **settings))
+        if way == FREE:
+            speculative = dict(DFLASH)
+            fix_costs(patch)
+        scheduling = {TREES: "synchronous", FREE: "asynchronous"}.get(way, way)
+        with engine(scheduling, speculative_config=speculative, **settings) as llm:
+            if way == FREE:
+                prefer(llm, patch, text=0.95, block=0.9)
+                directed(llm, patch, lambda most: Ahead(most, runs_block=True))
+            yield llm
+            (stats,) = llm.collective_rpc("dflash_stats")
+            assert way != FREE or stats["free_draft_tokens"] > 0
 
 
-def attention_of_trees() -> AbstractContextManager[None]:
-    """For engines that start inside."""
-    return triton_attention() if USES_V2 else nullcontext()
-
-
-either_way = pytest.mark.parametrize("way", [*SCHEDULING, WITH_TREES], indirect=True)
+either_way = pytest.mark.parametrize("way", [*SCHEDULING, MORE], indirect=True)
 """Scheduled asynchronously, one step runs while another is scheduled, or a request leaves."""
 
 
@@ -335,24 +349,21 @@ def test_a_request_near_the_context_limit_changes_no_other(
     assert session.steps["1"] == expected(prompts[1])[1]
 
 
-@pytest.mark.parametrize("tree", [{}, pytest.param({"draft_tree": TREE_NODES}, marks=SLOW)])
+@pytest.mark.parametrize("tree", [{}] if USES_V2 else [{}, {"draft_tree": TREE_NODES}])
 def test_hazard_8_null_blocks_are_never_written(tmp_path: Path, tree: dict[str, Any]) -> None:
     """On V2 the target gives up blocks behind its window; on V1 all layers share one group."""
     target = make_target(tmp_path / "target", "mistral")
     sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 20}
     save_drafter(tmp_path / "drafter", drafter_config(**sliding))
     prompts = [[(7 * n + 3 * i) % 300 for i in range(n)] for n in (9, 150)]
-    with (
-        attention_of_trees() if tree else nullcontext(),
-        engine(
-            model=str(tmp_path / "target"),
-            skip_tokenizer_init=True,
-            max_model_len=256,
-            max_num_seqs=2,
-            max_num_batched_tokens=64,
-            speculative_config={**FIXED, "model": str(tmp_path / "drafter"), **tree},
-        ) as llm,
-    ):
+    with engine(
+        model=str(tmp_path / "target"),
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        max_num_seqs=2,
+        max_num_batched_tokens=64,
+        speculative_config={**FIXED, "model": str(tmp_path / "drafter"), **tree},
+    ) as llm:
         manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
         session = Session(llm)
         for number, prompt in enumerate(prompts):

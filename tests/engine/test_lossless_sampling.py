@@ -4,7 +4,6 @@ Two samples of continuations of one prompt are compared by a chi-square test. Se
 so are the costs the planner goes by, so a p-value is the same number in every run.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.sample import rejection_sampler
 
+from support.chi_square import compared, p_value
 from support.engines import DFLASH, engine, held_out_prompts, proposer_of
 from support.forced_texts import ForcedTexts
 from support.planner_world import CONTEXT_MS, curve
@@ -27,8 +27,6 @@ from vllm_dflash.planning.step import Step
 
 SAMPLES, REQUESTS = 1500, 16
 NEW_TOKENS = 7
-LEAST_EXPECTED = 8
-"""Continuations expected less often than this are counted together."""
 
 
 class PlannerByTheBook(Planner):
@@ -41,18 +39,6 @@ class PlannerByTheBook(Planner):
 
     def observe(self, step: Step) -> None:
         """Learn nothing."""
-
-
-def p_value(one: Counter, other: Counter) -> float:
-    """Of a chi-square test that two samples of the same size come from one distribution."""
-    both = one + other
-    common = [key for key, count in both.items() if count >= 2 * LEAST_EXPECTED]
-    rest = [sum(counts.values()) - sum(counts[key] for key in common) for counts in (one, other)]
-    cells = [(one[key], other[key]) for key in common] + [tuple(rest)]
-    statistic = sum((a - b) ** 2 / (a + b) for a, b in cells if a + b)
-    freedom = len(cells) - 1
-    assert freedom >= 10
-    return float(torch.special.gammaincc(torch.tensor(freedom / 2), torch.tensor(statistic / 2)))
 
 
 def continuations(
@@ -78,11 +64,6 @@ def continuations(
         outputs = llm.generate([prompt] * SAMPLES, params, use_tqdm=False)
         stats = llm.collective_rpc("dflash_stats")[0] if speculative else {}
     return [tuple(output.outputs[0].token_ids) for output in outputs], stats
-
-
-def compared(sample: list[tuple[int, ...]]) -> list[Counter]:
-    """What is counted: the second and third tokens, and the fourth and fifth."""
-    return [Counter(tokens[1:3] for tokens in sample), Counter(tokens[3:5] for tokens in sample)]
 
 
 @pytest.fixture(scope="module")

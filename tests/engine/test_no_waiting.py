@@ -1,26 +1,39 @@
-"""A warm asynchronous step on V2: the worker waits for nothing and does the same for any batch."""
+"""A warm step on V2: the worker waits for nothing and does the same for any batch."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from itertools import cycle
 from typing import Any
 
+import numpy as np
 import pytest
 from vllm import LLM
 
-from support.engines import DFLASH, engine, greedy, held_out_prompts, worker_of
+from support.device_decisions import directed
+from support.engines import (
+    DFLASH,
+    engine,
+    greedy,
+    held_out_prompts,
+    proposer_of,
+    scheduler_of,
+    worker_of,
+)
+from support.trimming import trimming
 from support.waiting_calls import lines_counted, waits_noted
 from vllm_dflash.engine.watch import FIRST_LOOK
 from vllm_dflash.engine.worker import DraftingWorker
+from vllm_dflash.planning.ahead import Ahead
 
 pytestmark = [
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
     pytest.mark.usefixtures("runner"),
 ]
 PROMPTS = held_out_prompts(6)
-WARM_UP, STEPS = 4, 6
+WARM_UP, STEPS = 4, 8
 Watch = Callable[[Counter[str]], AbstractContextManager[None]]
 
 
@@ -52,22 +65,33 @@ def warm_steps(
     return seen
 
 
-@pytest.fixture(scope="module")
-def llm() -> Any:
-    """Lengths take turns, so that steps with and without a block are among those watched."""
+@pytest.fixture(scope="module", params=["asynchronous", "synchronous", "trimming"])
+def llm(request: pytest.FixtureRequest) -> Any:
+    """With free drafts. Lengths take turns, so that steps with and without a block are among those
+    watched, and steps whose requests have different ones."""
+    way = "synchronous" if request.param == "synchronous" else "asynchronous"
     with (
         pytest.MonkeyPatch.context() as patch,
-        engine("asynchronous", speculative_config=dict(DFLASH), max_num_seqs=6) as llm,
+        trimming(with_kernel=False) if request.param == "trimming" else nullcontext(),
+        engine(way, speculative_config=dict(DFLASH), max_num_seqs=6) as llm,
     ):
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-        lengths = iter([7, 7, 0, 3] * 1000)
-        patch.setattr(scheduler.lengths, "choose", lambda *_: next(lengths))
+        assert proposer_of(llm).texts is not None
+        kinds = cycle(
+            [
+                lambda most: Ahead(most, True),
+                lambda most: Ahead(np.minimum(most, 3), False),
+                lambda most: Ahead(np.zeros_like(most)),
+                lambda most: Ahead(np.minimum(most, np.arange(len(most)) % 3), True),
+            ]
+        )
+        directed(llm, patch, lambda most: next(kinds)(most))
         yield llm
 
 
 def test_nothing_waits_for_the_device(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = worker_of(llm)._watch
     watch._steps_left = WARM_UP + 2
+    scheduler_of(llm)._news_in = WARM_UP + 2  # rates and costs are told meanwhile
     seen = warm_steps(llm, 3, waits_noted, monkeypatch)
     assert watch._interval > FIRST_LOOK  # it has looked at what the device counts
     assert len(seen) >= STEPS
@@ -80,6 +104,7 @@ def test_steps_of_more_requests_run_no_more_lines(
     """Of ours, in Python: there is no loop over requests."""
     monkeypatch.setattr(worker_of(llm), "_watch", None)  # it looks now and then
     monkeypatch.setattr(worker_of(llm), "_log", None)
+    monkeypatch.setattr(scheduler_of(llm), "_news_in", 1000)  # nor is anything told
     few = warm_steps(llm, 2, lines_counted, monkeypatch)
     many = warm_steps(llm, 6, lines_counted, monkeypatch)
     kinds = [{frozenset(step.items()) for step in steps} for steps in (few, many)]

@@ -51,8 +51,9 @@ def test_a_clean_pair(runner: str, tmp_path: Path, name: str) -> None:
     assert len(report.acceptance) == 2
     for prompt in report.acceptance:
         assert prompt.engine == prompt.reference
-        # All tokens but the first, and but a last one behind an undrafted step.
-        assert TOKENS - 2 <= sum(prompt.engine) + len(prompt.engine) < TOKENS
+        # All tokens but the first, and but a last one behind an undrafted step. On V2 the last step
+        # has drafts as well, and its bonus token may be one too many.
+        assert TOKENS - 2 <= sum(prompt.engine) + len(prompt.engine) < TOKENS + USES_V2
     assert sum(sum(prompt.engine) for prompt in report.acceptance) > 0
 
 

@@ -16,7 +16,6 @@ from support.engines import (
     fix_costs,
     greedy,
     held_out_prompts,
-    proposer_of,
     token_ids,
 )
 
@@ -62,7 +61,6 @@ def test_planned_lengths(plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 def test_asynchronous_scheduling(plain: list[list[int]]) -> None:
     speculative = {"method": "dflash", "model": str(DRAFTER2)}
     with engine("asynchronous", **settings(speculative_config=speculative)) as llm:
-        assert proposer_of(llm).synchronous is None
         assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == plain
         (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["nan_drafts"] == 0

@@ -18,7 +18,6 @@ from support.selection_table import (
     BACKENDS,
     CAPABILITIES,
     FEW,
-    PLANNER,
     TRIMMED,
     Cell,
     Row,
@@ -64,22 +63,21 @@ def test_what_plans_with_other_settings(table: list[Row]) -> None:
     by_default = {row.cell: row.mechanism for row in table}
     for row in table:
         cell = row.cell
-        if not cell.is_async:
-            expected = PLANNER
-        elif cell.level in ("-O0", "-O1", "eager") or not cell.has_kernels:
+        if cell.level in ("-O0", "-O1", "eager") or not cell.has_kernels:
             expected = ANY
         elif not cell.may_trim:
             expected = FEW
         elif cell.drafter_backend == "FLASHINFER" and cell.capability in ("8.0", "8.9"):
             expected = ANY  # the target could, but all layers share the mode of graphs
         else:
+            # However steps are scheduled.
             expected = by_default[Cell(cell.capability, cell.backend, cell.target)]
         assert row.mechanism == expected, row
 
 
 def test_it_is_trimmed_exactly_where_vllm_allows_it(table: list[Row]) -> None:
     for row in table:
-        if row.cell.is_async and row.cell.may_trim:
+        if row.cell.may_trim:
             is_trimmed = row.mechanism == TRIMMED
             assert (row.verdict == "") == (row.why == "") == is_trimmed, row
     failing = {row.verdict for row in table if row.cell.drafter_backend == "FLASHINFER"}
@@ -88,9 +86,8 @@ def test_it_is_trimmed_exactly_where_vllm_allows_it(table: list[Row]) -> None:
 
 def test_lengths_to_choose_have_graphs(table: list[Row]) -> None:
     for row in table:
-        if row.cell.is_async:
-            assert row.ungraphed == [], row
-    lengths = {row.mechanism: tuple(row.lengths) for row in table if row.cell.is_async}
+        assert row.ungraphed == [], row
+    lengths = {row.mechanism: tuple(row.lengths) for row in table}
     assert lengths == {TRIMMED: (0, 7), FEW: (0, 1, 3, 7), ANY: tuple(range(8))}
 
 

@@ -1,29 +1,101 @@
-"""Our asynchronous scheduler without vLLM's below it."""
+"""Our schedulers for V2 without vLLM's below them, and what passes between them and workers."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 
 from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.engine.v2 import scheduling
+from vllm_dflash.engine.v2.counted_output import OUTCOMES
+from vllm_dflash.planning.ahead import BLOCK, Outcomes
 
 CONTEXT_TOKENS = 100
 """Of every request there could be."""
+MAX_LEN = 4096
 
 
-def take_vllm_out(monkeypatch: pytest.MonkeyPatch, max_draft: int) -> None:
-    """From now on vLLM's scheduler does nothing, and ours chooses from 0 to so many drafts."""
-    requests = SimpleNamespace(get=lambda _: SimpleNamespace(num_computed_tokens=CONTEXT_TOKENS))
-    monkeypatch.setattr(AsyncScheduler, "__init__", lambda self: None)
-    monkeypatch.setattr(AsyncScheduler, "update_from_output", lambda *_: {0: EngineCoreOutputs()})
-    monkeypatch.setattr(AsyncScheduler, "_update_after_schedule", lambda *_: None)
+def request(computed: int = CONTEXT_TOKENS, places: int = 0, left: int = 50) -> Any:
+    """One that decodes, with places for so many drafts, and so many tokens to come."""
+    return SimpleNamespace(
+        num_computed_tokens=computed,
+        num_tokens=computed + 1,
+        num_prompt_tokens=computed,
+        max_tokens=1 + left,
+        spec_token_ids=[-1] * places,
+    )
+
+
+def take_vllm_out(
+    monkeypatch: pytest.MonkeyPatch, max_draft: int, *, is_async: bool = True
+) -> None:
+    """From now on vLLM's schedulers do nothing, and ours plan up to so many drafts."""
+    requests = SimpleNamespace(get=lambda _: request())
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(async_scheduling=is_async, max_num_seqs=256),
+        speculative_config=SimpleNamespace(draft_model_config=None),
+    )
+    for kind in (Scheduler, AsyncScheduler):
+        monkeypatch.setattr(kind, "__init__", lambda self: None)
+        monkeypatch.setattr(kind, "_update_after_schedule", lambda *_: None)
+    monkeypatch.setattr(Scheduler, "update_from_output", lambda *_: {0: EngineCoreOutputs()})
     for name, value in (
         ("num_spec_tokens", max_draft),
-        ("vllm_config", None),
+        ("max_model_len", MAX_LEN),
+        ("vllm_config", config),
         ("requests", requests),
     ):
-        monkeypatch.setattr(AsyncScheduler, name, value, raising=False)
+        monkeypatch.setattr(Scheduler, name, value, raising=False)
     monkeypatch.setattr(DFlashOptions, "of", lambda _: SimpleNamespace(draft_length="adaptive"))
+    monkeypatch.setattr(scheduling, "drafted_length", lambda _: MAX_LEN)
+
+
+def step(
+    drafts: dict[str, int],
+    produced: dict[str, int],
+    rows: dict[str, int] | None = None,
+    *,
+    new: tuple[str, ...] = (),
+    resumed: tuple[str, ...] = (),
+    next_drafts: int = 0,
+    source: int = BLOCK,
+    admitted: dict[str, int] | None = None,
+) -> Any:
+    """A scheduled step and its output.
+
+    Args:
+        drafts: that each request had places for.
+        produced: tokens that each got.
+        rows: of each; one and its drafts unless stated.
+        new, resumed: requests whose drafts are placeholders.
+        next_drafts: places for those that the step makes.
+        source: whose the drafts were.
+        admitted: drafts of each that were verified; all unless stated.
+    """
+    rows = rows or {name: 1 + k for name, k in drafts.items()}
+    scheduled = SimpleNamespace(
+        num_scheduled_tokens=rows,
+        total_num_scheduled_tokens=sum(rows.values()),
+        scheduled_spec_decode_tokens={name: [-1] * k for name, k in drafts.items() if k},
+        num_spec_tokens_to_schedule=next_drafts,
+        scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(resumed)),
+    )
+    output = SimpleNamespace(
+        req_ids=list(produced),
+        req_id_to_index={name: i for i, name in enumerate(produced)},
+        sampled_token_ids=[[5] * count for count in produced.values()],
+    )
+    kept = {**drafts, **(admitted or {})}
+    verified = np.array([kept.get(name, 0) for name in produced], dtype=np.int64)
+    table = np.zeros((len(produced), 6 + 7))
+    table[:, 0], table[:, 1] = np.where(verified > 0, source, 0), verified
+    table[:, 6:] = 0.5 * (np.arange(7) < verified[:, None])
+    setattr(output, OUTCOMES, Outcomes.of(table))
+    return scheduled, output

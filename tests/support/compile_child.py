@@ -1,24 +1,94 @@
-"""Compiles the kernel for draft trees for GPUs, where there is none: python -m
-support.compile_child. Writes a line for each that came out."""
+"""Compiles our kernels for GPUs, where there is none: python -m support.compile_child. Writes a
+line of JSON for each that came out."""
 
 from __future__ import annotations
 
+import json
+from importlib import import_module
+from math import log2
+from pathlib import Path
 from typing import Any
 
+import vllm_dflash
 from support.interpreter import pretend_a_device
 
 GPUS = (80, 90)
-CASES: list[dict[str, Any]] = [
-    {"dtype": "bf16", "HEAD_SIZE": 128, "GROUP": 4},
-    {"dtype": "fp16", "HEAD_SIZE": 64, "GROUP": 8, "WINDOW": 1024, "HAS_SOFTCAP": True},
-    {"dtype": "bf16", "HEAD_SIZE": 80, "GROUP": 1, "HAS_SINKS": True, "EVERYBODY": True},
-]
+ROOM = Path(vllm_dflash.__file__).parent / "engine/v2"
 TYPES = {
+    **dict.fromkeys(("idx_mapping", "last_sampled", "drafts", "text_tokens"), "*i64"),
+    **dict.fromkeys(("found_tokens", "tokens"), "*i64"),
     **dict.fromkeys(("block_table", "query_start_loc", "seq_lens", "depths", "branches"), "*i32"),
+    **dict.fromkeys(("num_sampled", "num_rejected", "texts", "total_len", "source"), "*i32"),
+    **dict.fromkeys(("matches", "text_lengths", "found_lengths", "found_matches"), "*i32"),
+    **dict.fromkeys(("confidence", "block_confidence", "block_survival", "chances"), "*fp32"),
+    **dict.fromkeys(("text_survival", "outcomes", "bias", "rates", "trust", "knots"), "*fp32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
-    "ancestors": "*i64",
-    "sinks": "*fp32",
+    **dict.fromkeys(("sinks", "parts"), "*fp32"),
+    **dict.fromkeys(("ancestors", "best"), "*i64"),
+    "lengths": "*i32",
 }
+"""Types of arguments; the others are numbers."""
+KINDS = {"NOBODY": 0, "BLOCK": 1, "TEXT": 2}
+WIDTHS, ONE = {"K": 15, "PADDED_K": 16}, {"K": 1, "PADDED_K": 1}
+MEMORY = {"REQUEST_MEMORY": 0.9, "LOG_GLOBAL_MEMORY": log2(0.98)}
+GRADING = {**KINDS, **MEMORY, "COLUMNS": 6, "TILE": 32}
+CHOICE = {**KINDS, **WIDTHS, "NUM_KNOTS": 11, "MOST_TRUST": 511, "AGREEMENT": 8, "PRIOR": 8.0}
+
+
+def tree(dtype: str, head_size: int, tile: int, **rest: Any) -> dict[str, Any]:
+    return {
+        **dict.fromkeys(("query", "keys", "values", "output"), f"*{dtype}"),
+        **dict.fromkeys(("HAS_SOFTCAP", "HAS_SINKS", "EVERYBODY"), False),
+        "WINDOW": 0,
+        "BLOCK_SIZE": 16,
+        "TILE": tile,
+        "HEAD_SIZE": head_size,
+        "PADDED_HEAD": 1 << (head_size - 1).bit_length(),
+        "GROUP": 4,
+        **rest,
+    }
+
+
+CASES: dict[str, list[dict[str, Any]]] = {
+    "tree_kernel._attend": [
+        tree("bf16", 128, 32),
+        tree("bf16", 512, 16),
+        tree("fp32", 512, 16),
+        tree("fp16", 64, 32, GROUP=8, WINDOW=1024, HAS_SOFTCAP=True),
+        tree("bf16", 80, 32, GROUP=1, HAS_SINKS=True, EVERYBODY=True),
+    ],
+    "confidence._judge_tiles": [
+        {"logits": "*bf16", "V": 151936, "TILE": 4096},
+        {"logits": "*fp32", "V": 1000, "TILE": 4096},
+    ],
+    "confidence._judge_rows": [{"PADDED_TILES": 64}, {"PADDED_TILES": 1}],
+    "text_look_up._scan": [{"SHORTEST": 2, "LONGEST": 32, "TILE": 1024}],
+    "text_look_up._foretell": [{**WIDTHS, "PADDED_PARTS": 128}, {**ONE, "PADDED_PARTS": 1}],
+    "grading._grade": [{**GRADING, **WIDTHS}, {**GRADING, **ONE}],
+    "choice._choose": [
+        {**CHOICE, "HAS_BLOCK": True, "HAS_TEXT": True},
+        {**CHOICE, "HAS_BLOCK": True, "HAS_TEXT": False, **ONE},
+        {**CHOICE, "HAS_BLOCK": False, "HAS_TEXT": True},
+        {**CHOICE, "HAS_BLOCK": False, "HAS_TEXT": False},
+    ],
+}
+"""By kernel: what is fixed when it is compiled, and types that differ."""
+
+
+def kernels() -> dict[str, Any]:
+    """All of the room's, without the functions that they call."""
+    from triton.runtime import JITFunction
+
+    found: dict[str, Any] = {}
+    for file in sorted(ROOM.glob("*.py")):
+        if "triton.jit" not in file.read_text():
+            continue
+        members = vars(import_module(f"vllm_dflash.engine.v2.{file.stem}"))
+        own = {name: each for name, each in members.items() if isinstance(each, JITFunction)}
+        for name, each in own.items():
+            if not any(f"{name}(" in other.src for other in own.values() if other is not each):
+                found[f"{file.stem}.{name}"] = each
+    return found
 
 
 def main() -> None:
@@ -28,32 +98,24 @@ def main() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from vllm_dflash.engine.v2 import tree_kernel
-
+    all_kernels = kernels()
     del backends["cpu"]  # it compiles nothing
-    kernel: Any = tree_kernel._attend
-    for case in CASES:
-        rest = dict(case)
-        data = dict.fromkeys(("query", "keys", "values", "output"), f"*{rest.pop('dtype')}")
-        fixed = {
-            "WINDOW": 0,
-            **dict.fromkeys(("HAS_SOFTCAP", "HAS_SINKS", "EVERYBODY"), False),
-            "PADDED_HEAD": triton.next_power_of_2(rest["HEAD_SIZE"]),
-            "BLOCK_SIZE": 16,
-            "TILE_ROWS": tree_kernel.TILE_ROWS,
-            "TILE_KEYS": tree_kernel.TILE_KEYS,
-            **rest,
-        }
-        types = {**TYPES, **data}
-        signature = {
-            name: "constexpr" if name in fixed else types.get(name, "i32")
-            for name in kernel.arg_names
-        }
-        constants = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
-        for gpu in GPUS:
-            source = ASTSource(kernel, signature, constexprs=constants)
-            made = triton.compile(source, target=GPUTarget("cuda", gpu, 32))
-            print(f"sm_{gpu} {case['dtype']} {len(made.asm['cubin']) > 0}")
+    assert all_kernels.keys() == CASES.keys()
+    for name, kernel in all_kernels.items():
+        for case in CASES[name]:
+            types = {**TYPES, **{each: case[each] for each in case if each.islower()}}
+            fixed = {each: value for each, value in case.items() if each.isupper()}
+            signature = {
+                each: "constexpr" if each in fixed else types.get(each, "i32")
+                for each in kernel.arg_names
+            }
+            constants = {(kernel.arg_names.index(each),): fixed[each] for each in fixed}
+            for gpu in GPUS:
+                source = ASTSource(kernel, signature, constexprs=constants)
+                made = triton.compile(source, target=GPUTarget("cuda", gpu, 32))
+                assert made.asm["cubin"]
+                found = {"gpu": gpu, "kernel": name, "shared": made.metadata.shared}
+                print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

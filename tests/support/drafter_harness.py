@@ -26,7 +26,9 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 
 from support.engines import USES_V2
 from support.pairs import Pair
+from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 
@@ -170,7 +172,6 @@ class Harness:
         self.logits = None
         with set_current_vllm_config(self.config):
             drafts = self._propose(rows, starts, num_speculative_tokens)
-            self.proposer.end_step()
         for row in rows:
             self.lengths[row.request] += len(row.features) - row.num_rejected
         return drafts
@@ -249,6 +250,7 @@ class ProposerHarness(Harness):
             sampling_metadata=None,
             num_rejected_tokens_gpu=rejected if rejected.any() else None,
         )
+        self.proposer.end_step()
         for row, end in zip(rows, texts_end, strict=True):
             if not row.in_prompt:
                 self.texts[row.request, end] = row.bonus
@@ -259,8 +261,9 @@ class SpeculatorHarness(Harness):
     """On Model Runner V2."""
 
     def _load(self, target: HfTarget) -> None:
-        states = SimpleNamespace(max_seq_len=np.zeros(64, np.int32))
-        self.proposer = PlannedSpeculator(self.config, torch.device("cpu"), states)
+        self.proposer = PlannedSpeculator(self.config, torch.device("cpu"), None)
+        self.proposer.texts = None  # nobody keeps any here
+        self.proposer.req_states = SimpleNamespace()
         self.proposer.load_model(target)
 
     def _initialize_attention(self, cache: KVCacheConfig) -> None:
@@ -279,7 +282,6 @@ class SpeculatorHarness(Harness):
         drafter = self.proposer
         counts = np.array([len(row.features) for row in rows], dtype=np.int32)
         requests = [row.request for row in rows]
-        drafter.req_states.max_seq_len[:] = self.max_tokens
         self.tables.input_block_tables[0][: len(rows)] = self.blocks[requests]
         rejected = torch.tensor([row.num_rejected for row in rows], dtype=torch.int32)
         sampled = torch.tensor([int(not row.in_prompt) for row in rows], dtype=torch.int32)
@@ -313,8 +315,16 @@ class SpeculatorHarness(Harness):
             torch.zeros(drafter.max_num_reqs, dtype=torch.int64),
             num_speculative_tokens=drafter.num_speculative_steps if wanted is None else wanted,
         )
-        lengths = drafter.synchronous._handed_over
-        return [tokens[i, : lengths[name]].tolist() for i, name in enumerate(batch.req_ids)]
+        # What the scheduler has places for, and the device takes to be drafts.
+        limit = drafted_length(drafter.draft_model_config)
+        ends = np.full(len(rows), min(self.max_tokens, getattr(drafter, "length_limit", limit)))
+        context = starts + counts - rejected.numpy()
+        most = drafter.num_speculative_steps if wanted is None else wanted
+        lengths = draft_limits(context, ends, most, sampled.numpy() > 0)
+        finite = (drafter.confidence[: len(rows)] > 0).int().cumprod(dim=1).sum(dim=1).numpy()
+        return [
+            row[:k].tolist() for row, k in zip(tokens, np.minimum(lengths, finite), strict=True)
+        ]
 
 
 DrafterHarness: type[Harness] = SpeculatorHarness if USES_V2 else ProposerHarness

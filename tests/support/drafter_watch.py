@@ -50,7 +50,7 @@ def watch_drafts(llm: LLM) -> Iterator[list[Draft]]:
     def draft_v2(num_reqs: int, *more: Any, **named: Any) -> None:
         group = drafter.draft_kv_cache_group_id
         slots = drafter.block_tables.slot_mappings[group, : num_reqs * drafter.num_query_per_req]
-        note(drafter.synchronous.step.ids[:num_reqs], list(slots.view(num_reqs, -1).numpy()))
+        note(drafter._verified.ids[:num_reqs], list(slots.view(num_reqs, -1).numpy()))
         original(num_reqs, *more, **named)
 
     owner, name = (drafter, "_generate_draft") if USES_V2 else (drafter.block, "draft")

@@ -48,7 +48,7 @@ from support.selection_config import (
     WINDOW,
     create_config,
 )
-from support.selection_table import ANY, FEW, PLANNER, TRIMMED, Cell, Row
+from support.selection_table import ANY, FEW, TRIMMED, Cell, Row
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine import agreement
 from vllm_dflash.engine.v2 import loaded_speculator, speculator
@@ -246,10 +246,7 @@ def run(folder: Path, cell: Cell) -> Row:
             runner = engine.initialize(trims=engine.speculator.enable_adaptive_verification)
         widths = engine.draft_widths(runner.cudagraph_manager.cudagraph_mode)
     graphs, lengths = runner.cudagraph_manager, lengths_to_choose(runner)
-    if not cell.is_async:
-        assert engine.speculator.synchronous is not None
-        mechanism = PLANNER
-    elif runner.adaptive_verification is not None:
+    if runner.adaptive_verification is not None:
         mechanism = TRIMMED
     else:
         mechanism = FEW if len(lengths) <= engine.max_draft else ANY

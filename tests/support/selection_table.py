@@ -20,7 +20,6 @@ LEVELS = ("-O0", "-O1", "-O2", "-O3", "eager")
 TRIMMED = "trimmed"
 FEW = "few lengths"
 ANY = "any length"
-PLANNER = "our planner"
 
 PAGE = ROOT / "docs" / "compatibility.md"
 BEGIN = "<!-- begin of what `make selection` writes -->\n"
@@ -144,7 +143,7 @@ def _name(cell: Cell) -> str:
     if cell.level == Cell.level:
         parts = []
     if not cell.is_async:
-        parts.insert(0, "synchronous scheduling")
+        parts.insert(0, "`--no-async-scheduling`")
     if not cell.may_trim:
         parts.append("`enable_adaptive_verification: false`")
     if cell.backend != "auto":

@@ -1,160 +1,227 @@
-"""vLLM's asynchronous engine as a pipeline in time, without vLLM: the oracle for what is learned.
+"""vLLM's asynchronous engine on V2 as a pipeline in time, without vLLM: the planner's judge.
 
 The scheduler hands step n + 1 to the device while step n runs. The device works in order: the
-target's forward, then the output of that step is sent off, then the drafter's block, if the step
-drafts. So the time between two outputs holds the block of the step before. Drafts are verified one
-step after they were made, and what came of them is known when that step's output is.
+target's forward, then the output of that step is sent off, then the drafter's block, if there is
+one, then whose drafts each request gets. So the time between two outputs holds the block of the
+step before. Drafts are verified one step after they were made, and what came of them is known when
+that step's output is, which is when the step behind it has long been scheduled.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from support.fake_time import FakeTime
-from support.planner_world import curve
-from vllm_dflash.planning.curves import Curve
+from support.recorded_drafts import RecordedDrafts
+from support.simulated_device import SimulatedDevice, Verified
+from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning.ahead import Learned
+from vllm_dflash.planning.work import NO_ATTENTION, Attention
+from vllm_dflash.tools.simulate.cost_table import CostTable
 
-GPU_VERIFY = {1: 6.0, 64: 6.3, 256: 8.5, 512: 13.5, 4096: 100.0}
-GPU_DRAFT = {1: 0.9, 64: 1.0, 256: 1.4, 512: 2.2, 4096: 16.0}
-"""Milliseconds by rows: the shape of an 8B target and its drafter on one datacentre GPU; assumed,
-not measured."""
+ROOM = 16
+"""Recorded tokens behind the place where a request leaves a text: what is drafted there is graded
+along the same text."""
+CHAPTERS = 4
+"""Texts that a request goes through, one after the other, before it ends."""
+
+
+class Directed(NamedTuple):
+    """What a scheduler says of a step of R requests."""
+
+    places: Ints
+    """For drafts of each in the next step, [R]."""
+    runs_block: bool
+    least: int = 0
+    learned: Learned | None = None
+
+
+class Scheduled(NamedTuple):
+    """A step as it goes to the device."""
+
+    names: list[str]
+    is_fresh: Bools
+    """Whether each has just come, [R]."""
+    others: Ints
+    """Rows of each that are no drafts, [R]."""
+    given: Ints
+    """Places for drafts of each, [R]."""
+    context: Ints
+    """Tokens of context of each, [R]."""
+    directed: Directed
+    """What comes behind it."""
 
 
 class Scheduler(Protocol):
     """What the pipeline asks of one."""
 
-    def schedule(self, scheduled: Any) -> None:
-        """Write how many drafts the step is to make of each request."""
+    @property
+    def may_draft(self) -> bool:
+        """Whether it is one of speculative decoding."""
 
-    def update(self, scheduled: Any, output: Any) -> None:
+    def schedule(self, names: list[str], context: Ints) -> Directed:
+        """Of a step's R requests."""
+
+    def update(self, scheduled: Scheduled, verified: Verified) -> None:
         """The output of a step is there."""
 
 
+class Budget(Protocol):
+    """Says how many drafts are verified, where the device trims them."""
+
+    def drafts(self, scheduled: Scheduled, slots: Ints, chances: Floats) -> int:
+        """Of a step of R requests; `chances` are those of the drafts of the step before."""
+
+
 @dataclass
-class FixedScheduler:
-    """Always the same length."""
+class Fixed:
+    """Blocks of the same length always."""
 
     length: int
 
-    def schedule(self, scheduled: Any) -> None:
-        scheduled.num_spec_tokens_to_schedule = self.length
+    @property
+    def may_draft(self) -> bool:
+        return self.length > 0
 
-    def update(self, scheduled: Any, output: Any) -> None: ...
+    def schedule(self, names: list[str], context: Ints) -> Directed:
+        return Directed(np.full(len(names), self.length), self.length > 0)
+
+    def update(self, scheduled: Scheduled, verified: Verified) -> None: ...
 
 
 @dataclass
 class Pipeline:
-    """Requests that decode, some of which end and are followed by others."""
+    """R requests that decode, some of which end and are followed by others."""
 
     scheduler: Scheduler
-    max_draft: int
+    drafts: RecordedDrafts
     num_requests: int
-    rate: float
-    """Of a draft, given that those before it were accepted."""
-    clock: FakeTime = field(default_factory=FakeTime)
-    verify: Curve = field(default_factory=lambda: curve(GPU_VERIFY))
-    draft: Curve = field(default_factory=lambda: curve(GPU_DRAFT))
+    costs: CostTable
+    budget: Budget | None = None
+    """Where the device trims drafts."""
+    looks_up: bool = False
+    captured: tuple[int, ...] | None = None
+    """Lengths that all requests may have without `ragged_ms`; None: any will do."""
+    ragged_ms: float = 0.0
+    attention: Attention = NO_ATTENTION
+    more_context: Ints | None = None
+    """On top of its text, by slot, [R]."""
+    caches_prompts: bool = False
+    """But for a token: vLLM then gives who comes K placeholders for drafts that nobody made."""
     host_ms: float = 0.5
     """For an output, and to schedule the next step."""
     noise: float = 0.02
-    turnover: float = 0.0
-    """Share of the requests that end with a step. Others take their place, found in the prefix
-    cache but for a token, so that the scheduler pads them with drafts that nobody made."""
-    kept: Callable[[int, int], int] | None = None
-    """How many of a step's drafts are verified, by requests and drafts; the device drops others."""
     seed: int = 0
+    clock: FakeTime = field(default_factory=FakeTime)
     tokens: int = 0
-    steps: int = 0
-    lengths: list[int] = field(default_factory=list)
-    """What each step was to draft."""
+    block_steps: list[bool] = field(default_factory=list)
+    admitted: list[Ints] = field(default_factory=list)
+    """Drafts of each request that each step verified."""
 
     def __post_init__(self) -> None:
+        count = self.num_requests
+        self.verify, self.draft, _ = self.costs.curves()
         self._rng = np.random.default_rng(self.seed)
-        self._ids = [f"request-{number}" for number in range(self.num_requests)]
-        self._named = self.num_requests
-        self._drafts = dict.fromkeys(self._ids, 0)
-        """Placeholders that each request goes into the next step with."""
-        self._fresh: set[str] = set()
+        self.device = SimulatedDevice(self.drafts, count, looks_up=self.looks_up)
+        num_texts, self._end = len(self.drafts.block_true), self.drafts.block_true.shape[1] - ROOM
+        self._orders = np.array([self._rng.permutation(num_texts) for _ in range(count)])
+        self._chapter = np.zeros(count, np.int64)
+        """How many texts each slot has been through."""
+        self.names = [f"request-{slot}" for slot in range(count)]
+        self._ends_at = np.arange(count) % CHAPTERS + 1
+        self._places = np.zeros(count, np.int64)
+        self._is_fresh = np.ones(count, bool)
+        self._chances = deque([self.device.chances.copy()] * 2, maxlen=2)
+        self.device.text[:] = self._orders[:, 0]
+        # All are somewhere in their texts.
+        self.device.place[:] = self._rng.integers(0, self._end, count) - 1 if count > 1 else -1
         self._device_free = self.clock.now
-        self._under_way: deque[tuple[Any, Any, float]] = deque()
-        self._started = self.clock.now
+        self._under_way: deque[tuple[Scheduled, Verified, Bools, float]] = deque()
 
-    def run(self, steps: int) -> float:
-        """Go on for some steps. Returns the tokens per second of these."""
-        tokens, started = self.tokens, self.clock.now
-        for _ in range(steps):
-            self._schedule()
+    def run(self, tokens: int = 0, steps: int = 0) -> float:
+        """Go on for so many tokens, or steps. Returns the tokens per second of these."""
+        before, started, done = self.tokens, self.clock.now, 0
+        while self.tokens - before < tokens or done < steps:
+            self._step()
             if len(self._under_way) == 2:
                 self._finish()
-        return (self.tokens - tokens) / (self.clock.now - started)
+            done += 1
+        return (self.tokens - before) / (self.clock.now - started)
 
-    def _schedule(self) -> None:
-        drafts = {name: self._drafts[name] for name in self._ids}
-        fresh = self._fresh & set(self._ids)
-        scheduled = SimpleNamespace(
-            num_scheduled_tokens={name: 1 + count for name, count in drafts.items()},
-            total_num_scheduled_tokens=len(drafts) + sum(drafts.values()),
-            scheduled_spec_decode_tokens={n: [-1] * count for n, count in drafts.items() if count},
-            num_spec_tokens_to_schedule=0,
-            scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in fresh],
-            scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
-        )
-        self.scheduler.schedule(scheduled)
-        length = scheduled.num_spec_tokens_to_schedule
-        self.lengths.append(length)
-        output, rows = self._compute(drafts, fresh)
-        ready = max(self.clock.now, self._device_free) + self._takes(self.verify, rows)
+    def context(self) -> Ints:
+        """Tokens of each request, [R]."""
+        found = self.drafts.prompt_lengths[self.device.text] + self.device.place
+        return found if self.more_context is None else found + self.more_context
+
+    def _step(self) -> None:
+        device, fresh, slots = self.device, self._is_fresh, np.arange(self.num_requests)
+        given, others = self._places.copy(), np.ones(self.num_requests, np.int64)
+        if self.caches_prompts:
+            given[fresh] = self.drafts.width * self.scheduler.may_draft
+        else:
+            others[fresh] = self.drafts.prompt_lengths[device.text[fresh]]
+        context, names = self.context(), self.names.copy()
+        directed = self.scheduler.schedule(names, context)
+        scheduled = Scheduled(names, fresh.copy(), others, given, context, directed)
+        if directed.learned is not None:
+            device.learn(directed.learned)
+        budget = None
+        if self.budget is not None:
+            self._chances[0][fresh] = 0.0
+            budget = self.budget.drafts(scheduled, slots, self._chances[0])
+        verified = device.verify(slots, given, budget, fresh)
+        self.admitted.append(verified.admitted)
+        self.block_steps.append(directed.runs_block)
+        ended = self._turn_pages()
+        device.choose(slots, runs_block=directed.runs_block)
+        self._chances.append(device.chances.copy())
+        ready = max(self.clock.now, self._device_free) + self._target_seconds(scheduled, verified)
         self._device_free = ready
-        if length:
-            self._device_free += self._takes(self.draft, len(drafts) * (1 + self.max_draft))
-        self._under_way.append((scheduled, output, ready))
-        self._fresh = set()
-        self._drafts = dict.fromkeys(self._ids, length)
-        self._replace_some(length)
+        if directed.runs_block:
+            seconds = self.draft.at_one(self.num_requests * (1 + self.drafts.width))
+            seconds += self.attention.block * context.sum()
+            self._device_free += seconds * self._noise()
+        self._under_way.append((scheduled, verified, ended, ready))
+        self._places = np.minimum(directed.places, self.drafts.width)
+        self._is_fresh = np.zeros(self.num_requests, bool)
 
-    def _replace_some(self, length: int) -> None:
-        for place in np.flatnonzero(self._rng.random(self.num_requests) < self.turnover):
-            name = f"request-{self._named}"
-            self._named += 1
-            self._ids[place] = name
-            self._fresh.add(name)
-            self._drafts[name] = self.max_draft
+    def _target_seconds(self, scheduled: Scheduled, verified: Verified) -> float:
+        admitted, given = verified.admitted, scheduled.given
+        seconds = self.verify.at_one(int(scheduled.others.sum() + admitted.sum()))
+        seconds += self.attention.plain * scheduled.context.sum()
+        seconds += self.attention.draft * (scheduled.context * admitted).sum()
+        if self.captured is not None and (scheduled.others == 1).all():
+            is_alike = (given == given[0]).all() and given[0] in self.captured
+            seconds += 0.0 if is_alike else self.ragged_ms / 1000
+        return float(seconds * self._noise())
 
-    def _compute(self, drafts: dict[str, int], fresh: set[str]) -> tuple[Any, int]:
-        names = list(drafts)
-        counts = np.array([drafts[name] for name in names])
-        total = int(counts.sum())
-        keeps = min(total, self.kept(len(names), total)) if self.kept and total else total
-        # Which drafts the device drops does not matter here: those at the ends, evenly.
-        share = np.zeros_like(counts)
-        while share.sum() < keeps:
-            share[(share < counts) & (share == share[share < counts].min())] += 1
-        lucky = self._rng.random((len(names), self.max_draft)) < self.rate
-        accepted = np.minimum(np.cumprod(lucky, axis=1).sum(axis=1), share)
-        accepted[[name in fresh for name in names]] = 0
-        output = SimpleNamespace(
-            req_id_to_index={name: row for row, name in enumerate(names)},
-            sampled_token_ids=[[5] * (1 + count) for count in accepted.tolist()],
-        )
-        return output, len(names) + int(share.sum())
+    def _noise(self) -> float:
+        return 1 + self.noise * float(self._rng.normal())
 
-    def _takes(self, costs: Curve, rows: int) -> float:
-        return float(costs.at(rows)) * (1 + self.noise * float(self._rng.normal()))
+    def _turn_pages(self) -> Bools:
+        """Who is at the end of a text goes on with the next one; returns who ends for good."""
+        device = self.device
+        turns = device.place >= self._end
+        self._chapter += turns
+        places = self._chapter[turns] % self._orders.shape[1]
+        device.text[turns] = self._orders[np.flatnonzero(turns), places]
+        device.place[turns] = 0
+        ended: Bools = turns & (self._chapter == self._ends_at)
+        return ended
 
     def _finish(self) -> None:
-        scheduled, output, ready = self._under_way.popleft()
+        scheduled, verified, ended, ready = self._under_way.popleft()
         self.clock.now = max(self.clock.now, ready) + self.host_ms / 1000
-        self.tokens += sum(map(len, output.sampled_token_ids))
-        self.steps += 1
-        self.scheduler.update(scheduled, output)
-
-
-def best_fixed(lengths: Sequence[int], steps: int, **settings: Any) -> tuple[float, int]:
-    """The best rate that a fixed length had brought, and which that is."""
-    return max((Pipeline(FixedScheduler(k), **settings).run(steps), k) for k in lengths)
+        is_running = np.array([a == b for a, b in zip(scheduled.names, self.names, strict=True)])
+        self.tokens += int(verified.produced[is_running].sum())
+        self.scheduler.update(scheduled, verified)
+        for slot in np.flatnonzero(ended):
+            self.names[slot] = f"request-{slot}-{self._chapter[slot]}"
+            self._ends_at[slot] += CHAPTERS
+            self._is_fresh[slot] = True
+            self._places[slot] = 0
+            self.device.place[slot] = -1

@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from support import ROOT
-from vllm_dflash import seams
-from vllm_dflash.engine.v1 import attach_trees
-from vllm_dflash.seams import Seam
-from vllm_dflash.tools.inspect import cache_plan
+from vllm_dflash.seams import SEAMS, Seam
 
 WATCHED = (
     Seam("vllm.config.speculative:SpeculativeConfig.use_eagle_block_drop"),
@@ -21,8 +18,11 @@ WATCHED = (
     Seam("vllm.v1.attention.backends.flash_attn:FlashAttentionMetadataBuilder"),
     Seam("vllm.v1.core.sched.scheduler:Scheduler.schedule"),
     Seam("vllm.v1.outputs:AsyncModelRunnerOutput"),
+    Seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner.__init__"),
     Seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens"),
     Seam("vllm.v1.worker.gpu.warmup:warmup_kernels"),
+    Seam("vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__"),
+    Seam("vllm.v1.worker.utils:AttentionGroup"),
 )
 """Nothing of ours touches these, but we rely on what they do."""
 
@@ -154,12 +154,7 @@ def _entry(file: Path, node: ast.stmt) -> Record:
 
 def all_seams(version: str) -> list[Seam]:
     """Those of every process that this version of vLLM is to have."""
-    lists = [one for one in vars(seams).values() if isinstance(one, tuple)]
-    every = {
-        seam.path: seam
-        for some in (*lists, attach_trees.TREES, cache_plan.SEAMS, WATCHED)
-        for seam in some
-    }
+    every = {seam.path: seam for some in (*SEAMS.values(), WATCHED) for seam in some}
     return [every[path] for path in sorted(every) if every[path].is_in(version)]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import InterpretedFunction
 
 import vllm_dflash
 
@@ -87,10 +88,21 @@ def waits_noted(found: Counter[str], folder: str = OURS) -> Iterator[None]:
 
 @contextmanager
 def lines_counted(found: Counter[str]) -> Iterator[None]:
-    """Count the lines of ours that are run: a loop over requests shows in their number."""
+    """Count the lines of ours that are run: a loop over requests shows in their number.
+
+    Without those of kernels, which a device runs for all requests at once.
+    """
+    kernels = {
+        (module.__file__, name)
+        for module in [*sys.modules.values()]
+        if (getattr(module, "__file__", None) or "").startswith(OURS)
+        for name, value in vars(module).items()
+        if isinstance(value, InterpretedFunction)
+    }
 
     def count(frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(OURS):
+        code = frame.f_code
+        if not code.co_filename.startswith(OURS) or (code.co_filename, code.co_name) in kernels:
             return None
         if event == "line":
             found[_place(frame, OURS)] += 1

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,7 +17,8 @@ import pytest
 import vllm
 from packaging.version import Version
 
-from support import vllm_source
+import vllm_dflash
+from support import ROOT, vllm_source
 from support.vllm_source import (
     RECORDS,
     MissingError,
@@ -21,8 +28,17 @@ from support.vllm_source import (
     examine,
     imported,
 )
+from vllm_dflash import seams
 from vllm_dflash.engine.v2.counted_output import CountedOutput
-from vllm_dflash.seams import SUPPORTED_VLLM, Seam
+from vllm_dflash.seams import (
+    SEAMS,
+    SUPPORTED_VLLM,
+    Seam,
+    check_seams,
+    other_seams,
+    v1_seams,
+    v2_seams,
+)
 
 RECORDED = {file.stem: json.loads(file.read_text()) for file in RECORDS.glob("*.json")}
 INSTALLED = Version(vllm.__version__).public
@@ -67,6 +83,59 @@ def test_outputs_have_all_that_each_version_asks_of_them(version: str) -> None:
 def test_imports_from_each_version(version: str) -> None:
     found = set(RECORDED[version]["names"])
     assert [sorted(one) for one in imported() if one.isdisjoint(found)] == []
+
+
+def test_seams_are_made_in_one_place() -> None:
+    """So that each of them is held against every release."""
+    made = [
+        file.name
+        for file in sorted((ROOT / "vllm_dflash").rglob("*.py"))
+        if any(
+            isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Seam")
+            for node in ast.walk(ast.parse(file.read_text()))
+        )
+    ]
+    modules = (other_seams, v1_seams, v2_seams)
+    assert made == [f"{module.__name__.rpartition('.')[2]}.py" for module in modules]
+    tuples = {
+        name: one
+        for module in modules
+        for name, one in vars(module).items()
+        if isinstance(one, tuple)
+    }
+    listed = {name for name in tuples if any(tuples[name] is one for one in SEAMS.values())}
+    assert tuples.keys() - listed == {"BOTH_WORKERS"}  # which is part of two others
+    assert {*seams.BOTH_WORKERS} <= {*seams.V1_WORKER} & {*seams.V2_WORKER}
+
+
+def test_seams_that_are_not_listed_cannot_be_used() -> None:
+    with pytest.raises(LookupError, match="add them to SEAMS"):
+        check_seams((*seams.ENGINE, Seam("vllm:LLM")))
+
+
+def overridden() -> Iterator[tuple[str, set[str]]]:
+    """Each method of vLLM's that a class of ours replaces: ours, and the names of vLLM's."""
+    for module in pkgutil.walk_packages(vllm_dflash.__path__, "vllm_dflash."):
+        if module.name.endswith("__main__"):
+            continue
+        for one in vars(import_module(module.name)).values():
+            if not (inspect.isclass(one) and one.__module__ == module.name):
+                continue
+            bases = [base for base in one.__mro__ if base.__module__.startswith("vllm.")]
+            for name, value in vars(one).items():
+                is_method = callable(value) and (not name.startswith("__") or name == "__init__")
+                having = [base for base in bases if hasattr(base, name)]
+                is_replaced = any(name in vars(base) for base in having)
+                is_made = name == "__init__" and any(map(is_dataclass, having))
+                if is_method and is_replaced and not is_made:
+                    yield f"{one.__qualname__}.{name}", {f"{b.__name__}.{name}" for b in having}
+
+
+def test_every_method_of_vllms_that_ours_replace_is_a_seam() -> None:
+    held = {seam.path.partition(":")[2] for seam in all_seams("0.32.0") + all_seams("0.33.0")}
+    found = dict(overridden())
+    assert "DFlashScheduler.update_from_output" in found
+    assert [ours for ours, vllms in found.items() if held.isdisjoint(vllms)] == []
 
 
 @pytest.mark.skipif(INSTALLED not in RECORDED, reason="this vLLM is not recorded")

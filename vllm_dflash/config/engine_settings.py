@@ -41,18 +41,18 @@ def choose_worker(worker_cls: str) -> str:
     return ours
 
 
-def choose_verification(engine_args: EngineArgs, options: DFlashOptions) -> dict[str, Any]:
+def choose_verification(options: DFlashOptions) -> dict[str, Any]:
     """Settings of vLLM's own that let draft lengths vary under CUDA graphs.
 
     Graphs are captured for a few lengths, which vLLM takes from a table by batch size; our
-    scheduler chooses among those lengths by what they bring. Workers that can have vLLM trim each
-    request's drafts on the device capture graphs of ragged batches instead
-    (`engine/v2/trimming.py`): they know the attention backends, and nobody here does yet.
+    schedulers choose among those lengths by what they bring, or give each request its own.
+    Workers that can have vLLM trim each request's drafts on the device capture graphs of ragged
+    batches instead (`engine/v2/trimming.py`): they know the attention backends, and nobody here
+    does yet.
     """
     from vllm.platforms import current_platform
 
-    is_planned_in_worker = engine_args.async_scheduling is False
-    if options.draft_length != "adaptive" or is_planned_in_worker or not current_platform.is_cuda():
+    if options.draft_length != "adaptive" or not current_platform.is_cuda():
         return {}
     return {"num_speculative_tokens_per_batch_size": length_table(options.draft_width)}
 

@@ -29,9 +29,8 @@ def resolve(
     target: ModelConfig,
     parallel: ParallelConfig,
     *,
-    has_ragged_room: bool = False,
-    is_synchronous: bool = False,
-    trees_have_room: bool = False,
+    is_v1: bool = False,
+    has_room: bool = False,
 ) -> DFlashOptions:
     """Check the drafter and the pair.
 
@@ -40,10 +39,9 @@ def resolve(
         config: the drafter's `config.json`.
         target: vLLM's config of it.
         parallel: of the target.
-        has_ragged_room: whether free drafts may be more than a block has: on V1, with our
+        is_v1: whether Model Runner V1 runs it, on which the host plans.
+        has_room: whether free drafts and trees may be more there than a block has: with our
             scheduler.
-        is_synchronous: whether a step's drafts are known when the next one is scheduled.
-        trees_have_room: whether these may have more nodes than a block has: with our scheduler.
 
     Raises:
         ValueError: (`DrafterError` included) with a message that says what to change.
@@ -59,23 +57,18 @@ def resolve(
             " token: remove 'use_local_argmax_reduction' from the speculative config."
         )
     if settings.free_drafts == "shared":
-        check_shared(settings, is_synchronous=is_synchronous)
-    if isinstance(settings.draft_tree, int) and not is_synchronous:
-        raise ValueError(
-            "draft_tree is a number of tokens, but under asynchronous scheduling, which is vLLM's"
-            " default on GPUs, drafts are chains: add --no-async-scheduling, or leave 'draft_tree'"
-            " out of the speculative config."
-        )
+        check_shared(settings, is_v1=is_v1)
     if Path(settings.model).is_dir():
         check_weights(drafter, Path(settings.model))
     folder, width = settings.estimates_folder, settings.draft_tokens(drafter)
     free_drafts = settings.free_drafts != "off" and settings.draft_length == "adaptive"
     # Of a linear-attention target, every draft takes a whole state of memory. And who asks for a
     # number of drafts gets no more.
-    has_room = has_ragged_room and not target.is_hybrid and settings.num_speculative_tokens is None
-    most_free = (max(width, MOST_FREE_DRAFTS) if has_room else width) if free_drafts else 0
+    has_room = is_v1 and has_room and not target.is_hybrid
+    is_free_to_choose = has_room and settings.num_speculative_tokens is None
+    most_free = (max(width, MOST_FREE_DRAFTS) if is_free_to_choose else width) if free_drafts else 0
     room = max(width, most_free)
-    if isinstance(settings.draft_tree, int) and trees_have_room and not target.is_hybrid:
+    if isinstance(settings.draft_tree, int) and has_room:
         room = max(room, settings.draft_tree)
     return DFlashOptions(
         room,
@@ -85,24 +78,23 @@ def resolve(
         drafter_ranks(drafter, parallel.tensor_parallel_size, settings.draft_tensor_parallel_size),
         most_free=most_free,
         shares_outputs=settings.free_drafts == "shared",
-        draft_tree=settings.draft_tree if is_synchronous else "off",
+        draft_tree=settings.draft_tree if is_v1 else "off",
         may_trim=settings.enable_adaptive_verification is not False,
         estimates_folder=None if folder is None else usable_folder(folder),
     )
 
 
-def check_shared(settings: SpeculativeSettings, *, is_synchronous: bool) -> None:
-    """Refuse to share answers where no texts are looked up. Raises `ValueError`."""
+def check_shared(settings: SpeculativeSettings, *, is_v1: bool) -> None:
+    """Refuse to share answers where they are not looked up. Raises `ValueError`."""
     if settings.draft_length == "fixed":
         raise ValueError(
             "free_drafts is 'shared', but with draft_length 'fixed' no text is looked up: leave one"
             " of the two out of the speculative config."
         )
-    if not is_synchronous:
+    if not is_v1:
         raise ValueError(
-            "free_drafts is 'shared', but under asynchronous scheduling, which is vLLM's default on"
-            " GPUs, no text is looked up: add --no-async-scheduling, or leave 'free_drafts' out of"
-            " the speculative config."
+            "free_drafts is 'shared', but Model Runner V2, which GPUs have, looks up each request's"
+            " own text alone: leave 'free_drafts' out of the speculative config to get that."
         )
 
 

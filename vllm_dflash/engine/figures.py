@@ -1,6 +1,6 @@
 """Figures of drafting on their way to Prometheus: from who counts them to the API server.
 
-Who plans draft lengths counts: the first worker, or the asynchronous scheduler in the engine's
+Who plans draft lengths counts: the first worker (V1), or the scheduler (V2) in the engine's
 process. Once a second, and when the engine runs dry, what is new travels:
 
     worker                        as an attribute of the step's `ModelRunnerOutput`, like drafts

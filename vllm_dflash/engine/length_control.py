@@ -1,4 +1,4 @@
-"""Draft lengths of one worker, step by step: what both model runners do with a `Step`."""
+"""Draft lengths of one worker on V1, step by step."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from logging import Logger
 
 from vllm.logger import init_logger
@@ -42,20 +41,6 @@ def log_free_drafts(most: int, *, shares_outputs: bool) -> None:
         most,
         ", and of what others were answered lately" if shares_outputs else "",
     )
-
-
-def log_lengths(lengths: Sequence[int], untrimmed: str | None) -> None:
-    """The line that says how draft lengths vary under asynchronous scheduling.
-
-    Args:
-        lengths: that all requests of a step can be given.
-        untrimmed: why the device does not trim drafts; None if it does.
-    """
-    if untrimmed is None:
-        how = "drafts are made or not, and vLLM's adaptive verification trims each request's"
-    else:
-        how = f"one length for all requests of a step; adaptive verification is off: {untrimmed}"
-    logger().info("draft lengths %s (%s)", ", ".join(map(str, lengths)), how)
 
 
 def log_costs(costs: StepCosts, origin: str) -> None:

@@ -162,23 +162,81 @@ def profile_v2(runner: GPUModelRunnerV2, agree: Callable[[float], float]) -> Ste
     Its dummy runs go through both models, so the drafter is what they take longer with it.
     """
     speculator = runner.speculator
-    max_requests = runner.max_num_reqs
-    block_rows = speculator.num_query_per_req
+    max_requests, block_rows = runner.max_num_reqs, speculator.num_query_per_req
     most = min(runner.max_num_tokens, max_requests * block_rows)
     # A batch of more rows than requests is drafted like a full one.
     few = [rows for rows in STEPS if rows <= min(max_requests, most // block_rows)]
-
-    def verify(count: int) -> None:
-        with target_alone(speculator):
-            runner._dummy_run(count)
-        torch.accelerator.synchronize()
-
-    def whole(count: int) -> None:
-        runner._dummy_run(count)
-        torch.accelerator.synchronize()
-
+    verify, whole = _dummy_steps(runner)
     verify_curve = measure_curve(verify, profiled_rows(max_requests, most), agree)
     both = measure_curve(whole, few, agree) if len(few) > 1 else verify_curve
     seconds = np.maximum(both.seconds - verify_curve.at(both.counts), 0.0)
     draft_curve = Curve(both.counts * block_rows, seconds)
-    return StepCosts(verify_curve, draft_curve, FREE, max_requests)
+    costs = StepCosts(verify_curve, draft_curve, FREE, max_requests)
+    longest = runner.max_model_len - block_rows
+    near, far = min(CONTEXT_TOKENS, max(longest, 1)), min(FAR_CONTEXT_TOKENS, longest)
+    if far > 2 * near and block_rows <= most:
+
+        def per_token(run: Callable[..., object], rows: int) -> float:
+            """Seconds that a token of context adds to a request's so many rows."""
+            curve = measure_curve(
+                lambda context: run(rows, context_len=context, uniform_decode=rows > 1),
+                (near, far),
+                agree,
+            )
+            return float(curve.seconds[1] - curve.seconds[0]) / (far - near)
+
+        plain, drafted = per_token(verify, 1), per_token(verify, block_rows)
+        more = max(drafted - plain, 0.0) / (block_rows - 1)
+        block = max(per_token(whole, block_rows) - drafted, 0.0)
+        costs.records["attention"] = Attention(plain, more, block)
+    return costs
+
+
+@torch.inference_mode()
+def ragged_seconds(runner: GPUModelRunnerV2, agree: Callable[[float], float]) -> float:
+    """What a step takes longer, on V2, whose requests do not have as many rows each as the others.
+
+    Where graphs are captured for some numbers of rows a request, a batch that mixes them runs
+    piece by piece. Nothing where no step has such a graph, or all have.
+    """
+    manager, most = runner.cudagraph_manager, runner.max_num_tokens
+    counts = {graph.uniform_token_count for graph in manager.graphs} if manager else set()
+    rows = runner.num_speculative_steps + 1
+    requests = min(4, runner.max_num_reqs, most // rows)
+    if rows not in counts or requests < 2:
+        return 0.0
+    verify, _ = _dummy_steps(runner)
+    alike = agree(_fastest(lambda: verify(requests * rows, uniform_decode=True)))
+    # A dummy batch has as many requests as it may, and one row more or less of some: so a row
+    # fewer than such a batch has is a ragged one.
+    most_requests, runner.max_num_reqs = runner.max_num_reqs, requests
+    try:
+        apart = agree(_fastest(lambda: verify(requests * rows - 1)))
+    finally:
+        runner.max_num_reqs = most_requests
+    return max(apart - alike, 0.0)
+
+
+def _dummy_steps(runner: GPUModelRunnerV2) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Steps of V2 for some number of rows: of the target alone, and with a block behind it."""
+
+    def whole(count: int, **kind: Any) -> None:
+        runner._dummy_run(count, **kind)
+        torch.accelerator.synchronize()
+
+    def verify(count: int, **kind: Any) -> None:
+        with target_alone(runner.speculator):
+            whole(count, **kind)
+
+    return verify, whole
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    """Seconds of the fastest run of several, behind one that does not count."""
+    run()
+    times = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return min(times)

@@ -13,7 +13,7 @@ from vllm import envs
 from vllm.config import set_current_vllm_config
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
@@ -29,14 +29,14 @@ from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_
 from vllm_dflash.engine.estimates_file import EstimatesKeeper, Memory
 from vllm_dflash.engine.figures import FiguresToSend, attach_figures
 from vllm_dflash.engine.fresh_blocks import fresh_blocks, useless_blocks
-from vllm_dflash.engine.log import log_active, log_costs, log_free_drafts, log_lengths, logger
+from vllm_dflash.engine.log import log_active, log_costs, log_free_drafts, logger
 from vllm_dflash.engine.periodic_log import PeriodicLog
-from vllm_dflash.engine.profile import profile_v1, profile_v2
-from vllm_dflash.engine.scheduler import WorkerFacts, attach_facts
+from vllm_dflash.engine.profile import profile_v1, profile_v2, ragged_seconds
 from vllm_dflash.engine.v1.attach_trees import attach_trees
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
+from vllm_dflash.engine.v2.worker_facts import WorkerFacts, attach_facts, log_lengths
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
 from vllm_dflash.engine.vllm_fixes.expanded_sampling import mend_expanded_sampling
@@ -45,7 +45,7 @@ from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.watch import DraftWatch
-from vllm_dflash.planning.rehearsal import rehearse_planner, rehearse_uniform_length
+from vllm_dflash.planning.rehearsal import rehearse_ahead, rehearse_planner
 from vllm_dflash.plugin import register_draft_model
 from vllm_dflash.seams import V1_WORKER, V2_WORKER, check_vllm
 from vllm_dflash.vllms_own import SWITCH_OFF
@@ -103,7 +103,7 @@ class DraftingWorker(Worker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up, then measure what steps cost, for the planner to start from."""
         if self.use_v2_model_runner:
-            self.drafter.branch(self.model_runner)  # hook 31
+            self.drafter.before_capture(self.model_runner)  # hook 29
         times = super().compile_or_warm_up_model()
         if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
             self._plan_lengths()
@@ -115,13 +115,14 @@ class DraftingWorker(Worker):
 
     def _start_counting(self) -> None:
         """From now on. vLLM's warm-up runs steps through this worker that are no user's."""
-        options, statistics = DFlashOptions.of(self.vllm_config), self.drafter.lengths.statistics
+        options = DFlashOptions.of(self.vllm_config)
         self.drafter.clear_statistics()
+        statistics = self.drafter.collect_statistics(waits=False)
         if self.rank != 0:
             return
         if options.draft_length == "adaptive":
             self._log = PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL, logger().info)
-        if not self.vllm_config.scheduler_config.async_scheduling:
+        if not self.use_v2_model_runner:  # there the scheduler counts
             self._figures = FiguresToSend(statistics)
         self._watch = DraftWatch(
             lambda: self.drafter.collect_statistics(waits=False),
@@ -132,11 +133,11 @@ class DraftingWorker(Worker):
 
     def _plan_lengths(self) -> None:
         started = time.perf_counter()
-        is_async = self.vllm_config.scheduler_config.async_scheduling
-        # The scheduler may live in this process, where nothing is to be compiled later.
         options = DFlashOptions.of(self.vllm_config)
-        if is_async:
-            rehearse_uniform_length(options.draft_width)
+        # On V2 the scheduler plans. It may live in this process, where nothing is to be compiled
+        # later.
+        if self.use_v2_model_runner:
+            rehearse_ahead(options.draft_width)
         else:
             rehearse_planner(options.draft_width, options.most_free)
         memory = Memory.of(self.vllm_config, self._runner)
@@ -147,24 +148,25 @@ class DraftingWorker(Worker):
             with set_current_vllm_config(self.vllm_config):
                 costs = profile(self.model_runner, agreed_seconds)
             origin = f"measured in {time.perf_counter() - started:.1f} s"
-        if is_async:
+        self.drafter.adapt_lengths(costs)
+        if self.use_v2_model_runner:
             self._facts_to_send = WorkerFacts(
                 costs,
                 lengths_to_choose(self.model_runner),
-                trims=self.model_runner.adaptive_verification is not None,
+                trims=self.drafter.budget is not None,
+                ragged_seconds=ragged_seconds(self.model_runner, agreed_seconds),
+                looks_up=self.drafter.texts is not None,
                 memory=memory,
             )
-        else:
-            self.drafter.adapt_lengths(costs)
-            if memory is not None:
-                keeper = memory.attend(self.drafter.lengths.policy)
-                self._keeper = keeper if self.rank == 0 else None
+        elif memory is not None:
+            keeper = memory.attend(self.drafter.lengths.policy)
+            self._keeper = keeper if self.rank == 0 else None
         if self.rank == 0:
             log_costs(costs, origin)
             if self.drafter.texts is not None:
-                log_free_drafts(self.drafter.texts.most, shares_outputs=options.shares_outputs)
+                log_free_drafts(options.most_free, shares_outputs=options.shares_outputs)
             if self._facts_to_send is not None:
-                log_lengths(self._facts_to_send.lengths, self.drafter.untrimmed)
+                log_lengths(self._facts_to_send, self.drafter.untrimmed)
 
     def execute_model(
         self, scheduler_output: SchedulerOutput
@@ -189,9 +191,10 @@ class DraftingWorker(Worker):
                 attach_facts(output.model_runner_output, self._facts_to_send)
                 self._facts_to_send = None
             output = self.drafter.counted(output)
-        elif self.drafter.has_drafts and drafts_come_with_the_output(self.vllm_config):
-            attach_drafts(output, self.take_draft_token_ids())
-        self.drafter.end_step()
+        else:
+            if self.drafter.has_drafts and drafts_come_with_the_output(self.vllm_config):
+                attach_drafts(output, self.take_draft_token_ids())
+            self.drafter.end_step()
         for each in (self._watch, self._log, self._keeper):
             if each is not None:
                 each.tick()
@@ -204,11 +207,6 @@ class DraftingWorker(Worker):
         if self._keeper is not None:
             self._keeper.close()
         super().shutdown()
-
-    def take_draft_token_ids(self) -> DraftTokenIds | None:
-        """The drafts, each request's cut to what was planned."""
-        drafts = super().take_draft_token_ids()
-        return self.drafter.cut(drafts) if self.use_v2_model_runner else drafts
 
     def dflash_stats(self) -> dict[str, Any]:
         """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them.

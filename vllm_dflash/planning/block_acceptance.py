@@ -6,7 +6,6 @@ import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.survival import (
     Bias,
     Calibration,
@@ -136,12 +135,11 @@ class BlockAcceptance:
         self._num_drafts[rows] = 0
         self.bias.forget(rows)
 
-    def learn(self, rows: Ints, step: Step) -> None:
-        """What became of the blocks that a step verified; rows of its requests."""
+    def learn(self, rows: Ints, verified: Ints, accepted: Ints) -> None:
+        """What became of the drafts of R requests that were verified, [R] each."""
         if not self._has_drafts:
             return
         self._has_drafts = False
-        verified, accepted = step.chains
         learn_acceptance(
             (self.calibration.seen, self.calibration.accepted, self.calibration.rates),
             (self.bias.requests, self.bias.everybody),

@@ -201,8 +201,5 @@ class StepCosts:
 
 
 def _done_in(step: Step) -> Done:
-    drafted = step.plan.drafted
-    if step.drafts_everybody:
-        drafted = np.ones(step.num_requests, dtype=bool)
-    lens, verified = step.context_lens, step.verified
+    lens, verified, drafted = step.context_lens, step.verified, step.plan.drafted
     return Done(step.rows, lens, verified, step.draft_rows, drafted, step.context_rows)

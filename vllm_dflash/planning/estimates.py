@@ -6,7 +6,7 @@ that makes no sense would stop the engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,10 +42,13 @@ class Estimates:
     ranks: Floats
     """Seen and accepted of tokens that are not the likeliest of their place, by rank and
     confidence, [2, MOST_CANDIDATES, knots]; nothing where drafts are chains."""
+    free: Floats = field(default_factory=lambda: np.zeros((2, 0, len(CONFIDENCE_KNOTS))))
+    """Seen and accepted of what texts foretell, by position and confidence, [2, F, knots]; nothing
+    where that is not kept."""
 
     def to_dict(self) -> dict[str, Any]:
         """A copy in lists and numbers; inverse of `from_dict`."""
-        tables = ("seen", "accepted", "bias", "ranks")
+        tables = ("seen", "accepted", "bias", "ranks", "free")
         written = {name: getattr(self, name).tolist() for name in tables}
         return {"costs": _lists(self.costs.records), **written}
 
@@ -64,11 +67,15 @@ class Estimates:
                 _numbers(written["accepted"], table),
                 _numbers(written["bias"], (2,)),
                 _numbers(written["ranks"], RANKS),
+                _numbers(written["free"], (2, len(written["free"][0]), table[1]))
+                if len(written["free"][0])
+                else np.zeros((2, 0, table[1])),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             raise EstimatesError(f"{type(error).__name__}: {error}") from None
         _check("seen", (found.accepted >= 0) & (found.accepted <= found.seen))
         _check("bias", found.bias >= 0)
+        _check("free", (found.free[1] >= 0) & (found.free[1] <= found.free[0]))
         _check("ranks", (found.ranks[1] >= 0) & (found.ranks[1] <= found.ranks[0]))
         return found
 

@@ -80,7 +80,6 @@ def look_ahead(
     summary: Summary,
     rest: Rest,
     free: FreeOutcomes,
-    whole_batch: bool,
 ) -> tuple[Able, Choice]:
     """Who can be drafted, and which of them promise the best rate, and how wide.
 
@@ -90,14 +89,13 @@ def look_ahead(
         summary: of recent blocks.
         rest: the best step in which the drafter rests.
         free: free drafts of all requests, [R, T], or of nobody, [0, T].
-        whole_batch: whether everybody is drafted to the full, or nobody.
     """
     able = able_requests(first_survival, limits, waiting, context_lens, max_draft)
     worthy, outcomes = able, outcomes_of(summary, able.scores)
     attention = records[0].attention
     reads = context_lens.any() and (attention[1] > 0.0 or attention[2] > 0.0)
     if able.widest and (len(free.kept) or reads):
-        worth = worth_drafting(records[0], rest, able, outcomes, free, whole_batch)
+        worth = worth_drafting(records[0], rest, able, outcomes, free)
         if worth.any() and not worth.all():
             left, number = limits.copy(), 0
             for request in range(len(limits)):
@@ -106,7 +104,7 @@ def look_ahead(
                     number += 1
             worthy = able_requests(first_survival, left, waiting, context_lens, max_draft)
             outcomes = outcomes_of(summary, worthy.scores)
-    return able, best_choice(records, context_lens, worthy, outcomes, free, whole_batch)
+    return able, best_choice(records, context_lens, worthy, outcomes, free)
 
 
 @compiled
@@ -116,7 +114,6 @@ def best_choice(
     able: Able,
     outcomes: Outcomes,
     free: FreeOutcomes,
-    whole_batch: bool,
 ) -> Choice:
     """Search all groups of requests, thresholds and widths of a forecast.
 
@@ -126,7 +123,6 @@ def best_choice(
         able: who can be drafted.
         outcomes: of drafting them.
         free: drafts of those who are not drafted, [R, T], or of nobody, [0, T].
-        whole_batch: whether everybody is drafted to the full, or nobody.
     """
     costs, num_requests, context = records[0], len(all_lens), float(all_lens.sum())
     drafted, least_score, kept, gain = outcomes
@@ -134,8 +130,8 @@ def best_choice(
     plain_level = level_of(costs, num_requests, False)
     level = level_of(costs, num_requests, True)
     best_least, best_width, best_rate, best_tokens = np.inf, 0, -np.inf, 0.0
-    num_groups, num_thresholds, max_draft = kept.shape
-    for group in range(num_groups - 1 if whole_batch else 0, num_groups):
+    num_groups, num_thresholds = kept.shape[:2]
+    for group in range(num_groups):
         count = drafted[group]
         if not count:
             continue
@@ -149,10 +145,9 @@ def best_choice(
         mean_context = group_context / count
         others = free_of_others(free, able.mask, scores, least_score[group], all_lens)
         free_kept, free_gain, free_reading = others
-        for width in range(widest if whole_batch else 1, widest + 1):
-            block_rows = num_requests * (1 + max_draft) if whole_batch else count * (1 + width)
-            read = context if whole_batch else group_context
-            drafting = block_seconds(costs, float(block_rows), read) + storing
+        for width in range(1, widest + 1):
+            block_rows = count * (1 + width)
+            drafting = block_seconds(costs, float(block_rows), group_context) + storing
             before = -1.0
             for threshold in range(num_thresholds):
                 drafts = kept[group, threshold, width - 1] + free_kept[threshold]
@@ -205,7 +200,6 @@ def worth_drafting(
     able: Able,
     outcomes: Outcomes,
     free: FreeOutcomes,
-    whole_batch: bool,
 ) -> Bools:
     """Whether a request's drafts bring more than attention over its context takes, [A].
 
@@ -243,9 +237,7 @@ def worth_drafting(
                 value = tokens - costs.attention[1] * reading * drafts
                 if free_value[request]:
                     value -= price * rest.row_seconds * drafts
-                # A block that is made of everybody is no cost of its own.
-                block = 0.0 if whole_batch else costs.attention[2] * reading
-                best = max(best, value / count - block)
+                best = max(best, value / count - costs.attention[2] * reading)
         worth[request] = best > free_value[request]
     return worth
 

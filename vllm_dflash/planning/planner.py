@@ -81,16 +81,12 @@ class Planner:
         costs: StepCosts,
         *,
         most_free: int = 0,
-        whole_batch: bool = False,
     ) -> None:
         """Plan for blocks of up to `max_draft` tokens (K) a request, and `max_requests` a batch.
 
-        Where texts are looked up, for up to `most_free` free drafts of each (F). With
-        `whole_batch`, blocks are drafted for everybody and to the full, or for nobody, as a
-        captured graph has it.
+        Where texts are looked up, for up to `most_free` free drafts of each (F).
         """
         self.max_draft = max_draft
-        self.whole_batch = whole_batch
         self.costs = costs
         self.forecast = Forecast(max_draft)
         self.probes = ProbeSchedule()
@@ -119,7 +115,7 @@ class Planner:
         Reads the step's `ids`, `verified`, `produced`, `limits`, `waiting` and `foretold`.
         """
         rows = self._rows(step.ids)
-        self.blocks.learn(rows, step)
+        self.blocks.learn(rows, *step.chains)
         if step.likeliest is not None:
             self.trees.learn(rows, *step.likeliest)
         free = NO_FREE
@@ -139,7 +135,6 @@ class Planner:
                 self.forecast.summary,
                 rest,
                 free,
-                self.whole_batch,
             )
             if able.widest:
                 return self._weigh(step, rest, able, best, uses_text=len(free.kept) > 0)
@@ -166,10 +161,8 @@ class Planner:
         # What the best plan loses if it is right; and a probe catches up for itself alone.
         lost = tokens / rate - tokens / rest.rate
         lost += catch_up_seconds(self.costs.records, step.waiting, best.drafted)
-        count, block_rows = len(able.scores), step.num_requests * (1 + self.max_draft)
-        if not self.whole_batch:
-            count = min(count, 1 + step.num_requests // PROBE_SHARE)
-            block_rows = count * (1 + able.widest)
+        count = min(len(able.scores), 1 + step.num_requests // PROBE_SHARE)
+        block_rows = count * (1 + able.widest)
         probe = cheapest_probe(
             self.costs.records,
             able,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from vllm_dflash.planning.ahead import BLOCK, TEXT, AheadPlanner, Outcomes
+from vllm_dflash.planning.budget import Load, best_budget
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.draft_tree import Candidates
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Likeliest, Step
 from vllm_dflash.planning.suffix_match import SuffixMatches
-from vllm_dflash.planning.uniform_length import UniformLength
 from vllm_dflash.planning.work import Attention
 
 CHEAP, DEAR = 0.0, 1.0
@@ -64,13 +65,18 @@ def rehearse_trees(max_draft: int) -> None:
             planner.observe(step)
 
 
-def rehearse_uniform_length(max_draft: int) -> None:
-    """The same, of who chooses one length for all."""
+def rehearse_ahead(max_draft: int) -> None:
+    """The same, of who plans a step ahead."""
+    nothing, one = np.zeros(2, np.int64), np.ones(2, np.int64)
     for block_seconds in (CHEAP, DEAR):
-        uniform = UniformLength(max_draft)
-        uniform.start(_costs(block_seconds), range(max_draft + 1))
-        uniform.choose(2, 2.0)
-        uniform.observe(_step(2))
+        planner = AheadPlanner(max_draft, 2, looks_up=True)
+        planner.start(_costs(block_seconds), range(max_draft + 1))
+        for source in (one * BLOCK, one * TEXT, nothing):
+            planner.plan(["a", "b"], np.array([0, 10]))
+            confidence = np.full((2, max_draft), 0.5) * (source == BLOCK)[:, None]
+            planner.observe(_step(2), Outcomes(source, one, 2 * one, one, one, one, confidence))
+        load = Load(2, 3, 10.0, 5.0, 2)
+        best_budget(_costs(block_seconds), load, np.ones(2, np.float32), 1, most=2)
 
 
 def _costs(block_seconds: float) -> StepCosts:

@@ -1,8 +1,8 @@
 """The one record of a step: made when the target's output is there, and handed on.
 
 Whoever drafts makes it and measures times, the planner reads it and decides, statistics count it.
-Whoever learns something writes it here. Four things make steps: the proposer (V1), the speculator
-(V2), the asynchronous scheduler, and the simulated engine of the tests.
+Whoever learns something writes it here. Three things make steps: the proposer (V1), the schedulers
+of V2, and the simulated engine of the tests.
 """
 
 from __future__ import annotations
@@ -130,8 +130,6 @@ class Step:
 
     draft_rows: int = 0
     """Rows of the drafter's block forward that took part of its time; 0 where none did."""
-    drafts_everybody: bool = False
-    """Whether those rows are of all requests, whomever the plan drafts."""
     draft_seconds: float = 0.0
     context_rows: int = 0
     """Context rows that were stored."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from vllm_dflash.seams import STEP_TIMES, check_seams
+
 TARGET, DRAFT, CONTEXT, PLANNING = "target", "draft", "context", "planning"
 DRAFTING = (DRAFT, CONTEXT, PLANNING)
 OF_THE_RUNNER = (
@@ -26,6 +28,7 @@ class TimedSteps:
 
     def time_steps(self) -> None:
         """Time all steps from now on."""
+        check_seams(STEP_TIMES)
         runner = self.model_runner
         self._step_parts = parts = StepParts()
         for name, part in OF_THE_RUNNER:

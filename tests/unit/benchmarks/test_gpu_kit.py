@@ -13,35 +13,107 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from gpu import gpu_command, gpu_machine, gpu_measure, gpu_run
-from gpu.gpu_machine import NO_GPU
-from gpu.gpu_plan import LIMIT, RESULT, Part, plan, plan_dry_run
-from gpu.gpu_run import FAILED, PASSED, REFUSED, SKIPPED, judge, kept, run
+from gpu import gpu_command, gpu_machine, gpu_measure, gpu_models, gpu_plan, gpu_run
+from gpu.gpu_machine import NO_GPU, kind_of, together
+from gpu.gpu_plan import RESULT, Part, chosen, environment, plan, plan_dry_run
+from gpu.gpu_run import (
+    FAILED,
+    PASSED,
+    REFUSED,
+    SKIPPED,
+    UNFINISHED,
+    judge,
+    kept,
+    read_outcomes,
+    run,
+)
 from gpu.gpu_sizes import ADAPTIVE, SIZES, TINY, Load, Size, side_of
 from support import DEMO
 from support.waiting import wait_until
 from vllm_dflash.tools.bench.widen import widen
 from vllm_dflash.tools.engine_process import EngineDied
 
-MACHINE = {"name": "some GPU", "commit": "1"}
+MACHINE = {"name": "some GPU", "sources": "1"}
 
 
 def python(name: str, code: str, *arguments: str, seconds: float = 60.0) -> Part:
     return Part(name, seconds, (sys.executable, "-c", code, *arguments))
 
 
-def test_everything_is_over_in_40_minutes() -> None:
+def test_no_part_takes_more_than_eight_minutes() -> None:
     parts = plan(80.0)
-    assert sum(LIMIT * part.seconds for part in parts) <= 40 * 60
-    names = ["tests", "verify", "parity float32", "parity bfloat16", "1.7B plain", "8B ours"]
+    assert all(part.seconds <= part.limit <= 480 for part in parts)
+    names = ["kernels", "text eager FLASH_ATTN", "text graphs TRITON_ATTN", "graphs", "load"]
+    names += ["parity bfloat16", "1.7B plain", "8B ours", "soak FLASH_ATTN"]
     assert {*names} < {part.name for part in parts}
     assert len({part.slug for part in parts}) == len(parts)
     dry = {part.name.split()[0] for part in plan_dry_run(DEMO / "held_out.jsonl")}
-    assert dry == {"tests", "verify", "parity", "tiny"}
+    assert dry == {"kernels", "text", "graphs", "parity", "soak", "tiny"}
+
+
+@pytest.mark.parametrize(("group", "minutes"), [("first", 5), ("second", 8), ("third", 8.5)])
+def test_groups_fit_into_a_slice_of_time(group: str, minutes: float) -> None:
+    parts = plan(80.0)
+    assert sum(part.seconds for part in chosen(parts, [group])) <= 60 * minutes
+
+
+def test_parts_are_asked_for_by_name_or_group_in_the_order_of_the_plan() -> None:
+    parts = plan(80.0)
+    asked = ["8B ours", "second", "parity-float32", "1.7B-native-K7", "kernels"]
+    assert [part.name for part in chosen(parts, asked)] == [
+        *("kernels", "1.7B plain", "1.7B native K=7", "1.7B native adaptive", "1.7B ours"),
+        *("parity float32", "8B ours"),
+    ]
+    assert chosen(parts, []) == parts
+    assert {part.group for part in chosen(parts, ["1.7B"])} == {"1.7B"}
 
 
 @pytest.mark.parametrize(
-    ("size", "layer", "drafter"), zip(SIZES, (50.3e6, 192.9e6), (0.25e9, 0.95e9), strict=True)
+    ("asked", "nearest"), [("frist", "first"), ("8B our", "8B ours"), ("kernel", "kernels")]
+)
+def test_an_unknown_part_is_refused_with_the_nearest(
+    asked: str, nearest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gpu_command.main(["--part", "first", "--part", asked]) == gpu_command.LACKING
+    said = capsys.readouterr().err
+    assert said == f"no part is called {asked!r}; the nearest is {nearest!r}\n"
+
+
+def test_parts_are_listed_where_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_command.main(["--list", "--part", "soak"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["soak", "soak", "FLASH_ATTN", "390", "480"] in lines
+
+
+def test_flashinfers_sampler_is_off_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
+    monkeypatch.setattr(gpu_plan, "find_spec", lambda name: None)
+    assert environment(is_dry=False)["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    monkeypatch.setattr(gpu_plan, "find_spec", lambda name: name)
+    assert "VLLM_USE_FLASHINFER_SAMPLER" not in environment(is_dry=False)
+
+
+def test_models_are_made_in_memory_where_that_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, disk = tmp_path / "shm", tmp_path / "out"
+    monkeypatch.setattr(gpu_models, "IN_MEMORY", memory)
+    assert gpu_models.models_folder(TINY, disk) == disk / "tiny"  # there is none
+    memory.mkdir()
+    folder = gpu_models.models_folder(TINY, disk)
+    assert folder.is_relative_to(memory)
+    free = int(1.2 * SIZES[-1].bytes_of_weights)
+    monkeypatch.setattr(gpu_models, "free_bytes", lambda: free)
+    assert gpu_models.models_folder(SIZES[-1], disk) == disk / "8B"
+    assert gpu_models.models_folder(SIZES[0], disk).parent == folder.parent
+    (folder.parent / "8B").mkdir(parents=True)  # made before, and now in the way of itself
+    assert gpu_models.models_folder(SIZES[-1], disk) == folder.parent / "8B"
+    gpu_models.forget_models()
+    assert [*memory.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("size", "layer", "drafter"), [(SIZES[0], 50.3e6, 0.25e9), (SIZES[-1], 192.9e6, 0.95e9)]
 )
 def test_sizes_are_those_of_their_names(size: Size, layer: float, drafter: float) -> None:
     """By widening tensors without numbers: what cannot be widened raises."""
@@ -57,7 +129,7 @@ def test_sizes_are_those_of_their_names(size: Size, layer: float, drafter: float
 
 
 def test_what_fits_a_gpu() -> None:
-    small, large = SIZES
+    _, small, large = SIZES
     for size in SIZES:
         for load in size.loads:
             assert all(size.fits(load, count, 80.0) for count in load.concurrency)
@@ -168,7 +240,7 @@ def test_only_a_refusal_of_adaptive_verification_is_none_of_our_failures(
 
 def test_an_engine_without_memory_for_any_load_is_not_started(tmp_path: Path) -> None:
     file = tmp_path / "one.json"
-    assert gpu_measure.measure(SIZES[1], "plain", 60.0, 8.0, file) == 0
+    assert gpu_measure.measure(SIZES[-1], "plain", 60.0, 8.0, file) == 0
     assert judge(0, [], json.loads(file.read_text())) == (PASSED, "no memory for any load")
 
 
@@ -213,21 +285,94 @@ def test_a_part_that_takes_too_long_is_ended_with_all_it_started(
 ) -> None:
     """Also where it does not listen, and its engine has a session of its own."""
     monkeypatch.setattr(gpu_run, "SECONDS_TO_END", 0.5)
-    found = run(python("stuck", ENGINE, RESULT, seconds=4.0), tmp_path, MACHINE, {})
+    found = run(python("stuck", ENGINE, RESULT, seconds=2.0), tmp_path, MACHINE, {})
     assert found.outcome == FAILED
     assert re.match(r"ended after \d+ s, its limit", found.words)
     wait_until(lambda: not psutil.pid_exists(found.data["pid"]), "its engine's end", 30.0)
 
 
 def test_what_did_not_fail_is_kept(tmp_path: Path) -> None:
-    good, bad = python("good", "print('{}')", "--json"), python("bad", "1 / 0")
+    good = python("good", 'print(\'{"verdict": "fine"}\')', "--json")
+    bad = python("bad", "1 / 0")
     assert kept(good, tmp_path, MACHINE) is None
     found = run(good, tmp_path, MACHINE, {})
     run(bad, tmp_path, MACHINE, {})
     assert kept(good, tmp_path, MACHINE) == found
     assert kept(bad, tmp_path, MACHINE) is None
-    assert kept(good, tmp_path, MACHINE | {"commit": "2"}) is None
+    assert kept(good, tmp_path, MACHINE | {"sources": "2"}) is None
+    assert kept(good, tmp_path, MACHINE | {"driver_version": "2"}) == found
     assert kept(python("good", "print(2)"), tmp_path, MACHINE) is None
+    assert [one.part for one in read_outcomes(tmp_path)] == ["good", "bad"]
+
+
+def test_the_same_part_where_repository_and_python_lie_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = ("-c", 'print(\'{"verdict": "fine"}\')')
+    here = Part("good", 60.0, (sys.executable, *code, f"{gpu_machine.ROOT}/a", "--json"))
+    found = run(here, tmp_path, MACHINE, {})
+    assert found.command == ["python", *code, "./a", "--json"]
+    monkeypatch.setattr(gpu_run, "ROOT", Path("/there"))
+    monkeypatch.setattr("sys.executable", "/there/python")
+    there = Part("good", 60.0, ("/there/python", *code, "/there/a", "--json"))
+    assert kept(there, tmp_path, MACHINE) == found
+
+
+def test_a_part_whose_packages_are_absent_is_skipped(tmp_path: Path) -> None:
+    part = Part("tests", 60.0, (sys.executable, "-c", "1 / 0"), needs=("pytest", "not-there"))
+    found = run(part, tmp_path, MACHINE, {})
+    assert (found.outcome, found.words) == (SKIPPED, "no not-there")
+    assert kept(part, tmp_path, MACHINE) is None
+
+
+def test_what_is_found_is_kept_while_a_part_runs(tmp_path: Path) -> None:
+    """Whoever takes the machine away, what was written lies in the file of outcomes."""
+    part = python("slow", WRITES_AND_WAITS, RESULT, str(tmp_path / "go"))
+    seen: list[Any] = []
+
+    def tell(done: float, doing: str = "") -> None:
+        if now := [one for one in read_outcomes(tmp_path) if one.data]:
+            seen.extend(now)
+            (tmp_path / "go").touch()
+
+    assert run(part, tmp_path, MACHINE, {}, tell).outcome == PASSED
+    assert (seen[0].outcome, seen[0].data) == (UNFINISHED, {"verdict": "half"})
+
+
+WRITES_AND_WAITS = """
+import pathlib, sys, time
+pathlib.Path(sys.argv[1]).write_text('{"verdict": "half"}')
+while not pathlib.Path(sys.argv[2]).exists():
+    time.sleep(0.05)
+"""
+
+
+def test_machines_of_a_kind() -> None:
+    one = MACHINE | {"driver_version": "1", "torch": "2"}
+    assert kind_of(one) == MACHINE | {"torch": "2"}
+    both = together([one, one | {"driver_version": "2"}])
+    assert both == one | {"driver_version": "1, 2"}
+
+
+def test_the_digest_is_that_of_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_machine, "ROOT", tmp_path)
+    digests = [gpu_machine.describe_machine()["sources"]]
+    for name, text in {
+        "vllm_dflash/engine/a.py": "1",
+        "benchmarks/gpu/b.py": "1",
+        "tests/engine/test_cuda_c.py": "1",
+        "benchmarks/gpu/d.py": "1",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        digests.append(gpu_machine.describe_machine()["sources"])
+    (tmp_path / "benchmarks/gpu/d.py").rename(tmp_path / "benchmarks/gpu/e.py")
+    digests.append(gpu_machine.describe_machine()["sources"])
+    (tmp_path / "benchmarks/gpu/e.py").write_text("2")
+    digests.append(gpu_machine.describe_machine()["sources"])
+    assert len({*digests}) == len(digests)
+    (tmp_path / "README.md").write_text("2")
+    assert gpu_machine.describe_machine()["sources"] == digests[-1]
 
 
 def test_what_is_lacking_is_said_in_a_line(
@@ -239,15 +384,16 @@ def test_what_is_lacking_is_said_in_a_line(
     assert len(said) == 1
     assert said[0].startswith("make gpu needs a GPU with NVIDIA's driver, vLLM's CUDA build")
     assert "--dry-run" in said[0]
-    monkeypatch.setattr(gpu_machine, "_version", lambda package: "")
-    assert "pytest, hypothesis, matplotlib (" in (gpu_machine.lacking({"name": NO_GPU}) or "")
+    monkeypatch.setattr(gpu_machine, "version_of", lambda package: "")
+    assert "vllm-dflash installed (" in (gpu_machine.lacking({"name": NO_GPU}) or "")
 
 
 def test_a_complete_machine_lacks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = dict.fromkeys(gpu_machine.FOR_THE_KIT, "1") | {"vllm": "0.33.0"}
-    monkeypatch.setattr(gpu_machine, "_version", lambda package: versions.get(package, ""))
-    said = {"nvidia-smi": "NVIDIA H100, 575.1, 81559, 9.0, 700.00", "git": "abc"}
+    """Nothing of what is optional for vLLM is there, no plots, no tests, no repository."""
+    versions = {"vllm": "0.32.0", "vllm-dflash": "1"}
+    monkeypatch.setattr(gpu_machine, "version_of", lambda package: versions.get(package, ""))
+    said = {"nvidia-smi": "NVIDIA H100, 575.1, 81559, 9.0, 700.00"}
     monkeypatch.setattr(gpu_machine, "_output", lambda command: said[command[0]])
     machine = gpu_machine.describe_machine()
-    assert (machine["memory.total"], machine["commit"]) == ("81559", "abc")
+    assert (machine["memory.total"], machine["driver_version"]) == ("81559", "575.1")
     assert gpu_machine.lacking(machine) is None

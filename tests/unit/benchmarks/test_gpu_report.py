@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -42,7 +43,7 @@ def outcome(name: str, data: dict[str, Any], **more: Any) -> Outcome:
 
 def report(folder: Path, outcomes: Sequence[Outcome], *more: str) -> str:
     parts = [Part(name, 60.0, ()) for name in [*(one.part for one in outcomes), *more]]
-    write_report(parts, outcomes, MACHINE, folder)
+    write_report(parts, outcomes, [], folder)
     return (folder / "gpu.md").read_text()
 
 
@@ -63,8 +64,8 @@ def test_what_the_report_says(tmp_path: Path) -> None:
     ]
     text = report(tmp_path, outcomes, "parity")
     assert "| name | GPU of / tests |" in text
-    assert "| tests | 60 | 3 | failed | 1 failed |" in text
-    assert "| parity | 60 | - | not run |  |" in text
+    assert "|  | tests | 60 | 3 | failed | 1 failed |" in text
+    assert "|  | parity | 60 | - | not run |  |" in text
     assert "### tests failed\n\n```\nE  because\n```" in text
     assert "| 8B ours | 7 | draft lengths 0, 7 (a / b); drafted steps 0.5; " in text
     assert "| 8B plain | 7 | Using X backend |" in text
@@ -101,9 +102,18 @@ def test_without_ours_plain_and_native_are_shown(tmp_path: Path) -> None:
     assert "tokens/s of ours" not in text
 
 
-def run_all(parts: Sequence[Part], folder: Path, *, again: bool = False) -> int:
-    options = argparse.Namespace(again=again, dry_run=True)
-    return gpu_command.run_all(parts, folder / "out", folder / "docs", MACHINE, options)
+def run_all(
+    parts: Sequence[Part],
+    folder: Path,
+    *,
+    whole: Sequence[Part] = (),
+    machine: Mapping[str, str] = MACHINE,
+    again: bool = False,
+    within: float | None = None,
+) -> int:
+    docs = folder / "docs"
+    options = argparse.Namespace(again=again, dry_run=True, docs=docs, within=within)
+    return gpu_command.run_all(parts, whole or parts, folder / "out", machine, options)
 
 
 def counting(folder: Path) -> Part:
@@ -156,7 +166,72 @@ def test_an_interrupted_run_reports_what_there_is(
     assert run_all([counting(tmp_path), Part("last", 60.0, ())], tmp_path) == INTERRUPTED
     text = (tmp_path / "docs" / "gpu.md").read_text()
     assert "passed | 1 passed |" in text
-    assert "| last | 60 | - | not run |  |" in text
+    assert "|  | last | 60 | - | not run |  |" in text
+
+
+def test_runs_of_some_parts_become_one_report(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of the same kind of machine and the same sources; what is of others is named."""
+    parts = [counting(tmp_path), Part("other", 60.0, (sys.executable, "-c", "print('2 passed')"))]
+    newer = MACHINE | {"driver_version": "2"}
+    assert run_all(parts[:1], tmp_path, whole=parts) == 0
+    assert run_all(parts[1:], tmp_path, whole=parts, machine=newer) == 0
+    text = (tmp_path / "docs" / "gpu.md").read_text()
+    assert "| driver_version | 1, 2 |" in text
+    assert "passed | 1 passed |" in text
+    assert "passed | 2 passed |" in text
+    assert "Not told here" not in text
+    changed = newer | {"sources": "new"}
+    assert run_all(parts[1:], tmp_path, whole=parts, machine=changed) == 0
+    text = (tmp_path / "docs" / "gpu.md").read_text()
+    assert "|  | counting | 60 | - | not run |  |" in text
+    assert "passed | 2 passed |" in text
+    assert "| counting | passed | GPU of / tests | ? | ? | ? |" in text
+
+
+def test_a_report_alone_of_what_was_brought_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, docs = tmp_path / "out", tmp_path / "docs"
+    told = ["--report", "--out", str(out), "--docs", str(docs)]
+    assert gpu_command.main(told) == gpu_command.LACKING
+    run_all([counting(tmp_path)], tmp_path, machine=MACHINE | {"sources": "elsewhere"})
+    assert gpu_command.main(told) == 0
+    assert "These outcomes are of other sources" in capsys.readouterr().out
+    raw = json.loads((docs / "gpu.json").read_text())
+    assert raw["machine"]["sources"] == "elsewhere"
+    assert [one["part"] for one in raw["outcomes"]] == ["counting"]
+
+
+def test_what_cannot_end_in_time_is_not_begun(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_all([counting(tmp_path)], tmp_path, within=20.0) == 0
+    assert not (tmp_path / "count").exists()
+    assert "1 of 1, counting: not begun, 20 s are left" in capfd.readouterr().err
+    stuck = Part("stuck", 4.0, (sys.executable, "-c", "import time; time.sleep(600)"))
+    assert run_all([stuck], tmp_path, within=3.0) == 1
+    assert re.search(r"failed \| ended after [34] s", (tmp_path / "docs" / "gpu.md").read_text())
+
+
+def test_without_matplotlib_there_is_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu.gpu_report.version_of", lambda package: "")
+    sides = ("plain", "native K=7")
+    text = report(tmp_path, [outcome(f"8B {side}", benched(side, ALL)) for side in sides])
+    assert "gpu.png" not in text
+    assert f"## {REAL}: tokens/s, median" in text
+
+
+def test_texts_are_told_beside_what_a_cpu_accepts(tmp_path: Path) -> None:
+    level = {"concurrency": 8, "texts": 24, "identical": 23, "ties": 1, "regressions": 0}
+    level["acceptance_length"] = 2.784  # type: ignore[assignment]
+    data = {"levels": [level], "on a CPU": 2.79, "log": ["Using X backend"]}
+    text = report(tmp_path, [outcome("text eager X", data)])
+    assert "| text eager X | 8 | 24 | 23 | 1 | 0 | 2.78 | 2.79 |" in text
+    assert "| text eager X |  | Using X backend |" in text
 
 
 class MadeUp:

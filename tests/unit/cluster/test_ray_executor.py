@@ -214,7 +214,7 @@ def test_vllms_names_are_ours_only_while_workers_start(
             raise error
 
     monkeypatch.setattr(RayExecutorV2, "_init_executor", init_executor)
-    monkeypatch.setattr(ray_executor, "RAY_CPU", ())  # this is not vLLM's
+    monkeypatch.setattr(ray_executor, "check_seams", lambda _: None)  # this is not vLLM's
     monkeypatch.setattr(CPURayExecutor, "_place", lambda *_: 3)
     monkeypatch.setattr(ray_executor, "describe_workers", lambda *_: "")
     monkeypatch.setattr(ray_executor, "placed_bundles", lambda group, workers: [group, workers])

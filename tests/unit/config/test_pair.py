@@ -135,13 +135,12 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
 ) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)  # as linear attention is
     settings, config = SpeculativeSettings(model=str(drafter), **own), drafter_config()
-    ours = {"is_synchronous": True}
-    options = resolve(settings, config, target(**facts), parallel(), has_ragged_room=True, **ours)
+    options = resolve(settings, config, target(**facts), parallel(), is_v1=True, has_room=True)
     found = options.num_speculative_tokens, options.draft_width, options.free_drafts
     assert found == expected
     assert options.shares_outputs == (own.get("free_drafts") == "shared")
     assert from_json(options.to_json()) == options
-    elsewhere = resolve(settings, config, target(**facts), parallel(), **ours)
+    elsewhere = resolve(settings, config, target(**facts), parallel(), is_v1=True)
     width = options.draft_width
     most_free = width if options.free_drafts else 0
     assert elsewhere == replace(options, num_speculative_tokens=width, most_free=most_free)
@@ -174,9 +173,8 @@ def test_room_for_trees(
         drafter_config(),
         target(**facts),
         parallel(),
-        has_ragged_room=True,
-        is_synchronous=True,
-        trees_have_room=True,
+        is_v1=True,
+        has_room=True,
     )
     assert (options.num_speculative_tokens, options.most_free) == (room, most_free)
     assert options.draft_width == own.get("num_speculative_tokens", 7)
@@ -184,16 +182,12 @@ def test_room_for_trees(
     assert from_json(options.to_json()) == options
 
 
-@pytest.mark.parametrize("asked", ["auto", "off"])
-def test_where_drafts_cannot_be_trees_they_are_chains(drafter: Path, asked: str) -> None:
+@pytest.mark.parametrize("asked", ["auto", "off", 64])
+def test_drafts_are_chains_on_v2(drafter: Path, asked: str | int) -> None:
     settings = SpeculativeSettings.model_validate({"model": str(drafter), "draft_tree": asked})
-    assert resolve(settings, drafter_config(), target(), parallel()).draft_tree == "off"
-
-
-def test_a_tree_that_was_asked_for_is_refused_where_there_are_none(drafter: Path) -> None:
-    settings = SpeculativeSettings(model=str(drafter), draft_tree=15)
-    with pytest.raises(ValueError, match="add --no-async-scheduling, or leave 'draft_tree' out"):
-        resolve(settings, drafter_config(), target(), parallel())
+    options = resolve(settings, drafter_config(), target(), parallel(), has_room=True)
+    assert (options.draft_tree, options.num_speculative_tokens) == ("off", 7)
+    assert options.most_free == 7  # as many as a block has
 
 
 def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -> None:
@@ -201,7 +195,7 @@ def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -
     config = drafter_config(block_size=1 + width)
     save_drafter(tmp_path / "drafter", config)
     settings = SpeculativeSettings(model=str(tmp_path / "drafter"))
-    options = resolve(settings, config, target(), parallel(), has_ragged_room=True)
+    options = resolve(settings, config, target(), parallel(), is_v1=True, has_room=True)
     assert (options.num_speculative_tokens, options.draft_width) == (width, width)
 
 
@@ -279,15 +273,15 @@ def test_weights_that_are_refused(drafter: Path, damage: str | None, words: str)
 
 
 @pytest.mark.parametrize(
-    ("own", "is_synchronous", "remedy"),
+    ("own", "is_v1", "remedy"),
     [
         ({"draft_length": "fixed"}, True, "leave one of the two out"),
-        ({}, False, "add --no-async-scheduling"),
+        ({}, False, "leave 'free_drafts' out"),
     ],
 )
 def test_answers_are_not_shared_where_nothing_is_looked_up(
-    drafter: Path, own: dict[str, Any], is_synchronous: bool, remedy: str
+    drafter: Path, own: dict[str, Any], is_v1: bool, remedy: str
 ) -> None:
     settings = SpeculativeSettings(model=str(drafter), free_drafts="shared", **own)
     with pytest.raises(ValueError, match=remedy):
-        resolve(settings, drafter_config(), target(), parallel(), is_synchronous=is_synchronous)
+        resolve(settings, drafter_config(), target(), parallel(), is_v1=is_v1)

@@ -17,18 +17,16 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
 
 
-def choice(draft_length: str = "adaptive", *, asynchronous: bool | None = None) -> dict[str, Any]:
-    args = SimpleNamespace(async_scheduling=asynchronous)
+def choice(draft_length: str = "adaptive") -> dict[str, Any]:
     options = SimpleNamespace(draft_length=draft_length, draft_width=7, num_speculative_tokens=32)
-    return choose_verification(args, options)  # type: ignore[arg-type]
+    return choose_verification(options)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("_cuda")
 def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them() -> None:
     table = {"num_speculative_tokens_per_batch_size": length_table(7)}
-    assert choice() == choice(asynchronous=True) == table
+    assert choice() == table
     assert choice("fixed") == {}
-    assert choice(asynchronous=False) == {}  # our planner does it, in the worker
 
 
 def test_nothing_on_a_cpu() -> None:

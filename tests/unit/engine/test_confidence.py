@@ -1,26 +1,79 @@
-"""How sure the drafter is of each token, on the device."""
+"""How sure the drafter is of each token, on the device; in Triton's interpreter."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from vllm_dflash.engine.v2.confidence import CONFIDENCE_ROWS, write_confidence
+from support.judged_logits import INF, NAN, judged
+from vllm_dflash.engine.v2.confidence import TILE
+
+pytestmark = [
+    pytest.mark.usefixtures("runner"),
+    pytest.mark.parametrize("runner", ["v2"], indirect=True),
+    # What is computed of rows that are not finite is not used.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
 
 
-@pytest.mark.parametrize("num_rows", [1, CONFIDENCE_ROWS, 2 * CONFIDENCE_ROWS + 3])
-def test_the_likeliest_tokens_probability(num_rows: int) -> None:
-    """Of all rows, however many parts they are done in; what is behind stays."""
-    logits = torch.randn(num_rows, 9, generator=torch.Generator().manual_seed(0))
-    out = torch.full((num_rows + 1,), 7.0)
-    write_confidence(logits, logits.max(dim=-1).values, out)
-    torch.testing.assert_close(out[:-1], logits.softmax(dim=-1).max(dim=-1).values)
-    assert out[-1] == 7.0
+def check(logits: torch.Tensor, num_rows: int | None = None) -> None:
+    tokens, confidence = judged(logits, num_rows)
+    best, expected = logits[: len(tokens)].max(dim=-1)
+    is_finite = torch.isfinite(best)
+    chances = logits[: len(tokens)].float().softmax(dim=-1).amax(dim=-1)
+    torch.testing.assert_close(confidence, chances.where(is_finite, 0.0), rtol=2e-5, atol=1e-7)
+    assert (confidence[is_finite] > 0).all()
+    assert tokens[is_finite].tolist() == expected[is_finite].tolist()
+    assert ((tokens >= 0) & (tokens < logits.shape[1])).all()
 
 
-def test_rows_that_are_not_finite_say_so() -> None:
-    logits = torch.tensor([[1.0, 2.0], [torch.nan, 0.0], [torch.inf, 0.0], [0.0, 0.0]])
-    out = torch.zeros(4)
-    write_confidence(logits, logits.max(dim=-1).values, out)
-    assert out[1:3].tolist() == [-1.0, -1.0]
-    assert out[3] == 0.5
+@given(
+    rows=st.lists(
+        st.lists(
+            st.sampled_from([0.0, 1.0, -3.0, 30.0, 88.0, -1e30, INF, -INF, NAN]),
+            min_size=5,
+            max_size=5,
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_rows_of_anything(rows: list[list[float]]) -> None:
+    """Among them ties, rows with nothing in them but -inf, and numbers that exp does not take."""
+    check(torch.tensor(rows))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab_size", [1, 9, TILE, TILE + 1, 3 * TILE + 17])
+def test_the_likeliest_token_and_its_probability(vocab_size: int, dtype: torch.dtype) -> None:
+    """However many parts a row is read in; in bfloat16 several are likeliest."""
+    random = torch.Generator().manual_seed(0)
+    logits = 4.0 * torch.randn(5, vocab_size + 3, generator=random)
+    check(logits.to(dtype)[:, :vocab_size])  # rows lie further apart than they are long
+    check(logits.to(dtype)[:, :vocab_size], num_rows=3)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("place", [0, TILE - 1, TILE, 2 * TILE + 2])
+def test_one_logit_that_is_not_finite_in_any_part(value: float, place: int) -> None:
+    logits = torch.linspace(-1.0, 1.0, 2 * TILE + 3).repeat(3, 1)
+    logits[1, place] = value
+    check(logits)
+
+
+def test_ties_between_parts_go_to_the_first() -> None:
+    logits = torch.zeros(2, 3 * TILE)
+    logits[1, [TILE + 5, TILE + 9, 2 * TILE]] = 2.0
+    check(logits)
+    assert judged(logits)[0].tolist() == [0, TILE + 5]
+
+
+def test_a_part_of_nothing_but_minus_infinity() -> None:
+    """As where a bias forbids a stretch of the vocabulary."""
+    logits = torch.full((1, 2 * TILE), -INF)
+    check(logits)
+    logits[0, TILE + 3] = -50.0
+    check(logits)
+    assert judged(logits)[1].tolist() == [1.0]

@@ -9,9 +9,11 @@ import pytest
 
 from support.log_lines import log_lines
 from support.pairs import make_pair
+from support.planner_world import profiled_costs
 from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.engine.log import log_active, log_free_drafts, log_lengths
+from vllm_dflash.engine.log import log_active, log_free_drafts
+from vllm_dflash.engine.v2.worker_facts import WorkerFacts, log_lengths
 
 
 @pytest.mark.parametrize(
@@ -38,12 +40,14 @@ def test_free_drafts_have_a_line_of_their_own() -> None:
 
 
 def test_how_draft_lengths_vary() -> None:
+    costs = profiled_costs()
     with log_lines() as lines:
-        log_lengths([0, 15], None)
-        log_lengths([0, 4, 8, 15], "SOME_BACKEND has no graphs")
+        log_lengths(WorkerFacts(costs, [0, 15], trims=True), None)
+        facts = WorkerFacts(costs, [0, 4, 8, 15], ragged_seconds=0.00123)
+        log_lengths(facts, "SOME_BACKEND has no graphs")
     assert lines == [
         "INFO draft lengths 0, 15 (drafts are made or not, and vLLM's adaptive verification trims"
         " each request's)",
-        "INFO draft lengths 0, 4, 8, 15 (one length for all requests of a step; adaptive"
-        " verification is off: SOME_BACKEND has no graphs)",
+        "INFO draft lengths 0, 4, 8, 15 (the same for all requests of a step, or each its own, for"
+        " 1.23 ms more; adaptive verification is off: SOME_BACKEND has no graphs)",
     ]

@@ -1,5 +1,6 @@
 """The start-up profile, on a clock of the test's own."""
 
+from collections import namedtuple
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,10 @@ from vllm_dflash.engine.profile import (
     profile_v1,
     profile_v2,
     profiled_rows,
+    ragged_seconds,
     target_alone,
 )
+from vllm_dflash.planning.work import NO_ATTENTION
 
 
 @pytest.fixture
@@ -163,38 +166,77 @@ def test_v1_what_long_contexts_cost(fake: FakeTime) -> None:
     assert np.array(costs.attention) == pytest.approx([1e-6, 2e-6, 1e-5])
 
 
-def test_v2_the_drafter_is_what_a_step_takes_longer_with_it(
-    fake: FakeTime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A block of three rows for each request; context is stored in the same graph."""
+Graph = namedtuple("Graph", "uniform_token_count")
+
+
+class Runner(SimpleNamespace):
+    """Of V2: a step takes 10 ms, 1 ms a row, and a block of three rows for each request 2 ms."""
+
+    def __init__(self, clock: FakeTime, **sizes: Any) -> None:
+        speculator = SimpleNamespace(
+            num_query_per_req=3, num_speculative_steps=2, runs_target_alone=False
+        )
+        self.clock, self.cudagraph_manager = clock, None
+        super().__init__(speculator=speculator, num_speculative_steps=2, **sizes)
+
+    def _dummy_run(self, count: int, context_len: int = 0, uniform_decode: bool = False) -> None:
+        has_block = not self.speculator.runs_target_alone
+        self.clock.now += 0.010 + 0.001 * count + 0.002 * count * has_block
+        # A microsecond for each token of context, a tenth of that for each draft, three a block.
+        self.clock.now += context_len * (1.0 + 0.1 * (count - 1) + 3.0 * has_block) / 1e6
+        # In pieces, where its requests differ: each has as many rows as there are requests for.
+        if self.cudagraph_manager is not None and count % min(count, self.max_num_reqs):
+            self.clock.now += 0.005
+
+
+@pytest.fixture(autouse=True)
+def _nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
-    speculator = SimpleNamespace(num_query_per_req=3, runs_target_alone=False)
 
-    def run(count: int) -> None:
-        fake.now += 0.010 + 0.001 * count + 0.002 * count * (not speculator.runs_target_alone)
 
-    runner: Any = SimpleNamespace(
-        speculator=speculator, max_num_reqs=4, max_num_tokens=64, _dummy_run=run
-    )
+def test_v2_the_drafter_is_what_a_step_takes_longer_with_it(fake: FakeTime) -> None:
+    """A block of three rows for each request; context is stored in the same graph."""
+    runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=200)
     costs = profile_v2(runner, lambda seconds: seconds)
     assert costs.verify.counts.tolist() == ROWS
     assert costs.verify.seconds * 1000 == pytest.approx([10 + count for count in ROWS])
     assert costs.draft.counts.tolist() == [3, 6, 9, 12]
     assert costs.draft.seconds * 1000 == pytest.approx([2, 4, 6, 8])
     assert not np.any(costs.context.at(np.array([1, 1000])))
+    assert costs.attention == NO_ATTENTION  # no request comes to a length that would show it
 
 
-def test_v2_an_engine_of_one_request(fake: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One point makes no curve, so the drafter is taken to cost nothing until it is measured."""
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
-    speculator = SimpleNamespace(num_query_per_req=3, runs_target_alone=False)
-
-    def run(count: int) -> None:
-        fake.now += 0.001 * count
-
-    runner: Any = SimpleNamespace(
-        speculator=speculator, max_num_reqs=1, max_num_tokens=64, _dummy_run=run
-    )
+def test_v2_what_contexts_take(fake: FakeTime) -> None:
+    runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=8000)
     costs = profile_v2(runner, lambda seconds: seconds)
-    assert costs.verify.seconds * 1000 == pytest.approx([1, 2, 3])
+    assert [1e6 * each for each in costs.attention] == pytest.approx([1.0, 0.1, 3.0])
+
+
+def test_v2_an_engine_of_one_request(fake: FakeTime) -> None:
+    """One point makes no curve, so the drafter is taken to cost nothing until it is measured."""
+    runner: Any = Runner(fake, max_num_reqs=1, max_num_tokens=64, max_model_len=200)
+    costs = profile_v2(runner, lambda seconds: seconds)
+    assert costs.verify.seconds * 1000 == pytest.approx([11, 12, 13])
     assert not costs.draft.seconds.any()
+
+
+@pytest.mark.parametrize(
+    ("captured", "requests", "milliseconds"),
+    [
+        ([1, 3, None], 4, 5 - 1),  # a row fewer
+        ([1, 3, None], 256, 5 - 1),  # who could have a row each
+        ([1, 3], 1, 0),  # no batch of one request is ragged
+        ([None], 4, 0),  # no step has a graph of its own
+        (None, 4, 0),
+    ],
+)
+def test_v2_what_ragged_batches_take_longer(
+    fake: FakeTime, captured: list[int | None] | None, requests: int, milliseconds: float
+) -> None:
+    runner: Any = Runner(fake, max_num_reqs=requests, max_num_tokens=64, max_model_len=200)
+    if captured is not None:
+        graphs = {Graph(count): None for count in captured}
+        runner.cudagraph_manager = SimpleNamespace(graphs=graphs)
+    found = ragged_seconds(runner, lambda seconds: seconds)
+    assert 1000 * found == pytest.approx(milliseconds)
+    assert runner.max_num_reqs == requests

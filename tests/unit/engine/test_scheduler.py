@@ -18,12 +18,8 @@ from vllm_dflash.config.pair import MOST_FREE_DRAFTS
 from vllm_dflash.engine import drafts_in_output
 from vllm_dflash.engine import scheduler as ours
 from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_the_output
-from vllm_dflash.engine.scheduler import (
-    DFlashAsyncScheduler,
-    DFlashScheduler,
-    build_scheduler,
-    room_for_blocks,
-)
+from vllm_dflash.engine.scheduler import DFlashScheduler, build_scheduler, room_for_blocks
+from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.seams import ENGINE
 
 WHOLE: Any = SimpleNamespace(
@@ -46,7 +42,6 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     told: list[Any] = []
 
     def start(self: Any, *, vllm_config: Any) -> None:
-        self.dynamic_sd_lookup = [0, 7, 4]
         self.vllm_config = vllm_config
         self.num_spec_tokens = vllm_config.speculative_config.num_speculative_tokens
 
@@ -79,11 +74,6 @@ def test_an_output_without_drafts(happened: list[Any]) -> None:
             DFlashScheduler(vllm_config=WHOLE).update_from_output("scheduled", output) == "outputs"
         )
     assert [len(step) for step in happened] == [2, 2]
-
-
-def test_no_table_of_lengths(happened: list[Any]) -> None:
-    """It is for asynchronous scheduling; here it would shorten drafts that are there."""
-    assert DFlashScheduler(vllm_config=WHOLE).dynamic_sd_lookup is None
 
 
 def test_room_is_kept_for_blocks_and_not_for_the_most_drafts_there_could_be(
@@ -160,14 +150,21 @@ def test_workers_are_called_for_drafts_that_do_not_come_along(
 
 
 @pytest.mark.parametrize(
-    ("is_async", "kind"), [(False, DFlashScheduler), (True, DFlashAsyncScheduler)]
+    ("is_v2", "is_async", "kind"),
+    [
+        (False, False, DFlashScheduler),
+        (True, False, DFlashDeviceScheduler),
+        (True, True, DFlashAsyncScheduler),
+    ],
 )
-def test_an_engine_gets_the_scheduler_of_its_way_of_scheduling(
-    monkeypatch: pytest.MonkeyPatch, is_async: bool, kind: type
+def test_an_engine_gets_the_scheduler_of_its_runner_and_way_of_scheduling(
+    monkeypatch: pytest.MonkeyPatch, is_v2: bool, is_async: bool, kind: type
 ) -> None:
     checked: list[Any] = []
     monkeypatch.setattr(ours, "check_seams", checked.append)
-    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=is_async))
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(async_scheduling=is_async), use_v2_model_runner=is_v2
+    )
     given: dict[str, Any] = {}
     monkeypatch.setattr(kind, "__init__", lambda self, **arguments: given.update(arguments))
     made = build_scheduler(vllm_config=config, log_stats=True)

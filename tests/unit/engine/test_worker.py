@@ -10,10 +10,10 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from support.planner_world import profiled_costs
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.engine.length_control import LengthControl
-from vllm_dflash.engine.scheduler import WorkerFacts
+from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.engine.v2.nan_counter import NanCounter
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
+from vllm_dflash.engine.v2.worker_facts import WorkerFacts
 from vllm_dflash.engine.watch import FIRST_LOOK
 from vllm_dflash.engine.worker import DFlashCPUWorker, DFlashGPUWorker, DraftingWorker
 
@@ -93,20 +93,20 @@ class Drafter:
     """Counts the steps that run; what it did before a user's first is not to be seen."""
 
     def __init__(self) -> None:
-        self.lengths, self.nan_counter = LengthControl(7), NanCounter(torch.device("cpu"))
+        self.statistics, self.nan_counter = DraftStatistics(7), NanCounter(torch.device("cpu"))
         self.sealed_with: list[int] = []
         self.warm = SimpleNamespace(seal=lambda: self.sealed_with.append(self.count()))
 
     def count(self) -> int:
-        return self.lengths.statistics.steps + self.nan_counter.total()
+        return self.statistics.steps + self.nan_counter.total()
 
-    def branch(self, runner: Any) -> None:
+    def before_capture(self, runner: Any) -> None:
         self.run(1)
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self.lengths.statistics.observe_uniform(7, 1)
-            self.nan_counter.observe(torch.tensor([torch.nan]), torch.tensor([True]))
+            self.statistics.observe_uniform(7, 1)
+            self.nan_counter.observe(torch.tensor([0.0]), torch.tensor([True]))
 
     def clear_statistics(self) -> None:
         PlannedSpeculator.clear_statistics(self)  # type: ignore[arg-type]
@@ -114,9 +114,8 @@ class Drafter:
     def counted(self, output: Any) -> Any:
         return output
 
-    def end_step(self) -> None: ...
-
-    def collect_statistics(self, *, waits: bool = True) -> None: ...
+    def collect_statistics(self, *, waits: bool = True) -> DraftStatistics:
+        return self.statistics
 
 
 @pytest.mark.parametrize("draft_length", ["adaptive", "fixed"])
@@ -128,8 +127,7 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     worker.rank, worker.use_v2_model_runner, worker.drafter = 0, True, Drafter()
     worker._log = worker._watch = worker._figures = worker._facts_to_send = None
     worker.model_config = SimpleNamespace(model="T")
-    scheduling = SimpleNamespace(async_scheduling=False)
-    worker.vllm_config = SimpleNamespace(scheduler_config=scheduling)
+    worker.vllm_config = None
     worker.model_runner = SimpleNamespace()
     options = SimpleNamespace(draft_length=draft_length, drafter=SimpleNamespace(model="D"))
     monkeypatch.setattr(DFlashOptions, "of", lambda _: options)
@@ -146,12 +144,11 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     monkeypatch.setattr(DFlashGPUWorker, "_plan_lengths", lambda self: self.drafter.run(5))
     assert worker.compile_or_warm_up_model() == "seconds"
     assert worker.drafter.sealed_with == [0]
-    assert worker._figures.take() == {}
+    assert worker._figures is None  # the scheduler counts
     assert worker._watch._steps_left == FIRST_LOOK
     assert (worker._log is None) is (draft_length == "fixed")
     worker.drafter.run(3)
     assert worker.drafter.count() == 6
-    assert worker._figures.take()["drafted_steps"] == 3_000_000
     if worker._log is not None:
         assert worker._log._last["drafted"] == 0
 
@@ -167,8 +164,8 @@ def test_a_runner_that_built_another_drafter_is_refused(runner: str) -> None:
 def test_what_a_worker_found_out_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Again, it would undo what the scheduler has learned since."""
     worker: Any = object.__new__(DFlashGPUWorker)
-    worker.use_v2_model_runner, worker.drafter = True, SimpleNamespace(end_step=lambda: None)
-    worker.drafter.counted = lambda output: output
+    worker.use_v2_model_runner = True
+    worker.drafter = SimpleNamespace(counted=lambda output: output)
     worker._log = worker._watch = worker._figures = None
     worker._facts_to_send = WorkerFacts(profiled_costs(), [0, 7])
     outputs = [SimpleNamespace(model_runner_output=SimpleNamespace()) for _ in range(2)]

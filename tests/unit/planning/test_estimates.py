@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from support.planner_world import MAX_DRAFT, World, curve, names, planner, profiled_costs, step_of
+from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import LearnedTime
 from vllm_dflash.planning.estimates import RANKS, Estimates, EstimatesError
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.survival import CONFIDENCE_KNOTS, RECALLED_TOKENS
-from vllm_dflash.planning.uniform_length import UniformLength
 
 AMOUNTS = st.floats(0.0, 1e6)
 KNOTS = len(CONFIDENCE_KNOTS)
@@ -155,18 +155,17 @@ def test_another_runs_prompts_count_for_less() -> None:
     seen = np.full((MAX_DRAFT, KNOTS), 100.0)
     ranks = np.stack([np.full(RANKS[1:], 100.0), np.full(RANKS[1:], 25.0)])
     known = Estimates(profiled_costs(), seen, 0.25 * seen, np.array([8.0, 4.0]), ranks)
-    policy, uniform = planner(), UniformLength(MAX_DRAFT)
-    for learner in (policy, uniform):
+    policy, ahead = planner(), AheadPlanner(MAX_DRAFT, 64)
+    for learner in (policy, ahead):
         learner.recall(known)
-    uniform.start(known.costs, range(MAX_DRAFT + 1))
+    ahead.start(known.costs, range(MAX_DRAFT + 1))
     assert known.seen.sum() > RECALLED_TOKENS
-    for learner in (policy, uniform):
+    for learner in (policy, ahead):
         now = learner.estimates()
         assert now.seen.sum() == pytest.approx(RECALLED_TOKENS)
         np.testing.assert_allclose(now.accepted, 0.25 * now.seen)
-    assert uniform.survival()[0] == pytest.approx(0.27, abs=0.03)
-    assert policy.blocks.calibration.rates[0, -1] == pytest.approx(0.27, abs=0.03)
-    assert policy.blocks.bias.of_everybody() == 0.75
+        assert learner.blocks.calibration.rates[0, -1] == pytest.approx(0.27, abs=0.03)
+        assert learner.blocks.bias.of_everybody() == 0.75
     seen, accepted = policy.estimates().ranks
     assert seen.sum() == pytest.approx(7 * RECALLED_TOKENS)  # of seven ranks
     np.testing.assert_allclose(accepted, 0.25 * seen)
@@ -210,13 +209,13 @@ def test_a_restarted_engine_need_not_learn_again() -> None:
 
 def test_an_engine_that_has_become_slower_learns_that() -> None:
     known = read_again(of_a_run().estimates())
-    uniform = UniformLength(MAX_DRAFT)
-    uniform.start(known.costs, range(MAX_DRAFT + 1))
+    ahead = AheadPlanner(MAX_DRAFT, 64)
+    ahead.start(known.costs, range(MAX_DRAFT + 1))
     before = known.costs.plain(8)
     for _ in range(100):
         step = step_of(names(8), np.zeros(8, dtype=int), np.zeros(8, dtype=int))
         step.target_seconds = 2 * before
-        uniform.observe(step)
+        ahead.observe(step, None)
     assert known.costs.plain(8) == pytest.approx(2 * before, rel=0.02)
 
 

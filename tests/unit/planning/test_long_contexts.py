@@ -7,7 +7,6 @@ from support.planner_world import names, straight, straight_costs
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning.costs import ATTENTION_RATE, FAR_CONTEXT, StepCosts
 from vllm_dflash.planning.step import Plan, Step
-from vllm_dflash.planning.uniform_length import UniformLength
 from vllm_dflash.planning.work import Attention
 
 
@@ -51,37 +50,12 @@ def test_long_requests_are_left_out_and_short_ones_go_on() -> None:
     assert ours.plan(of_contexts(200, 20_000)).drafted.tolist() == [True, False]
 
 
-def test_a_block_of_everybody_reads_everybodys_context() -> None:
-    """So nobody is left out for what reading takes there, and all of it is charged."""
-    ours = ToldPlanner(2, 0.9, 0.8, whole_batch=True)
-    ours.costs = with_attention(block=1)
-    assert ours.plan(of_contexts(200, 5000)).drafted.tolist() == [True, True]
-    assert ours.plan(of_contexts(200, 50_000)).width == 0
-    step = of_contexts(1000, 3000)
-    step.draft_rows, step.drafts_everybody = 6, True
-    assert ours.costs.estimate(step).draft_seconds * 1000 == pytest.approx((2 + 6) / 4 + 4)
-
-
 def test_beside_prompts_contexts_cost_as_much() -> None:
     costs = with_attention(plain=1, draft=1)
     costs.records["prompt_share"], costs.records["prompt_rows"] = 1.0, 64
     assert costs.plain(1, 5000) * 1000 == pytest.approx(1 + 5)
     seconds = costs.decoding(1, np.array([3]), 5000, 5000)
     assert seconds * 1000 == pytest.approx([3 + 5 + 2 * 5])
-
-
-def test_drafts_that_a_device_dropped_have_read_nothing() -> None:
-    """Of 4 drafts each it is taken to have kept 1."""
-    uniform = UniformLength(4)
-    uniform.start(with_attention(), range(5), trims=True)
-    uniform._kept = 1
-    step = timed([20_000, 20_000], 4, 1000 * (0.014 + 40_000e-6))
-    assert uniform.costs is not None
-    for _ in range(3):
-        assert uniform.observe(step) is not None
-    # 4 rows, and what surprises is divided as if each token was read once and once more.
-    plain, draft, _ = uniform.costs.attention
-    assert draft == pytest.approx(plain)
 
 
 def test_a_long_request_alone_is_not_drafted_where_it_does_not_pay() -> None:
@@ -103,13 +77,6 @@ def test_drafts_behind_long_contexts_are_cut_first() -> None:
     step.context_lens = np.array([100, 100])
     step.ids = names(2, first=2)
     assert ours.lengths(step, np.full((2, 2), 0.9)).tolist() == [2, 2]
-
-
-def test_one_length_for_all_is_chosen_by_their_contexts() -> None:
-    uniform = UniformLength(4)
-    uniform.start(with_attention(draft=1), range(5))
-    assert uniform.choose(2, 400.0) > 0
-    assert uniform.choose(2, 400_000.0) == 0
 
 
 def timed(lens: list[int], drafts: int, ms: float) -> Step:

@@ -110,26 +110,9 @@ def test_a_group_of_nobody_is_worth_nothing() -> None:
     nothing = np.zeros(1, dtype=np.int64)
     able = able_requests(np.array([0.5]), np.array([1]), nothing, nothing, 1)
     costs = straight_costs().records
-    best = best_choice(costs, nothing, able, outcomes, NO_FREE, False)
+    best = best_choice(costs, nothing, able, outcomes, NO_FREE)
     assert best.drafted.tolist() == [True]
     assert best.rate == pytest.approx(1800 / (12 + 1.0 + 0.25))
-
-
-def test_a_whole_batch_is_drafted_to_the_full_or_not_at_all() -> None:
-    """Everybody's block of 3 rows is computed, whatever is kept of it."""
-    ours = ToldPlanner(2, whole_batch=True)
-    ours.forecast.summary = two_groups()
-    scored(ours)
-    plan = ours.plan(decoding([2, 2]))
-    assert plan.drafted.tolist() == [True, True]
-    assert plan.width == 2
-    # Of both thresholds, the one that keeps one draft instead of four; 2 rows to store.
-    assert plan.price == pytest.approx(max(2900 / (13 + 2.0 + 0.3), 3900 / (16 + 2.0 + 0.3)))
-    wide = ToldPlanner(4, 0.9, 0.9, whole_batch=True)
-    # Two drafts are the most anybody can use, and the block is one of 4 all the same.
-    plan = wide.plan(decoding([2, 0, 0]))
-    assert plan.width == 2
-    assert plan.price == pytest.approx(4800 / (15 + (2 + 15) / 4 + 0.25))
 
 
 @pytest.mark.parametrize(
@@ -232,15 +215,3 @@ def test_of_those_who_wait_as_long_the_first_are_probed() -> None:
     ours.probes.due = True
     plan = ours.plan(decoding([4] * 64, [9, 5] * 32))
     assert np.flatnonzero(plan.drafted).tolist() == [1, 3, 5, 7, 9]
-
-
-def test_a_whole_batchs_probe_is_everybody() -> None:
-    ours = ToldPlanner(4, whole_batch=True)
-    ours.probes.due = True
-    plan = ours.plan(decoding([3, 0, 3], [5, 5, 5]))
-    assert plan.drafted.tolist() == [True, False, True]
-    assert plan.width == 3
-    ((_, cost, _),) = ours.probes.asked
-    # 15 rows of the block; of two requests 3 drafts are verified, and the context stored. The
-    # best plan does the same, and would verify 6 + 3: it is dearer by what its context is spread.
-    assert cost == pytest.approx((17 / 4 + 6 + 14 / 20) / 1000)

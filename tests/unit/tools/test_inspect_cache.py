@@ -17,7 +17,7 @@ from vllm.config import ModelConfig
 from support.inspected import SMALL, inspect
 from support.pairs import Pair, changed_drafter, make_pair
 from support.targets import make_target
-from vllm_dflash.tools.inspect.cache_plan import BUILDER, PLANNING, SEAMS, UTILS
+from vllm_dflash.seams import CACHE_BUILDER, CACHE_PLAN, CACHE_PLANNING, CACHE_UTILS
 from vllm_dflash.tools.inspect.inspect_report import make_tables
 from vllm_dflash.tools.inspect.target import EngineOptions
 
@@ -86,7 +86,11 @@ def test_windows_that_are_lost(tmp_path: Path) -> None:
 def test_vllms_functions_where_0_33_has_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same figures, from another module, two of whose functions want a builder first."""
     before = inspect(pair.drafter, pair.target, SMALL, kv_cache_memory=1 << 20)
-    utils, planning, builder = importlib.import_module(UTILS), ModuleType(PLANNING), object()
+    utils, planning, builder = (
+        importlib.import_module(CACHE_UTILS),
+        ModuleType(CACHE_PLANNING),
+        object(),
+    )
 
     called: set[str] = set()
 
@@ -97,13 +101,15 @@ def test_vllms_functions_where_0_33_has_them(pair: Pair, monkeypatch: pytest.Mon
             arguments = arguments[1:]
         return getattr(utils, name)(*arguments)
 
-    names = {seam.path.partition(":")[2] for seam in SEAMS if seam.path.startswith(PLANNING)}
+    names = {
+        seam.path.partition(":")[2] for seam in CACHE_PLAN if seam.path.startswith(CACHE_PLANNING)
+    }
     for name in names:
         setattr(planning, name, partial(moved, name))
-    builders: Any = ModuleType(BUILDER)
+    builders: Any = ModuleType(CACHE_BUILDER)
     builders.get_kv_cache_config_builder = lambda vllm_config: builder
-    monkeypatch.setitem(sys.modules, PLANNING, planning)
-    monkeypatch.setitem(sys.modules, BUILDER, builders)
+    monkeypatch.setitem(sys.modules, CACHE_PLANNING, planning)
+    monkeypatch.setitem(sys.modules, CACHE_BUILDER, builders)
     monkeypatch.setattr("vllm_dflash.tools.inspect.cache_plan.check_seams", lambda _: None)
     after = inspect(pair.drafter, pair.target, SMALL, kv_cache_memory=1 << 20)
     assert called == names

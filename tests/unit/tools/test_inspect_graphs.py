@@ -103,15 +103,21 @@ def test_memory_beside_graphs(found: dict[str, Found], capability: str) -> None:
     of_requests = 16 * (4 + 4 + 4 + 8 + 4 + 8) + 4
     # Of a draft: token, probability, three indices, a column; and its confidence.
     of_drafts = 16 * 7 * (8 + 4 + 3 * 8 + 4 + 4)
+    # Of a request's slot: whose its drafts are, match and length of its text's; three numbers and a
+    # token for each draft; biases of blocks and texts, of everybody as well. Tables of rates, trust
+    # and knots. What is reported of it, and what is looked up in its text, which may be of 512.
+    of_slots = 16 * (3 * 4 + 7 * (3 * 4 + 8)) + 2 * 17 * 2 * 4 + (2 * 7 * 11 + 512 + 11) * 4
+    of_texts = 16 * ((6 + 7) * 4 + 7 * 8 + 2 * 4 + 8 + 512 * 4)
+    expected = of_tokens + of_requests + of_drafts + of_slots + of_texts + STAGED
     assert graphs["staged_taps"] == STAGED
-    assert graphs["drafter_buffers"] == of_tokens + of_requests + of_drafts + STAGED
+    assert graphs["drafter_buffers"] == expected
     assert graphs["target_outputs"] == 128 * (1 + 2) * 64 * 2  # hidden states and two taps
     assert (graphs["max_num_seqs"], graphs["max_num_batched_tokens"]) == (16, 512)
 
 
 def test_the_section_of_the_report(found: dict[str, Found]) -> None:
     staged = ", 32.0 KiB of it taps for graphs" if IS_STAGED else ""
-    buffers = "112 KiB" if IS_STAGED else "79.8 KiB"
+    buffers = "151 KiB" if IS_STAGED else "119 KiB"
     assert found["8.0"]["screens"][-1].splitlines() == [
         "CUDA graphs (mode FULL_AND_PIECEWISE; up to 16 requests and 512 tokens a step)",
         "  drafts trimmed on the device  no: FlashAttentionBackend has no CUDA graphs for ragged"

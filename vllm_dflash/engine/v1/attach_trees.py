@@ -19,26 +19,7 @@ from vllm_dflash.planning.draft_tree import MOST_CANDIDATES
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.rehearsal import rehearse_trees
 from vllm_dflash.planning.tree_acceptance import NODES_BY_DEFAULT, rows_are_cheap
-from vllm_dflash.seams import Seam, check_seams
-
-ATTENTION = "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl"
-TREES = (
-    Seam(
-        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._model_forward",
-        "self input_ids positions intermediate_tensors inputs_embeds model_kwargs",
-    ),
-    Seam(
-        f"{ATTENTION}.forward",
-        "self layer query key value kv_cache attn_metadata output output_scale output_block_scale",
-    ),
-    Seam(f"{ATTENTION}.do_kv_cache_update", "self layer key value kv_cache slot_mapping"),
-    Seam(
-        "vllm.v1.sample.rejection_sampler:apply_sampling_constraints",
-        "logits cu_num_draft_tokens sampling_metadata",
-    ),
-    Seam("vllm.v1.sample.ops.topk_topp_sampler:random_sample", "probs generators use_fp64_gumbel"),
-)
-"""Used where drafts are trees."""
+from vllm_dflash.seams import V1_TREES, check_seams
 
 
 def attach_trees(proposer: PlannedProposer) -> None:
@@ -57,7 +38,7 @@ def attach_trees(proposer: PlannedProposer) -> None:
     if obstacle:
         logger().warning("drafts are chains, not trees: %s.", obstacle)
         return
-    check_seams(TREES)
+    check_seams(V1_TREES)
     trees, attention = DraftTrees(budget), TreeAttention(layers.values())
     runner._model_forward = functools.partial(_forward, runner, trees, attention)
     runner.rejection_sampler = TreeRejectionSampler(

@@ -1,22 +1,91 @@
-"""How sure the drafter is of each token, on the device."""
+"""Which token the drafter thinks likeliest at each place, and how sure it is, on the device.
+
+Logits are read once. A maximum and a softmax would read them several times, and in float32.
+"""
 
 from __future__ import annotations
 
 import torch
+from vllm.triton_utils import tl, triton
 
-CONFIDENCE_ROWS = 512
-"""Rows of logits that are turned into probabilities at a time, in float32."""
+TILE = 4096
+"""Columns of logits that a program reads at most."""
 
 
-def write_confidence(logits: torch.Tensor, best: torch.Tensor, out: torch.Tensor) -> None:
-    """Probability of each row's likeliest token. May be captured.
+@triton.jit(do_not_specialize=["num_tiles", "stride_parts"])
+def _judge_tiles(  # type: ignore[no-untyped-def]
+    logits,  # [Q, V]
+    parts,  # [3, Q, tiles]: maximum, its column, sum of exponentials
+    stride_logits,
+    num_tiles,
+    stride_parts,
+    V: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tile * TILE + tl.arange(0, TILE)
+    logit = tl.load(logits + row * stride_logits + column, mask=column < V, other=float("-inf"))
+    logit = logit.to(tl.float32)
+    is_nan = logit != logit
+    logit = tl.where(is_nan, float("-inf"), logit)
+    best = tl.max(logit, axis=0)
+    first = tl.min(tl.where(logit == best, column, V), axis=0)
+    total = tl.sum(tl.exp(logit - tl.where(tl.abs(best) < float("inf"), best, 0.0)), axis=0)
+    has_nan = tl.max(is_nan.to(tl.int32), axis=0) > 0
+    at = parts + row * num_tiles + tile
+    tl.store(at, tl.where(has_nan, float("nan"), best))
+    tl.store(at + stride_parts, first.to(tl.float32))  # exact up to 2^24
+    tl.store(at + 2 * stride_parts, total)
+
+
+@triton.jit(do_not_specialize=["num_tiles", "stride_parts"])
+def _judge_rows(  # type: ignore[no-untyped-def]
+    parts,  # [3, Q, tiles]
+    tokens,  # [Q]
+    confidence,  # [Q]
+    num_tiles,
+    stride_parts,
+    PADDED_TILES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.arange(0, PADDED_TILES)
+    at, is_tile = parts + row * num_tiles + tile, tile < num_tiles
+    bests = tl.load(at, mask=is_tile, other=float("-inf"))
+    columns = tl.load(at + stride_parts, mask=is_tile, other=0.0).to(tl.int64)
+    totals = tl.load(at + 2 * stride_parts, mask=is_tile, other=0.0)
+    is_nan = bests != bests
+    bests = tl.where(is_nan, float("-inf"), bests)
+    best = tl.max(bests, axis=0)
+    is_finite = (tl.abs(best) < float("inf")) & (tl.max(is_nan.to(tl.int32), axis=0) == 0)
+    total = tl.sum(totals * tl.exp(bests - best), axis=0)  # at least 1 if it is finite
+    tl.store(confidence + row, tl.where(is_finite, 1.0 / total, 0.0))
+    first = tl.min(tl.where(bests == best, columns, 1 << 24), axis=0)
+    tl.store(tokens + row, tl.where(is_finite, first, 0))
+
+
+def judge(logits: torch.Tensor, tokens: torch.Tensor, confidence: torch.Tensor) -> None:
+    """The likeliest token of each row, and its probability. May be captured.
 
     Args:
-        logits: of Q rows, [Q, V].
-        best: their maxima, [Q].
-        out: its first Q are written; -1 where a row's logits are not finite.
+        logits: of Q rows or more, [Q, V], of any float type.
+        tokens: out, [Q] int64; the first one where several are likeliest.
+        confidence: out, [Q] float32, above 0; 0 where the largest logit is not finite or any is
+            NaN.
     """
-    for start in range(0, len(best), CONFIDENCE_ROWS):
-        rows = slice(start, min(start + CONFIDENCE_ROWS, len(best)))
-        probability = torch.exp(best[rows].float() - logits[rows].float().logsumexp(dim=-1))
-        out[rows] = torch.where(torch.isfinite(best[rows]), probability, -1.0)
+    assert logits.stride(1) == 1
+    num_rows, vocab_size = len(tokens), logits.shape[1]
+    tile = min(TILE, triton.next_power_of_2(vocab_size))
+    num_tiles = triton.cdiv(vocab_size, tile)
+    parts = torch.empty(3, num_rows, num_tiles, device=logits.device)
+    sizes = num_tiles, num_rows * num_tiles
+    _judge_tiles[(num_rows, num_tiles)](
+        logits, parts, logits.stride(0), *sizes, V=vocab_size, TILE=tile
+    )
+    _judge_rows[(num_rows,)](
+        parts,
+        tokens,
+        confidence,
+        *sizes,
+        PADDED_TILES=triton.next_power_of_2(num_tiles),
+        num_warps=1,
+    )

@@ -1,4 +1,5 @@
-"""What became of drafts that nobody waits for: counted when vLLM has the outcome on the host."""
+"""What became of drafts that nobody waits for: counted when vLLM has the outcome on the host, and
+sent to the scheduler with it."""
 
 from __future__ import annotations
 
@@ -9,44 +10,48 @@ import numpy as np
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
-from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_dflash.engine.padding import have_own_drafts
 from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.engine.v2.host_copy import HostCopy
+from vllm_dflash.planning.ahead import NOBODY, TEXT, Outcomes
 from vllm_dflash.planning.step import Step
+
+OUTCOMES = "dflash_outcomes"
+
+
+def attached_outcomes(output: ModelRunnerOutput) -> Outcomes | None:
+    """In the engine's process: of the output's requests, in its order."""
+    return getattr(output, OUTCOMES, None)
 
 
 class VerifiedDrafts:
     """The drafts of a step that is under way."""
 
     def __init__(
-        self,
-        batch: InputBatch,
-        newly_admitted: Collection[str],
-        trimmed_rejected: torch.Tensor | None,
+        self, ids: Sequence[str], newly_admitted: Collection[str], outcomes: torch.Tensor
     ) -> None:
         """Of a batch of R requests, to be made before the block is launched.
 
         Args:
-            batch: vLLM's.
-            newly_admitted: requests whose drafts in this step are vLLM's placeholders.
-            trimmed_rejected: drafts that each lost after verification, [R] on the device, where
-                that is not what was scheduled without what was accepted: the device drops some.
+            ids: of the requests, [R].
+            newly_admitted: those whose drafts in this step are vLLM's placeholders.
+            outcomes: what the device saw, [R, 6 + K]; it may be written again.
         """
-        self.ids: Sequence[str] = batch.req_ids
-        self._scheduled = batch.num_draft_tokens_per_req
-        self._own = have_own_drafts(self.ids, newly_admitted)
-        self._rejected = None if trimmed_rejected is None else HostCopy(trimmed_rejected)
+        self.ids = ids
+        self._own = have_own_drafts(ids, newly_admitted)
+        self._outcomes = HostCopy(outcomes.clone())
 
-    def step(self, sampled: Sequence[Sequence[int]]) -> Step:
-        """What became of them, by the tokens that each request got. Waits for the target."""
+    def outcomes(self) -> Outcomes:
+        """What the device saw. Waits for the target."""
+        return Outcomes.of(self._outcomes.wait())
+
+    def step(self, outcomes: Outcomes, sampled: Sequence[Sequence[int]]) -> Step:
+        """What became of them, by the tokens that each request got."""
         step = Step(self.ids, np.array([len(tokens) for tokens in sampled]))
-        if self._rejected is not None:
-            step.verified = np.maximum(step.produced - 1, 0) + self._rejected.wait()
-        elif self._scheduled is not None:
-            step.verified = self._scheduled
-        step.verified = step.verified * self._own
+        own = self._own & (outcomes.source != NOBODY)
+        step.verified = np.where(own, outcomes.admitted, 0)
+        step.verified_free = np.where(outcomes.source == TEXT, step.verified, 0)
         return step
 
 
@@ -62,7 +67,10 @@ class CountedOutput(AsyncModelRunnerOutput):
     def get_output(self) -> ModelRunnerOutput:
         """Called by vLLM where it may wait: in a thread of its own, or by the scheduler."""
         output = self._output.get_output()
-        self._statistics.observe_verification(self._drafts.step(output.sampled_token_ids))
+        outcomes = self._drafts.outcomes()
+        step = self._drafts.step(outcomes, output.sampled_token_ids)
+        self._statistics.observe_verification(step)
+        setattr(output, OUTCOMES, outcomes)
         return output
 
     def get_kv_connector_output(self) -> Any:

@@ -35,14 +35,3 @@ def one_width(config: VllmConfig) -> VllmConfig:
     assert alone.speculative_config is not None
     alone.speculative_config.num_speculative_tokens_per_batch_size = None
     return alone
-
-
-def room_of_a_block(config: VllmConfig, width: int) -> VllmConfig:
-    """To build the speculator with: a request's trees may have more tokens than its block."""
-    assert config.speculative_config is not None
-    if config.speculative_config.num_speculative_tokens == width:
-        return config
-    narrow = copy(config)
-    narrow.speculative_config = copy(config.speculative_config)
-    narrow.speculative_config.num_speculative_tokens = width
-    return narrow

@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np
-from vllm.v1.worker.gpu.states import RequestState
-
-from vllm_dflash.planning import Ints
 
 
 class HostCopy:
@@ -22,14 +19,3 @@ class HostCopy:
         if self._arrival is not None:
             self._arrival.synchronize()
         return self._values
-
-
-def texts_on_host(req_states: RequestState) -> Ints | None:
-    """The runner's texts, [requests, longest text], where the host can read what the device writes.
-
-    A step's tokens are in them once its outcome is known.
-    """
-    texts = req_states.all_token_ids
-    if texts.device.type == "cpu":
-        return texts.gpu.numpy()
-    return texts._uva_buf.np if hasattr(texts, "_uva_buf") else None

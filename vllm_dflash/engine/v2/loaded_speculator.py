@@ -14,10 +14,9 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.utils import AttentionGroup
 
-from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.attention_groups import split_by_kind
-from vllm_dflash.engine.v2.drafter_config import drafter_layers, one_width, room_of_a_block
+from vllm_dflash.engine.v2.drafter_config import drafter_layers, one_width
 from vllm_dflash.engine.v2.trimming import why_untrimmed
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.model.draft_model import DFlashDraftModel
@@ -32,25 +31,17 @@ class LoadedSpeculator(DFlashSpeculator):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         self.options = DFlashOptions.of(vllm_config)
-        super().__init__(room_of_a_block(vllm_config, self.options.draft_width), device)
+        super().__init__(vllm_config, device)
         self.engine_config = vllm_config
         """As the engine was started with it; vLLM's class changes its own copy."""
         self.spec = self.options.drafter
         self.parallel_drafting_token_id = self.spec.mask_token_id
         self.requires_non_causal = not all(self.spec.causal)
-        self.is_synchronous = not (
-            vllm_config.scheduler_config.async_scheduling or self.enable_adaptive_verification
-        )
-        """Whether draft lengths are decided in the worker."""
+        self.use_acceptance_estimator = False  # chances are ours
         self.untrimmed: str | None = None
-        """Why the device does not trim drafts, under asynchronous scheduling."""
+        """Why the device does not trim drafts."""
         self.runs_target_alone = False
         """Whether dummy runs of the runner are to leave the drafter out."""
-
-    @property
-    def length_limit(self) -> int:
-        """Tokens a request may come to and be drafted. vLLM may lower its limit after start-up."""
-        return min(self.max_model_len, drafted_length(self.draft_model_config))
 
     def load_draft_model(
         self, target_model: nn.Module, target_attn_layer_names: set[str]
@@ -62,12 +53,12 @@ class LoadedSpeculator(DFlashSpeculator):
         language_model = getattr(target_model, "get_language_model", lambda: target_model)()
         model.share_vocabulary(language_model)
         cover_positions(model, self.max_model_len)
-        if self.enable_adaptive_verification or self.is_synchronous:
+        if self.enable_adaptive_verification:
             return model
         self.untrimmed = why_untrimmed(self.engine_config, target_attn_layer_names)
         if self.untrimmed is None:  # hook 29
             self.speculative_config.enable_adaptive_verification = True
-            self.enable_adaptive_verification = self.use_acceptance_estimator = True
+            self.enable_adaptive_verification = True
         return model
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:

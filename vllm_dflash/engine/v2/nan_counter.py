@@ -7,14 +7,14 @@ from vllm.v1.utils import CpuGpuBuffer
 
 
 class NanCounter:
-    """Drafts whose logits were not finite, under asynchronous scheduling."""
+    """Drafts whose logits were not finite."""
 
     def __init__(self, device: torch.device) -> None:
         self._count = CpuGpuBuffer(1, dtype=torch.int64, device=device)
 
-    def observe(self, best: torch.Tensor, is_drafted: torch.Tensor) -> None:
-        """Count drafted rows whose largest logit is not finite, [Q] each. May be captured."""
-        self._count.gpu += (~torch.isfinite(best) & is_drafted).sum()
+    def observe(self, confidence: torch.Tensor, is_drafted: torch.Tensor) -> None:
+        """Count drafted rows that nobody can be sure of, [Q] each; see `judge`. May be captured."""
+        self._count.gpu += ((confidence == 0.0) & is_drafted).sum()
 
     def clear(self) -> None:
         """Count from zero again, in place: captured graphs count here."""

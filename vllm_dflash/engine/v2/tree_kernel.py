@@ -14,8 +14,25 @@ from dataclasses import dataclass
 import torch
 from vllm.triton_utils import tl, triton
 
-TILE_ROWS = 32
-TILE_KEYS = 32
+TILES = (32, 16)
+SHARED_MEMORY = 64 * 1024
+"""Bytes that a program of any GPU has: 64 KB on 7.5, 99 on 8.6, 8.9 and 12.0, more elsewhere."""
+
+
+def tile_of(head_size: int, dtype: torch.dtype) -> int:
+    """Rows and keys of a tile: as many as find room with queries, keys, values and weights.
+
+    Where even 16 do not (float32 heads above 256), they are still the fewest that a product takes;
+    that is 98 KB for heads of 512, which all but 7.5 have.
+    """
+    width = padded(head_size)
+    needed = {each: dtype.itemsize * each * (3 * width + each) for each in TILES}
+    return next((each for each in TILES if needed[each] <= SHARED_MEMORY), TILES[-1])
+
+
+def padded(head_size: int) -> int:
+    """Numbers of a head in a tile: a power of two."""
+    return max(16, 1 << (head_size - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -76,8 +93,7 @@ def _attend(  # type: ignore[no-untyped-def]
     HEAD_SIZE: tl.constexpr,
     PADDED_HEAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_KEYS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     request = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -85,11 +101,11 @@ def _attend(  # type: ignore[no-untyped-def]
         return
     start = tl.load(query_start_loc + request)
     num_rows = tl.load(query_start_loc + request + 1) - start
-    place = tl.program_id(2) * TILE_ROWS + tl.arange(0, TILE_ROWS)  # row and head of each query
+    place = tl.program_id(2) * TILE + tl.arange(0, TILE)  # row and head of each query
     row = place // GROUP
     head = kv_head * GROUP + place % GROUP
     is_row = row < num_rows
-    if tl.program_id(2) * TILE_ROWS >= num_rows * GROUP:
+    if tl.program_id(2) * TILE >= num_rows * GROUP:
         return
     seq_len = tl.load(seq_lens + request)
     context = seq_len - num_rows  # position of the bonus token
@@ -107,17 +123,17 @@ def _attend(  # type: ignore[no-untyped-def]
 
     if HAS_SINKS:
         best = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32)
-        total = tl.full([TILE_ROWS], 1.0, tl.float32)
+        total = tl.full([TILE], 1.0, tl.float32)
     else:
-        best = tl.full([TILE_ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([TILE_ROWS], tl.float32)
-    found = tl.zeros([TILE_ROWS, PADDED_HEAD], tl.float32)
+        best = tl.full([TILE], float("-inf"), tl.float32)
+        total = tl.zeros([TILE], tl.float32)
+    found = tl.zeros([TILE, PADDED_HEAD], tl.float32)
 
     first = 0
     if WINDOW > 0:
-        first = tl.maximum(context - WINDOW + 1, 0) // TILE_KEYS * TILE_KEYS
-    for tile in range(first, seq_len, TILE_KEYS):
-        slot = tile + tl.arange(0, TILE_KEYS)
+        first = tl.maximum(context - WINDOW + 1, 0) // TILE * TILE
+    for tile in range(first, seq_len, TILE):
+        slot = tile + tl.arange(0, TILE)
         is_key = slot < seq_len
         block = tl.load(
             block_table + request * stride_table + slot // BLOCK_SIZE, mask=is_key, other=0
@@ -151,7 +167,9 @@ def _attend(  # type: ignore[no-untyped-def]
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
 
         node = slot - context - 1  # below 0: the context and the bonus token
-        bits = (seen[:, None] >> tl.maximum(node, 0).to(tl.int64)[None, :]) & 1
+        # Beyond the word's 64 bits lie masked lanes only; a shift so far is undefined.
+        bit = tl.minimum(tl.maximum(node, 0), 63).to(tl.int64)
+        bits = (seen[:, None] >> bit[None, :]) & 1
         visible = is_key[None, :] & ((node[None, :] < 0) | (bits != 0))
         if WINDOW > 0:
             is_node = (node >= 0) & is_key
@@ -207,8 +225,8 @@ def attend_to_ancestors(
     """
     num_kv_heads, head_size = keys.shape[2], keys.shape[3]
     group = query.shape[1] // num_kv_heads
-    num_requests = len(seq_lens)
-    _attend[(num_requests, num_kv_heads, triton.cdiv(most_rows * group, TILE_ROWS))](
+    tile = tile_of(head_size, query.dtype)
+    _attend[(len(seq_lens), num_kv_heads, triton.cdiv(most_rows * group, tile))](
         query,
         keys,
         values,
@@ -239,8 +257,7 @@ def attend_to_ancestors(
         EVERYBODY=everybody,
         GROUP=group,
         HEAD_SIZE=head_size,
-        PADDED_HEAD=max(16, triton.next_power_of_2(head_size)),
+        PADDED_HEAD=padded(head_size),
         BLOCK_SIZE=keys.shape[1],
-        TILE_ROWS=TILE_ROWS,
-        TILE_KEYS=TILE_KEYS,
+        TILE=tile,
     )

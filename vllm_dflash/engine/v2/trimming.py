@@ -1,11 +1,11 @@
-"""Which draft lengths CUDA graphs allow under asynchronous scheduling, asked where it is known.
+"""Which draft lengths CUDA graphs allow, asked where it is known.
 
 vLLM's adaptive verification trims each request's drafts on the device, in graphs that take ragged
 batches. Whether those can be captured depends on the backend of every attention layer, which is
 chosen while the models are loaded. Who copies the setting (the acceptance estimator, the rejection
 sampler, metadata builders) does so after the drafter is loaded; so that is when it is decided here.
-Where it does not hold, graphs are there for a few lengths (`config/engine_settings.py`), one of
-which is taken by all requests of a step; without full graphs, any length will do.
+Where it does not hold, graphs are there for a few lengths (`config/engine_settings.py`): all
+requests of a step take one of these, or run in pieces; without full graphs, any length will do.
 """
 
 from __future__ import annotations

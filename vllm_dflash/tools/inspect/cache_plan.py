@@ -13,49 +13,13 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.seams import Seam, check_seams
+from vllm_dflash.seams import CACHE_BUILDER, CACHE_PLAN, CACHE_PLANNING, CACHE_UTILS, check_seams
 from vllm_dflash.tools.inspect.cache_layers import CacheLayer
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.attention.backend import AttentionBackend
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec
-
-UTILS = "vllm.v1.core.kv_cache_utils"
-PLANNING = "vllm.v1.core.kv_cache_planning"
-BUILDER = "vllm.v1.core.kv_cache_config_builder"
-SEAMS = (
-    *(
-        Seam(f"{module}:{function}", parameters, versions)
-        for module, versions, first in ((UTILS, "<0.33", ""), (PLANNING, ">=0.33", "builder "))
-        for function, parameters in (
-            ("get_kv_cache_groups", "vllm_config kv_cache_spec"),
-            (
-                "get_kv_cache_config_from_groups",
-                "vllm_config kv_cache_groups available_memory",
-            ),
-            ("validate_kv_cache_layout", "layout kv_cache_groups"),
-            ("_pool_bytes_per_block", "vllm_config kv_cache_groups"),
-            ("_max_memory_usage_bytes_from_groups", f"{first}vllm_config kv_cache_groups"),
-            (
-                "_estimate_max_model_len_from_groups",
-                f"{first}vllm_config kv_cache_groups available_memory",
-            ),
-        )
-    ),
-    Seam(f"{BUILDER}:get_kv_cache_config_builder", "vllm_config", ">=0.33"),
-    Seam(f"{UTILS}:get_kv_cache_capacity", "vllm_config kv_cache_config"),
-    Seam("vllm.v1.worker.utils:customize_attention_spec", "backend spec"),
-    Seam(
-        "vllm.v1.worker.utils:select_common_block_size",
-        "kv_manager_block_size backends kv_cache_specs",
-    ),
-    Seam("vllm.v1.attention.backends.utils:get_supported_kv_cache_layouts", "backends"),
-    Seam(
-        "vllm.v1.attention.backends.utils:resolve_kv_cache_layout",
-        "vllm_config supported_layouts kv_cache_specs",
-    ),
-)
 
 
 class CacheRefusedError(ValueError):
@@ -82,10 +46,10 @@ class Capacity:
 def _planning(config: VllmConfig) -> tuple[ModuleType, tuple[Any, ...]]:
     """vLLM's module of cache plans, and what its sizing functions want first."""
     try:
-        module = import_module(PLANNING)  # from vLLM 0.33 on
+        module = import_module(CACHE_PLANNING)  # from vLLM 0.33 on
     except ImportError:
-        return import_module(UTILS), ()
-    return module, (import_module(BUILDER).get_kv_cache_config_builder(config),)
+        return import_module(CACHE_UTILS), ()
+    return module, (import_module(CACHE_BUILDER).get_kv_cache_config_builder(config),)
 
 
 class CachePlan:
@@ -105,7 +69,7 @@ class CachePlan:
             CacheRefusedError: vLLM cannot make a cache of these layers.
             UnsupportedVllmError: this vLLM has other functions.
         """
-        check_seams(SEAMS)
+        check_seams(CACHE_PLAN)
         self._vllms, self._first = _planning(config)
         self._config = config
         self._one_group = one_group

@@ -33,6 +33,7 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import resolve_adaptiv
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.engine.v2.drafter_config import drafter_layers
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
+from vllm_dflash.engine.v2.texts_on_device import text_bytes
 from vllm_dflash.engine.v2.trimming import groups_of, why_untrimmed_here
 from vllm_dflash.seams import V2_GRAPHS, check_seams
 from vllm_dflash.tools.inspect.cache_layers import CacheLayer, target_layers
@@ -74,9 +75,7 @@ def graph_facts(config: VllmConfig, spec: DrafterSpec) -> GraphFacts:
     drafter = _layers("drafter", drafting, windows, sinks=spec.attention_sinks)
     layers = {**target, **drafter}
     config.compilation_config.static_forward_context.update(layers)
-    untrimmed: str | None = "scheduling is synchronous"
-    if speculator.synchronous is None:
-        untrimmed = why_untrimmed_here(config, target)
+    untrimmed = why_untrimmed_here(config, target)
     speculator.speculative_config.enable_adaptive_verification = untrimmed is None
     with _without_a_pipeline():
         graphs = _target_graphs(config, layers, trims=untrimmed is None)
@@ -88,7 +87,9 @@ def graph_facts(config: VllmConfig, spec: DrafterSpec) -> GraphFacts:
     assert blocks is not None
     whole = graphs._capture_descs.get(CUDAGraphMode.FULL, ())
     row = config.model_config.get_hidden_size() * config.model_config.dtype.itemsize
-    buffers = [one for one in speculator.persistent_buffers() if one.device == NOWHERE]
+    buffers = sum(one.nbytes for one in speculator.persistent_buffers() if one.device == NOWHERE)
+    if speculator.texts is not None:
+        buffers += text_bytes(speculator.max_num_reqs, speculator.max_model_len)
     staging = getattr(speculator, "_aux_staging", None)  # from vLLM 0.33 on
     return GraphFacts(
         mode=graphs.cudagraph_mode.name,
@@ -96,7 +97,7 @@ def graph_facts(config: VllmConfig, spec: DrafterSpec) -> GraphFacts:
         max_num_batched_tokens=speculator.max_num_tokens,
         untrimmed=untrimmed,
         captured=[*_sets("target", graphs), *_sets("drafter", blocks)],
-        drafter_buffers=sum(buffer.nbytes for buffer in buffers),
+        drafter_buffers=buffers,
         staged_taps=0 if staging is None else staging.nbytes,
         # Last hidden states and taps of the largest graph, which the others share.
         target_outputs=max((graph.num_tokens for graph in whole), default=0)

@@ -62,11 +62,16 @@ class DraftRecorder:
         self._wrap(model.block, "forward", self._on_block)
         self._wrap(model, "compute_logits", self._on_logits)
         self._wrap(model, "compute_candidates", self._on_candidates)
-        if hasattr(drafter, "sample_draft"):
+        self._verified: DraftStep | None = None
+        """Of V2, the block that the step which runs verifies: the next is drafted by the time that
+        what became of it is known."""
+        self._is_v2 = hasattr(drafter, "sample_draft")
+        if self._is_v2:
+            self._wrap(drafter, "observe_verification", self._on_grading)
             self._wrap(drafter, "sample_draft", self._on_drafts)
         else:
             self._wrap(drafter.block, "pick", lambda picked, *_: self._on_drafts(picked[0]))
-        self._wrap(drafter.lengths.statistics, "observe_verification", self._on_verification)
+        self._wrap(drafter.collect_statistics(), "observe_verification", self._on_verification)
         hooks = [model.register_forward_pre_hook(self._on_model, with_kwargs=True)]
         hooks += [layer.register_forward_hook(self._on_layer) for layer in model.block.layers]
         self._undo += [hook.remove for hook in hooks]
@@ -75,6 +80,8 @@ class DraftRecorder:
         """Stop, and write everything to a safetensors file."""
         for undo in reversed(self._undo):
             undo()
+        if self._is_v2 and self._steps and self._steps[-1] is not self._verified:
+            del self._steps[-1]  # drafted behind the last step, which nobody verifies
         spec = self._spec
         width = len(spec.taps) * spec.target_hidden_size
         recording = Recording(
@@ -149,11 +156,15 @@ class DraftRecorder:
 
     # --- verification -------------------------------------------------------------------------
 
+    def _on_grading(self, *_: Any) -> None:
+        self._verified = self._steps[-1] if self._steps else None
+
     def _on_verification(self, _: None, step: Step) -> None:
-        """Of the one request, whose drafts were those of the last block."""
-        if step.verified[0]:
-            self._steps[-1].num_drafted = int(step.verified[0])
-            self._steps[-1].num_accepted = int(step.accepted[0])
+        """Of the one request."""
+        block = self._verified if self._is_v2 else self._steps[-1]
+        if step.verified[0] and block is not None:
+            block.num_drafted = int(step.verified[0])
+            block.num_accepted = int(step.accepted[0])
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,150 @@
+"""Does all import here, do vLLM's and our kernels load, and do they compute what PyTorch does?
+
+Needs no pytest: this is what is run first on a machine that lacks this and that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+NEEDED = (
+    *("vllm.v1.worker.gpu.model_runner", "vllm.v1.attention.backends.triton_attn"),
+    *("vllm.entrypoints.llm", "vllm_dflash.engine.worker", "vllm_dflash.engine.scheduler"),
+    *("vllm_dflash.engine.v2.speculator", "vllm_dflash.model.draft_model"),
+)
+ON_CUDA = ("vllm._C_stable_libtorch", "vllm.v1.attention.backends.flash_attn")
+OPTIONAL = (
+    *("vllm.vllm_flash_attn._vllm_fa2_C", "vllm.vllm_flash_attn._vllm_fa3_C"),
+    *("flashinfer", "flashmla", "deep_gemm", "pytest", "hypothesis", "matplotlib"),
+)
+"""Named where they are absent, and done without."""
+Check = tuple[str, Callable[[], str]]
+
+
+def imports(names: tuple[str, ...]) -> Iterator[Check]:
+    """A check for each module."""
+    for name in names:
+
+        def load(name: str = name) -> str:
+            importlib.import_module(name)
+            return "ok"
+
+        yield f"import {name}", load
+
+
+def about(device: str) -> Iterator[Check]:
+    """What is there."""
+
+    def versions() -> str:
+        import torch
+        import triton
+
+        gpu = torch.cuda.get_device_name() if device == "cuda" else "no GPU"
+        return f"{gpu}, CUDA {torch.version.cuda}, torch {torch.__version__}, {triton.__version__}"
+
+    def plugin() -> str:
+        from importlib.metadata import entry_points
+
+        (found,) = entry_points(group="vllm.general_plugins", name="dflash")
+        return found.value
+
+    yield from (("versions", versions), ("entry point", plugin))
+
+
+def vllms_kernels() -> Iterator[Check]:
+    """Two that every model runs."""
+    import torch
+    from torch.nn import functional
+    from vllm import _custom_ops as ops
+
+    for dtype, limit in ((torch.float32, 1e-4), (torch.bfloat16, 4e-2)):
+        x = torch.randn(37, 1024, device="cuda", dtype=dtype)
+        weight = torch.rand(1024, device="cuda", dtype=dtype)
+
+        def norm(x: Any = x, weight: Any = weight, limit: float = limit) -> str:
+            out = torch.empty_like(x)
+            ops.rms_norm(out, x, weight, 1e-6)
+            expected = functional.rms_norm(x.float(), (1024,), weight.float(), 1e-6)
+            return near(out, expected, limit)
+
+        def gate(x: Any = x, limit: float = limit) -> str:
+            out = x.new_empty(37, 512)
+            torch.ops._C.silu_and_mul(out, x)
+            first, second = x.float().chunk(2, dim=-1)
+            return near(out, functional.silu(first) * second, limit)
+
+        yield from ((f"rms_norm {dtype}", norm), (f"silu_and_mul {dtype}", gate))
+
+
+def near(found: Any, expected: Any, limit: float) -> str:
+    """How far they are from each other; raises AssertionError where that is too far."""
+    off = float((found.float() - expected.float()).abs().max())
+    assert off <= limit, f"differs by {off:.2g}"
+    return f"differs by {off:.1g}"
+
+
+def our_kernels(device: str) -> Iterator[Check]:
+    """All that tests/support/kernel_oracles.py lists."""
+    from support.kernel_oracles import ORACLES
+
+    for oracle in ORACLES:
+        for case, dtype in oracle.cases_on(device):
+
+            def check(oracle: Any = oracle, case: str = case, dtype: Any = dtype) -> str:
+                return f"differs by {oracle.check(case, dtype, device):.1g}"
+
+            yield f"{oracle.name}, {case}, {dtype}", check
+
+
+def run(checks: Iterator[Check], found: dict[str, str]) -> int:
+    """Note each result. Returns how many failed."""
+    failed = 0
+    for name, check in checks:
+        try:
+            found[name] = check()
+        except BaseException as error:  # a library that cannot be loaded may do anything
+            failed += 1
+            found[name] = f"FAILED: {type(error).__name__}: {str(error)[:300]}"
+        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+    return failed
+
+
+def main(device: str, file: Path) -> int:
+    """All checks; what was found is written after each group of them."""
+    is_cuda = device == "cuda"
+    found: dict[str, str] = {}
+    groups: list[Callable[[], Iterator[Check]]] = [lambda: about(device)]
+    groups.append(lambda: imports(NEEDED + (ON_CUDA if is_cuda else ())))
+    groups += [vllms_kernels] if is_cuda else []
+    groups.append(lambda: our_kernels(device))
+    failed = 0
+    for group in groups:
+        try:
+            failed += run(group(), found)
+        except Exception as error:  # nothing of this group can be asked for
+            failed += 1
+            found[f"group {len(found)}"] = f"FAILED: {error}"
+        tell(file, found, failed)
+    run(imports(OPTIONAL), found)
+    absent = [name for name in OPTIONAL if found[f"import {name}"] != "ok"]
+    tell(file, found, failed, f"; without {', '.join(absent)}" if absent else "")
+    return int(failed > 0)
+
+
+def tell(file: Path, found: dict[str, str], failed: int, more: str = "") -> None:
+    """Write what there is so far."""
+    verdict = f"{len(found)} checks, {failed} failed{more}; {found.get('versions', '')}"
+    file.write_text(json.dumps({"verdict": verdict, "checks": found}, indent=1))
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1], Path(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a library that is half loaded may not be able to leave

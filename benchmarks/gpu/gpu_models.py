@@ -1,0 +1,32 @@
+"""Where the pairs that are made for a run lie."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from gpu.gpu_sizes import Size
+
+IN_MEMORY = Path("/dev/shm")
+MODELS = f"vllm-dflash-gpu-{os.getuid()}"
+
+
+def models_folder(size: Size, otherwise: Path) -> Path:
+    """Where a pair is made: in memory where that has room, which spares the disk and loads at once.
+
+    It is gone with the run (`forget_models`), so it is made again for the next one.
+    """
+    folder = IN_MEMORY / MODELS / size.pair
+    has_room = free_bytes() > 1.5 * size.bytes_of_weights + 2**28
+    return folder if folder.is_dir() or has_room else otherwise / size.pair
+
+
+def free_bytes() -> int:
+    """That can be written into memory."""
+    return shutil.disk_usage(IN_MEMORY).free if os.access(IN_MEMORY, os.W_OK) else 0
+
+
+def forget_models() -> None:
+    """Give the memory back."""
+    shutil.rmtree(IN_MEMORY / MODELS, ignore_errors=True)

@@ -1,0 +1,167 @@
+"""Random traffic with hang-ups, minutes of it, beside plain decoding's texts.
+
+What it is after: illegal accesses under load (vllm#55279, z-lab/dflash#146), texts that others'
+requests change, graphs captured and memory taken while serving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gpu.gpu_machine import ask_gpu
+from gpu.gpu_measure import telling_lines
+from gpu.gpu_plan import DEMO
+from gpu.gpu_text import TIES
+from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLUGIN, side_environment
+from vllm_dflash.tools.engine_answers import EngineAnswers, Request, complete
+from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
+from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.verify.divergence import Text, compare_all
+from vllm_dflash.tools.verify.gate import Judge
+
+DFLASH = {"method": "dflash", "model": str(DEMO / "drafter")}
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"temperature": 1.0},
+    {"repetition_penalty": 1.3},
+    {"logprobs": 1},
+    {"ignore_eos": True},
+    {"temperature": 0.7, "top_p": 0.9, "seed": 5},  # the last one: no interpreter runs its kernel
+)
+NEVER = ("captures_after_warmup", "reallocations_after_warmup", "nan_drafts")
+"""Of our counters, those that must stay 0."""
+MOST_GROWTH = 256
+"""MiB of the GPU, from the first look at it to the last."""
+SECONDS_AT_A_TIME = 15.0
+"""After which what there is is written."""
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Of both engines: compiled, with graphs, and so few blocks that requests lose theirs."""
+    found: dict[str, Any] = {"model": str(DEMO / "target"), "dtype": options.dtype, "seed": 0}
+    found |= {"disable_log_stats": False, "max_model_len": 512, "max_num_seqs": options.most}
+    if options.backend:
+        found["attention_config"] = {"backend": options.backend}
+    if options.tiny:
+        return found | {"enforce_eager": True, "max_model_len": 256}
+    return found | {"gpu_memory_utilization": 0.3, "num_gpu_blocks_override": 400}
+
+
+def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Fill in what is found, and write it again and again."""
+    log = options.file.parents[1] / "log" / f"{options.file.stem}-engine.log"
+    asked = read_prompts(DEMO / "held_out.jsonl", 2 if options.tiny else 40)
+    tokens = (2, 8) if options.tiny else (3, 24, 64, 128)
+    engine = settings(options)
+    with (
+        EngineProcess(
+            log.with_name(f"{options.file.stem}-plain.log"),
+            environment=side_environment(NO_PLUGIN),
+            **engine,
+        ) as beside,
+        EngineProcess(
+            log,
+            start="gpu.random_traffic:start",
+            environment=side_environment(PLUGIN),
+            speculative_config=DFLASH,
+            **engine,
+        ) as process,
+    ):
+        plain, ours = beside.answers, process.answers
+        prompts = plain.encode(texts=asked)
+        requests = [Request(prompt, max(tokens)) for prompt in prompts]
+        texts = [tuple(one.tokens) for one in complete(plain, requests, options.most)]
+        facts = ours.facts()
+        memory: list[int] = []
+        begun, seed = time.monotonic(), options.seed
+        while (left := options.seconds - (time.monotonic() - begun)) > 0:
+            told = ours.traffic(  # type: ignore[attr-defined]
+                prompts=prompts,
+                tokens=tokens,
+                others=OTHERS[:-1] if options.tiny else OTHERS,
+                most=options.most,
+                seed=seed,
+                seconds=min(left, SECONDS_AT_A_TIME),
+            )
+            seed += 1
+            memory += map(int, ask_gpu("memory.used"))
+            found |= {"seen": told["seen"], "seconds": time.monotonic() - begun}
+            found |= {"gpu_memory_mib": " ".join(map(str, memory[-1:])), "log": telling_lines(log)}
+            tell(options.file, found)
+        told = ours.settle()  # type: ignore[attr-defined]
+        found |= {"seen": told["seen"], "stats": ours.dflash_stats()[0]}
+        found["differ"] = differences(plain, prompts, texts, told["texts"], facts, options)
+        found["texts"] = len(told["texts"])
+        found["growth"] = memory[-1] - memory[0] if memory else 0
+        tell(options.file, found)
+
+
+def differences(
+    plain: EngineAnswers,
+    prompts: list[list[int]],
+    texts: list[tuple[int, ...]],
+    written: list[Any],
+    facts: Any,
+    options: argparse.Namespace,
+) -> list[str]:
+    """A line for each place where a text leaves plain decoding's, near-ties aside."""
+    compared = [
+        Text(tuple(prompts[number]), texts[number][:limit], tuple(tokens), limit)
+        for number, limit, tokens in written
+    ]
+    answer = Judge(plain, options.most).answer
+    diverged = compare_all(compared, {*facts["stop_tokens"]}, answer)
+    tie = TIES[options.dtype]
+    return [
+        f"prompt {number}, {limit} tokens, position {one.position}: {one.regret:.3g} nat"
+        for (number, limit, _), ones in zip(written, diverged, strict=True)
+        for one in ones
+        if not one.is_tie(tie)
+    ]
+
+
+def faults(found: dict[str, Any]) -> list[str]:
+    """What did not hold, in words."""
+    stats = found.get("stats", {})
+    wrong = [f"{name.replace('_', ' ')}: {stats[name]}" for name in NEVER if stats.get(name)]
+    wrong += [f"{len(found['differ'])} divergences"] if found.get("differ") else []
+    grown = found.get("growth", 0)
+    return wrong + ([f"{grown} MiB more on the GPU"] if grown > MOST_GROWTH else [])
+
+
+def tell(file: Path, found: dict[str, Any], died: str = "") -> None:
+    """Write what there is so far."""
+    seen = found.get("seen", {})
+    events = ", ".join(f"{seen.get(one, 0)} {one}" for one in ("served", "hung up", "preempted"))
+    words = [f"{found.get('seconds', 0):.0f} s", events, *faults(found), *filter(None, [died])]
+    file.write_text(json.dumps(found | {"verdict": "; ".join(words)}, indent=1))
+
+
+def main() -> int:
+    """Soak, and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--dtype", choices=TIES, required=True)
+    add("--backend", default="")
+    add("--seconds", type=float, required=True)
+    add("--seed", type=int, default=1)
+    add("--tiny", action="store_true")
+    add("file", type=Path)
+    options = parser.parse_args()
+    options.most = 2 if options.tiny else 32
+    found: dict[str, Any] = {}
+    try:
+        soak(options, found)
+    except (EngineDied, ValueError) as error:
+        print(error, file=sys.stderr)
+        tell(options.file, found, f"died: {' '.join(str(error).split())[:200]}")
+        return 1
+    return 1 if faults(found) or not found["seen"].get("served") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

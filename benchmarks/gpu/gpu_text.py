@@ -1,0 +1,94 @@
+"""Is the demo pair's text plain decoding's on this GPU, and are drafts accepted as on a CPU?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from gpu.gpu_measure import telling_lines
+from gpu.gpu_plan import DEMO
+from vllm_dflash.tools.engine_process import EngineDied
+from vllm_dflash.tools.progress import progress_on
+from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.verify.gate import EXACT, TIE, GateSettings, verify
+from vllm_dflash.tools.verify.gate_sides import open_side
+
+# Fixed: on so small a pair drafting may not pay, and then nothing would be verified.
+DFLASH = {"method": "dflash", "model": str(DEMO / "drafter"), "draft_length": "fixed"}
+PROMPTS = 24
+ON_A_CPU = {"float32": 2.79, "bfloat16": 2.81}
+"""Tokens of a verify step of these prompts, 64 tokens each, on either model runner."""
+FAR = {"float32": 0.05, "bfloat16": 0.10}
+"""By how much of it acceptance may differ. In bfloat16 near-ties fall otherwise."""
+TIES = {EXACT: 1e-3, "bfloat16": TIE}
+"""Nat. A GPU's kernels round otherwise for another number of rows, in float32 as well."""
+
+
+def flags(options: argparse.Namespace) -> list[str]:
+    """Of `vllm serve`, for both engines: small, since both are there at a time."""
+    found = ["--max-model-len", "512", "--max-num-seqs", "8", "--gpu-memory-utilization", "0.3"]
+    if options.tiny:
+        found = ["--max-model-len", "256", "--max-num-seqs", "2"]
+    else:
+        found.append("--async-scheduling")
+    found += ["--enforce-eager"] if options.mode == "eager" else []
+    return found + (["--attention-backend", options.backend] if options.backend else [])
+
+
+def compare(options: argparse.Namespace, logs: Path) -> dict[str, Any]:
+    """What `verify` finds, with what it should be: its verdict says what is wrong."""
+    prompts = read_prompts(options.prompts, PROMPTS)
+    settings = GateSettings(tuple(options.concurrency), options.tokens, TIES[options.dtype])
+    arguments: dict[str, Any] = {"flags": flags(options), "dtype": options.dtype}
+    target, ours = str(DEMO / "target"), logs / f"{options.name}-dflash.log"
+    # Both start at a time: that is most of what this takes.
+    with open_side(target, None, logs / f"{options.name}-plain.log", **arguments) as plain:
+        found = verify(
+            prompts,
+            lambda: open_side(target, DFLASH, ours, **arguments),
+            lambda: nullcontext(plain),
+            settings,
+            progress_on(),
+        )
+    result = found.to_dict()
+    lengths = [level["acceptance_length"] for level in result["levels"]]
+    words = [found.verdict, *(f"{one:.2f}" if one else "none" for one in lengths)]
+    result |= {"log": telling_lines(ours), "ok": found.exit_code == 0}
+    if not options.tiny:
+        expected = ON_A_CPU[options.dtype]
+        result["on a CPU"] = expected
+        words[-1] += f" tokens a step, {expected:.2f} on a CPU"
+        near = [one and abs(one / expected - 1) <= FAR[options.dtype] for one in lengths]
+        result["ok"] &= all(near)
+    return result | {"verdict": ", ".join(words)}
+
+
+def main() -> int:
+    """Compare, and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--dtype", choices=TIES, required=True)
+    add("--mode", choices=("eager", "graphs"), required=True)
+    add("--backend", default="")
+    add("--prompts", type=Path, default=DEMO / "held_out.jsonl")
+    add("--concurrency", type=int, nargs="+", default=[1, 8])
+    add("--tokens", type=int, default=64)
+    add("--tiny", action="store_true")
+    add("file", type=Path)
+    options = parser.parse_args()
+    options.name = options.file.stem
+    try:
+        result = compare(options, options.file.parents[1] / "log")
+    except (EngineDied, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    options.file.write_text(json.dumps(result, indent=1))
+    return 0 if result["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Host and device drift apart under load: who copies between them must not read too early.
+
+On a CPU a copy is done when it is asked for, so nothing of this shows there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from vllm import LLM
+
+from support.cuda_engines import GRAPHS, NEW_TOKENS, ON_CUDA, PROMPTS
+from support.engines import DFLASH, FIXED, engine, greedy, runner_of, token_ids
+
+pytestmark = ON_CUDA
+CYCLES = 4_000_000
+"""Of the GPU's clock: two milliseconds, several times a step of the demo pair."""
+NUMBERS = 16 * 2**20
+"""Of a copy that keeps the engines for copies busy: 64 MiB, milliseconds."""
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[list[list[int]]]:
+    with engine(**GRAPHS) as llm:
+        yield token_ids(llm, PROMPTS, greedy(NEW_TOKENS))
+
+
+def late_device() -> Callable[[], None]:
+    """What is launched next begins milliseconds later, long after the host has gone on."""
+    return lambda: torch.cuda._sleep(CYCLES)
+
+
+def busy_copies() -> Callable[[], None]:
+    """Copies of ours wait for others, in both directions."""
+    stream = torch.cuda.Stream()
+    host = [torch.zeros(NUMBERS, pin_memory=True) for _ in range(2)]
+    device = torch.zeros(NUMBERS, device="cuda")
+
+    def copy() -> None:
+        with torch.cuda.stream(stream):
+            device.copy_(host[0], non_blocking=True)
+            host[1].copy_(device, non_blocking=True)
+
+    return copy
+
+
+def before_each(
+    monkeypatch: pytest.MonkeyPatch, llm: LLM, names: tuple[str, ...], act: Callable[[], None]
+) -> None:
+    """Of these methods of the model runner."""
+    runner = runner_of(llm)
+
+    def late(original: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        act()
+        return original(*args, **named)
+
+    for name in names:
+        monkeypatch.setattr(runner, name, partial(late, getattr(runner, name)))
+
+
+def outcomes(llm: LLM) -> tuple[list[list[int]], dict[str, Any]]:
+    tokens = token_ids(llm, PROMPTS, greedy(NEW_TOKENS))
+    (stats,) = llm.collective_rpc("dflash_stats")
+    return tokens, stats
+
+
+@pytest.mark.parametrize("disturbance", [late_device, busy_copies])
+@pytest.mark.parametrize("names", [("execute_model",), ("sample_tokens",)], ids=" ".join)
+def test_a_device_that_lags_behind_changes_nothing(
+    plain: list[list[int]],
+    disturbance: Callable[[], Callable[[], None]],
+    names: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither texts nor what is counted: as many drafts are accepted as without the lag."""
+    settings: dict[str, Any] = {**GRAPHS, "enforce_eager": True, "enable_prefix_caching": False}
+    with engine(speculative_config=dict(FIXED), async_scheduling=True, **settings) as llm:
+        tokens, before = outcomes(llm)
+        assert tokens == plain
+        before_each(monkeypatch, llm, names, disturbance())
+        tokens, after = outcomes(llm)
+    assert tokens == plain
+    for name in ("accepted_tokens", "draft_tokens"):
+        assert after[name] == 2 * before[name] > 0, name
+    assert after["nan_drafts"] == 0
+
+
+def test_planned_lengths_on_a_device_that_lags_behind(
+    plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In graphs, which read buffers that the host writes for the next step meanwhile."""
+    with engine(speculative_config=dict(DFLASH), async_scheduling=True, **GRAPHS) as llm:
+        before_each(monkeypatch, llm, ("execute_model", "sample_tokens"), late_device())
+        tokens, stats = outcomes(llm)
+    assert tokens == plain
+    assert stats["accepted_tokens"] > 0
+    assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0

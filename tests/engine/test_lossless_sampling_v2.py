@@ -1,0 +1,100 @@
+"""At temperature 1, on Model Runner V2, what is written is distributed as plain decoding's.
+
+As `test_lossless_sampling.py` does it on V1. Here the device picks the drafts that are verified, by
+chances that depend on what the drafter and the texts say: were it to look at what the target draws,
+this would show it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
+from support.chi_square import p_value
+from support.device_decisions import directed, prefer
+from support.engines import DFLASH, engine, fix_costs, held_out_prompts, proposer_of
+from support.trimming import trimming
+from vllm_dflash.planning.ahead import Ahead
+
+pytestmark = [
+    pytest.mark.parametrize("runner", ["v2"], indirect=True),
+    pytest.mark.usefixtures("runner"),
+    pytest.mark.slow,  # half an hour: a token is drawn from 2,048 in the interpreter
+]
+SAMPLES, REQUESTS, NEW_TOKENS = 800, 32, 6
+EACH = 2
+"""Drafts of a request that a step verifies in the mean, of seven."""
+
+
+def continuations(speculative: dict[str, Any] | None) -> tuple[list[tuple[int, ...]], Any]:
+    """Of one prompt; each with a seed of its own."""
+    prompt = held_out_prompts(1)[0] * 2  # whose text foretells something
+    first_seed = 1_000_000 if speculative else 0
+    params = [
+        SamplingParams(
+            temperature=1.0,
+            max_tokens=NEW_TOKENS,
+            ignore_eos=True,
+            seed=first_seed + number,
+        )
+        for number in range(SAMPLES)
+    ]
+    settings = {"max_num_seqs": REQUESTS, "speculative_config": speculative}
+    with pytest.MonkeyPatch.context() as patch, trimming(with_kernel=False):
+        fix_costs(patch)
+        with engine("asynchronous", **settings) as llm:
+            if speculative:
+                prefer(llm, patch, text=0.6, block=0.5)
+                directed(llm, patch, lambda most: Ahead(most, True, least=EACH * len(most)))
+            outputs = llm.generate([prompt] * SAMPLES, params, use_tqdm=False)
+            stats = proposer_of(llm).collect_statistics() if speculative else None
+    return [tuple(output.outputs[0].token_ids) for output in outputs], stats
+
+
+def compared(sample: list[tuple[int, ...]]) -> list[Counter]:
+    """What is counted: tokens of three places, behind different numbers of drafts."""
+    return [Counter((tokens[place],) for tokens in sample) for place in (1, 2, 4)]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[tuple[int, ...]]:
+    return continuations(None)[0]
+
+
+def test_what_the_device_picks_leaves_the_distribution_as_it_is(
+    plain: list[tuple[int, ...]],
+) -> None:
+    ours, stats = continuations(dict(DFLASH))
+    assert 0 < stats.free_draft_tokens < stats.draft_tokens
+    assert stats.accepted_tokens > SAMPLES / 4
+    # It trims: far fewer are verified than the seven of each that there are.
+    assert stats.draft_tokens < 4 * stats.verifications
+    values = [p_value(*pair) for pair in zip(compared(plain), compared(ours), strict=True)]
+    assert min(values) > 0.01
+
+
+def test_a_sampler_that_takes_more_drafts_than_it_should_is_noticed(
+    plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test can fail: here tokens that are likely are taken a little more often."""
+    original = rejection_sampler.rejection_sample
+
+    def biased(logits: Any, *arguments: Any, **named: Any) -> Any:
+        return original(1.3 * logits, *arguments, **named)
+
+    monkeypatch.setattr(rejection_sampler, "rejection_sample", biased)
+    ours, _ = continuations(dict(DFLASH))
+    values = [p_value(*pair) for pair in zip(compared(plain), compared(ours), strict=True)]
+    assert min(values) < 0.001
+
+
+def test_samples_of_one_distribution_are_told_from_others() -> None:
+    """The statistic itself."""
+    one = Counter({(number, 0): 100 for number in range(20)})
+    other = Counter({(number, 0): 100 + 40 * (number % 2) for number in range(20)})
+    assert p_value(one, one) == 1.0
+    assert p_value(one, other) < 1e-3

@@ -1,0 +1,84 @@
+"""`engine/v2/scheduling.py` and `draft_budget.py` for the simulated pipeline: ours in them."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+
+from support.fake_time import FakeTime
+from support.simulated_device import Verified
+from support.simulated_pipeline import Directed, Scheduled
+from vllm_dflash.planning import Floats, Ints, step
+from vllm_dflash.planning.ahead import NOBODY, AheadPlanner
+from vllm_dflash.planning.budget import Load, RecentChances, best_budget
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.step import Step, StepClock
+
+FIRST_NEWS, MOST_NEWS = 4, 32
+
+
+class Ours:
+    """Drives an `AheadPlanner` that is started."""
+
+    may_draft = True
+
+    def __init__(self, planner: AheadPlanner, clock: FakeTime) -> None:
+        self.planner, self._time, self._clock = planner, clock, StepClock()
+        self._news_in = self._news_every = FIRST_NEWS
+        self._block_rows = 0
+
+    def schedule(self, names: list[str], context: Ints) -> Directed:
+        limits = np.full(len(names), self.planner.max_draft)
+        ahead = self.planner.plan(names, context, limits)
+        self._news_in -= 1
+        learned = None
+        if self._news_in <= 0:
+            self._news_in = self._news_every = min(2 * self._news_every, MOST_NEWS)
+            learned = self.planner.learned()
+        return Directed(ahead.lengths, ahead.runs_block, ahead.least, learned)
+
+    def update(self, scheduled: Scheduled, verified: Verified) -> None:
+        outcomes, names = verified.outcomes, scheduled.names
+        source = np.where(scheduled.is_fresh, NOBODY, outcomes.source)
+        done = Step(names, verified.produced)
+        own = np.where(source == NOBODY, 0, outcomes.admitted)
+        done.verified = own if self.planner.trims else scheduled.given
+        done.rows = int(scheduled.others.sum() + done.verified.sum())
+        done.context_lens = scheduled.context
+        done.draft_rows = self._block_rows
+        has_block = scheduled.directed.runs_block and scheduled.directed.places.any()
+        self._block_rows = int(has_block) * len(names) * (1 + self.planner.max_draft)
+        with patch.object(step, "time", self._time):
+            self._clock.finish(done)
+        self.planner.observe(done, outcomes._replace(source=source))
+
+
+class OurBudget:
+    """Of the drafts that a step verifies."""
+
+    def __init__(self, costs: StepCosts, num_slots: int, width: int) -> None:
+        self.costs, self.width = costs, width
+        self.recent = RecentChances(num_slots, width)
+        self._least, self._next_least = 0, 0
+
+    def drafts(self, scheduled: Scheduled, slots: Ints, chances: Floats) -> int:
+        directed, drafts = scheduled.directed, scheduled.given
+        self._least, self._next_least = self._next_least, directed.least
+        if directed.learned is not None:
+            self.costs.records[:] = directed.learned.costs
+        for slot in slots[scheduled.is_fresh]:
+            self.recent.forget(slot)
+        self.recent.add(slots, chances[slots])
+        most, decodes = int(drafts.sum()), slots >= 0  # who comes has all of its prompt computed
+        if not most:
+            return 0
+        load = Load(
+            num_requests=int(decodes.sum()),
+            rows=int(scheduled.others.sum()),
+            context=float(scheduled.context[decodes].sum()),
+            mean_context=float(scheduled.context[drafts > 0].mean()),
+            block_rows=directed.runs_block * len(slots) * (1 + self.width),
+        )
+        scores, steps = self.recent.sample(slots, drafts)
+        return best_budget(self.costs, load, scores, steps, most, self._least)

@@ -1,0 +1,190 @@
+"""Steps of requests that decode: what the device decides and learns, beside Python written out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from support.decisions_by_hand import DecisionsByHand
+from support.kernel_oracle import Oracle
+from vllm_dflash.engine.v2.choice import choose
+from vllm_dflash.engine.v2.draft_slots import DraftSlots
+from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
+from vllm_dflash.engine.v2.text_look_up import TextLookUp
+from vllm_dflash.planning.ahead import NOBODY
+
+CPU = torch.device("cpu")
+LONGEST_TEXT = 200
+UNTOUCHED = 7.0
+
+
+@dataclass
+class Case:
+    """Steps of so many requests with K drafts each."""
+
+    num_requests: int
+    width: int
+    steps: int = 8
+
+
+class World:
+    """Requests that decode: the device's slots beside Python's."""
+
+    def __init__(
+        self, num_slots: int, width: int, seed: int, where: torch.device | str = CPU
+    ) -> None:
+        self.random = np.random.default_rng(seed)
+        self.num_slots, self.width, self.where = num_slots, width, torch.device(where)
+        self.device = DraftSlots(num_slots, width, self.where)
+        self.by_hand = DecisionsByHand(num_slots, width)
+        self.chances: list[tuple[torch.Tensor, list[float]]] = []
+        """All that were given, beside those that should have been."""
+        self.texts = self.random.integers(0, 3, (num_slots, LONGEST_TEXT)).astype(np.int32)
+        self.total_len = self.random.integers(1, 20, num_slots).astype(np.int32)
+        self.last_sampled = torch.zeros(num_slots, 1, dtype=torch.int64)
+
+    def there(self, *arrays: np.ndarray) -> list[torch.Tensor]:
+        """On the device."""
+        return [torch.from_numpy(each).to(self.where) for each in arrays]
+
+    def learn_rates(self) -> None:
+        """The host has seen some blocks and texts."""
+        for calibration in self.by_hand.calibrations:
+            tried = self.random.integers(0, self.width + 1, 20)
+            accepted = (tried * self.random.random(20)).astype(np.int64)
+            calibration.observe(self.random.random((20, self.width)), tried, accepted)
+        self.device.set_rates(*(each.rates for each in self.by_hand.calibrations))
+
+    def step(self, num_requests: int, *, has_block: bool = True, has_text: bool = True) -> None:
+        """What became of the last drafts, then new ones."""
+        batch = self.random.permutation(self.num_slots)[:num_requests]
+        if num_requests and self.random.random() < 0.3:
+            fresh = self.random.choice(batch)
+            self.device.forget(torch.tensor([fresh], device=self.where))
+            self.by_hand.forget(int(fresh))
+        sampled, rejected = self.verify(batch)
+        self.grade(batch, sampled, rejected)
+        self.choose(batch, sampled, has_block=has_block, has_text=has_text)
+
+    def verify(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens that come, some of them those that were drafted or foretold."""
+        sampled, rejected = np.zeros((2, len(batch)), np.int32)
+        for request, slot in enumerate(batch):
+            if self.random.random() < 0.2:
+                continue  # in its prompt
+            held = self.by_hand.slots[slot]
+            admitted = self.random.integers(0, self.width + 1) if held.source != NOBODY else 0
+            accepted = self.random.integers(0, admitted + 1)
+            sampled[request], rejected[request] = 1 + accepted, admitted - accepted
+            came = self.random.integers(0, 3, 1 + accepted)
+            if held.length and self.random.random() < 0.8:
+                came[:accepted] = held.tokens[:accepted]
+            start = self.total_len[slot]
+            self.texts[slot, start : start + len(came)] = came
+            self.total_len[slot] += len(came)
+            self.last_sampled[slot] = int(came[-1])
+        return sampled, rejected
+
+    def grade(self, batch: np.ndarray, sampled: np.ndarray, rejected: np.ndarray) -> None:
+        shape = len(batch) + 1, OUTCOME_COLUMNS + self.width
+        outcomes = torch.full(shape, UNTOUCHED, device=self.where)
+        expected = self.by_hand.grade(
+            batch.tolist(),
+            sampled.tolist(),
+            rejected.tolist(),
+            [self.texts[slot, : self.total_len[slot]].tolist() for slot in batch],
+        )
+        slots, produced, refused, texts, lens = self.there(
+            batch, sampled, rejected, self.texts, self.total_len
+        )
+        grade(self.device, slots, produced, refused, texts, lens, outcomes)
+        expected.append([UNTOUCHED] * outcomes.shape[1])
+        np.testing.assert_allclose(outcomes.cpu().numpy(), expected, rtol=1e-6)
+        self.by_hand.check(self.device)
+
+    def choose(
+        self, batch: np.ndarray, sampled: np.ndarray, *, has_block: bool, has_text: bool
+    ) -> None:
+        width, count = self.width, len(batch)
+        blocks = self.random.integers(0, 3, (count + 1, width))
+        confidence = self.random.random((count + 1, width)).astype(np.float32)
+        for row in confidence[self.random.random(count + 1) < 0.3]:  # not finite somewhere
+            row[self.random.integers(0, width) :] = self.random.choice([0.0, math.nan])
+        tokens = self.random.integers(0, 3, (count + 1, width))
+        lengths = self.random.integers(0, width + 1, count + 1)
+        matches = self.random.integers(2, 33, count + 1)
+        matches[lengths == 0] = 0
+        for row in range(count):
+            if self.random.random() < 0.5:  # both foretell the same, up to somewhere
+                same = self.random.integers(0, width + 1)
+                tokens[row, :same] = blocks[row, :same]
+        found = TextLookUp(count + 1, 8, width, self.where)
+        for column, values in (
+            (found.tokens, tokens),
+            (found.lengths, lengths),
+            (found.matches, matches),
+        ):
+            column.copy_(torch.from_numpy(values))
+        requests, produced, given, sure = self.there(batch, sampled, blocks.copy(), confidence)
+        chances_there = torch.full((count + 1, width), UNTOUCHED, device=self.where)
+        choose(
+            self.device,
+            requests,
+            produced,
+            self.last_sampled.to(self.where),
+            given,
+            sure if has_block else None,
+            found if has_text else None,
+            chances_there,
+        )
+        drafts, chances = given.cpu(), chances_there.cpu()
+        source = self.device.source.tolist()
+        for row, slot in enumerate(batch):
+            foretold = tokens[row].tolist(), int(lengths[row]), int(matches[row])
+            expected = self.by_hand.choose(
+                slot,
+                sampled[row],
+                int(self.last_sampled[slot]),
+                blocks[row].tolist(),
+                confidence[row].tolist() if has_block else None,
+                foretold if has_text else None,
+                source[slot],
+            )
+            assert drafts[row].tolist() == expected.tokens
+            np.testing.assert_allclose(chances[row], expected.chances, rtol=1e-5, atol=1e-6)
+            self.chances.append((chances[row], expected.chances))
+        assert drafts[count].tolist() == blocks[count].tolist()
+        assert chances[count].tolist() == [UNTOUCHED] * width
+        self.by_hand.check(self.device)
+
+
+def compare(
+    case: Case, *, device: torch.device | str, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chances; all else is asserted in each step, with what slots hold."""
+    world = World(case.num_requests + 3, case.width, seed=case.width, where=device)
+    for number in range(case.steps):
+        if number == 2:
+            world.learn_rates()
+        has_block, has_text = number % 4 != 3, number % 5 != 4
+        world.step(case.num_requests, has_block=has_block, has_text=has_text)
+    found, expected = zip(*world.chances, strict=True)
+    return torch.stack(found).double(), torch.tensor(expected, dtype=torch.float64)
+
+
+DECISIONS = Oracle(
+    "decisions",
+    {
+        "K = 7": Case(6, 7),
+        "K = 15": Case(6, 15),
+        "K = 7, 64 requests": Case(64, 7),
+        "K = 15, 256 requests": Case(256, 15),
+        "K = 16, 33 requests": Case(33, 16),
+    },
+    compare,
+    dtypes=(torch.float32,),
+    interpreted=("K = 7", "K = 15"),
+)

@@ -1,0 +1,170 @@
+"""What the device decides and learns, written out request by request in Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vllm_dflash.engine.v2.draft_slots import DraftSlots
+from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
+from vllm_dflash.planning.free_drafts import AGREEMENT, TRUST
+from vllm_dflash.planning.survival import Bias, Calibration
+
+TOO_CLOSE = 1e-5
+"""Two promises that rounding may swap."""
+
+
+@dataclass
+class Held:
+    """What a slot holds."""
+
+    width: int
+    source: int = NOBODY
+    match: int = 0
+    length: int = 0
+    tokens: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    block_survival: list[float] = field(default_factory=list)
+    text_survival: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for each in (self.confidence, self.block_survival, self.text_survival):
+            each.extend([0.0] * self.width)
+        self.tokens.extend([0] * self.width)
+
+
+@dataclass
+class Chosen:
+    """Of one request."""
+
+    tokens: list[int]
+    chances: list[float]
+
+
+def survival_of(chances: list[float]) -> list[float]:
+    found, alive = [], 1.0
+    for chance in chances:
+        alive *= chance
+        found.append(alive)
+    return found
+
+
+class DecisionsByHand:
+    """Of S slots with K drafts each."""
+
+    def __init__(self, num_slots: int, width: int) -> None:
+        self.width = width
+        self.calibrations = Calibration(width), Calibration(width)
+        self.biases = Bias(num_slots), Bias(num_slots)
+        self.slots = [Held(width) for _ in range(num_slots)]
+
+    def forget(self, slot: int) -> None:
+        self.slots[slot].source = NOBODY
+        self.slots[slot].length = 0
+        for bias in self.biases:
+            bias.forget(np.array([slot]))
+
+    def choose(
+        self,
+        slot: int,
+        sampled: int,
+        last: int,
+        given: list[int],
+        confidence: list[float] | None,
+        found: tuple[list[int], int, int] | None,
+        decided: int,
+    ) -> Chosen:
+        """`found`: tokens, length and match; `decided`: the device's choice, for close calls."""
+        width, held = self.width, Held(self.width)
+        self.slots[slot] = held
+        held.tokens = [last] * width
+        if not sampled:
+            return Chosen(given, [0.0] * width)
+        promises = [0.0, 0.0]
+        corrected = [[0.0] * width, [0.0] * width]
+        if confidence is not None:
+            held.confidence = [one if one > 0 else 0.0 for one in confidence]
+            rates = self.calibrations[0].acceptance(np.array([held.confidence]))[0]
+            chances = [
+                rate if one > 0 else 0.0 for rate, one in zip(rates, held.confidence, strict=True)
+            ]
+            held.block_survival = survival_of(chances)
+        if found is not None:
+            tokens, held.length, held.match = found
+            held.tokens = [*tokens[: held.length], *[last] * (width - held.length)]
+            agree = 0
+            while confidence is not None and agree < held.length and tokens[agree] == given[agree]:
+                agree += 1
+            held.match += AGREEMENT * agree
+            trusted = [TRUST[min(held.match + one, len(TRUST) - 1)] for one in range(width)]
+            rates = self.calibrations[1].acceptance(np.array([trusted]))[0]
+            chances = [rate if one < held.length else 0.0 for one, rate in enumerate(rates)]
+            held.text_survival = survival_of(chances)
+        for kind, survival in enumerate((held.block_survival, held.text_survival)):
+            bias = self.biases[kind].of(np.array([slot]))[0]
+            corrected[kind] = [min(one * bias, 1.0) for one in survival]
+            promises[kind] = sum(corrected[kind])
+        uses_text = promises[1] > promises[0]
+        if abs(promises[1] - promises[0]) < TOO_CLOSE:
+            uses_text = decided == TEXT
+        held.source = NOBODY if confidence is None else BLOCK
+        result = [last] * width if confidence is None else given
+        if uses_text:
+            held.source, result = TEXT, held.tokens
+        curve = corrected[int(uses_text)]
+        before = [1.0, *curve[:-1]]
+        return Chosen(
+            result, [one / b if b > 0 else 0.0 for one, b in zip(curve, before, strict=True)]
+        )
+
+    def grade(
+        self, slots: list[int], sampled: list[int], rejected: list[int], texts: list[list[int]]
+    ) -> list[list[float]]:
+        """`texts`: of each request; returns its outcomes."""
+        graded: tuple[list[tuple[int, float, int]], ...] = ([], [])
+        outcomes = []
+        for slot, produced, refused, text in zip(slots, sampled, rejected, texts, strict=True):
+            held, admitted, tells, came_true = self.slots[slot], 0, 0, 0
+            if produced and held.source != NOBODY:
+                admitted = produced - 1 + refused
+            if held.source == BLOCK and admitted:
+                graded[0].append((slot, sum(held.block_survival[:admitted]), produced - 1))
+            if held.length and produced:
+                compared = tells = 1
+                if held.source == TEXT and admitted:
+                    compared, tells = admitted, min(produced, held.length)
+                newest = text[len(text) - produced :]
+                while came_true < tells and newest[came_true] == held.tokens[came_true]:
+                    came_true += 1
+                expected = sum(held.text_survival[:compared])
+                graded[1].append((slot, expected, min(came_true, compared)))
+            outcomes.append(
+                [held.source, admitted, held.match, held.length, tells, came_true, *held.confidence]
+            )
+            held.source, held.length = NOBODY, 0
+        for bias, each in zip(self.biases, graded, strict=True):
+            bias.observe(
+                np.array([slot for slot, _, _ in each], np.int64),
+                np.array([expected for _, expected, _ in each]),
+                np.array([accepted for _, _, accepted in each], np.int64),
+            )
+        return outcomes
+
+    def check(self, slots: DraftSlots) -> None:
+        """The device knows the same of all slots."""
+        columns: dict[str, Any] = {
+            "source": [each.source for each in self.slots],
+            "confidence": [each.confidence for each in self.slots],
+            "block_survival": [each.block_survival for each in self.slots],
+            "text_survival": [each.text_survival for each in self.slots],
+            "matches": [each.match for each in self.slots],
+            "text_lengths": [each.length for each in self.slots],
+            "text_tokens": [each.tokens for each in self.slots],
+            "bias": [[*each.requests.tolist(), each.everybody.tolist()] for each in self.biases],
+        }
+        for name, expected in columns.items():
+            np.testing.assert_allclose(
+                getattr(slots, name).cpu().numpy(), expected, rtol=1e-5, atol=1e-5, err_msg=name
+            )

@@ -1,0 +1,42 @@
+"""Has the device of a V2 engine decide what a test wants, and its scheduler direct it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm import LLM
+
+from support.engines import proposer_of, scheduler_of
+from vllm_dflash.planning import Ints
+from vllm_dflash.planning.ahead import Ahead
+
+
+def directed(llm: LLM, monkeypatch: pytest.MonkeyPatch, plan: Callable[[Ints], Ahead]) -> None:
+    """From now on each step's plan is made of the most drafts that each request can use, [R]."""
+
+    def planned(ids: Any, context_lens: Ints, limits: Ints) -> Ahead:
+        return plan(limits)
+
+    monkeypatch.setattr(scheduler_of(llm).planner, "plan", planned)
+
+
+def lengths_in_turn(*lengths: int) -> Callable[[Ints], Ahead]:
+    """The same length for all requests of a step; steps of none run no block."""
+    left = iter(lengths * 10_000)
+
+    def plan(limits: Ints) -> Ahead:
+        length = next(left)
+        return Ahead(np.minimum(limits, length), runs_block=length > 0, least=length * len(limits))
+
+    return plan
+
+
+def prefer(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, text: float, block: float) -> None:
+    """From now on the device takes every draft of each kind to be that likely."""
+    slots = proposer_of(llm).slots
+    monkeypatch.setattr(type(slots), "set_rates", lambda *_: None)
+    slots.rates[0], slots.rates[1] = block, text
+    slots.bias.zero_()

@@ -1,0 +1,105 @@
+"""Our planning against the best fixed length in hindsight, over the same recorded texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from support.ahead_scheduler import OurBudget, Ours
+from support.fake_time import FakeTime
+from support.recorded_drafts import RecordedDrafts
+from support.simulated_pipeline import Fixed, Pipeline
+from vllm_dflash.planning.ahead import AheadPlanner
+from vllm_dflash.tools.simulate.cost_table import CostTable
+
+COSTS = Path(__file__).parents[2] / "benchmarks" / "costs"
+CAPTURED = (1, 3, 7)
+
+
+class Regime(NamedTuple):
+    """What attention backends allow."""
+
+    choices: tuple[int, ...]
+    """Lengths that all requests may be given alike, but 0."""
+    trims: bool = False
+    ragged_ms: float = 0.0
+
+    def world(self) -> dict[str, Any]:
+        """Of a pipeline."""
+        captured = (0, *self.choices) if self.ragged_ms else None
+        return {"captured": captured, "ragged_ms": self.ragged_ms}
+
+
+REGIMES = {
+    "trims": Regime((7,), trims=True),
+    "captured lengths": Regime(CAPTURED, ragged_ms=0.5),
+    "any length": Regime(tuple(range(1, 8))),
+}
+
+
+def table_of(name: str) -> CostTable:
+    """Of `assumed_gpu` or `cpu_2_cores`."""
+    return CostTable.read(COSTS / f"{name}.json")
+
+
+def ours(
+    drafts: RecordedDrafts,
+    num_requests: int,
+    table: CostTable,
+    regime: Regime,
+    *,
+    looks_up: bool = False,
+    scale: float = 1.0,
+    **world: Any,
+) -> Pipeline:
+    """With a profile of the target that is off by a factor."""
+    clock, width = FakeTime(), drafts.width
+    planner = AheadPlanner(width, num_requests, looks_up=looks_up)
+    profiles = [table.costs(num_requests) for _ in range(2)]
+    for profile in profiles:
+        profile.verify.seconds[:] *= scale
+    ragged_seconds = regime.ragged_ms / 1000
+    planner.start(profiles[0], regime.choices, trims=regime.trims, ragged_seconds=ragged_seconds)
+    budget = OurBudget(profiles[1], num_requests, width) if regime.trims else None
+    return Pipeline(
+        Ours(planner, clock),
+        drafts,
+        num_requests,
+        table,
+        budget=budget,
+        looks_up=looks_up,
+        clock=clock,
+        **{**regime.world(), **world},
+    )
+
+
+def planner_of(pipeline: Pipeline) -> AheadPlanner:
+    """Of one of ours."""
+    assert isinstance(pipeline.scheduler, Ours)
+    return pipeline.scheduler.planner
+
+
+def rate_of(pipeline: Pipeline, least: int = 6000) -> float:
+    """Tokens a second of at least so many tokens, behind a quarter as many that nobody counts: over
+    stretches of text that do not depend on who decodes them."""
+    count = pipeline.num_requests
+    pipeline.run(tokens=max(least // 4, 300 * count))
+    return pipeline.run(tokens=max(least, 400 * count))
+
+
+def fixed_rates(
+    drafts: RecordedDrafts,
+    num_requests: int,
+    table: CostTable,
+    regime: Regime,
+    lengths: tuple[int, ...] | None = None,
+    **world: Any,
+) -> dict[int, float]:
+    """Of plain decoding (0) and of blocks of each length that is compiled for."""
+    tried = lengths or (tuple(range(8)) if not regime.ragged_ms else (0, *regime.choices))
+    return {
+        length: rate_of(
+            Pipeline(Fixed(length), drafts, num_requests, table, **{**regime.world(), **world})
+        )
+        for length in tried
+    }

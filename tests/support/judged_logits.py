@@ -1,0 +1,86 @@
+"""Logits for the kernel that says which token is likeliest, beside a softmax written out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from support.kernel_oracle import Oracle
+from vllm_dflash.engine.v2.confidence import TILE, judge
+
+NAN, INF = float("nan"), float("inf")
+UNTOUCHED = 7
+NOBODY_IS_SURE = 1.0
+"""Stands for the logarithm of a confidence of 0."""
+
+
+@dataclass
+class Case:
+    """Rows of logits: eight that are odd, and so many others."""
+
+    vocab_size: int
+    num_others: int = 4
+
+
+def judged(logits: torch.Tensor, num_rows: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and confidence of some rows, on the CPU; none behind them is written."""
+    num_rows, device = len(logits) if num_rows is None else num_rows, logits.device
+    tokens = torch.full((len(logits) + 1,), UNTOUCHED, device=device)
+    confidence = torch.full((len(logits) + 1,), float(UNTOUCHED), device=device)
+    judge(logits, tokens[:num_rows], confidence[:num_rows])
+    assert (tokens[num_rows:] == UNTOUCHED).all()
+    assert (confidence[num_rows:] == UNTOUCHED).all()
+    return tokens[:num_rows].cpu(), confidence[:num_rows].cpu()
+
+
+def logits_of(case: Case, dtype: torch.dtype) -> torch.Tensor:
+    """[Q, V]; rows lie further apart than they are long. In bfloat16, many have several maxima."""
+    random = torch.Generator().manual_seed(0)
+    size = case.vocab_size
+    logits = 4.0 * torch.randn(8 + case.num_others, size + 3, generator=random)
+    logits[:, size:] = 99.0  # of no token
+    logits[0] = 0.0
+    logits[1, [size - 1, 2 * TILE + 5, TILE, TILE + 9]] = 40.0  # ties between parts
+    logits[2, size // 2], logits[3, size - 1] = NAN, INF
+    logits[4] = -INF
+    logits[5, : 3 * TILE] = -INF  # as where a bias forbids a stretch
+    logits[6] = -INF
+    logits[6, size - 1] = -50.0
+    logits[7] = -1e30
+    logits[7, 3] = 1e30
+    return logits.to(dtype)[:, :size]
+
+
+def compare(
+    case: Case, *, device: torch.device | str, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logarithms of confidence, so that of small ones all digits count; tokens are exact."""
+    logits = logits_of(case, dtype)
+    found = []
+    expected = []
+    tokens, confidence = judged(logits.to(device))
+    for row, token, sure in zip(logits.double(), tokens.tolist(), confidence.tolist(), strict=True):
+        best = row.max()
+        if not best.isfinite():  # NaN, too
+            assert (token, sure) == (0, 0.0)
+            found.append(NOBODY_IS_SURE)
+            expected.append(NOBODY_IS_SURE)
+            continue
+        assert token == int((row == best).nonzero()[0])
+        found.append(float(torch.tensor(sure, dtype=torch.float64).log()))
+        expected.append(float(best - row.logsumexp(0)))
+    return torch.tensor(found, dtype=torch.float64), torch.tensor(expected, dtype=torch.float64)
+
+
+CONFIDENCE = Oracle(
+    "confidence",
+    {
+        "V = 151936": Case(151936),
+        "V = 262144": Case(262144),
+        "V = 151936, 248 rows": Case(151936, 240),
+    },
+    compare,
+    limits={torch.bfloat16: 1e-4, torch.float32: 1e-4},  # it reckons in float32
+    interpreted=("V = 151936", "V = 262144"),
+)

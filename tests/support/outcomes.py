@@ -1,0 +1,37 @@
+"""What a device reports of drafts, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT, Outcomes
+
+
+def outcomes_of(
+    admitted: list[int],
+    width: int,
+    *,
+    source: int = BLOCK,
+    confidence: float | None = None,
+    matches: int = 0,
+    lengths: int = 0,
+    known: list[int] | None = None,
+    came_true: list[int] | None = None,
+) -> Outcomes:
+    """Of R requests, whose drafts are all of one kind; a request with none has nobody's."""
+    count = len(admitted)
+    drafts = np.array(admitted)
+    nothing = np.zeros(count, np.int64)
+    sure = 0.0 if confidence is None else confidence
+    return Outcomes(
+        np.where(drafts > 0, source, NOBODY),
+        drafts,
+        np.full(count, matches),
+        np.full(count, lengths),
+        nothing if known is None else np.array(known),
+        nothing if came_true is None else np.array(came_true),
+        np.full((count, width), sure),
+    )
+
+
+__all__ = ["BLOCK", "NOBODY", "TEXT", "outcomes_of"]

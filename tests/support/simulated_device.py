@@ -1,0 +1,139 @@
+"""What the device knows and decides of drafts on V2 (`engine/v2`), in numpy, along recorded texts.
+
+A request is a slot: where it is in which text. Drafts are not tokens here, but how many of them are
+right, which the recorded text knows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from support.recorded_drafts import RecordedDrafts
+from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT, Learned, Outcomes
+from vllm_dflash.planning.free_drafts import AGREEMENT, TRUST
+from vllm_dflash.planning.survival import (
+    BIAS_PRIOR_TOKENS,
+    CONFIDENCE_KNOTS,
+    GLOBAL_MEMORY,
+    REQUEST_MEMORY,
+    Calibration,
+)
+
+
+class Verified(NamedTuple):
+    """What became of a step's drafts, of R requests."""
+
+    admitted: Ints
+    """Drafts that were verified, [R]."""
+    produced: Ints
+    """Tokens that each has got, [R]."""
+    outcomes: Outcomes
+
+
+class SimulatedDevice:
+    """Of S slots with K drafts each, at most."""
+
+    def __init__(self, drafts: RecordedDrafts, num_slots: int, *, looks_up: bool) -> None:
+        self.drafts, self.looks_up, self.width = drafts, looks_up, drafts.width
+        self.text, self.place, self.source, self._match, self._length, self._block_true = np.zeros(
+            (6, num_slots), np.int64
+        )
+        self._text_true = np.zeros(num_slots, np.int64)
+        self._confidence, self._of_block, self._of_text, self.chances = np.zeros(
+            (4, num_slots, self.width)
+        )
+        self._bias = np.zeros((2, num_slots + 1, 2))
+        self._rates = np.stack([Calibration(self.width).rates] * 2)
+
+    def learn(self, learned: Learned) -> None:
+        """Rates, from the scheduler."""
+        self._rates = np.stack([learned.block_rates, learned.text_rates])
+
+    def forget(self, slots: Ints) -> None:
+        """They are new requests' from now on."""
+        self.source[slots] = NOBODY
+        self._length[slots] = 0
+        self.chances[slots] = 0.0
+        self._bias[:, slots] = 0.0
+
+    def verify(self, slots: Ints, given: Ints, budget: int | None, is_fresh: Bools) -> Verified:
+        """Verify the drafts of R requests, grade them, and go on in their texts.
+
+        Args:
+            slots: of the requests, [R].
+            given: places for drafts of each, [R].
+            budget: how many are verified of all of them; None: all.
+            is_fresh: whether they have just come, [R].
+        """
+        self.forget(slots[is_fresh])
+        admitted = given.copy()
+        if budget is not None and budget < given.sum():
+            survival = np.cumprod(self.chances[slots], axis=1)
+            survival[np.arange(self.width) >= given[:, None]] = -1.0
+            best = np.argsort(-survival, axis=None, kind="stable")[:budget]
+            admitted = np.bincount(best // self.width, minlength=len(slots))
+        source = self.source[slots]
+        right = np.where(source == BLOCK, self._block_true[slots], self._text_true[slots])
+        accepted = np.where(source == NOBODY, 0, np.minimum(admitted, right))
+        length, match = self._length[slots], self._match[slots]
+        own = np.where(source == NOBODY, 0, admitted)
+        of_block, of_text = ((source == kind) & (own > 0) for kind in (BLOCK, TEXT))
+        known = np.where(of_text, np.minimum(1 + accepted, length), np.minimum(length, 1))
+        came_true = np.minimum(self._text_true[slots], known)
+        compared = np.where(of_text, own, 1)
+        self._learn(0, slots[of_block], self._of_block, own[of_block], accepted[of_block])
+        has = known > 0
+        came = np.minimum(came_true, compared)
+        self._learn(1, slots[has], self._of_text, compared[has], came[has])
+        confidence = self._confidence[slots]
+        outcomes = Outcomes(source, own, match, length, known, came_true, confidence)
+        self.place[slots] += 1 + accepted
+        self.source[slots], self._length[slots] = NOBODY, 0
+        return Verified(admitted, 1 + accepted, outcomes)
+
+    def _learn(
+        self, kind: int, slots: Ints, survival: Floats, compared: Ints, accepted: Ints
+    ) -> None:
+        within = np.arange(self.width) < compared[:, None]
+        came = np.stack([(survival[slots] * within).sum(axis=1), accepted], axis=1)
+        bias = self._bias[kind]
+        bias[slots] = REQUEST_MEMORY * bias[slots] + came
+        bias[-1] = GLOBAL_MEMORY ** len(slots) * bias[-1] + came.sum(axis=0)
+
+    def choose(self, slots: Ints, *, runs_block: bool) -> None:
+        """Whose drafts R requests get, and how likely each is to be accepted."""
+        text, place, draft = self.text[slots], self.place[slots], np.arange(self.width)
+        survival, corrected = np.zeros((2, 2, len(slots), self.width))
+        self._confidence[slots] = 0.0
+        if runs_block:
+            self._confidence[slots] = self.drafts.confidence[text, place]
+            survival[0] = self._survival_of(0, self._confidence[slots])
+            self._block_true[slots] = self.drafts.block_true[text, place]
+        if self.looks_up:
+            match, length, came_true, agreed = self.drafts.foretold[text, place].T
+            self._match[slots], self._length[slots] = match, length
+            self._text_true[slots] = came_true
+            sure = match + AGREEMENT * agreed * runs_block
+            trust = TRUST[np.minimum(sure[:, None] + draft, len(TRUST) - 1)]
+            survival[1] = self._survival_of(1, trust) * (draft < length[:, None])
+        self._of_block[slots], self._of_text[slots] = survival
+        for kind, bias in enumerate(self._bias):
+            prior = BIAS_PRIOR_TOKENS
+            everybody = (bias[-1, 1] + prior) / (bias[-1, 0] + prior)
+            own = (bias[slots, 1] + prior * everybody) / (bias[slots, 0] + prior)
+            corrected[kind] = np.minimum(survival[kind] * own[:, None], 1.0)
+        is_text = corrected[1].sum(axis=1) > corrected[0].sum(axis=1)
+        chosen = np.where(is_text[:, None], corrected[1], corrected[0])
+        self.source[slots] = np.where(is_text, TEXT, BLOCK if runs_block else NOBODY)
+        before = np.concatenate([np.ones((len(slots), 1)), chosen[:, :-1]], axis=1)
+        self.chances[slots] = np.divide(chosen, before, out=np.zeros_like(chosen), where=before > 0)
+
+    def _survival_of(self, kind: int, confidence: Floats) -> Floats:
+        knot = np.searchsorted(CONFIDENCE_KNOTS[1:-1], confidence, side="right")
+        share = (confidence - CONFIDENCE_KNOTS[knot]) / np.diff(CONFIDENCE_KNOTS)[knot]
+        rates, draft = self._rates[kind], np.arange(self.width)
+        low, high = rates[draft, knot], rates[draft, knot + 1]
+        return np.cumprod(low + share * (high - low), axis=1)

@@ -1,0 +1,369 @@
+"""V2's schedulers: what they learn from a step's output, and what they direct."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.outputs import DraftTokenIds
+
+from support.bare_scheduler import CONTEXT_TOKENS, MAX_LEN, request, step, take_vllm_out
+from support.fake_time import FakeTime
+from support.planner_world import profiled_costs, straight_costs
+from vllm_dflash.engine import estimates_file
+from vllm_dflash.engine.estimates_file import EstimatesFile, Memory
+from vllm_dflash.engine.figures import take_figures
+from vllm_dflash.engine.v2.directions import Directions, directions_of
+from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
+from vllm_dflash.engine.v2.worker_facts import WorkerFacts, attach_facts
+from vllm_dflash.planning.ahead import TEXT, Ahead, AheadPlanner, Outcomes
+from vllm_dflash.planning.estimates import RANKS, Estimates
+from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.survival import CONFIDENCE_KNOTS
+
+KINDS = [DFlashAsyncScheduler, DFlashDeviceScheduler]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch, kind: Any) -> Any:
+    take_vllm_out(monkeypatch, 7, is_async=kind is DFlashAsyncScheduler)
+    return kind()
+
+
+@pytest.fixture
+def observed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Step, Outcomes | None]]:
+    """The steps that the planner learns from, and what it hears of their drafts."""
+    seen: list[tuple[Step, Outcomes | None]] = []
+    monkeypatch.setattr(AheadPlanner, "observe", lambda _, *what: seen.append(what))
+    return seen
+
+
+def plans(
+    monkeypatch: pytest.MonkeyPatch, *lengths: int, runs_block: bool = True, least: int = 0
+) -> list[Any]:
+    """Every step is planned like this; returns what was asked."""
+    asked: list[Any] = []
+
+    def plan(self: Any, *what: Any) -> Ahead:
+        asked.append(what)
+        return Ahead(np.array(lengths), runs_block, least)
+
+    monkeypatch.setattr(AheadPlanner, "plan", plan)
+    return asked
+
+
+def test_before_anything_is_known_every_step_drafts_to_the_full(scheduler: Any) -> None:
+    scheduled, _ = step({str(number): 0 for number in range(64)}, {})
+    scheduler._update_after_schedule(scheduled)
+    assert scheduled.num_spec_tokens_to_schedule == 7
+    assert directions_of(scheduled) == Directions(runs_block=True)
+
+
+def test_what_workers_found_out_comes_with_the_first_output(scheduler: Any) -> None:
+    scheduled, output = step({"a": 0}, {"a": 1})
+    facts = WorkerFacts(profiled_costs(), [0, 5, 7], trims=True, looks_up=True)
+    attach_facts(output, facts)
+    (outputs,) = scheduler.update_from_output(scheduled, output).values()
+    assert isinstance(outputs, EngineCoreOutputs)
+    planner = scheduler.planner
+    assert planner.costs is facts.costs
+    assert (planner.trims, planner.looks_up) == (True, True)
+
+
+def test_directions_go_with_the_step(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block or none, and places for as many drafts as any request gets."""
+    for runs_block in (True, False):
+        plans(monkeypatch, 3, 0, 3, 1, runs_block=runs_block, least=2)
+        scheduled, _ = step(dict.fromkeys("abcd", 0), {})
+        scheduler._update_after_schedule(scheduled)
+        assert scheduled.num_spec_tokens_to_schedule == 3
+        assert directions_of(scheduled) == Directions(runs_block, least=2)
+    plans(monkeypatch, 0, 0, 0, 0, runs_block=False)
+    scheduler._update_after_schedule(scheduled)
+    assert scheduled.num_spec_tokens_to_schedule == 0
+
+
+def test_each_request_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch of four: an inner one gets none, one is in its prompt, one at its limit."""
+    take_vllm_out(monkeypatch, 7)
+    scheduler: Any = DFlashAsyncScheduler()
+    requests = {name: request(100, places=5) for name in "ab"}
+    requests["c"] = request(100)  # in its prompt: vLLM gives it none
+    requests["d"] = request(MAX_LEN - 4, places=5)
+    monkeypatch.setattr(Scheduler, "requests", requests)
+    asked = plans(monkeypatch, 5, 0, 5, 1)
+    scheduled, _ = step({"a": 0, "b": 0, "c": 0, "d": 0, "gone": 0}, {})
+    del scheduled.num_scheduled_tokens["gone"]
+    scheduler._update_after_schedule(scheduled)
+    places = [len(requests[name].spec_token_ids) for name in "abcd"]
+    assert places == [5, 0, 0, 1]
+    ((names, context, limits),) = asked
+    assert (names, context.tolist()) == ([*"abcd"], [101, 101, 101, MAX_LEN - 3])
+    assert limits.tolist() == [7, 7, 7, 1]
+
+
+@pytest.mark.parametrize(
+    ("requests", "is_planned"),
+    [
+        ([request(left=2)], False),  # this step's token, and one more: no draft comes before it
+        ([request(left=3)], True),
+        ([request(left=2), request(left=3), request(left=2)], True),
+        ([SimpleNamespace(**{**vars(request()), "num_tokens": 200})], False),  # in its prompt
+    ],
+)
+def test_nothing_is_drafted_that_nobody_could_use(
+    monkeypatch: pytest.MonkeyPatch, requests: list[Any], is_planned: bool
+) -> None:
+    take_vllm_out(monkeypatch, 7)
+    scheduler: Any = DFlashAsyncScheduler()
+    scheduler.planner.costs = straight_costs()
+    names = [str(number) for number in range(len(requests))]
+    monkeypatch.setattr(Scheduler, "requests", dict(zip(names, requests, strict=True)))
+    asked = plans(monkeypatch, *[7] * len(requests))
+    scheduled, _ = step(dict.fromkeys(names, 0), {})
+    scheduler._update_after_schedule(scheduled)
+    assert bool(asked) == is_planned
+    assert directions_of(scheduled).runs_block == is_planned
+    assert directions_of(scheduled).could_draft == is_planned
+    assert scheduler.statistics.skipped_steps == 0
+    assert scheduled.num_spec_tokens_to_schedule == 7 * is_planned
+
+
+def test_drafts_that_come_with_the_tokens_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where scheduling waits for them; the worker's batch has an order of its own."""
+    take_vllm_out(monkeypatch, 7, is_async=False)
+    scheduler: Any = DFlashDeviceScheduler()
+    told: list[Any] = []
+    monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda _, drafts: told.append(drafts))
+    drafts = DraftTokenIds(["c", "a", "b"], [[1, 2, 3], [4, 5, 6], [7, 8, 9]])
+    plans(monkeypatch, 3, 0, 2)
+    scheduler._update_after_schedule(step(dict.fromkeys("abc", 0), {})[0])
+    scheduler.update_draft_token_ids(drafts)
+    plans(monkeypatch, 3, 3, 3)
+    scheduler._update_after_schedule(step(dict.fromkeys("abc", 0), {})[0])
+    scheduler.update_draft_token_ids(drafts)
+    assert [one.draft_token_ids for one in told] == [
+        [[1, 2], [4, 5, 6], []],
+        [[1, 2, 3], [4, 5, 6], [7, 8, 9]],
+    ]
+
+
+def test_what_was_learned_is_told_now_and_then(scheduler: Any) -> None:
+    """Soon at first. The same to all workers, as copies: the planner goes on learning."""
+    scheduled, output = step({"a": 0}, {"a": 1})
+    attach_facts(output, WorkerFacts(profiled_costs(), range(8)))
+    scheduler.update_from_output(scheduled, output)
+    told = []
+    for number in range(100):
+        scheduled, _ = step({"a": 0}, {"a": 1})
+        scheduler._update_after_schedule(scheduled)
+        if (learned := directions_of(scheduled).learned) is not None:
+            told.append(number)
+            assert learned.costs is not scheduler.planner.costs.records
+            assert learned.block_rates.shape == learned.text_rates.shape == (7, 11)
+    assert told == [3, 11, 27, 59, 91]
+
+
+def test_what_was_learned_comes_with_the_facts_and_is_kept_at_the_end(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(estimates_file, "LEAST_STEPS", 2)
+    monkeypatch.setattr(Scheduler, "shutdown", lambda _: None)
+    seen = np.ones((7, len(CONFIDENCE_KNOTS)))
+    free = np.stack([seen, 0.9 * seen])
+    recalled = Estimates(profiled_costs(), seen, 0.1 * seen, np.zeros(2), np.zeros(RANKS), free)
+    file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"})
+    scheduled, output = step({"a": 0}, {"a": 1})
+    memory = Memory(file, recalled)
+    attach_facts(output, WorkerFacts(recalled.costs, range(8), looks_up=True, memory=memory))
+    scheduler.shutdown()  # nothing is there to be kept
+    scheduler.update_from_output(scheduled, output)
+    rates = scheduler.planner.learned()
+    assert rates.block_rates[:, 5].max() < 0.4
+    assert rates.text_rates[:, 5].min() > 0.6
+    scheduler.update_from_output(*step({}, {}))  # of nobody
+    scheduler.shutdown()
+    assert list(tmp_path.iterdir()) == []
+    scheduler.update_from_output(*step({"a": 3}, {"a": 4}))
+    scheduler.shutdown()
+    kept = file.read(7, 64)
+    assert kept is not None
+    assert kept.to_dict() == scheduler.planner.estimates().to_dict()
+    assert kept.seen.sum() == pytest.approx(seen.sum() + 3, rel=0.01)
+    np.testing.assert_allclose(kept.free, free)
+
+
+def test_steps_behind_which_vllm_drafts_nothing(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 0.33 on: requests in their prompts or at their ends. None is asked for one."""
+    monkeypatch.setattr(AheadPlanner, "plan", lambda *_: pytest.fail("asked"))
+    scheduled, _ = step({"a": 0, "b": 0}, {}, {"a": 60, "b": 1}, next_drafts=7)
+    scheduled.skip_drafts = True
+    scheduler._update_after_schedule(scheduled)
+    assert scheduled.num_spec_tokens_to_schedule == 0
+    assert not directions_of(scheduled).runs_block
+    counted = scheduler.statistics
+    assert (counted.steps, counted.drafted_steps, counted.skipped_steps) == (1, 0, 0)
+
+
+def test_learns_from_verified_drafts_alone(scheduler: Any, observed: list[Any]) -> None:
+    """A prompt chunk that samples nothing, an undrafted request, and two verified ones; the
+    worker's batch has an order of its own, and another one in every step."""
+    produced = {"b": 4, "p": 0, "c": 1, "a": 1}
+    scheduler.update_from_output(*step({"p": 0, "a": 0, "b": 3, "c": 2}, produced))
+    ((seen, outcomes),) = observed
+    assert list(seen.ids) == [*"pabc"]
+    assert (seen.verified.tolist(), seen.accepted.tolist()) == ([0, 0, 3, 2], [0, 0, 3, 0])
+    assert outcomes.admitted.tolist() == [0, 0, 3, 2]
+    assert (outcomes.confidence > 0).sum(axis=1).tolist() == [0, 0, 3, 2]
+
+
+def test_padding_of_requests_that_were_just_admitted_is_no_draft(
+    scheduler: Any, observed: list[Any]
+) -> None:
+    """vLLM gives them as many placeholders as others have drafts; all come out rejected."""
+    drafts, produced = {"o": 7, "n": 7, "r": 7}, {"o": 3, "n": 1, "r": 1}
+    scheduler.update_from_output(*step(drafts, produced, new=("n",), resumed=("r",)))
+    ((seen, outcomes),) = observed
+    assert outcomes.source.tolist() == [1, 0, 0]
+    assert seen.verified.tolist() == [7, 7, 7]  # they take their time all the same
+
+
+def test_rows_are_those_that_the_device_kept(scheduler: Any, observed: list[Any]) -> None:
+    """Where it trims drafts: of 2 x 7 that had places, five."""
+    scheduler.planner.start(profiled_costs(), [7], trims=True)
+    drafts, produced = {"a": 7, "b": 7, "p": 0}, {"a": 2, "b": 1, "p": 0}
+    rows = {"a": 8, "b": 8, "p": 60}
+    scheduler.update_from_output(
+        *step(drafts, produced, rows, admitted={"a": 4, "b": 1}, source=TEXT)
+    )
+    ((seen, _),) = observed
+    assert seen.rows == 60 + 2 + 5
+    assert seen.verified.tolist() == seen.verified_free.tolist() == [4, 1, 0]
+
+
+def test_steps_are_timed_where_the_same_requests_only_decode(
+    scheduler: Any, observed: list[Any]
+) -> None:
+    decode = step({"a": 3, "b": 3}, {"a": 2, "b": 1})
+    for one in (
+        decode,  # nothing before it to time it by
+        decode,
+        step({"a": 3, "b": 3, "p": 0}, {"a": 1, "b": 1, "p": 0}, {"a": 4, "b": 4, "p": 60}),
+        decode,  # the time since the prompt's step is this one's
+        step({"a": 3, "b": 3}, {"b": 2, "a": 1}),
+    ):
+        scheduler.update_from_output(*one)
+    steps = [seen for seen, _ in observed]
+    assert [seen.rows for seen in steps if seen.target_seconds] == [8] * 3
+    assert [bool(seen.target_seconds) for seen in steps] == [False, True, False, True, True]
+
+
+def test_steps_of_nobody_teach_nothing(scheduler: Any) -> None:
+    """Behind a request of one token, before any that decoded: nothing to learn a time from."""
+    first, output = step({"a": 0}, {"a": 1}, {"a": 9}, new=("a",))
+    attach_facts(output, WorkerFacts(costs := profiled_costs(), range(8)))
+    before = costs.verify.seconds.tolist()
+    for one in ((first, output), step({}, {}), step({}, {}), step({}, {})):
+        scheduler.update_from_output(*one)
+    assert costs.verify.seconds.tolist() == before
+
+
+def test_a_block_takes_part_of_the_time_of_the_step_behind_it(
+    scheduler: Any, observed: list[Any]
+) -> None:
+    """vLLM hands a step's tokens over before it drafts, so the next output waits for the block."""
+    for drafts, next_drafts in ((0, 3), (3, 0), (0, 0)):
+        scheduler.update_from_output(
+            *step({"a": drafts, "b": drafts}, {"a": 1, "b": 1}, next_drafts=next_drafts)
+        )
+    assert [seen.draft_rows for seen, _ in observed] == [0, 2 * 8, 0]
+
+
+def run(scheduler: Any, monkeypatch: pytest.MonkeyPatch, steps: list[Any]) -> dict[str, float]:
+    """What these steps, and the one without tokens behind them, send to the front end."""
+    sent: dict[str, float] = {}
+    for scheduled, output in [*steps, step({}, {})]:
+        outputs = EngineCoreOutputs(scheduler_stats=(stats := SchedulerStats()))
+        monkeypatch.setattr(Scheduler, "update_from_output", lambda *_, o=outputs: {0: o})
+        scheduler._update_after_schedule(scheduled)
+        time.sleep(0.0)
+        scheduler.update_from_output(scheduled, output)
+        for name, more in take_figures(stats).items():
+            sent[name] = sent.get(name, 0.0) + more
+    return sent
+
+
+def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeTime()
+    for module in ("engine.v2.scheduling", "planning.step"):
+        monkeypatch.setattr(f"vllm_dflash.{module}.time", clock)
+    monkeypatch.setattr(time, "sleep", lambda _: setattr(clock, "now", clock.now + 0.05))
+    scheduler.planner.start(profiled_costs(), range(8))
+
+    def plan(self: Any, ids: list[str], *_: Any) -> Ahead:
+        clock.now += 0.001
+        self.speedup = 1.5
+        return Ahead(np.full(len(ids), 2), runs_block=True)
+
+    monkeypatch.setattr(AheadPlanner, "plan", plan)
+    # The first has none before it to be timed by; the others make 3 and 5 tokens.
+    steps = [step({"a": 2, "b": 2}, {"a": a, "b": b}) for a, b in ((1, 1), (2, 1), (3, 2))]
+    sent = run(scheduler, monkeypatch, steps)
+    plain = sent.pop("plain_tokens")
+    assert plain > 0
+    assert sent.pop("expected_tokens") == pytest.approx(1.5 * plain)
+    assert sent == pytest.approx(
+        {
+            "drafted_steps": 3,
+            "drafted_requests": 6,
+            "planned_tokens": 12,
+            "produced_tokens": 8,
+            "step_seconds": 2 * 0.051,
+            "planning_seconds": 3 * 0.001,
+        }
+    )
+
+
+def test_steps_without_a_block_are_skipped_ones(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those whose drafts come from texts."""
+    plans(monkeypatch, 3, runs_block=False)
+    sent = run(scheduler, monkeypatch, [step({"a": 0}, {"a": 1}), step({"a": 0}, {"a": 1})])
+    assert sent["skipped_steps"] == 2
+    assert "drafted_steps" not in sent
+    assert "drafted_requests" not in sent
+
+
+def test_a_fixed_length_is_counted(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody starts the planner."""
+    sent = run(scheduler, monkeypatch, [step({"a": 7, "b": 7}, {"a": 1, "b": 8}, next_drafts=7)])
+    counted = "drafted_steps", "drafted_requests", "planned_tokens"
+    assert [sent.get(name) for name in counted] == [1, 2, 14]
+
+
+def test_steps_are_judged_by_their_contexts(
+    scheduler: Any, observed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a request that was aborted while its step ran, nothing is known any more."""
+    asked = plans(monkeypatch, 0, 0, 0)
+    scheduler._update_after_schedule(step(dict.fromkeys("abc", 0), {})[0])
+    assert asked[0][1].tolist() == [CONTEXT_TOKENS + 1] * 3
+    requests = {"b": SimpleNamespace(num_computed_tokens=7)}
+    monkeypatch.setattr(Scheduler, "requests", requests)
+    scheduler.update_from_output(*step({"a": 0, "b": 0}, {"a": 1, "b": 1}))
+    assert observed[0][0].context_lens.tolist() == [0, 7]

@@ -1,0 +1,227 @@
+"""How many drafts of a step are verified where the device trims: what the number is asked for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.worker.gpu.spec_decode import adaptive_verification
+from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
+
+from support.planner_world import straight_costs
+from vllm_dflash.engine.v2 import draft_budget as module
+from vllm_dflash.engine.v2.directions import Directions
+from vllm_dflash.engine.v2.draft_budget import DraftBudget, take_over_the_budget
+from vllm_dflash.planning import Floats
+from vllm_dflash.planning.ahead import Learned
+from vllm_dflash.planning.budget import MOST_STEPS, Load, RecentChances
+
+K, SLOTS, LOGITS = 3, 6, 64
+PLACES = {"decodes": 4, "in its prompt": 0, "at its end": 5, "new": 2}
+ROWS = {"decodes": 4, "in its prompt": 60, "at its end": 2, "new": 4}
+DRAFTS = {"decodes": [7, 7, 7], "at its end": [7], "new": [-1, -1, -1]}
+COMPUTED = np.array([7, 8000, 49, 8000, 100, 300], np.int32)
+PROMPTS = np.array([200, 9000, 50, 9000, 90, 250], np.int32)
+
+
+def bare(chances: float | Floats = 0.5) -> Any:
+    """Of six slots; `chances` are those that the host has by now, [6, 3]."""
+    states = SimpleNamespace(
+        max_num_reqs=SLOTS,
+        req_id_to_index=PLACES,
+        num_computed_tokens_np=COMPUTED,
+        prefill_len=SimpleNamespace(np=PROMPTS),
+    )
+    whole: Any = SimpleNamespace(
+        req_states=states,
+        num_speculative_steps=K,
+        num_bonus_tokens=1,
+        _max_total_logits=LOGITS,
+        _stale_idx=1,
+        _stale_confidences=[
+            SimpleNamespace(np=np.full((SLOTS, K), value, np.float32)) for value in (9, chances)
+        ],
+        _confidence_probs=torch.full((SLOTS, K), 0.5),
+    )
+    return DraftBudget.of(whole)
+
+
+def learned(factor: float) -> Learned:
+    rates = np.zeros((K, 11))
+    records = straight_costs().records.copy()
+    records["verify"]["seconds"] *= factor
+    return Learned(records, rates, rates)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the number was asked for; it is 5."""
+    seen: list[Any] = []
+
+    def best(*what: Any) -> int:
+        seen.append(what)
+        return 5
+
+    monkeypatch.setattr(module, "best_budget", best)
+    return seen
+
+
+@pytest.mark.parametrize("runs_block", [True, False])
+def test_four_requests(asked: list[Any], runs_block: bool) -> None:
+    """An inner one is in its prompt, one at its limit, and one new, with placeholders; slots are
+    no batch rows."""
+    random = np.random.default_rng(0)
+    chances = random.random((SLOTS, K)).astype(np.float32)
+    budget, recent = bare(chances), RecentChances(SLOTS, K)
+    budget.costs = costs = straight_costs()
+    budget.expect(Directions(runs_block))
+    budget.add_request(PLACES["new"])
+    assert budget.get_num_tokens(ROWS, DRAFTS) == 63 + 5
+    assert budget._batch_budget == (
+        {"decodes": 3, "in its prompt": 0, "at its end": 1, "new": 3},
+        {"decodes": 1, "in its prompt": 60, "at its end": 1, "new": 1},
+        5,
+    )
+    ((*what, scores, steps, most, least),) = asked
+    assert what == [costs, Load(3, 63, 449.0, 449 / 3, 4 * (1 + K) * runs_block)]
+    assert (most, least) == (7, 0)
+    slots = np.array([4, 0, 5, 2])
+    recent.add(slots[:3], chances[slots[:3]])  # of the new one, the host has somebody else's
+    expected, expected_steps = recent.sample(slots, np.array([3, 0, 1, 3]))
+    assert steps == expected_steps
+    np.testing.assert_array_equal(scores, expected)
+
+
+def test_no_more_than_there_is_room_for(asked: list[Any]) -> None:
+    budget = bare()
+    budget.costs, budget._max_total_logits = straight_costs(), 4 + 6
+    budget.get_num_tokens(ROWS, DRAFTS)
+    assert asked[0][4] == 6
+
+
+@pytest.mark.parametrize(
+    ("rows", "drafts"),
+    [({"in its prompt": 60}, {}), ({"decodes": 1, "at its end": 1}, {}), ({"new": 40}, {})],
+)
+def test_without_drafts_nobody_asks(
+    asked: list[Any], rows: dict[str, int], drafts: dict[str, list[int]]
+) -> None:
+    budget = bare()
+    budget.costs = straight_costs()
+    assert budget.get_num_tokens(rows, drafts) == sum(rows.values())
+    assert budget._batch_budget[2] == 0
+    assert not asked
+
+
+def test_it_may_be_nothing_and_a_probe_is_verified_a_step_later() -> None:
+    """Of drafts that are never right. What a step directs holds for the drafts it makes."""
+    budget, found = bare(0.0), []
+    budget.costs = straight_costs()
+    for least in (0,) * MOST_STEPS + (2, 0, 0):
+        budget.expect(Directions(runs_block=True, least=least))
+        found.append(budget.get_num_tokens({"decodes": 4}, DRAFTS) - 1)
+    assert found[-3:] == [0, 2, 0]
+
+
+def test_drafts_that_are_surely_right_all_go() -> None:
+    budget = bare(1.0)
+    budget.costs = straight_costs()
+    assert budget.get_num_tokens({"decodes": 4}, DRAFTS) == 4
+
+
+def test_placeholders_have_no_chance_and_the_slots_past_is_forgotten() -> None:
+    """vLLM's own would have the best ones. Other slots are left alone."""
+    budget = bare()
+    for _ in range(MOST_STEPS):
+        budget.recent.add(np.arange(SLOTS), np.full((SLOTS, K), 0.1))
+    budget.add_request(2)
+    hopeless = [[0.5] * K, [0.5] * K, [0.0] * K, *[[0.5] * K] * 3]
+    assert budget._confidence_probs.tolist() == hopeless
+    first, of_another = (
+        budget.recent.sample(np.array([slot]), np.array([1]))[0] for slot in (2, 3)
+    )
+    fresh = RecentChances(SLOTS, K).sample(np.array([0]), np.array([1]))[0]
+    assert first.tolist() == fresh.tolist() != of_another.tolist()
+
+
+def test_chances_of_steps_without_a_block_are_not_those_of_blocks() -> None:
+    """Nothing is likely behind them, where texts say nothing. The host has those of two steps ago,
+    for the drafts of the last one."""
+    budget, fresh = bare(0.0), RecentChances(SLOTS, K)
+    budget.costs = straight_costs()
+    expected, _ = fresh.sample(np.array([4]), np.array([K]))
+    is_known = []
+    for runs_block in (False, True, True, True):
+        budget.expect(Directions(runs_block))
+        budget.get_num_tokens({"decodes": 4}, DRAFTS)
+        scores, _ = budget.recent.sample(np.array([4]), np.array([K]))
+        is_known.append(scores.tolist() != expected.tolist())
+        budget.recent, budget._added[:] = RecentChances(SLOTS, K), -2
+    # Behind two steps that were alike: none before the first, or blocks.
+    assert is_known == [True, True, False, True]
+
+
+def test_how_a_budget_is_split_is_compiled_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        adaptive_verification,
+        "_assign_draft_token_budget_compiled",
+        lambda _, slots, capacities, count, width: seen.append(
+            (slots.tolist(), capacities.tolist(), count, width)
+        ),
+    )
+    budget = bare()
+    budget._batch_draft_capacity = torch.zeros(SLOTS, dtype=torch.int32)
+    budget.warm_up()
+    assert seen == [
+        ([0], [K], 1, K),
+        ([0], [K], 2, K),
+        ([0, 1], [K, K], 1, K),
+        ([0, 1], [K, K], 2, K),
+    ]
+
+
+def test_chances_of_who_had_the_slot_before_are_not_the_new_ones() -> None:
+    """The host's are a step old: those of a request's first drafts are there two steps later."""
+    budget, fresh = bare(0.1), RecentChances(SLOTS, K)
+    budget.costs = straight_costs()
+    budget.expect(Directions(runs_block=True))
+    budget.add_request(4)
+    found = []
+    for _ in range(3):
+        budget.get_num_tokens({"decodes": 4}, DRAFTS)
+        scores, _ = budget.recent.sample(np.array([4]), np.array([K]))
+        found.append(scores.tolist() == fresh.sample(np.array([4]), np.array([K]))[0].tolist())
+        budget.expect(Directions(runs_block=True))
+    assert found == [True, True, False]
+
+
+def test_what_steps_cost_is_taken_from_the_scheduler() -> None:
+    """Into the same memory; before anything is known, and without news, nothing changes."""
+    budget = bare()
+    budget.expect(Directions(runs_block=True, learned=learned(2.0)))
+    assert budget.costs is None
+    budget.costs = costs = straight_costs()
+    budget.expect(Directions(runs_block=True))
+    assert (costs.verify.seconds == straight_costs().verify.seconds).all()
+    budget.expect(Directions(runs_block=True, learned=learned(2.0)))
+    assert budget.costs is costs
+    assert (costs.verify.seconds == 2.0 * straight_costs().verify.seconds).all()
+
+
+def test_until_costs_are_known_vllms_number_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AdaptiveVerificationManager, "get_num_tokens", lambda *_: 11)
+    assert bare().get_num_tokens(ROWS, DRAFTS) == 11
+
+
+def test_it_takes_the_place_of_vllms_where_there_is_one() -> None:
+    runner: Any = SimpleNamespace(adaptive_verification=None)
+    assert take_over_the_budget(runner) is None
+    runner.adaptive_verification = whole = bare()
+    found = take_over_the_budget(runner)
+    assert runner.adaptive_verification is found is not whole
+    assert found is not None
+    assert found._confidence_probs is whole._confidence_probs

@@ -1,0 +1,172 @@
+"""What the speculator does around vLLM's: forgets, grades, runs a block or none, chooses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
+
+from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.v2 import speculator as module
+from vllm_dflash.engine.v2.directions import Directions, attach_directions
+from vllm_dflash.engine.v2.draft_slots import DraftSlots
+from vllm_dflash.engine.v2.speculator import PlannedSpeculator
+from vllm_dflash.engine.v2.texts_on_device import has_room_for_texts
+from vllm_dflash.planning.ahead import BLOCK, Learned
+from vllm_dflash.planning.work import COSTS
+
+K, SLOTS, CPU = 3, 6, torch.device("cpu")
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happened in a step, in order."""
+    seen: list[str] = []
+
+    def propose(
+        self: Any, *_: Any, num_speculative_tokens: Any, is_profile: bool, **__: Any
+    ) -> Any:
+        seen.append(f"vLLM: {num_speculative_tokens}, no graph: {is_profile}")
+        return self.draft_tokens
+
+    def choose(*arguments: Any) -> None:
+        confidence, found = arguments[5:7]
+        seen.append(f"choose, block: {confidence is not None}, texts: {found is not None}")
+
+    monkeypatch.setattr(DFlashSpeculator, "propose", propose)
+    monkeypatch.setattr(module, "choose", choose)
+    monkeypatch.setattr(module, "grade", lambda *_: seen.append("grade"))
+    return seen
+
+
+def bare() -> Any:
+    made: Any = object.__new__(PlannedSpeculator)
+    made.device, made.num_speculative_steps = CPU, K
+    made.slots = DraftSlots(SLOTS, K, CPU)
+    made.statistics, made.budget, made._verified = DraftStatistics(K), None, None
+    made.confidence, made.outcomes = torch.zeros(4, K), torch.zeros(4, 6 + K)
+    made.draft_tokens = torch.zeros(4, K, dtype=torch.int64)
+    made.draft_token_confidence_probs = torch.zeros(4, K)
+    made.runs_target_alone, made.newly_admitted = False, ()
+    made.texts = SimpleNamespace(look_up=lambda *_: None)
+    made.req_states = SimpleNamespace(
+        req_id_to_index={"a": 4, "b": 0, "c": 5, "d": 2},
+        all_token_ids=SimpleNamespace(gpu=None),
+        total_len=SimpleNamespace(gpu=None),
+    )
+    return made
+
+
+def scheduled(directions: Directions | None, places: int = K, new: tuple[str, ...] = ()) -> Any:
+    step: Any = SimpleNamespace(
+        num_spec_tokens_to_schedule=places,
+        total_num_scheduled_tokens=4,
+        scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
+    )
+    if directions is not None:
+        attach_directions(step, directions)
+    return step
+
+
+def run(speculator: Any, step: Any) -> None:
+    """A step of four requests."""
+    speculator.expect(step)
+    speculator.observe_verification(*[torch.zeros(4)] * 3)
+    batch = SimpleNamespace(num_reqs=4, req_ids=[*"abcd"], idx_mapping=torch.arange(4))
+    inputs: list[Any] = [batch, *[None] * 4, *[torch.ones(4, dtype=torch.int32)] * 2, None]
+    speculator.propose(*inputs, num_speculative_tokens=step.num_spec_tokens_to_schedule)
+
+
+@pytest.mark.parametrize(
+    ("directions", "places", "expected"),
+    [
+        (Directions(True), 3, "vLLM: 3, no graph: False"),
+        (Directions(True), 2, "vLLM: 2, no graph: False"),
+        (Directions(False), 3, "vLLM: 0, no graph: True"),
+        (Directions(False), 0, "vLLM: 0, no graph: True"),
+        (None, 3, "vLLM: 3, no graph: False"),  # nobody plans
+        (None, 0, "vLLM: 0, no graph: True"),
+    ],
+)
+def test_a_step_top_to_bottom(
+    done: list[str], directions: Directions | None, places: int, expected: str
+) -> None:
+    """Without a block vLLM 0.33 stores context and does no more."""
+    speculator = bare()
+    run(speculator, scheduled(directions, places))
+    block = not expected.startswith("vLLM: 0")
+    assert done == ["grade", expected, f"choose, block: {block}, texts: True"]
+    counted = speculator.statistics
+    assert (counted.drafted_steps, counted.steps) == (int(block), 1)
+    assert counted.draft_lengths.tolist() == [
+        0,
+        0,
+        *(4 * block * (places == each) for each in (2, 3)),
+    ]
+
+
+def test_without_look_ups(done: list[str]) -> None:
+    speculator = bare()
+    speculator.texts = None
+    run(speculator, scheduled(Directions(True)))
+    assert done[-1] == "choose, block: True, texts: False"
+
+
+def test_dummy_steps_choose_nothing_and_are_not_counted(done: list[str]) -> None:
+    speculator = bare()
+    speculator.directions = Directions(False)
+    batch = SimpleNamespace(num_reqs=4)
+    speculator.propose(batch, *[None] * 7, dummy_run=True, num_speculative_tokens=K)
+    assert done == ["vLLM: 3, no graph: False"]
+    assert speculator.statistics.steps == 0
+    speculator.runs_target_alone = True
+    speculator.propose(batch, *[None] * 7, dummy_run=True)
+    assert len(done) == 1
+
+
+def test_slots_of_new_requests_are_forgotten_before_they_are_graded(
+    monkeypatch: pytest.MonkeyPatch, done: list[str]
+) -> None:
+    """And those alone: `c` and `b` are new, `gone` has left again."""
+    speculator = bare()
+    speculator.slots.source[:] = BLOCK
+    seen: list[list[int]] = []
+    monkeypatch.setattr(module, "grade", lambda slots, *_: seen.append(slots.source.tolist()))
+    run(speculator, scheduled(Directions(True), new=("c", "b", "gone")))
+    assert seen == [[0, 1, 1, 1, 1, 0]]
+
+
+def test_what_was_learned_is_taken_over(done: list[str]) -> None:
+    speculator = bare()
+    told: list[Any] = []
+    speculator.budget = SimpleNamespace(expect=told.append)
+    rates = np.full((K, 11), 0.25), np.full((K, 11), 0.5)
+    directions = Directions(True, learned=Learned(np.zeros(1, COSTS), *rates))
+    speculator.expect(scheduled(directions))
+    assert speculator.slots.rates[0].unique().tolist() == [0.25]
+    assert speculator.slots.rates[1].unique().tolist() == [0.5]
+    assert told == [directions]
+    nobody = scheduled(Directions(False))
+    nobody.total_num_scheduled_tokens = 0  # nothing is verified, and nothing drafted
+    speculator.expect(nobody)
+    assert told == [directions]
+
+
+def test_graphs_are_captured_with_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the last step was."""
+    seen: list[bool] = []
+    monkeypatch.setattr(DFlashSpeculator, "capture", lambda self: seen.append(self._runs_block))
+    speculator = bare()
+    speculator._runs_block = False
+    speculator.capture()
+    assert seen == [True]
+
+
+@pytest.mark.parametrize(("length", "fits"), [(1 << 16, True), (1 << 20, False)])
+def test_texts_that_would_take_too_much_memory_are_not_looked_up(length: int, fits: bool) -> None:
+    assert has_room_for_texts(1024, length) is fits

@@ -1,0 +1,303 @@
+"""Planning a step ahead, by hand: what is chosen, what is learned, and who is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.outcomes import BLOCK, NOBODY, TEXT, outcomes_of
+from support.planner_world import names, step_of, straight, straight_costs
+from support.told_planner import ToldForecast, ToldProbes
+from vllm_dflash.planning import ahead as module
+from vllm_dflash.planning.ahead import AheadPlanner, Outcomes
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.planner import MARGIN
+from vllm_dflash.planning.prospects import seen_with_a_block
+from vllm_dflash.planning.survival import Calibration
+from vllm_dflash.planning.work import Attention
+
+TRIMMED: dict[str, Any] = {"trims": True}
+ALIKE: dict[str, Any] = {"ragged_seconds": 1.0}
+ANY: dict[str, Any] = {}
+
+
+def by_hand(
+    *curve: float,
+    choices: tuple[int, ...] = (1, 2, 3),
+    costs: StepCosts | None = None,
+    looks_up: bool = False,
+    **rules: Any,
+) -> AheadPlanner:
+    """Of K drafts each survives as a test says. n rows take 10 + n ms to verify, and (2 + n) / 4 to
+    draft."""
+    planner = AheadPlanner(len(curve), 8, looks_up=looks_up)
+    planner.start(costs or straight_costs(), choices, **rules)
+    planner.forecast = ToldForecast(np.array(curve), 0.5)
+    planner.probes = ToldProbes()
+    return planner
+
+
+def short(count: int) -> np.ndarray:
+    return np.full(count, 10)
+
+
+def test_drafts_to_the_full_until_costs_are_known() -> None:
+    planner = AheadPlanner(3, 8)
+    ahead = planner.plan(names(2), short(2), np.array([3, 1]))
+    assert (ahead.lengths.tolist(), ahead.runs_block, ahead.least) == ([3, 1], True, 0)
+    assert planner.learned() is None
+
+
+@pytest.mark.parametrize("curve", [(0.9, 0.8, 0.7), (0.8, 0.3, 0.1), (0.5, 0.2, 0.1), (0.1,) * 3])
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_the_length_with_the_best_rate_is_chosen(
+    curve: tuple[float, ...], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rate of a length, worked out one by one."""
+    planner = by_hand(*curve, **ALIKE)
+    rates = {0: count / (10 + count)}
+    for length in (1, 2, 3):
+        ms = 10 + count * (1 + length) + (2 + 4 * count) / 4
+        rates[length] = count * (1 + sum(curve[:length])) / ms
+    best = max(rates, key=rates.__getitem__)
+    chosen = planner.plan(names(count), short(count))
+    if rates[best] > MARGIN * rates[0]:
+        assert chosen.lengths.tolist() == [best] * count
+        assert chosen.runs_block
+        assert chosen.rate == pytest.approx(1000 * rates[best])
+        assert planner.speedup == pytest.approx(rates[best] / rates[0])
+    else:
+        assert not chosen.lengths.any()
+        assert not chosen.runs_block
+    monkeypatch.setattr(module, "MARGIN", 3.0)
+    assert not planner.plan(names(count), short(count)).runs_block
+
+
+def test_lengths_that_differ_cost_what_they_cost() -> None:
+    """One request is at its limit, and its text foretells nothing; a row takes 1 ms."""
+    limits = np.array([3, 0, 3])
+    curve = (0.9, 0.85, 0.8)
+    ragged = by_hand(*curve, ragged_seconds=0.0).plan(names(3), short(3), limits)
+    assert ragged.lengths.tolist() == [3, 0, 3]
+    assert not by_hand(*curve, ragged_seconds=1.0).plan(names(3), short(3), limits).runs_block
+
+
+def test_any_length_will_do_where_there_are_no_graphs() -> None:
+    curve, cheap = (0.9, 0.85, 0.02), straight_costs()
+    assert by_hand(*curve, choices=(1, 3), costs=cheap).plan(["a"], short(1)).lengths == [2]
+    alike = by_hand(*curve, choices=(1, 3), costs=cheap, ragged_seconds=1.0)
+    assert alike.plan(["a"], short(1)).lengths != [2]
+
+
+def test_where_the_device_trims_all_get_all_places() -> None:
+    planner = by_hand(0.9, 0.8, 0.7, choices=(3,), **TRIMMED)
+    ahead = planner.plan(names(3), short(3), np.array([3, 0, 2]))
+    assert (ahead.lengths.tolist(), ahead.runs_block, ahead.least) == ([3, 0, 2], True, 0)
+    assert not by_hand(0.1, 0.1, 0.1, choices=(3,), **TRIMMED).plan(["a"], short(1)).runs_block
+
+
+@pytest.mark.parametrize("rules", [TRIMMED, ANY])
+def test_one_long_context_gets_no_drafts_and_short_ones_go_on(rules: dict[str, Any]) -> None:
+    """Of four, an inner one: a draft of it takes 92 ms more, a plain step takes 14."""
+    costs = straight_costs()
+    costs.records["attention"] = Attention(draft=0.5e-6)
+    planner = by_hand(0.9, 0.8, 0.7, costs=costs, **rules)
+    ahead = planner.plan(names(4), np.array([100, 185_000, 100, 100]))
+    assert ahead.runs_block
+    assert ahead.lengths.tolist() == [3, 0, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("rules", "choices", "count", "lengths", "least"),
+    [
+        (TRIMMED, (7,), 8, [7] * 8, 3),
+        (ANY, (1, 2, 3, 4, 5, 6, 7), 8, [3] + [0] * 7, 0),
+        (ALIKE, (1, 4, 7), 8, [4] * 8, 0),
+        (ALIKE, (7,), 1, [7], 0),
+    ],
+)
+def test_a_probe_costs_little_and_verifies_some(
+    rules: dict[str, Any], choices: tuple[int, ...], count: int, lengths: list[int], least: int
+) -> None:
+    planner = by_hand(*[0.01] * 7, choices=choices, **rules)
+    probes = planner.probes
+    assert isinstance(probes, ToldProbes)
+    assert not planner.plan(names(count), short(count)).runs_block
+    ((plain, probe, is_close),) = probes.asked
+    assert plain == pytest.approx((10 + count) / 1000)
+    drafted = 3 if not planner._rules.ragged_seconds else sum(lengths)
+    assert probe == pytest.approx((drafted + (2 + 8 * count) / 4) / 1000)
+    assert not is_close
+    probes.due = True
+    ahead = planner.plan(names(count), short(count))
+    assert (ahead.runs_block, ahead.lengths.tolist(), ahead.least) == (True, lengths, least)
+    assert not probes.restarts
+
+
+def test_nobody_is_probed_who_has_no_place() -> None:
+    planner = by_hand(0.01, 0.01, 0.01)
+    assert isinstance(planner.probes, ToldProbes)
+    planner.probes.due = True
+    assert not planner.plan(names(2), short(2), np.zeros(2, np.int64)).runs_block
+    assert planner.plan(names(2), short(2), np.array([0, 1])).lengths.tolist() == [0, 1]
+
+
+def test_calibrations_learn_of_block_and_text_apart() -> None:
+    planner = AheadPlanner(3, 8, looks_up=True)
+    planner.start(straight_costs(), range(4))
+    block, text = Calibration(3), planner.free.calibration.rates.copy()
+    step = step_of(names(3), np.array([3, 2, 0]), np.array([1, 2, 0]))
+    planner.observe(step, outcomes_of([3, 2, 0], 3, confidence=0.7))
+    block.observe(np.full((2, 3), 0.7), np.array([3, 2]), np.array([1, 2]))
+    np.testing.assert_allclose(planner.blocks.calibration.rates, block.rates)
+    np.testing.assert_allclose(planner.free.calibration.rates, text)
+    told = outcomes_of(
+        [3, 2, 0], 3, source=TEXT, matches=5, lengths=3, known=[2, 3, 0], came_true=[1, 2, 0]
+    )
+    planner.observe(step, told)
+    np.testing.assert_allclose(planner.blocks.calibration.rates, block.rates)
+    assert planner.free.calibration.seen.sum() == pytest.approx(2 + 3)
+    assert planner.free.calibration.accepted.sum() == pytest.approx(1 + 2)
+
+
+def test_blocks_are_learned_of_by_their_own_confidence() -> None:
+    """Requests in their prompts, without a block, stand before others and between them."""
+    planner, block = AheadPlanner(3, 8), Calibration(3)
+    planner.start(straight_costs(), range(4))
+    confidence = np.array([[0.0] * 3, [0.7] * 3, [0.0] * 3, [0.4] * 3])
+    step = step_of(names(4), np.array([0, 3, 0, 3]), np.array([0, 2, 0, 1]))
+    told = outcomes_of([0, 3, 0, 3], 3)._replace(confidence=confidence)
+    planner.observe(step, told)
+    block.observe(confidence[[1, 3]], np.array([3, 3]), np.array([2, 1]))
+    np.testing.assert_allclose(planner.blocks.calibration.rates, block.rates)
+
+
+def test_drafts_that_nobody_made_teach_nothing() -> None:
+    planner = AheadPlanner(3, 8, looks_up=True)
+    before = planner.blocks.calibration.seen.copy()
+    step = step_of(names(2), np.array([3, 3]), np.array([0, 0]))
+    planner.observe(step, outcomes_of([3, 3], 3, source=NOBODY))
+    planner.observe(step, None)
+    planner.observe(step_of([], np.zeros(0, int), np.zeros(0, int)), None)
+    np.testing.assert_array_equal(planner.blocks.calibration.seen, before)
+    assert not planner.free.calibration.seen.any()
+
+
+def going_on(planner: AheadPlanner, times: int = 20, match: int = 40) -> None:
+    """What one request's text foretells comes true, the other one's foretells nothing."""
+    for _ in range(times):
+        step = step_of(names(2), np.array([3, 0]), np.array([3, 0]))
+        told = outcomes_of([3, 0], 3, source=TEXT, known=[3, 0], came_true=[3, 0])
+        lengths, matches = np.array([3, 0]), np.array([match, 0])
+        planner.observe(step, told._replace(text_lengths=lengths, matches=matches))
+
+
+@pytest.mark.parametrize("rules", [TRIMMED, ANY])
+def test_where_a_text_goes_on_no_block_is_needed(rules: dict[str, Any]) -> None:
+    planner = by_hand(0.05, 0.02, 0.01, looks_up=True, **rules)
+    going_on(planner)
+    ahead = planner.plan(names(2), short(2))
+    assert not ahead.runs_block
+    assert ahead.lengths[0] == 3
+    assert planner.speedup > 1.5
+    # A block is run where it brings more to the other one than it takes.
+    assert isinstance(planner.forecast, ToldForecast)
+    planner.forecast = ToldForecast(np.array([0.95, 0.93, 0.9]), 0.5)
+    assert planner.plan(names(2), short(2)).runs_block
+
+
+def test_what_goes_round_in_circles_promises_no_more_than_a_circle() -> None:
+    planner = by_hand(0.05, 0.02, 0.01, looks_up=True)
+    for _ in range(20):
+        step = step_of(["a"], np.array([3]), np.array([2]))
+        told = outcomes_of([3], 3, source=TEXT, matches=40, lengths=2, known=[2], came_true=[2])
+        planner.observe(step, told)
+    first, second, third = planner._promises.survival[planner._rows(["a"])][0]
+    assert first >= second > 0.8
+    assert third < 0.1
+    assert planner.plan(["a"], short(1)).lengths == [2]
+
+
+def test_a_match_that_has_ended_promises_what_is_typical() -> None:
+    planner = by_hand(0.05, 0.02, 0.01, looks_up=True)
+    going_on(planner)
+    assert planner._promises.survival[planner._rows(names(1))][0, 0] > 0.8
+    step = step_of(names(2), np.array([3, 0]), np.array([1, 0]))
+    ended = outcomes_of([3, 0], 3, source=TEXT, known=[2, 0], came_true=[1, 0])
+    planner.observe(step, ended._replace(text_lengths=np.array([3, 0])))
+    rows = planner._rows(["request-0", "new"])
+    typical = planner._promises.typical
+    np.testing.assert_array_equal(planner._promises.survival[rows], [typical, typical])
+    assert not planner.plan(names(2), short(2)).lengths.any()
+
+
+def test_what_a_blocks_step_brings_holds_surprises_of_texts() -> None:
+    """The drafts that are better are taken; that is the block's merit unless it was foreseen."""
+    curves, found = np.array([[0.5, 0.2]] * 3), np.array([[0.9, 0.8], [0.9, 0.8], [0.1, 0.1]])
+    promised = np.array([[0.0, 0.0], [0.9, 0.9], [0.0, 0.0]])
+    seen = seen_with_a_block(curves, found, promised)
+    np.testing.assert_array_equal(seen, [[0.9, 0.8], [0.5, 0.2], [0.5, 0.2]])
+
+
+@pytest.mark.parametrize(("draft_rows", "drafting"), [(0, 0.0), (8, 0.0025)])
+def test_costs_learn_what_a_step_took_without_the_block_in_it(
+    draft_rows: int, drafting: float
+) -> None:
+    """The time of a step holds the block behind the step before."""
+    planner, costs = by_hand(0.1, 0.1, 0.1), straight_costs()
+    step = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
+    step.draft_rows, step.target_seconds, step.count = draft_rows, 0.015, 3
+    planner.observe(step, None)
+    alone = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
+    alone.target_seconds, alone.count = 0.015 - drafting, 3
+    costs.observe(alone)
+    assert planner.costs is not None
+    rows = np.array([2, 4, 8])
+    assert planner.costs.decoding(2, rows) == pytest.approx(costs.decoding(2, rows))
+    assert (step.draft_rows, step.target_seconds) == (draft_rows, 0.015)
+
+
+def test_a_probe_that_has_paid_for_itself_is_refunded() -> None:
+    planner = by_hand(*[0.01] * 3, costs=StepCosts(straight(10, 1), *(straight(1, 0),) * 2, 8))
+    probes = planner.probes
+    assert isinstance(probes, ToldProbes)
+    probes.due = True
+    assert planner.plan(["a"], short(1)).runs_block
+    probes.due, before = False, probes.saved
+    step = step_of(["a"], np.array([3]), np.array([2]))
+    planner.observe(step, outcomes_of([3], 3, confidence=0.9))
+    assert probes.saved - before == pytest.approx(0.004)  # a block and 3 rows, not 2 steps of 11 ms
+
+
+def test_what_is_learned_is_sent_as_copies() -> None:
+    planner = by_hand(0.1, 0.1, 0.1, looks_up=True)
+    learned = planner.learned()
+    assert learned is not None
+    before = [np.array(one).copy() for one in learned]
+    going_on(planner)
+    planner.observe(
+        step_of(["a"], np.array([3]), np.array([3])), outcomes_of([3], 3, confidence=0.9)
+    )
+    for kept, one in zip(before, learned, strict=True):
+        np.testing.assert_array_equal(kept, one)
+    now = planner.learned()
+    assert now is not None
+    assert (now.text_rates != learned.text_rates).any()
+    assert (now.block_rates != learned.block_rates).any()
+
+
+def test_a_table_of_the_device_is_read_column_by_column() -> None:
+    table = np.array(
+        [[BLOCK, 3, 4, 5, 2, 1, 0.5, 0.25], [TEXT, 2, 9, 7, 3, 3, 0.0, 0.0]], np.float32
+    )
+    outcomes = Outcomes.of(table)
+    assert outcomes.source.tolist() == [BLOCK, TEXT]
+    assert outcomes.admitted.tolist() == [3, 2]
+    assert outcomes.matches.tolist() == [4, 9]
+    assert outcomes.text_lengths.tolist() == [5, 7]
+    assert outcomes.known.tolist() == [2, 3]
+    assert outcomes.came_true.tolist() == [1, 3]
+    assert outcomes.confidence.tolist() == [[0.5, 0.25], [0.0, 0.0]]
+    assert outcomes.confidence.dtype == np.float64

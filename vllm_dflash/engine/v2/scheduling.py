@@ -1,0 +1,216 @@
+"""How the scheduler plans for Model Runner V2: a step ahead, whether vLLM schedules ahead or not.
+
+The device decides what each request's drafts are, and verifies those that are worth it
+(`speculator.py`). The scheduler says whether a block is run, keeps places for drafts, and learns
+from what it hears of them two steps later, for all ranks alike.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+
+from vllm_dflash.config.draft_config import drafted_length
+from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.engine.block_layout import draft_limits
+from vllm_dflash.engine.estimates_file import EstimatesKeeper
+from vllm_dflash.engine.figures import FiguresToSend, send_figures
+from vllm_dflash.engine.padding import have_own_drafts, newly_admitted
+from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.v2.counted_output import attached_outcomes
+from vllm_dflash.engine.v2.directions import Directions, attach_directions, directions_of
+from vllm_dflash.engine.v2.worker_facts import WorkerFacts, attached_facts
+from vllm_dflash.planning import Ints
+from vllm_dflash.planning.ahead import NOBODY, TEXT, Ahead, AheadPlanner
+from vllm_dflash.planning.rehearsal import rehearse_ahead
+from vllm_dflash.planning.step import Step, StepClock
+
+FIRST_NEWS, MOST_NEWS = 4, 32
+"""Steps after which workers are told what was learned: soon at first, then now and then."""
+
+
+class PlansAhead(Scheduler):
+    """What both of vLLM's schedulers get on V2."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        width = self.num_spec_tokens
+        self.planner = AheadPlanner(width, self.vllm_config.scheduler_config.max_num_seqs)
+        """Workers start it, unless draft lengths are fixed."""
+        if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
+            rehearse_ahead(width)
+        self.statistics = DraftStatistics(width)
+        self._figures = FiguresToSend(self.statistics)
+        self._keeper: EstimatesKeeper | None = None
+        self._clock = StepClock()
+        self._draft_rows = 0
+        """Of the block behind the last step, which takes part of the next one's time."""
+        self._news_in, self._news_every = FIRST_NEWS, FIRST_NEWS
+        """Steps until workers are told what was learned, and between two such times."""
+        self._places: dict[str, int] = {}
+        """Drafts of each request of the last step that the next one is to verify, at most; where
+        they are not as many of each."""
+
+    # --- a step is scheduled ----------------------------------------------------------------
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        step, names = scheduler_output, list(scheduler_output.num_scheduled_tokens)
+        self._places = {}
+        # vLLM 0.33 drafts nothing behind a step whose requests are in their prompts or at their
+        # ends, whatever it is told; so nothing is to be charged, and no probe spent on it.
+        is_skipped = bool(getattr(step, "skip_drafts", False))
+        if is_skipped:
+            step.num_spec_tokens_to_schedule = 0
+            nothing = Directions(runs_block=False, could_draft=False, learned=self._news())
+            attach_directions(step, nothing)
+        elif names:
+            started = time.perf_counter()
+            self._plan(step, names)
+            self.statistics.planning_seconds += time.perf_counter() - started
+        if names:
+            could_draft = directions_of(step).could_draft
+            self.statistics.observe_uniform(
+                self._drafted(step), len(names), could_draft=could_draft
+            )
+        super()._update_after_schedule(step)
+        if self.vllm_config.scheduler_config.async_scheduling:
+            for name, places in self._places.items():
+                request = self.requests.get(name)
+                if request is not None and request.spec_token_ids:
+                    request.spec_token_ids = request.spec_token_ids[:places]
+
+    def _plan(self, step: SchedulerOutput, names: list[str]) -> None:
+        # At most, for nobody knows yet how many of the drafts in it are accepted.
+        context = self._context_lens(names) + np.array([*step.num_scheduled_tokens.values()])
+        most = drafted_length(self.vllm_config.speculative_config.draft_model_config)
+        ends = np.full(len(names), min(most, self.max_model_len))
+        limits = draft_limits(context, ends, self.num_spec_tokens, np.ones(len(names), bool))
+        ahead = Ahead(np.zeros_like(limits))
+        # Fixed lengths are what they say: K behind every step.
+        could_draft = self.planner.costs is None or self._can_use_drafts(names, context)
+        if could_draft:
+            ahead = self.planner.plan(names, context, limits)
+        length = int(ahead.lengths.max())
+        step.num_spec_tokens_to_schedule = length
+        if (ahead.lengths < length).any():
+            self._places = dict(zip(names, ahead.lengths.tolist(), strict=True))
+        attach_directions(
+            step, Directions(ahead.runs_block, ahead.least, could_draft, self._news())
+        )
+
+    def _can_use_drafts(self, names: list[str], context_lens: Ints) -> bool:
+        """Whether any request will be past its prompt behind the step, and not at its end.
+
+        Drafts of one that gets fewer than three tokens more, this step's and the one behind a draft
+        among them, could never be used.
+        """
+        return any(
+            (request := self.requests.get(name)) is not None
+            and context >= request.num_tokens
+            and request.num_prompt_tokens + request.max_tokens - request.num_tokens > 2
+            for name, context in zip(names, context_lens.tolist(), strict=True)
+        )
+
+    def _news(self) -> Any:
+        """What was learned, if it is time to tell."""
+        self._news_in -= 1
+        if self._news_in > 0:
+            return None
+        self._news_every = min(2 * self._news_every, MOST_NEWS)
+        self._news_in = self._news_every
+        return self.planner.learned()
+
+    def _drafted(self, step: SchedulerOutput) -> int:
+        return step.num_spec_tokens_to_schedule if directions_of(step).runs_block else 0
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Where scheduling waits for drafts, they come with the tokens: each request's are cut."""
+        if self._places:
+            names, drafts = draft_token_ids.req_ids, draft_token_ids.draft_token_ids
+            places = self._places
+            cut = [
+                tokens[: places.get(name, 0)] for name, tokens in zip(names, drafts, strict=True)
+            ]
+            draft_token_ids = DraftTokenIds(names, cut)
+        super().update_draft_token_ids(draft_token_ids)
+
+    def _context_lens(self, names: list[str]) -> Ints:
+        """Tokens of context of each request of a step, as far as they are known by now, [R]."""
+        requests = [self.requests.get(name) for name in names]
+        lens = [request.num_computed_tokens if request else 0 for request in requests]
+        return np.array(lens, dtype=np.int64)  # 0 for one that was aborted meanwhile
+
+    # --- its output is there ------------------------------------------------------------------
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> Any:
+        """Take the sampled tokens, and learn from them and from the time they took."""
+        facts = attached_facts(model_runner_output)
+        if facts is not None:
+            self._start(facts)
+        self._observe(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        is_busy = scheduler_output.total_num_scheduled_tokens > 0
+        if self._keeper is not None and is_busy:
+            self._keeper.tick()
+        if figures := self._figures.tick() if is_busy else self._figures.take():
+            send_figures(outputs, figures)
+        return outputs
+
+    def shutdown(self) -> None:
+        """The engine ends: keep what was learned."""
+        if self._keeper is not None:
+            self._keeper.close()
+        super().shutdown()
+
+    def _start(self, facts: WorkerFacts) -> None:
+        self.planner.looks_up = facts.looks_up
+        self.planner.start(
+            facts.costs, facts.lengths, trims=facts.trims, ragged_seconds=facts.ragged_seconds
+        )
+        if facts.memory is not None:
+            self._keeper = facts.memory.attend(self.planner)
+            self._news_in = 0
+
+    def _observe(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        # In the scheduler's order, which stays as it is as long as the batch does: the worker's has
+        # those in front that have most drafts.
+        names, rows = list(scheduled.num_scheduled_tokens), output.req_id_to_index
+        order, sampled = [rows[name] for name in names], output.sampled_token_ids
+        step = Step(names, np.array([len(sampled[row]) if sampled else 0 for row in order]))
+        drafts = scheduled.scheduled_spec_decode_tokens
+        step.rows = scheduled.total_num_scheduled_tokens
+        outcomes = attached_outcomes(output)
+        if outcomes is not None:
+            outcomes = outcomes.of_rows(order)
+            own = have_own_drafts(names, newly_admitted(scheduled)) & (outcomes.source != NOBODY)
+            outcomes = outcomes._replace(source=np.where(own, outcomes.source, NOBODY))
+            given = np.array([len(drafts.get(name, ())) for name in names], dtype=np.int64)
+            # Places that nobody had drafts for take their time as well.
+            step.verified = np.where(own, outcomes.admitted, 0) if self.planner.trims else given
+            step.verified_free = np.where(outcomes.source == TEXT, step.verified, 0)
+            step.rows -= int(given.sum() - step.verified.sum())
+        step.context_lens = self._context_lens(names)
+        step.draft_rows = self._draft_rows
+        self._draft_rows = (self._drafted(scheduled) > 0) * len(names) * (1 + self.num_spec_tokens)
+        self._clock.finish(step)
+        with step.timing("planning"):
+            estimate = self.planner.observe(step, outcomes)
+        step.plan = replace(step.plan, speedup=self.planner.speedup)
+        self.statistics.observe_time(step, estimate)
+
+
+class DFlashDeviceScheduler(PlansAhead):
+    """vLLM's scheduler for V2 where a step is scheduled once the last one's tokens are known."""
+
+
+class DFlashAsyncScheduler(PlansAhead, AsyncScheduler):
+    """vLLM's asynchronous one."""

@@ -1,0 +1,146 @@
+"""What the requests' own texts foretell, looked up on the device; on V1: `planning.suffix_match`.
+
+There is no index: each step reads all of each text once, 4 bytes a token. Of a step of 6 ms, 1% is
+60 us. In these a GPU reads 180 MB of its own memory at 3 TB/s: 45 million tokens of running texts,
+which is 256 requests of 176,000 each. Only with more would an index pay for its memory. Over PCIe,
+at 50 GB/s, it would be 3 MB: 750,000 tokens, or 256 requests of 2,900. So texts have to lie in
+device memory: 134 MB for 256 requests of up to 131,072 tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from vllm.triton_utils import tl, triton
+
+from vllm_dflash.planning.suffix_index import LONGEST, SHORTEST
+
+TILE = 1024
+"""Places that are compared at a time."""
+MOST_PROGRAMS = 4096
+"""That share the texts of a batch; more than a GPU runs at once."""
+
+
+@triton.jit(do_not_specialize=["stride_texts", "stride_best"])
+def _scan(  # type: ignore[no-untyped-def]
+    texts,  # [S, L]
+    total_len,  # [S]
+    idx_mapping,  # [R]
+    num_sampled,  # [R]
+    best,  # [max R, parts of a text]
+    stride_texts,
+    stride_best,
+    SHORTEST: tl.constexpr,
+    LONGEST: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    request, part = tl.program_id(0), tl.program_id(1)
+    if tl.load(num_sampled + request) == 0:
+        return
+    slot = tl.load(idx_mapping + request).to(tl.int64)
+    text = texts + slot * stride_texts
+    last = tl.load(total_len + slot) - 1
+    found = tl.zeros([TILE], tl.int64)
+    for first in range(part * TILE, last, tl.num_programs(1) * TILE):
+        place = first + tl.arange(0, TILE)
+        still = place < last
+        match = tl.zeros([TILE], tl.int64)
+        size = 0
+        while (size < LONGEST) & (tl.max(still.to(tl.int32), axis=0) > 0):
+            # Before its beginning a text has no token, and no match goes on there.
+            token = tl.load(text + place - size, mask=still & (place >= size), other=-1)
+            still = token == tl.load(text + last - size)
+            match += still.to(tl.int64)
+            size += 1
+        # The longest counts, and of equally long ones the last.
+        found = tl.maximum(found, tl.where(match >= SHORTEST, (match << 32) | (place + 1), 0))
+    tl.store(best + request * stride_best + part, tl.max(found, axis=0))
+
+
+@triton.jit(do_not_specialize=["stride_texts", "stride_best", "num_parts"])
+def _foretell(  # type: ignore[no-untyped-def]
+    texts,  # [S, L]
+    total_len,  # [S]
+    idx_mapping,  # [R]
+    num_sampled,  # [R]
+    best,  # [max R, parts of a text]
+    tokens,  # [max R, K]
+    lengths,  # [max R]
+    matches,  # [max R]
+    stride_texts,
+    stride_best,
+    num_parts,
+    K: tl.constexpr,
+    PADDED_K: tl.constexpr,
+    PADDED_PARTS: tl.constexpr,
+):
+    request = tl.program_id(0)
+    part, draft = tl.arange(0, PADDED_PARTS), tl.arange(0, PADDED_K)
+    slot = tl.load(idx_mapping + request).to(tl.int64)
+    end = tl.load(total_len + slot)
+    is_running = tl.load(num_sampled + request) > 0
+    is_part = is_running & (part < num_parts)
+    found = tl.max(tl.load(best + request * stride_best + part, mask=is_part, other=0), axis=0)
+    match, start = found >> 32, found & 0xFFFFFFFF
+    # It goes round where the text repeats itself; without a match it is the last token again.
+    place = tl.where(match > 0, start + draft % tl.maximum(end - start, 1), end - 1)
+    is_draft = draft < K
+    token = tl.load(texts + slot * stride_texts + place, mask=is_running & is_draft, other=0)
+    tl.store(tokens + request * K + draft, token.to(tl.int64), mask=is_draft)
+    tl.store(lengths + request, tl.where(match > 0, K, 0))
+    tl.store(matches + request, match.to(tl.int32))
+
+
+class TextLookUp:
+    """Finds where the last tokens of texts stood before, and what followed them there."""
+
+    def __init__(self, max_requests: int, max_len: int, width: int, device: torch.device) -> None:
+        """For so many requests of a batch, texts of so many tokens, K drafts each."""
+        # What was found last, in the batch's order; rows behind the batch stay as they were.
+        self.tokens = torch.zeros(max_requests, width, dtype=torch.int64, device=device)
+        self.lengths = torch.zeros(max_requests, dtype=torch.int32, device=device)
+        self.matches = torch.zeros(max_requests, dtype=torch.int32, device=device)
+        most_parts = min(triton.cdiv(max_len, TILE), MOST_PROGRAMS)
+        self._best = torch.zeros(max_requests, most_parts, dtype=torch.int64, device=device)
+
+    def buffers(self) -> list[torch.Tensor]:
+        """What kernels read and write; never allocated again."""
+        return [*vars(self).values()]
+
+    def look_up(
+        self,
+        texts: torch.Tensor,
+        total_len: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        num_sampled: torch.Tensor,
+    ) -> None:
+        """Write `tokens`, `lengths` and `matches` of R requests.
+
+        Where nothing matches the tokens are the text's last one: ids go straight into a model.
+
+        Args:
+            texts: of all slots, [S, L] int32.
+            total_len: tokens that each has, [S] int32.
+            idx_mapping: the slot of each request, [R].
+            num_sampled: tokens that it got in this step, [R]; 0: it is still in its prompt, and
+                nothing is looked up.
+        """
+        num_requests = len(idx_mapping)
+        most_parts, width = self._best.shape[1], self.tokens.shape[1]
+        num_parts = min(most_parts, MOST_PROGRAMS // max(1, num_requests) or 1)
+        asked = texts, total_len, idx_mapping, num_sampled, self._best
+        strides = texts.stride(0), self._best.stride(0)
+        _scan[(num_requests, num_parts)](
+            *asked, *strides, SHORTEST=SHORTEST, LONGEST=LONGEST, TILE=TILE
+        )
+        _foretell[(num_requests,)](
+            *asked,
+            self.tokens,
+            self.lengths,
+            self.matches,
+            *strides,
+            num_parts,
+            K=width,
+            PADDED_K=triton.next_power_of_2(width),
+            PADDED_PARTS=triton.next_power_of_2(most_parts),
+            num_warps=1,
+        )
