@@ -63,6 +63,7 @@ class DecisionsByHand:
     def forget(self, slot: int) -> None:
         self.slots[slot].source = NOBODY
         self.slots[slot].length = 0
+        self.slots[slot].confidence = [0.0] * self.width
         for bias in self.biases:
             bias.forget(np.array([slot]))
 

@@ -10,17 +10,23 @@ import pytest
 from vllm import LLM
 
 from support.engines import proposer_of, scheduler_of
+from vllm_dflash.engine.v2 import draft_budget
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import Ahead
 
 
 def directed(llm: LLM, monkeypatch: pytest.MonkeyPatch, plan: Callable[[Ints], Ahead]) -> None:
-    """From now on each step's plan is made of the most drafts that each request can use, [R]."""
+    """From now on each step's plan is made of the most drafts that each request can use, [R], and
+    where the device trims, so many are verified as it says, and no more."""
 
     def planned(ids: Any, context_lens: Ints, limits: Ints) -> Ahead:
         return plan(limits)
 
+    def as_directed(*given: Any) -> int:
+        return min(given[-2:])
+
     monkeypatch.setattr(scheduler_of(llm).planner, "plan", planned)
+    monkeypatch.setattr(draft_budget, "best_budget", as_directed)
 
 
 def lengths_in_turn(*lengths: int) -> Callable[[Ints], Ahead]:
