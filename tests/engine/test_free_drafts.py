@@ -16,7 +16,7 @@ from support.planner_world import steady_costs
 from vllm_dflash.config.pair import MOST_FREE_DRAFTS
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
-from vllm_dflash.planning.suffix_index import SHORTEST
+from vllm_dflash.planning.texts import SHORTEST
 
 NEW_TOKENS = 48
 PROMPTS = [prompt + prompt for prompt in held_out_prompts(6)] + held_out_prompts(3)

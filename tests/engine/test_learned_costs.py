@@ -26,7 +26,7 @@ from support.engines import (
 )
 from support.fake_time import FakeTime
 from support.planner_world import straight
-from vllm_dflash.engine import worker
+from vllm_dflash.engine import step_clock, worker
 from vllm_dflash.engine.v2 import scheduling
 from vllm_dflash.planning import step
 from vllm_dflash.planning.costs import StepCosts
@@ -79,7 +79,7 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
     profiled = StepCosts(scaled(0.75, TARGET), draft, scaled(0.75, CONTEXT), REQUESTS)
     for profile in ("profile_v1", "profile_v2"):
         monkeypatch.setattr(worker, profile, lambda runner, agree: profiled)
-    for module in (step, scheduling):
+    for module in (step, step_clock, scheduling):
         monkeypatch.setattr(module, "time", time)
     with engine(
         speculative_config={**DFLASH, "free_drafts": "off"},  # whose rows are many or few

@@ -9,11 +9,13 @@ import numpy as np
 from support.fake_time import FakeTime
 from support.simulated_device import Verified
 from support.simulated_pipeline import Directed, Scheduled
-from vllm_dflash.planning import Floats, Ints, step
+from vllm_dflash.engine import step_clock
+from vllm_dflash.engine.step_clock import StepClock
+from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.ahead import NOBODY, AheadPlanner
 from vllm_dflash.planning.budget import Load, RecentChances, best_budget
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.step import Step, StepClock
+from vllm_dflash.planning.step import Step
 
 FIRST_NEWS, MOST_NEWS = 4, 32
 
@@ -49,7 +51,7 @@ class Ours:
         done.draft_rows = self._block_rows
         has_block = scheduled.directed.runs_block and scheduled.directed.places.any()
         self._block_rows = int(has_block) * len(names) * (1 + self.planner.max_draft)
-        with patch.object(step, "time", self._time):
+        with patch.object(step_clock, "time", self._time):
             self._clock.finish(done)
         self.planner.observe(done, outcomes._replace(source=source))
 

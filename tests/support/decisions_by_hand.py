@@ -9,7 +9,7 @@ import numpy as np
 
 from vllm_dflash.engine.v2.draft_slots import DraftSlots
 from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
-from vllm_dflash.planning.free_drafts import AGREEMENT, TRUST
+from vllm_dflash.planning.chances import AGREEMENT, TRUST
 from vllm_dflash.planning.survival import Bias, Calibration
 
 TOO_CLOSE = 1e-5

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.suffix_index import LONGEST, SHORTEST
+from vllm_dflash.planning.texts import LONGEST, SHORTEST
 
 FILE = Path(__file__).parents[1] / "data" / "recorded_drafts.npz"
 

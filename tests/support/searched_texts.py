@@ -9,7 +9,7 @@ import torch
 
 from support.kernel_oracle import Oracle
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
-from vllm_dflash.planning.suffix_index import LONGEST, SHORTEST
+from vllm_dflash.planning.texts import LONGEST, SHORTEST
 
 CPU = torch.device("cpu")
 UNTOUCHED = 7

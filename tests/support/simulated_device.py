@@ -13,13 +13,14 @@ import numpy as np
 from support.recorded_drafts import RecordedDrafts
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT, Learned, Outcomes
-from vllm_dflash.planning.free_drafts import AGREEMENT, TRUST
-from vllm_dflash.planning.survival import (
+from vllm_dflash.planning.chances import (
+    AGREEMENT,
     BIAS_PRIOR_TOKENS,
     CONFIDENCE_KNOTS,
     GLOBAL_MEMORY,
     REQUEST_MEMORY,
-    Calibration,
+    TRUST,
+    Chances,
 )
 
 
@@ -46,7 +47,7 @@ class SimulatedDevice:
             (4, num_slots, self.width)
         )
         self._bias = np.zeros((2, num_slots + 1, 2))
-        self._rates = np.stack([Calibration(self.width).rates] * 2)
+        self._rates = np.stack([Chances.of(self.width, 0).rates] * 2)
 
     def learn(self, learned: Learned) -> None:
         """Rates, from the scheduler."""

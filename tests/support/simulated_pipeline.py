@@ -20,7 +20,7 @@ from support.recorded_drafts import RecordedDrafts
 from support.simulated_device import SimulatedDevice, Verified
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.ahead import Learned
-from vllm_dflash.planning.work import NO_ATTENTION, Attention
+from vllm_dflash.planning.costs import NO_ATTENTION, Attention
 from vllm_dflash.tools.simulate.cost_table import CostTable
 
 ROOM = 16

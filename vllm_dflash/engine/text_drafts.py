@@ -8,7 +8,7 @@ import numpy as np
 
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.step import Step
-from vllm_dflash.planning.suffix_match import SuffixMatches
+from vllm_dflash.planning.texts import SuffixMatches, append_tokens
 
 
 class TextDrafts:
@@ -52,12 +52,13 @@ class TextDrafts:
         """
         self._texts = texts
         wanted = self.most if most is None else min(self.most, most)
+        if sampled is not None:
+            append_tokens(texts, places, step.context_lens, sampled, step.produced)
         found = self._matches.look_up(
             step.ids,
             texts,
             places,
             step.context_lens,
-            np.zeros((step.num_requests, 0), np.int32) if sampled is None else sampled,
             step.produced,
             length_limits.astype(np.int64, copy=False),  # another type would be compiled for
             wanted,

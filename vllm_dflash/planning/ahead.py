@@ -15,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints, Records
-from vllm_dflash.planning.block_acceptance import BlockAcceptance
+from vllm_dflash.planning.chances import Chances, expect, expect_texts, learn_blocks
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.estimates import RANKS, Estimates
 from vllm_dflash.planning.forecast import Forecast
-from vllm_dflash.planning.free_drafts import FreeAcceptance, free_curves
 from vllm_dflash.planning.planner import CLOSE, MARGIN, PROBE_LENGTH, PROBE_SHARE
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.prospects import Expected, Rules, prospects_of, seen_with_a_block
@@ -74,7 +73,7 @@ class Learned(NamedTuple):
     costs: Records
     """Of `StepCosts`, [1]."""
     block_rates: Floats
-    """Acceptance by position and confidence, [K, knots]; see `Calibration`."""
+    """Acceptance by position and confidence, [K, knots]; see `Chances`."""
     text_rates: Floats
     """The same of free drafts, [K, knots]."""
 
@@ -106,9 +105,9 @@ class AheadPlanner:
         """Expected rate against plain decoding, with what was planned last."""
         self.probes = ProbeSchedule(LEAST_PROBED)
         num_rows = 2 * max_requests
-        self.blocks = BlockAcceptance(max_draft, num_rows)
-        self.free = FreeAcceptance(max_draft, num_rows)
-        self.forecast = Forecast(max_draft)
+        self.blocks = Chances.of(max_draft, num_rows)
+        self.texts = Chances.of(max_draft, num_rows)
+        self.forecast = Forecast(max_draft, num_rows)
         self._requests = RequestRows(num_rows)
         self._promises = TextPromises.of(num_rows, max_draft)
         self._nothing = np.zeros((num_rows, max_draft))
@@ -157,7 +156,7 @@ class AheadPlanner:
             return Ahead(limits, runs_block=True)
         rows, count = self._rows(ids), len(ids)
         summary = self.forecast.summary
-        scores = self.blocks.first_survival(rows, summary.mean_first_survival)
+        scores = self.forecast.scores(rows)
         promised = self._promises.survival[rows]
         expected = Expected(context_lens, limits, promised, scores, *summary[:3])
         costs, rules = self.costs.records, self._rules
@@ -223,17 +222,19 @@ class AheadPlanner:
         return self.costs.observe(replace(step, target_seconds=seconds, draft_rows=0))
 
     def _learn(self, step: Step, outcomes: Outcomes) -> None:
-        rows, tables = self._rows(step.ids), self.free.tables
+        rows = self._rows(step.ids)
         source, admitted, matches, lengths, known, came_true, confidence = outcomes
         found: Floats = self._nothing[: len(rows)]
         if self.looks_up:
-            found = free_curves(tables, rows, matches, lengths)
+            found = expect_texts(self.texts, rows, matches, lengths)
         if confidence[:, 0].any():
             self._learn_blocks(rows, step, outcomes, found)
         if self.looks_up:
             verified = np.where(source == TEXT, np.minimum(admitted, lengths), 0)
             foretold = Foretold(lengths, matches, known, came_true)
-            learn_promises(self._promises, tables, rows, step.produced, verified, foretold, found)
+            learn_promises(
+                self._promises, self.texts, rows, step.produced, verified, foretold, found
+            )
 
     def _learn_blocks(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:
         made = np.flatnonzero(outcomes.confidence[:, 0] > 0.0)
@@ -241,13 +242,15 @@ class AheadPlanner:
         verified = np.where(outcomes.source == BLOCK, outcomes.admitted, 0)
         accepted = np.where(verified > 0, step.produced - 1, 0)
         if self._probe_charge and self._is_better(outcomes.confidence, verified, accepted):
-            self.blocks.calibration.keep(OLD_TOKENS)
-            self.forecast = Forecast(self.max_draft)
-        first, curves = self.blocks.expect(of_those, outcomes.confidence[made])
+            self.blocks.keep(OLD_TOKENS)
+            self.forecast.restart()
+        whole = np.full(len(made), self.max_draft)
+        curves = expect(self.blocks, of_those, outcomes.confidence[made], whole)
         promised = self._promises.survival[of_those]
-        self.forecast.observe(first, seen_with_a_block(curves, found[made], promised))
-        self.blocks.verify(rows, verified)
-        self.blocks.learn(rows, verified, accepted)
+        seen = seen_with_a_block(curves, found[made], promised)
+        self.forecast.observe(of_those, curves, seen)
+        self.blocks.num_verified[rows] = verified
+        learn_blocks(self.blocks, rows, verified, accepted)
         if self._probe_charge:
             assert self.costs is not None
             # A probe that has paid for itself can be repeated at once.
@@ -256,7 +259,7 @@ class AheadPlanner:
 
     def _is_better(self, confidence: Floats, verified: Ints, accepted: Ints) -> bool:
         """Whether probes lately fared better than all that was seen before would have it."""
-        rates = self.blocks.calibration.acceptance(confidence)
+        rates = self.blocks.acceptance(confidence)
         tried = np.arange(self.max_draft) < np.minimum(accepted + 1, verified)[:, None]  # [R, K]
         expected, variance = (tried * rates).sum(), (tried * rates * (1.0 - rates)).sum()
         self._probed *= PROBE_MEMORY
@@ -267,8 +270,9 @@ class AheadPlanner:
     def _rows(self, ids: Sequence[str]) -> Ints:
         rows, fresh = self._requests.of(ids)
         if len(fresh):
-            self.blocks.forget(fresh, self.forecast.summary.mean_first_survival)
-            self.free.forget(fresh)
+            self.forecast.forget(fresh)
+            self.blocks.forget(fresh)
+            self.texts.forget(fresh)
             self._promises.forget(fresh)
         return rows
 
@@ -278,19 +282,19 @@ class AheadPlanner:
         """Copies of what the device and its budget go by; None before it is started."""
         if self.costs is None:
             return None
-        rates = self.blocks.calibration.rates, self.free.calibration.rates
-        return Learned(self.costs.records.copy(), *(one.copy() for one in rates))
+        rates = self.blocks.rates.copy(), self.texts.rates.copy()
+        return Learned(self.costs.records.copy(), *rates)
 
     def estimates(self) -> Estimates:
         """What was learned, for another run to recall. Asked once it is started."""
         assert self.costs is not None
-        block, free = self.blocks.calibration, self.free.calibration
-        of_texts, bias = np.stack([free.seen, free.accepted]), self.blocks.bias.everybody
+        block, bias = self.blocks, self.blocks.bias_of_all
+        of_texts = np.stack([self.texts.seen, self.texts.accepted])
         return Estimates(self.costs, block.seen, block.accepted, bias, np.zeros(RANKS), of_texts)
 
     def recall(self, estimates: Estimates) -> None:
         """Start from what another run has learned of drafts; `start` is given the costs."""
-        self.blocks.calibration.recall(estimates.seen, estimates.accepted)
-        self.blocks.bias.everybody[:] = estimates.bias
+        self.blocks.recall(estimates.seen, estimates.accepted)
+        self.blocks.bias_of_all[:] = estimates.bias
         if self.looks_up and estimates.free.shape[1] == self.max_draft:
-            self.free.calibration.recall(*estimates.free)
+            self.texts.recall(*estimates.free)

@@ -14,9 +14,8 @@ import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.costs import StepCosts, block_seconds
 from vllm_dflash.planning.curves import Record, seconds_at
-from vllm_dflash.planning.work import block_seconds
 
 MOST_STEPS = 16
 """Whose chances are remembered."""

@@ -1,4 +1,4 @@
-"""Seconds against a count: measured curves, and levels that are learned from nothing."""
+"""Seconds against a count: measured curves, corrected where they are used."""
 
 from __future__ import annotations
 
@@ -12,31 +12,17 @@ from vllm_dflash.planning.compiled import compiled
 LARGEST_SURPRISE = 0.3
 """A measured time counts as at most this much, relatively, off its prediction: a step that was
 interrupted, or met a batch size whose kernel had to be built, says nothing about the next."""
-CURVE_RATE = 0.05
-LEVEL_RATE = 0.15
 FAR_SHARE = 0.15
 """Part of a correction that reaches points far from the measured one: a machine that gets slower
 gets slower everywhere."""
-
-
-@compiled
-def repeated(rate: float, times: int) -> float:
-    """The rate that goes as far in one correction as `rate` does in several."""
-    return 1.0 - (1.0 - rate) ** times
-
-
-MOST_POINTS, MOST_OCTAVES = 64, 24
+MOST_POINTS = 64
 CURVE = np.dtype(
     [("num_points", "i8"), ("counts", "f8", (MOST_POINTS,)), ("seconds", "f8", (MOST_POINTS,))]
 )
 """Counts, ascending, and their seconds, non-decreasing."""
-LEVEL = np.dtype(
-    [("num_points", "i8"), ("seconds", "f8", (MOST_OCTAVES,)), ("seen", "f8", (MOST_OCTAVES,))]
-)
-"""Seconds at 1, 2, 4, ... requests, and how many steps were seen there."""
 Record = Any
-"""A numpy record: one argument for all that is known, since each one costs a compiled function as
-much as some dozen points of a curve. Changes reach the array it is an entry of."""
+"""An entry of such an array: one argument for all that is known, since each one costs a compiled
+function as much as some dozen points of a curve. Changes reach the array."""
 
 
 @compiled
@@ -109,71 +95,3 @@ class Curve:
     def at_one(self, count: float) -> float:
         """The same for a single count."""
         return seconds_at(self.records[0], float(count))
-
-    def correct(self, count: float, seconds: float, rate: float = CURVE_RATE) -> None:
-        """Move the curve towards a measurement, most near its count."""
-        correct_curve(self.records[0], float(count), float(seconds), rate)
-
-
-@compiled
-def level_at(level: Record, num_requests: int) -> float:
-    """Seconds for that many requests: linear between powers of two."""
-    octave = min(np.log2(num_requests), level.num_points - 1.0)
-    lower = min(int(octave), level.num_points - 2)
-    share = octave - lower
-    return level.seconds[lower] + share * (level.seconds[lower + 1] - level.seconds[lower])
-
-
-@compiled
-def is_level_known(level: Record, num_requests: int) -> bool:
-    """Whether steps of about that many requests were seen."""
-    return level.seen[round(np.log2(num_requests))] > 0
-
-
-@compiled
-def correct_level(level: Record, num_requests: int, surprise: float, num_steps: int) -> None:
-    """Move towards steps that took, in the mean, `surprise` seconds longer than predicted.
-
-    The first measurements count in full, later ones by `LEVEL_RATE`. Numbers of requests that
-    were never seen follow their nearest seen neighbour, of two the smaller one.
-    """
-    octave = np.log2(num_requests)
-    steady = repeated(LEVEL_RATE, num_steps)
-    for point in range(level.num_points):
-        share = max(0.0, 1.0 - abs(point - octave))
-        rate = max(steady, num_steps / (level.seen[point] + num_steps))
-        level.seconds[point] += rate * share * surprise
-        level.seen[point] += share * num_steps
-    for point in range(level.num_points):
-        nearest, octaves = point, np.inf
-        for known in range(level.num_points):
-            if level.seen[known] > 0 and abs(known - point) < octaves:
-                nearest, octaves = known, abs(known - point)
-        level.seconds[point] = level.seconds[nearest]
-
-
-class LearnedTime:
-    """An additive time by number of requests, learned from nothing; may be negative."""
-
-    def __init__(self, max_requests: int) -> None:
-        self.records = np.zeros(1, LEVEL)
-        self.records["num_points"] = int(np.ceil(np.log2(max(max_requests, 2)))) + 1
-
-    @classmethod
-    def of(cls, records: Records) -> LearnedTime:
-        """The level in an array of one."""
-        level = cls.__new__(cls)
-        level.records = records
-        return level
-
-    def at(self, num_requests: int) -> float:
-        """Seconds for that many requests."""
-        return level_at(self.records[0], num_requests)
-
-    def is_known(self, num_requests: int) -> bool:
-        """Whether steps of about that many requests were seen."""
-        return is_level_known(self.records[0], num_requests)
-
-    def correct(self, num_requests: int, surprise: float, num_steps: int) -> None:
-        """Move towards steps that took, in the mean, `surprise` seconds longer than predicted."""
-        correct_level(self.records[0], num_requests, float(surprise), num_steps)

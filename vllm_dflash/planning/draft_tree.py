@@ -10,50 +10,16 @@ cut as a chain is, by length.
 from __future__ import annotations
 
 import heapq
-from typing import NamedTuple
 
 import numpy as np
 
 from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning.chances import locate
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.survival import locate
+from vllm_dflash.planning.step import Candidates, Trees
 
 MOST_CANDIDATES = 8
 """Tokens of a place that are looked at."""
-
-
-class Candidates(NamedTuple):
-    """What the drafter thinks of the places of D blocks: C tokens for each of w places.
-
-    P is 1 where a token's chance does not depend on the one before it, as in DFlash, and C where it
-    does, as in DFlash 2.
-    """
-
-    tokens: Ints
-    """[D, w, C]."""
-    chances: Floats
-    """Probability of each behind each candidate of the place before, [D, w, P, C]."""
-    may_branch: Bools
-    """Whose drafts may be trees; those of others are chains, [D]."""
-    budget: int
-    """Nodes of a tree at most."""
-
-
-class Trees(NamedTuple):
-    """Trees of D requests, best node first; a parent comes before its children."""
-
-    lengths: Ints
-    """Nodes of each, [D]."""
-    parents: Ints
-    """Node that each is behind, -1 for the bonus token, [D, n]."""
-    places: Ints
-    """Of each node in the block, from 0, [D, n]."""
-    choices: Ints
-    """Which candidate of its place it is, [D, n]."""
-    survival: Floats
-    """Chance that each node is accepted, 0 behind a tree's end, [D, n]."""
-    is_first: Bools
-    """Whether each node and all before it are the likeliest of their places, [D, n]."""
 
 
 @compiled

@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_dflash.planning import Floats
-from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.curves import MOST_POINTS, Curve, LearnedTime
+from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
+from vllm_dflash.planning.costs import COSTS, StepCosts, num_octaves
+from vllm_dflash.planning.curves import MOST_POINTS, Curve
 from vllm_dflash.planning.draft_tree import MOST_CANDIDATES
-from vllm_dflash.planning.survival import CONFIDENCE_KNOTS
-from vllm_dflash.planning.work import COSTS
 
 RANKS = (2, MOST_CANDIDATES, len(CONFIDENCE_KNOTS))
 LARGEST = 1e15
@@ -34,11 +33,11 @@ class Estimates:
 
     costs: StepCosts
     seen: Floats
-    """Drafts by position and confidence, [K, knots]; see `Calibration`."""
+    """Drafts by position and confidence, [K, knots]; see `Chances`."""
     accepted: Floats
     """Of those."""
     bias: Floats
-    """Tokens expected and accepted of late, [2]; see `Bias`."""
+    """Tokens expected and accepted of late, [2]; see `Chances`."""
     ranks: Floats
     """Seen and accepted of tokens that are not the likeliest of their place, by rank and
     confidence, [2, MOST_CANDIDATES, knots]; nothing where drafts are chains."""
@@ -118,11 +117,9 @@ def _costs(written: Any, max_requests: int) -> StepCosts:
     _check("verify", Curve.of(records["verify"]).seconds[0] > 0)
     for name in ("plain_level", "verify_level"):
         level = records[name]
-        _check(name, level["num_points"] == LearnedTime(max_requests).records["num_points"])
+        _check(name, level["num_points"] == num_octaves(max_requests))
         _check(name, level["seen"] >= 0)
     _check("attention", records["attention"] >= 0)
     _check("prompts", (records["prompt_share"] >= 0) & (records["prompt_share"] <= 1))
     _check("prompts", records["prompt_rows"] >= 0)
-    costs = StepCosts.__new__(StepCosts)
-    costs.records = records
-    return costs
+    return StepCosts.of(records)

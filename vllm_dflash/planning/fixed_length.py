@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.chances import Chances
 from vllm_dflash.planning.draft_tree import MOST_CANDIDATES, grow
 from vllm_dflash.planning.step import Plan, Step
-from vllm_dflash.planning.survival import Calibration
 
 
 class FixedLength:
@@ -18,7 +18,7 @@ class FixedLength:
     def __init__(self, max_draft: int) -> None:
         self.max_draft = max_draft
         # Which nodes are likeliest, where drafts are trees, is what the drafter says.
-        self._own_word = Calibration(max_draft).rates, Calibration(MOST_CANDIDATES).rates
+        self._own_word = Chances.of(max_draft, 0).rates, Chances.of(MOST_CANDIDATES, 0).rates
 
     def plan(self, step: Step) -> Plan:
         """Everybody who can use drafts."""

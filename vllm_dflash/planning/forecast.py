@@ -14,6 +14,9 @@ import numpy as np
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.compiled import compiled
 
+SCORE_RATE = 0.5
+SCORE_FADE = 0.05
+"""Share of the way to everybody's score that a request's goes with each planned step."""
 MAX_SAMPLES = 512
 SAMPLE_LIFE = 64
 """Drafted steps after which a sample no longer counts."""
@@ -26,22 +29,6 @@ ASSUMED_RATES = np.array([0.5, 0.7, 0.85, 0.95])
 """Acceptance rates held for possible as long as next to nothing was drafted."""
 ENOUGH_SAMPLES, MANY_SAMPLES = 8, 32
 """From the first on assumed rates do not count; up to the second each sample counts at once."""
-
-
-class Outcomes(NamedTuple):
-    """What drafting would bring, for each choice of requests, threshold and width.
-
-    Axes: drafting the requests of the G best groups, the T thresholds, widths 1 to K.
-    """
-
-    drafted: Ints
-    """Number of requests drafted, [G]."""
-    least_score: Floats
-    """Requests with at least this score are drafted, [G]."""
-    kept: Floats
-    """Expected drafts to verify, [G, T, K]."""
-    gain: Floats
-    """Expected drafts to be accepted, [G, T, K]."""
 
 
 @compiled
@@ -137,53 +124,47 @@ def summarise(samples: tuple[Floats, Floats, Ints], step: int) -> Summary:
     return Summary(least, kept, gain, curves[:, 0].mean(), count)
 
 
-@compiled
-def outcomes_of(summary: Summary, scores: Floats) -> Outcomes:
-    """What drafting the requests of the best groups brings; scores [R]."""
-    least, kept, gain = summary.least_score, summary.kept, summary.gain
-    num_groups, num_thresholds, max_draft = kept.shape
-    drafted = np.zeros(num_groups, dtype=np.int64)
-    for score in scores:
-        group = 0
-        while score < least[group]:
-            group += 1
-        drafted[group] += 1
-    all_kept, all_gain = np.zeros(kept.shape), np.zeros(gain.shape)
-    for group in range(num_groups):
-        count = drafted[group]
-        for threshold in range(num_thresholds):
-            for width in range(max_draft):
-                all_kept[group, threshold, width] += count * kept[group, threshold, width]
-                all_gain[group, threshold, width] += count * gain[group, threshold, width]
-                if group:
-                    all_kept[group, threshold, width] += all_kept[group - 1, threshold, width]
-                    all_gain[group, threshold, width] += all_gain[group - 1, threshold, width]
-        if group:
-            drafted[group] += drafted[group - 1]
-    return Outcomes(drafted, least, all_kept, all_gain)
-
-
 class Forecast:
     """Expected worth of drafting, from recent survival curves.
 
-    A request's score is any number known before drafting: the higher, the better its drafts do.
+    A request's score is how likely its first drafts were to be accepted lately; it is known before
+    drafting: the higher, the better its drafts do.
     """
 
-    def __init__(self, max_draft: int) -> None:
+    def __init__(self, max_draft: int, num_rows: int) -> None:
+        self._scores = np.zeros(num_rows)
         self._samples = (
             np.zeros((MAX_SAMPLES, max_draft)),
             np.zeros(MAX_SAMPLES),
             np.full(MAX_SAMPLES, -SAMPLE_LIFE),
         )
         """Survival curves, scores, and the steps they were made in."""
-        self._next = 0
-        self._step = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all samples."""
+        self._samples[2][:] = -SAMPLE_LIFE
+        self._next = self._step = 0
         self._summarise()
 
-    def observe(self, scores: Floats, curves: Floats) -> None:
-        """Add one step's drafts: scores before drafting [D], survival curves [D, w]."""
+    def forget(self, rows: Ints) -> None:
+        """Rows that are new requests' from now on."""
+        self._scores[rows] = self.summary.mean_first_survival
+
+    def scores(self, rows: Ints) -> Floats:
+        """Of requests, [R]; step by step they come nearer to everybody's."""
+        mean = self.summary.mean_first_survival
+        self._scores[rows] += SCORE_FADE * (mean - self._scores[rows])
+        return self._scores[rows]
+
+    def observe(self, rows: Ints, curves: Floats, seen: Floats | None = None) -> None:
+        """Add one step's drafts of D requests: survival of their blocks, and of what came of these
+        if that is another, [D, w] each."""
+        scores = self._scores[rows]
+        self._scores[rows] += SCORE_RATE * (curves[:, 0] - scores)
         self._step += 1
-        self._next = add_samples(self._samples, self._next, self._step, scores, curves)
+        samples = curves if seen is None else seen
+        self._next = add_samples(self._samples, self._next, self._step, scores, samples)
         self._unread += len(curves)
         count = self.summary.num_samples
         if self._unread * 8 >= count or count < MANY_SAMPLES:

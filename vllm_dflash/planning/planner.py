@@ -18,32 +18,31 @@ from dataclasses import replace
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.block_acceptance import BlockAcceptance
-from vllm_dflash.planning.candidates import choose_lengths
+from vllm_dflash.planning.chances import (
+    AGREEMENT,
+    RECALLED_TOKENS,
+    Chances,
+    expect,
+    expect_texts,
+    follow_texts,
+    learn_blocks,
+)
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.draft_tree import MOST_CANDIDATES, chains_in
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
-from vllm_dflash.planning.free_drafts import (
-    AGREEMENT,
-    NO_FREE,
-    FreeAcceptance,
-    Rest,
-    best_rest,
-    expect_free,
-    free_curves,
-)
-from vllm_dflash.planning.outlook import (
-    Able,
-    Choice,
-    catch_up_seconds,
-    cheapest_probe,
-    look_ahead,
-)
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.request_rows import RequestRows
+from vllm_dflash.planning.search import (
+    Batch,
+    Choice,
+    Drafts,
+    Undrafted,
+    best_choice,
+    best_undrafted,
+    choose_lengths,
+)
 from vllm_dflash.planning.step import Plan, Step, StepEstimate
-from vllm_dflash.planning.survival import RECALLED_TOKENS
 from vllm_dflash.planning.tree_acceptance import TreeAcceptance
 
 MARGIN = 1.01
@@ -60,13 +59,7 @@ no. What texts foretell is looked at in between, too."""
 
 
 NO_CURVES: Floats = np.zeros((0, 0))
-NO_LENGTHS: Ints = np.zeros(0, dtype=np.int64)
-
-
-def _resting(step: Step, rest: Rest) -> Plan:
-    """The drafter rests, and texts are used where that pays."""
-    uses_text, speedup = rest.rate > rest.plain_rate, rest.rate / rest.plain_rate
-    return Plan.nothing(step.num_requests, rest.rate, speedup=speedup, uses_text=uses_text)
+NO_SCORES: Floats = np.zeros(0)
 
 
 class Planner:
@@ -75,12 +68,7 @@ class Planner:
     is_same_everywhere = False  # it goes by measured times
 
     def __init__(
-        self,
-        max_draft: int,
-        max_requests: int,
-        costs: StepCosts,
-        *,
-        most_free: int = 0,
+        self, max_draft: int, max_requests: int, costs: StepCosts, *, most_free: int = 0
     ) -> None:
         """Plan for blocks of up to `max_draft` tokens (K) a request, and `max_requests` a batch.
 
@@ -88,16 +76,18 @@ class Planner:
         """
         self.max_draft = max_draft
         self.costs = costs
-        self.forecast = Forecast(max_draft)
-        self.probes = ProbeSchedule()
         # Twice the batch: requests that wait to be run again keep what is known of them.
         num_rows = 2 * max_requests
-        self.blocks = BlockAcceptance(max_draft, num_rows)
-        self.free = FreeAcceptance(most_free, num_rows)
+        self.forecast = Forecast(max_draft, num_rows)
+        self.probes = ProbeSchedule()
+        self.blocks = Chances.of(max_draft, num_rows)
+        self.texts = Chances.of(most_free, num_rows)
         self.trees = TreeAcceptance(max_draft, num_rows)
         self._requests = RequestRows(num_rows)
-        self._free_curves = NO_CURVES
-        """Survival of what the text of each request of this step foretells, [R, F]."""
+        self._text_curves: Floats = np.zeros((0, most_free))
+        """Survival of what the text of each request of this step foretells, [R, F] or [0, F]."""
+        self._has_blocks = False
+        """Whether drafts of blocks are to be verified."""
         self._row_seconds = 0.0
         self._probe_charge = 0.0
         """Seconds that the last probe was taken to cost."""
@@ -105,8 +95,9 @@ class Planner:
     def _rows(self, ids: Sequence[str]) -> Ints:
         rows, fresh = self._requests.of(ids)
         if len(fresh):
-            self.blocks.forget(fresh, self.forecast.summary.mean_first_survival)
-            self.free.forget(fresh)
+            self.forecast.forget(fresh)
+            self.blocks.forget(fresh)
+            self.texts.forget(fresh)
         return rows
 
     def plan(self, step: Step) -> Plan:
@@ -115,77 +106,76 @@ class Planner:
         Reads the step's `ids`, `verified`, `produced`, `limits`, `waiting` and `foretold`.
         """
         rows = self._rows(step.ids)
-        self.blocks.learn(rows, *step.chains)
+        self._learn(rows, step)
+        texts = self._text_curves[:0]
+        if step.foretold is not None:
+            texts = follow_texts(self.texts, rows, step.verified, step.foretold)
+        self._text_curves = texts
+        scores = NO_SCORES if step.is_resting else self.forecast.scores(rows)
+        batch = Batch(scores, step.limits, step.waiting, step.context_lens, texts)
+        undrafted = best_undrafted(self.costs.records, batch)
+        self._row_seconds = undrafted.row_seconds
+        if step.is_resting or not step.limits.any():
+            return _resting(step, undrafted)
+        summary = self.forecast.summary
+        best = best_choice(self.costs.records, batch, summary, undrafted, self.max_draft)
+        return self._weigh(step, undrafted, best, uses_text=len(texts) > 0)
+
+    def _learn(self, rows: Ints, step: Step) -> None:
+        if self._has_blocks:
+            learn_blocks(self.blocks, rows, *step.chains)
+            self._has_blocks = False
         if step.likeliest is not None:
             self.trees.learn(rows, *step.likeliest)
-        free = NO_FREE
-        if step.foretold is not None:
-            found = expect_free(self.free.tables, rows, step.verified, step.foretold)
-            self._free_curves, free = found
-        rest = best_rest(self.costs.records, step.num_requests, step.context_lens, free)
-        self._row_seconds = rest.row_seconds
-        if not step.is_resting:
-            able, best = look_ahead(
-                self.costs.records,
-                self.blocks.first_survival(rows, self.forecast.summary.mean_first_survival),
-                step.limits,
-                step.waiting,
-                step.context_lens,
-                self.max_draft,
-                self.forecast.summary,
-                rest,
-                free,
-            )
-            if able.widest:
-                return self._weigh(step, rest, able, best, uses_text=len(free.kept) > 0)
-        return _resting(step, rest)
 
-    def _weigh(self, step: Step, rest: Rest, able: Able, best: Choice, *, uses_text: bool) -> Plan:
+    def _weigh(self, step: Step, undrafted: Undrafted, best: Choice, *, uses_text: bool) -> Plan:
         """The best choice if it pays, and else a probe from time to time."""
         # Forecast are chains. Trees bring more in the same time.
         rate, tokens = best.rate * self.trees.gain, best.tokens * self.trees.gain
-        gain = rate / rest.rate
-        plan = Plan(
-            best.drafted, best.width, rate, speedup=rate / rest.plain_rate, uses_text=uses_text
-        )
+        gain, speedup = rate / undrafted.rate, rate / undrafted.plain_rate
+        plan = Plan(best.drafted, best.width, rate, speedup=speedup, uses_text=uses_text)
         if gain > MARGIN:
             self.probes.restart()
             return plan
         skip_steps = CLOSE_SKIP_STEPS if gain > CLOSE else SKIP_STEPS
-        resting = _resting(step, rest)
+        resting = _resting(step, undrafted)
         # A prompt may end with the next step, and another request can be drafted then. And free
         # drafts that are better than the drafter's may be gone by then.
-        is_displaced = resting.uses_text and rate > MARGIN * rest.plain_rate
+        is_displaced = resting.uses_text and rate > MARGIN * undrafted.plain_rate
         if is_displaced or not step.decoding.all():
             skip_steps = 0
+        probe, seconds = self._cheapest_probe(step)
         # What the best plan loses if it is right; and a probe catches up for itself alone.
-        lost = tokens / rate - tokens / rest.rate
-        lost += catch_up_seconds(self.costs.records, step.waiting, best.drafted)
-        count = min(len(able.scores), 1 + step.num_requests // PROBE_SHARE)
-        block_rows = count * (1 + able.widest)
-        probe = cheapest_probe(
-            self.costs.records,
-            able,
-            step.waiting,
-            step.context_lens,
-            count,
-            block_rows,
-            PROBE_LENGTH,
-        )
-        undrafted_seconds = (1 + skip_steps) * rest.plain_seconds
-        self._probe_charge = min(lost, probe.seconds)
+        lost = tokens / rate - tokens / undrafted.rate
+        lost += self.costs.context.at_one(step.waiting[best.drafted].sum())
+        undrafted_seconds = (1 + skip_steps) * undrafted.plain_seconds
+        self._probe_charge = min(lost, seconds)
         if not self.probes.is_due(undrafted_seconds, self._probe_charge, is_close=gain > CLOSE):
             return replace(resting, skip_steps=skip_steps)
-        plan = replace(
-            plan,
-            price=resting.price,
-            speedup=resting.speedup,
-            is_probe=True,
-            uses_text=resting.uses_text,
+        if lost < seconds:
+            probe = replace(probe, drafted=best.drafted, width=best.width, least=0)
+        return replace(
+            probe, price=resting.price, speedup=resting.speedup, uses_text=resting.uses_text
         )
-        if lost < probe.seconds:
-            return plan
-        return replace(plan, drafted=probe.drafted, width=able.widest, least=PROBE_LENGTH)
+
+    def _cheapest_probe(self, step: Step) -> tuple[Plan, float]:
+        """Draft a few requests with little to catch up, to see what comes of it; and the seconds
+        that this takes."""
+        able = np.flatnonzero(step.limits)
+        width = min(int(step.limits.max()), self.max_draft)
+        count, num_requests = (
+            min(len(able), 1 + step.num_requests // PROBE_SHARE),
+            step.num_requests,
+        )
+        chosen = able[np.argsort(step.waiting[able], kind="stable")[:count]]
+        drafted = np.zeros(num_requests, bool)
+        drafted[chosen] = True
+        context, rows = float(step.context_lens[chosen].sum()), count * PROBE_LENGTH
+        both = np.array([num_requests, num_requests + rows])
+        plain, verifying = self.costs.decoding(num_requests, both, 0.0, context / count).tolist()
+        seconds = self.costs.block(count * (1 + width), context) + verifying - plain
+        seconds += self.costs.context.at_one(step.waiting[chosen].sum())
+        return Plan(drafted, width, 0.0, 1.0, is_probe=True, least=PROBE_LENGTH), seconds
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
         """How many drafts of each request to verify, [R]. Writes the step's `from_text`.
@@ -196,40 +186,32 @@ class Planner:
             confidence: probability of each drafted token under the drafter, [D, w].
         """
         plan, rows = step.plan, self._rows(step.ids)
-        curves, limits = NO_CURVES, step.limits
+        curves, limits, texts = NO_CURVES, step.limits, self._text_curves[:0]
         if plan.width:
-            first, curves = self.blocks.expect(rows[plan.drafted], confidence)
-            self.forecast.observe(first, curves)
+            of_drafted = rows[plan.drafted]
+            whole = np.full(len(of_drafted), confidence.shape[1])
+            curves = expect(self.blocks, of_drafted, confidence, whole)
+            self.forecast.observe(of_drafted, curves)
             if step.candidates is not None:
-                of_drafted = rows[plan.drafted]
                 curves, limits = self.trees.grow(step, of_drafted, self.blocks, self.costs, curves)
-        free, free_lengths = NO_CURVES, NO_LENGTHS
         if plan.uses_text:
-            foretold, free = step.foretold, self._free_curves
+            foretold, texts = step.foretold, self._text_curves
             assert foretold is not None
-            free_lengths = foretold.lengths
             if step.agreed.any():
                 matches = foretold.matches + AGREEMENT * step.agreed
-                free = free_curves(self.free.tables, rows, matches, free_lengths)
+                texts = expect_texts(self.texts, rows, matches, foretold.lengths)
+        drafts = Drafts(curves, plan.drafted, limits, texts, step.context_lens)
+        row_worth = plan.price * self._row_seconds
         of_blocks, of_texts = choose_lengths(
-            self.costs.records,
-            curves,
-            plan.drafted,
-            limits,
-            free,
-            free_lengths,
-            step.context_lens,
-            plan.price,
-            self._row_seconds,
-            plan.least,
-            plan.is_probe,
+            self.costs.records, drafts, plan.price, row_worth, plan.least, plan.is_probe
         )
         step.from_text = of_texts > 0
         lengths = of_blocks + of_texts
         if step.trees is not None:
             of_blocks[plan.drafted] = chains_in(step.trees.is_first, of_blocks[plan.drafted])
-        self.blocks.verify(rows, of_blocks)
-        self.free.verify(rows, of_texts)
+        self._has_blocks = True
+        self.blocks.num_verified[rows] = of_blocks
+        self.texts.num_verified[rows] = of_texts
         return lengths
 
     def observe(self, step: Step) -> StepEstimate | None:
@@ -248,9 +230,9 @@ class Planner:
 
     def estimates(self) -> Estimates:
         """What was learned, for another run to recall."""
-        calibration, bias = self.blocks.calibration, self.blocks.bias
-        ranks = np.stack([self.trees.calibration.seen, self.trees.calibration.accepted])
-        return Estimates(self.costs, calibration.seen, calibration.accepted, bias.everybody, ranks)
+        ranks = np.stack([self.trees.ranks.seen, self.trees.ranks.accepted])
+        blocks = self.blocks
+        return Estimates(self.costs, blocks.seen, blocks.accepted, blocks.bias_of_all, ranks)
 
     def recall(self, estimates: Estimates) -> None:
         """Start from what another run has learned of drafts; of costs, we have it already.
@@ -259,8 +241,16 @@ class Planner:
         requests' drafts are worth it; who went by the forecast of others, for whom they were not,
         would have to wait for probes.
         """
-        self.blocks.calibration.recall(estimates.seen, estimates.accepted)
-        self.blocks.bias.everybody[:] = estimates.bias
+        self.blocks.recall(estimates.seen, estimates.accepted)
+        self.blocks.bias_of_all[:] = estimates.bias
         # Each draft that is rejected tells of all ranks.
         seen, accepted = estimates.ranks
-        self.trees.calibration.recall(seen, accepted, RECALLED_TOKENS * (MOST_CANDIDATES - 1))
+        self.trees.ranks.recall(seen, accepted, RECALLED_TOKENS * (MOST_CANDIDATES - 1))
+
+
+def _resting(step: Step, undrafted: Undrafted) -> Plan:
+    """The drafter rests, and texts are used where that pays."""
+    rate, plain_rate = undrafted.rate, undrafted.plain_rate
+    return Plan.nothing(
+        step.num_requests, rate, speedup=rate / plain_rate, uses_text=rate > plain_rate
+    )

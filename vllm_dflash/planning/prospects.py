@@ -13,15 +13,9 @@ import numpy as np
 
 from vllm_dflash.planning import Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
+from vllm_dflash.planning.costs import block_seconds, decoding_seconds
 from vllm_dflash.planning.curves import Record
 from vllm_dflash.planning.forecast import THRESHOLDS
-from vllm_dflash.planning.work import (
-    Work,
-    block_seconds,
-    decoding_seconds,
-    level_of,
-    plain_seconds,
-)
 
 LEAST_READING = 0.02
 """Accepted drafts that reading a context for one more draft must be worth before it counts."""
@@ -66,24 +60,6 @@ class Prospect(NamedTuple):
     """Places for drafts of each request, [R]."""
     rate: float
     """Tokens a second."""
-
-
-@compiled
-def rate_of(
-    costs: Record, count: int, context: float, drafts: float, tokens: float, reading: float
-) -> tuple[float, float]:
-    """Tokens and seconds of a step of so many requests, that has no block behind it.
-
-    Args:
-        costs: of steps.
-        count: requests.
-        context: tokens of all their contexts.
-        drafts: to be verified.
-        tokens: of those that will be accepted.
-        reading: tokens of context before each draft, summed up.
-    """
-    work = Work(count, count + drafts, context, reading, 0.0, 0.0, 0.0)
-    return count + tokens, decoding_seconds(costs, work, level_of(costs, count, drafts > 0.0))
 
 
 @compiled
@@ -133,9 +109,9 @@ def best_trimmed(
             reading[threshold] += kept * context_lens[request]
     best, context = 0.0, float(context_lens.sum())
     for threshold in range(thresholds):
-        work = drafts[threshold], tokens[threshold], reading[threshold]
-        got, seconds = rate_of(costs, count, context, *work)
-        best = max(best, got / (seconds + drafting))
+        rows = count + drafts[threshold]
+        seconds = decoding_seconds(costs, count, rows, context, reading[threshold])
+        best = max(best, (count + tokens[threshold]) / (seconds + drafting))
     return Prospect(lengths, best)
 
 
@@ -176,8 +152,8 @@ def best_given(
             is_ragged |= length != lengths[0]
         if not is_ragged and lengths[0]:
             is_ragged = not (choices == lengths[0]).any()
-        got, seconds = rate_of(costs, count, context, drafts, tokens, reading)
-        rate = got / (seconds + drafting + rules.ragged_seconds * is_ragged)
+        seconds = decoding_seconds(costs, count, count + drafts, context, reading)
+        rate = (count + tokens) / (seconds + drafting + rules.ragged_seconds * is_ragged)
         if rate > best_rate:
             best_rate = rate
             best[:] = lengths
@@ -192,7 +168,7 @@ def prospects_of(
     costs, limits = records[0], expected.limits
     texts, count = expected.texts, len(limits)
     context = float(expected.context_lens.sum())
-    rest_seconds = plain_seconds(costs, count, context)
+    rest_seconds = decoding_seconds(costs, count, float(count), context, 0.0)
     price = count / rest_seconds * costs.attention[1]
     nothing: Ints = np.full(count, -1)
     of_texts = Prospect(np.zeros(count, np.int64), 0.0)

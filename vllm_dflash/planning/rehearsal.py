@@ -6,13 +6,11 @@ import numpy as np
 
 from vllm_dflash.planning.ahead import BLOCK, TEXT, AheadPlanner, Outcomes
 from vllm_dflash.planning.budget import Load, best_budget
-from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.costs import Attention, StepCosts
 from vllm_dflash.planning.curves import Curve
-from vllm_dflash.planning.draft_tree import Candidates
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Likeliest, Step
-from vllm_dflash.planning.suffix_match import SuffixMatches
-from vllm_dflash.planning.work import Attention
+from vllm_dflash.planning.step import Candidates, Likeliest, Step
+from vllm_dflash.planning.texts import SuffixMatches, append_tokens
 
 CHEAP, DEAR = 0.0, 1.0
 """Seconds of a block that is always, and never, worth it."""
@@ -28,9 +26,9 @@ def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
             step = _step(produced)
             if most_free:
                 places, context, limits = np.arange(2), np.full(2, 8), np.full(2, 64)
-                sampled = np.zeros((2, 2), np.int32)
+                append_tokens(texts, places, context, np.zeros((2, 2), np.int32), step.produced)
                 step.foretold = matches.look_up(
-                    step.ids, texts, places, context, sampled, step.produced, limits, most_free
+                    step.ids, texts, places, context, step.produced, limits, most_free
                 )
                 matches.end(step.ids, texts)
                 step.agreed = np.ones(2, np.int64)

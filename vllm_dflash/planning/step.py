@@ -10,13 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from vllm_dflash.planning import Bools, Ints
-from vllm_dflash.planning.draft_tree import Candidates, Trees
+from vllm_dflash.planning import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,40 @@ class Foretold(NamedTuple):
     """Of those: how many first ones were right, [R]."""
 
 
+class Candidates(NamedTuple):
+    """What the drafter thinks of the places of D blocks: C tokens for each of w places.
+
+    P is 1 where a token's chance does not depend on the one before it, as in DFlash, and C where it
+    does, as in DFlash 2.
+    """
+
+    tokens: Ints
+    """[D, w, C]."""
+    chances: Floats
+    """Probability of each behind each candidate of the place before, [D, w, P, C]."""
+    may_branch: Bools
+    """Whose drafts may be trees; those of others are chains, [D]."""
+    budget: int
+    """Nodes of a tree at most."""
+
+
+class Trees(NamedTuple):
+    """Trees of D requests, best node first; a parent comes before its children."""
+
+    lengths: Ints
+    """Nodes of each, [D]."""
+    parents: Ints
+    """Node that each is behind, -1 for the bonus token, [D, n]."""
+    places: Ints
+    """Of each node in the block, from 0, [D, n]."""
+    choices: Ints
+    """Which candidate of its place it is, [D, n]."""
+    survival: Floats
+    """Chance that each node is accepted, 0 behind a tree's end, [D, n]."""
+    is_first: Bools
+    """Whether each node and all before it are the likeliest of their places, [D, n]."""
+
+
 class Likeliest(NamedTuple):
     """What became of the first nodes of verified trees that are the likeliest of their places: of
     the chain in each tree. R requests; where drafts were a chain, of all of them."""
@@ -78,6 +111,34 @@ class Likeliest(NamedTuple):
     missed: Ints
     """Rank of what the target wrote in the place of the first that was not accepted; see
     `learn_ranks`, [R]."""
+
+
+class Work(NamedTuple):
+    """What a step had to do; rows, and the tokens of context that attention read for them."""
+
+    num_requests: int
+    rows: float
+    """Of the target."""
+    context: float
+    """Tokens of context of all requests together."""
+    draft_context: float
+    """Of each verified draft's request, once for every draft."""
+    draft_rows: float
+    """Of blocks that were drafted."""
+    block_context: float
+    """Of the requests that were drafted."""
+    context_rows: float
+    """That were stored."""
+
+
+class StepEstimate(NamedTuple):
+    """What a step was expected to take, in the parts of a `Step`."""
+
+    target_seconds: float
+    draft_seconds: float
+    context_seconds: float
+    plain_seconds: float
+    """What its requests would have taken for one token each without any drafts."""
 
 
 def _nothing_yet() -> Ints:
@@ -180,6 +241,19 @@ class Step:
         """Whether it decoded, and no prompt took part."""
         return len(self.ids) > 0 and self.prompt_rows == 0 and bool(self.decoding.all())
 
+    def work(self) -> Work:
+        """Summed up over its requests."""
+        lens = self.context_lens
+        return Work(
+            len(lens),
+            float(self.rows),
+            float(lens.sum()),
+            float(lens @ self.verified),
+            float(self.draft_rows),
+            float(lens @ self.plan.drafted) if self.draft_rows else 0.0,
+            float(self.context_rows),
+        )
+
     @contextmanager
     def timing(self, part: str) -> Iterator[None]:
         """Add what runs inside to the seconds of `draft`, `context` or `planning`."""
@@ -189,61 +263,3 @@ class Step:
             yield
         finally:
             setattr(self, name, getattr(self, name) + time.perf_counter() - started)
-
-
-class StepEstimate(NamedTuple):
-    """What a step was expected to take, in the parts of a `Step`."""
-
-    target_seconds: float
-    draft_seconds: float
-    context_seconds: float
-    plain_seconds: float
-    """What its requests would have taken for one token each without any drafts."""
-
-
-class StepClock:
-    """Times steps, from the end of one to the end of the next.
-
-    The engine never waits while it has unfinished requests, so where a request goes on, all the
-    time since the last step is part of this one.
-    """
-
-    def __init__(self) -> None:
-        self._ended = 0.0
-        self._last: Step | None = None
-        self._held = 0
-        """Steps that the next one of their kind is to stand for."""
-        self._held_seconds = 0.0
-
-    def finish(self, step: Step, *, hold: bool = False) -> Step | None:
-        """The step is over: write its seconds.
-
-        Args:
-            step: which one.
-            hold: whether to wait for more steps like this one, and to take them together.
-
-        Returns:
-            Those that were held, as one, if this step is not like them.
-        """
-        now = time.perf_counter()
-        last, self._last = self._last, step if step.ids else None  # an empty step is a pause
-        since, self._ended = now - self._ended, now
-        is_same_batch = last is not None and last.ids == step.ids
-        held = None
-        if self._held and last is not None and step.verified.any():  # the held ones did not verify
-            mean = self._held_seconds / self._held
-            held = replace(last, target_seconds=mean, count=self._held)
-        if not (is_same_batch and step.only_decodes) or held is not None:
-            self._held, self._held_seconds = 0, 0.0
-        if not is_same_batch and (last is None or set(last.ids).isdisjoint(step.ids)):
-            return held
-        step.seconds = since
-        if not step.only_decodes:
-            return held
-        self._held += 1
-        self._held_seconds += since - step.draft_seconds - step.context_seconds
-        if not hold:
-            step.target_seconds = self._held_seconds / self._held
-            step.count = self._held
-            self._held, self._held_seconds = 0, 0.0
-        return held

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning.chances import Chances, expect_texts, learn_texts
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.free_drafts import FreeTables, free_curves, learn_free
 from vllm_dflash.planning.step import Foretold
 
 TYPICAL_RATE = 0.05
@@ -40,7 +40,7 @@ class TextPromises(NamedTuple):
 @compiled
 def learn_promises(
     promises: TextPromises,
-    tables: FreeTables,
+    chances: Chances,
     rows: Ints,
     produced: Ints,
     verified: Ints,
@@ -51,7 +51,7 @@ def learn_promises(
 
     Args:
         promises: to write.
-        tables: of free drafts, which learn as well.
+        chances: of texts, which learn as well.
         rows: of the requests, [R].
         produced: tokens that each has got, [R]; 0: it is still in its prompt.
         verified: drafts of each that were its text's, [R].
@@ -64,8 +64,8 @@ def learn_promises(
         if promises.has_failed[row] and produced[request]:
             for draft in range(width):
                 typical[draft] += TYPICAL_RATE * (found[request, draft] - typical[draft])
-        tables.num_verified[row] = verified[request]
-    learn_free(tables, rows, verified, foretold)
+        chances.num_verified[row] = verified[request]
+    learn_texts(chances, rows, verified, foretold)
     matches, lengths = foretold.matches + produced, np.zeros(len(rows), np.int64)
     for request in range(len(rows)):
         known = foretold.known[request]
@@ -75,7 +75,7 @@ def learn_promises(
         lengths[request] = foretold.lengths[request] * goes_on
     # A match that has gone on so far is one of so many tokens more. By then another step will have
     # been through all that it foretells now.
-    going = free_curves(tables, rows, matches, lengths)
+    going = expect_texts(chances, rows, matches, lengths)
     for request in range(len(rows)):
         still = going[request, lengths[request] - 1] if lengths[request] else 0.0
         for draft in range(width):

@@ -1,6 +1,6 @@
 """How likely the nodes of draft trees are to be accepted, and what a tree brings over its chain.
 
-The likeliest token of a place is calibrated as in a chain (`block_acceptance`), the others by their
+The likeliest token of a place is calibrated as in a chain (`chances`), the others by their
 rank and the drafter's confidence. All of a place's candidates are known to be right or wrong once
 the target has written a token there, verified or not.
 """
@@ -10,19 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints, Records
-from vllm_dflash.planning.block_acceptance import BlockAcceptance
+from vllm_dflash.planning.chances import HALF_LIFE_TOKENS, Chances, locate, update_rates
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.costs import StepCosts, many_decoding_seconds
 from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.draft_tree import MOST_CANDIDATES, grow
 from vllm_dflash.planning.step import Step
-from vllm_dflash.planning.survival import (
-    HALF_LIFE_TOKENS,
-    Calibration,
-    locate,
-    update_rates,
-)
-from vllm_dflash.planning.work import many_decoding_seconds
 
 NODES_BY_DEFAULT = 32
 """Of a tree that nobody asked a size of."""
@@ -41,8 +34,8 @@ def rows_are_cheap(verify: Curve) -> bool:
 
 @compiled
 def learn_ranks(
-    calibration: tuple[Floats, Floats, Floats],
-    chances: Floats,
+    ranks: Chances,
+    confidence: Floats,
     rows: Ints,
     verified: Ints,
     accepted: Ints,
@@ -51,15 +44,15 @@ def learn_ranks(
     """What the target wrote where a chain of likeliest tokens was verified.
 
     Args:
-        calibration: `seen`, `accepted` and `rates` by rank.
-        chances: of each place's candidates, likeliest first, by row, [rows, K, C].
+        ranks: chances by rank in the place of positions.
+        confidence: of each place's candidates, likeliest first, by row, [rows, K, C].
         rows: of the requests, [R].
         verified: likeliest tokens of each that were verified, [R].
         accepted: of those, [R].
         missed: rank of what the target wrote in the place of the first that was not accepted; C or
             more if it is none of them or there was none; `UNKNOWN` where nobody looked, [R].
     """
-    seen, came, rates = calibration
+    seen, came = ranks.seen, ranks.accepted
     num_tried = 0
     for request in range(len(rows)):
         if missed[request] != UNKNOWN:
@@ -74,8 +67,8 @@ def learn_ranks(
             continue
         for place in range(min(accepted[request] + 1, verified[request])):
             right = 0 if place < accepted[request] else missed[request]
-            for rank in range(1, chances.shape[2]):
-                chance = chances[rows[request], place, rank]
+            for rank in range(1, confidence.shape[2]):
+                chance = confidence[rows[request], place, rank]
                 if chance <= 0.0:
                     continue
                 knot, share = locate(chance)
@@ -84,7 +77,7 @@ def learn_ranks(
                 if rank == right:
                     came[rank, knot] += 1.0 - share
                     came[rank, knot + 1] += share
-    update_rates(rates, seen, came)
+    update_rates(ranks.rates, seen, came)
 
 
 @compiled
@@ -136,14 +129,15 @@ class TreeAcceptance:
 
     def __init__(self, max_draft: int, num_rows: int) -> None:
         """For blocks of up to `max_draft` places (K), and tables of so many requests."""
-        self.calibration = Calibration(MOST_CANDIDATES)
-        self._chances = np.zeros((num_rows, max_draft, MOST_CANDIDATES))
-        """Of the last blocks."""
+        self.ranks = Chances.of(MOST_CANDIDATES, 0)
+        """By rank in the place of positions."""
+        self._confidence = np.zeros((num_rows, max_draft, MOST_CANDIDATES))
+        """Of the last blocks' candidates."""
         self.gain = 1.0
         """Rate of steps with trees against the same with chains, lately."""
 
     def grow(
-        self, step: Step, rows: Ints, blocks: BlockAcceptance, costs: StepCosts, chains: Floats
+        self, step: Step, rows: Ints, blocks: Chances, costs: StepCosts, chains: Floats
     ) -> tuple[Floats, Ints]:
         """Write the `trees` of a step, and compare them with its chains.
 
@@ -161,14 +155,14 @@ class TreeAcceptance:
         assert candidates is not None
         found = chain_chances(candidates.chances)[0][:, :, :MOST_CANDIDATES]
         width, count = found.shape[1:]
-        self._chances[rows] = 0.0
-        self._chances[rows, :width, :count] = found
+        self._confidence[rows] = 0.0
+        self._confidence[rows, :width, :count] = found
         step.trees = grow(
             candidates,
             step.limits[drafted],
-            blocks.bias.of(rows),
-            blocks.calibration.rates,
-            self.calibration.rates,
+            blocks.bias_of(rows),
+            blocks.rates,
+            self.ranks.rates,
         )
         self._compare(costs, step, chains)
         limits = step.limits.copy()
@@ -177,15 +171,7 @@ class TreeAcceptance:
 
     def learn(self, rows: Ints, verified: Ints, accepted: Ints, missed: Ints) -> None:
         """What came of the last ones: see `learn_ranks`."""
-        calibration = self.calibration
-        learn_ranks(
-            (calibration.seen, calibration.accepted, calibration.rates),
-            self._chances,
-            rows,
-            verified,
-            accepted,
-            missed,
-        )
+        learn_ranks(self.ranks, self._confidence, rows, verified, accepted, missed)
 
     def _compare(self, costs: StepCosts, step: Step, curves: Floats) -> None:
         """What the trees of a step can bring against chains of survival `curves`, [D, w]."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.searched_texts import CPU, look_up
 from vllm_dflash.engine.v2 import text_look_up
 from vllm_dflash.engine.v2.text_look_up import TILE, TextLookUp
-from vllm_dflash.planning.suffix_index import LONGEST, SHORTEST
+from vllm_dflash.planning.texts import LONGEST, SHORTEST
 
 pytestmark = [
     pytest.mark.usefixtures("runner"),

@@ -12,11 +12,10 @@ from support.planner_world import names, step_of, straight, straight_costs
 from support.told_planner import ToldForecast, ToldProbes
 from vllm_dflash.planning import ahead as module
 from vllm_dflash.planning.ahead import AheadPlanner, Outcomes
-from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.costs import Attention, StepCosts
 from vllm_dflash.planning.planner import MARGIN
 from vllm_dflash.planning.prospects import seen_with_a_block
 from vllm_dflash.planning.survival import Calibration
-from vllm_dflash.planning.work import Attention
 
 TRIMMED: dict[str, Any] = {"trims": True}
 ALIKE: dict[str, Any] = {"ragged_seconds": 1.0}

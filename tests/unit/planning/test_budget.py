@@ -17,8 +17,7 @@ from vllm_dflash.planning.budget import (
     RecentChances,
     best_budget,
 )
-from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.work import Attention
+from vllm_dflash.planning.costs import Attention, StepCosts
 
 SURVIVAL = st.lists(st.floats(0.0, 1.0, width=32), max_size=40)
 

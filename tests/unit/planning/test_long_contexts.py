@@ -5,9 +5,8 @@ import pytest
 
 from support.planner_world import names, straight, straight_costs
 from support.told_planner import ToldPlanner, decoding
-from vllm_dflash.planning.costs import ATTENTION_RATE, FAR_CONTEXT, StepCosts
+from vllm_dflash.planning.costs import ATTENTION_RATE, FAR_CONTEXT, Attention, StepCosts
 from vllm_dflash.planning.step import Plan, Step
-from vllm_dflash.planning.work import Attention
 
 
 def with_attention(plain: float = 0.0, draft: float = 0.0, block: float = 0.0) -> StepCosts:

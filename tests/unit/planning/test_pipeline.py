@@ -14,7 +14,7 @@ import pytest
 from support.judge import REGIMES, Regime, fixed_rates, ours, planner_of, rate_of, table_of
 from support.recorded_drafts import RecordedDrafts, recorded_drafts
 from support.simulated_pipeline import Fixed, Pipeline
-from vllm_dflash.planning.work import Attention
+from vllm_dflash.planning.costs import Attention
 from vllm_dflash.tools.simulate.cost_table import CostTable
 
 GPU, CPU = table_of("assumed_gpu"), table_of("cpu_2_cores")

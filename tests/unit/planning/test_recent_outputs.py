@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_dflash.planning.recent_outputs import (
+from vllm_dflash.planning.texts import (
     CAPACITY,
     END,
+    LONGEST,
     SHORTEST_RECENT,
     RecentOutputs,
+    SuffixMatches,
     recall,
     remember,
 )
-from vllm_dflash.planning.suffix_index import LONGEST
-from vllm_dflash.planning.suffix_match import SuffixMatches
 
 MAX_TOKENS, MOST = 64, 6
 outputs_of_a_small_vocabulary = st.lists(st.integers(0, 2), max_size=24)

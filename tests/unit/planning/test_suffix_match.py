@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_dflash.planning.step import Foretold
-from vllm_dflash.planning.suffix_index import LONGEST, MOST_PLACES, SHORTEST
-from vllm_dflash.planning.suffix_match import SuffixMatches
+from vllm_dflash.planning.texts import LONGEST, MOST_PLACES, SHORTEST, SuffixMatches
 
 MAX_TOKENS = 512
 

@@ -33,9 +33,8 @@ from vllm_dflash.engine.v1.loaded_drafter import LoadedDrafter
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.draft_tree import Candidates
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import Candidates, Step
 
 
 class PlannedProposer(LoadedDrafter):

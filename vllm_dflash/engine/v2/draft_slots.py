@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from vllm_dflash.planning import Floats
-from vllm_dflash.planning.free_drafts import TRUST
-from vllm_dflash.planning.survival import CONFIDENCE_KNOTS, Calibration
+from vllm_dflash.planning.chances import CONFIDENCE_KNOTS, TRUST, Chances
 
 
 class DraftSlots:
@@ -36,7 +35,7 @@ class DraftSlots:
         # Of blocks and texts, of each slot and (row S) of everybody: decayed tokens expected and
         # accepted.
         self.bias = zeros(2, num_slots + 1, 2)
-        fresh = Calibration(width).rates
+        fresh = Chances.of(width, 0).rates
         self.rates = table(np.stack((fresh, fresh)))  # [2, K, knots]: of blocks and texts
         self.trust = table(TRUST)  # [512]
         self.knots = table(CONFIDENCE_KNOTS)  # [knots]

@@ -13,7 +13,7 @@ from vllm.triton_utils import tl, triton
 
 from vllm_dflash.engine.v2.draft_slots import DraftSlots
 from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
-from vllm_dflash.planning.survival import GLOBAL_MEMORY, REQUEST_MEMORY
+from vllm_dflash.planning.chances import GLOBAL_MEMORY, REQUEST_MEMORY
 
 OUTCOME_COLUMNS = 6
 """Before the drafts' confidence: source, drafts admitted, tokens matched, tokens foretold, how many

@@ -24,13 +24,14 @@ from vllm_dflash.engine.estimates_file import EstimatesKeeper
 from vllm_dflash.engine.figures import FiguresToSend, send_figures
 from vllm_dflash.engine.padding import have_own_drafts, newly_admitted
 from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v2.counted_output import attached_outcomes
 from vllm_dflash.engine.v2.directions import Directions, attach_directions, directions_of
 from vllm_dflash.engine.v2.worker_facts import WorkerFacts, attached_facts
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import NOBODY, TEXT, Ahead, AheadPlanner
 from vllm_dflash.planning.rehearsal import rehearse_ahead
-from vllm_dflash.planning.step import Step, StepClock
+from vllm_dflash.planning.step import Step
 
 FIRST_NEWS, MOST_NEWS = 4, 32
 """Steps after which workers are told what was learned: soon at first, then now and then."""

@@ -1,4 +1,4 @@
-"""What the requests' own texts foretell, looked up on the device; on V1: `planning.suffix_match`.
+"""What the requests' own texts foretell, looked up on the device; on V1: `planning.texts`.
 
 There is no index: each step reads all of each text once, 4 bytes a token. Of a step of 6 ms, 1% is
 60 us. In these a GPU reads 180 MB of its own memory at 3 TB/s: 45 million tokens of running texts,
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from vllm.triton_utils import tl, triton
 
-from vllm_dflash.planning.suffix_index import LONGEST, SHORTEST
+from vllm_dflash.planning.texts import LONGEST, SHORTEST
 
 TILE = 1024
 """Places that are compared at a time."""

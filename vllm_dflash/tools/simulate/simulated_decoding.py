@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.draft_tree import Candidates, accepted_path, chains_in, fate_of_chain
+from vllm_dflash.planning.draft_tree import accepted_path, chains_in, fate_of_chain
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Likeliest, Step
+from vllm_dflash.planning.step import Candidates, Likeliest, Step
 from vllm_dflash.planning.tree_acceptance import NODES_BY_DEFAULT, chain_chances
 from vllm_dflash.tools.simulate.cost_table import CostTable
 from vllm_dflash.tools.simulate.recorded_texts import RecordedText

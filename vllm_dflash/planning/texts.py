@@ -2,6 +2,11 @@
 
 No forward pass makes them (prompt look-up; suffix decoding, arXiv 2411.04975). They are looked up
 in the request's own text and, if asked for, in what was written for others lately.
+
+A text's index grows with it: each place knows the one before it that ends with the same two tokens,
+or with two that share their bucket. So a look-up compares a few places, the last ones, however long
+the text is, and a text that was written to be slow to search is not. Of those that match longest
+the last one counts.
 """
 
 from __future__ import annotations
@@ -13,10 +18,121 @@ import numpy as np
 
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.recent_outputs import CAPACITY, END, RecentOutputs, recall, remember
 from vllm_dflash.planning.request_rows import RequestRows
 from vllm_dflash.planning.step import Foretold
-from vllm_dflash.planning.suffix_index import BUCKETS, SHORTEST, longest_match, take_in
+
+SHORTEST, LONGEST = 2, 32
+"""Tokens of a match. A longer one is no surer."""
+MOST_PLACES = 64
+"""That a look-up in a text compares."""
+BUCKETS = 4096
+"""Of pairs of tokens, in a text's index."""
+
+
+@compiled
+def bucket_of(first: int, second: int) -> int:
+    """Of a pair of tokens."""
+    return (first * 40503 + second) % BUCKETS
+
+
+@compiled
+def take_in(newest: Ints, before: Ints, text: Ints, start: int, end: int) -> None:
+    """Add a stretch of a text to its index; places count from 1, so that 0 is none.
+
+    Args:
+        newest: last place that ends with a pair of each bucket, [BUCKETS].
+        before: for each place the one before it in its bucket, [longest text].
+        text: [longest text].
+        start: tokens that are in the index already.
+        end: tokens that are to be.
+    """
+    for place in range(max(start, 1), end):
+        bucket = bucket_of(text[place - 1], text[place])
+        before[place] = newest[bucket]
+        newest[bucket] = place + 1
+
+
+@compiled
+def longest_match(before: Ints, text: Ints, place: int, wanted: Ints, end: int) -> tuple[int, int]:
+    """Tokens of a text that match the last ones wanted, and where in it stands what followed them.
+
+    Args:
+        before: of its index.
+        text: [longest text].
+        place: the last one that may match, from 0; less than 0 if there is none.
+        wanted: a text, the same or another one.
+        end: tokens it has.
+    """
+    best, start = 0, 0
+    for _ in range(MOST_PLACES):
+        if place < 0:
+            break
+        size, most = 0, min(LONGEST, place + 1, end)
+        while size < most and text[place - size] == wanted[end - 1 - size]:
+            size += 1
+        if size > best:
+            best, start = size, place + 1
+        if best == LONGEST:
+            break
+        place = before[place] - 1
+    return best, start
+
+
+CAPACITY = 65536
+"""Tokens that are kept; half a megabyte. When they are full, the older half goes."""
+SHORTEST_RECENT = 4
+"""Tokens of a match. Two or three in a row are soon found in somebody else's text, too."""
+END = -1
+"""Behind each output, so that none is taken to go on with the next one."""
+
+
+class RecentOutputs(NamedTuple):
+    """One text of them all, with its index; without room, [0], nothing is kept."""
+
+    text: Ints
+    """[CAPACITY]."""
+    newest: Ints
+    before: Ints
+    length: Ints
+    """Tokens in it, [1]."""
+
+    @classmethod
+    def empty(cls, capacity: int) -> RecentOutputs:
+        """With room for so many tokens."""
+        text, before = np.zeros((2, capacity), np.int32)
+        return cls(text, np.zeros(BUCKETS, np.int32), before, np.zeros(1, np.int64))
+
+
+@compiled
+def remember(recent: RecentOutputs, output: Ints) -> None:
+    """Add an output; of one that is longer than half the room, its first tokens."""
+    text, newest, before, length = recent
+    half = len(text) // 2
+    size = min(len(output), half - 1)
+    if size < SHORTEST_RECENT:
+        return
+    end = length[0]
+    if end + size + 1 > len(text):
+        text[:half] = text[end - half : end].copy()
+        newest[:] = 0
+        take_in(newest, before, text, 0, half)
+        end = half
+    text[end : end + size] = output[:size]
+    text[end + size] = END
+    length[0] = end + size + 1
+    take_in(newest, before, text, end, end + size + 1)
+
+
+@compiled
+def recall(recent: RecentOutputs, wanted: Ints, end: int) -> tuple[int, int]:
+    """Tokens that match the last ones of a text of so many, and where what followed them is."""
+    if not recent.length[0] or end < SHORTEST_RECENT:
+        return 0, 0
+    place = recent.newest[bucket_of(wanted[end - 2], wanted[end - 1])] - 1
+    size, start = longest_match(recent.before, recent.text, place, wanted, end)
+    if size < SHORTEST_RECENT or recent.text[start] == END:
+        return 0, 0
+    return size, start
 
 
 class TextIndex(NamedTuple):
@@ -37,6 +153,18 @@ class TextIndex(NamedTuple):
 
 
 @compiled
+def append_tokens(
+    texts: Ints, places: Ints, context_lens: Ints, sampled: Ints, produced: Ints
+) -> None:
+    """Write the tokens of a step behind the texts of R requests, [R, most of any]; see
+    `SuffixMatches.look_up`."""
+    for request in range(len(places)):
+        start = context_lens[request] + 1 - produced[request]
+        for number in range(produced[request]):
+            texts[places[request], start + number] = sampled[request, number]
+
+
+@compiled
 def look_up(
     index: TextIndex,
     recent: RecentOutputs,
@@ -44,7 +172,6 @@ def look_up(
     texts: Ints,
     places: Ints,
     context_lens: Ints,
-    sampled: Ints,
     produced: Ints,
     limits: Ints,
     most: int,
@@ -56,8 +183,6 @@ def look_up(
     for request in range(num_requests):
         row, text = rows[request], texts[places[request]]
         foretold, end = index.foretold[row], context_lens[request] + 1 - produced[request]
-        for number in range(min(produced[request], sampled.shape[1])):
-            text[end + number] = sampled[request, number]
         known[request] = min(index.length[row], produced[request])
         while (
             came_true[request] < known[request]
@@ -134,7 +259,6 @@ class SuffixMatches:
         texts: Ints,
         places: Ints,
         context_lens: Ints,
-        sampled: Ints,
         produced: Ints,
         limits: Ints,
         most: int,
@@ -146,8 +270,6 @@ class SuffixMatches:
             texts: of these and others, [N, longest text].
             places: where in them each is, [R].
             context_lens: tokens of each before its newest one, [R].
-            sampled: tokens of this step to write into them, [R, most of any]; [R, 0]: they are
-                there.
             produced: how many each got, [R].
             limits: tokens that each may come to, [R].
             most: drafts of each at most, in this step.
@@ -157,18 +279,8 @@ class SuffixMatches:
             self._index.newest[fresh] = 0
             self._index.read[fresh] = self._index.length[fresh] = 0
         self._ids, self._rows, self._places, self._ends = ids, rows, places, context_lens + 1
-        return look_up(
-            self._index,
-            self._recent,
-            rows,
-            texts,
-            places,
-            context_lens,
-            sampled,
-            produced,
-            limits,
-            most,
-        )
+        index, recent = self._index, self._recent
+        return look_up(index, recent, rows, texts, places, context_lens, produced, limits, most)
 
     def tokens(self, request: int, length: int) -> list[int]:
         """The first tokens of what the last look-up foretold for a request of the batch."""
