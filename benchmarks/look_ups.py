@@ -16,9 +16,7 @@ import numpy as np
 import vllm
 from transformers import AutoTokenizer
 
-from vllm_dflash.planning.recent_outputs import CAPACITY
-from vllm_dflash.planning.suffix_index import BUCKETS
-from vllm_dflash.planning.suffix_match import SuffixMatches
+from vllm_dflash.planning.texts import BUCKETS, CAPACITY, SuffixMatches, append_tokens
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.tables import Table
 
@@ -44,7 +42,7 @@ def fill(matches: SuffixMatches, text: list[int], length: int) -> None:
         start = number * length % (len(text) - length + 1)
         texts, names = np.array([text[start : start + length]], np.int32), [f"ended {number}"]
         last = np.array([length - 1])
-        matches.look_up(names, texts, places, last, texts[:, :0], last, last, MOST)
+        matches.look_up(names, texts, places, last, last, last, MOST)
         matches.end(names, texts)
 
 
@@ -65,7 +63,8 @@ def measure(
         context_lens, places = np.full(num_requests, context + step), np.arange(num_requests)
         sampled = np.full((num_requests, 1), text[context + step], np.int32)
         started = time.perf_counter()
-        matches.look_up(ids, texts, places, context_lens, sampled, produced, limits, MOST)
+        append_tokens(texts, places, context_lens, sampled, produced)
+        matches.look_up(ids, texts, places, context_lens, produced, limits, MOST)
         times.append((time.perf_counter() - started) * 1e6 / num_requests)
     return statistics.fmean(times[1:]), float(np.percentile(times[1:], 99)), times[0]
 

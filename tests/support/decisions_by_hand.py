@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from support.chances_by_hand import Bias, Calibration
 from vllm_dflash.engine.v2.draft_slots import DraftSlots
 from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
 from vllm_dflash.planning.chances import AGREEMENT, TRUST
-from vllm_dflash.planning.survival import Bias, Calibration
 
 TOO_CLOSE = 1e-5
 """Two promises that rounding may swap."""

@@ -8,7 +8,6 @@ import numpy as np
 
 from support.planner_world import names, step_of, straight_costs
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.block_acceptance import BlockAcceptance
 from vllm_dflash.planning.forecast import Forecast, Summary
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.probing import ProbeSchedule
@@ -18,31 +17,29 @@ EVERYBODY = np.array([-np.inf])
 """The least score of the one group that there is."""
 
 
-class AskedAcceptance(BlockAcceptance):
-    """Remembers by which scores requests were told apart."""
-
-    def __init__(self, max_draft: int, num_rows: int) -> None:
-        super().__init__(max_draft, num_rows)
-        self.asked: list[list[float]] = []
-
-    def first_survival(self, rows: Ints, mean: float) -> Floats:
-        found = super().first_survival(rows, mean)
-        self.asked.append(found.tolist())
-        return found
-
-
 class ToldForecast(Forecast):
-    """Expects of drafting what a test says: by default, that each draft survives if all do."""
+    """Expects of drafting what a test says: by default, that each draft survives if all do.
+    Remembers by which scores requests were told apart."""
 
-    def __init__(self, curve: Floats, mean_first_survival: float) -> None:
-        super().__init__(len(curve))
+    def __init__(self, curve: Floats, mean_first_survival: float, num_rows: int) -> None:
         kept, gain = np.arange(1.0, len(curve) + 1), np.cumsum(curve)
         told = kept[None, None], gain[None, None]
         self.summary = Summary(EVERYBODY, *told, mean_first_survival, num_samples=1)
+        self.asked: list[list[float]] = []
         self.observed: list[tuple[Floats, Floats]] = []
+        super().__init__(len(curve), num_rows)
 
-    def observe(self, scores: Floats, curves: Floats) -> None:
-        self.observed.append((scores.copy(), curves.copy()))
+    def scores(self, rows: Ints) -> Floats:
+        found = super().scores(rows)
+        self.asked.append(found.tolist())
+        return found
+
+    def observe(self, rows: Ints, curves: Floats, seen: Floats | None = None) -> None:
+        self.observed.append((self._scores[rows].copy(), curves.copy()))
+        super().observe(rows, curves, seen)
+
+    def _summarise(self) -> None:
+        self._unread = 0
 
 
 class ToldProbes(ProbeSchedule):
@@ -65,7 +62,6 @@ class ToldProbes(ProbeSchedule):
 class ToldPlanner(Planner):
     """With costs to reckon with by hand."""
 
-    blocks: AskedAcceptance
     forecast: ToldForecast
     probes: ToldProbes
 
@@ -79,9 +75,8 @@ class ToldPlanner(Planner):
     ) -> None:
         """Of every draft, position by position, so much is expected."""
         super().__init__(max_draft, max_requests, straight_costs(), **mode)
-        self.blocks = AskedAcceptance(max_draft, 2 * max_requests)
         of_all = np.pad(np.array(curve), (0, max_draft - len(curve)))
-        self.forecast = ToldForecast(of_all, mean_first_survival)
+        self.forecast = ToldForecast(of_all, mean_first_survival, 2 * max_requests)
         self.probes = ToldProbes()
 
 

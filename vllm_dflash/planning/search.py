@@ -177,7 +177,7 @@ def best_choice(
         for width in range(1, widest + 1):
             drafting = block_seconds(costs, float(count * (1 + width)), block_context) + storing
             before = -1.0
-            for threshold in range(len(THRESHOLDS)):
+            for threshold in range(len(kept)):
                 drafts = kept[threshold, width - 1] + text_kept[threshold]
                 if drafts == before:
                     continue  # the same drafts

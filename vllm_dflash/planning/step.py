@@ -243,14 +243,14 @@ class Step:
 
     def work(self) -> Work:
         """Summed up over its requests."""
-        lens = self.context_lens
+        lens, drafted = self.context_lens, self.plan.drafted
         return Work(
             len(lens),
             float(self.rows),
             float(lens.sum()),
             float(lens @ self.verified),
             float(self.draft_rows),
-            float(lens @ self.plan.drafted) if self.draft_rows else 0.0,
+            float(lens[: len(drafted)] @ drafted) if self.draft_rows else 0.0,
             float(self.context_rows),
         )
 

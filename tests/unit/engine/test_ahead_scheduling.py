@@ -22,9 +22,9 @@ from vllm_dflash.engine.v2.directions import Directions, directions_of
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.engine.v2.worker_facts import WorkerFacts, attach_facts
 from vllm_dflash.planning.ahead import TEXT, Ahead, AheadPlanner, Outcomes
+from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
 from vllm_dflash.planning.estimates import RANKS, Estimates
 from vllm_dflash.planning.step import Step
-from vllm_dflash.planning.survival import CONFIDENCE_KNOTS
 
 KINDS = [DFlashAsyncScheduler, DFlashDeviceScheduler]
 

@@ -10,8 +10,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from vllm_dflash.engine.branching import may_branch
 from vllm_dflash.engine.draft_trees import DraftTrees
-from vllm_dflash.planning.draft_tree import Candidates, Trees
-from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.step import Candidates, Plan, Step, Trees
 from vllm_dflash.planning.tree_acceptance import UNKNOWN
 
 TOKENS = np.array([[[10, 11, 12], [20, 21, 22]]])

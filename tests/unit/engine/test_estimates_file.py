@@ -323,5 +323,5 @@ def test_a_memory_is_there_if_it_was_asked_for(
     assert memory.recalled is not None
     assert memory.recalled.to_dict() == old.estimates().to_dict()
     memory.attend(new)
-    assert new.blocks.calibration.seen.sum() > 0
-    assert new.blocks.bias.of_everybody() == old.blocks.bias.of_everybody()
+    assert new.blocks.seen.sum() > 0
+    assert new.blocks.bias_of_all.tolist() == old.blocks.bias_of_all.tolist()

@@ -7,9 +7,10 @@ import pytest
 
 from vllm_dflash.engine import length_control
 from vllm_dflash.engine.length_control import MOST_REMEMBERED, LengthControl
+from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.fixed_length import FixedLength
-from vllm_dflash.planning.step import Foretold, Plan, Step, StepClock, StepEstimate
+from vllm_dflash.planning.step import Foretold, Plan, Step, StepEstimate
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from vllm_dflash.engine.profile import (
     ragged_seconds,
     target_alone,
 )
-from vllm_dflash.planning.work import NO_ATTENTION
+from vllm_dflash.planning.costs import NO_ATTENTION
 
 
 @pytest.fixture

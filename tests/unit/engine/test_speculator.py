@@ -17,7 +17,7 @@ from vllm_dflash.engine.v2.draft_slots import DraftSlots
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.texts_on_device import has_room_for_texts
 from vllm_dflash.planning.ahead import BLOCK, Learned
-from vllm_dflash.planning.work import COSTS
+from vllm_dflash.planning.costs import COSTS
 
 K, SLOTS, CPU = 3, 6, torch.device("cpu")
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.chances_by_hand import Calibration
 from support.outcomes import BLOCK, NOBODY, TEXT, outcomes_of
 from support.planner_world import names, step_of, straight, straight_costs
 from support.told_planner import ToldForecast, ToldProbes
@@ -15,7 +16,6 @@ from vllm_dflash.planning.ahead import AheadPlanner, Outcomes
 from vllm_dflash.planning.costs import Attention, StepCosts
 from vllm_dflash.planning.planner import MARGIN
 from vllm_dflash.planning.prospects import seen_with_a_block
-from vllm_dflash.planning.survival import Calibration
 
 TRIMMED: dict[str, Any] = {"trims": True}
 ALIKE: dict[str, Any] = {"ragged_seconds": 1.0}
@@ -33,7 +33,7 @@ def by_hand(
     draft."""
     planner = AheadPlanner(len(curve), 8, looks_up=looks_up)
     planner.start(costs or straight_costs(), choices, **rules)
-    planner.forecast = ToldForecast(np.array(curve), 0.5)
+    planner.forecast = ToldForecast(np.array(curve), 0.5, 16)
     planner.probes = ToldProbes()
     return planner
 
@@ -146,19 +146,19 @@ def test_nobody_is_probed_who_has_no_place() -> None:
 def test_calibrations_learn_of_block_and_text_apart() -> None:
     planner = AheadPlanner(3, 8, looks_up=True)
     planner.start(straight_costs(), range(4))
-    block, text = Calibration(3), planner.free.calibration.rates.copy()
+    block, text = Calibration(3), planner.texts.rates.copy()
     step = step_of(names(3), np.array([3, 2, 0]), np.array([1, 2, 0]))
     planner.observe(step, outcomes_of([3, 2, 0], 3, confidence=0.7))
     block.observe(np.full((2, 3), 0.7), np.array([3, 2]), np.array([1, 2]))
-    np.testing.assert_allclose(planner.blocks.calibration.rates, block.rates)
-    np.testing.assert_allclose(planner.free.calibration.rates, text)
+    np.testing.assert_allclose(planner.blocks.rates, block.rates)
+    np.testing.assert_allclose(planner.texts.rates, text)
     told = outcomes_of(
         [3, 2, 0], 3, source=TEXT, matches=5, lengths=3, known=[2, 3, 0], came_true=[1, 2, 0]
     )
     planner.observe(step, told)
-    np.testing.assert_allclose(planner.blocks.calibration.rates, block.rates)
-    assert planner.free.calibration.seen.sum() == pytest.approx(2 + 3)
-    assert planner.free.calibration.accepted.sum() == pytest.approx(1 + 2)
+    np.testing.assert_allclose(planner.blocks.rates, block.rates)
+    assert planner.texts.seen.sum() == pytest.approx(2 + 3)
+    assert planner.texts.accepted.sum() == pytest.approx(1 + 2)
 
 
 def test_blocks_are_learned_of_by_their_own_confidence() -> None:
@@ -170,18 +170,18 @@ def test_blocks_are_learned_of_by_their_own_confidence() -> None:
     told = outcomes_of([0, 3, 0, 3], 3)._replace(confidence=confidence)
     planner.observe(step, told)
     block.observe(confidence[[1, 3]], np.array([3, 3]), np.array([2, 1]))
-    np.testing.assert_allclose(planner.blocks.calibration.rates, block.rates)
+    np.testing.assert_allclose(planner.blocks.rates, block.rates)
 
 
 def test_drafts_that_nobody_made_teach_nothing() -> None:
     planner = AheadPlanner(3, 8, looks_up=True)
-    before = planner.blocks.calibration.seen.copy()
+    before = planner.blocks.seen.copy()
     step = step_of(names(2), np.array([3, 3]), np.array([0, 0]))
     planner.observe(step, outcomes_of([3, 3], 3, source=NOBODY))
     planner.observe(step, None)
     planner.observe(step_of([], np.zeros(0, int), np.zeros(0, int)), None)
-    np.testing.assert_array_equal(planner.blocks.calibration.seen, before)
-    assert not planner.free.calibration.seen.any()
+    np.testing.assert_array_equal(planner.blocks.seen, before)
+    assert not planner.texts.seen.any()
 
 
 def going_on(planner: AheadPlanner, times: int = 20, match: int = 40) -> None:
@@ -203,7 +203,7 @@ def test_where_a_text_goes_on_no_block_is_needed(rules: dict[str, Any]) -> None:
     assert planner.speedup > 1.5
     # A block is run where it brings more to the other one than it takes.
     assert isinstance(planner.forecast, ToldForecast)
-    planner.forecast = ToldForecast(np.array([0.95, 0.93, 0.9]), 0.5)
+    planner.forecast = ToldForecast(np.array([0.95, 0.93, 0.9]), 0.5, 16)
     assert planner.plan(names(2), short(2)).runs_block
 
 

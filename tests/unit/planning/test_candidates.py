@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.candidates import cut_chains, select
+from vllm_dflash.planning.search import cut_chains
 
 # Few different values, so that ties are common.
 rates = st.sampled_from([0.0, 0.25, 0.5, 0.75, 0.9, 1.0])
@@ -16,49 +15,24 @@ steps = st.lists(st.floats(0, 1), min_size=9, max_size=9)
 prices = st.floats(0, 5)
 
 
-@st.composite
-def forests(draw: st.DrawFn) -> tuple[Ints, Floats]:
-    """Up to eight nodes, each the child of an earlier one or of the bonus token (-1): parents and
-    survival."""
-    count = draw(st.integers(0, 8))
-    parents = [draw(st.integers(-1, node - 1)) for node in range(count)]
-    survival: list[float] = []
-    for parent in parents:
-        survival.append(draw(rates) * (1.0 if parent < 0 else survival[parent]))
-    return np.array(parents, int), np.array(survival, float)
-
-
-def value(chosen: Bools, worth: Floats, seconds: Floats, price: float) -> float:
-    return float(worth[chosen].sum() - price * seconds[chosen.sum()])
-
-
-def is_closed(chosen: Bools, parents: Ints) -> bool:
-    """Whether every chosen token's parent is chosen too."""
-    needed = parents[chosen]
-    return bool(chosen[needed[needed >= 0]].all())
-
-
-@given(forests(), steps, prices, st.floats(0, 0.5))
-def test_selection_is_the_best_of_all_closed_sets(
-    forest: tuple[Ints, Floats], increments: list[float], price: float, toll: float
-) -> None:
-    """Also where each token costs something of its own, so that it may be worth less than none."""
-    parents, survival = forest
-    worth, count = survival - toll, len(parents)
-    seconds = np.concatenate([[0.0], np.cumsum(increments)])[: count + 1]
-    chosen = select(worth, seconds, price)
-    assert is_closed(chosen, parents)
-    sets = (np.array(bits, dtype=bool) for bits in product([False, True], repeat=count))
-    best = max(value(one, worth, seconds, price) for one in sets if is_closed(one, parents))
-    assert value(chosen, worth, seconds, price) >= best - 1e-9
-
-
-@given(chains, st.lists(st.integers(0, 3), min_size=3, max_size=3), steps, prices)
+@given(
+    chains,
+    st.lists(st.integers(0, 3), min_size=3, max_size=3),
+    steps,
+    prices,
+    st.lists(st.floats(0, 0.5), min_size=3, max_size=3),
+)
 def test_chains_are_cut_where_it_is_best(
-    conditional: list[list[float]], limits: list[int], increments: list[float], price: float
+    conditional: list[list[float]],
+    limits: list[int],
+    increments: list[float],
+    price: float,
+    tolls: list[float],
 ) -> None:
-    """Against every combination of lengths."""
+    """Against every combination of lengths; also where a request's drafts cost something of their
+    own, so that they may be worth less than nothing."""
     survival = np.cumprod(np.array(conditional), axis=1)
+    survival -= np.array(tolls[: len(survival)])[:, None]
     limit = np.array(limits[: len(survival)])
     seconds = np.concatenate([[0.0], np.cumsum(increments)])[: limit.sum() + 1]
     lengths = cut_chains(survival, limit, seconds, price)
@@ -85,20 +59,19 @@ def test_the_best_rate_is_its_own_price(
         / seconds[sum(lengths)]
         for lengths in product(range(width + 1), repeat=requests)
     )
-    chosen = select(survival.ravel(), seconds, best)
-    rate = (requests + survival.ravel()[chosen].sum()) / seconds[chosen.sum()]
+    lengths = cut_chains(survival, np.full(requests, width), seconds, best)
+    chosen = np.arange(width) < lengths[:, None]
+    rate = (requests + survival[chosen].sum()) / seconds[chosen.sum()]
     assert np.isclose(rate, best)
 
 
 def test_of_equals_the_first_are_chosen_and_no_more_than_pay() -> None:
-    worth = np.array([0.5, 0.5, 0.9, 0.5, 0.5, 0.5])
+    worth = np.array([[0.5, 0.5], [0.9, 0.5], [0.5, 0.5]])
     seconds = np.array([0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0])  # three are free
-    chosen = select(worth, seconds, 1.0)
-    assert chosen.tolist() == [True, True, True, False, False, False]
-    assert cut_chains(worth.reshape(3, 2), np.full(3, 2), seconds, 1.0).tolist() == [2, 1, 0]
+    assert cut_chains(worth, np.full(3, 2), seconds, 1.0).tolist() == [2, 1, 0]
 
 
 def test_nothing_is_worth_verifying_at_a_high_price() -> None:
-    worth, seconds = np.array([0.9, 0.8]), np.array([1.0, 2.0, 3.0])
-    assert not select(worth, seconds, 1.0).any()
-    assert select(worth, seconds, 0.5).all()
+    worth, limits, seconds = np.array([[0.9, 0.8]]), np.array([2]), np.array([1.0, 2.0, 3.0])
+    assert cut_chains(worth, limits, seconds, 1.0).tolist() == [0]
+    assert cut_chains(worth, limits, seconds, 0.5).tolist() == [2]

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from support.levels import Level, correct
 from support.planner_world import VERIFY_MS, curve, profiled_costs
-from vllm_dflash.planning.curves import LARGEST_SURPRISE, LearnedTime
+from vllm_dflash.planning.curves import LARGEST_SURPRISE
 from vllm_dflash.planning.step import Step
 
 
@@ -31,7 +32,7 @@ def test_a_curve_follows_measurements_where_they_are_made() -> None:
     line = curve(VERIFY_MS)
     before = line.at(np.array([2, 8, 256]))
     for _ in range(200):
-        line.correct(8, 0.025)
+        correct(line, 8, 0.025)
     after = line.at(np.array([2, 8, 256]))
     assert after[1] == pytest.approx(0.025, rel=0.02)
     # A machine that is slower here is slower elsewhere too, but that is known less well.
@@ -42,7 +43,7 @@ def test_a_curve_follows_measurements_where_they_are_made() -> None:
 def test_one_interrupted_step_hardly_matters() -> None:
     line = curve(VERIFY_MS)
     expected = float(line.at(8))
-    line.correct(8, 100.0)
+    correct(line, 8, 100.0)
     assert float(line.at(8)) < expected * (1 + LARGEST_SURPRISE)
     costs = profiled_costs()
     plain = costs.plain(8)
@@ -53,7 +54,7 @@ def test_one_interrupted_step_hardly_matters() -> None:
 
 
 def test_a_level_is_known_at_once_and_spreads_to_where_nothing_was_seen() -> None:
-    level = LearnedTime(64)
+    level = Level.fresh(64)
     level.correct(16, 0.005, num_steps=1)
     assert level.at(16) == pytest.approx(0.005)
     assert level.at(1) == level.at(64) == pytest.approx(0.005)
@@ -63,7 +64,7 @@ def test_a_level_is_known_at_once_and_spreads_to_where_nothing_was_seen() -> Non
 
 
 def test_alike_steps_reported_together_count_as_often() -> None:
-    one_by_one, together = LearnedTime(8), LearnedTime(8)
+    one_by_one, together = Level.fresh(8), Level.fresh(8)
     for _ in range(40):
         one_by_one.correct(4, 0.01 - one_by_one.at(4), num_steps=1)
         one_by_one.correct(4, 0.02 - one_by_one.at(4), num_steps=1)

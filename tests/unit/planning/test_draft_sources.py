@@ -7,20 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.planner_world import MAX_DRAFT, names, planner, rate_of, step_of, straight_costs
+from support.planner_world import (
+    MAX_DRAFT,
+    names,
+    planner,
+    rate_of,
+    step_of,
+    straight,
+    straight_costs,
+)
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning import Floats
-from vllm_dflash.planning.candidates import choose_sources
+from vllm_dflash.planning.chances import AGREEMENT, TRUST, Chances, expect_texts, follow_texts
+from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.fixed_length import FixedLength
-from vllm_dflash.planning.free_drafts import (
-    AGREEMENT,
-    TRUST,
-    FreeAcceptance,
-    best_rest,
-    expect_free,
-    free_curves,
-    outcomes_of_free,
-)
+from vllm_dflash.planning.search import Batch, Drafts, best_undrafted, choose_lengths
 from vllm_dflash.planning.step import Foretold, Plan, Step
 
 POOR_DRAFTER: dict[str, Any] = {"sure": 0.3, "unsure": 0.1}
@@ -32,14 +33,12 @@ def foretold(lengths: list[int], match: int = 8, known: int = 0, came_true: int 
     return Foretold(np.array(lengths), match * ones, known * ones, came_true * ones)
 
 
-def curves_of(
-    free: FreeAcceptance, rows: list[int], matches: list[int], lengths: list[int]
-) -> Floats:
-    return free_curves(free.tables, np.array(rows), np.array(matches), np.array(lengths))
+def curves_of(free: Chances, rows: list[int], matches: list[int], lengths: list[int]) -> Floats:
+    return expect_texts(free, np.array(rows), np.array(matches), np.array(lengths))
 
 
 def test_the_longer_the_match_the_surer_its_drafts() -> None:
-    free = FreeAcceptance(4, 2)
+    free = Chances.of(4, 2)
     curves = curves_of(free, [0, 1], [2, 16], [4, 3])
     assert curves[0, 0] == pytest.approx(TRUST[2])
     assert curves[0, 1] == pytest.approx(TRUST[2] * TRUST[3])
@@ -48,32 +47,32 @@ def test_the_longer_the_match_the_surer_its_drafts() -> None:
     assert curves[1, 3] == 0.0
 
 
-def learn(free: FreeAcceptance, times: int, came_true: int, verified: int = 0) -> None:
+def learn(free: Chances, times: int, came_true: int, verified: int = 0) -> None:
     rows = np.array([0])
     for _ in range(times):
-        free.verify(rows, np.array([verified]))
+        free.num_verified[rows] = verified
         known = min(came_true + 1, 4) if verified else 1
         told = foretold([4], known=known, came_true=min(came_true, known))
-        expect_free(free.tables, rows, np.array([verified]), told)
+        follow_texts(free, rows, np.array([verified]), told)
 
 
 @pytest.mark.parametrize("verified", [0, 4])
 def test_nonsense_is_soon_worth_nothing(verified: int) -> None:
     """Whether it was ever verified or not."""
-    free = FreeAcceptance(4, 2)
+    free = Chances.of(4, 2)
     learn(free, 40, came_true=0, verified=verified)
     assert curves_of(free, [1], [8], [4])[0, 0] < 0.2
     assert curves_of(free, [0], [8], [4])[0, 0] < 0.03
 
 
 def test_what_comes_true_is_soon_trusted_more() -> None:
-    free = FreeAcceptance(4, 2)
+    free = Chances.of(4, 2)
     learn(free, 40, came_true=4, verified=4)
     assert curves_of(free, [1], [8], [4])[0, 3] > 0.8 > TRUST[8] ** 4
 
 
 def test_each_request_is_trusted_for_itself() -> None:
-    free = FreeAcceptance(4, 2)
+    free = Chances.of(4, 2)
     learn(free, 40, came_true=0)
     first, second = curves_of(free, [0, 1], [8, 8], [4, 4])[:, 0]
     assert first < second
@@ -92,7 +91,8 @@ def test_a_step_without_the_drafter_is_no_worse_than_any_threshold(
     """Nor than plain decoding, which it always can be."""
     costs, lens = straight_costs(), np.array(contexts[: len(rates)])
     curves = np.cumprod(np.array(rates), axis=1)
-    rest = best_rest(costs.records, len(rates), lens, outcomes_of_free(curves))
+    nothing = np.zeros(len(rates), np.int64)
+    rest = best_undrafted(costs.records, Batch(nothing * 0.0, nothing, nothing, lens, curves))
     seconds = costs.decoding(len(rates), len(rates) + np.arange(curves.size + 1))
     tokens = len(rates) + np.concatenate([[0.0], np.cumsum(-np.sort(-curves.ravel()))])
     assert rest.plain_rate == pytest.approx(tokens[0] / seconds[0])
@@ -104,35 +104,33 @@ def test_a_step_without_the_drafter_is_no_worse_than_any_threshold(
 
 def chosen(
     block: list[float], text: list[float], row_worth: float = 0.1, *, is_probe: bool = False
-) -> tuple[list[float], bool]:
-    """Of one request: survival of the drafts it gets, and whether its text foretold them."""
-    found = choose_sources(
+) -> tuple[int, int]:
+    """Drafts of one request's block and text that are verified, where rows cost nothing."""
+    drafts = Drafts(
         np.array([block]) if block else np.zeros((0, 0)),
         np.array([bool(block)]),
         np.array([len(block)]),
         np.array([text]) if text else np.zeros((0, 0)),
-        np.array([len(text)]),
-        row_worth,
-        is_probe,
+        np.zeros(1, np.int64),
     )
-    if not found.have_drafts[0]:
-        return [], False
-    return found.curves[0, : found.limits[0]].tolist(), bool(found.from_text[0])
+    free = StepCosts(straight(10, 0), straight(0, 0), straight(0, 0), 1).records
+    found = choose_lengths(free, drafts, 1.0, row_worth, 0, is_probe)
+    return int(found.blocks[0]), int(found.texts[0])
 
 
 def test_a_request_takes_the_source_that_promises_more() -> None:
-    assert chosen([0.9, 0.8], [0.5]) == ([0.9, 0.8], False)
-    assert chosen([0.5, 0.2], [0.9, 0.8, 0.7]) == ([0.9, 0.8, 0.7], True)
-    assert chosen([], [0.2]) == ([0.2], True)
-    assert chosen([0.2], []) == ([0.2], False)
-    assert chosen([], []) == ([], False)
+    assert chosen([0.9, 0.8], [0.5]) == (2, 0)
+    assert chosen([0.5, 0.2], [0.9, 0.8, 0.7]) == (0, 3)
+    assert chosen([], [0.2]) == (0, 1)
+    assert chosen([0.2], []) == (1, 0)
+    assert chosen([], []) == (0, 0)
     # What is not worth its row counts for nothing.
-    assert chosen([0.5], [0.4, 0.3, 0.2], 0.3) == ([0.5], False)
-    assert chosen([0.5], [0.4, 0.3, 0.2], 0.0) == ([0.4, 0.3, 0.2], True)
+    assert chosen([0.5], [0.4, 0.3, 0.2], 0.3) == (1, 0)
+    assert chosen([0.5], [0.4, 0.3, 0.2], 0.0) == (0, 3)
 
 
 def test_a_probe_verifies_the_block() -> None:
-    assert chosen([0.2], [0.9], is_probe=True) == ([0.2], False)
+    assert chosen([0.2], [0.9], is_probe=True) == (1, 0)
 
 
 def test_a_drafter_that_agrees_lengthens_the_trust_in_a_match() -> None:
@@ -195,9 +193,9 @@ def test_each_source_learns_from_its_own_drafts() -> None:
         np.zeros(2, int), np.zeros(2, int), np.array([4, 0]), np.array([3, 0])
     )
     ours.plan(after)
-    assert ours.blocks.calibration.accepted.sum() == pytest.approx(2)
-    assert ours.free.calibration.seen.sum() == pytest.approx(4)
-    assert ours.free.calibration.accepted.sum() == pytest.approx(3)
+    assert ours.blocks.accepted.sum() == pytest.approx(2)
+    assert ours.texts.seen.sum() == pytest.approx(4)
+    assert ours.texts.accepted.sum() == pytest.approx(3)
 
 
 @pytest.mark.parametrize("num_requests", [1, 8, 32])

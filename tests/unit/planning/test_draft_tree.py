@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_dflash.planning import Floats
+from vllm_dflash.planning.chances import Chances
 from vllm_dflash.planning.draft_tree import (
     MOST_CANDIDATES,
-    Candidates,
-    Trees,
     accepted_path,
     calibrated,
     chains_in,
     grow,
 )
-from vllm_dflash.planning.survival import Calibration
+from vllm_dflash.planning.step import Candidates, Trees
 
 WIDTH = 3
 
@@ -30,7 +29,7 @@ def tree_of(
     """Of one request, by the drafter's own word; chances [w, P, C]."""
     tokens = np.arange(chances.shape[0] * chances.shape[2]).reshape(chances.shape[::2])
     candidates = Candidates(tokens[None], chances[None], np.array([branches]), budget)
-    own_word = Calibration(WIDTH).rates, Calibration(MOST_CANDIDATES).rates
+    own_word = Chances.of(WIDTH, 0).rates, Chances.of(MOST_CANDIDATES, 0).rates
     return grow(candidates, np.array([limit]), np.array([bias]), *own_word)
 
 
@@ -123,7 +122,7 @@ def test_a_bias_corrects_survival_up_to_one_and_leaves_the_order() -> None:
 
 def test_candidates_of_a_place_never_have_more_than_one_token_between_them() -> None:
     """Rates learned apart may say otherwise: the target writes one token in each place."""
-    rates, rank_rates = Calibration(1).rates, Calibration(3).rates
+    rates, rank_rates = Chances.of(1, 0).rates, Chances.of(3, 0).rates
     rates[:], rank_rates[:] = 0.9, 0.4
     order, found = calibrated(np.array([0.2, 0.5, 0.1]), 0, rates, rank_rates)
     assert order.tolist() == [1, 0, 2]

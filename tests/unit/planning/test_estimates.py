@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from support.chances_by_hand import bias_of_all
 from support.planner_world import MAX_DRAFT, World, curve, names, planner, profiled_costs, step_of
 from vllm_dflash.planning.ahead import AheadPlanner
-from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.curves import LearnedTime
+from vllm_dflash.planning.chances import CONFIDENCE_KNOTS, RECALLED_TOKENS
+from vllm_dflash.planning.costs import StepCosts, num_octaves
 from vllm_dflash.planning.estimates import RANKS, Estimates, EstimatesError
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.survival import CONFIDENCE_KNOTS, RECALLED_TOKENS
 
 AMOUNTS = st.floats(0.0, 1e6)
 KNOTS = len(CONFIDENCE_KNOTS)
@@ -31,10 +31,10 @@ def learned(draw: st.DrawFn, max_draft: int, max_requests: int) -> Estimates:
     for part in (costs.verify, costs.draft, costs.context):
         part.seconds[:] = np.sort(draw(arrays(np.float64, len(part.seconds), elements=AMOUNTS)))
     costs.verify.seconds[:] += 1e-9  # a step takes some time
-    for level in (costs.plain_level, costs.verify_level):
-        shape = level.records["seconds"].shape
-        level.records["seconds"] = draw(arrays(np.float64, shape, elements=st.floats(-1e6, 1e6)))
-        level.records["seen"] = draw(arrays(np.float64, shape, elements=AMOUNTS))
+    for level in (costs.records["plain_level"], costs.records["verify_level"]):
+        shape = level["seconds"].shape
+        level["seconds"] = draw(arrays(np.float64, shape, elements=st.floats(-1e6, 1e6)))
+        level["seen"] = draw(arrays(np.float64, shape, elements=AMOUNTS))
     costs.records["attention"] = draw(arrays(np.float64, 3, elements=AMOUNTS))
     costs.records["prompt_share"] = draw(st.floats(0.0, 1.0))
     costs.records["prompt_rows"] = draw(AMOUNTS)
@@ -164,8 +164,8 @@ def test_another_runs_prompts_count_for_less() -> None:
         now = learner.estimates()
         assert now.seen.sum() == pytest.approx(RECALLED_TOKENS)
         np.testing.assert_allclose(now.accepted, 0.25 * now.seen)
-        assert learner.blocks.calibration.rates[0, -1] == pytest.approx(0.27, abs=0.03)
-        assert learner.blocks.bias.of_everybody() == 0.75
+        assert learner.blocks.rates[0, -1] == pytest.approx(0.27, abs=0.03)
+        assert bias_of_all(learner.blocks) == 0.75
     seen, accepted = policy.estimates().ranks
     assert seen.sum() == pytest.approx(7 * RECALLED_TOKENS)  # of seven ranks
     np.testing.assert_allclose(accepted, 0.25 * seen)
@@ -224,5 +224,5 @@ def test_levels_are_of_the_batch() -> None:
     for requests in (1, 2, 3, 256):
         known = Planner(3, requests, StepCosts(*(curve({1: 1.0, 2: 2.0}),) * 3, requests))
         read = read_again(known.estimates(), 3, requests)
-        points = LearnedTime(requests).records["num_points"]
+        points = num_octaves(requests)
         assert read.costs.records["plain_level"]["num_points"] == points

@@ -1,10 +1,13 @@
 """What drafting is expected to bring, against loops over the samples."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.forecast import (
     ASSUMED_RATES,
     ENOUGH_SAMPLES,
@@ -12,10 +15,39 @@ from vllm_dflash.planning.forecast import (
     SAMPLES_PER_GROUP,
     THRESHOLDS,
     Forecast,
-    outcomes_of,
+    Summary,
 )
 
 WIDTH = 3
+
+
+class Outcomes(NamedTuple):
+    """Of drafting the best group of requests, the best two, and so on."""
+
+    drafted: Ints
+    least_score: Floats
+    kept: Floats
+    gain: Floats
+
+
+def outcomes_of(summary: Summary, scores: Floats) -> Outcomes:
+    """Of requests with these scores."""
+    best_first = zip([np.inf, *summary.least_score[:-1]], summary.least_score, strict=True)
+    members = np.array(
+        [((scores < above) & (scores >= least)).sum() for above, least in best_first]
+    )
+    kept, gain = (members[:, None, None] * one for one in (summary.kept, summary.gain))
+    return Outcomes(members.cumsum(), summary.least_score, kept.cumsum(axis=0), gain.cumsum(axis=0))
+
+
+def new_forecast(max_draft: int) -> Forecast:
+    return Forecast(max_draft, MAX_SAMPLES)
+
+
+def observe(forecast: Forecast, scores: Floats, curves: Floats) -> None:
+    """Drafts of requests that have these scores."""
+    forecast._scores[: len(scores)] = scores
+    forecast.observe(np.arange(len(scores)), curves)
 
 
 def some_curves(count: int, seed: int = 0) -> np.ndarray:
@@ -24,10 +56,10 @@ def some_curves(count: int, seed: int = 0) -> np.ndarray:
 
 @given(st.integers(ENOUGH_SAMPLES, 100), st.lists(st.floats(0, 1), min_size=1, max_size=9))
 def test_outcomes_equal_loops_over_the_samples(count: int, asked: list[float]) -> None:
-    forecast = Forecast(WIDTH)
+    forecast = new_forecast(WIDTH)
     curves = some_curves(count)
     scores = np.random.default_rng(1).permutation(count) / count  # all different
-    forecast.observe(scores, curves)
+    observe(forecast, scores, curves)
     outcomes = outcomes_of(forecast.summary, np.array(asked))
     num_groups = min(max(count // SAMPLES_PER_GROUP, 1), 4)
     assert len(outcomes.drafted) == num_groups
@@ -54,40 +86,40 @@ def test_outcomes_equal_loops_over_the_samples(count: int, asked: list[float]) -
 
 
 def test_hope_lasts_until_enough_was_seen() -> None:
-    forecast = Forecast(WIDTH)
+    forecast = new_forecast(WIDTH)
     hoped = outcomes_of(forecast.summary, np.array([0.5])).gain[0, 0, 0]
     assert hoped == pytest.approx(ASSUMED_RATES.mean())
     useless = np.zeros((ENOUGH_SAMPLES - 1, WIDTH))
-    forecast.observe(np.zeros(len(useless)), useless)
+    observe(forecast, np.zeros(len(useless)), useless)
     assert 0 < outcomes_of(forecast.summary, np.array([0.5])).gain[0, 0, 0] < hoped
-    forecast.observe(np.zeros(1), useless[:1])
+    observe(forecast, np.zeros(1), useless[:1])
     assert outcomes_of(forecast.summary, np.array([0.5])).gain.max() == 0
 
 
 @pytest.mark.parametrize(("steps_between", "old"), [(62, 20), (63, 0)])
 def test_samples_count_for_64_steps(steps_between: int, old: int) -> None:
-    forecast = Forecast(WIDTH)
-    forecast.observe(np.zeros(20), np.ones((20, WIDTH)))
+    forecast = new_forecast(WIDTH)
+    observe(forecast, np.zeros(20), np.ones((20, WIDTH)))
     for _ in range(steps_between):
-        forecast.observe(np.zeros(1), np.zeros((1, WIDTH)))
-    forecast.observe(np.zeros(40), np.full((40, WIDTH), 0.5))
+        observe(forecast, np.zeros(1), np.zeros((1, WIDTH)))
+    observe(forecast, np.zeros(40), np.full((40, WIDTH), 0.5))
     counted = old + steps_between + 40
     assert forecast.summary.mean_first_survival == pytest.approx((old + 40 * 0.5) / counted)
 
 
 def test_many_samples_are_read_when_an_eighth_of_them_is_new() -> None:
     """Up to 32 of them, at once."""
-    forecast = Forecast(WIDTH)
+    forecast = new_forecast(WIDTH)
     means = []
     for count, value in ((31, 0.0), (1, 1.0), (3, 1.0), (1, 1.0), (4, 1.0), (1, 1.0)):
-        forecast.observe(np.zeros(count), np.full((count, WIDTH), value))
+        observe(forecast, np.zeros(count), np.full((count, WIDTH), value))
         means.append(forecast.summary.mean_first_survival)
     # Of 32 samples an eighth is 4; of the 36 then read, 5.
     assert means == pytest.approx([0, 1 / 32, 1 / 32, 5 / 36, 5 / 36, 10 / 41])
 
 
 def test_before_anything_was_seen_four_rates_are_possible() -> None:
-    forecast = Forecast(2)
+    forecast = new_forecast(2)
     assert forecast.summary.mean_first_survival == pytest.approx((0.5 + 0.7 + 0.85 + 0.95) / 4)
     outcomes = outcomes_of(forecast.summary, np.array([0.1, 0.9]))
     assert outcomes.drafted.tolist() == [2]
@@ -103,8 +135,8 @@ def test_before_anything_was_seen_four_rates_are_possible() -> None:
 
 def test_of_requests_that_score_alike_the_first_samples_come_first() -> None:
     """Of scores 2, 1 and 0 in turn: the better half is all 14 twos, and the first 6 ones."""
-    forecast = Forecast(1)
-    forecast.observe(2.0 - np.arange(40) % 3, np.repeat([[1.0], [0.0]], 20, axis=0))
+    forecast = new_forecast(1)
+    observe(forecast, 2.0 - np.arange(40) % 3, np.repeat([[1.0], [0.0]], 20, axis=0))
     # Accepted were the first 20 samples: 7 of the twos, and all of those ones.
     gain = outcomes_of(forecast.summary, np.array([2.0])).gain
     assert gain[0, 0, 0] == pytest.approx(13.0 / 20)
@@ -112,10 +144,10 @@ def test_of_requests_that_score_alike_the_first_samples_come_first() -> None:
 
 def test_assumed_rates_stand_in_the_middle_of_scores() -> None:
     """At 0.75: with samples of fewer than eight drafts, of which none was ever accepted."""
-    forecast = Forecast(1)
-    forecast.observe(np.full(7, 0.9), np.zeros((7, 1)))
+    forecast = new_forecast(1)
+    observe(forecast, np.full(7, 0.9), np.zeros((7, 1)))
     assert forecast.summary.mean_first_survival == pytest.approx(3.0 / 11)
-    forecast.observe(np.full(1, 0.9), np.zeros((1, 1)))
+    observe(forecast, np.full(1, 0.9), np.zeros((1, 1)))
     assert forecast.summary.mean_first_survival == 0.0
 
 
@@ -130,8 +162,8 @@ def test_assumed_rates_stand_in_the_middle_of_scores() -> None:
     ],
 )
 def test_groups_begin_half_way_between_two_scores(count: int, edges: list[float]) -> None:
-    forecast = Forecast(1)
-    forecast.observe(np.arange(float(count)), np.ones((count, 1)))
+    forecast = new_forecast(1)
+    observe(forecast, np.arange(float(count)), np.ones((count, 1)))
     asked = np.array([edge + side for edge in edges for side in (-0.01, 0.0, 0.01)])
     outcomes = outcomes_of(forecast.summary, asked)
     assert outcomes.least_score.tolist() == [*edges, -np.inf]
@@ -141,23 +173,23 @@ def test_groups_begin_half_way_between_two_scores(count: int, edges: list[float]
 
 
 def test_more_samples_than_there_is_room_for() -> None:
-    forecast = Forecast(WIDTH)
+    forecast = new_forecast(WIDTH)
     for value in (0.2, 0.4, 0.6):
-        forecast.observe(np.zeros(300), np.full((300, WIDTH), value))
+        observe(forecast, np.zeros(300), np.full((300, WIDTH), value))
     assert forecast.summary.mean_first_survival == pytest.approx(
         (212 * 0.4 + 300 * 0.6) / MAX_SAMPLES
     )
 
 
 def test_a_narrow_block_is_continued_as_it_falls() -> None:
-    forecast = Forecast(WIDTH)
-    forecast.observe(np.zeros(20), np.full((20, 1), 0.5))
+    forecast = new_forecast(WIDTH)
+    observe(forecast, np.zeros(20), np.full((20, 1), 0.5))
     gain = outcomes_of(forecast.summary, np.array([0.0])).gain[0, 0]
     assert gain == pytest.approx(np.cumsum([0.5, 0.25, 0.125]))
-    forecast = Forecast(4)
-    forecast.observe(np.zeros(20), np.full((20, 2), [0.9, 0.25]))
+    forecast = new_forecast(4)
+    observe(forecast, np.zeros(20), np.full((20, 2), [0.9, 0.25]))
     gain = outcomes_of(forecast.summary, np.array([0.0])).gain[0, 0]
     assert gain == pytest.approx(np.cumsum([0.9, 0.25, 0.125, 0.0625]))
-    forecast = Forecast(4)
-    forecast.observe(np.zeros(20), np.zeros((20, 3)))
+    forecast = new_forecast(4)
+    observe(forecast, np.zeros(20), np.zeros((20, 3)))
     assert not outcomes_of(forecast.summary, np.array([0.0])).gain.any()

@@ -6,13 +6,13 @@ Calibration and bias have tests of their own; here, a second pair of them is fed
 import numpy as np
 import pytest
 
+from support.chances_by_hand import Bias, Calibration, bias_of_all
+from support.levels import Level
 from support.planner_world import MAX_DRAFT, World, curve, names, profiled_costs, step_of
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.outlook import able_requests
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, Step
-from vllm_dflash.planning.survival import Bias, Calibration
 
 EVERYTHING = 1e-9
 """A price of time at which every draft is verified."""
@@ -89,8 +89,8 @@ def test_what_is_verified_teaches_how_far_confidence_can_be_trusted() -> None:
     calibration, bias = Calibration(3), Bias(2)
     calibration.observe(np.array(confidence), np.array([2, 1]), np.array([0, 1]))
     bias.observe(np.array([0, 1]), np.array([0.8 + 0.4, 0.6]), np.array([0, 1]))
-    assert ours.blocks.calibration.rates == pytest.approx(calibration.rates)
-    assert ours.blocks.bias.of_everybody() == pytest.approx(bias.of_everybody())
+    assert ours.blocks.rates == pytest.approx(calibration.rates)
+    assert bias_of_all(ours.blocks) == pytest.approx(bias.of_everybody())
 
     again = np.array([[0.7, 0.7], [0.7, 0.2]])
     draft(ours, again.tolist(), [2, 2, 0])
@@ -100,14 +100,14 @@ def test_what_is_verified_teaches_how_far_confidence_can_be_trusted() -> None:
     # What is expected of these is what the calibration says, before the bias.
     verify(ours, [2, 2, 0], [1, 2, 0])
     bias.observe(np.array([0, 1]), survival.sum(axis=1), np.array([1, 2]))
-    assert ours.blocks.bias.of_everybody() == pytest.approx(bias.of_everybody())
+    assert bias_of_all(ours.blocks) == pytest.approx(bias.of_everybody())
     calibration.observe(np.pad(again, ((0, 0), (0, 1))), np.array([2, 2]), np.array([1, 2]))
-    assert ours.blocks.calibration.rates == pytest.approx(calibration.rates)
+    assert ours.blocks.rates == pytest.approx(calibration.rates)
 
 
 def nothing_was_learned(ours: ToldPlanner) -> bool:
-    return bool((ours.blocks.calibration.rates == Calibration(ours.max_draft).rates).all()) and (
-        ours.blocks.bias.of_everybody() == 1.0
+    return bool((ours.blocks.rates == Calibration(ours.max_draft).rates).all()) and (
+        bias_of_all(ours.blocks) == 1.0
     )
 
 
@@ -141,15 +141,15 @@ def test_drafts_are_verified_once() -> None:
     ours = ToldPlanner(1)
     draft(ours, [[0.5]], [1])
     verify(ours, [1], [1])
-    rates = ours.blocks.calibration.rates.copy()
+    rates = ours.blocks.rates.copy()
     verify(ours, [1], [1])
-    assert (ours.blocks.calibration.rates == rates).all()
+    assert (ours.blocks.rates == rates).all()
 
 
 def asked(ours: ToldPlanner, ids: list[str]) -> list[float]:
     """The scores by which requests are told apart: their first survival, lately."""
     ours.plan(decoding([ours.max_draft] * len(ids), ids=ids))
-    return ours.blocks.asked[-1]
+    return ours.forecast.asked[-1]
 
 
 def test_a_requests_score_follows_its_first_survival_and_fades_to_everybodys() -> None:
@@ -167,11 +167,10 @@ def test_a_requests_score_follows_its_first_survival_and_fades_to_everybodys() -
 
 
 def test_who_can_use_no_draft_has_no_say() -> None:
-    ours = ToldPlanner(2, mean_first_survival=0.6)
+    ours = ToldPlanner(2, 0.9, 0.8, mean_first_survival=0.6)
     draft(ours, [[0.9, 0.1]], [0, 2])
-    ours.plan(decoding([2, 0]))
-    first, limits = np.array(ours.blocks.asked[-1]), np.array([2, 0])
-    assert able_requests(first, limits, limits, limits, 2).scores == pytest.approx([0.6])
+    plan = ours.plan(decoding([2, 0]))
+    assert plan.drafted.tolist() == [True, False]
 
 
 def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
@@ -184,16 +183,14 @@ def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
     assert asked(ours, ["b"]) == [0.5]
     assert asked(ours, ["a"]) == pytest.approx([known[0] - 0.05 * (known[0] - 0.5)])
     draft(ours, [[0.9]], [1], ids=["a"])
-    learned = ours.blocks.calibration.rates.copy()
+    learned = ours.blocks.rates.copy()
     assert asked(ours, ["c"]) == [0.5]
     assert asked(ours, ["a"]) == [0.5]
     verify(ours, [1], [1], ["a"])  # not the drafts of long ago
-    assert (ours.blocks.calibration.rates == learned).all()
+    assert (ours.blocks.rates == learned).all()
     draft(ours, [[0.7]], [1], ids=["a"])
     # A new request's bias is everybody's.
-    expected: Floats = (
-        ours.blocks.calibration.acceptance(np.array([[0.7]])) * ours.blocks.bias.of_everybody()
-    )
+    expected: Floats = ours.blocks.acceptance(np.array([[0.7]])) * bias_of_all(ours.blocks)
     assert ours.forecast.observed[-1][1] == pytest.approx(expected)
 
 
@@ -222,7 +219,7 @@ def test_what_steps_hold_and_cost_is_learned() -> None:
     estimate = ours.observe(timed)
     assert estimate is not None
     assert estimate.target_seconds == pytest.approx(0.012)  # as it was before
-    assert ours.costs.plain_level.at(2) == pytest.approx(0.001)
+    assert Level(ours.costs).at(2) == pytest.approx(0.001)
     assert prompts_of(ours)[0] == pytest.approx(31 / 32 / 32)
 
 

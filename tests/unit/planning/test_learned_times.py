@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from support.levels import Level, correct
 from support.planner_world import curve, straight_costs
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.curves import Curve, LearnedTime
+from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.step import Step
 
 
@@ -37,32 +38,32 @@ def test_a_curve_moves_towards_a_measurement(
     count: float, ms: float, rate: float, expected: list[float]
 ) -> None:
     line = curve({1: 10.0, 2: 10.0, 4: 20.0, 8: 40.0})
-    line.correct(count, ms / 1000, rate)
+    correct(line, count, ms / 1000, rate)
     assert line.seconds * 1000 == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_curve_never_comes_to_dip() -> None:
     line = curve({1: 10.0, 2: 10.0})
-    line.correct(2, 0.005, 0.5)
+    correct(line, 2, 0.005, 0.5)
     assert line.seconds * 1000 == pytest.approx([9.775, 9.775])
 
 
 def test_a_curve_moves_by_a_twentieth_where_nothing_else_is_said() -> None:
     line = curve({1: 10.0, 2: 20.0})
-    line.correct(2, 0.022)
+    correct(line, 2, 0.022)
     assert line.seconds * 1000 == pytest.approx([10.0 * 1.00075, 20.1])
 
 
 @pytest.mark.parametrize("points", [{0: 0.0, 4: 0.0}, {0: 0.0, 4: 8.0}])
 def test_what_takes_no_time_cannot_be_wrong_by_a_share_of_it(points: dict[int, float]) -> None:
     line = curve(points)
-    line.correct(0, 1.0)
+    correct(line, 0, 1.0)
     assert line.seconds * 1000 == pytest.approx(list(points.values()))
 
 
 def test_a_count_of_zero_is_an_octave_from_one() -> None:
     line = curve({0: 10.0, 1: 20.0})
-    line.correct(1, 0.022, 0.1)
+    correct(line, 1, 0.022, 0.1)
     assert line.seconds * 1000 == pytest.approx([10.015, 20.2])
 
 
@@ -91,7 +92,7 @@ def test_a_count_of_zero_is_an_octave_from_one() -> None:
 def test_a_level_is_what_steps_of_so_many_requests_took_longer(
     max_requests: int, measured: list[tuple[int, float, int]], ms: list[float]
 ) -> None:
-    level = LearnedTime(max_requests)
+    level = Level.fresh(max_requests)
     for num_requests, surprise, num_steps in measured:
         level.correct(num_requests, surprise / 1000, num_steps)
     counts = [2**octave for octave in range(len(ms))]
@@ -100,21 +101,11 @@ def test_a_level_is_what_steps_of_so_many_requests_took_longer(
 
 
 def test_a_level_is_linear_between_powers_of_two() -> None:
-    level = LearnedTime(4)
+    level = Level.fresh(4)
     assert [level.at(count) for count in (1, 3, 4)] == [0.0, 0.0, 0.0]
     level.correct(2, 0.004, 1)
     level.correct(4, 0.004, 1)
     assert level.at(3) == pytest.approx(0.004 + 0.004 * 0.5849625)
-
-
-def test_a_level_is_known_where_steps_were_seen() -> None:
-    level = LearnedTime(16)
-    assert not level.is_known(1)
-    level.correct(4, 0.001, 1)
-    known = {count: level.is_known(count) for count in (1, 2, 3, 4, 5, 6, 8, 16)}
-    assert [count for count, seen in known.items() if seen] == [3, 4, 5]
-    level.correct(6, 0.001, 1)
-    assert level.is_known(8)
 
 
 def timed(num_requests: int, rows: int, ms: float, **more: float) -> Step:
@@ -131,8 +122,8 @@ def verify_curve() -> Curve:
 
 def test_a_steps_estimate_has_four_parts() -> None:
     costs = straight_costs()
-    costs.plain_level.correct(4, 0.003, 1)
-    costs.verify_level.correct(4, 0.002, 1)
+    Level(costs).correct(4, 0.003, 1)
+    Level(costs, "verify_level").correct(4, 0.002, 1)
     drafted = costs.estimate(timed(4, 10, 0.0, draft_rows=6, context_rows=16))
     # 10 + 10 + 3 + 2 ms; (2 + 6) / 4, (4 + 16) / 20, and 10 + 4 + 3.
     assert drafted.target_seconds == pytest.approx(0.025)
@@ -146,7 +137,7 @@ def test_a_steps_estimate_has_four_parts() -> None:
 
 def test_no_step_takes_less_than_half_its_forward_pass() -> None:
     costs = straight_costs()
-    costs.plain_level.correct(1, -0.007, 1)
+    Level(costs).correct(1, -0.007, 1)
     assert costs.decoding(1, np.array([1, 2, 10])) * 1000 == pytest.approx([5.5, 6.0, 13.0])
 
 
@@ -154,9 +145,9 @@ def test_an_undrafted_step_teaches_the_plain_level_and_the_curve() -> None:
     costs, curve = straight_costs(), verify_curve()
     estimate = costs.observe(timed(4, 4, 16.0, count=3))
     assert estimate.target_seconds == pytest.approx(0.014)
-    assert costs.plain_level.at(4) == pytest.approx(0.002)
-    assert costs.verify_level.at(4) == 0.0
-    curve.correct(4, 0.016, 1 - 0.95**3)
+    assert Level(costs).at(4) == pytest.approx(0.002)
+    assert Level(costs, "verify_level").at(4) == 0.0
+    correct(curve, 4, 0.016, 1 - 0.95**3)
     assert costs.verify.seconds == pytest.approx(curve.seconds)
     unmoved = straight_costs()
     assert costs.draft.seconds.tolist() == unmoved.draft.seconds.tolist()
@@ -166,15 +157,27 @@ def test_an_undrafted_step_teaches_the_plain_level_and_the_curve() -> None:
 def test_a_drafted_step_teaches_the_verify_level_once_undrafted_ones_were_seen() -> None:
     costs, curve = straight_costs(), verify_curve()
     costs.observe(timed(4, 10, 22.0))
-    assert (costs.plain_level.at(4), costs.verify_level.at(4)) == (pytest.approx(0.002), 0.0)
-    curve.correct(10, 0.022, 0.05)
+    assert (Level(costs).at(4), Level(costs, "verify_level").at(4)) == (pytest.approx(0.002), 0.0)
+    correct(curve, 10, 0.022, 0.05)
     # What the curve and the level say by now, and 1 ms more.
     expected = float(curve.at(10)) + 0.002
     costs.observe(timed(4, 10, 1000 * expected + 1.0))
-    assert costs.plain_level.at(4) == pytest.approx(0.002)
-    assert costs.verify_level.at(4) == pytest.approx(0.001)
-    curve.correct(10, float(curve.at(10)) + 0.001, 0.05)
+    assert Level(costs).at(4) == pytest.approx(0.002)
+    assert Level(costs, "verify_level").at(4) == pytest.approx(0.001)
+    correct(curve, 10, float(curve.at(10)) + 0.001, 0.05)
     assert costs.verify.seconds == pytest.approx(curve.seconds)
+
+
+def test_undrafted_steps_are_known_of_about_as_many_requests_as_were_seen() -> None:
+    """Until then, what drafted ones take longer is taken to be everybody's."""
+    known = []
+    for count in (1, 2, 3, 4, 5, 6, 8, 16):
+        costs = straight_costs()
+        Level(costs).correct(4, 0.0, 1)
+        costs.observe(timed(count, 2 * count, 10 + 2 * count + 1.0))
+        if Level(costs, "verify_level").at(count):
+            known.append(count)
+    assert known == [3, 4, 5]
 
 
 def test_several_steps_in_one_record_count_as_several() -> None:
@@ -182,24 +185,24 @@ def test_several_steps_in_one_record_count_as_several() -> None:
     costs = straight_costs()
     costs.observe(timed(4, 4, 14.0))
     costs.observe(timed(4, 4, 16.0, count=3))
-    assert costs.plain_level.at(4) == pytest.approx(0.0015)
+    assert Level(costs).at(4) == pytest.approx(0.0015)
 
 
 @pytest.mark.parametrize(("ms", "level"), [(1000.0, 4.2), (0.0, -4.2)])
 def test_no_step_surprises_by_more_than_three_tenths(ms: float, level: float) -> None:
     costs = straight_costs()
     costs.observe(timed(4, 4, ms))
-    assert costs.plain_level.at(4) * 1000 == pytest.approx(level)
+    assert Level(costs).at(4) * 1000 == pytest.approx(level)
 
 
 def test_draft_and_context_follow_their_measurements() -> None:
     costs, truth = straight_costs(), straight_costs()
     costs.observe(timed(1, 1, 11.0, draft_rows=6, draft_seconds=0.0025))
-    truth.draft.correct(6, 0.0025, 0.15)
+    correct(truth.draft, 6, 0.0025, 0.15)
     assert costs.draft.seconds == pytest.approx(truth.draft.seconds)
     assert costs.context.seconds == pytest.approx(truth.context.seconds)
     costs.observe(timed(1, 1, 11.0, context_rows=16, context_seconds=0.0008))
-    truth.context.correct(16, 0.0008, 0.15)
+    correct(truth.context, 16, 0.0008, 0.15)
     assert costs.context.seconds == pytest.approx(truth.context.seconds)
     assert costs.draft.seconds == pytest.approx(truth.draft.seconds)
 

@@ -6,12 +6,8 @@ n rows take 10 + n ms to verify, (2 + n) / 4 to draft, (4 + n) / 20 to store; se
 import numpy as np
 import pytest
 
-from support.planner_world import straight_costs
 from support.told_planner import ToldPlanner, decoding
-from vllm_dflash.planning import planner
-from vllm_dflash.planning.forecast import Outcomes, Summary
-from vllm_dflash.planning.free_drafts import NO_FREE
-from vllm_dflash.planning.outlook import able_requests, best_choice
+from vllm_dflash.planning.forecast import Summary
 from vllm_dflash.planning.step import Plan
 
 
@@ -47,7 +43,7 @@ def test_the_best_rate_is_planned(
     assert plan.speedup == pytest.approx(plan.price / plain)
     assert (plan.is_probe, plan.least, plan.skip_steps) == (False, 0, 0)
     assert (ours.probes.restarts, ours.probes.asked) == (1, [])
-    assert ours.blocks.asked == [[0.5] * len(limits)]
+    assert ours.forecast.asked == [[0.5] * len(limits)]
 
 
 def two_groups() -> Summary:
@@ -90,29 +86,18 @@ def test_who_is_just_good_enough_is_drafted() -> None:
     assert ours.plan(decoding([2, 2])).drafted.tolist() == [True, True]
 
 
-def test_a_promise_of_just_the_margin_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    promised = ToldPlanner(1, 0.22).plan(decoding([1])).speedup
-    monkeypatch.setattr(planner, "MARGIN", promised)
-    assert ToldPlanner(1, 0.22).plan(decoding([1])).skip_steps == 1
-    monkeypatch.setattr(planner, "CLOSE", promised)
-    ours = ToldPlanner(1, 0.22)
-    assert ours.plan(decoding([1])).skip_steps == 7
-    assert not ours.probes.asked[0][2]
-
-
 def test_a_group_of_nobody_is_worth_nothing() -> None:
-    outcomes = Outcomes(
-        drafted=np.array([0, 1]),
+    ours = ToldPlanner(1, mean_first_survival=0.5)
+    ours.forecast.summary = Summary(
         least_score=np.array([0.9, -np.inf]),
         kept=np.array([[[0.0]], [[1.0]]]),
         gain=np.array([[[9.0]], [[0.8]]]),
+        mean_first_survival=0.5,
+        num_samples=2,
     )
-    nothing = np.zeros(1, dtype=np.int64)
-    able = able_requests(np.array([0.5]), np.array([1]), nothing, nothing, 1)
-    costs = straight_costs().records
-    best = best_choice(costs, nothing, able, outcomes, NO_FREE)
-    assert best.drafted.tolist() == [True]
-    assert best.rate == pytest.approx(1800 / (12 + 1.0 + 0.25))
+    plan = ours.plan(decoding([1]))
+    assert plan.drafted.tolist() == [True]
+    assert plan.price == pytest.approx(1800 / (12 + 1.0 + 0.25))
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,9 @@ class Shared:
         limits, places = np.array([MAX_TOKENS]), np.array([0])
         for number, token in enumerate(output):
             context = np.array([len(prompt) + number])
-            sampled, produced = np.array([[token]], np.int32), np.array([1])
+            self.texts[0, len(prompt) + number] = token
             told = self.matches.look_up(
-                [name], self.texts, places, context, sampled, produced, limits, MOST
+                [name], self.texts, places, context, np.array([1]), limits, MOST
             )
             found.append(self.matches.tokens(0, int(told.lengths[0])))
         return found

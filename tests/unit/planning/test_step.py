@@ -4,14 +4,17 @@ import numpy as np
 import pytest
 
 from support.fake_time import FakeTime
+from vllm_dflash.engine import step_clock
+from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.planning import step as step_module
-from vllm_dflash.planning.step import Plan, Step, StepClock
+from vllm_dflash.planning.step import Plan, Step
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     time = FakeTime()
-    monkeypatch.setattr(step_module, "time", time)
+    for module in (step_clock, step_module):
+        monkeypatch.setattr(module, "time", time)
     return time
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_dflash.planning.step import Foretold
-from vllm_dflash.planning.texts import LONGEST, MOST_PLACES, SHORTEST, SuffixMatches
+from vllm_dflash.planning.texts import LONGEST, MOST_PLACES, SHORTEST, SuffixMatches, append_tokens
 
 MAX_TOKENS = 512
 
@@ -51,9 +51,8 @@ class Engine:
         self.ends[: len(ids)] += produced
         places, context = np.arange(len(ids)), self.ends[: len(ids)] - 1
         limits = np.full(len(ids), MAX_TOKENS)
-        return self.matches.look_up(
-            ids, self.texts, places, context, sampled, produced, limits, most
-        )
+        append_tokens(self.texts, places, context, sampled, produced)
+        return self.matches.look_up(ids, self.texts, places, context, produced, limits, most)
 
     def foretold(self, request: int, length: int) -> list[int]:
         return self.matches.tokens(request, length)

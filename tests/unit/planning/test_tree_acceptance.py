@@ -7,11 +7,10 @@ import pytest
 
 from support.planner_world import curve
 from vllm_dflash.planning import Floats
-from vllm_dflash.planning.block_acceptance import BlockAcceptance
+from vllm_dflash.planning.chances import Chances
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.draft_tree import Candidates
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Likeliest, Plan, Step
+from vllm_dflash.planning.step import Candidates, Likeliest, Plan, Step
 from vllm_dflash.planning.tree_acceptance import (
     UNKNOWN,
     TreeAcceptance,
@@ -58,7 +57,7 @@ def learned(missed: int, times: int = 40) -> TreeAcceptance:
     """From chains of one whose second candidate had a chance of 0.2."""
     trees = TreeAcceptance(1, 2)
     step = drafted(np.array([[[0.5, 0.2, 0.1]]]))
-    blocks = BlockAcceptance(1, 2)
+    blocks = Chances.of(1, 2)
     for _ in range(times):
         trees.grow(step, np.array([0]), blocks, costs_of(GPU), np.array([[0.5]]))
         trees.learn(np.array([0]), np.array([1]), np.array([0]), np.array([missed]))
@@ -66,19 +65,17 @@ def learned(missed: int, times: int = 40) -> TreeAcceptance:
 
 
 def test_how_often_the_second_is_right_is_learned() -> None:
-    rates = [
-        learned(missed).calibration.acceptance(np.array([[0.2, 0.2]]))[0, 1] for missed in (1, 3)
-    ]
+    rates = [learned(missed).ranks.acceptance(np.array([[0.2, 0.2]]))[0, 1] for missed in (1, 3)]
     assert rates[0] > 0.8
     assert rates[1] < 0.05
 
 
 def test_nothing_is_learned_where_nobody_looked() -> None:
-    assert not learned(UNKNOWN).calibration.seen.any()
+    assert not learned(UNKNOWN).ranks.seen.any()
 
 
 def test_the_likeliest_is_learned_elsewhere() -> None:
-    assert not learned(1).calibration.seen[0].any()
+    assert not learned(1).ranks.seen[0].any()
 
 
 def test_the_best_rate_is_that_of_the_best_number_of_drafts() -> None:
@@ -127,5 +124,5 @@ def test_what_a_tree_teaches_of_chains_is_its_own_chain() -> None:
     verified.likeliest = Likeliest(np.array([2]), np.array([0]), np.array([1]))
     verified.limits = np.array([2])
     planner.plan(verified)
-    seen = planner.blocks.calibration.seen.sum(axis=1)
+    seen = planner.blocks.seen.sum(axis=1)
     assert seen == pytest.approx([1.0, 0.0])

@@ -1,0 +1,38 @@
+"""Curves and levels of costs, corrected by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from support.planner_world import straight
+from vllm_dflash.planning.costs import CURVE_RATE, StepCosts, correct_level
+from vllm_dflash.planning.curves import Curve, correct_curve
+
+
+def correct(curve: Curve, count: float, seconds: float, rate: float = CURVE_RATE) -> None:
+    """Towards a measurement."""
+    correct_curve(curve.records[0], float(count), float(seconds), rate)
+
+
+class Level:
+    """What a step takes beyond its forward pass, by number of requests."""
+
+    def __init__(self, costs: StepCosts, name: str = "plain_level") -> None:
+        self.record = costs.records[0][name]
+
+    @classmethod
+    def fresh(cls, max_requests: int) -> Level:
+        """Of which nothing is known."""
+        free = straight(0, 0)
+        return cls(StepCosts(free, free, free, max_requests))
+
+    def at(self, num_requests: int) -> float:
+        """Seconds: linear between powers of two."""
+        points = int(self.record["num_points"])
+        return float(
+            np.interp(np.log2(num_requests), np.arange(points), self.record["seconds"][:points])
+        )
+
+    def correct(self, num_requests: int, surprise: float, num_steps: int) -> None:
+        """Towards steps that took so much longer than predicted."""
+        correct_level(self.record, num_requests, float(surprise), num_steps)

@@ -1,0 +1,133 @@
+"""Acceptance estimates, against plain bookkeeping and against known truths."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.chances_by_hand import Bias, Calibration, bias_of_all, observe
+from vllm_dflash.planning.chances import Chances, expect, learn
+
+WIDTH = 3
+blocks = st.lists(
+    st.tuples(
+        st.lists(st.floats(0, 1), min_size=WIDTH, max_size=WIDTH),
+        st.integers(1, WIDTH),
+        st.integers(0, WIDTH),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(st.lists(blocks, min_size=1, max_size=3))
+def test_what_is_learned_equals_plain_bookkeeping(batches: list) -> None:
+    """One draft at a time, and one request."""
+    chances, calibration, bias = Chances.of(WIDTH, 5), Calibration(WIDTH), Bias(5)
+    for batch in batches:
+        confidence = np.array([block[0] for block in batch])
+        tried = np.array([block[1] for block in batch])
+        right = np.array([min(block[1], block[2]) for block in batch])
+        rows, whole = np.arange(len(batch)), np.full(len(batch), WIDTH)
+        survival = np.cumprod(calibration.acceptance(confidence), axis=1)
+        corrected = np.minimum(survival * bias.of(rows)[:, None], 1.0)
+        assert expect(chances, rows, confidence, whole) == pytest.approx(corrected)
+        learn(chances, rows, tried, right, tried, right)
+        calibration.observe(confidence, tried, right)
+        within = np.arange(WIDTH) < tried[:, None]
+        bias.observe(rows, (survival * within).sum(axis=1), right)
+        assert chances.rates == pytest.approx(calibration.rates)
+        assert chances.bias == pytest.approx(bias.requests)
+        assert chances.bias_of_all == pytest.approx(bias.everybody)
+
+
+def test_survival_ends_where_drafts_do() -> None:
+    chances = Chances.of(WIDTH, 2)
+    curves = expect(chances, np.array([1, 0]), np.full((2, WIDTH), 0.5), np.array([2, 0]))
+    assert curves == pytest.approx(np.array([[0.5, 0.25, 0.0], [0.0, 0.0, 0.0]]))
+    assert chances.survival == pytest.approx(np.array([[0.0] * 3, [0.5, 0.25, 0.0]]))
+
+
+def test_before_anything_was_seen_the_drafter_is_believed() -> None:
+    confidence = np.array([[0.2, 0.55, 1.0]])
+    assert Chances.of(WIDTH, 0).acceptance(confidence) == pytest.approx(confidence)
+
+
+def test_an_overconfident_drafter_is_found_out() -> None:
+    rng = np.random.default_rng(0)
+    chances = Chances.of(WIDTH, 8)
+    for _ in range(300):
+        confidence = rng.uniform(0.3, 1.0, (8, WIDTH))
+        lucky = rng.random((8, WIDTH)) < confidence**3
+        observe(chances, confidence, np.full(8, WIDTH), np.cumprod(lucky, axis=1).sum(axis=1))
+    asked = np.array([[0.4] * WIDTH, [0.7] * WIDTH, [0.95] * WIDTH])
+    assert chances.acceptance(asked) == pytest.approx(asked**3, abs=0.1)
+
+
+def test_positions_behind_a_rejection_teach_nothing() -> None:
+    chances = Chances.of(WIDTH, 1)
+    observe(chances, np.full((1, WIDTH), 0.5), np.array([WIDTH]), np.array([0]))
+    assert chances.seen.sum(axis=1) == pytest.approx([1, 0, 0])
+    observe(chances, np.full((1, WIDTH), 0.5), np.array([1]), np.array([1]))
+    assert chances.seen.sum(axis=1) == pytest.approx([2, 0, 0], rel=1e-2)
+
+
+def test_old_observations_fade() -> None:
+    """After a change of the text the estimate follows it."""
+    chances = Chances.of(1, 20)
+    confidence = np.full((20, 1), 0.8)
+    for accepted, expected in ((1, 1.0), (0, 0.0)):
+        for _ in range(500):
+            observe(chances, confidence, np.ones(20, int), np.full(20, accepted))
+        assert chances.acceptance(confidence[:1]) == pytest.approx(expected, abs=0.05)
+
+
+def test_an_observation_counts_half_after_two_thousand_others() -> None:
+    chances = Chances.of(1, 2000)
+    observe(chances, np.array([[0.2]]), np.array([1]), np.array([1]))
+    observe(chances, np.full((2000, 1), 0.8), np.ones(2000, int), np.zeros(2000, int))
+    # 4 observations' worth of the drafter's own word, and 8 of all positions': here, of the same.
+    pooled = (0.5 + 4 * 0.2) / (0.5 + 4)
+    assert chances.acceptance(np.array([[0.2]])) == pytest.approx((0.5 + 8 * pooled) / (0.5 + 8))
+
+
+def test_a_requests_bias_is_worth_eight_tokens_of_everybodys() -> None:
+    """By hand: everybody's fades by 2% a block, a request's by a tenth."""
+    chances = Chances.of(2, 4)
+    assert chances.bias_of(np.array([0, 3])).tolist() == [1.0, 1.0]
+
+    def came(rows: list[int], expected: list[float], accepted: list[int]) -> None:
+        chances.survival[rows, 0] = expected
+        chances.confidence[rows] = 0.5
+        one = np.ones(len(rows), np.int64)
+        learn(chances, np.array(rows), one, one, one, np.array(accepted))
+
+    came([2, 0], [2.0, 3.0], [1, 0])
+    everybody = (1 + 8) / (5 + 8)
+    assert bias_of_all(chances) == pytest.approx(everybody)
+    expected = [8 * everybody / (3 + 8), everybody, (1 + 8 * everybody) / (2 + 8)]
+    assert chances.bias_of(np.array([0, 1, 2])) == pytest.approx(expected)
+    came([2, 1], [1.0, 4.0], [2, 4])
+    everybody = (0.9604 * 1 + 6 + 8) / (0.9604 * 5 + 5 + 8)
+    assert bias_of_all(chances) == pytest.approx(everybody)
+    expected = [
+        8 * everybody / (3 + 8),
+        (4 + 8 * everybody) / (4 + 8),
+        (0.9 + 2 + 8 * everybody) / (1.8 + 1 + 8),
+        everybody,
+    ]
+    assert chances.bias_of(np.arange(4)) == pytest.approx(expected)
+    chances.forget(np.array([0, 1]))
+    expected[:2] = everybody, everybody
+    assert chances.bias_of(np.arange(4)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("bias", "curve"), [(0.5, [0.45, 0.2]), (1.0, [0.9, 0.4]), (2.0, [1.0, 0.8])]
+)
+def test_a_bias_raises_or_lowers_the_whole_curve(bias: float, curve: list[float]) -> None:
+    chances = Chances.of(2, 2)
+    chances.bias[0] = 1e9, bias * 1e9  # next to which everybody's is nothing
+    confidence = np.array([[0.9, 0.4 / 0.9], [0.3, 0.0]])
+    curves = expect(chances, np.arange(2), confidence, np.full(2, 2))
+    assert curves == pytest.approx(np.array([curve, [0.3, 0.0]]))
