@@ -54,7 +54,7 @@ class Plan:
 
 
 class Foretold(NamedTuple):
-    """Free drafts of R requests, and what became of the last ones; see `suffix_match`."""
+    """Free drafts of R requests, and what became of the last ones; see `texts`."""
 
     lengths: Ints
     """Tokens that the text foretells, [R]."""

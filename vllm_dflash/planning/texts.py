@@ -136,7 +136,7 @@ def recall(recent: RecentOutputs, wanted: Ints, end: int) -> tuple[int, int]:
 
 
 class TextIndex(NamedTuple):
-    """Of every request's text, by row; see `suffix_index`."""
+    """Of every request's text, by row."""
 
     newest: Ints
     """[rows, BUCKETS]."""
