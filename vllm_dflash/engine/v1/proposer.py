@@ -213,14 +213,15 @@ class PlannedProposer(LoadedDrafter):
         resting = self.lengths.take_skip(step)
         if self.texts is not None:
             with step.timing("planning"):
-                texts = self.runner.input_batch
-                ends[list(texts.req_prompt_embeds)] = 0  # they have no tokens there
+                texts, ends_of_texts = self.runner.input_batch, ends.copy()
+                # Prompts of embeddings: what stands there is of whoever had that place before.
+                ends_of_texts[list(texts.req_prompt_embeds)] = 0
                 # The runner has not written down yet what it sampled.
                 self.texts.look_up(
                     step,
                     texts.token_ids_cpu,
                     np.arange(step.num_requests),
-                    ends,
+                    ends_of_texts,
                     self._sampled.astype(np.int32, copy=False),
                     self._room_for_long_drafts(),
                 )
