@@ -152,3 +152,23 @@ def test_what_is_named_by_string_exists() -> None:
     assert {name.replace(":", ".") for name in named} - set().union(
         *map(names_of, MODULES)
     ) == set()
+
+
+def test_the_way_of_a_draft_has_as_many_steps_as_it_says() -> None:
+    page = (ROOT / "docs" / "engineering" / "architecture.md").read_text()
+    way = page.split("## The way of a draft")[1].split("\n## ")[0]
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", way, re.MULTILINE)]
+    assert numbers == [*range(1, len(numbers) + 1)]
+    said = re.search(r"to the scheduler in\s+(\w+)\s+steps", page)
+    assert said is not None
+    words = ["nine", "ten", "eleven", "twelve", "thirteen"]
+    assert words.index(said[1]) + 9 == len(numbers)
+
+
+def test_one_page_says_how_long_planning_compiles() -> None:
+    """Others point there: they had three numbers."""
+    duration = re.compile(r"[Cc]ompil\w+ (takes |for )(about )?[\w.]+ ([a-z]+ )?(second|minute)")
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), PACKAGE / "planning/compiled.py"]
+    saying = {page.name for page in pages if duration.search(" ".join(page.read_text().split()))}
+    assert saying == {"benchmarks.md"}  # where it is of another program, too
+    assert "## How long planning compiles" in (ROOT / "docs" / "benchmarks.md").read_text()
