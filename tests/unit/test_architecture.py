@@ -137,6 +137,19 @@ def test_every_mended_bug_is_on_the_page_of_hooks() -> None:
     assert {name for name in mended if f"{name}.py" not in page} == set()
 
 
+def test_every_mended_bug_has_an_issue_for_vllm() -> None:
+    page = (ROOT / "docs" / "engineering" / "upstream.md").read_text()
+    sections = dict(part.split("\n", 1) for part in page.split("\n## ")[1:])
+    files = {f.name: f for f in (PACKAGE / "engine" / "vllm_fixes").glob("[!_]*.py")}
+    assert [*sections] == sorted(files)
+    for name, text in sections.items():
+        parts = ["Title: **[Bug]", "Version: 0.32.0", "What is wrong:", "To reproduce", "```python"]
+        parts += ["Expected:", "Found:", "Suggested"]
+        assert [part for part in parts if part not in text] == []
+        assert "docs/engineering/upstream.md" in files[name].read_text()
+        assert f"[{name}](#{name.replace('.', '')})" in page
+
+
 def names_of(file: Path) -> set[str]:
     """A module's name with its dots, and those of its functions and classes."""
     module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
