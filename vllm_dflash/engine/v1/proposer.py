@@ -214,15 +214,14 @@ class PlannedProposer(LoadedDrafter):
         if self.texts is not None:
             with step.timing("planning"):
                 texts, ends_of_texts = self.runner.input_batch, ends.copy()
-                # Prompts of embeddings: what stands there is of whoever had that place before.
+                # A prompt of embeddings has no tokens; what lies there was another request's.
                 ends_of_texts[list(texts.req_prompt_embeds)] = 0
-                # The runner has not written down yet what it sampled.
                 self.texts.look_up(
                     step,
                     texts.token_ids_cpu,
                     np.arange(step.num_requests),
                     ends_of_texts,
-                    self._sampled.astype(np.int32, copy=False),
+                    self._sampled.astype(np.int32, copy=False),  # not written down yet
                     self._room_for_long_drafts(),
                 )
         if resting and step.foretold is None:
