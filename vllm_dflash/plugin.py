@@ -246,7 +246,7 @@ def _select(
     from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
     from vllm_dflash.config.pair import MOST_FREE_DRAFTS, resolve
     from vllm_dflash.config.thread_binding import check_thread_binding
-    from vllm_dflash.config.vllms_log import hush
+    from vllm_dflash.config.vllms_log import filter_vllms_warnings
 
     worker = choose_worker(target_parallel_config.worker_cls)
     if engine_args.enable_lora:
@@ -302,7 +302,7 @@ def _select(
         engine_args.disable_hybrid_kv_cache_manager = True
     write_speculative_config(engine_args, options, verification)
     register_draft_model()
-    hush()
+    filter_vllms_warnings()
     resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 27
     # vLLM 0.33 has neither the variable nor the older executor.
     if backend == "ray" and getattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", True):

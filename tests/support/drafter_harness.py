@@ -64,6 +64,8 @@ class Row:
     bonus: int = 5
     num_rejected: int = 0
     in_prompt: bool = False
+    has_embeddings: bool = False
+    """Its prompt was given as embeddings: the runner has no tokens for it."""
 
 
 class Harness:
@@ -214,7 +216,7 @@ class ProposerHarness(Harness):
         self.input_batch = SimpleNamespace(
             req_ids=[str(row.request) for row in rows],
             vocab_size=1 << 20,
-            req_prompt_embeds={},
+            req_prompt_embeds={n: None for n, row in enumerate(rows) if row.has_embeddings},
             token_ids_cpu=self.texts[[row.request for row in rows]],
             num_tokens_no_spec=texts_end.astype(np.int32),
         )

@@ -137,6 +137,19 @@ def test_every_mended_bug_is_on_the_page_of_hooks() -> None:
     assert {name for name in mended if f"{name}.py" not in page} == set()
 
 
+def test_every_mended_bug_has_an_issue_for_vllm() -> None:
+    page = (ROOT / "docs" / "engineering" / "upstream.md").read_text()
+    sections = dict(part.split("\n", 1) for part in page.split("\n## ")[1:])
+    files = {f.name: f for f in (PACKAGE / "engine" / "vllm_fixes").glob("[!_]*.py")}
+    assert [*sections] == sorted(files)
+    for name, text in sections.items():
+        parts = ["Title: **[Bug]", "Version: 0.32.0", "What is wrong:", "To reproduce", "```python"]
+        parts += ["Expected:", "Found:", "Suggested"]
+        assert [part for part in parts if part not in text] == []
+        assert "docs/engineering/upstream.md" in files[name].read_text()
+        assert f"[{name}](#{name.replace('.', '')})" in page
+
+
 def names_of(file: Path) -> set[str]:
     """A module's name with its dots, and those of its functions and classes."""
     module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -152,3 +165,23 @@ def test_what_is_named_by_string_exists() -> None:
     assert {name.replace(":", ".") for name in named} - set().union(
         *map(names_of, MODULES)
     ) == set()
+
+
+def test_the_way_of_a_draft_has_as_many_steps_as_it_says() -> None:
+    page = (ROOT / "docs" / "engineering" / "architecture.md").read_text()
+    way = page.split("## The way of a draft")[1].split("\n## ")[0]
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", way, re.MULTILINE)]
+    assert numbers == [*range(1, len(numbers) + 1)]
+    said = re.search(r"to the scheduler in\s+(\w+)\s+steps", page)
+    assert said is not None
+    words = ["nine", "ten", "eleven", "twelve", "thirteen"]
+    assert words.index(said[1]) + 9 == len(numbers)
+
+
+def test_one_page_says_how_long_planning_compiles() -> None:
+    """Others point there: they had three numbers."""
+    duration = re.compile(r"[Cc]ompil\w+ (takes |for )(about )?[\w.]+ ([a-z]+ )?(second|minute)")
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), PACKAGE / "planning/compiled.py"]
+    saying = {page.name for page in pages if duration.search(" ".join(page.read_text().split()))}
+    assert saying == {"benchmarks.md"}  # where it is of another program, too
+    assert "## How long planning compiles" in (ROOT / "docs" / "benchmarks.md").read_text()

@@ -177,19 +177,34 @@ def test_a_link_to_something_else_is_not_shown(pair: Pair, tmp_path: Path) -> No
     """Links are followed (a hub's cache consists of them), but what is no drafter stays unread."""
     secret = tmp_path / "secret"
     secret.write_text("the secret itself " * 1000)
-    for name in ("model.safetensors", "config.json"):
-        (pair.drafter / name).unlink()
+    for name in ("model.safetensors.index.json", "model.safetensors", "config.json"):
+        (pair.drafter / name).unlink(missing_ok=True)
         (pair.drafter / name).symlink_to(secret)
         with pytest.raises(DrafterError, match="cannot be read") as refused:
             engine_config(pair)
         assert "the secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "mask_embedding.pt"])
+@pytest.mark.parametrize(
+    "names", [["../outside"], ["model", "sub/../../outside"], ["/etc/outside"]]
+)
+def test_an_index_leads_nowhere(pair: Pair, names: list[str]) -> None:
+    save_file({"norm.weight": torch.zeros(1)}, pair.drafter.parent / "outside.safetensors")
+    index = {"weight_map": {str(i): f"{name}.safetensors" for i, name in enumerate(names)}}
+    (pair.drafter / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(DrafterError, match=rf"it names '{names[-1]}\.safetensors', where"):
+        engine_config(pair)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "model.safetensors.index.json", "config.json", "mask_embedding.pt"],
+)
 def test_a_pipe_is_not_waited_for(pair: Pair, name: str) -> None:
     (pair.drafter / name).unlink(missing_ok=True)
     os.mkfifo(pair.drafter / name)
-    if name == "mask_embedding.pt":  # as if it were not there, to vLLM's reader as well
+    if name in ("mask_embedding.pt", "model.safetensors.index.json"):
+        # As if it were not there, to vLLM's reader as well.
         engine_config(pair)
     else:
         with pytest.raises(DrafterError, match=r"is no file|has no config\.json"):

@@ -9,11 +9,18 @@ import glob
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from vllm_dflash.checkpoint.refusal import shown
+
 INDEX = "model.safetensors.index.json"
+MOST_INDEX_BYTES = 64 << 20
+"""Those of the largest models (200,000 tensors) take 25 MB. Parsed, an index is larger by far."""
+MOST_NAMED = 10
+"""Files that a refusal names."""
 OTHER_WEIGHTS = ("pytorch_model*.bin", "*.pth")
 BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -170,32 +177,53 @@ def _indexed(folder: Path) -> list[Path]:
     if not index.is_file():
         return []
     try:
-        names = _names_in(index.read_bytes(), str(index))
+        with index.open("rb") as file:
+            names = _names_in(file.read(MOST_INDEX_BYTES + 1), str(index))
+        there = {*os.listdir(folder)}  # no name is handed to the system that is not one of these
     except OSError as error:
         raise HeadersUnreadableError(f"{str(index)!r} cannot be read: {error}.") from error
-    if missing := [name for name in names if not (folder / name).exists()]:
+    if missing := [name for name in names if name not in there or not (folder / name).exists()]:
         raise HeadersUnreadableError(
-            f"{str(folder)!r} lacks {', '.join(map(repr, missing))}, which {INDEX} names:"
-            " download them."
+            f"{str(folder)!r} lacks {_shown(missing)}, which {INDEX} names: download them."
         )
     return [folder / name for name in names]
 
 
 def _names_in(index: bytes, where: str) -> list[str]:
-    """The files that an index names, all of which lie beside it."""
+    """The files that an index names, all of which lie beside it.
+
+    What it says is whatever somebody wrote, and may be what a link leads to: no path leaves the
+    folder, and no message shows more than the first names.
+    """
+    if len(index) > MOST_INDEX_BYTES:
+        raise HeadersUnreadableError(
+            f"{where!r} cannot be read: it has more than {MOST_INDEX_BYTES >> 20} MiB. Download it"
+            " again."
+        )
     try:
         names = sorted({str(name) for name in json.loads(index)["weight_map"].values()})
+    except UnicodeDecodeError:  # which holds all of the file
+        why = "it is no text"
+        raise HeadersUnreadableError(
+            f"{where!r} cannot be read: {why}. Download it again."
+        ) from None
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise HeadersUnreadableError(
             f"{where!r} cannot be read: {error!r}. Download it again."
-        ) from error
+        ) from None
     odd = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
     if odd or not names:
         raise HeadersUnreadableError(
-            f"{where!r} cannot be used: it names {odd or 'no files'}, where *.safetensors beside it"
-            " belong. Download it again."
+            f"{where!r} cannot be used: it names {_shown(odd) if odd else 'no files'}, where"
+            " *.safetensors beside it belong. Download it again."
         )
     return names
+
+
+def _shown(names: Sequence[str]) -> str:
+    """The first of these file names, as far as a message has room for them."""
+    first = [shown(name) for name in names[:MOST_NAMED]]
+    return ", ".join(first) + (f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED))
 
 
 def _tensor(name: str, shape: list[int], dtype: str) -> Tensor:

@@ -19,7 +19,7 @@ shifted by one token; ours is not, so keeping the last block of a prefix costs n
 """
 
 
-class Hush(logging.Filter):
+class DropsOneWarning(logging.Filter):
     """Lets all records of a logger pass but the first that begins so; then it is gone."""
 
     def __init__(self, logger: logging.Logger, beginning: str) -> None:
@@ -34,12 +34,12 @@ class Hush(logging.Filter):
         return False
 
 
-def hush() -> None:
+def filter_vllms_warnings() -> None:
     """Keep each warning that is no news out of this process's log, once."""
     for name, beginning in NO_NEWS.items():
         logger = logging.getLogger(name)
-        if not any(isinstance(one, Hush) for one in logger.filters):
-            logger.addFilter(Hush(logger, beginning))
+        if not any(isinstance(one, DropsOneWarning) for one in logger.filters):
+            logger.addFilter(DropsOneWarning(logger, beginning))
 
 
 @contextmanager

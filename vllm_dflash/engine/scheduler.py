@@ -15,7 +15,7 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.config.vllms_log import hush
+from vllm_dflash.config.vllms_log import filter_vllms_warnings
 from vllm_dflash.engine.drafts_in_output import attached_drafts, skip_the_call_for_drafts
 from vllm_dflash.engine.figures import attached_figures, send_figures
 from vllm_dflash.engine.log import logger
@@ -26,7 +26,7 @@ from vllm_dflash.seams import ENGINE, check_seams
 def build_scheduler(**arguments: Any) -> Scheduler:
     """The scheduler of an engine; stands where vLLM expects a class of schedulers."""
     check_seams(ENGINE)
-    hush()  # hook 26
+    filter_vllms_warnings()  # hook 26
     logger().info(
         "vLLM's warning of a custom scheduler class is expected: build_scheduler gives its own"
         " scheduler with vllm-dflash's draft lengths, asynchronous where vLLM's would be, and"

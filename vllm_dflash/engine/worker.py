@@ -23,7 +23,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm_dflash import __version__
 from vllm_dflash.checkpoint.ranks import describe_ranks
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.config.vllms_log import hush
+from vllm_dflash.config.vllms_log import filter_vllms_warnings
 from vllm_dflash.engine.agreement import agreed_seconds
 from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_the_output
 from vllm_dflash.engine.estimates_file import EstimatesKeeper, Memory
@@ -66,7 +66,7 @@ class DraftingWorker(Worker):
         self._figures: FiguresToSend | None = None
         check_vllm(V2_WORKER if self.use_v2_model_runner else V1_WORKER)
         register_draft_model()  # hook 6
-        hush()  # hook 26
+        filter_vllms_warnings()  # hook 26
         super().init_device()
         self.drafter = self._attach_to_v2() if self.use_v2_model_runner else self._attach_to_v1()
         if self.rank == 0:

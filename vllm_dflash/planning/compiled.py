@@ -2,7 +2,7 @@
 
 Between two steps the models' weights run through the processor's caches. Each of some hundred calls
 of numpy then takes several microseconds; a loop of machine code takes the time of its arithmetic.
-Compiling takes about half a minute, the first time that a machine runs this version.
+How long compiling takes, the first time that a machine runs this version: docs/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,11 +110,17 @@ def test_a_damaged_file_is_named(folder: Path, damage: str) -> None:
     [
         ({"x": "c.safetensors", "y": "a.safetensors"}, "lacks 'c.safetensors', which"),
         ({"x": "c.safetensors", "y": "d.safetensors"}, "lacks 'c.safetensors', 'd.safetensors',"),
-        ({"x": "a.bin"}, r"it names \['a.bin'\]"),
-        ({"x": "sub/a.safetensors", "y": "a.safetensors"}, r"it names \['sub/a.safetensors'\]"),
-        ({"x": "../a.safetensors"}, r"it names \['\.\./a\.safetensors'\]"),
-        ({"x": "/etc/passwd"}, r"it names \['/etc/passwd'\]"),
-        ({"x": 3}, r"it names \['3'\]"),
+        ({"x": "a.bin"}, "it names 'a.bin', where"),
+        ({"x": "sub/a.safetensors", "y": "a.safetensors"}, "it names 'sub/a.safetensors', where"),
+        ({"x": "../a.safetensors"}, r"it names '\.\./a\.safetensors', where"),
+        ({"x": "/etc/passwd"}, "it names '/etc/passwd', where"),
+        ({"x": 3}, "it names '3', where"),
+        ({"x": ["a.safetensors"]}, r"it names \"\['a.safetensors'\]\", where"),
+        ({"x": "n" * 300 + ".safetensors"}, r"lacks 'n{299}\.\.\. \(314 characters\), which"),
+        ({"x": "a.safetensors\0.safetensors"}, r"lacks 'a\.safetensors.x00\.safetensors', which"),
+        ({"x": "\ud800.safetensors"}, r"lacks '.ud800\.safetensors', which"),
+        ({str(n): f"{n:05}.bin" for n in range(10**4)}, "'00009.bin' and 9990 more, where"),
+        ({str(n): f"{n:05}.safetensors" for n in range(10**4)}, "and 9990 more, which"),
         ({}, "it names no files"),
     ],
 )
@@ -122,6 +129,23 @@ def test_an_index_that_does_not_fit(folder: Path, weight_map: dict[str, Any], wo
     with pytest.raises(HeadersUnreadableError, match=words) as refused:
         read_folder(folder)
     assert str(refused.value).startswith(f"'{folder}")
+    assert len(str(refused.value)) < 1000
+
+
+def test_an_index_without_end(folder: Path) -> None:
+    """No memory is taken for it: a sparse file may claim any size."""
+    with (folder / INDEX).open("r+b") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(HeadersUnreadableError, match=f"{INDEX}' cannot be read: it has more than"):
+        read_folder(folder)
+
+
+def test_an_index_that_is_no_text_is_not_shown(folder: Path) -> None:
+    """A link may lead to what nobody else is to read."""
+    (folder / INDEX).write_bytes(b"the secret itself \xff" * 1000)
+    with pytest.raises(HeadersUnreadableError, match="cannot be read: it is no text") as refused:
+        read_folder(folder)
+    assert "secret" not in "".join(traceback.format_exception(refused.value))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from support.log_lines import log_lines
 from support.pairs import make_pair
-from vllm_dflash.config.vllms_log import NO_NEWS, hush, refusals_logged
+from vllm_dflash.config.vllms_log import NO_NEWS, filter_vllms_warnings, refusals_logged
 
 FRONT_END = "vllm.config.vllm"
 
@@ -38,11 +38,11 @@ def what_passes(name: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("name", NO_NEWS)
-def test_one_warning_is_hushed_once(name: str) -> None:
+def test_one_warning_is_filtered_once(name: str) -> None:
     logger = logging.getLogger(name)
     with what_passes(name) as lines:
-        hush()
-        hush()
+        filter_vllms_warnings()
+        filter_vllms_warnings()
         logger.warning("Another of %s", name)
         logger.warning("%s 4096 and so on", NO_NEWS[name])
         logger.warning("%s 4096 and so on", NO_NEWS[name])  # of another engine, say

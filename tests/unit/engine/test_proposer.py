@@ -247,6 +247,41 @@ def test_how_far_block_and_text_say_the_same(pair: Pair) -> None:
     assert not harness.proposer.has_drafts
 
 
+def test_a_prompt_of_embeddings_gets_blocks_and_nothing_of_its_text(pair: Pair) -> None:
+    """There are no tokens of it: what stands in their place is another request's."""
+    rows = [Row(n, features(20, n), bonus=12, has_embeddings=n == 1) for n in range(2)]
+    expected = DrafterHarness(pair).step(rows)[1]
+    policy = FromText([True, True], [3, 7], [True, False])
+    harness = planned_harness(pair, policy)
+    for number in range(2):
+        harness.texts[number, :4] = [11, 12, 13, 14]
+        harness.texts[number, 19] = 11
+    first, second = harness.step(rows)
+    assert (first[:2], second) == ([13, 14], expected)
+    (step,) = policy.planned
+    assert step.foretold is not None
+    assert step.foretold.lengths.tolist() == [32, 0]
+    assert step.limits.tolist() == [7, 7]
+
+
+def test_texts_go_on_where_the_drafters_length_ends(pair: Pair) -> None:
+    """Up to the target's limit, where nothing can be accepted any more."""
+    policy = FromText([True, False, False], [4, 3, 0], [True, True, True])
+    harness = planned_harness(pair, policy)
+    harness.proposer.draft_model_config.hf_config.dflash_config["max_model_len"] = 96
+    lengths = (100, 256 - 5, 256 - 2)
+    for number, length in enumerate(lengths):
+        harness.texts[number, :4] = [11, 12, 13, 14]
+        harness.texts[number, length - 1] = 11
+    rows = [Row(n, features(length, n), bonus=12) for n, length in enumerate(lengths)]
+    drafts = harness.step(rows)
+    assert [len(one) for one in drafts] == [4, 3, 0]
+    (step,) = policy.planned
+    assert step.foretold is not None
+    assert step.foretold.lengths.tolist() == [32, 3, 0]
+    assert step.limits.tolist() == [0, 0, 0]
+
+
 def test_a_step_that_rests_is_planned_where_a_text_foretells_something(pair: Pair) -> None:
     policy = FromText([False], [2], [True], skip_steps=3)
     harness = planned_harness(pair, policy)

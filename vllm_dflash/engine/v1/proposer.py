@@ -212,15 +212,15 @@ class PlannedProposer(LoadedDrafter):
         resting = self.lengths.take_skip(step)
         if self.texts is not None:
             with step.timing("planning"):
-                texts = self.runner.input_batch
-                ends[list(texts.req_prompt_embeds)] = 0  # they have no tokens there
-                # The runner has not written down yet what it sampled.
+                texts, ends_of_texts = self.runner.input_batch, ends.copy()
+                # A prompt of embeddings has no tokens; what lies there was another request's.
+                ends_of_texts[list(texts.req_prompt_embeds)] = 0
                 self.texts.look_up(
                     step,
                     texts.token_ids_cpu,
                     np.arange(step.num_requests),
-                    ends,
-                    self._sampled.astype(np.int32, copy=False),
+                    ends_of_texts,
+                    self._sampled.astype(np.int32, copy=False),  # not written down yet
                     self._room_for_long_drafts(),
                 )
         if resting and step.foretold is None:

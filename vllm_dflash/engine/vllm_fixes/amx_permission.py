@@ -2,9 +2,9 @@
 
 Wrong in vLLM 0.32.0, CPU: Linux lets a process use AMX once it has asked, and nobody asks before
 `cpu_attention_with_kv_cache` uses it: SIGILL, without a word in the log. A large bfloat16 product
-asks by chance, so it takes small batches before any large one: an eager engine with a short
-prompt, plain decoding included, or with DFlash the dummy batches of the start. Not reported yet.
-Delete this file when vLLM's CPU worker or its attention asks.
+asks by chance, so it takes small batches before any large one: an eager engine with a short prompt,
+plain decoding included, or with DFlash the dummy batches of the start. Not reported yet
+(docs/engineering/upstream.md). Delete this file when vLLM's CPU worker or its attention asks.
 """
 
 from __future__ import annotations

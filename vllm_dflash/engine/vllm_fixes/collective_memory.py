@@ -1,8 +1,8 @@
 """The memory through which tensor-parallel ranks on CPUs add up does not outlive them.
 
-Wrong in vLLM 0.32.0, CPU: however its workers end, their segments in /dev/shm stay, 4 MiB a rank
-and engine. Not reported yet. Delete this file when vLLM unlinks them once all ranks have mapped
-them.
+Wrong in vLLM 0.32.0, CPU: however its workers end, their segments in /dev/shm stay, 4 MiB for each
+thread of a rank. Not reported yet (docs/engineering/upstream.md). Delete this file when vLLM
+unlinks them once all ranks have mapped them.
 """
 
 from __future__ import annotations

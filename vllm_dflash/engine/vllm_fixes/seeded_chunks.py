@@ -2,8 +2,8 @@
 
 Wrong in vLLM 0.32.0, V1 runner on CPU, plain decoding included: rows whose token is thrown away
 (the chunks of a prompt but for its last) take numbers from the request's generator, which is then
-set back by an offset; a CPU's generator has none. Not reported yet. Delete this file when
-`_bookkeeping_sync` no longer calls `set_offset` on CPU generators.
+set back by an offset; a CPU's generator has none. Not reported yet (docs/engineering/upstream.md).
+Delete this file when `_bookkeeping_sync` no longer calls `set_offset` on CPU generators.
 """
 
 from __future__ import annotations

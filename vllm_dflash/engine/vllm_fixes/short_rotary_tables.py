@@ -2,8 +2,8 @@
 
 Wrong in vLLM 0.32.0: `get_rope` makes a YaRN table as long as the checkpoint's own stretch,
 whatever `max_position` says, and its kernels read behind the end of it. Context is stored for all
-of a target's positions, drafted for or not. Not reported yet. Delete this file when `get_rope`
-honours `max_position` for YaRN, or its kernels check bounds.
+of a target's positions, drafted for or not. Not reported yet (docs/engineering/upstream.md). Delete
+this file when `get_rope` honours `max_position` for YaRN, or its kernels check bounds.
 """
 
 from __future__ import annotations

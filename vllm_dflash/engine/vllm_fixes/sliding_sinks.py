@@ -1,10 +1,10 @@
 """Targets like gpt-oss write right tokens on CPU where sliding and full layers share a cache group.
 
 Wrong in vLLM 0.32.0, CPU: such layers get attention planned for no window; the kernel then splits
-the keys of a sliding layer, and where a part lies outside the window and the layer has sinks,
-reads what nobody wrote: wrong tokens from plain decoding as well
-(`--disable-hybrid-kv-cache-manager`). Not reported yet. Delete this file when
-`cpu_attention_with_kv_cache` skips parts outside the window.
+the keys of a sliding layer, and where a part lies outside the window and the layer has sinks, reads
+what nobody wrote: wrong tokens from plain decoding as well (`--disable-hybrid-kv-cache-manager`).
+Not reported yet (docs/engineering/upstream.md). Delete this file when `cpu_attention_with_kv_cache`
+skips parts outside the window.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Cache blocks that change hands are cleared of what their last owner left, on CPU.
 
 Wrong in vLLM 0.32.0, CPU: the attention kernel, which serves both model runners there, reads a
-request's last block to its end. Keys and values behind the context count for nothing, unless one
-is NaN or infinite: then so is the result, and the request would go undrafted until it has
-overwritten them. Not reported yet. Delete this file when the kernel masks before it multiplies.
+request's last block to its end. Values behind the context count for nothing, unless one is NaN or
+infinite: then the result is NaN, and the request would go undrafted until it has overwritten them.
+Not reported yet (docs/engineering/upstream.md). Delete this file when the kernel masks before it
+multiplies.
 """
 
 from __future__ import annotations

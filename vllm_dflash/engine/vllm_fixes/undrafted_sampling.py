@@ -1,9 +1,10 @@
 """A step without drafts is sampled as in plain decoding.
 
-Wrong in vLLM 0.32.0, V1 runner: with a speculative method, `RejectionSampler.forward` verifies
-also where nobody has drafts. That costs time in every undrafted step, and takes `max()` of an
-empty tensor where a request asks for top-k, which ends the engine. Not reported yet. Delete this
-file when `RejectionSampler.forward` returns early for `max_spec_len == 0`.
+Wrong in vLLM 0.32.0, V1 runner: with a speculative method, `RejectionSampler.forward` verifies also
+where nobody has drafts. That costs time in every undrafted step, and takes `max()` of an empty
+tensor where a request asks for top-k, which ends the engine. Not reported yet
+(docs/engineering/upstream.md). Delete this file when `RejectionSampler.forward` returns early for
+`max_spec_len == 0`.
 """
 
 from __future__ import annotations

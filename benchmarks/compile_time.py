@@ -1,0 +1,69 @@
+"""How long planning compiles, the first time that a machine runs a version, and from then on.
+
+    scripts/run.sh python benchmarks/compile_time.py
+
+What an engine rehearses before its profile, each in a process of its own: with nothing compiled
+yet, and once more with what that one has left. Seconds of the processor are those to compare on a
+machine that does other work as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.progress import track
+
+from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.tables import Table
+
+IMPORTED = "from vllm_dflash.planning.rehearsal import *"
+PARTS = {
+    "V1": "rehearse_planner(7, 32)",
+    "V1, with draft trees": "rehearse_planner(7, 32); rehearse_trees(7)",
+    "V2": "rehearse_ahead(7)",
+}
+TIMED = """
+import json, time
+started = time.perf_counter(), time.process_time()
+{part}
+print(json.dumps([time.perf_counter() - started[0], time.process_time() - started[1]]))
+"""
+
+
+def rehearse(part: str, cache: Path) -> tuple[float, float]:
+    """Seconds of the clock and of the processor, in a process that keeps what it compiles there."""
+    code = IMPORTED + TIMED.format(part=part)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+    )
+    clock, processor = json.loads(done.stdout.splitlines()[-1])
+    return clock, processor
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    rows = []
+    for name, part in PARTS.items():
+        seconds = []
+        for _ in track(range(arguments.rounds), name):
+            with TemporaryDirectory(prefix="compile-time-") as cache:
+                seconds.append([*rehearse(part, Path(cache)), *rehearse(part, Path(cache))])
+        first, first_cpu, again, _ = (statistics.median(one) for one in zip(*seconds, strict=True))
+        rows.append([name, f"{first:.0f} s", f"{first_cpu:.0f} s", f"{again:.1f} s"])
+    columns = ["what is compiled", "first start", "of the processor", "later starts"]
+    print_report([Table("How long planning compiles", columns, rows)])
+
+
+if __name__ == "__main__":
+    main()
