@@ -25,6 +25,7 @@ from vllm_dflash.checkpoint.ranks import describe_ranks
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.config.vllms_log import filter_vllms_warnings
 from vllm_dflash.engine.agreement import agreed_seconds
+from vllm_dflash.engine.compile_aside import CompileAside
 from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_the_output
 from vllm_dflash.engine.estimates_file import EstimatesKeeper, Memory
 from vllm_dflash.engine.figures import FiguresToSend, attach_figures
@@ -45,7 +46,7 @@ from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.watch import DraftWatch
-from vllm_dflash.planning.rehearsal import rehearse_ahead, rehearse_planner
+from vllm_dflash.planning.rehearsal import rehearse
 from vllm_dflash.plugin import register_draft_model
 from vllm_dflash.seams import V1_WORKER, V2_WORKER, check_vllm
 from vllm_dflash.vllms_own import SWITCH_OFF
@@ -57,6 +58,7 @@ class DraftingWorker(Worker):
     drafter: Any
     """Our proposer (V1) or speculator (V2)."""
     _keeper: EstimatesKeeper | None = None
+    _compiling: CompileAside | None = None
 
     def init_device(self) -> None:
         """Build the model runner, and put our drafting code in the place of vLLM's."""
@@ -67,6 +69,8 @@ class DraftingWorker(Worker):
         check_vllm(V2_WORKER if self.use_v2_model_runner else V1_WORKER)
         register_draft_model()  # hook 6
         filter_vllms_warnings()  # hook 26
+        if self.local_rank == 0 and DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
+            self._compiling = CompileAside(self._runner)
         super().init_device()
         self.drafter = self._attach_to_v2() if self.use_v2_model_runner else self._attach_to_v1()
         if self.rank == 0:
@@ -136,10 +140,9 @@ class DraftingWorker(Worker):
         options = DFlashOptions.of(self.vllm_config)
         # On V2 the scheduler plans. It may live in this process, where nothing is to be compiled
         # later.
-        if self.use_v2_model_runner:
-            rehearse_ahead(options.draft_width)
-        else:
-            rehearse_planner(options.draft_width, options.most_free)
+        if self._compiling is not None:
+            self._compiling.wait()
+        rehearse(self._runner, options.draft_width, options.most_free)
         memory = Memory.of(self.vllm_config, self._runner)
         if memory is not None and memory.recalled is not None:
             costs, origin = memory.recalled.costs, f"learned before, from {memory.file.path}"
@@ -204,6 +207,8 @@ class DraftingWorker(Worker):
 
     def shutdown(self) -> None:
         """The engine ends: keep what was learned."""
+        if self._compiling is not None:
+            self._compiling.stop()
         if self._keeper is not None:
             self._keeper.close()
         super().shutdown()

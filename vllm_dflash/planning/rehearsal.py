@@ -1,11 +1,20 @@
-"""Compiles what planning asks for, before anybody waits for it."""
+"""Compiles what planning asks for, before anybody waits for it.
+
+python -m vllm_dflash.planning.rehearsal v1
+"""
 
 from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
 from vllm_dflash.planning.ahead import BLOCK, TEXT, AheadPlanner, Outcomes
 from vllm_dflash.planning.budget import Load, best_budget
+from vllm_dflash.planning.compiled import FOLDER
 from vllm_dflash.planning.costs import Attention, StepCosts
 from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.planner import Planner
@@ -14,6 +23,29 @@ from vllm_dflash.planning.texts import SuffixMatches, append_tokens
 
 CHEAP, DEAR = 0.0, 1.0
 """Seconds of a block that is always, and never, worth it."""
+
+
+def rehearse(runner: str, max_draft: int, most_free: int = 0) -> None:
+    """What planning asks for on a model runner: `v1` or `v2`."""
+    if runner == "v2":
+        rehearse_ahead(max_draft)
+    else:
+        rehearse_planner(max_draft, most_free)
+    with suppress(OSError):
+        _note(runner).touch()
+
+
+def is_rehearsed(runner: str) -> bool:
+    """Whether all was compiled before, or cannot be kept."""
+    try:
+        Path(FOLDER).mkdir(parents=True, exist_ok=True)
+        return _note(runner).exists() or not os.access(FOLDER, os.W_OK)
+    except OSError:
+        return True
+
+
+def _note(runner: str) -> Path:
+    return Path(FOLDER) / f"rehearsed-{runner}"
 
 
 def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
@@ -93,3 +125,8 @@ def _step(produced: int) -> Step:
     step.context_lens = np.array([0, 10])
     step.target_seconds = 1.0
     return step
+
+
+if __name__ == "__main__":
+    # Types do not depend on how long drafts are.
+    rehearse(sys.argv[1], max_draft=7, most_free=32)

@@ -1,0 +1,91 @@
+"""The process that compiles planning while models load, with another program in its place."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from vllm_dflash.engine import compile_aside
+from vllm_dflash.engine.compile_aside import CompileAside
+from vllm_dflash.planning import rehearsal
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where nothing is compiled yet."""
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(rehearsal, "FOLDER", str(folder))
+    return folder
+
+
+def runs_instead(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Path:
+    """Of Python; its arguments are left in the file that is returned."""
+    program, told = folder / "program", folder / "told"
+    program.write_text(f'#!/bin/sh\necho "$@" > {told}\n{script}\n')
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    return told
+
+
+def test_a_first_start_compiles_for_its_runner_and_waits(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = runs_instead(monkeypatch, tmp_path, f"sleep 0.3; touch {cache}/rehearsed-v2")
+    CompileAside("v2").wait()
+    assert told.read_text().split() == ["-m", "vllm_dflash.planning.rehearsal", "v2"]
+    assert rehearsal.is_rehearsed("v2")
+    assert not rehearsal.is_rehearsed("v1")
+
+
+def test_later_ones_start_nothing(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = runs_instead(monkeypatch, tmp_path, "")
+    cache.mkdir()
+    (cache / "rehearsed-v1").touch()
+    aside = CompileAside("v1")
+    aside.wait()
+    aside.stop()
+    assert not told.exists()
+
+
+def test_nor_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = runs_instead(monkeypatch, tmp_path, "")
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(rehearsal, "FOLDER", str(tmp_path / "file" / "cache"))
+    CompileAside("v1").wait()
+    assert not told.exists()
+
+
+def test_an_engine_that_ends_takes_it_along(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs_instead(monkeypatch, tmp_path, "exec sleep 60")
+    started, aside = time.monotonic(), CompileAside("v1")
+    aside.stop()
+    assert time.monotonic() - started < 30
+    aside.wait()
+
+
+def test_nobody_waits_for_ever(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs_instead(monkeypatch, tmp_path, "exec sleep 60")
+    monkeypatch.setattr(compile_aside, "LONGEST_SECONDS", 0.2)
+    started = time.monotonic()
+    CompileAside("v1").wait()
+    assert time.monotonic() - started < 30
+
+
+def test_what_is_rehearsed_is_noted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(rehearsal, "rehearse_planner", lambda *sizes: asked.append(("v1", *sizes)))
+    monkeypatch.setattr(rehearsal, "rehearse_ahead", lambda *sizes: asked.append(("v2", *sizes)))
+    assert not rehearsal.is_rehearsed("v1")  # makes the folder
+    rehearsal.rehearse("v1", 7, 32)
+    rehearsal.rehearse("v2", 5)
+    assert asked == [("v1", 7, 32), ("v2", 5)]
+    assert rehearsal.is_rehearsed("v1")
+    assert rehearsal.is_rehearsed("v2")
