@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from support.drafter_harness import CACHE_BLOCK, DrafterHarness, Harness, Row
+from support.engines import USES_V2
 from support.pairs import Pair, make_pair
 from support.planner_world import profiled_costs
+from vllm_dflash.engine.v2.directions import Directions
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.step import Plan, Step
@@ -77,7 +79,8 @@ def test_context_is_stored_for_requests_that_draft_nothing(pair: Pair) -> None:
     harness.max_tokens = harness.lengths[0] + 5 + 2  # ends here: no draft could be used
     company = Row(1, features(3, 1), in_prompt=True)  # in another batch, ends are read again
     assert harness.step([Row(0, whole[30:35], bonus=2), company]) == [[], []]
-    assert harness.proposer.lengths.statistics.drafted_steps == 0
+    if not USES_V2:  # there the scheduler knows who can use drafts
+        assert harness.proposer.collect_statistics().drafted_steps == 0
     harness.max_tokens = 10_000
     assert harness.step([Row(0, whole[35:], bonus=3)]) == expected
 
@@ -313,7 +316,9 @@ def test_block_forward_does_not_run_when_nobody_drafts(harness: Harness) -> None
         raise AssertionError("the block forward ran")
 
     harness.proposer.model.block.forward = fail
+    harness.proposer.directions = Directions(runs_block=False)  # V2's scheduler says so
     assert harness.step([Row(0, features(5, 0), in_prompt=True)]) == [[]]
+    harness.proposer.directions = Directions(runs_block=True)
     with pytest.raises(AssertionError, match="the block forward ran"):
         harness.step([Row(0, features(5, 0))])
 

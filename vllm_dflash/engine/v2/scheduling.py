@@ -45,7 +45,8 @@ class PlansAhead(Scheduler):
         width = self.num_spec_tokens
         self.planner = AheadPlanner(width, self.vllm_config.scheduler_config.max_num_seqs)
         """Workers start it, unless draft lengths are fixed."""
-        if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
+        self._is_fixed = DFlashOptions.of(self.vllm_config).draft_length != "adaptive"
+        if not self._is_fixed:
             rehearse_ahead(width)
         self.statistics = DraftStatistics(width)
         self._figures = FiguresToSend(self.statistics)
@@ -95,7 +96,7 @@ class PlansAhead(Scheduler):
         limits = draft_limits(context, ends, self.num_spec_tokens, np.ones(len(names), bool))
         ahead = Ahead(np.zeros_like(limits))
         # Fixed lengths are what they say: K behind every step.
-        could_draft = self.planner.costs is None or self._can_use_drafts(names, context)
+        could_draft = self._is_fixed or self._can_use_drafts(names, context)
         if could_draft:
             ahead = self.planner.plan(names, context, limits)
         length = int(ahead.lengths.max())
