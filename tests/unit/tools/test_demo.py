@@ -13,7 +13,6 @@ from support import DEMO
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.console import INTERRUPTED
-from vllm_dflash.tools.demo import demo_command as command
 from vllm_dflash.tools.demo import demonstration
 from vllm_dflash.tools.demo.demo_report import show
 from vllm_dflash.tools.demo.demonstration import Demonstration, Written, demonstrate
@@ -117,26 +116,6 @@ def test_the_demo_pair_is_widened_and_runs_in_float32(
     assert (call["target"], call["dtype"]) == ("wide target", "float32")
     assert "--enforce-eager" in call["flags"]  # it starts sooner
     assert [side.name for side in call["sides"]] == ["plain", "native K=3", "ours"]
-
-
-def test_the_picture(tmp_path: Path, asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    assert demo(tmp_path, *PAIR) == 0
-    picture = tmp_path / "out" / "demo.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert str(picture) in capsys.readouterr().out.replace("\n", "")
-
-
-def test_without_matplotlib_it_says_what_brings_it(
-    tmp_path: Path,
-    asked: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    assert demo(tmp_path, *PAIR) == 0
-    assert 'pip install "vllm-dflash[bench]"' in capsys.readouterr().out
-    assert not (tmp_path / "out" / "demo.png").exists()
 
 
 @pytest.mark.parametrize(

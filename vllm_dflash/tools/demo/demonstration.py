@@ -41,11 +41,6 @@ class Demonstration:
     by_step: list[tuple[str, list[list[str]]]]
     """Prompts, and what followed: the text of each token, by the step that brought it."""
 
-    def speedup(self, concurrency: int, side: Side) -> float:
-        """Tokens per second, as a multiple of plain decoding's."""
-        level = self.levels[concurrency]
-        return level[side.name].tokens_per_second / level[PLAIN].tokens_per_second
-
     def identical(self, concurrency: int, side: Side) -> int:
         """Texts that are plain decoding's, token for token."""
         level = self.levels[concurrency]
@@ -73,17 +68,9 @@ def demonstrate(
     logs: Path,
     progress: Progress,
 ) -> Demonstration:
-    """Write texts on every side, each in an engine of its own, one after the other.
+    """Write texts of so many tokens on every side, each in an engine of its own, in turn.
 
-    Args:
-        target: folder or repository.
-        sides: `plain` and `ours` are among them.
-        prompts: what is continued.
-        tokens: new ones a text at most.
-        dtype: of the engines.
-        flags: of `vllm serve`, for the engines.
-        logs: folder for what the engines say.
-        progress: told what goes on.
+    Plain decoding and ours are among the sides; `flags` are those of `vllm serve`.
 
     Raises:
         ValueError: an engine refused its arguments.
@@ -107,13 +94,12 @@ def demonstrate(
                 encoded = process.answers.encode(texts=prompts)
             total = sum(len(encoded[:texts]) for passes in TEXTS.values() for texts in passes)
             with progress.stage(f"{name}: writing", total, "texts") as tell:
-                written = _write(process.answers, encoded, tokens, tell)
-                for count in TEXTS:
-                    found.levels[count][side.name] = written[count]
+                for count, written in _write(process.answers, encoded, tokens, tell).items():
+                    found.levels[count][side.name] = written
                 if side.name == OURS:
                     found.by_step = [
                         (prompt, process.answers.by_step(prompt=ids, tokens=tokens))
-                        for prompt, ids in [*zip(prompts, encoded, strict=True)][:SHOWN]
+                        for prompt, ids in zip(prompts[:SHOWN], encoded, strict=False)
                     ]
     return found
 

@@ -1,4 +1,4 @@
-"""Closed loop: exactly so many clients, each of which asks again as soon as it is served."""
+"""Closed loops: exactly so many clients, each of which asks again as soon as it is served."""
 
 from __future__ import annotations
 
@@ -16,22 +16,16 @@ class ClosedLoop:
         self._engine = engine
         self._prompts = itertools.cycle(prompts)
         self._tokens = tokens
-        self._ids = itertools.count()
-        self._in_flight: dict[str, None] = {}  # a set in order of admission
-
-    @property
-    def in_flight(self) -> list[str]:
-        """Ids of the requests in flight, oldest first."""
-        return list(self._in_flight)
+        self._ids = map(str, itertools.count())
+        self.in_flight: list[str] = []
+        """Ids of requests, oldest first."""
 
     def resize(self, concurrency: int) -> None:
         """Go on with this many requests: the oldest of a surplus hang up, new ones are admitted."""
-        surplus = self.in_flight[: max(0, len(self._in_flight) - concurrency)]
-        if surplus:
-            self._engine.abort(surplus)
-        for request_id in surplus:
-            del self._in_flight[request_id]
-        missing = concurrency - len(self._in_flight)
+        missing = concurrency - len(self.in_flight)
+        if missing < 0:
+            self._engine.abort(self.in_flight[:-missing])
+            del self.in_flight[:-missing]
         for number in range(1, missing + 1):
             # Lengths in steps up to the full one, so that they finish evenly spread in time, as
             # in a loop that has been running for long.
@@ -42,18 +36,13 @@ class ClosedLoop:
         outputs = self._engine.step()
         for output in outputs:
             if output.finished:
-                del self._in_flight[output.request_id]
+                self.in_flight.remove(output.request_id)
                 self._admit(self._tokens)
         return outputs
 
-    def close(self) -> None:
-        """All clients hang up."""
-        self.resize(0)
-
     def _admit(self, max_tokens: int) -> None:
-        request_id = str(next(self._ids))
-        self._in_flight[request_id] = None
-        self._engine.add(request_id, next(self._prompts), max_tokens, ignore_eos=True)
+        self.in_flight.append(next(self._ids))
+        self._engine.add(self.in_flight[-1], next(self._prompts), max_tokens, ignore_eos=True)
 
 
 def measure_closed(
@@ -70,7 +59,7 @@ def measure_closed(
     outputs: list[Output] = []
     while (elapsed := engine.now() - opened) < seconds:
         outputs += loop.step()
-    loop.close()
+    loop.resize(0)
     emitted = sum(len(output.token_ids) for output in outputs)
     return {
         "tokens": emitted,
@@ -78,3 +67,20 @@ def measure_closed(
         "tokens_per_second": emitted / elapsed,
         "tokens_per_output": emitted / max(1, len(outputs)),
     }
+
+
+def measure_swing(
+    engine: SteppedEngine, *, prompts: Sequence[str], phases: Sequence[tuple[int, int]], tokens: int
+) -> dict[str, Any]:
+    """Throughput in each phase: a number of requests, and the tokens to write until the next."""
+    loop = ClosedLoop(engine, prompts, tokens)
+    rates = []
+    for concurrency, work in phases:
+        began = engine.now()
+        loop.resize(concurrency)
+        emitted = 0
+        while emitted < work:
+            emitted += sum(len(output.token_ids) for output in loop.step())
+        rates.append(emitted / (engine.now() - began))
+    loop.resize(0)
+    return {"concurrency": [count for count, _ in phases], "tokens_per_second": rates}

@@ -8,11 +8,13 @@ from typing import Any
 
 from vllm_dflash.tools.stepped_engine import SteppedEngine
 
+Prompt = str | Sequence[int]
+
 
 def measure_decoding(
     engine: SteppedEngine,
     *,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Sequence[Prompt],
     concurrency: int,
     tokens: int,
     seconds: float,
@@ -43,10 +45,8 @@ def measure_decoding(
     emitted = outputs = 0
     elapsed = 0.0
     for number, cut in enumerate(itertools.cycle(shorter)):
-        batch = {
-            f"{number}-{place}": prompt[: len(prompt) - cut]
-            for place, prompt in zip(range(concurrency), queue, strict=False)
-        }
+        chosen = itertools.islice(queue, concurrency)
+        batch = {f"{number}-{i}": prompt[: len(prompt) - cut] for i, prompt in enumerate(chosen)}
         _read_prompts(engine, batch)
         _start(engine, batch, tokens)
         before, opened = read(), engine.now()
@@ -74,7 +74,7 @@ def measure_decoding(
     }
 
 
-def _read_prompts(engine: SteppedEngine, batch: Mapping[str, str | Sequence[int]]) -> None:
+def _read_prompts(engine: SteppedEngine, batch: Mapping[str, Prompt]) -> None:
     for name, prompt in batch.items():
         engine.add(f"read {name}", prompt, 1, ignore_eos=True)
     reading = len(batch)
@@ -82,7 +82,7 @@ def _read_prompts(engine: SteppedEngine, batch: Mapping[str, str | Sequence[int]
         reading -= sum(output.finished for output in engine.step())
 
 
-def _start(engine: SteppedEngine, batch: Mapping[str, str | Sequence[int]], tokens: int) -> None:
+def _start(engine: SteppedEngine, batch: Mapping[str, Prompt], tokens: int) -> None:
     """Until each request has a token."""
     for name, prompt in batch.items():
         # Those that are ahead of the others must go on, or not all would run together.

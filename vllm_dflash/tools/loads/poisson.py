@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +13,8 @@ from vllm_dflash.tools.stepped_engine import SteppedEngine
 def poisson_arrivals(rate: float, count: int, seed: str) -> list[float]:
     """Moments of a Poisson process of `rate` per second; the first is 0."""
     generator = random.Random(seed)
-    arrivals = [0.0]
-    while len(arrivals) < count:
-        arrivals.append(arrivals[-1] + generator.expovariate(rate))
-    return arrivals
+    gaps = (generator.expovariate(rate) for _ in range(count - 1))
+    return list(itertools.accumulate(gaps, initial=0.0))
 
 
 def measure_poisson(
