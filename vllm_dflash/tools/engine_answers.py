@@ -13,10 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from vllm_dflash import __version__
-from vllm_dflash.tools.loads.by_step import write_by_step
-from vllm_dflash.tools.loads.closed import measure_closed, measure_swing
-from vllm_dflash.tools.loads.decoding import measure_decoding
-from vllm_dflash.tools.loads.poisson import measure_poisson
+from vllm_dflash.tools.loads import (
+    measure_closed,
+    measure_decoding,
+    measure_poisson,
+    measure_swing,
+    write_by_step,
+)
 from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
 
 if TYPE_CHECKING:

@@ -150,17 +150,6 @@ class EngineProcess:
             raise ValueError(message["refused"])
         return message["answer"]
 
-    def memory(self) -> int:
-        """Bytes that its processes take; of what they share with others, their part."""
-        import psutil
-
-        process = psutil.Process(self._process.pid)
-        total = 0
-        for one in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                total += one.memory_full_info().pss
-        return total
-
     def dismiss(self) -> None:
         """It may leave, whatever it does. Several can do so at once; `__exit__` waits for each."""
         with contextlib.suppress(BrokenPipeError):

@@ -22,9 +22,13 @@ from vllm_dflash.tools.bench.bench_plan import (
     plan_where,
 )
 from vllm_dflash.tools.bench.bench_prompts import easy_and_hard, long_texts
-from vllm_dflash.tools.loads.closed import measure_closed, measure_swing
-from vllm_dflash.tools.loads.decoding import measure_decoding
-from vllm_dflash.tools.loads.poisson import measure_poisson, poisson_arrivals
+from vllm_dflash.tools.loads import (
+    measure_closed,
+    measure_decoding,
+    measure_poisson,
+    measure_swing,
+    poisson_arrivals,
+)
 from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
 
 PROMPTS = [f"prompt {number} has words" for number in range(50)]

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from support import DEMO
 from vllm_dflash.tools import cli
+from vllm_dflash.tools.bench import sides
 from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.console import INTERRUPTED
 from vllm_dflash.tools.demo import demonstration
@@ -223,10 +224,11 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
     processes: list[InstantProcess] = []
 
     class Kept(InstantProcess):
-        def __enter__(self) -> None:
+        def __enter__(self) -> Kept:
             processes.append(self)
+            return self
 
-    monkeypatch.setattr(demonstration, "EngineProcess", Kept)
+    monkeypatch.setattr(sides, "EngineProcess", Kept)
     prompts = ["p" * length for length in range(1, 21)]
     one = demonstrate(
         "target", SIDES, prompts, 10, dtype="auto", flags=[], logs=tmp_path, progress=Silent()

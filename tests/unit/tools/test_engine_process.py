@@ -193,15 +193,6 @@ def test_one_that_still_starts_is_interrupted_when_nobody_waits_for_it_any_more(
         wait_until(lambda: "KeyboardInterrupt" in log.read_text(), "word of the interrupt")
 
 
-def test_memory_is_that_of_all_its_processes(start: Start) -> None:
-    with start() as child:
-        child.ask("double", number=4)
-        alone = child.memory()
-        child.ask("start_large_process", size=10**8)
-        wait_until(lambda: child.memory() > alone + 10**8, "a process that has grown")
-        assert child.memory() < alone + 1.5 * 10**8
-
-
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, EngineDied])
 def test_logs_are_kept_where_an_engine_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_dflash.tools.bench.bench_prompts import TEXTS, easy_and_hard, in_order_of_round
-from vllm_dflash.tools.loads.poisson import poisson_arrivals
+from vllm_dflash.tools.loads import poisson_arrivals
 
 CLOSED, MIXED, SWING, POISSON = "closed", "mixed", "swing", "poisson"
 LOADS = {

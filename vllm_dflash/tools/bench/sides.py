@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+from vllm_dflash.tools.engine_process import EngineProcess
 
 OURS = "ours"
 PLAIN = "plain"
@@ -38,6 +41,15 @@ class Side:
     def draft_length(self) -> str:
         """What tells this side from others of vLLM as it comes, in a few letters."""
         return PLAIN if self.draft_tokens is None else f"K={self.draft_tokens}"
+
+    def start(self, logs: Path, **arguments: Any) -> EngineProcess:
+        """Its engine, in a process whose log goes to that folder."""
+        return EngineProcess(
+            logs / f"{self.name.replace(' ', '-')}.log",
+            environment=side_environment(self.plugins),
+            speculative_config=self.speculative_config,
+            **arguments,
+        )
 
 
 def side_environment(plugins: str | None = None) -> dict[str, str]:

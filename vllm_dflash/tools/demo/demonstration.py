@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side, side_environment
+from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
 from vllm_dflash.tools.engine_answers import EngineAnswers, Request, complete
-from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.progress import Progress, Tell
 from vllm_dflash.tools.verify.verification import Drafting
 
@@ -79,15 +78,7 @@ def demonstrate(
     found = Demonstration([*sides], "", {count: {} for count in TEXTS}, [])
     # Ours first: it is the one that finds fault with a pair.
     for number, side in enumerate(sorted(sides, key=lambda side: side.name != OURS), 1):
-        process = EngineProcess(
-            logs / f"{side.name.replace(' ', '-')}.log",
-            environment=side_environment(side.plugins),
-            model=target,
-            speculative_config=side.speculative_config,
-            dtype=dtype,
-            flags=[*flags],
-        )
-        with process:
+        with side.start(logs, model=target, dtype=dtype, flags=[*flags]) as process:
             name = f"engine {number} of {len(sides)} ({side.name})"
             with progress.stage(f"{name}: starting"):
                 found.dtype = process.answers.facts()["dtype"]
