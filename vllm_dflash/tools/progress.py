@@ -23,11 +23,10 @@ class Progress:
     """Told what a command does; whoever shows it derives from this."""
 
     @contextmanager
-    def stage(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Tell]:
+    def stage(self, name: str, total: float | None = None, unit: str = "s") -> Iterator[Tell]:
         """Something begins, and ends with the context.
 
-        `total` is how much there is to do, of a `unit` such as "texts"; without a unit it is the
-        seconds that it may take. None: nobody knows.
+        `total` is how much there is to do, of a `unit` such as "texts". None: nobody knows.
         """
         yield lambda done, doing="": None
 
@@ -46,9 +45,9 @@ class Lines(Progress):
         self._file = file
 
     @contextmanager
-    def stage(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Tell]:
+    def stage(self, name: str, total: float | None = None, unit: str = "s") -> Iterator[Tell]:
         """See `Progress`."""
-        self.say(f"{name}: {total} {unit}" if unit else name)
+        self.say(name if total is None else f"{name}: {total:g} {unit}")
         started = said = time.perf_counter()
 
         def tell(done: float, doing: str = "", /) -> None:
@@ -56,9 +55,7 @@ class Lines(Progress):
             if time.perf_counter() - said < SECONDS_BETWEEN_LINES:
                 return
             said = time.perf_counter()
-            share = f"{done:.0f} of {total} {unit}" if unit else ""
-            if total and not unit:
-                share = f"{done / total:.0%}"
+            share = "" if total is None else f"{done:.0f} of {total:g} {unit}"
             self.say(f"{name}: {', '.join(filter(None, [share, doing]))}")
 
         yield tell
@@ -78,15 +75,13 @@ class Bars(Progress):
         self._console = Console(file=file)
 
     @contextmanager
-    def stage(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Tell]:
+    def stage(self, name: str, total: float | None = None, unit: str = "s") -> Iterator[Tell]:
         """See `Progress`."""
         import rich.progress as bars
 
         columns = [bars.TextColumn("{task.description}", markup=False), bars.BarColumn()]
-        columns += [bars.MofNCompleteColumn()] if unit else []
+        columns += [] if total is None else [bars.MofNCompleteColumn()]
         columns.append(bars.TimeElapsedColumn())
-        if total is not None and not unit:
-            columns += [bars.TextColumn("left:"), bars.TimeRemainingColumn()]
         # The engines need the processor.
         with bars.Progress(*columns, console=self._console, refresh_per_second=1) as shown:
             task = shown.add_task(name, total=total)
