@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from rich.console import Console
@@ -192,7 +192,8 @@ class InstantProcess:
         self.submitted: list[tuple[int, int]] = []
         self.steps = 0
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *error: object) -> None: ...
 
@@ -224,7 +225,7 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
     processes: list[InstantProcess] = []
 
     class Kept(InstantProcess):
-        def __enter__(self) -> Kept:
+        def __enter__(self) -> Self:
             processes.append(self)
             return self
 
