@@ -181,9 +181,9 @@ def test_a_schedule_holds_the_fastest_k_from_each_concurrency_on(
 def test_each_phase_of_swing_is_a_setting() -> None:
     results = Results(SIDES, swing())
     rates, ratios = report.make_tables(results)
-    assert rates.columns[0] == ratios.columns[0] == "phase"
-    assert rates.rows[0] == ["1: 1 at a time", "4.0", "3.0", "2.0", "2.0", "9.0"]
-    assert ratios.rows[1][:2] == ["2: 8 at a time", "1.50 (1.00 - 1.50)"]
+    assert rates.columns[0] == ratios.columns[0] == "phase: requests"
+    assert rates.rows[0] == ["1: 1", "4.0", "3.0", "2.0", "2.0", "9.0"]
+    assert ratios.rows[1][:2] == ["2: 8", "1.50 (1.00 - 1.50)"]
     assert ratios.rows[1][2] == "0.50 (0.33 - 0.50), K=7"
 
 

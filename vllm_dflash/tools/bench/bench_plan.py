@@ -35,7 +35,7 @@ def setting_name(load: str) -> str:
     """What the settings of a load are."""
     if load.startswith(CONTEXT):
         return CONTEXT
-    return {POISSON: "rate", SWING: "phase"}.get(load, "concurrency")
+    return {POISSON: "rate", SWING: "phase: requests"}.get(load, "concurrency")
 
 
 @dataclass(frozen=True)

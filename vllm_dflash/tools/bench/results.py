@@ -47,8 +47,8 @@ class Results:
             if load == SWING:  # each phase is a setting of its own
                 phases = zip(result["concurrency"], result["tokens_per_second"], strict=True)
                 for number, (count, rate) in enumerate(phases, 1):
-                    phase = f"{number}: {count} at a time"
-                    self._results[load, phase, side].append({"tokens_per_second": rate})
+                    setting = f"{number}: {count}"
+                    self._results[load, setting, side].append({"tokens_per_second": rate})
             else:
                 self._results[load, one["setting"], side].append(result)
 
