@@ -21,8 +21,8 @@ from typing import Any
 from rich.progress import track
 
 from vllm_dflash.tools.bench.bench_pair import widened_demo
-from vllm_dflash.tools.bench.bench_plan import CLOSED, TEXTS
-from vllm_dflash.tools.bench.bench_prompts import in_order_of_round
+from vllm_dflash.tools.bench.bench_plan import CLOSED
+from vllm_dflash.tools.bench.bench_prompts import TEXTS, in_order_of_round
 from vllm_dflash.tools.bench.sides import LOOK_UPS, PLUGIN, make_sides, side_environment
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.engine_answers import EngineAnswers

@@ -21,7 +21,7 @@ from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLUGIN, side_environment
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.prompts import read_prompts
-from vllm_dflash.tools.step_times import TIMED
+from vllm_dflash.tools.step_times import CONTEXT, DRAFT, PLANNING, TIMED
 from vllm_dflash.tools.tables import Table
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
@@ -73,7 +73,7 @@ def main() -> None:
             for side, (plugins, changes) in sides.items()
         }
         for side in ("native", "ours"):
-            children[side].answers.time_steps()
+            children[side].answers.step_times()
         schedule = [
             (round_number, concurrency)
             for round_number in range(-arguments.warmup_rounds, arguments.rounds)
@@ -83,17 +83,20 @@ def main() -> None:
             count = max(concurrency, 4)
             chosen = [prompts[(round_number * 16 + i) % len(prompts)] for i in range(count)]
             for side, child in children.items():
+                before = child.answers.step_times() if side != "plain" else {}
                 answers = [
                     child.answers.generate(prompts=chosen[i : i + concurrency], sampling=sampling)
                     for i in range(0, count, concurrency)
                 ]
+                after = child.answers.step_times() if side != "plain" else {}
+                spent = {name: after[name] - before[name] for name in after}
                 if round_number >= 0:
-                    measured[concurrency, side].append(summarise(answers))
+                    measured[concurrency, side].append(summarise(answers, spent))
     report(measured, arguments)
 
 
-def summarise(answers: list[dict]) -> dict[str, float]:
-    """One measurement: several batches at the same concurrency."""
+def summarise(answers: list[dict], spent: dict[str, float]) -> dict[str, float]:
+    """One measurement: several batches at the same concurrency; `spent` is of `step_times`."""
     tokens = sum(len(ids) for answer in answers for ids in answer["token_ids"])
     seconds = sum(
         sum(map(len, answer["token_ids"])) / answer["tokens_per_second"] for answer in answers
@@ -102,10 +105,11 @@ def summarise(answers: list[dict]) -> dict[str, float]:
     for answer in answers:
         for name, value in answer["counts"].items():
             counts[name] += value
+    drafting = sum(spent.get(part, 0.0) for part in (DRAFT, CONTEXT, PLANNING))
     return {
         "tokens_per_second": tokens / seconds,
         "acceptance_length": 1 + counts["accepted_tokens"] / max(1, counts["drafts"]),
-        "draft_ms": 1000 * counts["seconds"] / max(1, counts["calls"]),
+        "draft_ms": 1000 * drafting / max(1, spent.get("drafts", 0)),
     }
 
 

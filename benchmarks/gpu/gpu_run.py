@@ -17,7 +17,7 @@ import psutil
 
 from gpu.gpu_machine import ROOT, kind_of, version_of
 from gpu.gpu_plan import RESULT, Part
-from vllm_dflash.tools.engine_log import LAST_LINES
+from vllm_dflash.tools.engine_process import LAST_LINES
 from vllm_dflash.tools.progress import Tell
 
 PASSED, FAILED, SKIPPED, REFUSED = "passed", "failed", "skipped", "refused by vLLM"

@@ -44,11 +44,6 @@ class Answers:
         """One that nothing but SIGKILL ends; its parent waits for it when leaving."""
         multiprocessing.get_context("fork").Process(target=_stay).start()
 
-    def start_large_process(self, size: int) -> None:
-        """One of at least so many bytes, which ends with this one."""
-        fork = multiprocessing.get_context("fork")
-        fork.Process(target=_keep, args=(size,), daemon=True).start()
-
     def hang(self) -> None:
         self.start_process()
         (self._folder / "hanging").touch()
@@ -63,9 +58,3 @@ def _stay() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(600)
-
-
-def _keep(size: int) -> None:
-    kept = b"1" * size
-    time.sleep(600)
-    print(len(kept))

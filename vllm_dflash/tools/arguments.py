@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -49,6 +51,28 @@ def add_number(options: argparse._ActionsContainer, name: str, default: int, abo
     """An option that takes a positive whole number."""
     about = f"{about} (default: {default})"
     options.add_argument(name, type=positive, default=default, metavar="N", help=about)
+
+
+def add_numbers(
+    options: argparse._ActionsContainer,
+    name: str,
+    default: Sequence[float],
+    about: str,
+    *,
+    nargs: str = "+",
+    type: Callable[[str], float] = positive,
+) -> None:
+    """An option that takes several numbers."""
+    about = f"{about} (default: {' '.join(map(str, default)) or 'none'})"
+    options.add_argument(name, type=type, nargs=nargs, default=default, metavar="N", help=about)
+
+
+def add_compared(options: argparse._ActionsContainer, of_prompts: str) -> None:
+    """What is compared where it is not the demo pair: a pair of the user's, and prompts."""
+    options.add_argument("--target", help="folder or repository of the target; needs --drafter")
+    options.add_argument("--drafter", help="folder or repository of the drafter")
+    about = f'lines of {{"prompt": "..."}} or of plain text (default: {of_prompts})'
+    options.add_argument("--prompts", type=Path, metavar="FILE", help=about)
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:

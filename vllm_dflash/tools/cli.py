@@ -6,8 +6,10 @@ import argparse
 import sys
 
 from vllm_dflash import __version__
-from vllm_dflash.tools.bench.bench_command import add_bench
+from vllm_dflash.tools.bench.bench_arguments import add_bench
+from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, complain
 from vllm_dflash.tools.demo.demo_command import add_demo
+from vllm_dflash.tools.engine_process import EngineDied
 from vllm_dflash.tools.inspect.inspect_command import add_inspect
 from vllm_dflash.tools.parity.parity_command import add_parity
 from vllm_dflash.tools.verify.verify_command import add_verify
@@ -19,11 +21,18 @@ def main(arguments: list[str] | None = None) -> int:
         prog="vllm-dflash", description="DFlash speculative decoding for vLLM."
     )
     parser.add_argument("--version", action="version", version=f"vllm-dflash {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for add_command in (add_demo, add_inspect, add_verify, add_parity, add_bench):
         add_command(commands)
     parsed = parser.parse_args(arguments)
-    return parsed.run(parsed)
+    try:
+        return parsed.run(parsed)
+    except KeyboardInterrupt:
+        complain(parsed.command, "interrupted")
+        return INTERRUPTED
+    except (OSError, ValueError, EngineDied) as error:
+        complain(parsed.command, error)
+        return COULD_NOT_RUN
 
 
 if __name__ == "__main__":

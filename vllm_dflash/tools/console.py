@@ -11,7 +11,8 @@ from vllm_dflash.tools.tables import Table
 if TYPE_CHECKING:
     from rich.console import Console
 
-INTERRUPTED = 130
+COULD_NOT_RUN, INTERRUPTED = 2, 130
+"""Exit codes."""
 WIDTH_OF_FILES = 120
 
 

@@ -13,7 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from vllm_dflash import __version__
-from vllm_dflash.tools.step_times import DRAFTING
+from vllm_dflash.tools.loads import (
+    measure_closed,
+    measure_decoding,
+    measure_poisson,
+    measure_swing,
+    write_by_step,
+)
 from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
 
 if TYPE_CHECKING:
@@ -66,7 +72,7 @@ class EngineAnswers:
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
         self._stepped = SteppedEngine(engine)
-        self._names = itertools.count()
+        self._names = map(str, itertools.count())
         self._waiting: deque[tuple[int, Request]] = deque()
         self._running: dict[str, tuple[int, Request]] = {}
         self._concurrency = 1
@@ -121,25 +127,20 @@ class EngineAnswers:
     def counts(self) -> dict[str, float]:
         """vLLM's counters of speculative decoding since it started, if it has statistics.
 
-        drafts (steps of a request that verified any), draft_tokens, accepted_tokens; `calls` and
-        `seconds` of draft steps after `time_steps`. Empty without speculative decoding.
+        drafts (steps of a request that verified any), draft_tokens, accepted_tokens. Empty without
+        speculative decoding.
         """
-        counts = {
+        return {
             metric.name.removeprefix(SPEC_METRICS): metric.value
             for metric in self._engine.get_metrics()
             if metric.name.startswith(SPEC_METRICS) and hasattr(metric, "value")
         }
-        if self._times_steps:
-            times = self._step_times()
-            counts["calls"] = times["drafts"]
-            counts["seconds"] = sum(times.get(part, 0.0) for part in DRAFTING)
-        return counts
 
     def close(self) -> None:
         """End the engine's processes."""
         self._engine.engine_core.shutdown(timeout=SECONDS_TO_CLOSE)
 
-    # --- so many requests at a time -----------------------------------------------------------
+    # --- texts --------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[Request], concurrency: int) -> None:
         """Queue requests; so many of them are worked on at a time. The last ones are finished."""
@@ -162,25 +163,21 @@ class EngineAnswers:
         return finished
 
     def _admit(self, number: int, request: Request) -> None:
-        name = str(next(self._names))
+        name = next(self._names)
         self._running[name] = number, request
         scored = None if request.scored is None else [request.scored]
         self._stepped.add(
             name, request.tokens, request.max_tokens, whole=True, logprob_token_ids=scored
         )
 
-    # --- all at once --------------------------------------------------------------------------
-
     def generate(self, prompts: list[str], sampling: dict[str, Any]) -> dict[str, Any]:
-        """The tokens of these prompts, their throughput, and what was counted meanwhile.
+        """The tokens of these prompts, all at once, their throughput, and what `counts` counted.
 
         Needs an engine with `disable_log_stats=False`.
         """
-        before = self.counts()
-        started = time.perf_counter()
+        before, started = self.counts(), time.perf_counter()
         token_ids = self._write(prompts, sampling)
-        seconds = time.perf_counter() - started
-        after = self.counts()
+        seconds, after = time.perf_counter() - started, self.counts()
         return {
             "token_ids": token_ids,
             "tokens_per_second": sum(map(len, token_ids)) / seconds,
@@ -190,7 +187,7 @@ class EngineAnswers:
     def _write(
         self, prompts: Sequence[str | list[int]], sampling: dict[str, Any]
     ) -> list[list[int]]:
-        names = [str(next(self._names)) for _ in prompts]
+        names = [next(self._names) for _ in prompts]
         for name, prompt in zip(names, prompts, strict=True):
             self._stepped.add(name, prompt, whole=True, **sampling)
         written: dict[str, list[int]] = {}
@@ -198,54 +195,41 @@ class EngineAnswers:
             written |= {one.request_id: list(one.token_ids) for one in self._stepped.step()}
         return [written[name] for name in names]
 
-    # --- loads (bench) ------------------------------------------------------------------------
+    def by_step(self, prompt: list[int], tokens: int) -> list[list[str]]:
+        """See `write_by_step`."""
+        decode = self._engine.get_tokenizer().decode
+        return write_by_step(self._stepped, decode, prompt=prompt, tokens=tokens)
+
+    # --- loads --------------------------------------------------------------------------------
 
     def closed(self, **load: Any) -> dict[str, Any]:
         """See `measure_closed`."""
-        from vllm_dflash.tools.loads.closed import measure_closed
-
         return measure_closed(self._stepped, **load)
 
     def swing(self, **load: Any) -> dict[str, Any]:
         """See `measure_swing`."""
-        from vllm_dflash.tools.loads.swing import measure_swing
-
         return measure_swing(self._stepped, **load)
 
     def poisson(self, **load: Any) -> dict[str, Any]:
         """See `measure_poisson`."""
-        from vllm_dflash.tools.loads.poisson import measure_poisson
-
         return measure_poisson(self._stepped, **load)
 
     def decoding(self, **load: Any) -> dict[str, Any]:
         """See `measure_decoding`."""
-        from vllm_dflash.tools.loads.decoding import measure_decoding
-
         return measure_decoding(self._stepped, **load)
 
-    def by_step(self, prompt: list[int], tokens: int) -> list[list[str]]:
-        """See `write_by_step`."""
-        from vllm_dflash.tools.loads.by_step import write_by_step
+    # --- workers with an extension ------------------------------------------------------------
 
-        decode = self._engine.get_tokenizer().decode
-        return write_by_step(self._stepped, decode, prompt=prompt, tokens=tokens)
-
-    # --- workers with an extension --------------------------------------------------------------
-
-    def time_steps(self) -> None:
-        """From now on `counts` has the time of draft steps. Its workers are `TimedSteps`."""
-        self._engine.collective_rpc("time_steps")
-        self._times_steps = True
+    def step_times(self) -> dict[str, float]:
+        """What steps took since this was first asked. The workers are `TimedSteps`."""
+        if not self._times_steps:
+            self._engine.collective_rpc("time_steps")
+            self._times_steps = True
+        return self._engine.collective_rpc("step_times")[0]
 
     def where(self, **load: Any) -> dict[str, Any]:
-        """As `decoding`, with what `TimedSteps` counts meanwhile; its workers are that, too."""
-        if not self._times_steps:
-            self.time_steps()
-        return self.decoding(read=self._step_times, **load)
-
-    def _step_times(self) -> dict[str, float]:
-        return self._engine.collective_rpc("step_times")[0]
+        """As `decoding`, with the `step_times` of it as `spent`."""
+        return measure_decoding(self._stepped, read=self.step_times, **load)
 
     def record(self, token_ids: list[int], tokens: int, file: str) -> list[int]:
         """The tokens that follow these, greedily; what was computed meanwhile goes to the file.

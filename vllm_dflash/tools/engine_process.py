@@ -12,21 +12,20 @@ import contextlib
 import importlib
 import json
 import os
-import select
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from vllm_dflash.tools.engine_answers import SECONDS_TO_CLOSE
-from vllm_dflash.tools.engine_log import describe_death
 
 if TYPE_CHECKING:
     from vllm_dflash.tools.engine_answers import EngineAnswers
@@ -35,6 +34,19 @@ START = "vllm_dflash.tools.engine_start:start"
 SECONDS_TO_LEAVE = 2 * SECONDS_TO_CLOSE
 SECONDS_TO_STOP = 10.0
 """For a child that is interrupted, because nobody waits for its answer any more."""
+LAST_LINES = 15
+"""Of a log without errors, which are told."""
+ERROR_LINE = re.compile(
+    r"^(?:\(\w+ pid=\d+\) )?(?:\[rank\d+\]: )?(?:ERROR [^]]*\] )?"
+    r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: .*)?)$",
+    re.MULTILINE,
+)
+"""The last line of a traceback, with or without what vLLM and PyTorch put before it."""
+
+
+def errors_in(log: str) -> list[str]:
+    """The errors a log names, each of them once: the root cause first, then what it led to."""
+    return list(dict.fromkeys(match.group(1) for match in ERROR_LINE.finditer(log)))
 
 
 class EngineDied(RuntimeError):
@@ -43,7 +55,10 @@ class EngineDied(RuntimeError):
     def __init__(self, log: Path) -> None:
         """`log` is that of the child; the message says where it lies."""
         text = log.read_text(errors="replace")
-        super().__init__(f"{describe_death(text)}\nits log: {log}")
+        lines = ["an engine died:", *errors_in(text)]
+        if len(lines) == 1:
+            lines = ["an engine died; the end of its log:", *text.splitlines()[-LAST_LINES:]]
+        super().__init__("\n  ".join(lines) + f"\nits log: {log}")
 
 
 @contextlib.contextmanager
@@ -75,9 +90,8 @@ class EngineProcess:
 
         Args:
             log: everything vLLM prints goes to this file.
-            start: where, "module:callable", what starts the engine is found. It is called in the
-                process with the arguments and returns an object whose public methods are the
-                questions; `close`, if there is one, is called when there are no more of them.
+            start: "module:callable", called in the process with the arguments. What it returns has
+                the questions as public methods; `close`, if there is one, is called in the end.
             environment: variables that the process does not share with this one.
             arguments: which JSON can hold; see `engine_start.start`.
         """
@@ -135,24 +149,6 @@ class EngineProcess:
         if "refused" in message:
             raise ValueError(message["refused"])
         return message["answer"]
-
-    @staticmethod
-    def to_receive(asked: Iterable[EngineProcess], seconds: float) -> list[EngineProcess]:
-        """Those among them whose `receive` need not wait; none if so many seconds pass."""
-        waiting = list(asked)
-        readable, _, _ = select.select([one._answers for one in waiting], [], [], seconds)
-        return [one for one in waiting if one._answers in readable]
-
-    def memory(self) -> int:
-        """Bytes that its processes take; of what they share with others, their part."""
-        import psutil
-
-        process = psutil.Process(self._process.pid)
-        total = 0
-        for one in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                total += one.memory_full_info().pss
-        return total
 
     def dismiss(self) -> None:
         """It may leave, whatever it does. Several can do so at once; `__exit__` waits for each."""

@@ -16,15 +16,10 @@ def start(
     flags: list[str] | None = None,
     **arguments: Any,
 ) -> EngineAnswers:
-    """An engine in this process.
+    """An engine of a target in this process; `arguments` are more of vLLM's engine arguments.
 
-    Args:
-        model: folder or repository of the target.
-        speculative_config: as for `vllm serve`.
-        flags: of `vllm serve`. With them, be they none, the engine is a server's, whose batches
-            are of other sizes than those of `LLM`, and it has statistics; flags of the server
-            itself mean nothing.
-        arguments: more of vLLM's engine arguments.
+    With `flags` of `vllm serve`, be they none, the engine is a server's, whose batches are of other
+    sizes than those of `LLM`, and it has statistics; flags of the server itself mean nothing.
 
     Raises:
         SystemExit: a flag is unknown.

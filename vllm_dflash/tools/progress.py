@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Protocol, TextIO
+
+SECONDS_BETWEEN_LINES = 15.0
+"""A log is told so often what goes on inside a stage."""
 
 
 class Tell(Protocol):
@@ -16,50 +19,35 @@ class Tell(Protocol):
         """Anything may be told at any time."""
 
 
-class Progress(Protocol):
-    """Told what a command does."""
+class Progress:
+    """Told what a command does; whoever shows it derives from this."""
 
-    def stage(
-        self, name: str, total: float | None = None, unit: str = ""
-    ) -> AbstractContextManager[Tell]:
+    @contextmanager
+    def stage(self, name: str, total: float | None = None, unit: str = "s") -> Iterator[Tell]:
         """Something begins, and ends with the context.
 
-        Args:
-            name: what it is called.
-            total: how much there is to do; None: nobody knows.
-            unit: of what there is to do, such as "texts"; none: it is the time that it may take.
+        `total` is how much there is to do, of a `unit` such as "texts". None: nobody knows.
         """
+        yield lambda done, doing="": None
 
     def say(self, line: str) -> None:
         """Something that is to stay."""
 
 
-SECONDS_BETWEEN_LINES = 15.0
-"""A log is told so often what goes on inside a stage."""
-
-
-class Silent:
+class Silent(Progress):
     """For those who do not want to know."""
 
-    @contextmanager
-    def stage(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Tell]:
-        """See `Progress`."""
-        yield lambda done, doing="": None
 
-    def say(self, line: str) -> None:
-        """See `Progress`."""
-
-
-class Lines:
+class Lines(Progress):
     """A line when something begins, one now and then, and one when it has ended."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
     @contextmanager
-    def stage(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Tell]:
+    def stage(self, name: str, total: float | None = None, unit: str = "s") -> Iterator[Tell]:
         """See `Progress`."""
-        self.say(f"{name}: {total} {unit}" if unit else name)
+        self.say(name if total is None else f"{name}: {total:g} {unit}")
         started = said = time.perf_counter()
 
         def tell(done: float, doing: str = "", /) -> None:
@@ -67,9 +55,7 @@ class Lines:
             if time.perf_counter() - said < SECONDS_BETWEEN_LINES:
                 return
             said = time.perf_counter()
-            share = (
-                f"{done:.0f} of {total} {unit}" if unit else f"{done / total:.0%}" if total else ""
-            )
+            share = "" if total is None else f"{done:.0f} of {total:g} {unit}"
             self.say(f"{name}: {', '.join(filter(None, [share, doing]))}")
 
         yield tell
@@ -80,7 +66,7 @@ class Lines:
         print(line, file=self._file, flush=True)
 
 
-class Bars:
+class Bars(Progress):
     """A bar for each stage."""
 
     def __init__(self, file: TextIO) -> None:
@@ -89,23 +75,20 @@ class Bars:
         self._console = Console(file=file)
 
     @contextmanager
-    def stage(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Tell]:
+    def stage(self, name: str, total: float | None = None, unit: str = "s") -> Iterator[Tell]:
         """See `Progress`."""
         import rich.progress as bars
 
         columns = [bars.TextColumn("{task.description}", markup=False), bars.BarColumn()]
-        columns += [bars.MofNCompleteColumn()] if unit else []
+        columns += [] if total is None else [bars.MofNCompleteColumn()]
         columns.append(bars.TimeElapsedColumn())
-        if total is not None and not unit:
-            columns += [bars.TextColumn("left:"), bars.TimeRemainingColumn()]
         # The engines need the processor.
         with bars.Progress(*columns, console=self._console, refresh_per_second=1) as shown:
             task = shown.add_task(name, total=total)
 
             def tell(done: float, doing: str = "", /) -> None:
-                shown.update(
-                    task, completed=done, description=f"{name}: {doing}" if doing else name
-                )
+                words = f"{name}: {doing}" if doing else name
+                shown.update(task, completed=done, description=words)
 
             yield tell
             if total is None:

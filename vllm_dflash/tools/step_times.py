@@ -1,4 +1,4 @@
-"""In a worker: where the time of its steps goes, timed from outside, whoever drafts in it.
+"""Times the parts of an engine's steps, from inside its worker: `bench --where`.
 
 On a CPU, where what a call does is done when it returns. On a GPU it is only launched by then.
 """
@@ -11,7 +11,6 @@ from typing import Any
 from vllm_dflash.seams import STEP_TIMES, check_seams
 
 TARGET, DRAFT, CONTEXT, PLANNING = "target", "draft", "context", "planning"
-DRAFTING = (DRAFT, CONTEXT, PLANNING)
 OF_THE_RUNNER = (
     ("_model_forward", TARGET),
     ("propose_draft_token_ids", DRAFT),
@@ -92,12 +91,9 @@ class StepParts:
             step = drafter.step
             original()
             if step is not None:
-                for part, seconds in (
-                    (CONTEXT, step.context_seconds),
-                    (PLANNING, step.planning_seconds),
-                ):
-                    self.sums[part] += seconds
-                    self.sums[DRAFT] -= seconds
+                self.sums[CONTEXT] += step.context_seconds
+                self.sums[PLANNING] += step.planning_seconds
+                self.sums[DRAFT] -= step.context_seconds + step.planning_seconds
 
         drafter.end_step = end_step
 

@@ -39,15 +39,10 @@ class SteppedEngine:
         whole: bool = False,
         **sampling: Any,
     ) -> None:
-        """Queue a request, greedy unless told otherwise.
+        """Queue a request, greedy unless `sampling` tells otherwise.
 
-        Args:
-            request_id: no other in flight has it.
-            prompt: text or token ids. No text is made of what follows token ids.
-            max_tokens: how many it gets at most; a stop token ends it, too.
-            whole: it is heard of once, when it is finished.
-            sampling: more arguments of vLLM's `SamplingParams`; `ignore_eos=True` is for exactly
-                `max_tokens`.
+        No text is made of what follows token ids. A `whole` one is heard of once, when it is
+        finished. `sampling` are more arguments of vLLM's `SamplingParams`.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -61,16 +56,11 @@ class SteppedEngine:
 
     def step(self) -> list[Output]:
         """Wait for the next outputs. Only while a request is in flight."""
-        outputs: list[Any] = self._engine.step()
-        return [
-            Output(
-                output.request_id,
-                output.outputs[0].token_ids,
-                output.finished,
-                output.outputs[0].logprobs,
-            )
-            for output in outputs
-        ]
+        found: list[Output] = []
+        for output in self._engine.step():
+            one = output.outputs[0]
+            found.append(Output(output.request_id, one.token_ids, output.finished, one.logprobs))
+        return found
 
     def abort(self, request_ids: list[str]) -> None:
         """Forget these requests; nothing more is heard of them."""

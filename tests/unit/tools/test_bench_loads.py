@@ -22,10 +22,13 @@ from vllm_dflash.tools.bench.bench_plan import (
     plan_where,
 )
 from vllm_dflash.tools.bench.bench_prompts import easy_and_hard, long_texts
-from vllm_dflash.tools.loads.closed import measure_closed
-from vllm_dflash.tools.loads.decoding import measure_decoding
-from vllm_dflash.tools.loads.poisson import measure_poisson, poisson_arrivals
-from vllm_dflash.tools.loads.swing import measure_swing
+from vllm_dflash.tools.loads import (
+    measure_closed,
+    measure_decoding,
+    measure_poisson,
+    measure_swing,
+    poisson_arrivals,
+)
 from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
 
 PROMPTS = [f"prompt {number} has words" for number in range(50)]
@@ -178,16 +181,17 @@ class TestSwing:
         measure_swing(engine, prompts=PROMPTS, phases=[(1, 1), (5, 5)], tokens=100)
         assert [length for _, length in engine.added] == [100, 25, 50, 75, 100]
 
-    def test_seconds_of_each_phase(self) -> None:
+    def test_tokens_per_second_of_each_phase(self) -> None:
         engine = FakeEngine()
         result = measure_swing(engine, prompts=PROMPTS, phases=[(2, 20), (5, 50)], tokens=100)
-        assert result["seconds"] == [120, 150]
+        assert result["concurrency"] == [2, 5]
+        assert result["tokens_per_second"] == [20 / 120, 50 / 150]
 
-    def test_work_beyond_a_phase_neither_counts_nor_is_carried_over(self) -> None:
-        # 4 requests emit 20 tokens in each step of 14 s: 30 are 2 steps' work at 3/4 of the time.
+    def test_a_phase_is_of_whole_steps(self) -> None:
+        # 4 requests emit 20 tokens in each step of 14 s: 30 take 2 steps, which make 40.
         engine = FakeEngine(tokens_per_step=5)
         result = measure_swing(engine, prompts=PROMPTS, phases=[(4, 30), (1, 5)], tokens=100)
-        assert result["seconds"] == pytest.approx([21, 11])
+        assert result["tokens_per_second"] == pytest.approx([40 / 28, 5 / 11])
 
 
 class TestPoisson:
@@ -361,7 +365,6 @@ class TestPlan:
     def test_phases_of_swing_take_plain_decoding_as_long_as_a_window(self) -> None:
         (swing,) = plan_round(workload(SWING), PROMPTS, 0, RATES)
         assert swing.arguments["phases"] == [(1, 100), (8, 400)]
-        assert swing.expected_seconds == 4
 
     def test_arrivals_are_a_fraction_of_what_plain_decoding_can_serve(self) -> None:
         slow, fast = plan_round(workload(POISSON), PROMPTS, 0, RATES)
@@ -379,7 +382,7 @@ class TestPlan:
 
     def test_where_is_asked_at_each_concurrency_whatever_was_measured(self) -> None:
         for load in (CLOSED, SWING):
-            plan = plan_where(workload(load), PROMPTS)
+            plan = plan_where(workload(load), PROMPTS, [])
             assert [(one.question, one.setting) for one in plan] == [("where", 1), ("where", 4)]
             assert [one.arguments["concurrency"] for one in plan] == [1, 4]
 
@@ -392,7 +395,7 @@ class TestPlan:
             ("context, 4 at a time", 1024),
             ("context, 4 at a time", 64),
         ]
-        assert str(plan[2]) == "context, 4 at a time: 1024 tokens"
+        assert str(plan[2]) == "context, 4 at a time, context 1024"
         assert [one.arguments["shorter"] for one in plan[:2]] == [[0, 32, 64, 96], [0]]
         assert plan[0].arguments["prompts"] == [[*range(700), *range(324)]]
         assert plan[3].arguments["prompts"] == [list(range(64)), [7] * 64, [8] * 64, [9] * 64]

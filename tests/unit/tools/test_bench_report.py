@@ -14,8 +14,7 @@ from vllm_dflash.tools.bench import bench_report as report
 from vllm_dflash.tools.bench.bench_plan import CLOSED, POISSON, SWING, Workload
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.results import Results, Spread
-from vllm_dflash.tools.bench.schedule import tuned_ranges
-from vllm_dflash.tools.bench.sides import PLAIN, Side, make_sides, schedule_side
+from vllm_dflash.tools.bench.sides import PLAIN, Side, make_sides, tuned_schedule
 from vllm_dflash.tools.tables import Table
 
 SIDES = make_sides("drafter", native_k=[3, 7], ours_fixed_k=[2])
@@ -38,7 +37,7 @@ CLOSED_ROUNDS = {
     },
 }
 SWING_ROUNDS = {
-    # seconds of two phases, one pair per round
+    # tokens/s of two phases, one pair per round
     "plain": [[4, 2], [4, 2], [4, 2]],
     "native K=3": [[3, 3], [3, 3], [3, 3]],
     "native K=7": [[2, 6], [2, 6], [9, 6]],
@@ -71,7 +70,7 @@ def closed() -> list[dict[str, Any]]:
 
 def swing() -> list[dict[str, Any]]:
     return [
-        measurement(SWING, None, side, number, {"concurrency": [1, 8], "seconds": value})
+        measurement(SWING, None, side, number, {"concurrency": [1, 8], "tokens_per_second": value})
         for side, values in SWING_ROUNDS.items()
         for number, value in enumerate(values)
     ]
@@ -111,9 +110,6 @@ def test_contexts_are_throughput_by_length() -> None:
     assert rates.columns[0] == ratios.columns[0] == "context"
     assert rates.title == "context, 4 at a time: tokens/s, median of rounds"
     assert rates.rows[0][1:3] == ["100.0", "160.0"]
-    (standing,) = report.standing(results)
-    assert standing.columns == ["context", "1", "4"]
-    assert standing.rows[0] == ["/ plain", "2.00", "1.10"]
 
 
 def test_ratios_are_taken_within_a_round() -> None:
@@ -148,8 +144,8 @@ def test_ours_against_plain_alone() -> None:
     assert report.comparison_table(results, CLOSED).columns == ["concurrency", "/ plain"]
 
 
-def test_a_schedule_is_compared_and_is_no_fixed_side() -> None:
-    side = schedule_side("drafter", [[1, 64, 3]], 3)
+def test_a_schedule_is_compared() -> None:
+    side = tuned_schedule("drafter", {1: {0: 1.0, 3: 2.0}})
     sides = [*SIDES, side]
     as_schedule = [
         {**one, "side": side.name} for one in [*closed(), *swing()] if one["side"] == PLAIN
@@ -158,9 +154,6 @@ def test_a_schedule_is_compared_and_is_no_fixed_side() -> None:
     table = report.comparison_table(results, CLOSED)
     assert table.columns[-1] == "/ native schedule"
     assert table.rows[0][-1] == "2.00 (1.00 - 3.00)"  # as against plain
-    assert "native schedule" in rows_by_name(report.swing_table(results))
-    assert side not in results.fixed
-    assert side not in results.natives
 
 
 @pytest.mark.parametrize(
@@ -179,21 +172,19 @@ def test_a_schedule_holds_the_fastest_k_from_each_concurrency_on(
 ) -> None:
     from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
-    assert tuned_ranges(rates) == ranges
+    config = tuned_schedule("drafter", rates).speculative_config or {}
+    assert config["num_speculative_tokens_per_batch_size"] == ranges
+    assert config["num_speculative_tokens"] == max(max(of_count) for of_count in rates.values())
     assert validate_and_normalize_dynamic_sd_schedule(ranges) == [(*one,) for one in ranges]
 
 
-def test_oracle_takes_the_best_fixed_side_of_each_phase() -> None:
+def test_each_phase_of_swing_is_a_setting() -> None:
     results = Results(SIDES, swing())
-    assert report.oracle_phases(results).tolist() == [2, 2]
-    phases = rows_by_name(report.phases_table(results))
-    assert phases["1"] == ["1", "4.00", "3.00", "2.00", "2.00", "9.00", "2.00"]
-    assert phases["all"] == ["", "6.00", "6.00", "8.00", "5.00", "18.00", "4.00"]
-    ratios = rows_by_name(report.swing_table(results))
-    assert ratios["oracle"] == ["1.25 (1.00 - 1.50)"]
-    assert ratios["plain"] == ["0.83 (0.67 - 1.00)"]
-    assert ratios["native K=7"] == ["0.50 (0.40 - 0.62)"]
-    assert list(ratios) == ["plain", "native K=3", "native K=7", "ours K=2", "oracle"]
+    rates, ratios = report.make_tables(results)
+    assert rates.columns[0] == ratios.columns[0] == "phase: requests"
+    assert rates.rows[0] == ["1: 1", "4.0", "3.0", "2.0", "2.0", "9.0"]
+    assert ratios.rows[1][:2] == ["2: 8", "1.50 (1.00 - 1.50)"]
+    assert ratios.rows[1][2] == "0.50 (0.33 - 0.50), K=7"
 
 
 def test_latencies_and_their_ratio_to_plain() -> None:
@@ -215,21 +206,6 @@ def test_tables_follow_the_loads_that_were_run() -> None:
     assert [title.split(":")[0] for title in titles] == ["poisson", "closed", "closed"]
 
 
-def test_how_ours_stands_in_few_words() -> None:
-    tables = report.standing(Results(SIDES, [*closed(), *swing(), *poisson()]))
-    steady, swinging, random = tables
-    assert steady.columns == ["concurrency", "1", "4"]
-    assert rows_by_name(steady) == {
-        "/ plain": ["2.00", "1.10"],
-        "/ best native": ["1.50", "1.47"],
-        "/ best of both": ["1.50", "1.10"],
-        "/ native K=7": ["1.50", "4.40"],
-    }
-    assert rows_by_name(swinging)["oracle"] == ["1.25 (1.00 - 1.50)"]
-    assert random.columns == ["rate", "0.5"]
-    assert random.rows == [["/ plain", "0.50"]]
-
-
 def context() -> list[dict[str, Any]]:
     return [one | {"load": "context, 1 at a time"} for one in closed()]
 
@@ -239,13 +215,11 @@ def context() -> list[dict[str, Any]]:
 )
 def test_files(tmp_path: Path, loads: list[Any]) -> None:
     pytest.importorskip("matplotlib")
-    from vllm_dflash.tools.bench.bench_files import write_report
-
     record = Record(describe(["bench", "--quick"], "a pair", {}, WORKLOAD), SIDES, rounds=9)
     record.finish_round([one for load in loads for one in load()])
-    write_report(record, tmp_path)
+    record.write(tmp_path)
     saved = json.loads((tmp_path / "result.json").read_text())
-    assert saved["schema"] == "vllm-dflash.bench/1"
+    assert saved["schema"] == "vllm-dflash.bench/2"
     assert saved["rounds_complete"] == 1
     assert saved["measurements"] == record.measurements
     assert [Side(**side) for side in saved["sides"]] == SIDES

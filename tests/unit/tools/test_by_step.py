@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from vllm_dflash.tools.loads.by_step import write_by_step
+from vllm_dflash.tools.loads import write_by_step
 from vllm_dflash.tools.stepped_engine import Output
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from rich.console import Console
 
 from support import DEMO
 from vllm_dflash.tools import cli
+from vllm_dflash.tools.bench import sides
 from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.console import INTERRUPTED
-from vllm_dflash.tools.demo import demo_command as command
 from vllm_dflash.tools.demo import demonstration
 from vllm_dflash.tools.demo.demo_report import show
 from vllm_dflash.tools.demo.demonstration import Demonstration, Written, demonstrate
@@ -119,26 +119,6 @@ def test_the_demo_pair_is_widened_and_runs_in_float32(
     assert [side.name for side in call["sides"]] == ["plain", "native K=3", "ours"]
 
 
-def test_the_picture(tmp_path: Path, asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    assert demo(tmp_path, *PAIR) == 0
-    picture = tmp_path / "out" / "demo.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert str(picture) in capsys.readouterr().out.replace("\n", "")
-
-
-def test_without_matplotlib_it_says_what_brings_it(
-    tmp_path: Path,
-    asked: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    assert demo(tmp_path, *PAIR) == 0
-    assert 'pip install "vllm-dflash[bench]"' in capsys.readouterr().out
-    assert not (tmp_path / "out" / "demo.png").exists()
-
-
 @pytest.mark.parametrize(
     ("dtype", "differs", "code"),
     [("float32", False, 0), ("float32", True, 1), ("bfloat16", True, 0)],
@@ -212,7 +192,8 @@ class InstantProcess:
         self.submitted: list[tuple[int, int]] = []
         self.steps = 0
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *error: object) -> None: ...
 
@@ -244,10 +225,11 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
     processes: list[InstantProcess] = []
 
     class Kept(InstantProcess):
-        def __enter__(self) -> None:
+        def __enter__(self) -> Self:
             processes.append(self)
+            return self
 
-    monkeypatch.setattr(demonstration, "EngineProcess", Kept)
+    monkeypatch.setattr(sides, "EngineProcess", Kept)
     prompts = ["p" * length for length in range(1, 21)]
     one = demonstrate(
         "target", SIDES, prompts, 10, dtype="auto", flags=[], logs=tmp_path, progress=Silent()

@@ -142,7 +142,7 @@ def test_the_demo_pair_is_widened_once(tmp_path: Path, monkeypatch: pytest.Monke
         out.mkdir(parents=True, exist_ok=True)
         widened.append(out)
 
-    monkeypatch.setattr("vllm_dflash.tools.bench.widen.widen_pair", widen)
+    monkeypatch.setattr("vllm_dflash.tools.bench.bench_pair.widen_pair", widen)
     first, again = (widened_demo(demo, tmp_path / "out") for _ in range(2))
     assert first == again
     assert widened == [tmp_path / "out" / "widened"]
@@ -186,18 +186,11 @@ def test_more_positions_than_it_has(tmp_path: Path, as_it_is: bool, hidden: int,
             assert all(torch.equal(before[tensor], after[tensor]) for tensor in before)
 
 
-def test_the_pair_as_it_is_needs_no_copy(tmp_path: Path) -> None:
-    pair = demo_pair(DEMO, tmp_path, as_it_is=True, positions=2048, context=512)
-    assert pair.name == "demo pair as it is"
-    assert (pair.target, pair.drafter) == (str(DEMO / "target"), str(DEMO / "drafter"))
-    assert not [*tmp_path.iterdir()]
-
-
 def test_a_widening_that_was_interrupted_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the pair is then again the one of the widening before."""
-    widen = "vllm_dflash.tools.bench.widen.widen_pair"
+    widen = "vllm_dflash.tools.bench.bench_pair.widen_pair"
     config = tmp_path / "demo" / "target" / "config.json"
     config.parent.mkdir(parents=True)
     (tmp_path / "widened").mkdir()

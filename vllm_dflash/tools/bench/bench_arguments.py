@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from vllm_dflash.tools.arguments import add_number, positive, share
-from vllm_dflash.tools.console import INTERRUPTED
+from vllm_dflash.tools.arguments import add_compared, add_number, add_numbers, positive, share
+from vllm_dflash.tools.bench.bench_command import run_bench
+from vllm_dflash.tools.bench.bench_plan import LOADS
+from vllm_dflash.tools.bench.sides import BLOCKS, LOOK_UPS
+from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
 
-LOADS = {
-    "closed": "a fixed number of requests in flight",
-    "mixed": "the same, every other prompt with its words shuffled, so hard to draft for",
-    "edit": "the same with prompts of its own: source code to write out again",
-    "quote": "the same: passages to quote from",
-    "prose": "the same: passages to go on from, which repeat little",
-    "swing": "a number of requests in flight that changes from phase to phase",
-    "poisson": "requests that arrive at random moments, half of them hard to draft for",
-}
-BESIDE = ("blocks", "ngram", "suffix")
-CONTEXTS = (1024, 2048, 4096, 8192, 16384)
-FAILED = 2
-TUNED, NO_SCHEDULE = "tuned", "none"
+EPILOG = """what the loads are:
+{loads}
+
+examples:
+  vllm-dflash bench --quick
+  vllm-dflash bench --load closed swing --native-k 3 7 --rounds 9
+  vllm-dflash bench --load edit quote prose --beside blocks ngram --native-k 3
+  vllm-dflash bench --where --native-k 3 --concurrency 1 8
+  vllm-dflash bench --context 1024 4096 16384 --native-k 3 --as-it-is
+  vllm-dflash bench --simulate-costs benchmarks/costs/*.json
+  vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\
+      --prompts prompts.jsonl
+
+exit code 0: measured, {failed}: could not run, {interrupted}: interrupted"""
 
 
-def add_bench_parser(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """The sub-command's parser."""
+def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-command to the command line."""
     loads = "\n".join(f"  {name:8} {meaning}" for name, meaning in LOADS.items())
     parser = commands.add_parser(
         "bench",
@@ -37,27 +36,14 @@ def add_bench_parser(
         description="Measure plain decoding, vLLM's own DFlash at several fixed K, and ours, which"
         " chooses how much to draft.\nAll engines live side by side; every round measures each of"
         " them once under each load.",
-        epilog=f"what the loads are:\n{loads}\n\n"
-        "examples:\n"
-        "  vllm-dflash bench --quick\n"
-        "  vllm-dflash bench --load closed swing --native-k 3 7 --rounds 9\n"
-        "  vllm-dflash bench --load edit quote prose --beside blocks ngram --native-k 3\n"
-        "  vllm-dflash bench --where --native-k 3 --concurrency 1 8\n"
-        "  vllm-dflash bench --context 1024 4096 16384 --native-k 3 --as-it-is\n"
-        "  vllm-dflash bench --simulate-costs benchmarks/costs/*.json\n"
-        "  vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\\n"
-        "      --prompts prompts.jsonl\n\n"
-        f"exit code 0: measured, {FAILED}: could not run, {INTERRUPTED}: interrupted",
+        epilog=EPILOG.format(loads=loads, failed=COULD_NOT_RUN, interrupted=INTERRUPTED),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     pair = parser.add_argument_group("pair")
-    pair.add_argument("--target", help="folder or repository of the target; needs --drafter")
-    pair.add_argument("--drafter", help="folder or repository of the drafter")
+    add_compared(pair, "held_out.jsonl of the demo pair")
     pair.add_argument(
         "--demo",
         type=Path,
-        nargs="?",
-        const=Path("models/demo"),
         default=Path("models/demo"),
         metavar="FOLDER",
         help="without --target: the repository's demo pair, widened so that it costs as much as a"
@@ -73,43 +59,21 @@ def add_bench_parser(
         action="store_true",
         help="fill a copy of the drafter with noise: what do useless drafts cost?",
     )
-    pair.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help='lines of {"prompt": "..."} (default: held_out.jsonl of the demo pair)',
-    )
     sides = parser.add_argument_group("engines")
-    sides.add_argument(
-        "--native-k",
-        type=positive,
-        nargs="*",
-        default=[1, 3, 5, 7],
-        metavar="K",
-        help="draft lengths of vLLM's own DFlash, an engine each (default: 1 3 5 7, as far as the"
-        " drafter's block goes)",
-    )
+    about = "draft lengths of vLLM's own DFlash, an engine each, as far as the drafter's block goes"
+    add_numbers(sides, "--native-k", [1, 3, 5, 7], about, nargs="*")
     sides.add_argument(
         "--native-schedule",
-        type=_schedule,
-        metavar="RANGES",
-        help="vLLM's own DFlash with num_speculative_tokens_per_batch_size, as in"
-        " [[1,4,3],[5,64,0]], or none (default: tuned, the K among those of --native-k, or no"
-        " drafts, that is fastest at each concurrency when it is tried for a moment; with"
-        " --context: none)",
+        choices=("tuned", "none"),
+        help="whether to add vLLM's own DFlash with num_speculative_tokens_per_batch_size: of the K"
+        " of --native-k, or no drafts, what is fastest at each concurrency when it is tried for a"
+        " moment (default: tuned; with --context: none)",
     )
-    sides.add_argument(
-        "--ours-fixed-k",
-        type=positive,
-        nargs="*",
-        default=[],
-        metavar="K",
-        help="measure ours at these fixed draft lengths, too",
-    )
+    add_numbers(sides, "--ours-fixed-k", [], "measure ours at these fixed K, too", nargs="*")
     sides.add_argument(
         "--beside",
         nargs="+",
-        choices=BESIDE,
+        choices=(BLOCKS, *LOOK_UPS),
         default=[],
         metavar="ENGINE",
         help="more engines: blocks (ours without free drafts), ngram and suffix (vLLM's methods of"
@@ -126,8 +90,8 @@ def add_bench_parser(
         help="of a GPU's memory, for all engines together: each gets the same part (default: 0.9)",
     )
     load = parser.add_argument_group("measurements")
-    one_of_both = load.add_mutually_exclusive_group()
-    one_of_both.add_argument(
+    what = load.add_mutually_exclusive_group()
+    what.add_argument(
         "--load",
         nargs="+",
         metavar="LOAD",
@@ -135,15 +99,15 @@ def add_bench_parser(
         default=["closed"],
         help="(default: closed)",
     )
-    one_of_both.add_argument(
+    what.add_argument(
         "--context",
         type=positive,
         nargs="*",
         metavar="TOKENS",
         help="instead of a load: decoding alone, after prompts of so many tokens that were read"
-        f" before; the engines keep prefixes then (if no numbers follow: {_words(CONTEXTS)})",
+        " before; the engines keep prefixes then (without numbers: 1024 2048 4096 8192 16384)",
     )
-    one_of_both.add_argument(
+    what.add_argument(
         "--simulate-costs",
         type=Path,
         nargs="+",
@@ -159,23 +123,10 @@ def add_bench_parser(
         metavar="N",
         help="of closed and its like, and of --context (default: 1 2 4 8 16 32; --context: 1 4)",
     )
-    load.add_argument(
-        "--phases",
-        type=positive,
-        nargs="+",
-        default=[1, 32, 4, 16, 1, 32, 8, 2],
-        metavar="N",
-        help="requests in flight in each phase of swing (default: 1 32 4 16 1 32 8 2)",
-    )
-    load.add_argument(
-        "--rates",
-        type=float,
-        nargs="+",
-        default=[0.3, 0.6, 0.9],
-        metavar="X",
-        help="arrivals of poisson, as fractions of what plain decoding can serve, 16 requests at a"
-        " time (default: 0.3 0.6 0.9)",
-    )
+    about = "requests in flight in each phase of swing"
+    add_numbers(load, "--phases", [1, 32, 4, 16, 1, 32, 8, 2], about)
+    about = "arrivals of poisson, as fractions of what plain decoding can serve, 16 at a time"
+    add_numbers(load, "--rates", [0.3, 0.6, 0.9], about, type=float)
     add_number(load, "--tokens", 96, "new tokens a request")
     load.add_argument(
         "--seconds",
@@ -210,29 +161,6 @@ def add_bench_parser(
         type=Path,
         default=Path("out/bench"),
         metavar="FOLDER",
-        help="for result.json, result.md, result.png, where.png and logs (default: out/bench)",
+        help="for result.json, result.md, result.png and logs (default: out/bench)",
     )
-    return parser
-
-
-def _words(numbers: Iterable[int]) -> str:
-    return " ".join(map(str, numbers))
-
-
-def _schedule(text: str) -> str | list[list[int]]:
-    """`tuned`, `none`, or ranges; vLLM itself says what is wrong with their numbers."""
-    if text in (TUNED, NO_SCHEDULE):
-        return text
-    try:
-        ranges = json.loads(text)
-    except ValueError:
-        ranges = None
-    if not (ranges and isinstance(ranges, list) and all(_is_range(one) for one in ranges)):
-        raise argparse.ArgumentTypeError(
-            f"expected tuned, none, or ranges such as [[1,4,3],[5,64,0]], not {text}"
-        )
-    return ranges
-
-
-def _is_range(value: Any) -> bool:
-    return isinstance(value, list) and [type(number) for number in value] == [int, int, int]
+    parser.set_defaults(run=run_bench)

@@ -1,17 +1,20 @@
-"""The target and the drafter a benchmark runs."""
+"""The target and the drafter that a benchmark or a demonstration runs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-PARTS = ("target", "drafter")
-"""Folders of the demo pair."""
+import torch
+from safetensors.torch import load_file, save_file
+
+from vllm_dflash.tools.bench import widen
+from vllm_dflash.tools.bench.widen import WIDE_DRAFTER, WIDE_TARGET, Shape, widen_pair
+
 TRAINED_ON = 512
 """Tokens that the training of the demo pair saw at a time."""
 
@@ -25,31 +28,32 @@ class Pair:
     name: str
 
 
-def demo_pair(demo: Path, out: Path, *, as_it_is: bool, positions: int, context: int) -> Pair:
-    """The demo pair, widened unless it is to stay as it is.
+def given_pair(target: str | None, drafter: str | None) -> Pair | None:
+    """The pair that a user named, if any. Raises ValueError where it is half a pair."""
+    if target is None and drafter is None:
+        return None
+    if target is None or drafter is None:
+        raise ValueError("--target and --drafter belong together.")
+    return Pair(target, drafter, f"{target} and {drafter}")
 
-    Args:
-        demo: its folder.
-        out: folder for a copy, if one is needed.
-        as_it_is: leave its sizes.
-        positions: that its configs allow at least.
-        context: longest prompt; that the name tells where drafts mean nothing.
+
+def demo_pair(demo: Path, out: Path, *, as_it_is: bool, positions: int, context: int) -> Pair:
+    """A copy of the demo pair in `out`, widened unless it is to stay as it is.
+
+    Its configs allow `positions` at least. `context` is the longest prompt: the pair's name tells
+    where drafts mean nothing.
     """
     _check_demo(demo)
-    configs = {one: json.loads((demo / one / "config.json").read_text()) for one in PARTS}
-    more = positions > configs[PARTS[0]]["max_position_embeddings"]
-    sizes: dict[str, Any] = {"positions": positions} if more else {}
-    if as_it_is and not more:
-        target, drafter = (str(demo / one) for one in PARTS)
-        pair = Pair(target, drafter, "demo pair as it is")
-    elif as_it_is:
-        from vllm_dflash.tools.bench.widen import Shape
-
-        sizes |= {one: Shape.of(config) for one, config in configs.items()}
-        pair = replace(widened_demo(demo, out, **sizes), name="demo pair as it is")
-    else:
-        pair = widened_demo(demo, out, **sizes)
-    name = pair.name + f", {positions:,} positions" * more
+    configs = {name: json.loads((demo / name / "config.json").read_text()) for name in widen.PARTS}
+    sizes: dict[str, Any] = {}
+    if as_it_is:
+        sizes |= {name: Shape.of(config) for name, config in configs.items()}
+    if positions > configs[widen.TARGET]["max_position_embeddings"]:
+        sizes["positions"] = positions
+    pair = widened_demo(demo, out, **sizes)
+    name = "demo pair as it is" if as_it_is else pair.name
+    if "positions" in sizes:
+        name += f", {positions:,} positions"
     if context > TRAINED_ON:
         name += f"; trained on {TRAINED_ON} tokens at a time: beyond, texts and drafts are noise"
     return replace(pair, name=name)
@@ -61,22 +65,18 @@ def widened_demo(demo: Path, out: Path, **sizes: Any) -> Pair:
     Made once for a folder; after that it is found there. `sizes`: as for `widen_pair`.
     """
     _check_demo(demo)
-    from vllm_dflash.tools.bench import widen
-    from vllm_dflash.tools.bench.widen import WIDE_DRAFTER, WIDE_TARGET
-
+    digest = hashlib.sha256(repr(sorted(sizes.items())).encode())
+    for file in sorted([Path(widen.__file__), *demo.glob("target/*"), *demo.glob("drafter/*")]):
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
     wide = out / "widened"
-    made_from = _digest([Path(widen.__file__), *demo.glob("target/*"), *demo.glob("drafter/*")])
-    made_from += repr(sorted(sizes.items()))
     stamp = wide / "made_from"
-    if not stamp.is_file() or stamp.read_text() != made_from:
-        stamp.unlink(missing_ok=True)
-        widen.widen_pair(demo, wide, **sizes)
-        stamp.write_text(made_from)
+    if not stamp.is_file() or stamp.read_text() != digest.hexdigest():
+        stamp.unlink(missing_ok=True)  # or it would outlive a widening that is interrupted
+        widen_pair(demo, wide, **sizes)
+        stamp.write_text(digest.hexdigest())
     target, drafter = sizes.get("target", WIDE_TARGET), sizes.get("drafter", WIDE_DRAFTER)
-    name = (
-        f"demo pair widened to {target.layers} and {drafter.layers} layers of width {target.hidden}"
-    )
-    return Pair(str(wide / "target"), str(wide / "drafter"), name)
+    layers = f"{target.layers} and {drafter.layers} layers of width {target.hidden}"
+    return Pair(str(wide / "target"), str(wide / "drafter"), f"demo pair widened to {layers}")
 
 
 def _check_demo(demo: Path) -> None:
@@ -87,16 +87,8 @@ def _check_demo(demo: Path) -> None:
         )
 
 
-def _digest(files: Iterable[Path]) -> str:
-    parts = (hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files))
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
-
-
 def with_random_drafter(pair: Pair, out: Path) -> Pair:
     """The pair with drafts that are no use: its drafter's weights are noise."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
     source, goal = Path(pair.drafter), out / "random_drafter"
     if not source.is_dir():
         raise ValueError(f"--random-drafter needs the drafter in a folder; {source} is none.")

@@ -1,29 +1,30 @@
-"""What a round measures."""
+"""What is asked of every engine, round by round."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_dflash.tools.bench.bench_prompts import cut_to, easy_and_hard, in_order_of_round
-from vllm_dflash.tools.bench.repeating_text import edits, prose, quotes
-from vllm_dflash.tools.loads.poisson import poisson_arrivals
+from vllm_dflash.tools.bench.bench_prompts import TEXTS, easy_and_hard, in_order_of_round
+from vllm_dflash.tools.loads import poisson_arrivals
 
 CLOSED, MIXED, SWING, POISSON = "closed", "mixed", "swing", "poisson"
+LOADS = {
+    CLOSED: "a fixed number of requests in flight",
+    MIXED: "the same, every other prompt with its words shuffled, so hard to draft for",
+    "edit": "the same with prompts of its own: source code to write out again",
+    "quote": "the same: passages to quote from",
+    "prose": "the same: passages to go on from, which repeat little",
+    SWING: "a number of requests in flight that changes from phase to phase",
+    POISSON: "requests that arrive at random moments, half of them hard to draft for",
+}
 CONTEXT = "context"
 """How names of loads begin whose settings are tokens of context."""
-TEXTS: dict[str, Callable[[], list[str]]] = {"edit": edits, "quote": quotes, "prose": prose}
-"""Loads like `closed` that have prompts of their own."""
-THROUGHPUT_LOADS = (CLOSED, MIXED, *TEXTS)
 SATURATION = 16
 """Concurrency at which plain decoding's throughput is what rates are fractions of."""
-WHERE = "where"
-"""The question that tells where the time goes."""
 POISSON_WINDOWS = 3
 """Length of a trace of arrivals, in windows: a few requests say little about a 95th percentile."""
-
-
 SHORTER_BY = 32
 """Tokens between two ends of a long prompt, from which different texts follow."""
 FROM_THE_END = 64
@@ -34,26 +35,12 @@ def setting_name(load: str) -> str:
     """What the settings of a load are."""
     if load.startswith(CONTEXT):
         return CONTEXT
-    return "rate" if load == POISSON else "concurrency"
-
-
-def title_of(load: str, setting: float | None) -> str:
-    """A load at one of its settings."""
-    if load == SWING:
-        return SWING
-    if load.startswith(CONTEXT):
-        return f"{load}: {setting} tokens"
-    return f"{load}, {setting_name(load)} {setting}"
-
-
-def is_throughput(load: str) -> bool:
-    """Whether tokens per second are what is measured."""
-    return load in THROUGHPUT_LOADS or load.startswith(CONTEXT)
+    return {POISSON: "rate", SWING: "phase: requests"}.get(load, "concurrency")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is asked of every engine."""
+    """What is measured in every round."""
 
     loads: tuple[str, ...]
     concurrency: tuple[int, ...]
@@ -72,26 +59,26 @@ class Workload:
     def calibrated(self) -> list[int]:
         """Concurrencies at which the plan needs to know plain decoding's tokens per second."""
         phases = self.phases if SWING in self.loads else ()
-        saturation = (SATURATION,) if POISSON in self.loads else ()
-        return sorted({*phases, *saturation})
+        return sorted({*phases, *[SATURATION] * (POISSON in self.loads)})
 
     @property
     def highest_concurrency(self) -> int:
         """Requests in flight at most, as far as that is ours to say."""
-        is_closed = self.contexts or {*self.loads} & {*THROUGHPUT_LOADS}
-        return max(*(self.concurrency if is_closed else ()), *self.calibrated, 1)
+        is_closed = self.contexts or {*self.loads} - {SWING, POISSON}
+        return max([*self.concurrency * bool(is_closed), *self.calibrated, 1])
+
+    @property
+    def seconds_of_round(self) -> float:
+        """Of one engine, about: what windows, phases and traces of arrivals take."""
+        windows = len(self.contexts) * len(self.concurrency)
+        for load in self.loads:
+            settings = {SWING: self.phases, POISSON: self.rates}.get(load, self.concurrency)
+            windows += len(settings) * (POISSON_WINDOWS if load == POISSON else 1)
+        return windows * self.seconds
 
     def room_for(self, context: int) -> int:
         """Tokens that an engine must be able to take for a request of such a context."""
         return context + 2 * self.tokens + FROM_THE_END
-
-    @property
-    def seconds_of_round(self) -> float:
-        """Of one side in one round, in windows and phases alone."""
-        rates = dict.fromkeys(self.calibrated, 1.0)  # they make a load larger, not longer
-        plan = plan_round(self, [], 0, rates)
-        windows = len(self.contexts) * len(self.concurrency)
-        return sum(one.expected_seconds for one in plan) + windows * self.seconds
 
 
 @dataclass(frozen=True)
@@ -100,13 +87,28 @@ class Measurement:
 
     load: str
     setting: float | None
-    """A concurrency or a rate; the swing has only one setting."""
+    """A concurrency, a rate, or tokens of context; the swing is asked for as a whole."""
     question: str
     arguments: dict[str, Any]
-    expected_seconds: float
 
     def __str__(self) -> str:
-        return title_of(self.load, self.setting)
+        of = "" if self.setting is None else f", {setting_name(self.load)} {self.setting}"
+        return self.load + of
+
+
+def plan_closed(
+    load: str,
+    prompts: Sequence[str],
+    concurrency: Sequence[int],
+    tokens: int,
+    seconds: float,
+    question: str = "closed",
+) -> list[Measurement]:
+    """A window at each number of requests."""
+    shared = {"prompts": prompts, "tokens": tokens, "seconds": seconds}
+    return [
+        Measurement(load, count, question, shared | {"concurrency": count}) for count in concurrency
+    ]
 
 
 def plan_round(
@@ -114,31 +116,24 @@ def plan_round(
 ) -> list[Measurement]:
     """Everything one round measures; `plain_rates` are tokens per second by concurrency."""
     easy = in_order_of_round(prompts, round_number)
-    mixed = easy_and_hard(easy)
     tokens, seconds = workload.tokens, workload.seconds
     plan: list[Measurement] = []
     for load in workload.loads:
-        if load in THROUGHPUT_LOADS:
-            own = mixed if load == MIXED else easy
-            if load in TEXTS:
-                own = in_order_of_round(TEXTS[load](), round_number)
-            shared = {"prompts": own, "tokens": tokens, "seconds": seconds}
-            plan += [
-                Measurement(load, count, "closed", shared | {"concurrency": count}, seconds)
-                for count in workload.concurrency
-            ]
-        elif load == SWING:
+        if load == SWING:
             phases = [(count, round(plain_rates[count] * seconds)) for count in workload.phases]
-            arguments = {"prompts": easy, "tokens": tokens, "phases": phases}
-            plan.append(Measurement(load, None, "swing", arguments, len(phases) * seconds))
+            asked: dict[str, Any] = {"prompts": easy, "tokens": tokens, "phases": phases}
+            plan.append(Measurement(load, None, "swing", asked))
         elif load == POISSON:
-            length = POISSON_WINDOWS * seconds
             for rate in workload.rates:
                 per_second = rate * plain_rates[SATURATION] / tokens
-                count = max(2, round(per_second * length))
+                count = max(2, round(per_second * POISSON_WINDOWS * seconds))
                 arrivals = poisson_arrivals(per_second, count, f"arrivals {round_number}")
-                arguments = {"prompts": mixed, "tokens": tokens, "arrivals": arrivals}
-                plan.append(Measurement(load, rate, "poisson", arguments, length))
+                asked = {"prompts": easy_and_hard(easy), "tokens": tokens, "arrivals": arrivals}
+                plan.append(Measurement(load, rate, "poisson", asked))
+        else:
+            own = in_order_of_round(TEXTS[load](), round_number) if load in TEXTS else easy
+            own = easy_and_hard(own) if load == MIXED else own
+            plan += plan_closed(load, own, workload.concurrency, tokens, seconds)
     return plan
 
 
@@ -147,36 +142,31 @@ def plan_contexts(
 ) -> list[Measurement]:
     """Decoding alone, at each length of context and concurrency for which there is room.
 
-    Args:
-        workload: with its contexts.
-        texts: tokens, as many as the highest concurrency has requests.
-        room: tokens that the engines' caches hold.
+    `texts` are tokens, as many as the highest concurrency has requests; they are cut to length, or
+    repeated. `room` is how many tokens the engines' caches hold.
     """
     plan = []
     for count in workload.concurrency:
         for length in workload.contexts:
             if count * workload.room_for(length) > room:
                 continue
-            arguments = {
-                "prompts": [cut_to(text, length) for text in texts[:count]],
+            prompts = [(list(text) * -(-length // len(text)))[:length] for text in texts[:count]]
+            asked = {
+                "prompts": prompts,
                 "concurrency": count,
                 "tokens": workload.tokens,
                 "seconds": workload.seconds,
                 "shorter": list(range(0, length // 8, SHORTER_BY)) or [0],
             }
-            load = f"{CONTEXT}, {count} at a time"
-            plan.append(Measurement(load, length, "decoding", arguments, workload.seconds))
+            plan.append(Measurement(f"{CONTEXT}, {count} at a time", length, "decoding", asked))
     return plan
 
 
 def plan_where(
-    workload: Workload, prompts: Sequence[str], of_contexts: Sequence[Measurement] = ()
+    workload: Workload, prompts: Sequence[str], of_contexts: Sequence[Measurement]
 ) -> list[Measurement]:
     """What tells where the time goes: decoding alone, at each context or concurrency."""
     if workload.contexts:
-        return [replace(one, question=WHERE) for one in of_contexts]
-    shared = {"prompts": prompts, "tokens": workload.tokens, "seconds": workload.seconds}
-    return [
-        Measurement(CLOSED, count, WHERE, shared | {"concurrency": count}, workload.seconds)
-        for count in workload.concurrency
-    ]
+        return [replace(one, question="where") for one in of_contexts]
+    asked = workload.concurrency, workload.tokens, workload.seconds
+    return plan_closed(CLOSED, prompts, *asked, question="where")

@@ -1,9 +1,23 @@
-"""Prompts of a benchmark: in the order of a round, easy and hard to draft for, or very long."""
+"""Prompts of a benchmark: in the order of a round, hard to draft for, very long, or repetitive.
+
+The loads `edit`, `quote` and `prose` have prompts of their own, from text that every machine has:
+the source of Python's library, and the language reference that `help()` shows.
+"""
 
 from __future__ import annotations
 
+import inspect
+import json.decoder
 import random
-from collections.abc import Sequence
+import shlex
+import string
+import tempfile
+import textwrap
+from collections.abc import Callable, Sequence
+
+MODULES = (textwrap, shlex, string, json.decoder, tempfile)
+CODE_CHARACTERS, PASSAGE_CHARACTERS, BEGINNING_CHARACTERS = 1400, 1100, 80
+"""With a beginning of the answer, about 600 tokens of a small vocabulary."""
 
 
 def in_order_of_round(prompts: Sequence[str], round_number: int) -> list[str]:
@@ -15,16 +29,12 @@ def in_order_of_round(prompts: Sequence[str], round_number: int) -> list[str]:
 
 def easy_and_hard(prompts: Sequence[str]) -> list[str]:
     """Every other prompt with its words shuffled: text that no drafter can foresee."""
-    return [
-        prompt if number % 2 == 0 else _words_shuffled(prompt)
-        for number, prompt in enumerate(prompts)
-    ]
-
-
-def _words_shuffled(prompt: str) -> str:
-    words = prompt.split()
-    random.Random(prompt).shuffle(words)
-    return " ".join(words)
+    mixed = list(prompts)
+    for number in range(1, len(mixed), 2):
+        words = mixed[number].split()
+        random.Random(mixed[number]).shuffle(words)
+        mixed[number] = " ".join(words)
+    return mixed
 
 
 def long_texts(prompts: Sequence[str], count: int) -> list[str]:
@@ -33,6 +43,45 @@ def long_texts(prompts: Sequence[str], count: int) -> list[str]:
     return ["\n".join([*prompts[start:], *prompts[:start]]) for start in starts]
 
 
-def cut_to(tokens: Sequence[int], length: int) -> list[int]:
-    """So many tokens: the first ones, or all of them over and over."""
-    return (list(tokens) * -(-length // len(tokens)))[:length]
+def _edits() -> list[str]:
+    """Pieces of source code to write out again with a small change; the first lines are there."""
+    prompts, piece = [], ""
+    for module in MODULES:
+        for line in inspect.getsource(module).splitlines(keepends=True):
+            piece += line
+            if len(piece) >= CODE_CHARACTERS:
+                again = "# The same again, with one name changed:"
+                prompts.append(f"{piece}\n{again}\n\n{_beginning(piece)}")
+                piece = ""
+        piece = ""  # what is left over of a module
+    return prompts
+
+
+def _quotes() -> list[str]:
+    """Passages to answer a question from in their own words, with the first words."""
+    return [
+        f"{passage}\n\nWhat does the text say? It says:\n\n{_beginning(passage)}"
+        for passage in _passages()
+    ]
+
+
+def _prose() -> list[str]:
+    """Passages to go on from."""
+    return [passage[: PASSAGE_CHARACTERS // 2] for passage in _passages()]
+
+
+def _beginning(text: str) -> str:
+    """Its first lines."""
+    return text[: text.find("\n", BEGINNING_CHARACTERS) + 1]
+
+
+def _passages() -> list[str]:
+    """The beginnings of all long topics of the language reference."""
+    from pydoc_data.topics import topics  # large, and every command imports this file
+
+    texts = (text for _, text in sorted(topics.items()))
+    return [text[:PASSAGE_CHARACTERS] for text in texts if len(text) > 2 * PASSAGE_CHARACTERS]
+
+
+TEXTS: dict[str, Callable[[], list[str]]] = {"edit": _edits, "quote": _quotes, "prose": _prose}
+"""Loads that have prompts of their own."""

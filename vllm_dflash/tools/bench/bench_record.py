@@ -1,4 +1,4 @@
-"""What a benchmark has measured so far, and where."""
+"""What a benchmark has measured so far, and where; and the files that keep it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from vllm_dflash.tools.bench.bench_plan import Workload
+from vllm_dflash.tools.bench.bench_report import make_tables, parts_tables
+from vllm_dflash.tools.bench.results import Results
 from vllm_dflash.tools.bench.sides import Side
+from vllm_dflash.tools.tables import Table
 
-SCHEMA = "vllm-dflash.bench/1"
+SCHEMA = "vllm-dflash.bench/2"
 
 
 @dataclass
@@ -38,11 +41,40 @@ class Record:
         self.measurements += measurements
         self.rounds_complete += 1
 
-    def write(self, path: Path) -> None:
-        """As JSON; whoever interrupts this finds the file of the round before."""
-        unfinished = path.with_suffix(".unfinished")
+    @property
+    def results(self) -> Results:
+        """Those of complete rounds."""
+        return Results(self.sides, self.measurements)
+
+    @property
+    def tables(self) -> list[Table]:
+        """Those of `result.md`."""
+        return make_tables(self.results) + parts_tables(self.where)
+
+    def write(self, out: Path) -> None:
+        """Write `result.json`, `result.md` and `result.png` into a folder."""
+        from vllm_dflash.tools.bench.plot import plot_panels
+
+        # Whoever interrupts this finds the file of the round before.
+        unfinished = out / "result.unfinished"
         unfinished.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1))
-        unfinished.replace(path)
+        unfinished.replace(out / "result.json")
+        plot_panels([(self.results, load) for load in self.results.loads], out / "result.png")
+        tables = (table.markdown() for table in self.tables)
+        (out / "result.md").write_text("\n".join([self._head(), *tables, "![](result.png)\n"]))
+
+    def _head(self) -> str:
+        about = self.about
+        versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+        preloaded = ", ".join(about["preloaded"]) or "nothing"
+        return (
+            "# vllm-dflash bench\n\n"
+            f"{self.rounds_complete} of {self.rounds} rounds are complete.\n\n"
+            f"- pair: {about['pair']}\n"
+            f"- versions: {versions}\n"
+            f"- machine: {about['cpu']}, {about['cores']} cores; preloaded: {preloaded}\n"
+            f"- command: `{about['command']}`\n"
+        )
 
 
 def describe(

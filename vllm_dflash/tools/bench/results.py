@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vllm_dflash.tools.bench.bench_plan import SWING
 from vllm_dflash.tools.bench.sides import Side
 
+Result = dict[str, Any]
+Setting = str | float | None
 Rounds = npt.NDArray[np.float64]
 """One value per round. Rounds of different sides are pairs: divide first, then take the median."""
-
-
-def tokens_rate(result: dict[str, Any]) -> float:
-    """Tokens per second of one result."""
-    return float(result["tokens_per_second"])
 
 
 @dataclass(frozen=True)
@@ -43,66 +41,45 @@ class Results:
 
     def __init__(self, sides: list[Side], measurements: Iterable[dict[str, Any]]) -> None:
         self.sides = sides
-        self._results: dict[tuple[str, float | None, str], list[dict[str, Any]]] = defaultdict(list)
+        self._results: dict[tuple[str, Setting, str], list[Result]] = defaultdict(list)
         for one in measurements:
-            self._results[one["load"], one["setting"], one["side"]].append(one["result"])
+            load, side, result = one["load"], one["side"], one["result"]
+            if load == SWING:  # each phase is a setting of its own
+                phases = zip(result["concurrency"], result["tokens_per_second"], strict=True)
+                for number, (count, rate) in enumerate(phases, 1):
+                    setting = f"{number}: {count}"
+                    self._results[load, setting, side].append({"tokens_per_second": rate})
+            else:
+                self._results[load, one["setting"], side].append(result)
 
     @property
     def loads(self) -> list[str]:
         """Loads that were measured, in order."""
         return list(dict.fromkeys(load for load, _, _ in self._results))
 
-    @property
-    def plain(self) -> Side:
-        """The side without drafts."""
-        return next(side for side in self.sides if side.kind == "plain")
+    def of_kind(self, *kinds: str) -> list[Side]:
+        """Sides of these kinds, in order."""
+        return [side for side in self.sides if side.kind in kinds]
 
-    @property
-    def natives(self) -> list[Side]:
-        """Sides on which vLLM's own DFlash drafts."""
-        return [side for side in self.sides if side.kind == "native"]
-
-    @property
-    def baselines(self) -> list[Side]:
-        """vLLM as it comes: plain decoding and the natives."""
-        return [self.plain, *self.natives]
-
-    @property
-    def beside(self) -> list[Side]:
-        """Sides that were asked for besides: look-ups of vLLM's, and ours without them."""
-        return [side for side in self.sides if side.kind in ("text", "blocks")]
-
-    @property
-    def fixed(self) -> list[Side]:
-        """Sides that do the same at any concurrency."""
-        return [
-            side for side in self.sides if side.kind not in ("ours", "blocks", "native schedule")
-        ]
-
-    @property
-    def others(self) -> list[Side]:
-        """All but ours."""
-        return [side for side in self.sides if side.kind != "ours"]
-
-    @property
-    def schedule(self) -> Side | None:
-        """vLLM's own DFlash with a K for each number of requests, if it was measured."""
-        return next((side for side in self.sides if side.kind == "native schedule"), None)
-
-    def settings(self, load: str) -> list[float | None]:
-        """Concurrencies or rates of a load, in order."""
+    def settings(self, load: str) -> list[Setting]:
+        """Concurrencies, phases, rates or contexts of a load, in order."""
         return list(dict.fromkeys(setting for one, setting, _ in self._results if one == load))
 
     def rounds(
-        self, load: str, setting: float | None, side: str, value: Callable[[dict[str, Any]], Any]
+        self, load: str, setting: Setting, side: str, value: Callable[[Result], float]
     ) -> Rounds:
-        """A value of each round's result, [rounds]; [rounds, n] where the value is a list."""
+        """A value of each round's result."""
         return np.array([value(result) for result in self._results[load, setting, side]])
 
-    def throughput(self, load: str, setting: float | None, side: str) -> Rounds:
+    def throughput(self, load: str, setting: Setting, side: str) -> Rounds:
         """Tokens per second of each round."""
         return self.rounds(load, setting, side, tokens_rate)
 
-    def fastest(self, load: str, setting: float | None, sides: Iterable[Side]) -> Side:
+    def fastest(self, load: str, setting: Setting, sides: Iterable[Side]) -> Side:
         """The side with the highest median throughput."""
         return max(sides, key=lambda side: np.median(self.throughput(load, setting, side.name)))
+
+
+def tokens_rate(result: Result) -> float:
+    """Tokens per second of one result."""
+    return float(result["tokens_per_second"])

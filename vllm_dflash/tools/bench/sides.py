@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+from vllm_dflash.tools.engine_process import EngineProcess
 
 OURS = "ours"
 PLAIN = "plain"
@@ -15,6 +18,7 @@ LOOK_UPS: dict[str, dict[str, Any]] = {
     "suffix": {},
 }
 """Settings of vLLM's methods; those of suffix are its defaults."""
+BLOCKS = "blocks"
 PLUGIN, NO_PLUGIN = "dflash", ""
 """Values of VLLM_PLUGINS."""
 
@@ -24,7 +28,7 @@ class Side:
     """One engine."""
 
     name: str
-    kind: Literal["plain", "native", "native schedule", "text", "ours", "ours fixed", "blocks"]
+    kind: Literal["plain", "native", "native schedule", "ours", "ours fixed", "beside"]
     plugins: str
     speculative_config: dict[str, Any] | None
 
@@ -38,6 +42,15 @@ class Side:
         """What tells this side from others of vLLM as it comes, in a few letters."""
         return PLAIN if self.draft_tokens is None else f"K={self.draft_tokens}"
 
+    def start(self, logs: Path, **arguments: Any) -> EngineProcess:
+        """Its engine, in a process whose log goes to that folder."""
+        return EngineProcess(
+            logs / f"{self.name.replace(' ', '-')}.log",
+            environment=side_environment(self.plugins),
+            speculative_config=self.speculative_config,
+            **arguments,
+        )
+
 
 def side_environment(plugins: str | None = None) -> dict[str, str]:
     """Of one engine of several that live side by side; `plugins=""` leaves vllm-dflash out."""
@@ -47,53 +60,48 @@ def side_environment(plugins: str | None = None) -> dict[str, str]:
     return environment
 
 
-def schedule_side(drafter: str, ranges: Sequence[Sequence[int]], longest: int) -> Side:
-    """Native DFlash whose K depends on how many requests there are.
-
-    Args:
-        drafter: folder or repository.
-        ranges: (first, last, K) in numbers of requests, as vLLM's option has them; 0: no drafts.
-        longest: no K is longer.
-    """
-    config = {
-        "method": "dflash",
-        "model": drafter,
-        "num_speculative_tokens": longest,
-        "num_speculative_tokens_per_batch_size": [[*one] for one in ranges],
-    }
-    return Side(SCHEDULE, "native schedule", NO_PLUGIN, config)
-
-
-def side_beside(name: str, drafter: str) -> Side:
-    """Ours without free drafts, or a method of vLLM's that looks drafts up in the text."""
-    if name == "blocks":
-        config = {"method": "dflash", "model": drafter, "free_drafts": "off"}
-        return Side("ours, blocks only", "blocks", PLUGIN, config)
-    config = {"method": name, **LOOK_UPS[name]}
-    return Side(name, "text", NO_PLUGIN, config)
-
-
 def make_sides(
     drafter: str,
     native_k: Iterable[int],
     ours_fixed_k: Iterable[int],
     beside: Iterable[str] = (),
 ) -> list[Side]:
-    """Plain decoding, native DFlash at each fixed K, ours: adaptive and at each fixed K; others."""
-    dflash = {"method": "dflash", "model": drafter}
-    natives = [
-        Side(f"native K={k}", "native", NO_PLUGIN, dflash | {"num_speculative_tokens": k})
-        for k in native_k
-    ]
-    fixed = [
-        Side(
-            f"ours K={k}",
-            "ours fixed",
-            PLUGIN,
-            dflash | {"draft_length": "fixed", "num_speculative_tokens": k},
-        )
-        for k in ours_fixed_k
-    ]
-    plain = Side(PLAIN, "plain", NO_PLUGIN, None)
-    more = [side_beside(name, drafter) for name in beside]
-    return [plain, *natives, Side(OURS, "ours", PLUGIN, dflash), *fixed, *more]
+    """Plain decoding, native DFlash at each fixed K, ours: adaptive and at each fixed K; others.
+
+    `beside` are `BLOCKS`, which is ours without free drafts, or methods among `LOOK_UPS`.
+    """
+    dflash: dict[str, Any] = {"method": "dflash", "model": drafter}
+    sides = [Side(PLAIN, "plain", NO_PLUGIN, None)]
+    for k in native_k:
+        config = dflash | {"num_speculative_tokens": k}
+        sides.append(Side(f"native K={k}", "native", NO_PLUGIN, config))
+    sides.append(Side(OURS, "ours", PLUGIN, dflash))
+    for k in ours_fixed_k:
+        config = dflash | {"draft_length": "fixed", "num_speculative_tokens": k}
+        sides.append(Side(f"ours K={k}", "ours fixed", PLUGIN, config))
+    for name in beside:
+        if name == BLOCKS:
+            config = dflash | {"free_drafts": "off"}
+            sides.append(Side("ours, blocks only", "beside", PLUGIN, config))
+        else:
+            sides.append(Side(name, "beside", NO_PLUGIN, {"method": name, **LOOK_UPS[name]}))
+    return sides
+
+
+def tuned_schedule(drafter: str, rates: Mapping[int, Mapping[int, float]]) -> Side:
+    """Native DFlash with vLLM's own schedule, one K for each number of requests, at its best.
+
+    `rates`: tokens per second by number of requests and K, 0 being plain decoding. The fastest K
+    holds from its number of requests to the next one; vLLM takes the last K for all beyond.
+    """
+    counts = sorted(rates)
+    lasts = [*(following - 1 for following in counts[1:]), counts[-1]]
+    fastest = [max(rates[count], key=rates[count].__getitem__) for count in counts]
+    ranges = zip([1, *counts[1:]], lasts, fastest, strict=True)
+    config = {
+        "method": "dflash",
+        "model": drafter,
+        "num_speculative_tokens": max(rates[counts[0]]),
+        "num_speculative_tokens_per_batch_size": [[*one] for one in ranges],
+    }
+    return Side(SCHEDULE, "native schedule", NO_PLUGIN, config)

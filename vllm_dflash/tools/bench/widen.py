@@ -10,18 +10,27 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-TARGET, DRAFTER = "target", "drafter"  # folders of a pair
+PARTS = TARGET, DRAFTER = "target", "drafter"
+"""Folders of a pair."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 NORMS_OF_HIDDEN = ("input_layernorm", "post_attention_layernorm", "hidden_norm", "norm")
 FULL_ATTENTION = "full_attention"
 OF_VOCABULARY = ("embed_tokens", "lm_head")
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_hidden_layers",
+)
+"""What a config calls the fields of a `Shape`."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +46,7 @@ class Shape:
     @classmethod
     def of(cls, config: dict[str, Any]) -> Shape:
         """The shape a `config.json` describes."""
-        return cls(
-            config["hidden_size"],
-            config["intermediate_size"],
-            config["num_attention_heads"],
-            config["num_key_value_heads"],
-            config["num_hidden_layers"],
-        )
+        return cls(*(config[name] for name in SIZES))
 
 
 WIDE_TARGET = Shape(hidden=1024, intermediate=3072, heads=16, kv_heads=8, layers=16)
@@ -59,22 +62,17 @@ def widen_pair(
     drafter: Shape = WIDE_DRAFTER,
     positions: int | None = None,
 ) -> None:
-    """Write a widened copy of the pair in `pair/target` and `pair/drafter` to `out`.
+    """Write a copy of the pair in a folder to `out`, with these sizes.
 
-    Args:
-        pair: folder of the original.
-        out: folder of the copy.
-        target: sizes of its target.
-        drafter: sizes of its drafter.
-        positions: longest context that its configs allow, if not the original's. Beyond what the
-            original was trained for, costs are right and texts are noise.
+    `positions` is the longest context that its configs allow, if not the original's. Beyond what
+    that was trained for, costs are right and texts are noise.
 
     Raises:
         ValueError: a size is smaller than the original's, the hidden sizes are not related by a
             power of four (by which norms rescale exactly in binary), heads are grouped
             differently, the drafter's depth differs, or a layer has a sliding window.
     """
-    configs = {name: json.loads((pair / name / CONFIG).read_text()) for name in (TARGET, DRAFTER)}
+    configs = {name: json.loads((pair / name / CONFIG).read_text()) for name in PARTS}
     if target.hidden != drafter.hidden:
         raise ValueError("a drafter shares its target's hidden size.")
     if drafter.layers != configs[DRAFTER]["num_hidden_layers"]:
@@ -82,7 +80,13 @@ def widen_pair(
     for name, shape in ((TARGET, target), (DRAFTER, drafter)):
         config = configs[name]
         weights = widen(load_file(pair / name / WEIGHTS), config, shape)
-        config |= _sizes(config, shape)
+        # Mean squares shrink with the zeros in them, and epsilon with the mean squares.
+        config["rms_norm_eps"] *= config["hidden_size"] / shape.hidden
+        config |= dict(zip(SIZES, astuple(shape), strict=True))
+        config |= {
+            "layer_types": [FULL_ATTENTION] * shape.layers,
+            "max_window_layers": shape.layers,
+        }
         if positions is not None:
             config["max_position_embeddings"] = positions
         if name == DRAFTER:
@@ -90,21 +94,6 @@ def widen_pair(
         shutil.copytree(pair / name, out / name, dirs_exist_ok=True)
         (out / name / CONFIG).write_text(json.dumps(config, indent=2))
         save_file(weights, out / name / WEIGHTS, metadata={"format": "pt"})
-
-
-def _sizes(config: dict[str, Any], shape: Shape) -> dict[str, Any]:
-    """The entries of a config that change."""
-    return {
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "num_hidden_layers": shape.layers,
-        # Mean squares shrink with the zeros in them, and epsilon with the mean squares.
-        "rms_norm_eps": config["rms_norm_eps"] * config["hidden_size"] / shape.hidden,
-        "layer_types": [FULL_ATTENTION] * shape.layers,
-        "max_window_layers": shape.layers,
-    }
 
 
 def widen(
@@ -133,14 +122,12 @@ def widen(
 
     def wide(name: str, tensor: torch.Tensor) -> torch.Tensor:
         part = name.split(".")[-2]
-        if part in ("q_norm", "k_norm"):
+        if part in ("q_norm", "k_norm") or name.endswith("_codebook"):
             return tensor
         if part in NORMS_OF_HIDDEN:
             return _padded(tensor / shrink, (shape.hidden,))
-        if part in OF_VOCABULARY:
+        if part in (*OF_VOCABULARY, "hidden_projection"):
             return _padded(tensor, (len(tensor), shape.hidden))
-        if name.endswith("_codebook"):
-            return tensor
         if name.endswith("base_kernel"):
             return _padded(tensor, (*tensor.shape[:2], shape.hidden))
         if part == "kernel_projection":  # rows for each side, row of the kernel and group
@@ -149,8 +136,6 @@ def widen(
             groups = shape.hidden // second["conv_group_size"]
             by_group = tensor.unflatten(0, sides)
             return _padded(by_group, (*sides[:2], groups, shape.hidden)).flatten(0, 2)
-        if part == "hidden_projection":
-            return _padded(tensor, (len(tensor), shape.hidden))
         if part == "fc":  # one block of columns per tap
             taps = tensor.unflatten(1, (-1, old.hidden))
             return _padded(taps, (shape.hidden, taps.shape[1], shape.hidden)).flatten(1)

@@ -18,11 +18,6 @@ NAMES = {"plain": "plain decoding", "ours": "vllm-dflash"}
 STYLES = {"plain": "dim", "native": "blue", "ours": "green"}
 
 
-def name_of(side: Side) -> str:
-    """What a newcomer would call it."""
-    return NAMES.get(side.kind, f"vLLM's DFlash, {side.draft_length}")
-
-
 def show(found: Demonstration, console: Console) -> None:
     """Some text by who wrote it, then the speeds."""
     for part in (*_texts(found, console), _speeds(found), *_notes(found)):
@@ -31,22 +26,21 @@ def show(found: Demonstration, console: Console) -> None:
 
 def _texts(found: Demonstration, console: Console) -> Iterator[RenderableType]:
     colours = bool(console.color_system) and not console.no_color
-    accepted = Text("accepted drafts", ACCEPTED) if colours else Text("«accepted drafts»")
+    accepted = Text("accepted drafts" if colours else "«accepted drafts»", ACCEPTED)
     own = Text("the target's own tokens", OWN)
     yield Text.assemble("\nWho wrote what: ", accepted, ", ", own)
     for prompt, steps in found.by_step:
         text = Text().append(prompt[-PROMPT_SHOWN:], "dim")
-        drafts = 0
         for *drafted, bonus in steps:
-            drafts += len(drafted)
             words = "".join(drafted)
             text.append(words if colours or not words else f"«{words}»", ACCEPTED)
             text.append(bonus, OWN)
         yield Text("─" * 72, "dim")
         yield text
+        tokens = sum(map(len, steps))
         yield Text(
-            f"{drafts + len(steps)} tokens in {len(steps)} steps of the target:"
-            f" {drafts} were drafted, and accepted by it",
+            f"{tokens} tokens in {len(steps)} steps of the target:"
+            f" {tokens - len(steps)} were drafted, and accepted by it",
             "italic",
         )
     yield Text("─" * 72, "dim")
@@ -60,21 +54,27 @@ def _speeds(found: Demonstration) -> Table:
         table.add_column(head, justify="right")
     for count, level in found.levels.items():
         table.add_row(f"\n{count} request{'s'[: count > 1]} at a time", style="bold")
+        plain = level[PLAIN].tokens_per_second
         fastest = max(written.tokens_per_second for written in level.values())
         for side in found.sides:
             written = level[side.name]
-            length = written.acceptance_length
+            rate, length = written.tokens_per_second, written.acceptance_length
             same = f"{found.identical(count, side)} of {len(written.texts)}"
             table.add_row(
-                Text(f"  {name_of(side)}"),
-                Text("█" * max(1, round(BAR * written.tokens_per_second / fastest))),
-                f"{written.tokens_per_second:.1f}",
-                "" if side.name == PLAIN else f"{found.speedup(count, side):.2f}x",
+                Text(f"  {_name(side)}"),
+                Text("█" * max(1, round(BAR * rate / fastest))),
+                f"{rate:.1f}",
+                "" if side.name == PLAIN else f"{rate / plain:.2f}x",
                 "" if length is None else f"{length:.2f}",
                 "" if side.name == PLAIN else same,
                 style=STYLES[side.kind],
             )
     return table
+
+
+def _name(side: Side) -> str:
+    """What a newcomer would call it."""
+    return NAMES.get(side.kind, f"vLLM's DFlash, {side.draft_length}")
 
 
 def _notes(found: Demonstration) -> Iterator[str]:

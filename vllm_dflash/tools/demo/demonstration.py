@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side, side_environment
+from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
 from vllm_dflash.tools.engine_answers import EngineAnswers, Request, complete
-from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.progress import Progress, Tell
 from vllm_dflash.tools.verify.verification import Drafting
 
@@ -41,11 +40,6 @@ class Demonstration:
     by_step: list[tuple[str, list[list[str]]]]
     """Prompts, and what followed: the text of each token, by the step that brought it."""
 
-    def speedup(self, concurrency: int, side: Side) -> float:
-        """Tokens per second, as a multiple of plain decoding's."""
-        level = self.levels[concurrency]
-        return level[side.name].tokens_per_second / level[PLAIN].tokens_per_second
-
     def identical(self, concurrency: int, side: Side) -> int:
         """Texts that are plain decoding's, token for token."""
         level = self.levels[concurrency]
@@ -73,17 +67,9 @@ def demonstrate(
     logs: Path,
     progress: Progress,
 ) -> Demonstration:
-    """Write texts on every side, each in an engine of its own, one after the other.
+    """Write texts of so many tokens on every side, each in an engine of its own, in turn.
 
-    Args:
-        target: folder or repository.
-        sides: `plain` and `ours` are among them.
-        prompts: what is continued.
-        tokens: new ones a text at most.
-        dtype: of the engines.
-        flags: of `vllm serve`, for the engines.
-        logs: folder for what the engines say.
-        progress: told what goes on.
+    Plain decoding and ours are among the sides; `flags` are those of `vllm serve`.
 
     Raises:
         ValueError: an engine refused its arguments.
@@ -92,28 +78,19 @@ def demonstrate(
     found = Demonstration([*sides], "", {count: {} for count in TEXTS}, [])
     # Ours first: it is the one that finds fault with a pair.
     for number, side in enumerate(sorted(sides, key=lambda side: side.name != OURS), 1):
-        process = EngineProcess(
-            logs / f"{side.name.replace(' ', '-')}.log",
-            environment=side_environment(side.plugins),
-            model=target,
-            speculative_config=side.speculative_config,
-            dtype=dtype,
-            flags=[*flags],
-        )
-        with process:
+        with side.start(logs, model=target, dtype=dtype, flags=[*flags]) as process:
             name = f"engine {number} of {len(sides)} ({side.name})"
             with progress.stage(f"{name}: starting"):
                 found.dtype = process.answers.facts()["dtype"]
                 encoded = process.answers.encode(texts=prompts)
             total = sum(len(encoded[:texts]) for passes in TEXTS.values() for texts in passes)
             with progress.stage(f"{name}: writing", total, "texts") as tell:
-                written = _write(process.answers, encoded, tokens, tell)
-                for count in TEXTS:
-                    found.levels[count][side.name] = written[count]
+                for count, written in _write(process.answers, encoded, tokens, tell).items():
+                    found.levels[count][side.name] = written
                 if side.name == OURS:
                     found.by_step = [
                         (prompt, process.answers.by_step(prompt=ids, tokens=tokens))
-                        for prompt, ids in [*zip(prompts, encoded, strict=True)][:SHOWN]
+                        for prompt, ids in zip(prompts[:SHOWN], encoded, strict=False)
                     ]
     return found
 

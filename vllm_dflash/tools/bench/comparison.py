@@ -1,0 +1,164 @@
+"""Engines side by side: every measurement on each of them, one after the other, in rounds."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_dflash.tools.bench.bench_plan import (
+    CLOSED,
+    Measurement,
+    Workload,
+    plan_closed,
+    plan_contexts,
+    plan_round,
+    plan_where,
+)
+from vllm_dflash.tools.bench.bench_prompts import long_texts
+from vllm_dflash.tools.bench.bench_record import Record
+from vllm_dflash.tools.bench.bench_report import standing_table
+from vllm_dflash.tools.bench.side_engines import SideEngines
+from vllm_dflash.tools.bench.sides import PLAIN, PLUGIN, SCHEDULE, Side, tuned_schedule
+from vllm_dflash.tools.progress import Progress
+
+CALIBRATION_SECONDS = 2.0
+CALIBRATION_WINDOWS = 2
+"""The last one tells; before it, kernels are prepared."""
+MINUTES_TO_START = 1.0
+"""About; of an engine on two cores that it has for itself."""
+
+
+@dataclass
+class Comparison:
+    """Runs a workload on every side of a record, and keeps what it finds in a folder."""
+
+    record: Record
+    workload: Workload
+    prompts: list[str]
+    engines: SideEngines
+    warmup_rounds: int
+    out: Path
+    progress: Progress
+    tune_schedule: bool = False
+    """Whether a side with vLLM's own schedule is added, made of what its fixed K reach here."""
+    where: bool = False
+    """Whether it is also found out where the time goes. The engines' workers are `TimedSteps`."""
+
+    def run(self) -> None:
+        """Start the engines, measure all rounds, write results after each of them."""
+        self.progress.say(self.announcement())
+        sides = self.record.sides
+        with self.engines:
+            facts = self.engines.start(sides)
+            for one in facts:
+                self.record.about["versions"] |= one["versions"]
+            contexts = self._plan_contexts(min(one["cache_tokens"] for one in facts))
+            plain_rates = self._calibrate()
+            self.record.about["plain_tokens_per_second_at"] = plain_rates
+            for number in range(-self.warmup_rounds, self.record.rounds):
+                plan = plan_round(self.workload, self.prompts, number, plain_rates) + contexts
+                first = number % len(sides)  # nobody is always first after another's load
+                in_turns = [*sides[first:], *sides[:first]]
+                if number < 0:
+                    self._measure("warm-up", plan, in_turns)
+                    continue
+                name = f"round {number + 1} of {self.record.rounds}"
+                found = self._measure(name, plan, in_turns)
+                self.record.finish_round([{"round": number, **one} for one in found])
+                self.record.write(self.out)
+                if number + 1 < self.record.rounds:  # after the last one comes the report
+                    results = self.record.results
+                    for load in results.loads:
+                        self.progress.say(standing_table(results, load).plain())
+            if self.where:  # last: timing costs next to nothing, but rounds are to be as in use
+                plan = plan_where(self.workload, self.prompts, contexts)
+                self.record.where += self._measure("where the time goes", plan, sides)
+                self.record.write(self.out)
+
+    def announcement(self) -> str:
+        """What is going to happen, and about how long it takes."""
+        names = [side.name for side in self.record.sides] + [SCHEDULE] * self.tune_schedule
+        rounds = self.warmup_rounds + self.record.rounds
+        minutes = MINUTES_TO_START * (1 + math.ceil((len(names) - 1) / self.engines.at_once))
+        minutes += len(names) * rounds * self.workload.seconds_of_round / 60
+        reading = ""
+        if self.workload.contexts:
+            tokens = max(self.workload.contexts) * max(self.workload.concurrency)
+            reading = f", and what each engine takes to read prompts of {tokens:,} tokens"
+        return (
+            f"{len(names)} engines ({', '.join(names)}) are started, then follow"
+            f" rounds, {self.warmup_rounds} to warm up and {self.record.rounds} that count: about"
+            f" {max(1, round(minutes))} minutes{reading}. Ctrl-C ends it; complete rounds are kept."
+        )
+
+    def _plan_contexts(self, room: int) -> list[Measurement]:
+        """Raises ValueError where there is room for none of those that are asked for."""
+        if not self.workload.contexts:
+            return []
+        texts = long_texts(self.prompts, max(self.workload.concurrency))
+        tokens = self.engines.ask(PLAIN, "encode", texts=texts)
+        plan = plan_contexts(self.workload, tokens, room)
+        without = len(plan_contexts(self.workload, tokens, math.inf)) - len(plan)
+        words = (
+            f"the engines' caches hold {room:,} tokens each; more do with VLLM_CPU_KVCACHE_SPACE"
+            " (GiB) on a CPU, --gpu-memory-utilization on a GPU"
+        )
+        if not plan:
+            raise ValueError(f"there is no room for any of the contexts: {words}.")
+        if without:
+            self.progress.say(f"{without} settings are left out: {words}")
+        return plan
+
+    def _calibrate(self) -> dict[int, float]:
+        """Plain decoding's tokens per second, roughly, at each concurrency that the plan needs.
+
+        By the same measurements vLLM's schedule gets its K, where it is to be tuned.
+        """
+        sides = self.record.sides
+        counts, lengths = {*self.workload.calibrated}, {PLAIN: 0}
+        if self.tune_schedule:
+            counts |= {*self.workload.concurrency}
+            lengths |= {one.name: one.draft_tokens or 0 for one in sides if one.kind == "native"}
+        seconds = min(CALIBRATION_SECONDS, self.workload.seconds)
+        plan = plan_closed(CLOSED, self.prompts, sorted(counts), self.workload.tokens, seconds)
+        calibrated = [side for side in sides if side.name in lengths]
+        rates: dict[int, dict[int, float]] = defaultdict(dict)
+        for _ in range(CALIBRATION_WINDOWS if plan else 0):
+            for one in self._measure("calibrating", plan, calibrated):
+                rate = one["result"]["tokens_per_second"]
+                rates[one["setting"]][lengths[one["side"]]] = rate
+        if self.tune_schedule:
+            config = calibrated[-1].speculative_config or {}
+            schedule = tuned_schedule(config["model"], rates)
+            sides.insert(len(calibrated), schedule)
+            self.progress.say(f"{SCHEDULE}: {schedule.speculative_config}")
+            self.engines.start([schedule])
+        return {count: rates[count][0] for count in self.workload.calibrated}
+
+    def _measure(
+        self, name: str, plan: Sequence[Measurement], sides: Sequence[Side]
+    ) -> list[dict[str, Any]]:
+        """Every measurement, of each side in turn."""
+        found: list[dict[str, Any]] = []
+        with self.progress.stage(name, len(plan) * len(sides), "measurements") as tell:
+            for measurement in plan:
+                for side in sides:
+                    tell(len(found), f"{measurement}: {side.name}")
+                    found.append(self._ask(side, measurement))
+            tell(len(found))
+        return found
+
+    def _ask(self, side: Side, measurement: Measurement) -> dict[str, Any]:
+        result = self.engines.ask(side.name, measurement.question, **measurement.arguments)
+        is_ours = side.plugins == PLUGIN
+        return {
+            "load": measurement.load,
+            "setting": measurement.setting,
+            "side": side.name,
+            "result": result,
+            "stats": self.engines.ask(side.name, "dflash_stats")[0] if is_ours else None,
+        }

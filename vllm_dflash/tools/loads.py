@@ -1,0 +1,260 @@
+"""Loads: what clients ask of an engine, and how it serves them. They step it by hand.
+
+Closed loops have so many clients, each of which asks again as soon as it is served; Poisson's come
+at moments of their own, whether or not the engine keeps up; and decoding is measured alone, after
+prompts were read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
+
+Prompt = str | Sequence[int]
+MOST_IN_A_STEP = 64
+"""Tokens; no block of a drafter is as long."""
+INCOMPLETE = "\ufffd"
+
+
+class ClosedLoop:
+    """Keeps a number of requests in flight; a finished one is replaced by the next prompt."""
+
+    def __init__(self, engine: SteppedEngine, prompts: Sequence[str], tokens: int) -> None:
+        self._engine = engine
+        self._prompts = itertools.cycle(prompts)
+        self._tokens = tokens
+        self._ids = map(str, itertools.count())
+        self.in_flight: list[str] = []
+        """Ids of requests, oldest first."""
+
+    def resize(self, concurrency: int) -> None:
+        """Go on with this many requests: the oldest of a surplus hang up, new ones are admitted."""
+        missing = concurrency - len(self.in_flight)
+        if missing < 0:
+            self._engine.abort(self.in_flight[:-missing])
+            del self.in_flight[:-missing]
+        for number in range(1, missing + 1):
+            # Lengths in steps up to the full one, so that they finish evenly spread in time, as
+            # in a loop that has been running for long.
+            self._admit(-(-self._tokens * number // missing))
+
+    def step(self) -> list[Output]:
+        """One step of the engine; finished requests are replaced."""
+        outputs = self._engine.step()
+        for output in outputs:
+            if output.finished:
+                self.in_flight.remove(output.request_id)
+                self._admit(self._tokens)
+        return outputs
+
+    def _admit(self, max_tokens: int) -> None:
+        self.in_flight.append(next(self._ids))
+        self._engine.add(self.in_flight[-1], next(self._prompts), max_tokens, ignore_eos=True)
+
+
+def measure_closed(
+    engine: SteppedEngine, *, prompts: Sequence[str], concurrency: int, tokens: int, seconds: float
+) -> dict[str, Any]:
+    """Throughput in a window that opens when each of the first requests has its first token."""
+    loop = ClosedLoop(engine, prompts, tokens)
+    loop.resize(concurrency)
+    silent = set(loop.in_flight)
+    while silent:
+        silent -= {output.request_id for output in loop.step()}
+    # The window opens and closes at the end of a step, so it holds whole steps.
+    opened = engine.now()
+    outputs: list[Output] = []
+    while (elapsed := engine.now() - opened) < seconds:
+        outputs += loop.step()
+    loop.resize(0)
+    emitted = sum(len(output.token_ids) for output in outputs)
+    return {
+        "tokens": emitted,
+        "seconds": elapsed,
+        "tokens_per_second": emitted / elapsed,
+        "tokens_per_output": emitted / max(1, len(outputs)),
+    }
+
+
+def measure_swing(
+    engine: SteppedEngine, *, prompts: Sequence[str], phases: Sequence[tuple[int, int]], tokens: int
+) -> dict[str, Any]:
+    """Throughput in each phase: a number of requests, and the tokens to write until the next."""
+    loop = ClosedLoop(engine, prompts, tokens)
+    rates = []
+    for concurrency, work in phases:
+        began = engine.now()
+        loop.resize(concurrency)
+        emitted = 0
+        while emitted < work:
+            emitted += sum(len(output.token_ids) for output in loop.step())
+        rates.append(emitted / (engine.now() - began))
+    loop.resize(0)
+    return {"concurrency": [count for count, _ in phases], "tokens_per_second": rates}
+
+
+def poisson_arrivals(rate: float, count: int, seed: str) -> list[float]:
+    """Moments of a Poisson process of `rate` per second; the first is 0."""
+    generator = random.Random(seed)
+    gaps = (generator.expovariate(rate) for _ in range(count - 1))
+    return list(itertools.accumulate(gaps, initial=0.0))
+
+
+def measure_poisson(
+    engine: SteppedEngine, *, prompts: Sequence[str], arrivals: Sequence[float], tokens: int
+) -> dict[str, Any]:
+    """Seconds from each request's arrival to its first and to its last token."""
+    began = engine.now()
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    admitted = 0
+    while len(last) < len(arrivals):
+        now = engine.now() - began
+        while admitted < len(arrivals) and arrivals[admitted] <= now:
+            engine.add(str(admitted), prompts[admitted % len(prompts)], tokens, ignore_eos=True)
+            admitted += 1
+        if admitted == len(last):  # nothing in flight
+            engine.sleep(arrivals[admitted] - now)
+            continue
+        outputs = engine.step()
+        now = engine.now() - began
+        for output in outputs:
+            if output.token_ids:
+                first.setdefault(output.request_id, now)
+            if output.finished:
+                last[output.request_id] = now
+    return {
+        "to_first_token": [first[str(i)] - arrival for i, arrival in enumerate(arrivals)],
+        "to_last_token": [last[str(i)] - arrival for i, arrival in enumerate(arrivals)],
+        "tokens": tokens,
+        "makespan": max(last.values()),
+    }
+
+
+def measure_decoding(
+    engine: SteppedEngine,
+    *,
+    prompts: Sequence[Prompt],
+    concurrency: int,
+    tokens: int,
+    seconds: float,
+    shorter: Sequence[int] = (0,),
+    read: Callable[[], Mapping[str, float]] = dict,
+) -> dict[str, Any]:
+    """Throughput of batches of requests, one batch after the other.
+
+    A batch counts from when each of its requests has its first token until they have so many more
+    on average. Its prompts are read once before that: where the engine keeps prefixes, all of its
+    requests then start in the same step.
+
+    Args:
+        engine: nothing else runs on it.
+        prompts: of one batch after the other, over and over.
+        concurrency: requests of a batch.
+        tokens: new ones of each request, on average.
+        seconds: of all batches together; the last one is finished.
+        shorter: tokens that prompts are cut by at their ends, batch by batch, over and over. So
+            different texts follow from prompts that need not be read again.
+        read: sums of what is counted elsewhere; what they grow by while a batch counts is `spent`.
+
+    Raises:
+        ValueError: a request was done before another one began: the engine has no room for all.
+    """
+    queue = itertools.cycle(prompts)
+    spent: dict[str, float] = {}
+    emitted = outputs = 0
+    elapsed = 0.0
+    for number, cut in enumerate(itertools.cycle(shorter)):
+        chosen = itertools.islice(queue, concurrency)
+        batch = {f"{number}-{i}": prompt[: len(prompt) - cut] for i, prompt in enumerate(chosen)}
+        _read_prompts(engine, batch)
+        _start(engine, batch, tokens)
+        before, opened = read(), engine.now()
+        missing = concurrency * tokens
+        finished: set[str] = set()
+        while missing > 0 and not finished:
+            for output in engine.step():
+                missing -= len(output.token_ids)
+                outputs += 1
+                if output.finished:
+                    finished.add(output.request_id)
+        elapsed += engine.now() - opened
+        after = read()
+        emitted += concurrency * tokens - missing
+        spent |= {name: spent.get(name, 0.0) + after[name] - before[name] for name in after}
+        engine.abort(list(batch.keys() - finished))
+        if elapsed >= seconds:
+            break
+    return {
+        "tokens": emitted,
+        "seconds": elapsed,
+        "tokens_per_second": emitted / elapsed,
+        "tokens_per_output": emitted / max(1, outputs),
+        "spent": spent,
+    }
+
+
+def _read_prompts(engine: SteppedEngine, batch: Mapping[str, Prompt]) -> None:
+    for name, prompt in batch.items():
+        engine.add(f"read {name}", prompt, 1, ignore_eos=True)
+    reading = len(batch)
+    while reading:
+        reading -= sum(output.finished for output in engine.step())
+
+
+def _start(engine: SteppedEngine, batch: Mapping[str, Prompt], tokens: int) -> None:
+    """Until each request has a token."""
+    for name, prompt in batch.items():
+        # Those that are ahead of the others must go on, or not all would run together.
+        engine.add(name, prompt, 2 * tokens, ignore_eos=True)
+    silent = set(batch)
+    while silent:
+        outputs = engine.step()
+        silent -= {output.request_id for output in outputs}
+        if any(output.finished for output in outputs):
+            raise ValueError(
+                f"a request came to its end before the last of {len(batch)} had begun: the engine"
+                " has no room for so many of this length. Give it more memory, or raise --tokens."
+            )
+
+
+def write_by_step(
+    engine: SteppedEngine,
+    decode: Callable[[Sequence[int]], str],
+    *,
+    prompt: Sequence[int],
+    tokens: int,
+) -> list[list[str]]:
+    """The text of each token, by the step of the engine that brought it.
+
+    The last token of a step is the target's own (the bonus token), those before it are accepted
+    drafts. All steps are whole, so there may be some tokens more than asked for; a step that the
+    end of the text cut short is left out.
+    """
+    engine.add("by step", prompt, tokens + MOST_IN_A_STEP)
+    steps: list[Sequence[int]] = []
+    finished = False
+    while not finished and sum(map(len, steps)) < tokens:
+        for output in engine.step():
+            finished = output.finished
+            if not finished:
+                steps.append(output.token_ids)
+    if not finished:
+        engine.abort(["by step"])
+    pieces = iter(_pieces(decode, [token for step in steps for token in step]))
+    return [[next(pieces) for _ in step] for step in steps]
+
+
+def _pieces(decode: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> list[str]:
+    """What each token adds to the text; of a character in several tokens, the last one all."""
+    pieces, shown = [], ""
+    for end in range(1, len(tokens) + 1):
+        text = decode(tokens[:end])
+        complete = not text.endswith(INCOMPLETE)
+        pieces.append(text[len(shown) :] if complete else "")
+        shown = text if complete else shown
+    return pieces
