@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from vllm_dflash.planning.rehearsal import is_rehearsed
+from vllm_dflash.planning.rehearsal import is_rehearsed, rehearse
 
 LONGEST_SECONDS = 300
 """That a worker waits. Then it compiles by itself."""
@@ -19,21 +19,25 @@ LONGEST_SECONDS = 300
 class CompileAside:
     """Compiles what planning asks for on one of the two model runners."""
 
-    def __init__(self, runner: str) -> None:
-        """Start, unless that was done before; `runner`: v1 or v2."""
+    def __init__(self, runner: str, *, starts: bool = True) -> None:
+        """Start, unless that was done before, or another worker of this node does; `runner`: v1 or
+        v2."""
+        self._runner = runner
         self._process: subprocess.Popen[bytes] | None = None
-        if not is_rehearsed(runner):
+        if starts and not is_rehearsed(runner):
             command = [sys.executable, "-m", "vllm_dflash.planning.rehearsal", runner]
             nowhere = subprocess.DEVNULL
             self._process = subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)
 
-    def wait(self) -> None:
-        """Until all is compiled. One that fails is not heard of: who waits compiles by itself."""
+    def finish(self, max_draft: int, most_free: int) -> None:
+        """Wait, and have all that is compiled in this process, too: on V2, where schedulers plan,
+        one may live in it. If the other process has failed, this one compiles."""
         if self._process is not None:
             try:
                 self._process.wait(LONGEST_SECONDS)
             except subprocess.TimeoutExpired:
                 self.stop()
+        rehearse(self._runner, max_draft, most_free)
 
     def stop(self) -> None:
         """The engine ends."""

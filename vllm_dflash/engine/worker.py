@@ -46,7 +46,6 @@ from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.watch import DraftWatch
-from vllm_dflash.planning.rehearsal import rehearse
 from vllm_dflash.plugin import register_draft_model
 from vllm_dflash.seams import V1_WORKER, V2_WORKER, check_vllm
 from vllm_dflash.vllms_own import SWITCH_OFF
@@ -69,8 +68,8 @@ class DraftingWorker(Worker):
         check_vllm(V2_WORKER if self.use_v2_model_runner else V1_WORKER)
         register_draft_model()  # hook 6
         filter_vllms_warnings()  # hook 26
-        if self.local_rank == 0 and DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
-            self._compiling = CompileAside(self._runner)
+        if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
+            self._compiling = CompileAside(self._runner, starts=self.local_rank == 0)
         super().init_device()
         self.drafter = self._attach_to_v2() if self.use_v2_model_runner else self._attach_to_v1()
         if self.rank == 0:
@@ -138,11 +137,8 @@ class DraftingWorker(Worker):
     def _plan_lengths(self) -> None:
         started = time.perf_counter()
         options = DFlashOptions.of(self.vllm_config)
-        # On V2 the scheduler plans. It may live in this process, where nothing is to be compiled
-        # later.
-        if self._compiling is not None:
-            self._compiling.wait()
-        rehearse(self._runner, options.draft_width, options.most_free)
+        assert self._compiling is not None
+        self._compiling.finish(options.draft_width, options.most_free)
         memory = Memory.of(self.vllm_config, self._runner)
         if memory is not None and memory.recalled is not None:
             costs, origin = memory.recalled.costs, f"learned before, from {memory.file.path}"

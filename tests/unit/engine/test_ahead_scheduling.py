@@ -309,7 +309,7 @@ def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
     scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeTime()
-    for module in ("engine.v2.scheduling", "planning.step"):
+    for module in ("engine.v2.scheduling", "engine.step_clock", "planning.step"):
         monkeypatch.setattr(f"vllm_dflash.{module}.time", clock)
     monkeypatch.setattr(time, "sleep", lambda _: setattr(clock, "now", clock.now + 0.05))
     scheduler.planner.start(profiled_costs(), range(8))

@@ -20,6 +20,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """What this process does itself."""
+    asked: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(compile_aside, "rehearse", lambda *sizes: asked.append(sizes))
+    return asked
+
+
 def runs_instead(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Path:
     """Of Python; its arguments are left in the file that is returned."""
     program, told = folder / "program", folder / "told"
@@ -33,7 +41,7 @@ def test_a_first_start_compiles_for_its_runner_and_waits(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = runs_instead(monkeypatch, tmp_path, f"sleep 0.3; touch {cache}/rehearsed-v2")
-    CompileAside("v2").wait()
+    CompileAside("v2").finish(7, 32)
     assert told.read_text().split() == ["-m", "vllm_dflash.planning.rehearsal", "v2"]
     assert rehearsal.is_rehearsed("v2")
     assert not rehearsal.is_rehearsed("v1")
@@ -46,7 +54,7 @@ def test_later_ones_start_nothing(
     cache.mkdir()
     (cache / "rehearsed-v1").touch()
     aside = CompileAside("v1")
-    aside.wait()
+    aside.finish(7, 32)
     aside.stop()
     assert not told.exists()
 
@@ -55,7 +63,7 @@ def test_nor_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.Monke
     told = runs_instead(monkeypatch, tmp_path, "")
     (tmp_path / "file").touch()
     monkeypatch.setattr(rehearsal, "FOLDER", str(tmp_path / "file" / "cache"))
-    CompileAside("v1").wait()
+    CompileAside("v1").finish(7, 32)
     assert not told.exists()
 
 
@@ -66,17 +74,29 @@ def test_an_engine_that_ends_takes_it_along(
     started, aside = time.monotonic(), CompileAside("v1")
     aside.stop()
     assert time.monotonic() - started < 30
-    aside.wait()
+    aside.finish(7, 32)
 
 
 def test_nobody_waits_for_ever(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rehearsed: list[tuple[str, int, int]],
 ) -> None:
     runs_instead(monkeypatch, tmp_path, "exec sleep 60")
     monkeypatch.setattr(compile_aside, "LONGEST_SECONDS", 0.2)
     started = time.monotonic()
-    CompileAside("v1").wait()
+    CompileAside("v1").finish(7, 32)
     assert time.monotonic() - started < 30
+    assert rehearsed == [("v1", 7, 32)]
+
+
+def test_of_several_workers_of_a_node_one_starts_it(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = runs_instead(monkeypatch, tmp_path, "")
+    CompileAside("v1", starts=False).finish(7, 32)
+    assert not told.exists()
 
 
 def test_what_is_rehearsed_is_noted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
