@@ -28,11 +28,6 @@ class LoadedWeights:
     context_projection: int
     """A second copy of all layers' K and V projections, stacked for the context."""
 
-    @property
-    def total(self) -> int:
-        """Both of them."""
-        return self.parameters + self.context_projection
-
 
 def loaded_weights(
     spec: DrafterSpec, found: Mapping[str, Tensor], itemsize: int, tp_size: int = 1
