@@ -6,7 +6,7 @@ import argparse
 import json
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm_dflash.tools.arguments import add_number, add_pair, not_negative, positive
 from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
@@ -17,6 +17,7 @@ from vllm_dflash.tools.parity.parity_defaults import (
     TOLERANCES,
 )
 from vllm_dflash.tools.progress import progress_on
+from vllm_dflash.tools.prompts import read_prompts
 
 if TYPE_CHECKING:
     from vllm_dflash.tools.parity.parity_report import ParityReport
@@ -94,7 +95,12 @@ def run_parity(parsed: argparse.Namespace) -> int:
             traceback.print_exc()
         complain("parity", error)
         return COULD_NOT_RUN
-    _print(report, as_json=parsed.json)
+    from vllm_dflash.tools.parity.parity_report import make_notes, make_tables
+
+    if parsed.json:
+        print(json.dumps(report.to_dict(), indent=2))
+    else:
+        print_report(make_tables(report), make_notes(report))
     return EQUAL if report.is_equal else DIFFERS
 
 
@@ -104,12 +110,8 @@ def _check(parsed: argparse.Namespace) -> ParityReport:
     logging.disable_progress_bar()
     prompts: tuple[str, ...] = BUILT_IN_PROMPTS[: parsed.num_prompts]
     if parsed.prompts is not None:
-        from vllm_dflash.tools.prompts import read_prompts
-
         prompts = tuple(read_prompts(parsed.prompts, parsed.num_prompts))
-    engine: dict[str, Any] = {}
-    if parsed.model_impl is not None:
-        engine["model_impl"] = parsed.model_impl
+    engine = {} if parsed.model_impl is None else {"model_impl": parsed.model_impl}
     progress = progress_on()
     with progress.stage("loading vLLM"):
         from vllm_dflash.tools.parity.check import check_parity
@@ -127,12 +129,3 @@ def _check(parsed: argparse.Namespace) -> ParityReport:
         progress=progress,
         **engine,
     )
-
-
-def _print(report: ParityReport, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(report.to_dict(), indent=2))
-        return
-    from vllm_dflash.tools.parity.parity_report import make_notes, make_tables
-
-    print_report(make_tables(report), make_notes(report))

@@ -36,7 +36,7 @@ class RecordedDrafting:
         self._draft_recorder = DraftRecorder(self.drafter)
 
     def take_recording(self, path: str) -> None:
-        """Stop, and write it to a safetensors file for `Recording.load`."""
+        """Stop, and write it to a file for `Recording.load`."""
         self._draft_recorder.finish(Path(path))
 
 
@@ -77,7 +77,7 @@ class DraftRecorder:
         self._undo += [hook.remove for hook in hooks]
 
     def finish(self, path: Path) -> None:
-        """Stop, and write everything to a safetensors file."""
+        """Stop, and write everything to a file."""
         for undo in reversed(self._undo):
             undo()
         if self._is_v2 and self._steps and self._steps[-1] is not self._verified:
