@@ -55,7 +55,7 @@ class ParityReport:
     @property
     def culprit(self) -> str | None:
         """Name of the first stage whose own error is beyond the tolerance."""
-        return self.first_difference and self.first_difference.name
+        return None if self.first_difference is None else self.first_difference.name
 
     @property
     def cause(self) -> str | None:
