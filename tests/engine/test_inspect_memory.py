@@ -84,7 +84,6 @@ def check_capacity(cache: CacheFacts, llm: LLM) -> None:
 
 
 def check_weights(memory: MemoryFacts, loaded: dict[str, int]) -> None:
-    assert memory.drafter_context_projection == loaded.pop("stacked")
     assert memory.drafter_weights == sum(loaded.values())
 
 
@@ -123,7 +122,6 @@ def test_quantised_weights(tmp_path: Path, way: str, loaded: dict[str, int]) -> 
     memory = memory_of(tmp_path / "it", TARGET, options)
     with drafting(tmp_path / "it", dtype="bfloat16") as llm:
         check_capacity(cache_of(memory), llm)
-    assert memory.drafter_context_projection == loaded.pop("stacked")
     # Of layers that are one here, vLLM keeps one `weight_shape`, of 16 bytes.
     assert memory.drafter_weights == pytest.approx(sum(loaded.values()), rel=2e-4)
 

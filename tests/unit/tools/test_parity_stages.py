@@ -60,11 +60,6 @@ def spoil_context(recording: Recording, step: DraftStep) -> None:
     recording.positions[5] = 6  # nothing is left of position 5
 
 
-def some(tensor: torch.Tensor | None) -> torch.Tensor:
-    assert tensor is not None
-    return tensor
-
-
 def spoil_z(recording: Recording, step: DraftStep) -> None:
     recording.z[7] *= 1.01
 
@@ -78,19 +73,19 @@ def spoil_positions(recording: Recording, step: DraftStep) -> None:
 
 
 def spoil_norm(recording: Recording, step: DraftStep) -> None:
-    some(step.hidden)[2, 3] += 0.01
+    step.hidden[2, 3] += 0.01
 
 
 def spoil_logits(recording: Recording, step: DraftStep) -> None:
-    some(step.logits).mul_(3)
+    step.logits.mul_(3)
 
 
 def spoil_head(recording: Recording, step: DraftStep) -> None:
-    some(step.logits).copy_(some(step.logits).roll(1, dims=0))
+    step.logits.copy_(step.logits.roll(1, dims=0))
 
 
 def spoil_drafts(recording: Recording, step: DraftStep) -> None:
-    some(step.drafts)[1] += 1
+    step.drafts[1] += 1
 
 
 def lose_drafts(recording: Recording, step: DraftStep) -> None:

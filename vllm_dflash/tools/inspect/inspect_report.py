@@ -117,13 +117,7 @@ def _memory(facts: MemoryFacts) -> Rows:
         is_split = facts.drafter_tensor_parallel_size > 1
         layers = "split over the ranks" if is_split else "whole on every rank: do not divide"
         rows.append(("drafter's layers", layers))
-    copy = f"{_size(facts.drafter_context_projection)}, a copy for the context"
-    rows += [
-        ("drafter's weights", f"{_size(facts.drafter_weights)} in {facts.dtype}"),
-        ("stacked K and V projections", copy),
-    ]
-    if facts.waiting_context:
-        rows.append(("waiting context", f"up to {_size(facts.waiting_context)}"))
+    rows.append(("drafter's weights", _size(facts.drafter_weights)))
     if (cache := facts.cache) is not None:
         drafters, targets = cache.drafter_bytes_per_token, cache.target_bytes_per_token
         share = f"{drafters / (drafters + targets):.1%} of the KV cache"

@@ -86,15 +86,9 @@ class MemoryFacts:
     tensor_parallel_size: int
     drafter_tensor_parallel_size: int
     """Ranks that the drafter's layers are split over; 1: each has them whole."""
-    dtype: str
-    kv_cache_dtype: str
     max_model_len: int
     drafter_weights: int
-    """The draft model's parameters; what it shares with the target does not count."""
-    drafter_context_projection: int
-    """A stacked copy of its K and V projections."""
-    waiting_context: int
-    """At most: target states kept back until their request is drafted. V1 runner, adaptive."""
+    """Parameters, and a copy of its K and V projections; what is the target's does not count."""
     cache: CacheFacts | None
     """None where the target's cache cannot be told; `not_checked` says why."""
 

@@ -56,7 +56,6 @@ def memory_facts(
         found.not_checked.append("memory: the target does not divide among so many ranks")
         return
     tp_size = options.tensor_parallel_size
-    weights = loaded_weights(spec, tensors, model.dtype.itemsize, tp_size)
     cache = None
     try:
         config = engine_config(found.target_model, options)
@@ -67,27 +66,12 @@ def memory_facts(
         platform=current_platform.device_name,
         tensor_parallel_size=tp_size,
         drafter_tensor_parallel_size=drafter_ranks(spec, tp_size),
-        dtype=str(model.dtype).removeprefix("torch."),
-        kv_cache_dtype=options.kv_cache_dtype or "auto",
         max_model_len=model.max_model_len,
-        drafter_weights=weights.parameters,
-        drafter_context_projection=weights.context_projection,
-        waiting_context=_waiting_context(spec, model.dtype.itemsize),
+        drafter_weights=loaded_weights(spec, tensors, model.dtype.itemsize, tp_size),
         cache=cache,
     )
     if cache is not None:
         _judge(found, cache, kv_cache_memory, model.max_model_len)
-
-
-def _waiting_context(spec: DrafterSpec, itemsize: int) -> int:
-    """The ring of context rows that wait, when it is full; only the V1 runner has one."""
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return 0
-    from vllm_dflash.engine.v1.backlog import MAX_BYTES, MAX_ROWS
-
-    return min(MAX_BYTES, MAX_ROWS * len(spec.taps) * spec.target_hidden_size * itemsize)
 
 
 def _cache_facts(

@@ -95,9 +95,6 @@ class _Comparison:
         Returns:
             The reference's hidden states and logits of the mask rows, [K, H] and [K, V'].
         """
-        assert step.embedding is not None
-        assert step.hidden is not None
-        assert step.logits is not None
         target, compare, length = self.oracle.target, self.errors.compare, len(rows)
         ids = torch.full_like(step.input_ids, self.spec.mask_token_id).long()
         ids[0] = self.request.token_ids[length]
@@ -130,7 +127,6 @@ class _Comparison:
         if step.candidates is None:
             alone, gap = self._likeliest(step, expected)
         else:
-            assert step.hidden is not None
             mine = self.drafter.logits(step.hidden[1:], self.oracle.target)
             alone = self._walked(step, step.hidden[1:], mine)
             gap = self._walked(step, hidden, expected)
@@ -139,8 +135,6 @@ class _Comparison:
     def _likeliest(self, step: DraftStep, expected: torch.Tensor) -> tuple[float, float]:
         """Share of drafts that are not the best of the engine's own logits, and how far they lie
         below the best of the reference's, [K, V']."""
-        assert step.logits is not None
-        assert step.drafts is not None
         tokens = self.drafter.target_ids(torch.arange(expected.shape[-1]))  # [V']
         is_best = step.logits == step.logits.amax(-1, keepdim=True)  # [K, V'], ties included
         is_drafted = tokens[None] == step.drafts[:, None]
@@ -150,7 +144,6 @@ class _Comparison:
     def _walked(self, step: DraftStep, hidden: torch.Tensor, logits: torch.Tensor) -> float:
         """How far the engine's drafts lie below the best candidates, each behind the engine's own
         draft before it, by hidden states [K, H] and logits [K, V']."""
-        assert step.drafts is not None
         before = torch.cat([step.input_ids[:1].long(), step.drafts[:-1].long()])
         candidates, scores = self.oracle.scores(logits, hidden, before)  # [K, C]
         return _gap_of_drafted(scores, candidates == step.drafts[:, None])
@@ -163,7 +156,6 @@ class _Comparison:
         logits: torch.Tensor,
         place: Place,
     ) -> None:
-        assert step.drafts is not None
         if step.num_accepted == NOT_VERIFIED:
             self.errors.observe(ACCEPTANCE, place, 1.0)
             return

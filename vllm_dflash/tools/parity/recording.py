@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 
 NOT_VERIFIED = -1
+NOTHING = torch.empty(0)
+"""What a step has before its block has run."""
 
 
 @dataclass
@@ -23,15 +25,15 @@ class DraftStep:
     """[Q]."""
     positions: torch.Tensor
     """[Q]."""
-    embedding: torch.Tensor | None = None
+    embedding: torch.Tensor = NOTHING
     """[Q, H]."""
     layers: list[torch.Tensor] = field(default_factory=list)
     """Output of each layer, its residual added, [Q, H]."""
-    hidden: torch.Tensor | None = None
+    hidden: torch.Tensor = NOTHING
     """Behind the final norm, [Q, H]."""
-    logits: torch.Tensor | None = None
+    logits: torch.Tensor = NOTHING
     """Of the mask rows, [Q - 1, V']; of DFlash 2 those of candidates, [Q - 1, C]."""
-    drafts: torch.Tensor | None = None
+    drafts: torch.Tensor = NOTHING
     """Tokens of the target that were drafted, [Q - 1]."""
     num_drafted: int = 0
     """Drafts the target verified; fewer than Q - 1 where the request could not use all."""
