@@ -17,12 +17,7 @@ from vllm_dflash.checkpoint.headers import (
     read_headers_of,
 )
 from vllm_dflash.checkpoint.pairing import pair_faults, target_faults
-from vllm_dflash.checkpoint.read import (
-    check_not_swapped,
-    is_drafter,
-    load_config,
-    parse_overridden,
-)
+from vllm_dflash.checkpoint.read import check_not_swapped, load_config, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import (
     MAPS,
@@ -122,12 +117,11 @@ def _read_spec(
     drafter: str, revision: str | None, overrides: Mapping[str, Any] | None, target: str
 ) -> DrafterSpec:
     config = load_config(drafter, revision)
-    if not is_drafter(config):
-        try:
-            target_config = load_config(target)
-        except DrafterError:  # what is wrong with the drafter is said first
-            target_config = {}
-        check_not_swapped(drafter, config, target, target_config)
+    try:
+        target_config = load_config(target)
+    except DrafterError:  # what is wrong with the drafter is said first
+        target_config = {}
+    check_not_swapped(drafter, config, target, target_config)
     return parse_overridden(drafter, config, overrides or {})
 
 

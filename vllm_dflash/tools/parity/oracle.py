@@ -100,10 +100,9 @@ class Oracle:
         with ExitStack() as hooks:
             for number, stage in enumerate(stages):
                 if fed is not None:
-                    hook = stage.register_forward_pre_hook(_feed(fed[number]))
-                    hooks.callback(hook.remove)
-                hook = stage.register_forward_hook(lambda _, __, x: outputs.append(x[0]))
-                hooks.callback(hook.remove)
+                    hooks.enter_context(stage.register_forward_pre_hook(_feed(fed[number])))
+                keep = stage.register_forward_hook(lambda _, __, x: outputs.append(x[0]))
+                hooks.enter_context(keep)
             self.drafter(embedding[None], z[None], positions[None])
         return outputs[:-1], outputs[-1]
 

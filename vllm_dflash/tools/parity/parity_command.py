@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_dflash.tools.arguments import add_number, add_pair, not_negative, positive
+from vllm_dflash.tools.arguments import add_number, add_pair, not_negative
 from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
 from vllm_dflash.tools.parity.parity_defaults import (
     BUILT_IN_PROMPTS,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vllm_dflash.tools.parity.parity_report import ParityReport
 
 EQUAL, DIFFERS, COULD_NOT_RUN = 0, 1, 2
-PROMPTS_OF_A_FILE = 4
+NUM_PROMPTS = 4
 
 
 def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,8 +50,7 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FILE",
         help='lines of {"prompt": "..."} (default: a few built-in ones)',
     )
-    about = "how many of them, from the first on"
-    add_number(parser, "--num-prompts", PROMPTS_OF_A_FILE, about)
+    add_number(parser, "--num-prompts", NUM_PROMPTS, "how many of them, from the first on")
     add_number(parser, "--tokens", TOKENS, "new tokens of each prompt")
     parser.add_argument(
         "--dtype",
@@ -66,18 +65,8 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="X",
         help=f"largest relative error that counts as equal (default: {by_dtype})",
     )
-    parser.add_argument(
-        "--max-model-len",
-        type=positive,
-        default=MAX_MODEL_LEN,
-        metavar="N",
-        help=f"of the engine (default: {MAX_MODEL_LEN}, or the target's if that is less)",
-    )
-    parser.add_argument(
-        "--model-impl",
-        metavar="NAME",
-        help="vLLM's option of that name, for targets served with it",
-    )
+    add_number(parser, "--max-model-len", MAX_MODEL_LEN, "of the engine; the target's if less")
+    parser.add_argument("--model-impl", metavar="NAME", help="vLLM's, for targets served with it")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(run=run_parity)
 
@@ -108,9 +97,7 @@ def _check(parsed: argparse.Namespace) -> ParityReport:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    prompts: tuple[str, ...] = BUILT_IN_PROMPTS[: parsed.num_prompts]
-    if parsed.prompts is not None:
-        prompts = tuple(read_prompts(parsed.prompts, parsed.num_prompts))
+    prompts = read_prompts(parsed.prompts) if parsed.prompts else BUILT_IN_PROMPTS
     engine = {} if parsed.model_impl is None else {"model_impl": parsed.model_impl}
     progress = progress_on()
     with progress.stage("loading vLLM"):
@@ -119,7 +106,7 @@ def _check(parsed: argparse.Namespace) -> ParityReport:
     return check_parity(
         parsed.drafter,
         parsed.target,
-        prompts=prompts,
+        prompts=prompts[: parsed.num_prompts],
         tokens=parsed.tokens,
         dtype=parsed.dtype,
         tolerance=parsed.tolerance,
