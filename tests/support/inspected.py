@@ -24,7 +24,7 @@ def conforms(value: Any, kind: Any) -> bool:
         return any(conforms(value, one) for one in arguments)
     if kind is Any:
         return True
-    if origin is list:
+    if origin in (list, tuple):
         return isinstance(value, list) and all(conforms(one, arguments[0]) for one in value)
     if origin is dict:
         return isinstance(value, dict) and all(conforms(v, arguments[1]) for v in value.values())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from support.pairs import Pair
-from vllm_dflash.tools.parity.compare_request import RecordedRequest, count_matches
+from vllm_dflash.tools.parity.compare_request import count_matches
 from vllm_dflash.tools.parity.oracle import Oracle
-from vllm_dflash.tools.parity.recording import DraftStep, Recording
+from vllm_dflash.tools.parity.recording import DraftStep, RecordedRequest, Recording
 
 
 def write(oracle: Oracle, prompt: list[int], new_tokens: int) -> list[int]:
@@ -19,19 +19,21 @@ def write(oracle: Oracle, prompt: list[int], new_tokens: int) -> list[int]:
     return ids
 
 
+@torch.inference_mode()
 def simulate(oracle: Oracle, ids: list[int], prompt_length: int) -> RecordedRequest:
     """Drafting along a text as an engine does that computes what this oracle computes."""
-    spec = oracle.drafter.spec
+    drafter, target = oracle.drafter, oracle.target
+    spec = drafter.spec
     _, features = oracle.text(ids, spec.taps)
-    z = oracle.context(features)
+    z = drafter.context(features)
     steps: list[DraftStep] = []
     length = prompt_length
     while (k := min(spec.max_draft_tokens, len(ids) - length - 2)) > 0:
         block = torch.tensor([ids[length], *[spec.mask_token_id] * k])
-        embedding = oracle.embed(block)
+        embedding = drafter.embed(block, target)
         layers, hidden = oracle.block(embedding, z[:length])
-        logits = oracle.logits(hidden[1:])
-        drafts = oracle.drafter.target_ids(logits.argmax(-1))
+        logits = drafter.logits(hidden[1:], target)
+        drafts = drafter.target_ids(logits.argmax(-1))
         accepted = count_matches(drafts.tolist(), ids[length + 1 : length + 1 + k])
         positions = torch.arange(length, length + k + 1)
         steps.append(

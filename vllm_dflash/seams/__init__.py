@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vllm_dflash.seams.other_seams import (
-    CACHE_BUILDER,
-    CACHE_PLAN,
-    CACHE_PLANNING,
-    CACHE_UTILS,
-    ENGINE,
-    FRONT_END,
-    RAY_CPU,
-    RAY_EXECUTOR,
-)
+from vllm_dflash.seams.other_seams import ENGINE, FRONT_END, RAY_CPU, RAY_EXECUTOR
 from vllm_dflash.seams.seam import (
     SUPPORTED_VLLM,
     Seam,
@@ -22,14 +13,10 @@ from vllm_dflash.seams.seam import (
     compare,
 )
 from vllm_dflash.seams.v1_seams import BOTH_WORKERS, STEP_TIMES, V1_TREES, V1_WORKER
-from vllm_dflash.seams.v2_seams import V2_GRAPHS, V2_WORKER
+from vllm_dflash.seams.v2_seams import V2_WORKER
 
 __all__ = [
     "BOTH_WORKERS",
-    "CACHE_BUILDER",
-    "CACHE_PLAN",
-    "CACHE_PLANNING",
-    "CACHE_UTILS",
     "ENGINE",
     "FRONT_END",
     "RAY_CPU",
@@ -39,7 +26,6 @@ __all__ = [
     "SUPPORTED_VLLM",
     "V1_TREES",
     "V1_WORKER",
-    "V2_GRAPHS",
     "V2_WORKER",
     "Seam",
     "UnsupportedVllmError",
@@ -57,8 +43,6 @@ SEAMS: Mapping[str, tuple[Seam, ...]] = {
     "engine": ENGINE,
     "Ray": RAY_EXECUTOR,
     "Ray on CPUs": RAY_CPU,
-    "inspect, graphs": V2_GRAPHS,
-    "inspect, cache": CACHE_PLAN,
     "bench, times of steps": STEP_TIMES,
 }
 """All there are: what is not here cannot be checked, and is checked with every release if it is."""

@@ -7,8 +7,6 @@ from vllm_dflash.seams.v1_seams import BOTH_WORKERS
 
 V2 = "vllm.v1.worker.gpu"
 
-LAYER = "vllm.model_executor.layers.attention_layer_base:AttentionLayerBase"
-
 SPECULATOR = f"{V2}.spec_decode.dflash.speculator:DFlashSpeculator"
 
 BUDGET = f"{V2}.spec_decode.adaptive_verification:AdaptiveVerificationManager"
@@ -87,19 +85,3 @@ V2_WORKER = (
     Seam(f"{V2}.attn_utils:get_attn_cg_support", "attn_groups vllm_config checked_layer_names"),
 )
 """Used in a worker with Model Runner V2."""
-
-V2_GRAPHS = (
-    Seam(f"{LAYER}.get_attn_backend", "self"),
-    Seam(f"{LAYER}.get_kv_cache_spec", "self vllm_config"),
-    Seam(
-        f"{V2}.cudagraph_utils:CudaGraphManager.__init__",
-        "self vllm_config device cudagraph_mode decode_query_len lora_capture_cases varlen_decode "
-        "ubatch_runner",
-    ),
-    Seam(
-        "vllm.config.compilation:CompilationConfig.resolve_cudagraph_mode_and_sizes",
-        "self min_cg_support min_cg_attn_backend uniform_decode_query_len use_v2_model_runner "
-        "kv_cache_config max_num_reqs is_profiling piecewise_capture_available",
-    ),
-)
-"""Asked by `vllm-dflash inspect` on CUDA, for the list of graphs."""

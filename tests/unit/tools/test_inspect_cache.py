@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
-import sys
-from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
-from vllm.config import ModelConfig
+from vllm.platforms import current_platform
 
 from support.inspected import SMALL, inspect
 from support.pairs import Pair, changed_drafter, make_pair
 from support.targets import make_target
-from vllm_dflash.seams import CACHE_BUILDER, CACHE_PLAN, CACHE_PLANNING, CACHE_UTILS
 from vllm_dflash.tools.inspect.inspect_report import make_tables
 from vllm_dflash.tools.inspect.target import EngineOptions
 
@@ -48,7 +42,8 @@ def test_a_drafter_that_does_not_divide_is_whole_on_every_rank(pair: Pair, tmp_p
     assert found.tensors is not None
     assert found.memory.cache is not None
     assert found.memory.drafter_tensor_parallel_size == 1
-    assert found.memory.drafter_weights == found.tensors.num_bytes
+    stacked = 2 * (2 * 3 * 32 * 64 + 32) * 4  # K and V projections once more, and K norms
+    assert found.memory.drafter_weights == found.tensors.num_bytes + stacked
     assert found.memory.cache.drafter_bytes_per_token == 2 * 2 * 3 * 32 * 4
     assert found.memory.cache.target_bytes_per_token == 4 * 2 * 1 * 32 * 4
     rows = [row for table in make_tables(found) for row in table.rows]
@@ -78,61 +73,16 @@ def test_windows_that_are_lost(tmp_path: Path) -> None:
     assert any("longer ones go on undrafted" in one for one in found.warnings)
     assert found.memory is not None
     assert found.memory.cache is not None
-    (budget,) = found.memory.cache.budgets
-    assert budget.tokens_without is not None
-    assert budget.tokens < (1 - found.memory.cache.drafter_share) * budget.tokens_without
+    assert found.memory.cache.sliding_target_layers == 2
 
 
-def test_vllms_functions_where_0_33_has_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same figures, from another module, two of whose functions want a builder first."""
-    before = inspect(pair.drafter, pair.target, SMALL, kv_cache_memory=1 << 20)
-    utils, planning, builder = (
-        importlib.import_module(CACHE_UTILS),
-        ModuleType(CACHE_PLANNING),
-        object(),
-    )
-
-    called: set[str] = set()
-
-    def moved(name: str, *arguments: Any) -> Any:
-        called.add(name)
-        if name.endswith("from_groups") and name.startswith("_"):
-            assert arguments[0] is builder
-            arguments = arguments[1:]
-        return getattr(utils, name)(*arguments)
-
-    names = {
-        seam.path.partition(":")[2] for seam in CACHE_PLAN if seam.path.startswith(CACHE_PLANNING)
-    }
-    for name in names:
-        setattr(planning, name, partial(moved, name))
-    builders: Any = ModuleType(CACHE_BUILDER)
-    builders.get_kv_cache_config_builder = lambda vllm_config: builder
-    monkeypatch.setitem(sys.modules, CACHE_PLANNING, planning)
-    monkeypatch.setitem(sys.modules, CACHE_BUILDER, builders)
-    monkeypatch.setattr("vllm_dflash.tools.inspect.cache_plan.check_seams", lambda _: None)
-    after = inspect(pair.drafter, pair.target, SMALL, kv_cache_memory=1 << 20)
-    assert called == names
-    assert after.memory == before.memory
-    assert after.memory is not None
-    assert after.memory.cache is not None
-
-
-def test_a_target_that_groups_its_caches_itself(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """vLLM 0.33 lets it, by the names of its layers; those of a plan are made up."""
-    monkeypatch.setattr(ModelConfig, "supports_kv_cache_grouping", True, raising=False)
-    found = inspect(pair.drafter, pair.target, SMALL)
-    assert any("a grouping of caches of its own" in gap for gap in found.not_checked)
-
-
-def test_a_block_size_that_attention_cannot_use(pair: Pair) -> None:
-    """vLLM refuses it, too, but only when its worker has loaded everything."""
-    found = inspect(pair.drafter, pair.target, dataclasses.replace(SMALL, block_size=48))
-    assert found.exit_code == 1
-    assert [fault.kind for fault in found.faults] == ["memory"]
-    assert "No common block size for 48" in found.faults[0].message
+def test_windows_that_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the target keeps its windows, more fits than is said."""
+    make_target(tmp_path, "gemma4")
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    found = inspect(changed_drafter(tmp_path), tmp_path, SMALL, kv_cache_memory=4 << 30)
+    assert any(one.startswith("what windows save: 2 of the") for one in found.not_checked)
+    assert not any("look back" in one for one in found.warnings)
 
 
 def test_too_little_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

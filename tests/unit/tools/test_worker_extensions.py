@@ -11,7 +11,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from support.fake_time import FakeTime
 from vllm_dflash.engine.worker import DFlashCPUWorker, DFlashGPUWorker
 from vllm_dflash.tools import step_times
-from vllm_dflash.tools.parity.engine_side import engine_arguments
+from vllm_dflash.tools.parity.check import engine_arguments
 from vllm_dflash.tools.parity.recorder import RECORDED, RecordedDrafting
 from vllm_dflash.tools.step_times import TIMED, TimedSteps
 

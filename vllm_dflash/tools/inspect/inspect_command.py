@@ -7,11 +7,15 @@ import json
 import os
 import sys
 from contextlib import redirect_stdout
+from dataclasses import fields
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from vllm_dflash.tools.arguments import add_pair, positive
 from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.inspect.inspect_report import make_notes, make_tables
 from vllm_dflash.tools.inspect.inspection import DOES_NOT_FIT, FITS, UNREADABLE, Inspection
-from vllm_dflash.tools.inspect.sizes import parse_size
+from vllm_dflash.tools.inspect.target import EngineOptions
 
 
 def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,17 +42,13 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     engine = parser.add_argument_group("engine, where it changes the answer")
     engine.add_argument(
         "--kv-cache-memory",
-        type=_size,
+        type=parse_size,
         metavar="SIZE",
         help="memory of the KV cache on each rank, such as 4GiB (default: VLLM_CPU_KVCACHE_SPACE"
         " where vLLM runs on a CPU and it is set, else some examples)",
     )
     engine.add_argument("--tensor-parallel-size", type=positive, default=1, metavar="N")
     engine.add_argument("--max-model-len", type=positive, metavar="N")
-    engine.add_argument("--max-num-seqs", type=positive, metavar="N", help="requests of a step")
-    engine.add_argument(
-        "--max-num-batched-tokens", type=positive, metavar="N", help="tokens of a step"
-    )
     engine.add_argument("--block-size", type=positive, metavar="N", help="tokens of a KV block")
     engine.add_argument("--dtype", help="of weights: auto, bfloat16, float16, float32")
     engine.add_argument("--kv-cache-dtype", help="of the KV cache: auto, fp8 and so on")
@@ -63,7 +63,6 @@ def run_inspect(parsed: argparse.Namespace) -> int:
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
-    from vllm_dflash.tools.inspect.target import EngineOptions
 
     with redirect_stdout(sys.stderr):
         found = inspect_pair(
@@ -73,15 +72,7 @@ def run_inspect(parsed: argparse.Namespace) -> int:
             drafter_overrides=parsed.drafter_overrides,
             kv_cache_memory=parsed.kv_cache_memory,
             options=EngineOptions(
-                tensor_parallel_size=parsed.tensor_parallel_size,
-                dtype=parsed.dtype,
-                max_model_len=parsed.max_model_len,
-                max_num_seqs=parsed.max_num_seqs,
-                max_num_batched_tokens=parsed.max_num_batched_tokens,
-                block_size=parsed.block_size,
-                kv_cache_dtype=parsed.kv_cache_dtype,
-                model_impl=parsed.model_impl,
-                trust_remote_code=parsed.trust_remote_code,
+                **{one.name: getattr(parsed, one.name) for one in fields(EngineOptions)}
             ),
         )
     if parsed.json:
@@ -93,16 +84,20 @@ def run_inspect(parsed: argparse.Namespace) -> int:
 
 def print_inspection(found: Inspection) -> None:
     """To standard output; why something cannot be read is said on standard error."""
-    from vllm_dflash.tools.inspect.inspect_report import make_notes, make_tables
-
     notes = make_notes(found)
     print_report(make_tables(found), notes if found.error is None else ())
     if found.error is not None:
         print("\n".join(notes), file=sys.stderr)
 
 
-def _size(text: str) -> int:
+def parse_size(text: str) -> int:
+    """Bytes of `4GiB`, `4 GB`, `1.5GiB`, `512MiB` or `4294967296`."""
     try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        size = TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError:
+        size = ByteSize(0)
+    if size < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size: write 4GiB, 512MiB, 4GB or a number of bytes"
+        )
+    return size

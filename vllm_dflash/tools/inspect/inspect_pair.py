@@ -17,12 +17,7 @@ from vllm_dflash.checkpoint.headers import (
     read_headers_of,
 )
 from vllm_dflash.checkpoint.pairing import pair_faults, target_faults
-from vllm_dflash.checkpoint.read import (
-    check_not_swapped,
-    is_drafter,
-    load_config,
-    parse_overridden,
-)
+from vllm_dflash.checkpoint.read import check_not_swapped, load_config, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import (
     MAPS,
@@ -31,21 +26,11 @@ from vllm_dflash.checkpoint.tensors import (
     required_vocabulary,
     vocabulary_tensors,
 )
-from vllm_dflash.tools.inspect.family import resembles
-from vllm_dflash.tools.inspect.inspection import (
-    DrafterFacts,
-    Fault,
-    GraphFacts,
-    Inspection,
-    LayerFacts,
-    TargetFacts,
-    TensorFacts,
-)
+from vllm_dflash.tools.inspect.inspection import Fault, Inspection, TargetFacts, TensorFacts
 from vllm_dflash.tools.inspect.memory import memory_facts
 from vllm_dflash.tools.inspect.target import (
     EngineOptions,
     TargetUnreadableError,
-    drafting_config,
     pairing_facts,
     rank_faults,
     read_target,
@@ -84,7 +69,7 @@ def inspect_pair(
     found = Inspection(drafter, target)
     try:
         spec = _read_spec(drafter, revision, drafter_overrides, target)
-        found.drafter = _drafter_facts(spec)
+        found.drafter = spec
         found.warnings += spec.remarks
         headers = _read_weights(found, "drafter", drafter, revision)
         if headers is not None:
@@ -103,7 +88,6 @@ def inspect_pair(
         if drafter_overrides:
             found.speculative_config["drafter_overrides"] = dict(drafter_overrides)
         found.command = _command(found, kv_cache_memory, options)
-        found.graphs = _graph_facts(found, spec, options, found.speculative_config)
     return found
 
 
@@ -133,71 +117,30 @@ def _read_spec(
     drafter: str, revision: str | None, overrides: Mapping[str, Any] | None, target: str
 ) -> DrafterSpec:
     config = load_config(drafter, revision)
-    if not is_drafter(config):
-        try:
-            target_config = load_config(target)
-        except DrafterError:  # what is wrong with the drafter is said first
-            target_config = {}
-        check_not_swapped(drafter, config, target, target_config)
+    try:
+        target_config = load_config(target)
+    except DrafterError:  # what is wrong with the drafter is said first
+        target_config = {}
+    check_not_swapped(drafter, config, target, target_config)
     return parse_overridden(drafter, config, overrides or {})
-
-
-def _drafter_facts(spec: DrafterSpec) -> DrafterFacts:
-    return DrafterFacts(
-        model=spec.model,
-        dialect=spec.dialect,
-        resembles=resembles(spec),
-        block_size=spec.block_size,
-        max_draft_tokens=spec.max_draft_tokens,
-        mask_token_id=spec.mask_token_id,
-        taps=list(spec.taps),
-        vocab_size=spec.vocab_size,
-        draft_vocab_size=spec.draft_vocab_size,
-        hidden_size=spec.hidden_size,
-        target_hidden_size=spec.target_hidden_size,
-        num_target_layers=spec.num_target_layers,
-        heads=spec.num_heads,
-        kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        max_position_embeddings=spec.max_position_embeddings,
-        attention_sinks=spec.attention_sinks,
-        dflash2=spec.dflash2,
-        quantization=spec.quantization,
-        layers=[
-            LayerFacts(window, causal)
-            for window, causal in zip(spec.windows, spec.causal, strict=True)
-        ],
-    )
 
 
 def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> TensorFacts:
     stored = headers.tensors
-    faults = compare_tensors(spec, stored)
-    found.faults += [Fault("tensors", message) for message in faults.messages()]
-    weights = [name for name in stored if name not in MAPS]
+    messages = compare_tensors(spec, stored).messages()
+    found.faults += [Fault("tensors", message) for message in messages]
     quantised = set().union(*quantised_parts(spec, stored).values())
-    plain = [stored[name].dtype for name in weights if name not in quantised]
-    odd = sorted({dtype for dtype in plain if dtype.startswith("F")} - FLOATS)
-    if odd:
+    plain = {tensor.dtype for name, tensor in stored.items() if name not in {*MAPS, *quantised}}
+    if odd := sorted({dtype for dtype in plain if dtype.startswith("F")} - FLOATS):
         found.warnings.append(
             f"tensors are stored as {', '.join(odd)}: they are loaded as plain numbers, without"
             " scales, so a quantised checkpoint would draft nonsense"
         )
     return TensorFacts(
         files=list(headers.files),
-        parameters=sum(stored[name].count for name in weights),
+        parameters=sum(tensor.count for name, tensor in stored.items() if name not in MAPS),
         num_bytes=headers.num_bytes,
         dtypes=headers.dtypes,
-        inventory={
-            name: {"shape": list(tensor.shape), "dtype": tensor.dtype}
-            for name, tensor in sorted(stored.items())
-        },
-        missing={name: list(shape) for name, shape in faults.missing.items()},
-        surplus={name: list(shape) for name, shape in faults.surplus.items()},
-        misshapen={
-            name: {"found": list(shape), "expected": list(expected)}
-            for name, (shape, expected) in faults.misshapen.items()
-        },
         own_embedding="embed_tokens.weight" in stored,
         own_head="lm_head.weight" in stored,
     )
@@ -228,24 +171,6 @@ def _inspect_target(
             f"the drafter knows {spec.max_position_embeddings} positions, requests may have"
             f" {model.max_model_len} tokens: longer ones go on undrafted"
         )
-
-
-def _graph_facts(
-    found: Inspection, spec: DrafterSpec, options: EngineOptions, speculative: dict[str, Any]
-) -> GraphFacts | None:
-    """Of a pair that fits; on CPUs there are no graphs, and so no section of the report."""
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cuda():
-        return None
-    from vllm_dflash.tools.inspect.graphs import graph_facts
-
-    try:
-        return graph_facts(drafting_config(found.target_model, options, speculative), spec)
-    # What a class of targets has that nobody foresaw may fail anywhere in vLLM's code.
-    except (ValueError, RuntimeError, AssertionError, AttributeError, TypeError) as error:
-        found.not_checked.append(f"CUDA graphs: {error or type(error).__name__}")
-        return None
 
 
 def _command(found: Inspection, kv_cache_memory: int | None, options: EngineOptions) -> str:

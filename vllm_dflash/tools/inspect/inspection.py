@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vllm_dflash.checkpoint.spec import DFlash2
+from vllm_dflash.checkpoint.spec import DrafterSpec
 
-SCHEMA = "vllm-dflash.inspect/1"
+SCHEMA = "vllm-dflash.inspect/2"
 FITS, DOES_NOT_FIT, UNREADABLE = 0, 1, 2
 STATUS = {FITS: "fits", DOES_NOT_FIT: "does not fit", UNREADABLE: "unreadable"}
 
@@ -17,49 +17,13 @@ class Fault:
     """A reason why the pair does not fit."""
 
     kind: str
-    """`pair`, `parallel` (of ranks), `tensors` or `memory`."""
+    """`target`, `pair`, `parallel` (of ranks), `tensors` or `memory`."""
     message: str
 
 
 @dataclass(frozen=True)
-class LayerFacts:
-    """Attention of one layer of the drafter."""
-
-    window: int | None
-    """Tokens it looks back; None: all of them."""
-    causal: bool
-    """Inside the block."""
-
-
-@dataclass(frozen=True)
-class DrafterFacts:
-    """What the drafter's config says."""
-
-    model: str
-    dialect: str
-    resembles: str
-    block_size: int
-    max_draft_tokens: int
-    mask_token_id: int
-    taps: list[int]
-    vocab_size: int
-    draft_vocab_size: int
-    hidden_size: int
-    target_hidden_size: int
-    num_target_layers: int | None
-    heads: int
-    kv_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    attention_sinks: bool
-    dflash2: DFlash2 | None
-    quantization: str | None
-    layers: list[LayerFacts]
-
-
-@dataclass(frozen=True)
 class TensorFacts:
-    """What the headers of a checkpoint say."""
+    """What the headers of the drafter's checkpoint say."""
 
     files: list[str]
     parameters: int
@@ -67,12 +31,6 @@ class TensorFacts:
     """In the files."""
     dtypes: dict[str, int]
     """Tensors of each type."""
-    inventory: dict[str, dict[str, Any]]
-    """`shape` and `dtype` of each tensor, by name."""
-    missing: dict[str, list[int]]
-    surplus: dict[str, list[int]]
-    misshapen: dict[str, dict[str, list[int]]]
-    """`found` and `expected` shape."""
     own_embedding: bool
     own_head: bool
 
@@ -95,21 +53,14 @@ class TargetFacts:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a KV cache of so many bytes holds, on each rank, with DFlash and without."""
+    """What a KV cache of so many bytes holds on each rank, as vLLM logs it at start."""
 
     num_bytes: int
     tokens: int
-    """As vLLM logs it at start."""
     max_concurrency: float
     """Requests of `max_model_len` tokens at a time."""
     longest_request: int
-    """Tokens; the largest `--max-model-len` that fits, up to the target's limit."""
-    holds_one_request: bool
-    """Of `max_model_len`; vLLM does not start otherwise."""
-    tokens_without: int | None
-    """None where vLLM makes no cache of the target alone."""
-    max_concurrency_without: float | None
-    longest_request_without: int | None
+    """Tokens; the largest `--max-model-len` that vLLM starts with, up to the target's limit."""
 
 
 @dataclass(frozen=True)
@@ -118,18 +69,10 @@ class CacheFacts:
 
     block_size: int
     """Tokens of a block."""
-    groups: int
-    """Groups of layers with a block table each, as vLLM's cache manager makes them."""
-    groups_without: int | None
-    """The same without a drafter."""
     drafter_bytes_per_token: int
     target_bytes_per_token: int
-    bytes_per_block: int
-    """What a block takes of the pool."""
-    drafter_share: float
-    """Part of the pool, 0 to 1, that the drafter's layers take."""
     sliding_target_layers: int
-    """Layers of the target that look back through a window only."""
+    """Layers of the target that look back through a window shorter than a request may be."""
     budget_source: str | None
     """`--kv-cache-memory`, `VLLM_CPU_KVCACHE_SPACE`, or None: `budgets` are examples."""
     budgets: list[Budget]
@@ -143,53 +86,11 @@ class MemoryFacts:
     tensor_parallel_size: int
     drafter_tensor_parallel_size: int
     """Ranks that the drafter's layers are split over; 1: each has them whole."""
-    dtype: str
-    kv_cache_dtype: str
     max_model_len: int
     drafter_weights: int
-    """The draft model's parameters; what it shares with the target does not count."""
-    drafter_context_projection: int
-    """A stacked copy of its K and V projections."""
-    waiting_context: int
-    """At most: target states kept back until their request is drafted. V1 runner, adaptive."""
+    """Parameters, and a copy of its K and V projections; what is the target's does not count."""
     cache: CacheFacts | None
     """None where the target's cache cannot be told; `not_checked` says why."""
-
-
-@dataclass(frozen=True)
-class GraphSet:
-    """CUDA graphs of one kind, for batches of several sizes."""
-
-    model: str
-    """`target` or `drafter`."""
-    kind: str
-    """`uniform`: each request has so many rows. `ragged`: up to so many. `any`: all batches.
-    `pieces`: all batches, attention runs between the graphs."""
-    rows: int | None
-    """Of a request: 1 and its drafts, or the drafter's block. None: of no account."""
-    sizes: list[int]
-    """What each graph is for at most: requests where `uniform`, rows of all requests elsewhere."""
-
-
-@dataclass(frozen=True)
-class GraphFacts:
-    """What vLLM captures at start, with DFlash and on CUDA, and bytes on each rank."""
-
-    mode: str
-    """vLLM's `cudagraph_mode`, of the target."""
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    untrimmed: str | None
-    """Why drafts are not trimmed on the device; None: they are."""
-    captured: list[GraphSet]
-    drafter_buffers: int
-    """What the speculator keeps beside weights and cache, `staged_taps` among it."""
-    staged_taps: int
-    """The target's states as the drafter's graphs read them; 0 before vLLM 0.33."""
-    target_outputs: int
-    """What the target's graphs write: last hidden states and taps of the largest."""
-    least_reserved: int
-    """vLLM takes no less of the KV cache's memory for the target's graphs, unless told its size."""
 
 
 @dataclass
@@ -203,12 +104,10 @@ class Inspection:
     faults: list[Fault] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
-    drafter: DrafterFacts | None = None
+    drafter: DrafterSpec | None = None
     tensors: TensorFacts | None = None
     target: TargetFacts | None = None
     memory: MemoryFacts | None = None
-    graphs: GraphFacts | None = None
-    """None where the pair does not fit, where it cannot be told, and on CPUs, which have none."""
     speculative_config: dict[str, Any] | None = None
     """What to paste, where the pair fits."""
     command: str | None = None

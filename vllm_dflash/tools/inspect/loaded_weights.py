@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 from vllm_dflash.checkpoint.headers import Tensor
@@ -14,33 +13,25 @@ from vllm_dflash.checkpoint.tensors import expected_tensors, quantised_parts
 VOCABULARY_ALIGNMENT = 64
 """vLLM pads embeddings and heads to a multiple of this many rows."""
 D2T_BYTES = 8
-SPLIT_ROWS = ("q_proj.weight", "q_proj.bias", "gate_proj.weight", "up_proj.weight")
-SPLIT_COLUMNS = ("o_proj.weight", "down_proj.weight")
+BY_ROWS = ("q_proj.weight", "q_proj.bias", "gate_proj.weight", "up_proj.weight")
+SPLIT = (*BY_ROWS, "o_proj.weight", "down_proj.weight", "attention_sink_bias")
 PER_KV_HEAD = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
-
-
-@dataclass(frozen=True)
-class LoadedWeights:
-    """Bytes on each tensor-parallel rank; the target's embedding and head do not count."""
-
-    parameters: int
-    """The draft model's parameters."""
-    context_projection: int
-    """A second copy of all layers' K and V projections, stacked for the context."""
-
-    @property
-    def total(self) -> int:
-        """Both of them."""
-        return self.parameters + self.context_projection
 
 
 def loaded_weights(
     spec: DrafterSpec, found: Mapping[str, Tensor], itemsize: int, tp_size: int = 1
-) -> LoadedWeights:
-    """Sizes of a drafter whose checkpoint has the `found` tensors, in a type of `itemsize` bytes.
+) -> int:
+    """Bytes on each rank of a drafter whose checkpoint has the `found` tensors.
 
-    An embedding and a head of its own are split over all ranks, its layers where they divide. What
-    is quantised stays as large as it is in the file.
+    With a second copy of all layers' K and V projections, stacked for the context. The target's
+    embedding and head do not count. An embedding and a head of its own are split over all ranks,
+    its layers where they divide. What is quantised stays as large as it is in the file.
+
+    Args:
+        spec: of the drafter.
+        found: its checkpoint's tensors.
+        itemsize: bytes of a number where nothing is quantised.
+        tp_size: ranks of the target.
     """
     ranks = drafter_ranks(spec, tp_size)
     kv_heads = max(1, spec.num_kv_heads // ranks)
@@ -48,7 +39,7 @@ def loaded_weights(
     def on_a_rank(name: str, whole: int) -> int:
         if name.endswith(PER_KV_HEAD):
             return whole // spec.num_kv_heads * kv_heads
-        if name.endswith((*SPLIT_ROWS, *SPLIT_COLUMNS, "attention_sink_bias")):
+        if name.endswith(SPLIT):
             return whole // ranks
         return whole
 
@@ -71,8 +62,7 @@ def loaded_weights(
     if "d2t" in found:
         parameters += spec.draft_vocab_size * D2T_BYTES
     if any("self_attn" in name for name in parts):  # layers project context themselves
-        norms = spec.num_layers * spec.head_dim
-        return LoadedWeights(parameters, norms * itemsize)
+        return parameters + spec.num_layers * spec.head_dim * itemsize  # norms
     inputs = spec.hidden_size + (1 if spec.attention_bias else 0)
     per_layer = 2 * kv_heads * spec.head_dim * inputs + spec.head_dim  # and the K norm
-    return LoadedWeights(parameters, spec.num_layers * per_layer * itemsize)
+    return parameters + spec.num_layers * per_layer * itemsize

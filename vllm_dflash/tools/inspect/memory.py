@@ -1,4 +1,4 @@
-"""What a pair takes of memory, and what a budget for the KV cache holds."""
+"""What a pair takes of memory, and what a KV cache of a given size holds; on each rank."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pydantic import ByteSize
+
 from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.ranks import drafter_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.tools.inspect.cache_layers import UnknownCacheError, drafter_layers, target_layers
-from vllm_dflash.tools.inspect.cache_plan import CachePlan, CacheRefusedError, Capacity
 from vllm_dflash.tools.inspect.inspection import Budget, CacheFacts, Fault, Inspection, MemoryFacts
 from vllm_dflash.tools.inspect.loaded_weights import loaded_weights
-from vllm_dflash.tools.inspect.sizes import GIB, format_size
 from vllm_dflash.tools.inspect.target import EngineOptions, engine_config
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
+GIB = 1 << 30
 OPTION, ENVIRONMENT = "--kv-cache-memory", "VLLM_CPU_KVCACHE_SPACE"
 EXAMPLES = (1 * GIB, 4 * GIB, 16 * GIB, 64 * GIB)
-SHARED_POOL = (
+WINDOWS_LOST = (
     "{} of the target's layers look back through a window only. Without DFlash vLLM keeps no more"
     " of them; with it, on this platform, they keep the whole context like all others, since V1's"
-    " drafters have one cache group: compare both columns"
+    " drafters have one cache group"
+)
+WINDOWS_NOT_COUNTED = (
+    "what windows save: {} of the target's layers have one, and the KV cache is counted as if they"
+    " kept the whole context"
 )
 
 
@@ -48,50 +52,26 @@ def memory_facts(
     """
     from vllm.platforms import current_platform
 
-    from vllm_dflash.seams import UnsupportedVllmError
-
     if any(fault.kind == "parallel" for fault in found.faults):
         found.not_checked.append("memory: the target does not divide among so many ranks")
         return
     tp_size = options.tensor_parallel_size
-    weights = loaded_weights(spec, tensors, model.dtype.itemsize, tp_size)
     cache = None
     try:
         config = engine_config(found.target_model, options)
         cache = _cache_facts(found, spec, config, kv_cache_memory, tp_size)
-    except CacheRefusedError as error:
-        found.faults.append(
-            Fault("memory", f"vLLM makes no KV cache for these two, so it does not start: {error}")
-        )
-    except UnknownCacheError as error:
-        found.not_checked.append(f"KV cache: {error}, so its size is only known once it runs")
-    except (ValueError, UnsupportedVllmError) as error:
+    except ValueError as error:
         found.not_checked.append(f"KV cache: {error}")
     found.memory = MemoryFacts(
         platform=current_platform.device_name,
         tensor_parallel_size=tp_size,
         drafter_tensor_parallel_size=drafter_ranks(spec, tp_size),
-        dtype=str(model.dtype).removeprefix("torch."),
-        kv_cache_dtype=options.kv_cache_dtype or "auto",
         max_model_len=model.max_model_len,
-        drafter_weights=weights.parameters,
-        drafter_context_projection=weights.context_projection,
-        waiting_context=_waiting_context(spec, model.dtype.itemsize),
+        drafter_weights=loaded_weights(spec, tensors, model.dtype.itemsize, tp_size),
         cache=cache,
     )
     if cache is not None:
         _judge(found, cache, kv_cache_memory, model.max_model_len)
-
-
-def _waiting_context(spec: DrafterSpec, itemsize: int) -> int:
-    """The ring of context rows that wait, when it is full; only the V1 runner has one."""
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return 0
-    from vllm_dflash.engine.v1.backlog import MAX_BYTES, MAX_ROWS
-
-    return min(MAX_BYTES, MAX_ROWS * len(spec.taps) * spec.target_hidden_size * itemsize)
 
 
 def _cache_facts(
@@ -104,40 +84,75 @@ def _cache_facts(
     from vllm.platforms import current_platform
     from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
-    of_target = target_layers(config, tp_size)
-    of_drafter = drafter_layers(spec, drafter_ranks(spec, tp_size))
-    one_group = True if current_platform.is_cpu() else None  # as the plugin sets it
-    alone = CachePlan(config, of_target, one_group=one_group)
-    both = CachePlan(config, [*of_target, *of_drafter], one_group=one_group)
-    try:
-        plain = CachePlan(config, of_target)
-    except CacheRefusedError as error:
-        plain = None
-        found.not_checked.append(f"KV cache without DFlash: {error}")
-    itemsize = kv_cache_dtype_str_to_dtype(
-        config.cache_config.cache_dtype, config.model_config
-    ).itemsize
+    dtype = kv_cache_dtype_str_to_dtype(config.cache_config.cache_dtype, config.model_config)
+    numbers, sliding = _target_cache(config, tp_size)
+    of_target = numbers * dtype.itemsize
+    # Windows do not matter: a sliding layer of ours keeps the whole context.
+    heads = max(1, spec.num_kv_heads // drafter_ranks(spec, tp_size))
+    of_drafter = 2 * heads * spec.head_dim * spec.num_layers * dtype.itemsize
+    if sliding and current_platform.is_cpu():
+        found.warnings.append(WINDOWS_LOST.format(sliding))
+    elif sliding:
+        found.not_checked.append(WINDOWS_NOT_COUNTED.format(sliding))
     source = OPTION if kv_cache_memory is not None else None
     if kv_cache_memory is None and (kv_cache_memory := _environment_budget()) is not None:
         source = ENVIRONMENT
-    budgets = EXAMPLES if kv_cache_memory is None else (kv_cache_memory,)
-    sliding = sum(layer.window is not None for layer in of_target)
-    if sliding and one_group and plain and plain.request_bytes() < alone.request_bytes():
-        found.warnings.append(SHARED_POOL.format(sliding))
+    block_size, max_model_len = config.cache_config.block_size, config.model_config.max_model_len
     return CacheFacts(
-        block_size=both.block_size,
-        groups=both.num_groups,
-        groups_without=plain.num_groups if plain else None,
-        drafter_bytes_per_token=sum(layer.bytes_per_token(itemsize) for layer in of_drafter),
-        target_bytes_per_token=sum(layer.bytes_per_token(itemsize) for layer in of_target),
-        bytes_per_block=both.bytes_per_block,
-        drafter_share=1 - alone.request_bytes() / both.request_bytes(),
+        block_size=block_size,
+        drafter_bytes_per_token=of_drafter,
+        target_bytes_per_token=of_target,
         sliding_target_layers=sliding,
         budget_source=source,
         budgets=[
-            _budget(both.capacity(budget), plain.capacity(budget) if plain else None)
-            for budget in budgets
+            _budget(num_bytes, of_target + of_drafter, block_size, max_model_len)
+            for num_bytes in (EXAMPLES if kv_cache_memory is None else (kv_cache_memory,))
         ],
+    )
+
+
+def _target_cache(config: VllmConfig, tp_size: int) -> tuple[int, int]:
+    """Numbers that a rank keeps of a token, and layers whose window is shorter than a request.
+
+    Raises ValueError for a target that is no plain transformer, so that its config does not say.
+    """
+    model = config.model_config
+    for what, has_it in (
+        ("layers that are no attention", model.is_hybrid or model.is_attention_free),
+        ("layers without attention", model.has_noops),
+        ("an encoder", model.is_encoder_decoder),
+        ("chunked local attention", model.attention_chunk_size is not None),
+    ):
+        if has_it:
+            raise ValueError(f"the target has {what}, so its size is only known once it runs")
+    text = model.hf_text_config
+    num_layers = model.get_total_num_hidden_layers()
+    kinds = getattr(text, "layer_types", None) or [""] * num_layers
+    numbers = sliding = 0
+    # The last so many of Gemma's newer models read the cache of layers before them.
+    for number in range(num_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)):
+        shape = model.model_arch_config[number]
+        if model.use_mla:  # one vector for keys and values of all heads
+            numbers += shape.head_size
+        else:
+            numbers += 2 * max(1, shape.total_num_kv_heads // tp_size) * shape.head_size
+        window = config.cache_config.sliding_window
+        if window is None and kinds[number] == "sliding_attention":
+            window = model.get_sliding_window()
+        sliding += window is not None and window < model.max_model_len
+    return numbers, sliding
+
+
+def _budget(num_bytes: int, bytes_per_token: int, block_size: int, max_model_len: int) -> Budget:
+    """As vLLM has it, of layers that keep the whole context: one pool of blocks for all of them."""
+    blocks = num_bytes // (bytes_per_token * block_size)
+    max_concurrency = blocks / -(-max_model_len // block_size)
+    usable = max(blocks - 1, 0)  # vLLM keeps one for itself
+    return Budget(
+        num_bytes=num_bytes,
+        tokens=int(max_concurrency * max_model_len),
+        max_concurrency=max_concurrency,
+        longest_request=min(usable * block_size, max_model_len),
     )
 
 
@@ -149,19 +164,6 @@ def _environment_budget() -> int | None:
     return int(written) * GIB if written and current_platform.is_cpu() else None
 
 
-def _budget(both: Capacity, plain: Capacity | None) -> Budget:
-    return Budget(
-        num_bytes=both.budget,
-        tokens=both.tokens,
-        max_concurrency=both.max_concurrency,
-        longest_request=both.longest_request,
-        holds_one_request=both.holds_one_request,
-        tokens_without=plain.tokens if plain else None,
-        max_concurrency_without=plain.max_concurrency if plain else None,
-        longest_request_without=plain.longest_request if plain else None,
-    )
-
-
 def _judge(
     found: Inspection, cache: CacheFacts, kv_cache_memory: int | None, max_model_len: int
 ) -> None:
@@ -169,10 +171,10 @@ def _judge(
     if cache.budget_source is None:
         return
     (budget,) = cache.budgets
-    if not budget.holds_one_request:
-        longest = budget.longest_request
+    if (longest := budget.longest_request) < max_model_len:
+        size = ByteSize(budget.num_bytes).human_readable(separator=" ")
         message = (
-            f"{format_size(budget.num_bytes)} of KV cache ({cache.budget_source}) do not hold one"
+            f"{size} of KV cache ({cache.budget_source}) do not hold one"
             f" request of max_model_len {max_model_len}, so vLLM does not start; "
             + (f"pass --max-model-len {longest} or less, or " if longest else "")
             + "give it more memory"

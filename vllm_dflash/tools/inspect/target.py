@@ -24,8 +24,6 @@ class EngineOptions:
     tensor_parallel_size: int = 1
     dtype: str | None = None
     max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
     block_size: int | None = None
     kv_cache_dtype: str | None = None
     model_impl: str | None = None
@@ -33,12 +31,9 @@ class EngineOptions:
 
     def written(self) -> dict[str, Any]:
         """Those that were set, by the names `EngineArgs` and `vllm serve` know them by."""
-        plain = EngineOptions()
-        return {
-            name: value
-            for name, value in dataclasses.asdict(self).items()
-            if value != getattr(plain, name)
-        }
+        plain = dataclasses.asdict(EngineOptions())
+        mine = dataclasses.asdict(self)
+        return {name: value for name, value in mine.items() if value != plain[name]}
 
     def engine_args(self, target: str) -> Any:
         """`EngineArgs` of one rank: sizes are divided by us, so that no rank need exist here."""
@@ -73,23 +68,8 @@ def read_target(target: str, options: EngineOptions) -> ModelConfig:
 
 def engine_config(target: str, options: EngineOptions) -> VllmConfig:
     """The config of an engine without a drafter. Raises ValueError where there is none."""
-    return _created(options.engine_args(target), None)
-
-
-def drafting_config(
-    target: str, options: EngineOptions, speculative_config: dict[str, Any]
-) -> VllmConfig:
-    """The config that `vllm serve` makes of these. Raises ValueError where there is none."""
-    from vllm.usage.usage_lib import UsageContext
-
-    engine_args = options.engine_args(target)
-    engine_args.speculative_config = dict(speculative_config)
-    return _created(engine_args, UsageContext.OPENAI_API_SERVER)
-
-
-def _created(engine_args: Any, usage_context: Any) -> VllmConfig:
     try:
-        return engine_args.create_engine_config(usage_context)
+        return options.engine_args(target).create_engine_config()
     except Exception as error:
         raise ValueError(f"vLLM makes no engine of this config here: {_short(error)}") from error
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from vllm_dflash.tools.parity.oracle import Oracle
-from vllm_dflash.tools.parity.recording import NOT_VERIFIED, DraftStep, Recording
-from vllm_dflash.tools.parity.stage_errors import gap_to_best, share_of
+from vllm_dflash.tools.parity.parity_report import Acceptance
+from vllm_dflash.tools.parity.recording import NOT_VERIFIED, DraftStep, RecordedRequest
 from vllm_dflash.tools.parity.stages import (
     ACCEPTANCE,
     BLOCK_ROWS,
@@ -21,55 +19,21 @@ from vllm_dflash.tools.parity.stages import (
     TEXT,
     Place,
     StageErrors,
+    gap_to_best,
     layer_stage,
+    share_of,
     tap_stage,
 )
 
 
-@dataclass(frozen=True)
-class RecordedRequest:
-    """A prompt with what the engine made of it."""
-
-    token_ids: list[int]
-    """The prompt and the new tokens."""
-    prompt_length: int
-    recording: Recording
-
-    def context_lengths(self) -> list[int]:
-        """Tokens before the bonus token at each step, by what was accepted so far."""
-        lengths = []
-        length = self.prompt_length
-        for step in self.recording.steps:
-            lengths.append(min(length, len(self.token_ids) - 1))
-            length += 1 + max(step.num_accepted, 0)
-        return lengths
-
-    def block_ids(self, step: DraftStep, context_length: int, mask_token_id: int) -> torch.Tensor:
-        """The tokens a step's block should have, [Q]: the bonus token, then masks."""
-        masks = [mask_token_id] * (len(step.input_ids) - 1)
-        return torch.tensor([self.token_ids[context_length], *masks])
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """Accepted drafts of each verified step of a prompt."""
-
-    engine: list[int]
-    reference: list[int]
-    """Of the reference's drafts, at the same places in the same text."""
-
-
+@torch.inference_mode()
 def compare_request(
     oracle: Oracle, request: RecordedRequest, prompt: int, errors: StageErrors
 ) -> Acceptance:
     """Compare all steps of one request, the prompt-th."""
-    return _Comparison(oracle, request, prompt, errors).run()
-
-
-def engine_context(request: RecordedRequest, z: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The engine's fused context by position, [C, H]; the reference's where there is none."""
-    mine = request.recording.z[rows.clamp(min=0)] if len(request.recording.z) else z[: len(rows)]
-    return torch.where((rows >= 0)[:, None], mine, z[: len(rows)])
+    comparison = _Comparison(oracle, request, prompt, errors)
+    comparison.run()
+    return comparison.acceptance
 
 
 class _Comparison:
@@ -78,31 +42,29 @@ class _Comparison:
     def __init__(
         self, oracle: Oracle, request: RecordedRequest, prompt: int, errors: StageErrors
     ) -> None:
-        self.oracle, self.request, self.prompt, self.errors = oracle, request, prompt, errors
+        self.oracle, self.drafter = oracle, oracle.drafter
+        self.request, self.prompt, self.errors = request, prompt, errors
         self.recording, self.spec = request.recording, oracle.drafter.spec
         self.logits, self.features = oracle.text(request.token_ids, self.spec.taps)
-        self.z = oracle.context(self.features)
+        self.z = self.drafter.context(self.features)
         self.checked = torch.zeros(len(self.recording.positions), dtype=torch.bool)
         """Context rows that a step before saw."""
+        self.acceptance = Acceptance([], [])
 
-    def run(self) -> Acceptance:
+    def run(self) -> None:
         """All stages of all steps."""
-        self._compare_text()
-        acceptance = Acceptance([], [])
+        start = self.request.prompt_length
+        chosen = torch.tensor(self.request.token_ids[start:])
+        gap = gap_to_best(self.logits[start - 1 : -1], chosen)
+        self.errors.observe(TEXT, Place(self.prompt, 0), gap)
         steps = zip(self.recording.steps, self.request.context_lengths(), strict=True)
         for number, (step, length) in enumerate(steps):
             place = Place(self.prompt, number)
             rows = self.recording.visible_rows(step, length)
             self._compare_context(rows, place)
             hidden, logits = self._compare_block(step, rows, place)
-            self._compare_drafts(step, length, hidden, logits, place, acceptance)
-        return acceptance
-
-    def _compare_text(self) -> None:
-        start = self.request.prompt_length
-        chosen = torch.tensor(self.request.token_ids[start:])
-        gap = gap_to_best(self.logits[start - 1 : -1], chosen)
-        self.errors.observe(TEXT, Place(self.prompt, 0), gap)
+            self._compare_drafts(step, hidden, logits, place)
+            self._compare_acceptance(step, length, hidden, logits, place)
 
     def _compare_context(self, rows: torch.Tensor, place: Place) -> None:
         """Taps and Z of the rows this step sees and no step before it saw."""
@@ -117,8 +79,13 @@ class _Comparison:
         for tap, got, expected in taps:
             self.errors.compare(tap_stage(tap), place, got, expected, expected)
         expected_z = self.z[: len(rows)][is_new]
-        alone = self.oracle.context(features)
+        alone = self.drafter.context(features)
         self.errors.compare(CONTEXT_Z, place, self.recording.z[new], alone, expected_z)
+
+    def _engine_context(self, rows: torch.Tensor) -> torch.Tensor:
+        """The engine's fused context by position, [C, H]; the reference's where there is none."""
+        mine, z = self.recording.z, self.z[: len(rows)]
+        return torch.where((rows >= 0)[:, None], mine[rows.clamp(min=0)], z) if len(mine) else z
 
     def _compare_block(
         self, step: DraftStep, rows: torch.Tensor, place: Place
@@ -128,83 +95,82 @@ class _Comparison:
         Returns:
             The reference's hidden states and logits of the mask rows, [K, H] and [K, V'].
         """
-        assert step.embedding is not None
-        assert step.hidden is not None
-        assert step.logits is not None
-        oracle, compare, length = self.oracle, self.errors.compare, len(rows)
-        ids = self.request.block_ids(step, length, self.spec.mask_token_id)
+        target, compare, length = self.oracle.target, self.errors.compare, len(rows)
+        ids = torch.full_like(step.input_ids, self.spec.mask_token_id).long()
+        ids[0] = self.request.token_ids[length]
         positions = torch.arange(length, length + len(ids))
         wrong = (step.input_ids != ids) | (step.positions != positions)
         self.errors.observe(BLOCK_ROWS, place, share_of(wrong))
 
-        embedding = oracle.embed(ids)
-        compare(EMBEDDING, place, step.embedding, oracle.embed(step.input_ids), embedding)
-        layers, hidden = oracle.block(embedding, self.z[:length])
-        engine_z = engine_context(self.request, self.z, rows)
-        inputs = [step.embedding, *step.layers]
-        layers_alone, hidden_alone = oracle.block(step.embedding, engine_z, fed=inputs)
+        embedding = self.drafter.embed(ids, target)
+        alone = self.drafter.embed(step.input_ids.long(), target)
+        compare(EMBEDDING, place, step.embedding, alone, embedding)
+        layers, hidden = self.oracle.block(embedding, self.z[:length])
+        layers_alone, hidden_alone = self.oracle.block(
+            step.embedding, self._engine_context(rows), fed=[step.embedding, *step.layers]
+        )
         of_layers = zip(step.layers, layers_alone, layers, strict=True)
         for number, (got, alone, expected) in enumerate(of_layers):
             compare(layer_stage(number), place, got, alone, expected)
         compare(FINAL_NORM, place, step.hidden, hidden_alone, hidden)
-        logits = oracle.logits(hidden[1:])
+        logits = self.drafter.logits(hidden[1:], target)
         alone, expected = (
             found if step.candidates is None else found.gather(-1, step.candidates)
-            for found in (oracle.logits(step.hidden[1:]), logits)
+            for found in (self.drafter.logits(step.hidden[1:], target), logits)
         )
         compare(LOGITS, place, step.logits, alone, expected)
         return hidden[1:], logits
 
     def _compare_drafts(
+        self, step: DraftStep, hidden: torch.Tensor, expected: torch.Tensor, place: Place
+    ) -> None:
+        if step.candidates is None:
+            alone, gap = self._likeliest(step, expected)
+        else:
+            mine = self.drafter.logits(step.hidden[1:], self.oracle.target)
+            alone = self._walked(step, step.hidden[1:], mine)
+            gap = self._walked(step, hidden, expected)
+        self.errors.observe(DRAFTS, place, alone, gap)
+
+    def _likeliest(self, step: DraftStep, expected: torch.Tensor) -> tuple[float, float]:
+        """Share of drafts that are not the best of the engine's own logits, and how far they lie
+        below the best of the reference's, [K, V']."""
+        tokens = self.drafter.target_ids(torch.arange(expected.shape[-1]))  # [V']
+        is_best = step.logits == step.logits.amax(-1, keepdim=True)  # [K, V'], ties included
+        is_drafted = tokens[None] == step.drafts[:, None]
+        right = (is_best & is_drafted).any(-1)
+        return share_of(~right), _gap_of_drafted(expected, is_drafted)
+
+    def _walked(self, step: DraftStep, hidden: torch.Tensor, logits: torch.Tensor) -> float:
+        """How far the engine's drafts lie below the best candidates, each behind the engine's own
+        draft before it, by hidden states [K, H] and logits [K, V']."""
+        before = torch.cat([step.input_ids[:1].long(), step.drafts[:-1].long()])
+        candidates, scores = self.oracle.scores(logits, hidden, before)  # [K, C]
+        return _gap_of_drafted(scores, candidates == step.drafts[:, None])
+
+    def _compare_acceptance(
         self,
         step: DraftStep,
         length: int,
         hidden: torch.Tensor,
-        expected: torch.Tensor,
+        logits: torch.Tensor,
         place: Place,
-        acceptance: Acceptance,
     ) -> None:
-        assert step.drafts is not None
-        assert step.hidden is not None
-        if step.candidates is None:
-            alone, gap = self._likeliest(step, expected)
-        else:
-            alone = self._walked(step, step.hidden[1:], self.oracle.logits(step.hidden[1:]))
-            gap = self._walked(step, hidden, expected)
-        self.errors.observe(DRAFTS, place, alone, gap)
         if step.num_accepted == NOT_VERIFIED:
             self.errors.observe(ACCEPTANCE, place, 1.0)
             return
         verified = self.request.token_ids[length + 1 : length + 1 + step.num_drafted]
         by_text = count_matches(step.drafts.tolist(), verified)
         self.errors.observe(ACCEPTANCE, place, float(step.num_accepted != by_text))
-        acceptance.engine.append(step.num_accepted)
-        of_reference = self.oracle.choose(expected, hidden, int(step.input_ids[0]))
-        acceptance.reference.append(count_matches(of_reference, verified))
+        of_reference = self.drafter.choose(logits, hidden, int(step.input_ids[0])).tolist()
+        self.acceptance.engine.append(step.num_accepted)
+        self.acceptance.reference.append(count_matches(of_reference, verified))
 
-    def _likeliest(self, step: DraftStep, expected: torch.Tensor) -> tuple[float, float]:
-        """Share of drafts that are not the best of the engine's own logits, and how far they lie
-        below the best of the reference's, [K, V']."""
-        assert step.logits is not None
-        assert step.drafts is not None
-        tokens = self.oracle.drafter.target_ids(torch.arange(expected.shape[-1]))  # [V']
-        is_best = step.logits == step.logits.amax(-1, keepdim=True)  # [K, V'], ties included
-        is_drafted = tokens[None] == step.drafts[:, None]
-        right = (is_best & is_drafted).any(-1)
-        known = is_drafted.any(-1).all()
-        gap = gap_to_best(expected, is_drafted.int().argmax(-1)) if known else 1.0
-        return share_of(~right), gap
 
-    def _walked(self, step: DraftStep, hidden: torch.Tensor, logits: torch.Tensor) -> float:
-        """How far the engine's drafts lie below the best candidates, each behind the engine's own
-        draft before it, by hidden states [K, H] and logits [K, V']."""
-        assert step.drafts is not None
-        before = torch.cat([step.input_ids[:1].long(), step.drafts[:-1].long()])
-        candidates, scores = self.oracle.scores(logits, hidden, before)  # [K, C]
-        is_drafted = candidates == step.drafts[:, None]
-        if not is_drafted.any(-1).all():
-            return 1.0
-        return gap_to_best(scores, is_drafted.int().argmax(-1))
+def _gap_of_drafted(scores: torch.Tensor, is_drafted: torch.Tensor) -> float:
+    """How far drafts lie below the best of [K, C]; 1 where one of them is not among these."""
+    known = is_drafted.any(-1).all()
+    return gap_to_best(scores, is_drafted.int().argmax(-1)) if known else 1.0
 
 
 def count_matches(drafts: list[int], tokens: list[int]) -> int:

@@ -63,26 +63,6 @@ class Oracle:
         return target_step(self.target, torch.tensor([list(token_ids)]), cache, taps)
 
     @torch.inference_mode()
-    def context(self, features: torch.Tensor) -> torch.Tensor:
-        """Fused context of features [T, m * H_target]: [T, H]."""
-        return self.drafter.context(features)
-
-    @torch.inference_mode()
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings [Q, H] of a block's token ids [Q]."""
-        return self.drafter.embed(token_ids.long(), self.target)
-
-    @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [K, V'] of hidden states [K, H]."""
-        return self.drafter.logits(hidden, self.target)
-
-    @torch.inference_mode()
-    def choose(self, logits: torch.Tensor, hidden: torch.Tensor, bonus: int) -> list[int]:
-        """The K tokens of a block, from logits [K, V'] and hidden states [K, H]."""
-        return self.drafter.choose(logits, hidden, bonus).tolist()
-
-    @torch.inference_mode()
     def scores(
         self, logits: torch.Tensor, hidden: torch.Tensor, before: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,7 +82,6 @@ class Oracle:
         z: torch.Tensor,
         *,
         fed: Sequence[torch.Tensor] | None = None,
-        positions: torch.Tensor | None = None,
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """One block behind its context.
 
@@ -111,22 +90,19 @@ class Oracle:
             z: fused context, [C, H].
             fed: input of each layer and of the final norm, [Q, H] each, to be used in place of
                 what the layer before gave: then every stage stands for itself.
-            positions: of context and block, [C + Q]; 0, 1, 2, ... unless said otherwise.
 
         Returns:
             Output of each layer, and of the final norm, [Q, H] each.
         """
-        if positions is None:
-            positions = torch.arange(len(z) + len(embedding))
+        positions = torch.arange(len(z) + len(embedding))
         outputs: list[torch.Tensor] = []
         stages = [*self.drafter.layers, self.drafter.norm]
         with ExitStack() as hooks:
             for number, stage in enumerate(stages):
                 if fed is not None:
-                    hook = stage.register_forward_pre_hook(_feed(fed[number]))
-                    hooks.callback(hook.remove)
-                hook = stage.register_forward_hook(lambda _, __, x: outputs.append(x[0]))
-                hooks.callback(hook.remove)
+                    hooks.enter_context(stage.register_forward_pre_hook(_feed(fed[number])))
+                keep = stage.register_forward_hook(lambda _, __, x: outputs.append(x[0]))
+                hooks.enter_context(keep)
             self.drafter(embedding[None], z[None], positions[None])
         return outputs[:-1], outputs[-1]
 

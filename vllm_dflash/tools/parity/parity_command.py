@@ -6,9 +6,9 @@ import argparse
 import json
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vllm_dflash.tools.arguments import add_number, add_pair, not_negative, positive
+from vllm_dflash.tools.arguments import add_number, add_pair, not_negative
 from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
 from vllm_dflash.tools.parity.parity_defaults import (
     BUILT_IN_PROMPTS,
@@ -17,12 +17,13 @@ from vllm_dflash.tools.parity.parity_defaults import (
     TOLERANCES,
 )
 from vllm_dflash.tools.progress import progress_on
+from vllm_dflash.tools.prompts import read_prompts
 
 if TYPE_CHECKING:
     from vllm_dflash.tools.parity.parity_report import ParityReport
 
 EQUAL, DIFFERS, COULD_NOT_RUN = 0, 1, 2
-PROMPTS_OF_A_FILE = 4
+NUM_PROMPTS = 4
 
 
 def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,8 +50,7 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FILE",
         help='lines of {"prompt": "..."} (default: a few built-in ones)',
     )
-    about = "how many of them, from the first on"
-    add_number(parser, "--num-prompts", PROMPTS_OF_A_FILE, about)
+    add_number(parser, "--num-prompts", NUM_PROMPTS, "how many of them, from the first on")
     add_number(parser, "--tokens", TOKENS, "new tokens of each prompt")
     parser.add_argument(
         "--dtype",
@@ -65,18 +65,8 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="X",
         help=f"largest relative error that counts as equal (default: {by_dtype})",
     )
-    parser.add_argument(
-        "--max-model-len",
-        type=positive,
-        default=MAX_MODEL_LEN,
-        metavar="N",
-        help=f"of the engine (default: {MAX_MODEL_LEN}, or the target's if that is less)",
-    )
-    parser.add_argument(
-        "--model-impl",
-        metavar="NAME",
-        help="vLLM's option of that name, for targets served with it",
-    )
+    add_number(parser, "--max-model-len", MAX_MODEL_LEN, "of the engine; the target's if less")
+    parser.add_argument("--model-impl", metavar="NAME", help="vLLM's, for targets served with it")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(run=run_parity)
 
@@ -94,7 +84,12 @@ def run_parity(parsed: argparse.Namespace) -> int:
             traceback.print_exc()
         complain("parity", error)
         return COULD_NOT_RUN
-    _print(report, as_json=parsed.json)
+    from vllm_dflash.tools.parity.parity_report import make_notes, make_tables
+
+    if parsed.json:
+        print(json.dumps(report.to_dict(), indent=2))
+    else:
+        print_report(make_tables(report), make_notes(report))
     return EQUAL if report.is_equal else DIFFERS
 
 
@@ -102,14 +97,8 @@ def _check(parsed: argparse.Namespace) -> ParityReport:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    prompts: tuple[str, ...] = BUILT_IN_PROMPTS[: parsed.num_prompts]
-    if parsed.prompts is not None:
-        from vllm_dflash.tools.prompts import read_prompts
-
-        prompts = tuple(read_prompts(parsed.prompts, parsed.num_prompts))
-    engine: dict[str, Any] = {}
-    if parsed.model_impl is not None:
-        engine["model_impl"] = parsed.model_impl
+    prompts = read_prompts(parsed.prompts) if parsed.prompts else BUILT_IN_PROMPTS
+    engine = {} if parsed.model_impl is None else {"model_impl": parsed.model_impl}
     progress = progress_on()
     with progress.stage("loading vLLM"):
         from vllm_dflash.tools.parity.check import check_parity
@@ -117,7 +106,7 @@ def _check(parsed: argparse.Namespace) -> ParityReport:
     return check_parity(
         parsed.drafter,
         parsed.target,
-        prompts=prompts,
+        prompts=prompts[: parsed.num_prompts],
         tokens=parsed.tokens,
         dtype=parsed.dtype,
         tolerance=parsed.tolerance,
@@ -127,12 +116,3 @@ def _check(parsed: argparse.Namespace) -> ParityReport:
         progress=progress,
         **engine,
     )
-
-
-def _print(report: ParityReport, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(report.to_dict(), indent=2))
-        return
-    from vllm_dflash.tools.parity.parity_report import make_notes, make_tables
-
-    print_report(make_tables(report), make_notes(report))

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vllm_dflash.tools.parity.stages import ACCEPTANCE, BLOCK_ROWS, CONTEXT_ROWS, DRAFTS, Stage
+from vllm_dflash.tools.parity.stages import COUNTED, Stage
 from vllm_dflash.tools.tables import Table
 
-if TYPE_CHECKING:
-    from vllm_dflash.tools.parity.compare_request import Acceptance
-
-SCHEMA = "vllm-dflash.parity/1"
-COUNTED = (CONTEXT_ROWS, BLOCK_ROWS, ACCEPTANCE)
-"""Stages whose error is a share of rows or steps that are wrong."""
-EXACT_ALONE = (*COUNTED, DRAFTS)
-"""Stages that round nothing: by themselves they are right in every row or wrong."""
+SCHEMA = "vllm-dflash.parity/2"
 ACCUMULATED = (
     "each stage alone is within the tolerance, and their errors add up to more than it from one"
     " end to the other: rounding, which a wider --tolerance allows for"
 )
+LOST = "drafts were thrown away because their logits were not finite"
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Accepted drafts of each verified step of a prompt."""
+
+    engine: list[int]
+    reference: list[int]
+    """Of the reference's drafts, at the same places in the same text."""
 
 
 @dataclass(frozen=True)
@@ -38,37 +41,40 @@ class ParityReport:
     """Of each prompt."""
     nan_drafts: int
     """Drafts the engine threw away because their logits were not finite."""
-    culprit: str | None
-    """Name of the first stage whose own error is beyond the tolerance."""
-    cause: str | None
-    """A sentence on it."""
 
     @property
-    def non_finite(self) -> int:
-        """NaN and infinite numbers the engine computed on the way."""
-        return sum(stage.non_finite for stage in self.stages)
+    def first_difference(self) -> Stage | None:
+        """The first stage that differs by itself; what comes behind may only inherit it."""
+        return next((one for one in self.stages if one.differs_alone(self.tolerance)), None)
 
     @property
     def is_equal(self) -> bool:
         """Whether every stage is within the tolerance, alone and end to end."""
-        return not self.nan_drafts and all(is_within(s, self.tolerance) for s in self.stages)
+        return self.cause is None
+
+    @property
+    def culprit(self) -> str | None:
+        """Name of the first stage whose own error is beyond the tolerance."""
+        return None if self.first_difference is None else self.first_difference.name
+
+    @property
+    def cause(self) -> str | None:
+        """What may be the matter; None if nothing is."""
+        if self.first_difference is not None:
+            return self.first_difference.hint
+        if any(stage.differs(self.tolerance) for stage in self.stages):
+            return ACCUMULATED
+        return LOST if self.nan_drafts else None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "schema": SCHEMA,
-            "drafter": self.drafter,
-            "target": self.target,
-            "runner": self.runner,
-            "dtype": self.dtype,
-            "tolerance": self.tolerance,
             "verdict": "equal" if self.is_equal else "differs",
             "culprit": self.culprit,
             "cause": self.cause,
+            **asdict(self),
             "stages": [stage.to_dict() for stage in self.stages],
-            "acceptance": [asdict(one) for one in self.acceptance],
-            "nan_drafts": self.nan_drafts,
-            "non_finite": self.non_finite,
         }
 
 
@@ -90,53 +96,26 @@ def make_tables(report: ParityReport) -> list[Table]:
     culprits = [n for n, stage in enumerate(report.stages) if stage.name == report.culprit]
     accepted = []
     for number, one in enumerate(report.acceptance, start=1):
-        for name, counts in (("engine", one.engine), ("reference", one.reference)):
+        for name, counts in asdict(one).items():
             mean = f"{1 + sum(counts) / len(counts):.2f}" if counts else "-"
             prompt = str(number) if name == "engine" else ""
             accepted.append([prompt, name, " ".join(map(str, counts)), mean])
+    heads = ["prompt", "", "accepted", "acceptance length"]
     return [
         Table(title, ["stage", "end to end", "alone", ""], stages, words=(0, 3), marked=culprits),
-        Table(
-            "Accepted drafts, step by step",
-            ["prompt", "", "accepted", "acceptance length"],
-            accepted,
-            words=(0, 1, 2),
-        ),
+        Table("Accepted drafts, step by step", heads, accepted, words=(0, 1, 2)),
     ]
 
 
 def make_notes(report: ParityReport) -> list[str]:
     """What the tables do not say, and the verdict."""
-    notes = [
-        f"NaN or infinite numbers: {report.non_finite}; drafts lost to them: {report.nan_drafts}"
-    ]
-    if report.is_equal:
-        if any(one.engine != one.reference for one in report.acceptance):
-            notes.append(
-                "Acceptance differs only where two tokens are as likely, within tolerance."
-            )
-        return [*notes, "Equal: the engine drafts as the reference does."]
-    where = f" from {report.culprit} on" if report.culprit else ""
-    return [*notes, f"Differs{where}: {report.cause}."]
-
-
-def is_within(stage: Stage, tolerance: float) -> bool:
-    """Whether a stage counts as equal."""
-    return stage.end_to_end <= tolerance and not differs_alone(stage, tolerance)
-
-
-def differs_alone(stage: Stage, tolerance: float) -> bool:
-    """Whether a stage is wrong by itself, and not only for what came before it."""
-    allowed = 0.0 if stage.name in EXACT_ALONE else tolerance
-    return stage.alone > allowed or stage.non_finite > 0
-
-
-def first_difference(stages: tuple[Stage, ...], tolerance: float) -> Stage | None:
-    """The first stage that differs by itself; what comes behind may only inherit it."""
-    for stage in stages:
-        if differs_alone(stage, tolerance):
-            return stage
-    return None
+    notes = [f"Drafts lost to NaN or infinite numbers: {report.nan_drafts}"]
+    if not report.is_equal:
+        where = f" from {report.culprit} on" if report.culprit else ""
+        return [*notes, f"Differs{where}: {report.cause}."]
+    if any(one.engine != one.reference for one in report.acceptance):
+        notes.append("Acceptance differs only where two tokens are as likely, within tolerance.")
+    return [*notes, "Equal: the engine drafts as the reference does."]
 
 
 def _written(stage: Stage, error: float) -> str:
@@ -146,11 +125,8 @@ def _written(stage: Stage, error: float) -> str:
 
 
 def _note(report: ParityReport, stage: Stage) -> str:
-    if stage.name == report.culprit:
+    if stage is report.first_difference:
         return f"<- first difference; worst at {stage.place}"
-    if stage.non_finite:
-        return f"{stage.non_finite} NaN or infinite"
-    if is_within(stage, report.tolerance):
-        return ""
-    own = differs_alone(stage, report.tolerance)
-    return f"differs, at {stage.place}" if own else "passed on from above"
+    if stage.differs_alone(report.tolerance):
+        return f"differs, at {stage.place}"
+    return "passed on from above" if stage.differs(report.tolerance) else ""

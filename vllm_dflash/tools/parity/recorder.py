@@ -6,6 +6,7 @@ Works on eager models only: a compiled block or a captured graph calls no hooks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,6 @@ import torch
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.planning.step import Step
 from vllm_dflash.tools.parity.recording import DraftStep, Recording
-
-Undo = Callable[[], object]
 
 
 class RecordedDrafting:
@@ -36,7 +35,7 @@ class RecordedDrafting:
         self._draft_recorder = DraftRecorder(self.drafter)
 
     def take_recording(self, path: str) -> None:
-        """Stop, and write it to a safetensors file for `Recording.load`."""
+        """Stop, and write it to a file for `Recording.load`."""
         self._draft_recorder.finish(Path(path))
 
 
@@ -54,7 +53,7 @@ class DraftRecorder:
         self._steps: list[DraftStep] = []
         self._newest: torch.Tensor | None = None
         """Features that were fused and are to be stored, [T, m * H]."""
-        self._undo: list[Undo] = []
+        self._undo = ExitStack()
         model = drafter.model
         self._spec: DrafterSpec = drafter.spec
         self._wrap(model.context, "fuse", self._on_fuse)
@@ -72,14 +71,13 @@ class DraftRecorder:
         else:
             self._wrap(drafter.block, "pick", lambda picked, *_: self._on_drafts(picked[0]))
         self._wrap(drafter.collect_statistics(), "observe_verification", self._on_verification)
-        hooks = [model.register_forward_pre_hook(self._on_model, with_kwargs=True)]
-        hooks += [layer.register_forward_hook(self._on_layer) for layer in model.block.layers]
-        self._undo += [hook.remove for hook in hooks]
+        self._undo.enter_context(model.register_forward_pre_hook(self._on_model, with_kwargs=True))
+        for layer in model.block.layers:
+            self._undo.enter_context(layer.register_forward_hook(self._on_layer))
 
     def finish(self, path: Path) -> None:
-        """Stop, and write everything to a safetensors file."""
-        for undo in reversed(self._undo):
-            undo()
+        """Stop, and write everything to a file."""
+        self._undo.close()
         if self._is_v2 and self._steps and self._steps[-1] is not self._verified:
             del self._steps[-1]  # drafted behind the last step, which nobody verifies
         spec = self._spec
@@ -95,7 +93,6 @@ class DraftRecorder:
     def _wrap(self, owner: Any, name: str, observe: Callable[..., None]) -> None:
         """Call `observe(result, *arguments)` after a method of an object."""
         original = getattr(owner, name)
-        was_its_own = name in vars(owner)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             # Before the call: what is passed may be overwritten in it.
@@ -105,11 +102,7 @@ class DraftRecorder:
             return result
 
         setattr(owner, name, wrapped)
-        self._undo.append(
-            (lambda: setattr(owner, name, original))
-            if was_its_own
-            else (lambda: delattr(owner, name))
-        )
+        self._undo.callback(setattr, owner, name, original)
 
     # --- context ------------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 
 NOT_VERIFIED = -1
+NOTHING = torch.empty(0)
+"""What a step has before its block has run."""
 
 
 @dataclass
@@ -24,15 +25,15 @@ class DraftStep:
     """[Q]."""
     positions: torch.Tensor
     """[Q]."""
-    embedding: torch.Tensor | None = None
+    embedding: torch.Tensor = NOTHING
     """[Q, H]."""
     layers: list[torch.Tensor] = field(default_factory=list)
     """Output of each layer, its residual added, [Q, H]."""
-    hidden: torch.Tensor | None = None
+    hidden: torch.Tensor = NOTHING
     """Behind the final norm, [Q, H]."""
-    logits: torch.Tensor | None = None
+    logits: torch.Tensor = NOTHING
     """Of the mask rows, [Q - 1, V']; of DFlash 2 those of candidates, [Q - 1, C]."""
-    drafts: torch.Tensor | None = None
+    drafts: torch.Tensor = NOTHING
     """Tokens of the target that were drafted, [Q - 1]."""
     num_drafted: int = 0
     """Drafts the target verified; fewer than Q - 1 where the request could not use all."""
@@ -56,56 +57,37 @@ class Recording:
     def visible_rows(self, step: DraftStep, length: int) -> torch.Tensor:
         """Row of each context position that this step sees, -1 where there is none: [length]."""
         rows = torch.full((length,), -1)
-        positions = self.positions[: step.rows_taken]
-        inside = positions < length
         # Ascending, so that of several rows of one position the last is kept.
-        for row, position in enumerate(positions.tolist()):
-            if inside[row]:
+        for row, position in enumerate(self.positions[: step.rows_taken].tolist()):
+            if position < length:
                 rows[position] = row
         return rows
 
     def save(self, path: Path) -> None:
-        """Write a safetensors file; inverse of `load`."""
-        tensors = {"features": self.features, "z": self.z, "positions": self.positions}
-        for number, step in enumerate(self.steps):
-            values = {
-                "counts": torch.tensor([step.rows_taken, step.num_drafted, step.num_accepted]),
-                "input_ids": step.input_ids,
-                "positions": step.positions,
-                "embedding": step.embedding,
-                "hidden": step.hidden,
-                "logits": step.logits,
-                "candidates": step.candidates,
-                "drafts": step.drafts,
-            }
-            values |= {f"layer.{i}": layer for i, layer in enumerate(step.layers)}
-            for name, value in values.items():
-                if value is not None:
-                    tensors[f"step.{number}.{name}"] = value.contiguous()
-        save_file(tensors, path)
+        """Write a file; inverse of `load`."""
+        torch.save({**vars(self), "steps": [vars(step) for step in self.steps]}, path)
 
     @classmethod
     def load(cls, path: Path) -> Recording:
         """Read what `save` wrote."""
-        tensors = load_file(path)
-        steps: list[DraftStep] = []
-        while f"step.{len(steps)}.counts" in tensors:
-            prefix = f"step.{len(steps)}."
-            step = {
-                name.removeprefix(prefix): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(prefix)
-            }
-            rows_taken, num_drafted, num_accepted = step.pop("counts").tolist()
-            num_layers = sum(name.startswith("layer.") for name in step)
-            layers = [step.pop(f"layer.{i}") for i in range(num_layers)]
-            steps.append(
-                DraftStep(
-                    rows_taken,
-                    layers=layers,
-                    num_drafted=num_drafted,
-                    num_accepted=num_accepted,
-                    **step,
-                )
-            )
-        return cls(tensors["features"], tensors["z"], tensors["positions"], steps)
+        found = torch.load(path, weights_only=True)
+        return cls(**{**found, "steps": [DraftStep(**step) for step in found["steps"]]})
+
+
+@dataclass(frozen=True)
+class RecordedRequest:
+    """A prompt with what the engine made of it."""
+
+    token_ids: list[int]
+    """The prompt and the new tokens."""
+    prompt_length: int
+    recording: Recording
+
+    def context_lengths(self) -> list[int]:
+        """Tokens before the bonus token at each step, by what was accepted so far."""
+        lengths = []
+        length = self.prompt_length
+        for step in self.recording.steps:
+            lengths.append(min(length, len(self.token_ids) - 1))
+            length += 1 + max(step.num_accepted, 0)
+        return lengths

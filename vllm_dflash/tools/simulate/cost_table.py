@@ -6,17 +6,25 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, PositiveFloat, ValidationError
 
 from vllm_dflash.checkpoint.refusal import without_frame
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 
-Milliseconds = dict[int, Annotated[float, Field(gt=0)]]
+
+def _ascending(points: dict[int, float]) -> dict[int, float]:
+    points = dict(sorted(points.items()))
+    if len(points) < 2 or sorted(points.values()) != [*points.values()]:
+        raise ValueError("two points at least, and more rows never take less time")
+    return points
+
+
+Milliseconds = Annotated[dict[int, PositiveFloat], AfterValidator(_ascending)]
 
 
 class CostTable(BaseModel):
-    """Milliseconds by rows, each ascending and of two points at least."""
+    """Milliseconds by rows."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -31,13 +39,6 @@ class CostTable(BaseModel):
     context_ms: Milliseconds
     """Of storing context."""
 
-    @field_validator("verify_ms", "draft_ms", "context_ms")
-    @classmethod
-    def _is_a_curve(cls, points: Milliseconds) -> Milliseconds:
-        if len(points) < 2 or sorted(points.values()) != [points[rows] for rows in sorted(points)]:
-            raise ValueError("two points at least, and more rows never take less time")
-        return dict(sorted(points.items()))
-
     @classmethod
     def read(cls, file: Path) -> CostTable:
         """Raises ValueError where a file is none."""
@@ -50,16 +51,12 @@ class CostTable(BaseModel):
 
     def curves(self) -> tuple[Curve, Curve, Curve]:
         """Verify, draft, context: seconds against rows."""
-        return (
-            _curve(self.verify_ms),
-            _curve(self.draft_ms),
-            _curve(self.context_ms),
+        verify, draft, context = (
+            Curve(np.array([*points]), np.array([*points.values()]) / 1000)
+            for points in (self.verify_ms, self.draft_ms, self.context_ms)
         )
+        return verify, draft, context
 
     def costs(self, max_requests: int) -> StepCosts:
         """What a planner starts from."""
         return StepCosts(*self.curves(), max_requests)
-
-
-def _curve(points: Milliseconds) -> Curve:
-    return Curve(np.array([*points]), np.array([*points.values()]) / 1000)

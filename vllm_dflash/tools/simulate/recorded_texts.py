@@ -44,19 +44,10 @@ def record(
             do_sample=False,
         )[0].tolist()
         _, features = oracle.text(written, oracle.drafter.spec.taps)
-        found = [
-            _candidates(oracle, features[:place], written[place])
-            for place in range(len(prompt), len(written) - 1)
-        ]
-        tokens, chances = zip(*found, strict=True)
-        texts.append(
-            RecordedText(
-                len(prompt),
-                written[len(prompt) :],
-                torch.stack(tokens).numpy(),
-                torch.stack(chances).double().numpy(),
-            )
-        )
+        places = range(len(prompt), len(written) - 1)
+        found = [_candidates(oracle, features[:place], written[place]) for place in places]
+        tokens, chances = (torch.stack(each).numpy() for each in zip(*found, strict=True))
+        texts.append(RecordedText(len(prompt), written[len(prompt) :], tokens, chances))
         tell(number + 1)
     return texts
 
@@ -66,16 +57,13 @@ def _candidates(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [K, C] and chances [K, P, C] of one block."""
     drafter = oracle.drafter
-    width = drafter.spec.max_draft_tokens
-    hidden = block_states(oracle.target, drafter, features, bonus, width)
-    logits = drafter.logits(hidden, oracle.target)
+    hidden = block_states(oracle.target, drafter, features, bonus, drafter.spec.max_draft_tokens)
     selector = drafter.candidate_selector
     before = [bonus] * (1 if selector is None else selector.top_k)
-    all_tokens, all_chances = [], []
-    for row, state in zip(logits, hidden, strict=True):
+    tokens, chances = [], []
+    for row, state in zip(drafter.logits(hidden, oracle.target), hidden, strict=True):
         behind = [successors(drafter, row, state, token) for token in before]
-        tokens = [token for token, _ in behind[0]]
-        all_tokens.append(tokens)
-        all_chances.append([[chance for _, chance in each] for each in behind])
-        before = before if selector is None else tokens
-    return torch.tensor(all_tokens), torch.tensor(all_chances)
+        tokens.append([token for token, _ in behind[0]])
+        chances.append([[chance for _, chance in each] for each in behind])
+        before = before if selector is None else tokens[-1]
+    return torch.tensor(tokens), torch.tensor(chances, dtype=torch.double)

@@ -13,20 +13,12 @@ from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.simulate.cost_table import CostTable
 from vllm_dflash.tools.simulate.recorded_texts import RecordedText, record
-from vllm_dflash.tools.simulate.simulated_decoding import Decoded, decode
+from vllm_dflash.tools.simulate.simulated_decoding import decode
 from vllm_dflash.tools.tables import Table
 
 NUM_TEXTS, STEPS = 32, 400
-HEADS = (
-    "requests",
-    "chains / plain",
-    "trees / plain",
-    "trees / chains",
-    "verified by chains",
-    "by trees",
-    "accepted by chains",
-    "by trees",
-)
+RATES = ("requests", "chains / plain", "trees / plain", "trees / chains")
+HEADS = (*RATES, "verified by chains", "by trees", "accepted by chains", "by trees")
 
 
 def simulate(parsed: argparse.Namespace, progress: Progress) -> tuple[list[Table], list[str]]:
@@ -39,10 +31,9 @@ def simulate(parsed: argparse.Namespace, progress: Progress) -> tuple[list[Table
     tables = [CostTable.read(file) for file in parsed.simulate_costs]
     demo = parsed.demo
     target, drafter = parsed.target or str(demo / "target"), parsed.drafter or str(demo / "drafter")
-    prompts = read_prompts(parsed.prompts or demo / "held_out.jsonl")[:NUM_TEXTS]
+    prompts = read_prompts(parsed.prompts or demo / "held_out.jsonl", NUM_TEXTS)
     oracle = Oracle.load(target, drafter, torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    encoded = [tokenizer.encode(prompt) for prompt in prompts]
+    encoded = AutoTokenizer.from_pretrained(target)(prompts)["input_ids"]
     name = "recording drafts along the target's texts"
     with progress.stage(name, len(encoded), "texts") as tell:
         texts = record(oracle, encoded, parsed.tokens, tell)
@@ -58,17 +49,11 @@ def simulate(parsed: argparse.Namespace, progress: Progress) -> tuple[list[Table
 def compare(texts: Sequence[RecordedText], table: CostTable, concurrency: Sequence[int]) -> Table:
     """Chains beside trees, at each number of requests."""
     rows = []
-    for count in concurrency:
-        chains, trees = (decode(texts, table, count, STEPS, **kind) for kind in ({"nodes": 0}, {}))
-        rows.append([str(count), *_cells(chains, trees)])
+    for requests in concurrency:
+        chains = decode(texts, table, requests, STEPS, nodes=0)
+        trees = decode(texts, table, requests, STEPS)
+        of_chains, of_trees = chains.tokens_per_second, trees.tokens_per_second
+        rates = [of_chains / chains.plain, of_trees / chains.plain, of_trees / of_chains]
+        counts = [chains.verified, trees.verified, chains.accepted, trees.accepted]
+        rows.append([str(requests), *(f"{value:.2f}" for value in (*rates, *counts))])
     return Table(f"Simulated: {table.name}", HEADS, rows)
-
-
-def _cells(chains: Decoded, trees: Decoded) -> list[str]:
-    rates = [
-        chains.tokens_per_second / chains.plain,
-        trees.tokens_per_second / chains.plain,
-        trees.tokens_per_second / chains.tokens_per_second,
-    ]
-    counts = [chains.verified, trees.verified, chains.accepted, trees.accepted]
-    return [f"{value:.2f}" for value in (*rates, *counts)]

@@ -26,12 +26,7 @@ def open_side(
 ) -> Iterator[EngineAnswers]:
     """An engine with this speculative config; without one, and without our plugin, a plain one.
 
-    Args:
-        target: folder or repository.
-        speculative_config: as for `vllm serve`.
-        log: of the engine.
-        flags: of `vllm serve`.
-        dtype: of the engine.
+    Everything is as for `vllm serve`; the log is the engine's.
 
     Raises:
         ValueError: (also later) the engine refused its arguments.

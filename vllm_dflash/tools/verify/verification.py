@@ -167,20 +167,11 @@ def describe(
 ) -> tuple[tuple[Finding, ...], ...]:
     """Divergences of each prompt's text, readable; `word` gives a token's text."""
 
-    def words(token: int | None) -> str | None:
-        return None if token is None else word(token)
+    def finding(prompt: int, one: Divergence) -> Finding:
+        tokens = (one.dflash, one.plain)
+        dflash, plain = (None if token is None else word(token) for token in tokens)
+        return Finding(prompt, one.position, dflash, plain, one.regret, one.is_tie(tie))
 
     return tuple(
-        tuple(
-            Finding(
-                prompt=number,
-                position=one.position,
-                dflash=words(one.dflash),
-                plain=words(one.plain),
-                regret=one.regret,
-                is_tie=one.is_tie(tie),
-            )
-            for one in of_text
-        )
-        for number, of_text in enumerate(divergences)
+        tuple(finding(number, one) for one in text) for number, text in enumerate(divergences)
     )

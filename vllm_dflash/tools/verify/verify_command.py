@@ -9,15 +9,18 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm_dflash.tools.arguments import add_number, json_object, not_negative, positive
 from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
-
-if TYPE_CHECKING:
-    from vllm_dflash.tools.progress import Progress
-    from vllm_dflash.tools.verify.gate import GateSettings
-    from vllm_dflash.tools.verify.verification import Verification
+from vllm_dflash.tools.engine_process import EngineDied, temporary_logs
+from vllm_dflash.tools.progress import Progress, progress_on
+from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.verify.gate import GateSettings, verify
+from vllm_dflash.tools.verify.gate_prompts import default_prompts
+from vllm_dflash.tools.verify.gate_sides import open_side
+from vllm_dflash.tools.verify.verification import Verification
+from vllm_dflash.tools.verify.verify_report import make_notes, make_table
 
 COULD_NOT_RUN = 2
 
@@ -93,12 +96,6 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_verify(parsed: argparse.Namespace) -> int:
     """Verify and print. Returns the exit code."""
-    from vllm_dflash.tools.engine_process import EngineDied
-    from vllm_dflash.tools.progress import progress_on
-    from vllm_dflash.tools.prompts import read_prompts
-    from vllm_dflash.tools.verify.gate import GateSettings
-    from vllm_dflash.tools.verify.gate_prompts import default_prompts
-
     try:
         prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(parsed.target)
         result = verify_pair(
@@ -112,22 +109,21 @@ def run_verify(parsed: argparse.Namespace) -> int:
             progress=progress_on(),
         )
         result.about["command"] = shlex.join(["vllm-dflash", *sys.argv[1:]])
+        written = json.dumps(result.to_dict(), indent=1)
+        if parsed.json:
+            print(written)
+        else:
+            print_report([make_table(result)], make_notes(result))
+        # Last: what took so long is not lost to a folder that cannot be written.
+        if parsed.out:
+            parsed.out.parent.mkdir(parents=True, exist_ok=True)
+            parsed.out.write_text(written + "\n")
     except KeyboardInterrupt:
         complain("verify", "interrupted")
         return INTERRUPTED
     except (OSError, ValueError, EngineDied) as error:
-        return _fail(str(error))
-    if parsed.json:
-        print(json.dumps(result.to_dict(), indent=1))
-    else:
-        _print(result)
-    # Last: what took so long is not lost to a folder that cannot be written.
-    if parsed.out:
-        try:
-            parsed.out.parent.mkdir(parents=True, exist_ok=True)
-            parsed.out.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
-        except OSError as error:
-            return _fail(str(error))
+        complain("verify", error)
+        return COULD_NOT_RUN
     return result.exit_code
 
 
@@ -158,10 +154,6 @@ def verify_pair(
         ValueError: something does not fit.
         EngineDied: an engine did; the message says why, and where its log is.
     """
-    from vllm_dflash.tools.engine_process import temporary_logs
-    from vllm_dflash.tools.verify.gate import verify
-    from vllm_dflash.tools.verify.gate_sides import open_side
-
     open_engine = partial(open_side, target, flags=flags, dtype=dtype)
     with nullcontext(logs) if logs else temporary_logs("vllm-dflash-verify-") as folder:
         result = verify(
@@ -175,12 +167,6 @@ def verify_pair(
     return result
 
 
-def _print(result: Verification) -> None:
-    from vllm_dflash.tools.verify.verify_report import make_notes, make_table
-
-    print_report([make_table(result)], make_notes(result))
-
-
 def _speculative_config(text: str) -> dict[str, Any]:
     config = json_object(text)
     if not config:
@@ -188,8 +174,3 @@ def _speculative_config(text: str) -> dict[str, Any]:
             'expected an object such as {"method": "dflash", "model": "..."}'
         )
     return config
-
-
-def _fail(message: str) -> int:
-    complain("verify", message)
-    return COULD_NOT_RUN
