@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.progress import Progress
 
@@ -25,7 +26,7 @@ from vllm_dflash.tools.tables import Table
 
 DEMO = Path(__file__).parents[1] / "models" / "demo"
 SPECULATIVE = {"method": "dflash", "model": str(DEMO / "drafter")}
-SIDES: dict[str, tuple[dict[str, object] | None, dict[str, str]]] = {
+SIDES: dict[str, tuple[dict[str, Any] | None, dict[str, str]]] = {
     "plain": (None, {}),
     "vllm-dflash": (SPECULATIVE, {}),
     "native": ({**SPECULATIVE, "num_speculative_tokens": 7}, {"VLLM_PLUGINS": ""}),
@@ -69,8 +70,8 @@ def main() -> None:
             for side in sides:
                 with TemporaryDirectory(prefix="cold-start-") as caches:
                     for which in ("first", "later"):
-                        took = seconds_of_start(side, Path(caches))
-                        seconds.setdefault((side, which), []).append(took)
+                        one = seconds_of_start(side, Path(caches))
+                        seconds.setdefault((side, which), []).append(one)
                         progress.advance(task)
     rows = []
     for side in sides:

@@ -47,7 +47,7 @@ class Sources:
     def draft_from(self, side: str) -> None:
         """By `SIDES`, or both with free drafts of so many tokens at most; what each has learned of
         drafts is kept."""
-        from vllm_dflash.planning.fixed_length import FixedLength
+        from vllm_dflash.engine.v1.length_policy import FixedLength
         from vllm_dflash.planning.planner import Planner
 
         drafter = self.drafter
@@ -105,7 +105,7 @@ def main() -> None:
     with ExitStack() as stack:
         ours = stack.enter_context(
             EngineProcess(
-                arguments.out / "engine.log",
+                arguments.out / "engine.reporting.log",
                 start="free_drafts:start",
                 environment=side_environment(PLUGIN) | path | room,
                 speculative_config={"method": "dflash", "model": pair.drafter},

@@ -89,7 +89,7 @@ def start(
     settings = sides[ENGINE]
     server = SoakServer(
         settings.serve_arguments(),
-        given.out / "engine.log",
+        given.out / "engine.reporting.log",
         {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", **settings.environment()},
     )
     server.start()

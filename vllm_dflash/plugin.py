@@ -110,7 +110,7 @@ What vLLM says in its log (`config/vllms_log.py`):
 26. Filters of two of its loggers, in each process, each for one warning that does not hold for
     DFlash: that of `max_num_scheduled_tokens`, and that of EAGLE's last block.
 
-Figures for `/metrics` (`engine/figures.py`, `engine/prometheus.py`):
+Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometheus.py`):
 
 27. `StatLoggerManager.__init__` is wrapped, in the front end: behind vLLM's Prometheus logger comes
     one of ours. vLLM's entry points for that (`vllm.stat_logger_plugins`) would be loaded for plain

@@ -24,7 +24,7 @@ from support.engines import (
 )
 from support.trimming import trimming
 from support.waiting_calls import lines_counted, waits_noted
-from vllm_dflash.engine.watch import FIRST_LOOK
+from vllm_dflash.engine.reporting.watch import FIRST_LOOK
 from vllm_dflash.engine.worker import DraftingWorker
 from vllm_dflash.planning.ahead import Ahead
 

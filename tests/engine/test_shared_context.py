@@ -23,8 +23,8 @@ from support.engines import (
     proposer_of,
 )
 from support.planner_world import steady_costs
+from vllm_dflash.engine.v1.length_policy import FixedLength
 from vllm_dflash.engine.v1.waiting_rows import WaitingRows
-from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.step import Plan, Step
 
 pytestmark = pytest.mark.engine

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vllm_dflash.engine.v1.length_policy import FixedLength, LengthPolicy
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
-from vllm_dflash.planning.fixed_length import FixedLength
-from vllm_dflash.planning.length_policy import LengthPolicy
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Foretold, Step, StepEstimate
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from support.kernel_oracle import Oracle
-from vllm_dflash.engine.tree_layout import ancestors, depths
+from vllm_dflash.engine.v1.tree_layout import ancestors, depths
 from vllm_dflash.engine.v2.tree_kernel import Scores, TreeRows, attend_to_ancestors
 
 BLOCK_SIZE = 16

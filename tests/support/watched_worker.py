@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from support.planner_world import steady_costs
+from vllm_dflash.engine.v1.length_policy import FixedLength
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.step import Plan, Step
 
 

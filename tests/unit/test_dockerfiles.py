@@ -59,7 +59,7 @@ def test_metrics_that_the_docs_name_are_there() -> None:
     from vllm.v1.metrics import loggers
     from vllm.v1.spec_decode import metrics
 
-    from vllm_dflash.engine.figures import FIGURES
+    from vllm_dflash.engine.reporting.figures import FIGURES
 
     source = Path(loggers.__file__).read_text() + Path(metrics.__file__).read_text()
     source += "".join(f'"vllm:dflash_{name}"' for name in FIGURES)

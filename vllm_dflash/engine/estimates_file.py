@@ -23,7 +23,7 @@ from vllm.platforms import current_platform
 from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.agreement import agreed_estimates
-from vllm_dflash.engine.log import logger
+from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.planning.estimates import Estimates, EstimatesError
 
 SCHEMA = 3

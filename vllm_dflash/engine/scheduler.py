@@ -17,8 +17,8 @@ from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.config.vllms_log import filter_vllms_warnings
 from vllm_dflash.engine.drafts_in_output import attached_drafts, skip_the_call_for_drafts
-from vllm_dflash.engine.figures import attached_figures, send_figures
-from vllm_dflash.engine.log import logger
+from vllm_dflash.engine.reporting.figures import attached_figures, send_figures
+from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.seams import ENGINE, check_seams
 

@@ -28,11 +28,12 @@ from vllm_dflash.engine.agreement import agreed_seconds
 from vllm_dflash.engine.compile_aside import CompileAside
 from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_the_output
 from vllm_dflash.engine.estimates_file import EstimatesKeeper, Memory
-from vllm_dflash.engine.figures import FiguresToSend, attach_figures
 from vllm_dflash.engine.fresh_blocks import fresh_blocks, useless_blocks
-from vllm_dflash.engine.log import log_active, log_costs, log_free_drafts, logger
-from vllm_dflash.engine.periodic_log import PeriodicLog
 from vllm_dflash.engine.profile import profile_v1, profile_v2, ragged_seconds
+from vllm_dflash.engine.reporting.figures import FiguresToSend, attach_figures
+from vllm_dflash.engine.reporting.log import log_active, log_costs, log_free_drafts, logger
+from vllm_dflash.engine.reporting.periodic_log import PeriodicLog
+from vllm_dflash.engine.reporting.watch import DraftWatch
 from vllm_dflash.engine.v1.attach_trees import attach_trees
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
@@ -45,7 +46,6 @@ from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
 from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
-from vllm_dflash.engine.watch import DraftWatch
 from vllm_dflash.plugin import register_draft_model
 from vllm_dflash.seams import V1_WORKER, V2_WORKER, check_vllm
 from vllm_dflash.vllms_own import SWITCH_OFF

@@ -17,7 +17,7 @@ from support.fake_time import FakeTime
 from support.planner_world import profiled_costs, straight_costs
 from vllm_dflash.engine import estimates_file
 from vllm_dflash.engine.estimates_file import EstimatesFile, Memory
-from vllm_dflash.engine.figures import take_figures
+from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.v2.directions import Directions, directions_of
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.engine.v2.worker_facts import WorkerFacts, attach_facts

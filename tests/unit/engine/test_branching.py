@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_dflash.engine.branching import granted, why_chains
+from vllm_dflash.engine.v1.branching import granted, why_chains
 
 
 def config(**changes: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v2.counted_output import CountedOutput, VerifiedDrafts, attached_outcomes
 from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
 

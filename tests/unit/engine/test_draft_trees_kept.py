@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from vllm_dflash.engine.branching import may_branch
-from vllm_dflash.engine.draft_trees import DraftTrees
+from vllm_dflash.engine.v1.branching import may_branch
+from vllm_dflash.engine.v1.draft_trees import DraftTrees
 from vllm_dflash.planning.step import Candidates, Plan, Step, Trees
 from vllm_dflash.planning.tree_acceptance import UNKNOWN
 

@@ -22,7 +22,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from support import ROOT
 from support.pairs import Pair, make_pair
-from vllm_dflash.engine.figures import (
+from vllm_dflash.engine.reporting.figures import (
     FIGURES,
     Figures,
     FiguresToSend,
@@ -31,9 +31,9 @@ from vllm_dflash.engine.figures import (
     send_figures,
     take_figures,
 )
-from vllm_dflash.engine.prometheus import FigureLogger
+from vllm_dflash.engine.reporting.prometheus import FigureLogger
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.scheduler import DFlashScheduler
-from vllm_dflash.engine.statistics import DraftStatistics
 from vllm_dflash.engine.worker import DFlashGPUWorker
 
 

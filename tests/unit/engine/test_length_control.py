@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vllm_dflash.engine import length_control
-from vllm_dflash.engine.length_control import MOST_REMEMBERED, LengthControl
 from vllm_dflash.engine.step_clock import StepClock
+from vllm_dflash.engine.v1 import length_control
+from vllm_dflash.engine.v1.length_control import MOST_REMEMBERED, LengthControl
+from vllm_dflash.engine.v1.length_policy import FixedLength
 from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.step import Foretold, Plan, Step, StepEstimate
 
 

@@ -12,7 +12,7 @@ from support.pairs import make_pair
 from support.planner_world import profiled_costs
 from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.engine.log import log_active, log_free_drafts
+from vllm_dflash.engine.reporting.log import log_active, log_free_drafts
 from vllm_dflash.engine.v2.worker_facts import WorkerFacts, log_lengths
 
 

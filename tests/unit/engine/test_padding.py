@@ -8,8 +8,8 @@ import pytest
 import torch
 from vllm.v1.worker.gpu_worker import Worker
 
-from vllm_dflash.engine.length_control import LengthControl
 from vllm_dflash.engine.padding import newly_admitted
+from vllm_dflash.engine.v1.length_control import LengthControl
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.worker import DFlashGPUWorker
 from vllm_dflash.planning.step import Step

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vllm_dflash.engine.periodic_log import PeriodicLog
-from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.periodic_log import PeriodicLog
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
 
 
 class Logged:

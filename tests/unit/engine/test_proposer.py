@@ -12,9 +12,9 @@ from support.drafter_harness import CACHE_BLOCK, DrafterHarness, Harness, Row
 from support.engines import USES_V2
 from support.pairs import Pair, make_pair
 from support.planner_world import profiled_costs
+from vllm_dflash.engine.v1.length_policy import FixedLength
 from vllm_dflash.engine.v2.directions import Directions
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.step import Plan, Step
 
 on_both_runners = pytest.mark.usefixtures("runner")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 
-from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v2 import speculator as module
 from vllm_dflash.engine.v2.directions import Directions, attach_directions
 from vllm_dflash.engine.v2.draft_slots import DraftSlots

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vllm_dflash.engine.figures import FIGURES
-from vllm_dflash.engine.statistics import CostRecord, DraftStatistics
+from vllm_dflash.engine.reporting.figures import FIGURES
+from vllm_dflash.engine.reporting.statistics import CostRecord, DraftStatistics
 from vllm_dflash.planning.step import Likeliest, Plan, Step, StepEstimate
 from vllm_dflash.planning.tree_acceptance import UNKNOWN
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vllm_dflash.engine.text_drafts import TextDrafts
+from vllm_dflash.engine.v1.text_drafts import TextDrafts
 from vllm_dflash.planning.step import Step
 
 MAX_TOKENS, MOST = 64, 6

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dflash.engine import tree_layout
-from vllm_dflash.engine.tree_layout import chain_length, depths, other_paths, path_rows
+from vllm_dflash.engine.v1 import tree_layout
+from vllm_dflash.engine.v1.tree_layout import chain_length, depths, other_paths, path_rows
 
 trees = st.lists(st.integers(-1, 6), min_size=1, max_size=9).map(
     lambda wanted: np.array([min(parent, node - 1) for node, parent in enumerate(wanted)])

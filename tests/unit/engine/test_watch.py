@@ -1,7 +1,12 @@
 """Warnings of drafts that are not finite, or never accepted: once, and with what to do."""
 
-from vllm_dflash.engine.statistics import DraftStatistics
-from vllm_dflash.engine.watch import ENOUGH_VERIFICATIONS, FIRST_LOOK, LONGEST_INTERVAL, DraftWatch
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.watch import (
+    ENOUGH_VERIFICATIONS,
+    FIRST_LOOK,
+    LONGEST_INTERVAL,
+    DraftWatch,
+)
 
 
 class Watched:

@@ -10,11 +10,11 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from support.planner_world import profiled_costs
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.watch import FIRST_LOOK
 from vllm_dflash.engine.v2.nan_counter import NanCounter
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.worker_facts import WorkerFacts
-from vllm_dflash.engine.watch import FIRST_LOOK
 from vllm_dflash.engine.worker import DFlashCPUWorker, DFlashGPUWorker, DraftingWorker
 
 

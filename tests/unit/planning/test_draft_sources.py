@@ -17,10 +17,10 @@ from support.planner_world import (
     straight_costs,
 )
 from support.told_planner import ToldPlanner, decoding
+from vllm_dflash.engine.v1.length_policy import FixedLength
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.chances import AGREEMENT, TRUST, Chances, expect_texts, follow_texts
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.fixed_length import FixedLength
 from vllm_dflash.planning.search import Batch, Drafts, best_undrafted, choose_lengths
 from vllm_dflash.planning.step import Foretold, Plan, Step
 

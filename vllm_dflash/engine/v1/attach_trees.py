@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from vllm_dflash.engine.branching import granted, target_layers, why_chains
-from vllm_dflash.engine.draft_trees import DraftTrees
-from vllm_dflash.engine.log import logger
-from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.log import logger
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.v1.branching import granted, target_layers, why_chains
+from vllm_dflash.engine.v1.draft_trees import DraftTrees
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v1.tree_attention import TreeAttention, can_attend
 from vllm_dflash.engine.v1.tree_sampling import TreeRejectionSampler

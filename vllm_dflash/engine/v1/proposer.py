@@ -22,14 +22,14 @@ from vllm_dflash.engine.block_layout import (
     length_limits,
     room_for_long_drafts,
 )
-from vllm_dflash.engine.branching import may_branch
-from vllm_dflash.engine.draft_trees import DraftTrees
-from vllm_dflash.engine.length_control import NO_CONFIDENCE, LengthControl
 from vllm_dflash.engine.padding import have_own_drafts, newly_admitted
-from vllm_dflash.engine.statistics import DraftStatistics
-from vllm_dflash.engine.text_drafts import TextDrafts
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v1.backlog import ContextBacklog
+from vllm_dflash.engine.v1.branching import may_branch
+from vllm_dflash.engine.v1.draft_trees import DraftTrees
+from vllm_dflash.engine.v1.length_control import NO_CONFIDENCE, LengthControl
 from vllm_dflash.engine.v1.loaded_drafter import LoadedDrafter
+from vllm_dflash.engine.v1.text_drafts import TextDrafts
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.costs import StepCosts

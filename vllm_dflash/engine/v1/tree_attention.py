@@ -26,8 +26,8 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
 
-from vllm_dflash.engine.draft_trees import VerifiedTrees
-from vllm_dflash.engine.tree_layout import PathRows
+from vllm_dflash.engine.v1.draft_trees import VerifiedTrees
+from vllm_dflash.engine.v1.tree_layout import PathRows
 
 
 def can_attend(layer: Any) -> bool:

@@ -19,7 +19,7 @@ from vllm.v1.sample.rejection_sampler import apply_sampling_constraints
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from vllm_dflash.engine.block_layout import Ints
-from vllm_dflash.engine.draft_trees import DraftTrees
+from vllm_dflash.engine.v1.draft_trees import DraftTrees
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
 
 

@@ -21,9 +21,9 @@ from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.estimates_file import EstimatesKeeper
-from vllm_dflash.engine.figures import FiguresToSend, send_figures
 from vllm_dflash.engine.padding import have_own_drafts, newly_admitted
-from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.figures import FiguresToSend, send_figures
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v2.counted_output import attached_outcomes
 from vllm_dflash.engine.v2.directions import Directions, attach_directions, directions_of

@@ -6,7 +6,7 @@ import torch
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.states import RequestState
 
-from vllm_dflash.engine.log import logger
+from vllm_dflash.engine.reporting.log import logger
 
 MOST_TEXT_BYTES = 2 << 30
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vllm.v1.outputs import ModelRunnerOutput
 
 from vllm_dflash.engine.estimates_file import Memory
-from vllm_dflash.engine.log import logger
+from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.planning.costs import StepCosts
 
 FACTS = "dflash_facts"

@@ -100,7 +100,7 @@ def check_parity(
         tempfile.TemporaryDirectory(prefix="vllm-dflash-parity-") as folder,
         temporary_logs("vllm-dflash-parity-") as logs,
     ):
-        with EngineProcess(logs / "engine.log", **arguments) as process:
+        with EngineProcess(logs / "engine.reporting.log", **arguments) as process:
             side = record_prompts(process.answers, prompts, tokens, Path(folder), progress)
         with progress.stage("loading the reference"):
             kind = getattr(torch, dtype)

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from vllm_dflash.engine.agreement import agreed_lengths, agreed_plan
-from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.step_clock import StepClock
+from vllm_dflash.engine.v1.length_policy import FixedLength, LengthPolicy
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.fixed_length import FixedLength
-from vllm_dflash.planning.length_policy import LengthPolicy
 from vllm_dflash.planning.step import Plan, Step
 
 NO_CONFIDENCE = np.zeros((0, 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
 
 FIRST_LOOK, LONGEST_INTERVAL = 32, 1024
 """Steps. Counters may lie on a device and have to be fetched; so intervals double."""

@@ -1,17 +1,36 @@
-"""`draft_length: "fixed"`: every request is drafted to the full, every step."""
+"""Who decides draft lengths on V1: the planner (`planning/planner.py`), or nobody."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.chances import Chances
 from vllm_dflash.planning.draft_tree import MOST_CANDIDATES, grow
-from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.step import Plan, Step, StepEstimate
+
+
+class LengthPolicy(Protocol):
+    """Asked in this order, with the step as far as it is known by then."""
+
+    is_same_everywhere: bool
+    """Whether all tensor-parallel ranks come to the same answers by themselves."""
+
+    def plan(self, step: Step) -> Plan:
+        """Whom to draft, and how wide."""
+
+    def lengths(self, step: Step, confidence: Floats) -> Ints:
+        """How many drafts of each request to verify, [R], given the probability of those that were
+        drafted, [D, w]."""
+
+    def observe(self, step: Step) -> StepEstimate | None:
+        """A step is over; returns what its time was expected to be, if anything was."""
 
 
 class FixedLength:
-    """Always K, or as many as a request can use."""
+    """`draft_length: "fixed"`: always K, or as many as a request can use."""
 
     is_same_everywhere = True
 

@@ -9,7 +9,7 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.sampling_params import SamplingParams
 
-from vllm_dflash.engine.log import logger
+from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.model.layers import BlockAttention
 
 NEED_CHAINS = (

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
 
 
 class PeriodicLog:

@@ -5,7 +5,7 @@ process. Once a second, and when the engine runs dry, what is new travels:
 
     worker                        as an attribute of the step's `ModelRunnerOutput`, like drafts
     engine's process, scheduler   in the `SchedulerStats` that vLLM sends with every step
-    API server                    `engine/prometheus.py` adds it to its counters
+    API server                    `engine/reporting/prometheus.py` adds it to its counters
 
 So no call is made for them. Each message is what came since the last, and vLLM hands a step's
 statistics to one API server only: the counters of several add up.
@@ -20,7 +20,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 
-from vllm_dflash.engine.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
 
 FIGURES = {
     "drafted_steps": "Steps in which the drafter ran.",

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_dflash.engine.block_layout import Ints
-from vllm_dflash.engine.tree_layout import (
+from vllm_dflash.engine.v1.tree_layout import (
     PathRows,
     ancestors,
     chain_length,

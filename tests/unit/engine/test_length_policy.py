@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from support.planner_world import names, step_of
-from vllm_dflash.planning.fixed_length import FixedLength
+from vllm_dflash.engine.v1.length_policy import FixedLength
 
 
 @pytest.mark.parametrize(

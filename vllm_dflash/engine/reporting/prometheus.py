@@ -15,7 +15,7 @@ from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, Schedule
 from vllm.v1.metrics.utils import create_metric_per_engine
 
 from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
-from vllm_dflash.engine.figures import FIGURES, take_figures
+from vllm_dflash.engine.reporting.figures import FIGURES, take_figures
 
 METRIC = "vllm:dflash_{}"
 """Beginning like vLLM's own: it lists those, and forgets them where an engine is built anew."""

@@ -1,0 +1,1 @@
+"""What users and operators hear: the log, counters, figures for `/metrics`."""
