@@ -1,4 +1,4 @@
-"""What a request's own text foretells, on a real engine: plain tokens, whatever is verified."""
+"""What a request's own text predicts, on a real engine: plain tokens, whatever is verified."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_forced_ones_of_any_length_beside_blocks(
     assert stats["free_draft_tokens"] < stats["draft_tokens"]
 
 
-def test_all_that_is_foretold(llm: LLM, plain: list[list[int]]) -> None:
+def test_all_that_is_predicted(llm: LLM, plain: list[list[int]]) -> None:
     proposer = proposer_of(llm)
     proposer.lengths.policy = ForcedTexts(proposer.width, whole=True)
     assert write(llm) == plain
@@ -86,7 +86,7 @@ def test_all_that_is_foretold(llm: LLM, plain: list[list[int]]) -> None:
 
 
 def test_nonsense(llm: LLM, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A source that always foretells something wrong costs time, and nothing else."""
+    """A source that always predicts something wrong costs time, and nothing else."""
     proposer, dice = proposer_of(llm), np.random.default_rng(0)
     proposer.lengths.policy = ForcedTexts(proposer.width, whole=True)
 
@@ -108,7 +108,7 @@ def test_planned_ones(llm: LLM, plain: list[list[int]]) -> None:
     assert stats["free_accepted_tokens"] > 0.5 * stats["free_draft_tokens"] > 0
 
 
-def test_what_is_foretold_is_what_followed_in_the_whole_text(
+def test_what_is_predicted_is_what_followed_in_the_whole_text(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens of the step that runs included, which the runner has not written down yet."""
@@ -118,17 +118,17 @@ def test_what_is_foretold_is_what_followed_in_the_whole_text(
 
     def compared(step: Step, confidence: np.ndarray) -> np.ndarray:
         nonlocal seen
-        foretold, batch = step.foretold, proposer.runner.input_batch
-        assert foretold is not None
-        for request in np.nonzero(foretold.lengths)[0].tolist():
+        predicted, batch = step.predicted, proposer.runner.input_batch
+        assert predicted is not None
+        for request in np.nonzero(predicted.lengths)[0].tolist():
             name = step.ids[request]
             state = proposer.runner.requests[name]
             count = int(step.produced[request])
             new = proposer._sampled[request, :count].tolist()
             text = [*state.prompt_token_ids, *state.output_token_ids, *new]
-            match = int(foretold.matches[request])
+            match = int(predicted.matches[request])
             assert match >= SHORTEST
-            drafts = proposer.texts.tokens(request, int(foretold.lengths[request]))
+            drafts = proposer.texts.tokens(request, int(predicted.lengths[request]))
             known = "," + ",".join(map(str, text)) + ","
             pattern = "," + ",".join(map(str, [*text[-match:], drafts[0]])) + ","
             assert pattern in known
@@ -148,7 +148,7 @@ def test_a_block_has_the_drafters_width_and_a_request_room_for_more(llm: LLM) ->
 
 
 def test_what_others_were_answered(plain: list[list[int]]) -> None:
-    """The same requests again: nearly all of it is foretold, and nothing of it is written."""
+    """The same requests again: nearly all of it is predicted, and nothing of it is written."""
     asked = {**DFLASH, "free_drafts": "shared"}
     params, expected = greedy(NEW_TOKENS, ignore_eos=True), [text[:NEW_TOKENS] for text in plain]
     with engine(speculative_config=asked, **settings(num_gpu_blocks_override=40)) as llm:

@@ -1,4 +1,4 @@
-"""What a request's own text foretells, on Model Runner V2, however steps are scheduled."""
+"""What a request's own text predicts, on Model Runner V2, however steps are scheduled."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_blocks_are_taken_wherever_they_promise_more(
     assert stats["free_draft_tokens"] == 0
 
 
-def test_look_ups_that_foretell_nonsense_change_nothing_but_speed(
+def test_look_ups_that_predict_nonsense_change_nothing_but_speed(
     both: tuple[list[list[int]], LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Always long, always trusted, always wrong; the first and the last token of the vocabulary

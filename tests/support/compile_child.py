@@ -63,7 +63,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ],
     "confidence._judge_rows": [{"PADDED_TILES": 64}, {"PADDED_TILES": 1}],
     "text_look_up._scan": [{"SHORTEST": 2, "LONGEST": 32, "TILE": 1024}],
-    "text_look_up._foretell": [{**WIDTHS, "PADDED_PARTS": 128}, {**ONE, "PADDED_PARTS": 1}],
+    "text_look_up._predict": [{**WIDTHS, "PADDED_PARTS": 128}, {**ONE, "PADDED_PARTS": 1}],
     "grading._grade": [{**GRADING, **WIDTHS}, {**GRADING, **ONE}],
     "choice._choose": [
         {**CHOICE, "HAS_BLOCK": True, "HAS_TEXT": True},

@@ -70,7 +70,7 @@ class World:
         self.choose(batch, sampled, has_block=has_block, has_text=has_text)
 
     def verify(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens that come, some of them those that were drafted or foretold."""
+        """Tokens that come, some of them those that were drafted or predicted."""
         sampled, rejected = np.zeros((2, len(batch)), np.int32)
         for request, slot in enumerate(batch):
             if self.random.random() < 0.2:
@@ -118,7 +118,7 @@ class World:
         matches = self.random.integers(2, 33, count + 1)
         matches[lengths == 0] = 0
         for row in range(count):
-            if self.random.random() < 0.5:  # both foretell the same, up to somewhere
+            if self.random.random() < 0.5:  # both predict the same, up to somewhere
                 same = self.random.integers(0, width + 1)
                 tokens[row, :same] = blocks[row, :same]
         found = TextLookUp(count + 1, 8, width, self.where)
@@ -143,14 +143,14 @@ class World:
         drafts, chances = given.cpu(), chances_there.cpu()
         source = self.device.source.tolist()
         for row, slot in enumerate(batch):
-            foretold = tokens[row].tolist(), int(lengths[row]), int(matches[row])
+            predicted = tokens[row].tolist(), int(lengths[row]), int(matches[row])
             expected = self.by_hand.choose(
                 slot,
                 sampled[row],
                 int(self.last_sampled[slot]),
                 blocks[row].tolist(),
                 confidence[row].tolist() if has_block else None,
-                foretold if has_text else None,
+                predicted if has_text else None,
                 source[slot],
             )
             assert drafts[row].tolist() == expected.tokens

@@ -1,4 +1,4 @@
-"""A policy that verifies what texts foretell, whatever it is worth."""
+"""A policy that verifies what texts predict, whatever it is worth."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from vllm_dflash.planning.step import Plan, Step
 
 
 class ForcedTexts(FixedLength):
-    """Rolls dice: whom to draft, who takes what its text foretells, how much of it is verified, and
+    """Rolls dice: whom to draft, who takes what its text predicts, how much of it is verified, and
     how many steps the drafter rests."""
 
     is_same_everywhere = False
 
     def __init__(self, max_draft: int, seed: int = 0, *, whole: bool = False) -> None:
-        """With `whole`, nobody is drafted, and all that is foretold is verified."""
+        """With `whole`, nobody is drafted, and all that is predicted is verified."""
         super().__init__(max_draft)
         self._dice = np.random.default_rng(seed)
         self._whole = whole
 
     def plan(self, step: Step) -> Plan:
-        uses_text = step.foretold is not None
+        uses_text = step.predicted is not None
         rests = self._whole or step.is_resting or self._dice.random() < 0.5
         drafted = (step.limits > 0) & (self._dice.random(step.num_requests) < 0.7)
         if rests or not drafted.any():
@@ -33,9 +33,9 @@ class ForcedTexts(FixedLength):
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
         lengths = super().lengths(step, confidence)
-        if step.plan.uses_text and step.foretold is not None:
-            foretold = step.foretold.lengths
+        if step.plan.uses_text and step.predicted is not None:
+            predicted = step.predicted.lengths
             takes = self._whole or self._dice.random(step.num_requests) < 0.7
-            step.from_text = (foretold > 0) & takes
-            lengths = np.where(step.from_text, foretold, lengths)
+            step.from_text = (predicted > 0) & takes
+            lengths = np.where(step.from_text, predicted, lengths)
         return lengths if self._whole else self._dice.integers(0, lengths + 1)

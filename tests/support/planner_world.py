@@ -11,7 +11,7 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Foretold, Step, StepEstimate
+from vllm_dflash.planning.step import Predicted, Step, StepEstimate
 
 MAX_DRAFT, MOST_FREE = 7, 16
 VERIFY_MS = {
@@ -79,9 +79,9 @@ class World:
     flip: float = 0.2
     overrated: float = 1.0
     noise: float = 0.03
-    foretells: float = 0.0
-    """How often a request's text foretells its next tokens."""
-    foretold_truth: float = 0.0
+    predicts: float = 0.0
+    """How often a request's text predicts its next tokens."""
+    predicted_truth: float = 0.0
     """How likely each of those is true, if those before it are."""
     seed: int = 0
     tokens: int = 0
@@ -114,16 +114,16 @@ class World:
         for _ in range(steps):
             lucky = np.cumprod(self._rng.random((num, MAX_DRAFT)) < truth, axis=1).sum(axis=1)
             came_true = np.zeros(num, dtype=int)
-            if self.foretells:
-                is_true = self._texts.random((num, MOST_FREE)) < self.foretold_truth
+            if self.predicts:
+                is_true = self._texts.random((num, MOST_FREE)) < self.predicted_truth
                 came_true = np.cumprod(is_true, axis=1).sum(axis=1)
             accepted = np.minimum(np.where(from_text, came_true, lucky), lengths)
             step = step_of(ids, lengths, accepted)
-            if self.foretells:
+            if self.predicts:
                 known = np.minimum(free, step.produced)
-                free = MOST_FREE * (self._texts.random(num) < self.foretells)
+                free = MOST_FREE * (self._texts.random(num) < self.predicts)
                 matches = self._texts.integers(2, 8, num)
-                step.foretold = Foretold(free, matches, known, np.minimum(came_true, known))
+                step.predicted = Predicted(free, matches, known, np.minimum(came_true, known))
             verify = float(self._costs.verify.at(step.rows))
             verify += PER_REQUEST_MS / 1000 * num
             step.target_seconds = verify * (1 + self.noise * self._rng.normal())
@@ -134,7 +134,7 @@ class World:
             if not step.is_resting:
                 step.plan = self.policy.plan(step)
                 skip_steps = step.plan.skip_steps
-            elif step.foretold is not None:
+            elif step.predicted is not None:
                 step.plan = self.policy.plan(step)
             truth = self._truth(ids)
             lengths = np.zeros(num, dtype=int)

@@ -1,4 +1,4 @@
-"""Texts with what a real drafter drafts, and what the texts themselves foretell, at every token.
+"""Texts with what a real drafter drafts, and what the texts themselves predict, at every token.
 
 The file is made by `benchmarks/record_drafts.py`. A request that goes through a text follows it to
 the letter, as greedy decoding does, so all that its drafts could come to is known beforehand.
@@ -19,13 +19,13 @@ from vllm_dflash.planning.texts import LONGEST, SHORTEST
 FILE = Path(__file__).parents[1] / "data" / "recorded_drafts.npz"
 
 
-class Foretold(NamedTuple):
-    """What the tokens behind the last place where a text's newest ones stood foretell."""
+class Predicted(NamedTuple):
+    """What the tokens behind the last place where a text's newest ones stood predict."""
 
     match: int
     """Tokens that stood there before."""
     length: int
-    """Tokens foretold."""
+    """Tokens predicted."""
     came_true: int
     """Of those, how many first ones are right."""
     agreed: int
@@ -42,8 +42,8 @@ class RecordedDrafts:
     """The drafter's, of the block behind each token, [N, T, K]."""
     block_true: Ints
     """Drafts of that block up to the first wrong one, [N, T]."""
-    foretold: Ints
-    """Four of each token, see `Foretold`, [N, T, 4]."""
+    predicted: Ints
+    """Four of each token, see `Predicted`, [N, T, 4]."""
 
     @property
     def width(self) -> int:
@@ -56,14 +56,14 @@ class RecordedDrafts:
             self.prompt_lengths[texts],
             self.confidence[texts],
             self.block_true[texts],
-            self.foretold[texts],
+            self.predicted[texts],
         )
 
     def with_useless_blocks(self) -> RecordedDrafts:
         """As sure of itself as ever, and never right."""
-        foretold = self.foretold.copy()
-        foretold[:, :, Foretold._fields.index("agreed")] = 0
-        return replace(self, block_true=np.zeros_like(self.block_true), foretold=foretold)
+        predicted = self.predicted.copy()
+        predicted[:, :, Predicted._fields.index("agreed")] = 0
+        return replace(self, block_true=np.zeros_like(self.block_true), predicted=predicted)
 
 
 @cache
@@ -76,14 +76,14 @@ def recorded_drafts() -> tuple[RecordedDrafts, RecordedDrafts, RecordedDrafts]:
     prompts = arrays["prompt_lengths"]
     shape = len(texts), int(arrays["lengths"][0]), arrays["drafts"].shape[1]  # all are as long
     drafts = arrays["drafts"].reshape(shape)
-    block_true, foretold = np.zeros(shape[:2], np.int64), np.zeros((*shape[:2], 4), np.int64)
+    block_true, predicted = np.zeros(shape[:2], np.int64), np.zeros((*shape[:2], 4), np.int64)
     for number, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         for place in range(shape[1]):
             end, block = prompt + place + 1, drafts[number, place]
             block_true[number, place] = alike(block, text[end:])
-            foretold[number, place] = foretells(text, end, block)
+            predicted[number, place] = predicts(text, end, block)
     confidence = np.maximum(arrays["confidence"].reshape(shape), 1) / 255
-    every = RecordedDrafts(prompts, confidence, block_true, foretold)
+    every = RecordedDrafts(prompts, confidence, block_true, predicted)
     greedy, drawn, copies = np.split(np.arange(len(texts)), np.cumsum(arrays["kinds"])[:-1])
     return every.only(greedy), every.only(drawn), every.only(copies)
 
@@ -95,14 +95,14 @@ def alike(one: Ints, other: Ints) -> int:
     return int(differs[0]) if len(differs) else count
 
 
-def foretells(text: Ints, end: int, block: Ints) -> Foretold:
-    """What the first `end` tokens of a text foretell of up to K more, beside a block of K."""
+def predicts(text: Ints, end: int, block: Ints) -> Predicted:
+    """What the first `end` tokens of a text predict of up to K more, beside a block of K."""
     best, start = 0, 0
     for place in np.flatnonzero(text[: end - 1] == text[end - 1])[::-1]:  # the latest ones first
         size = alike(text[place::-1], text[end - 1 :: -1][:LONGEST])
         if size > best:
             best, start = size, int(place) + 1
     if best < SHORTEST:
-        return Foretold(0, 0, 0, 0)
+        return Predicted(0, 0, 0, 0)
     tokens = text[start + np.arange(len(block)) % (end - start)]  # it goes round
-    return Foretold(best, len(tokens), alike(tokens, text[end:]), alike(tokens, block))
+    return Predicted(best, len(tokens), alike(tokens, text[end:]), alike(tokens, block))

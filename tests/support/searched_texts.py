@@ -1,4 +1,4 @@
-"""Texts for the kernels that look up what they foretell, beside a search written out."""
+"""Texts for the kernels that look up what they predict, beside a search written out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Case:
     width: int = 15
 
 
-def foretold(text: list[int], width: int) -> tuple[list[int], int, int]:
+def predicted(text: list[int], width: int) -> tuple[list[int], int, int]:
     """Tokens, how many of them count, and how long the match is."""
     best, start = 0, 0
     for place in range(len(text) - 1):
@@ -59,7 +59,7 @@ def look_up(
     for slot, text in zip(slots, requests, strict=True):
         texts[slot, : len(text)], total_len[slot] = text, len(text)
     sampled = np.ones(num_requests, np.int32)
-    expected = [foretold(text, width) for text in requests]
+    expected = [predicted(text, width) for text in requests]
     if 0 <= in_prompt < num_requests:
         sampled[in_prompt], expected[in_prompt] = 0, ([0] * width, 0, 0)
     found = TextLookUp(num_requests + 1, longest + 1, width, torch.device(device))

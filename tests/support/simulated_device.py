@@ -114,7 +114,7 @@ class SimulatedDevice:
             survival[0] = self._survival_of(0, self._confidence[slots])
             self._block_true[slots] = self.drafts.block_true[text, place]
         if self.looks_up:
-            match, length, came_true, agreed = self.drafts.foretold[text, place].T
+            match, length, came_true, agreed = self.drafts.predicted[text, place].T
             self._match[slots], self._length[slots] = match, length
             self._text_true[slots] = came_true
             sure = match + AGREEMENT * agreed * runs_block

@@ -31,7 +31,7 @@ class DFlashOptions:
     drafter_ranks: int = 1
     """Tensor-parallel ranks that the drafter's layers are split over; 1: each has them whole."""
     most_free: int = 0
-    """Drafts of a request and step at most that its text foretells; 0: none are looked up."""
+    """Drafts of a request and step at most that its text predicts; 0: none are looked up."""
     shares_outputs: bool = False
     """Whether they are looked up in what others were answered lately as well."""
     draft_tree: str | int = "off"
@@ -43,7 +43,7 @@ class DFlashOptions:
 
     @property
     def free_drafts(self) -> bool:
-        """Whether to look up what a request's text foretells."""
+        """Whether to look up what a request's text predicts."""
         return self.most_free > 0
 
     @classmethod

@@ -66,7 +66,7 @@ def agreed_plan(plan: Plan) -> Plan:
 
 def agreed_lengths(lengths: Ints, from_text: Bools) -> tuple[Ints, Bools]:
     """How many drafts of each request rank 0 has verified, [R], and whose are what the text
-    foretells: confidences may be rounded differently on another."""
+    predicts: confidences may be rounded differently on another."""
     if get_tp_group().world_size == 1:
         return lengths, from_text
     agreed = _from_rank_0(torch.from_numpy(np.stack([lengths, from_text]).astype(np.int64))).numpy()

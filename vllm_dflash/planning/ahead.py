@@ -23,7 +23,7 @@ from vllm_dflash.planning.planner import CLOSE, MARGIN, PROBE_LENGTH, PROBE_SHAR
 from vllm_dflash.planning.probing import ProbeSchedule
 from vllm_dflash.planning.prospects import Expected, Rules, prospects_of, seen_with_a_block
 from vllm_dflash.planning.request_rows import RequestRows
-from vllm_dflash.planning.step import Foretold, Step, StepEstimate
+from vllm_dflash.planning.step import Predicted, Step, StepEstimate
 from vllm_dflash.planning.text_promises import TextPromises, learn_promises
 
 OLD_TOKENS = 24.0
@@ -46,7 +46,7 @@ class Outcomes(NamedTuple):
     matches: Ints
     """Tokens that stood before, of the last look-up, [R]."""
     text_lengths: Ints
-    """Tokens that it foretold, [R]."""
+    """Tokens that it predicted, [R]."""
     known: Ints
     """Of those: how many there is a true one for, [R]."""
     came_true: Ints
@@ -231,9 +231,9 @@ class AheadPlanner:
             self._learn_blocks(rows, step, outcomes, found)
         if self.looks_up:
             verified = np.where(source == TEXT, np.minimum(admitted, lengths), 0)
-            foretold = Foretold(lengths, matches, known, came_true)
+            predicted = Predicted(lengths, matches, known, came_true)
             learn_promises(
-                self._promises, self.texts, rows, step.produced, verified, foretold, found
+                self._promises, self.texts, rows, step.produced, verified, predicted, found
             )
 
     def _learn_blocks(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:

@@ -1,4 +1,4 @@
-"""How likely drafts are to be accepted, learned: of blocks, and of what texts foretell.
+"""How likely drafts are to be accepted, learned: of blocks, and of what texts predict.
 
 A draft's confidence is calibrated by what became of earlier ones, position by position; how much
 better or worse a request's drafts do than that is its bias. A block's confidence is the drafter's.
@@ -15,7 +15,7 @@ import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.step import Foretold
+from vllm_dflash.planning.step import Predicted
 
 CONFIDENCE_KNOTS = np.array([0.0, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 1.0])
 PRIOR_TOKENS = 4.0
@@ -213,32 +213,32 @@ def learn_blocks(chances: Chances, rows: Ints, verified: Ints, accepted: Ints) -
 
 
 @compiled
-def learn_texts(chances: Chances, rows: Ints, verified: Ints, foretold: Foretold) -> None:
-    """What has become of what the texts of R requests foretold.
+def learn_texts(chances: Chances, rows: Ints, verified: Ints, predicted: Predicted) -> None:
+    """What has become of what the texts of R requests predicted.
 
     Args:
         chances: of texts.
         rows: of the requests, [R].
         verified: drafts of each, whosesoever, [R].
-        foretold: the new look-up, which knows.
+        predicted: the new look-up, which knows.
     """
     tried, right, compared, came = np.zeros((4, len(rows)), np.int64)
     for request in range(len(rows)):
-        if not foretold.known[request]:
+        if not predicted.known[request]:
             continue
         # How many tokens a step has got says how easy they were; so where the drafts were not
         # verified themselves, only the first one tells.
         compared[request] = tried[request] = 1
         if 0 < verified[request] <= chances.num_verified[rows[request]]:
-            compared[request], tried[request] = verified[request], foretold.known[request]
-        right[request] = min(foretold.came_true[request], tried[request])
+            compared[request], tried[request] = verified[request], predicted.known[request]
+        right[request] = min(predicted.came_true[request], tried[request])
         came[request] = min(right[request], compared[request])
     learn(chances, rows, tried, right, compared, came)
 
 
 @compiled
 def expect_texts(chances: Chances, rows: Ints, matches: Ints, lengths: Ints) -> Floats:
-    """Survival of what the texts of R requests foretell, behind matches of so many tokens, 0 behind
+    """Survival of what the texts of R requests predict, behind matches of so many tokens, 0 behind
     its end, [R, F]; written down as `expect` does."""
     confidence = np.zeros((len(rows), chances.rates.shape[0]))
     for request in range(len(rows)):
@@ -248,12 +248,12 @@ def expect_texts(chances: Chances, rows: Ints, matches: Ints, lengths: Ints) -> 
 
 
 @compiled
-def follow_texts(chances: Chances, rows: Ints, verified: Ints, foretold: Foretold) -> Floats:
+def follow_texts(chances: Chances, rows: Ints, verified: Ints, predicted: Predicted) -> Floats:
     """Learn from the last look-up, see `learn_texts`, then say what the new one promises: survival
     of its drafts, [R, F]; of nobody, [0, F], where there are none."""
-    learn_texts(chances, rows, verified, foretold)
+    learn_texts(chances, rows, verified, predicted)
     for row in rows:
         chances.num_verified[row] = 0
-    if not foretold.lengths.any():
+    if not predicted.lengths.any():
         return np.zeros((0, chances.rates.shape[0]))
-    return expect_texts(chances, rows, foretold.matches, foretold.lengths)
+    return expect_texts(chances, rows, predicted.matches, predicted.lengths)

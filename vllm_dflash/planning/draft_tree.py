@@ -1,4 +1,4 @@
-"""Draft trees: of all that a block foretells, the tokens that are likeliest to be accepted.
+"""Draft trees: of all that a block predicts, the tokens that are likeliest to be accepted.
 
 A block gives a distribution at each of its places, and a chain takes one token of each. A tree has
 several, each behind its parent, which is the bonus token or a token of the place before (as in

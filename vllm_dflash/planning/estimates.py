@@ -42,7 +42,7 @@ class Estimates:
     """Seen and accepted of tokens that are not the likeliest of their place, by rank and
     confidence, [2, MOST_CANDIDATES, knots]; nothing where drafts are chains."""
     free: Floats = field(default_factory=lambda: np.zeros((2, 0, len(CONFIDENCE_KNOTS))))
-    """Seen and accepted of what texts foretell, by position and confidence, [2, F, knots]; nothing
+    """Seen and accepted of what texts predict, by position and confidence, [2, F, knots]; nothing
     where that is not kept."""
 
     def to_dict(self) -> dict[str, Any]:

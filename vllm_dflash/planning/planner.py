@@ -55,7 +55,7 @@ PROBE_LENGTH = 3
 """Drafts a probe has verified whatever they seem worth, to see whether estimates still hold."""
 SKIP_STEPS, CLOSE_SKIP_STEPS = 7, 1
 """Undrafted steps between two that are planned: planning is to cost next to nothing where it says
-no. What texts foretell is looked at in between, too."""
+no. What texts predict is looked at in between, too."""
 
 
 NO_CURVES: Floats = np.zeros((0, 0))
@@ -85,7 +85,7 @@ class Planner:
         self.trees = TreeAcceptance(max_draft, num_rows)
         self._requests = RequestRows(num_rows)
         self._text_curves: Floats = np.zeros((0, most_free))
-        """Survival of what the text of each request of this step foretells, [R, F] or [0, F]."""
+        """Survival of what the text of each request of this step predicts, [R, F] or [0, F]."""
         self._has_blocks = False
         """Whether drafts of blocks are to be verified."""
         self._row_seconds = 0.0
@@ -103,13 +103,13 @@ class Planner:
     def plan(self, step: Step) -> Plan:
         """Learn what became of the drafts that the step verified, then say whom it drafts.
 
-        Reads the step's `ids`, `verified`, `produced`, `limits`, `waiting` and `foretold`.
+        Reads the step's `ids`, `verified`, `produced`, `limits`, `waiting` and `predicted`.
         """
         rows = self._rows(step.ids)
         self._learn(rows, step)
         texts = self._text_curves[:0]
-        if step.foretold is not None:
-            texts = follow_texts(self.texts, rows, step.verified, step.foretold)
+        if step.predicted is not None:
+            texts = follow_texts(self.texts, rows, step.verified, step.predicted)
         self._text_curves = texts
         scores = NO_SCORES if step.is_resting else self.forecast.scores(rows)
         batch = Batch(scores, step.limits, step.waiting, step.context_lens, texts)
@@ -195,11 +195,11 @@ class Planner:
             if step.candidates is not None:
                 curves, limits = self.trees.grow(step, of_drafted, self.blocks, self.costs, curves)
         if plan.uses_text:
-            foretold, texts = step.foretold, self._text_curves
-            assert foretold is not None
+            predicted, texts = step.predicted, self._text_curves
+            assert predicted is not None
             if step.agreed.any():
-                matches = foretold.matches + AGREEMENT * step.agreed
-                texts = expect_texts(self.texts, rows, matches, foretold.lengths)
+                matches = predicted.matches + AGREEMENT * step.agreed
+                texts = expect_texts(self.texts, rows, matches, predicted.lengths)
         drafts = Drafts(curves, plan.drafted, limits, texts, step.context_lens)
         row_worth = plan.price * self._row_seconds
         of_blocks, of_texts = choose_lengths(

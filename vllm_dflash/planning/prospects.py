@@ -31,7 +31,7 @@ class Expected(NamedTuple):
     limits: Ints
     """Drafts that each can use at most, [R]."""
     texts: Floats
-    """Survival of what each text foretells, [R, K]."""
+    """Survival of what each text predicts, [R, K]."""
     scores: Floats
     """Of the requests, by the forecast, [R]."""
     least_score: Floats
@@ -214,7 +214,7 @@ def seen_with_a_block(curves: Floats, found: Floats, promised: Floats) -> Floats
 
     Args:
         curves: of the blocks, [R, K].
-        found: of what the texts foretold, [R, K].
+        found: of what the texts predicted, [R, K].
         promised: of what they were expected to, [R, K].
     """
     seen = curves.copy()

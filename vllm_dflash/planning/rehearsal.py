@@ -59,7 +59,7 @@ def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
             if most_free:
                 places, context, limits = np.arange(2), np.full(2, 8), np.full(2, 64)
                 append_tokens(texts, places, context, np.zeros((2, 2), np.int32), step.produced)
-                step.foretold = matches.look_up(
+                step.predicted = matches.look_up(
                     step.ids, texts, places, context, step.produced, limits, most_free
                 )
                 matches.end(step.ids, texts)

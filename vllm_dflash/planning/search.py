@@ -1,7 +1,7 @@
 """The best rate that a step can have: searched before drafting, attained by the cut behind it.
 
 Before, requests are in groups by the forecast (`forecast.py`), and the best groups are drafted, or
-nobody; whoever is not drafted has what its text foretells. Behind it, survival of all drafts is
+nobody; whoever is not drafted has what its text predicts. Behind it, survival of all drafts is
 known, and those are verified that are worth their time.
 """
 
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     context_lens: Ints
     """Tokens of context of each, [R]."""
     texts: Floats
-    """Survival of what the text of each foretells, [R, F]; of nobody, [0, F]."""
+    """Survival of what the text of each predicts, [R, F]; of nobody, [0, F]."""
 
 
 class Undrafted(NamedTuple):
@@ -204,7 +204,7 @@ class Drafts(NamedTuple):
     limits: Ints
     """Drafts of each block that can be verified, [R]."""
     texts: Floats
-    """Survival of what the text of each foretells, [R, F]; of nobody, [0, F]."""
+    """Survival of what the text of each predicts, [R, F]; of nobody, [0, F]."""
     context_lens: Ints
     """Tokens of context of each, [R]."""
 

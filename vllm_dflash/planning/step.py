@@ -36,7 +36,7 @@ class Plan:
     skip_steps: int = 0
     """Steps to come for which nobody need be asked again, as long as the batch stays the same."""
     uses_text: bool = False
-    """Whether drafts that the text foretells may be worth it."""
+    """Whether drafts that the text predicts may be worth it."""
 
     @classmethod
     def nothing(
@@ -53,15 +53,15 @@ class Plan:
         return cls(nobody, 0, price, speedup, skip_steps=skip_steps, uses_text=uses_text)
 
 
-class Foretold(NamedTuple):
+class Predicted(NamedTuple):
     """Free drafts of R requests, and what became of the last ones; see `texts`."""
 
     lengths: Ints
-    """Tokens that the text foretells, [R]."""
+    """Tokens that the text predicts, [R]."""
     matches: Ints
     """Tokens that stood there before, as they do now, [R]."""
     known: Ints
-    """Of the tokens that were foretold last: how many there is a true one for by now, [R]."""
+    """Of the tokens that were predicted last: how many there is a true one for by now, [R]."""
     came_true: Ints
     """Of those: how many first ones were right, [R]."""
 
@@ -158,16 +158,16 @@ class Step:
     verified: Ints = field(default_factory=_nothing_yet)
     """Drafts of each that the target verified, [R]."""
     verified_free: Ints = field(default_factory=_nothing_yet)
-    """Of those, what its text foretold, [R]."""
+    """Of those, what its text predicted, [R]."""
     likeliest: Likeliest | None = None
     """Where drafts may be trees: what became of the chains in them."""
 
     limits: Ints = field(default_factory=_nothing_yet)
     """Drafts each can use at most in the next step, [R]; after drafting, those that are finite."""
-    foretold: Foretold | None = None
-    """What the text foretells, and what came of what it foretold before; None: nothing at all."""
+    predicted: Predicted | None = None
+    """What the text predicts, and what came of what it predicted before; None: nothing at all."""
     agreed: Ints = field(default_factory=_nothing_yet)
-    """First drafts of each, of those that were drafted, that the text foretells as well, [R]."""
+    """First drafts of each, of those that were drafted, that the text predicts as well, [R]."""
     context_lens: Ints = field(default_factory=_nothing_yet)
     """Tokens of context of each, where that is known, [R]."""
     waiting: Ints = field(default_factory=_nothing_yet)
@@ -185,7 +185,7 @@ class Step:
     trees: Trees | None = None
     """The likeliest of these that can be verified."""
     from_text: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    """Whether those are what the text foretells, [R]."""
+    """Whether those are what the text predicts, [R]."""
     nan_drafts: int = 0
     """Drafts thrown away because their logits were not finite."""
 

@@ -1,4 +1,4 @@
-"""What requests' texts will foretell two steps from now."""
+"""What requests' texts will predict two steps from now."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.chances import Chances, expect_texts, learn_texts
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.step import Foretold
+from vllm_dflash.planning.step import Predicted
 
 TYPICAL_RATE = 0.05
 """Weight of the newest look-up in what one promises behind a match that has ended."""
@@ -19,11 +19,11 @@ class TextPromises(NamedTuple):
     """By rows of requests; arrays that are written."""
 
     survival: Floats
-    """Of what each text is expected to foretell next, [rows, K]."""
+    """Of what each text is expected to predict next, [rows, K]."""
     has_failed: Bools
     """Whether the last match has ended, [rows]."""
     typical: Floats
-    """Survival of what is foretold where it has, [K]."""
+    """Survival of what is predicted where it has, [K]."""
 
     @classmethod
     def of(cls, num_rows: int, max_draft: int) -> TextPromises:
@@ -44,10 +44,10 @@ def learn_promises(
     rows: Ints,
     produced: Ints,
     verified: Ints,
-    foretold: Foretold,
+    predicted: Predicted,
     found: Floats,
 ) -> None:
-    """From what became of what the texts of R requests foretold.
+    """From what became of what the texts of R requests predicted.
 
     Args:
         promises: to write.
@@ -55,7 +55,7 @@ def learn_promises(
         rows: of the requests, [R].
         produced: tokens that each has got, [R]; 0: it is still in its prompt.
         verified: drafts of each that were its text's, [R].
-        foretold: the look-up, and what is known of it.
+        predicted: the look-up, and what is known of it.
         found: survival of its drafts, [R, K].
     """
     typical, width = promises.typical, found.shape[1]
@@ -65,16 +65,16 @@ def learn_promises(
             for draft in range(width):
                 typical[draft] += TYPICAL_RATE * (found[request, draft] - typical[draft])
         chances.num_verified[row] = verified[request]
-    learn_texts(chances, rows, verified, foretold)
-    matches, lengths = foretold.matches + produced, np.zeros(len(rows), np.int64)
+    learn_texts(chances, rows, verified, predicted)
+    matches, lengths = predicted.matches + produced, np.zeros(len(rows), np.int64)
     for request in range(len(rows)):
-        known = foretold.known[request]
-        goes_on = known > 0 and foretold.came_true[request] == known
+        known = predicted.known[request]
+        goes_on = known > 0 and predicted.came_true[request] == known
         promises.has_failed[rows[request]] = not goes_on
-        # What goes round in circles foretells no more than a circle, again and again.
-        lengths[request] = foretold.lengths[request] * goes_on
+        # What goes round in circles predicts no more than a circle, again and again.
+        lengths[request] = predicted.lengths[request] * goes_on
     # A match that has gone on so far is one of so many tokens more. By then another step will have
-    # been through all that it foretells now.
+    # been through all that it predicts now.
     going = expect_texts(chances, rows, matches, lengths)
     for request in range(len(rows)):
         still = going[request, lengths[request] - 1] if lengths[request] else 0.0

@@ -19,7 +19,7 @@ import numpy as np
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.request_rows import RequestRows
-from vllm_dflash.planning.step import Foretold
+from vllm_dflash.planning.step import Predicted
 
 SHORTEST, LONGEST = 2, 32
 """Tokens of a match. A longer one is no surer."""
@@ -146,8 +146,8 @@ class TextIndex(NamedTuple):
     """Tokens that are in the index, [rows]."""
     output: Ints
     """Where the newest part of the request's output begins, [rows]."""
-    foretold: Ints
-    """What was foretold last, [rows, F]."""
+    predicted: Ints
+    """What was predicted last, [rows, F]."""
     length: Ints
     """Of that, [rows]."""
 
@@ -175,18 +175,18 @@ def look_up(
     produced: Ints,
     limits: Ints,
     most: int,
-) -> Foretold:
-    """Take in the tokens of a step, and see what was and what is foretold; see `SuffixMatches`."""
+) -> Predicted:
+    """Take in the tokens of a step, and see what was and what is predicted; see `SuffixMatches`."""
     num_requests = len(rows)
     lengths, matches = np.zeros(num_requests, np.int64), np.zeros(num_requests, np.int64)
     known, came_true = np.zeros(num_requests, np.int64), np.zeros(num_requests, np.int64)
     for request in range(num_requests):
         row, text = rows[request], texts[places[request]]
-        foretold, end = index.foretold[row], context_lens[request] + 1 - produced[request]
+        predicted, end = index.predicted[row], context_lens[request] + 1 - produced[request]
         known[request] = min(index.length[row], produced[request])
         while (
             came_true[request] < known[request]
-            and text[end + came_true[request]] == foretold[came_true[request]]
+            and text[end + came_true[request]] == predicted[came_true[request]]
         ):
             came_true[request] += 1
         index.length[row] = 0
@@ -213,18 +213,18 @@ def look_up(
         if left and (left == room or match < SHORTEST):
             matches[request], lengths[request] = other, left
             for number in range(left):
-                foretold[number] = recent.text[other_start + number]
+                predicted[number] = recent.text[other_start + number]
         elif match >= SHORTEST:
             matches[request] = match
             lengths[request] = room
             for number in range(room):  # goes round where the text repeats itself
-                foretold[number] = text[start + number % (end - start)]
+                predicted[number] = text[start + number % (end - start)]
         index.length[row] = lengths[request]
-    return Foretold(lengths, matches, known, came_true)
+    return Predicted(lengths, matches, known, came_true)
 
 
 class SuffixMatches:
-    """Looks up what the texts of running requests foretell."""
+    """Looks up what the texts of running requests predict."""
 
     def __init__(
         self, max_requests: int, max_tokens: int, most: int, *, shares_outputs: bool = False
@@ -262,8 +262,8 @@ class SuffixMatches:
         produced: Ints,
         limits: Ints,
         most: int,
-    ) -> Foretold:
-        """What became of the last look-up, and what is foretold now.
+    ) -> Predicted:
+        """What became of the last look-up, and what is predicted now.
 
         Args:
             ids: of the requests, [R].
@@ -283,8 +283,8 @@ class SuffixMatches:
         return look_up(index, recent, rows, texts, places, context_lens, produced, limits, most)
 
     def tokens(self, request: int, length: int) -> list[int]:
-        """The first tokens of what the last look-up foretold for a request of the batch."""
-        return self._index.foretold[self._rows[request], :length].tolist()
+        """The first tokens of what the last look-up predicted for a request of the batch."""
+        return self._index.predicted[self._rows[request], :length].tolist()
 
     def end(self, ids: Collection[str], texts: Ints) -> None:
         """Requests of the last batch have ended: forget them, and remember what was written.

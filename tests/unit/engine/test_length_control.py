@@ -10,7 +10,7 @@ from vllm_dflash.engine.v1 import length_control
 from vllm_dflash.engine.v1.length_control import MOST_REMEMBERED, LengthControl
 from vllm_dflash.engine.v1.length_policy import FixedLength
 from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.step import Foretold, Plan, Step, StepEstimate
+from vllm_dflash.planning.step import Plan, Predicted, Step, StepEstimate
 
 
 @pytest.fixture
@@ -56,15 +56,15 @@ class Scripted(FixedLength):
 
 
 class FromText(Scripted):
-    """Has everything verified that texts foretell."""
+    """Has everything verified that texts predict."""
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
-        assert step.foretold is not None
-        step.from_text = step.foretold.lengths > 0
-        return step.foretold.lengths
+        assert step.predicted is not None
+        step.from_text = step.predicted.lengths > 0
+        return step.predicted.lengths
 
 
-FORETOLD = Foretold(np.array([0, 12]), np.array([0, 4]), np.zeros(2, int), np.zeros(2, int))
+FORETOLD = Predicted(np.array([0, 12]), np.array([0, 4]), np.zeros(2, int), np.zeros(2, int))
 
 
 def test_a_fixed_length_needs_no_word_between_ranks(agreed: list[str]) -> None:
@@ -103,7 +103,7 @@ def test_skipped_steps_are_counted_and_not_planned(agreed: list[str]) -> None:
     assert control.statistics.steps == control.statistics.skipped_steps == 5
 
 
-def test_a_step_that_rests_may_take_what_its_text_foretells(agreed: list[str]) -> None:
+def test_a_step_that_rests_may_take_what_its_text_predicts(agreed: list[str]) -> None:
     """That uses up no other step of rest, and begins none."""
     control = LengthControl(7)
     first, free = Plan.nothing(2, skip_steps=2), Plan.nothing(2, skip_steps=9, uses_text=True)
@@ -112,7 +112,7 @@ def test_a_step_that_rests_may_take_what_its_text_foretells(agreed: list[str]) -
     step = step_of(0, 0)
     assert control.take_skip(step)
     assert step.is_resting
-    step.foretold = FORETOLD
+    step.predicted = FORETOLD
     assert control.plan(step) is step.plan is free
     assert step.could_draft  # as in the step that was planned, whose limits are known
     assert control.choose(step, np.zeros(2, dtype=int), np.zeros((0, 0))).tolist() == [0, 12]
@@ -133,7 +133,7 @@ def test_ranks_take_the_same_drafts_from_texts(
     of_rank_0 = np.array([3, 5]), np.array([True, False])
     monkeypatch.setattr(length_control, "agreed_lengths", lambda *_: of_rank_0)
     control, step = LengthControl(7), step_of(7, 7)
-    step.foretold = FORETOLD
+    step.predicted = FORETOLD
     control.policy = FromText(Plan.nothing(2, uses_text=True))
     control.plan(step)
     assert control.choose(step, np.zeros(2, dtype=int), np.zeros((0, 0))) is of_rank_0[0]

@@ -31,7 +31,7 @@ def scheduled(
 
 
 def took_from_texts(names: tuple[str, ...]) -> Step:
-    """The step before, in which these took what their texts foretold."""
+    """The step before, in which these took what their texts predicted."""
     from_text = np.ones(len(names), dtype=bool)
     return Step(names, np.ones(len(names), dtype=int), from_text=from_text)
 

@@ -183,7 +183,7 @@ class FromText(FixedLength):
 
     def plan(self, step: Step) -> Plan:
         self.planned.append(step)
-        uses_text = step.foretold is not None and bool(step.foretold.lengths.any())
+        uses_text = step.predicted is not None and bool(step.predicted.lengths.any())
         if step.is_resting or not any(self.drafted):
             skip_steps = self.skip_steps
             return Plan.nothing(step.num_requests, skip_steps=skip_steps, uses_text=uses_text)
@@ -202,7 +202,7 @@ def planned_harness(pair: Pair, policy: FromText) -> Harness:
     return harness
 
 
-def test_a_request_gets_what_its_text_foretells_and_the_drafter_rests(pair: Pair) -> None:
+def test_a_request_gets_what_its_text_predicts_and_the_drafter_rests(pair: Pair) -> None:
     policy = FromText([False], [4], [True])
     harness = planned_harness(pair, policy)
     harness.proposer.model.block.forward = None  # which is not called
@@ -210,13 +210,13 @@ def test_a_request_gets_what_its_text_foretells_and_the_drafter_rests(pair: Pair
     assert harness.step([Row(0, features(5, 0), bonus=12)]) == [[13, 14, 11, 12]]
     assert harness.proposer.has_drafts
     (step,) = policy.planned
-    assert step.foretold is not None
-    assert step.foretold.lengths.tolist() == [harness.config.num_speculative_tokens] == [32]
+    assert step.predicted is not None
+    assert step.predicted.lengths.tolist() == [harness.config.num_speculative_tokens] == [32]
     assert harness.proposer.collect_statistics().skipped_steps == 1
     # What comes next shows what became of it.
     harness.step([Row(0, features(1, 1), bonus=13)])
-    assert policy.planned[1].foretold is not None
-    assert policy.planned[1].foretold.came_true.tolist() == [1]
+    assert policy.planned[1].predicted is not None
+    assert policy.planned[1].predicted.came_true.tolist() == [1]
 
 
 def test_each_request_gets_drafts_of_the_source_that_was_chosen(pair: Pair) -> None:
@@ -262,8 +262,8 @@ def test_a_prompt_of_embeddings_gets_blocks_and_nothing_of_its_text(pair: Pair) 
     first, second = harness.step(rows)
     assert (first[:2], second) == ([13, 14], expected)
     (step,) = policy.planned
-    assert step.foretold is not None
-    assert step.foretold.lengths.tolist() == [32, 0]
+    assert step.predicted is not None
+    assert step.predicted.lengths.tolist() == [32, 0]
     assert step.limits.tolist() == [7, 7]
 
 
@@ -280,21 +280,21 @@ def test_texts_go_on_where_the_drafters_length_ends(pair: Pair) -> None:
     drafts = harness.step(rows)
     assert [len(one) for one in drafts] == [4, 3, 0]
     (step,) = policy.planned
-    assert step.foretold is not None
-    assert step.foretold.lengths.tolist() == [32, 3, 0]
+    assert step.predicted is not None
+    assert step.predicted.lengths.tolist() == [32, 3, 0]
     assert step.limits.tolist() == [0, 0, 0]
 
 
-def test_a_step_that_rests_is_planned_where_a_text_foretells_something(pair: Pair) -> None:
+def test_a_step_that_rests_is_planned_where_a_text_predicts_something(pair: Pair) -> None:
     policy = FromText([False], [2], [True], skip_steps=3)
     harness = planned_harness(pair, policy)
     harness.texts[0, :4] = [11, 12, 13, 14]
     steps = [(4, 20), (1, 11), (1, 12), (1, 21), (1, 22)]
     drafts = [harness.step([Row(0, features(rows, 0), bonus=bonus)]) for rows, bonus in steps]
     assert drafts == [[[]], [[]], [[13, 14]], [[]], [[]]]
-    # The third foretells something, and the fourth shows what became of that.
+    # The third predicts something, and the fourth shows what became of that.
     assert [step.is_resting for step in policy.planned] == [False, True, True, False]
-    assert [step.foretold is not None for step in policy.planned] == [False, True, True, False]
+    assert [step.predicted is not None for step in policy.planned] == [False, True, True, False]
     assert harness.proposer.collect_statistics().skipped_steps == 5
     assert all(step.could_draft for step in policy.planned)
 

@@ -111,7 +111,7 @@ def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> No
 
 
 def test_lengths_are_those_of_blocks() -> None:
-    """A request that was drafted, but took what its text foretells, had none of its block."""
+    """A request that was drafted, but took what its text predicts, had none of its block."""
     statistics = DraftStatistics(3)
     taken = {"lengths": np.array([30, 2, 12]), "from_text": np.array([True, False, True])}
     statistics.observe(drafted_step(**taken), None)

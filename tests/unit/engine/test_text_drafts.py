@@ -1,4 +1,4 @@
-"""What texts foretell: written into the step, beside blocks, and as tokens."""
+"""What texts predict: written into the step, beside blocks, and as tokens."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ on_both_runners = pytest.mark.parametrize("writes_first", [False, True], ids=["V
 
 
 def lengths(step: Step) -> list[int] | None:
-    return None if step.foretold is None else step.foretold.lengths.tolist()
+    return None if step.predicted is None else step.predicted.lengths.tolist()
 
 
 def test_tokens_are_written_where_the_runner_will_write_them() -> None:
@@ -77,19 +77,19 @@ def test_tokens_are_written_where_the_runner_will_write_them() -> None:
 
 
 @on_both_runners
-def test_what_a_text_foretells_and_what_became_of_it(writes_first: bool) -> None:
+def test_what_a_text_predicts_and_what_became_of_it(writes_first: bool) -> None:
     runner = Runner([1, 2, 3, 4, 5, 1], [6, 7, 8], writes_first=writes_first)
     step = runner.step([2], [9])
     assert lengths(step) == [MOST, 0]
-    assert step.foretold is not None
-    assert step.foretold.matches.tolist() == [2, 0]
-    assert step.foretold.known.tolist() == [0, 0]
-    # Three tokens for what was foretold, of which two are right.
+    assert step.predicted is not None
+    assert step.predicted.matches.tolist() == [2, 0]
+    assert step.predicted.known.tolist() == [0, 0]
+    # Three tokens for what was predicted, of which two are right.
     step = runner.step([3, 4, 20], [10])
-    assert step.foretold is not None
+    assert step.predicted is not None
     assert lengths(step) == [0, 0]
-    assert step.foretold.known.tolist() == [3, 0]
-    assert step.foretold.came_true.tolist() == [2, 0]
+    assert step.predicted.known.tolist() == [3, 0]
+    assert step.predicted.came_true.tolist() == [2, 0]
 
 
 @on_both_runners
@@ -104,14 +104,14 @@ def test_a_step_is_told_nothing_where_there_is_nothing(writes_first: bool) -> No
 @pytest.mark.parametrize(
     ("limit", "expected"), [(NOBODY_ENDS, MOST), (14, 6), (13, 5), (9, 1), (8, None), (6, None)]
 )
-def test_no_more_is_foretold_than_a_request_can_use(limit: int, expected: int | None) -> None:
+def test_no_more_is_predicted_than_a_request_can_use(limit: int, expected: int | None) -> None:
     """Behind six tokens of context and the newest one, with room for one of the target's own."""
     runner = Runner([1, 2, 3, 4, 5, 1])
     assert lengths(runner.step([2], limit=limit)) == (None if expected is None else [expected])
 
 
 @on_both_runners
-def test_nothing_is_foretold_in_a_prompt(writes_first: bool) -> None:
+def test_nothing_is_predicted_in_a_prompt(writes_first: bool) -> None:
     runner = Runner([1, 2, 1, 2], [1, 2, 1], writes_first=writes_first)
     assert lengths(runner.step([], [2])) == [0, MOST]
 
@@ -131,7 +131,7 @@ def test_tokens_of_each_request_of_the_batch(writes_first: bool) -> None:
     ("block", "agreed"),
     [
         ([3, 4, 5, 1], 4),
-        ([3, 4, 5, 1, 2, 3, 4, 5], MOST),  # behind its end the text foretells nothing
+        ([3, 4, 5, 1, 2, 3, 4, 5], MOST),  # behind its end the text predicts nothing
         ([3, 4, 9, 1], 2),
         ([9, 4, 5, 1], 0),
         ([3], 1),
@@ -146,7 +146,7 @@ def test_how_far_a_block_says_what_the_text_does(block: list[int], agreed: int) 
     assert step.agreed.tolist() == [0, agreed, 0]
 
 
-def test_blocks_are_compared_with_nothing_where_nothing_is_foretold() -> None:
+def test_blocks_are_compared_with_nothing_where_nothing_is_predicted() -> None:
     runner = Runner([6, 7, 8])
     step = runner.step([9])
     runner.texts.compare(step, np.array([0]), [[3, 4, 5, 1]])

@@ -1,4 +1,4 @@
-"""What texts foretell on the device, against a search written out; in Triton's interpreter."""
+"""What texts predict on the device, against a search written out; in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(requests: list[list[int]], width: int, in_prompt: int = -1) -> None:
     width=st.sampled_from([1, 3, 7, 15]),
     in_prompt=st.integers(-1, 3),
 )
-def test_texts_foretell_what_followed_their_last_tokens(
+def test_texts_predict_what_followed_their_last_tokens(
     requests: list[list[int]], width: int, in_prompt: int
 ) -> None:
     check(requests, width, in_prompt)

@@ -26,7 +26,7 @@ class Watched:
         self.watch.look()
 
     def verify_free(self, times: int, accepted: int) -> None:
-        """Drafts that texts foretold."""
+        """Drafts that texts predicted."""
         self.statistics.free_verifications += times
         self.statistics.free_accepted_tokens += accepted
         self.verify(times, accepted)

@@ -75,7 +75,7 @@ def test_the_length_with_the_best_rate_is_chosen(
 
 
 def test_lengths_that_differ_cost_what_they_cost() -> None:
-    """One request is at its limit, and its text foretells nothing; a row takes 1 ms."""
+    """One request is at its limit, and its text predicts nothing; a row takes 1 ms."""
     limits = np.array([3, 0, 3])
     curve = (0.9, 0.85, 0.8)
     ragged = by_hand(*curve, ragged_seconds=0.0).plan(names(3), short(3), limits)
@@ -185,7 +185,7 @@ def test_drafts_that_nobody_made_teach_nothing() -> None:
 
 
 def going_on(planner: AheadPlanner, times: int = 20, match: int = 40) -> None:
-    """What one request's text foretells comes true, the other one's foretells nothing."""
+    """What one request's text predicts comes true, the other one's predicts nothing."""
     for _ in range(times):
         step = step_of(names(2), np.array([3, 0]), np.array([3, 0]))
         told = outcomes_of([3, 0], 3, source=TEXT, known=[3, 0], came_true=[3, 0])

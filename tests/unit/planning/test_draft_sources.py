@@ -1,4 +1,4 @@
-"""What a text foretells, planned together with the drafter's blocks."""
+"""What a text predicts, planned together with the drafter's blocks."""
 
 from typing import Any
 
@@ -22,15 +22,15 @@ from vllm_dflash.planning import Floats
 from vllm_dflash.planning.chances import AGREEMENT, TRUST, Chances, expect_texts, follow_texts
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.search import Batch, Drafts, best_undrafted, choose_lengths
-from vllm_dflash.planning.step import Foretold, Plan, Step
+from vllm_dflash.planning.step import Plan, Predicted, Step
 
 POOR_DRAFTER: dict[str, Any] = {"sure": 0.3, "unsure": 0.1}
 NOBODY = np.zeros(0, dtype=np.int64)
 
 
-def foretold(lengths: list[int], match: int = 8, known: int = 0, came_true: int = 0) -> Foretold:
+def predicted(lengths: list[int], match: int = 8, known: int = 0, came_true: int = 0) -> Predicted:
     ones = np.ones(len(lengths), dtype=np.int64)
-    return Foretold(np.array(lengths), match * ones, known * ones, came_true * ones)
+    return Predicted(np.array(lengths), match * ones, known * ones, came_true * ones)
 
 
 def curves_of(free: Chances, rows: list[int], matches: list[int], lengths: list[int]) -> Floats:
@@ -52,7 +52,7 @@ def learn(free: Chances, times: int, came_true: int, verified: int = 0) -> None:
     for _ in range(times):
         free.num_verified[rows] = verified
         known = min(came_true + 1, 4) if verified else 1
-        told = foretold([4], known=known, came_true=min(came_true, known))
+        told = predicted([4], known=known, came_true=min(came_true, known))
         follow_texts(free, rows, np.array([verified]), told)
 
 
@@ -137,7 +137,7 @@ def test_a_drafter_that_agrees_lengthens_the_trust_in_a_match() -> None:
     def lengths(agreed: int) -> tuple[list[int], list[bool]]:
         ours = ToldPlanner(2, 0.6, 0.3, most_free=6)
         step = decoding([2])
-        step.foretold = foretold([6], match=2)
+        step.predicted = predicted([6], match=2)
         step.plan = ours.plan(step)
         step.agreed = np.array([agreed])
         step.plan = Plan(np.array([True]), 2, price=500.0, speedup=1.0, uses_text=True)
@@ -151,7 +151,7 @@ def test_a_drafter_that_agrees_lengthens_the_trust_in_a_match() -> None:
 def test_where_all_have_good_matches_the_drafter_rests() -> None:
     ours = ToldPlanner(2, 0.4, 0.2, most_free=6)
     step = decoding([2, 2])
-    step.foretold = foretold([6, 6], match=32)
+    step.predicted = predicted([6, 6], match=32)
     plan = ours.plan(step)
     assert (plan.width, plan.uses_text) == (0, True)
     step.plan = plan
@@ -163,7 +163,7 @@ def test_where_all_have_good_matches_the_drafter_rests() -> None:
 def test_only_who_has_no_match_is_drafted() -> None:
     ours = ToldPlanner(2, 0.9, 0.8, most_free=6)
     step = decoding([2, 2])
-    step.foretold = foretold([6, 0], match=32)
+    step.predicted = predicted([6, 0], match=32)
     plan = ours.plan(step)
     assert plan.drafted.tolist() == [False, True]
     step.plan = plan
@@ -172,10 +172,10 @@ def test_only_who_has_no_match_is_drafted() -> None:
     assert step.from_text.tolist() == [True, False]
 
 
-def test_a_step_that_rests_verifies_what_the_text_foretells() -> None:
+def test_a_step_that_rests_verifies_what_the_text_predicts() -> None:
     ours = ToldPlanner(2, 0.9, 0.8, most_free=6)
     step = decoding([2, 2])
-    step.is_resting, step.foretold = True, foretold([6, 0], match=32)
+    step.is_resting, step.predicted = True, predicted([6, 0], match=32)
     step.plan = ours.plan(step)
     assert step.plan.width == 0
     assert ours.lengths(step, np.zeros((0, 0))).tolist() == [6, 0]
@@ -184,12 +184,12 @@ def test_a_step_that_rests_verifies_what_the_text_foretells() -> None:
 def test_each_source_learns_from_its_own_drafts() -> None:
     ours = ToldPlanner(2, 0.9, 0.8, most_free=6)
     step = decoding([2, 2])
-    step.foretold = foretold([6, 0], match=32)
+    step.predicted = predicted([6, 0], match=32)
     step.plan = ours.plan(step)
     ours.lengths(step, np.full((1, 2), 0.99))
     after = step_of(names(2), np.array([6, 2]), np.array([3, 2]))
     after.limits = np.full(2, 2)
-    after.foretold = Foretold(
+    after.predicted = Predicted(
         np.zeros(2, int), np.zeros(2, int), np.array([4, 0]), np.array([3, 0])
     )
     ours.plan(after)
@@ -200,21 +200,21 @@ def test_each_source_learns_from_its_own_drafts() -> None:
 
 @pytest.mark.parametrize("num_requests", [1, 8, 32])
 def test_a_source_of_nonsense_costs_under_one_percent(num_requests: int) -> None:
-    nonsense: dict[str, Any] = {"foretells": 1.0, "foretold_truth": 0.02}
+    nonsense: dict[str, Any] = {"predicts": 1.0, "predicted_truth": 0.02}
     without = rate_of(planner(), num_requests, steps=1500)
     assert rate_of(planner(), num_requests, steps=1500, **nonsense) > 0.99 * without
 
 
 @pytest.mark.parametrize(("num_requests", "gain"), [(1, 1.5), (8, 1.3), (32, 1.1)])
 def test_free_drafts_pay_where_a_drafter_does_not(num_requests: int, gain: float) -> None:
-    told: dict[str, Any] = {"foretells": 0.4, "foretold_truth": 0.9}
+    told: dict[str, Any] = {"predicts": 0.4, "predicted_truth": 0.9}
     plain = rate_of(FixedLength(0), num_requests, **POOR_DRAFTER)
     assert rate_of(planner(), num_requests, **told, **POOR_DRAFTER) > gain * plain
 
 
 @pytest.mark.parametrize("num_requests", [1, 8, 32])
 def test_both_sources_together_are_no_worse_than_either(num_requests: int) -> None:
-    told: dict[str, Any] = {"foretells": 0.3, "foretold_truth": 0.85}
+    told: dict[str, Any] = {"predicts": 0.3, "predicted_truth": 0.85}
     both = rate_of(planner(), num_requests, **told)
     assert both > 1.02 * rate_of(planner(), num_requests)
     assert both > 0.995 * rate_of(planner(), num_requests, **told, **POOR_DRAFTER)
@@ -222,7 +222,7 @@ def test_both_sources_together_are_no_worse_than_either(num_requests: int) -> No
 
 def test_a_fixed_length_knows_nothing_of_texts() -> None:
     step = decoding([MAX_DRAFT])
-    step.foretold = foretold([6])
+    step.predicted = predicted([6])
     fixed = FixedLength(MAX_DRAFT)
     step.plan = fixed.plan(step)
     assert isinstance(step, Step)

@@ -80,7 +80,7 @@ class Shared:
         self.texts = np.zeros((2, MAX_TOKENS), np.int32)
 
     def answer(self, name: str, prompt: list[int], output: list[int]) -> list[list[int]]:
-        """What was foretold behind each token of the output."""
+        """What was predicted behind each token of the output."""
         found = []
         self.texts[0, : len(prompt)] = prompt
         limits, places = np.array([MAX_TOKENS]), np.array([0])

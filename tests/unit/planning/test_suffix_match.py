@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_dflash.planning.step import Foretold
+from vllm_dflash.planning.step import Predicted
 from vllm_dflash.planning.texts import LONGEST, MOST_PLACES, SHORTEST, SuffixMatches, append_tokens
 
 MAX_TOKENS = 512
@@ -23,7 +23,7 @@ def naive_match(text: list[int]) -> tuple[int, int]:
     return best, start
 
 
-def naive_foretold(text: list[int], length: int) -> list[int]:
+def naive_predicted(text: list[int], length: int) -> list[int]:
     start = naive_match(text)[1]
     longer = list(text)
     for number in range(length):
@@ -43,7 +43,7 @@ class Engine:
         self.texts[request, : len(prompt)] = prompt
         self.ends[request] = len(prompt)
 
-    def step(self, ids: list[str], tokens: list[list[int]], most: int = 5) -> Foretold:
+    def step(self, ids: list[str], tokens: list[list[int]], most: int = 5) -> Predicted:
         sampled = np.full((len(ids), max(map(len, tokens))), -1, np.int32)
         for request, new in enumerate(tokens):
             sampled[request, : len(new)] = new
@@ -54,7 +54,7 @@ class Engine:
         append_tokens(self.texts, places, context, sampled, produced)
         return self.matches.look_up(ids, self.texts, places, context, produced, limits, most)
 
-    def foretold(self, request: int, length: int) -> list[int]:
+    def predicted(self, request: int, length: int) -> list[int]:
         return self.matches.tokens(request, length)
 
 
@@ -69,21 +69,21 @@ tokens_of_a_small_vocabulary = st.integers(0, 3)
     ),
 )
 def test_look_ups_equal_naive_ones(prompt: list[int], steps: list[list[int]]) -> None:
-    engine, text, foretold = Engine(1), list(prompt), list[int]()
+    engine, text, predicted = Engine(1), list(prompt), list[int]()
     engine.start(0, prompt)
     for new in steps:
         found = engine.step(["a"], [new])
-        known = min(len(foretold), len(new))
-        right = [one == other for one, other in zip(foretold, new, strict=False)]
+        known = min(len(predicted), len(new))
+        right = [one == other for one, other in zip(predicted, new, strict=False)]
         assert found.known[0] == known
         assert found.came_true[0] == np.cumprod(right[:known], dtype=int).sum()
         text += new
         size, _ = naive_match(text)
         assert found.matches[0] == size
         assert found.lengths[0] == (5 if size else 0)
-        foretold = naive_foretold(text, 5) if size else []
+        predicted = naive_predicted(text, 5) if size else []
         if size:
-            assert engine.foretold(0, 5) == foretold
+            assert engine.predicted(0, 5) == predicted
 
 
 def test_requests_do_not_read_each_others_texts() -> None:
@@ -92,7 +92,7 @@ def test_requests_do_not_read_each_others_texts() -> None:
     engine.start(1, [5, 6, 7, 8, 1])
     found = engine.step(["a", "b"], [[2], [2]])
     assert found.lengths.tolist() == [5, 0]
-    assert engine.foretold(0, 3) == [3, 4, 1]
+    assert engine.predicted(0, 3) == [3, 4, 1]
 
 
 def test_a_row_that_another_request_gets_has_forgotten_the_first_one() -> None:
@@ -104,7 +104,7 @@ def test_a_row_that_another_request_gets_has_forgotten_the_first_one() -> None:
         assert found.lengths.tolist() == [5 if name == "a" else 0]
 
 
-def test_nothing_is_foretold_in_a_prompt() -> None:
+def test_nothing_is_predicted_in_a_prompt() -> None:
     engine = Engine()
     engine.start(0, [1, 2, 3, 1, 2, 3])
     engine.start(1, [1, 2, 3, 1])
@@ -121,7 +121,7 @@ def test_a_text_that_became_another_is_read_again() -> None:
     engine.start(0, [7, 8, 9, 7])
     found = engine.step(["a"], [[8]])
     assert found.matches.tolist() == [2]
-    assert engine.foretold(0, 2) == [9, 7]
+    assert engine.predicted(0, 2) == [9, 7]
 
 
 @pytest.mark.parametrize("length", [100, 400])
@@ -134,11 +134,11 @@ def test_a_text_that_was_written_to_be_slow_is_looked_up_in_few_places(length: i
     assert length // 3 > MOST_PLACES or found.matches.tolist() == [4]
 
 
-def test_a_text_that_goes_round_foretells_that_it_goes_on() -> None:
+def test_a_text_that_goes_round_predicts_that_it_goes_on() -> None:
     engine = Engine(1)
     engine.start(0, [9, 1, 2, 3, 1, 2])
     engine.step(["a"], [[3]], most=8)
-    assert engine.foretold(0, 8) == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert engine.predicted(0, 8) == [1, 2, 3, 1, 2, 3, 1, 2]
     found = engine.step(["a"], [[1, 2, 3, 1, 2, 3, 1, 2]], most=8)
     assert (found.known.tolist(), found.came_true.tolist()) == ([8], [8])
     found = engine.step(["a"], [[3, 1, 2, 3, 1, 7]], most=8)

@@ -54,7 +54,7 @@ class DraftStatistics:
     """Drafts the target verified (as vLLM counts them; drafts never scheduled do not count)."""
     accepted_tokens: int = 0
     free_verifications: int = 0
-    """Of the verifications, those of free drafts, which a request's text foretold."""
+    """Of the verifications, those of free drafts, which a request's text predicted."""
     free_draft_tokens: int = 0
     free_accepted_tokens: int = 0
     tree_verifications: int = 0

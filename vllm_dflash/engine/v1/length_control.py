@@ -53,7 +53,7 @@ class LengthControl:
         return True
 
     def plan(self, step: Step) -> Plan:
-        """Whom to draft and how wide; needs the step's `limits`, `waiting` and `foretold`."""
+        """Whom to draft and how wide; needs the step's `limits`, `waiting` and `predicted`."""
         if not step.is_resting:
             step.could_draft = bool(step.limits.any())
         with step.timing("planning"):

@@ -41,7 +41,7 @@ class PlannedProposer(LoadedDrafter):
     """Drafts a block per request in one forward, in the place of vLLM's own proposer.
 
     Every step: take the context of all scheduled tokens the target did not reject, then draft
-    for the requests for which the plan says so, and take what others' texts foretell. Where
+    for the requests for which the plan says so, and take what others' texts predict. Where
     lengths are planned and nobody is drafted, nothing is computed, and context is stored now and
     then.
 
@@ -223,7 +223,7 @@ class PlannedProposer(LoadedDrafter):
                     self._sampled.astype(np.int32, copy=False),  # not written down yet
                     self._room_for_long_drafts(),
                 )
-        if resting and step.foretold is None:
+        if resting and step.predicted is None:
             return {}
 
         context_lens, block_table = step.context_lens, batch.block_table_tensor.numpy()

@@ -12,7 +12,7 @@ from vllm_dflash.planning.texts import SuffixMatches, append_tokens
 
 
 class TextDrafts:
-    """What the texts of a batch foretell."""
+    """What the texts of a batch predict."""
 
     def __init__(
         self, max_requests: int, max_tokens: int, most: int, *, shares_outputs: bool = False
@@ -39,7 +39,7 @@ class TextDrafts:
         sampled: Ints | None = None,
         most: int | None = None,
     ) -> None:
-        """Write what is foretold into the step, which has its `context_lens`.
+        """Write what is predicted into the step, which has its `context_lens`.
 
         Args:
             step: of R requests.
@@ -64,19 +64,19 @@ class TextDrafts:
             wanted,
         )
         if found.lengths.any() or found.known.any():
-            step.foretold = found
+            step.predicted = found
 
     def compare(self, step: Step, requests: Ints, drafts: Sequence[Sequence[int]]) -> None:
         """Write how far the drafted blocks of some requests say what their texts do, too."""
-        if step.foretold is None:
+        if step.predicted is None:
             return
-        lengths = step.foretold.lengths
+        lengths = step.predicted.lengths
         for request, drafted in zip(requests.tolist(), drafts, strict=True):
             if lengths[request]:
-                foretold = self.tokens(request, min(int(lengths[request]), len(drafted)))
-                differ = [ours != its for ours, its in zip(drafted, foretold, strict=False)]
+                predicted = self.tokens(request, min(int(lengths[request]), len(drafted)))
+                differ = [ours != its for ours, its in zip(drafted, predicted, strict=False)]
                 step.agreed[request] = differ.index(True) if True in differ else len(differ)
 
     def tokens(self, request: int, length: int) -> list[int]:
-        """The first tokens of what the text of a request of the batch foretells."""
+        """The first tokens of what the text of a request of the batch predicts."""
         return self._matches.tokens(request, length)

@@ -93,21 +93,21 @@ def _choose(  # type: ignore[no-untyped-def]
     survival_of_block = tl.cumprod(chance_of_block, axis=0)
     bias_of_block = _bias_of(bias, slot, num_slots, PRIOR)
 
-    match, length, foretold = 0, 0, last + tl.zeros_like(given)
+    match, length, predicted = 0, 0, last + tl.zeros_like(given)
     chance_of_text = tl.zeros([PADDED_K], tl.float32)
     if HAS_TEXT:
         match = tl.where(is_running, tl.load(found_matches + request), 0)
         length = tl.where(is_running, tl.load(found_lengths + request), 0)
-        is_foretold = is_place & (draft < length)
-        foretold = tl.load(found_tokens + row, mask=is_foretold, other=0)
-        foretold = tl.where(is_foretold, foretold, last)
+        is_predicted = is_place & (draft < length)
+        predicted = tl.load(found_tokens + row, mask=is_predicted, other=0)
+        predicted = tl.where(is_predicted, predicted, last)
         if HAS_BLOCK:
             match += AGREEMENT * tl.min(
-                tl.where(is_foretold & (foretold == given), PADDED_K, draft), axis=0
+                tl.where(is_predicted & (predicted == given), PADDED_K, draft), axis=0
             )
         trusted = tl.load(trust + tl.minimum(match + draft, MOST_TRUST))
         rates_of_text = rates + K * NUM_KNOTS
-        chance_of_text = _acceptance(rates_of_text, knots, draft, trusted, is_foretold, NUM_KNOTS)
+        chance_of_text = _acceptance(rates_of_text, knots, draft, trusted, is_predicted, NUM_KNOTS)
     survival_of_text = tl.cumprod(chance_of_text, axis=0)
     bias_of_text = _bias_of(bias + 2 * (num_slots + 1), slot, num_slots, PRIOR)
 
@@ -121,7 +121,7 @@ def _choose(  # type: ignore[no-untyped-def]
     # What is handed over is multiplied up again: corrected by that of the draft before.
     before = tl.minimum(survival / tl.where(chance > 0, chance, 1.0) * chosen_bias, 1.0)
     before = tl.where((draft == 0) | (corrected == 0.0), 1.0, before)
-    tokens = tl.where(uses_text, foretold, given if HAS_BLOCK else last)
+    tokens = tl.where(uses_text, predicted, given if HAS_BLOCK else last)
     chosen = tl.where(uses_text, TEXT, BLOCK if HAS_BLOCK else NOBODY)
 
     tl.debug_barrier()  # several threads read what one of them writes
@@ -133,7 +133,7 @@ def _choose(  # type: ignore[no-untyped-def]
     tl.store(text_survival + own, survival_of_text, mask=is_place)
     tl.store(matches + slot, match)
     tl.store(text_lengths + slot, length)
-    tl.store(text_tokens + own, foretold, mask=is_place)
+    tl.store(text_tokens + own, predicted, mask=is_place)
 
 
 def choose(
@@ -156,7 +156,7 @@ def choose(
         drafts: in: tokens of the blocks; out: those chosen, [max R, K] int64.
         confidence: of the blocks' tokens, [max R, K] float32, 0 where logits were not finite; None:
             no block was run.
-        found: what the texts foretell; None: nothing was looked up.
+        found: what the texts predict; None: nothing was looked up.
         chances: of each draft, if those before it are accepted, [max R, K] float32.
     """
     num_slots, width = slots.confidence.shape

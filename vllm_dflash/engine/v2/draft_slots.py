@@ -30,7 +30,7 @@ class DraftSlots:
         self.block_survival = zeros(num_slots, width)  # [S, K]
         self.text_survival = zeros(num_slots, width)  # [S, K]
         self.matches = zeros(num_slots, dtype=torch.int32)  # [S]: with agreement
-        self.text_lengths = zeros(num_slots, dtype=torch.int32)  # [S]: tokens foretold
+        self.text_lengths = zeros(num_slots, dtype=torch.int32)  # [S]: tokens predicted
         self.text_tokens = zeros(num_slots, width, dtype=torch.int64)  # [S, K]
         # Of blocks and texts, of each slot and (row S) of everybody: decayed tokens expected and
         # accepted.

@@ -16,8 +16,8 @@ from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
 from vllm_dflash.planning.chances import GLOBAL_MEMORY, REQUEST_MEMORY
 
 OUTCOME_COLUMNS = 6
-"""Before the drafts' confidence: source, drafts admitted, tokens matched, tokens foretold, how many
-of those are known by now, and how many of them came true."""
+"""Before the drafts' confidence: source, drafts admitted, tokens matched, tokens predicted, how
+many of those are known by now, and how many of them came true."""
 TILE = 32
 """Requests at a time."""
 

@@ -6,7 +6,7 @@ the host waits for (`observe_verification`, then `propose`):
     grade     what became of the drafts that each request's slot holds        (grading.py)
     report    that goes to the host, which counts it and plans by it          (counted_output.py)
     block     the drafter: context stored, a block drafted, judged            (vLLM's graph)
-    look up   what the requests' own texts foretell                           (text_look_up.py)
+    look up   what the requests' own texts predict                           (text_look_up.py)
     choose    whose drafts each request gets, with a chance for each          (choice.py)
 
 Where attention backends allow it, vLLM then trims the drafts of the batch on the device, to a

@@ -1,4 +1,4 @@
-"""What the requests' own texts foretell, looked up on the device; on V1: `planning.texts`.
+"""What the requests' own texts predict, looked up on the device; on V1: `planning.texts`.
 
 There is no index: each step reads all of each text once, 4 bytes a token. Of a step of 6 ms, 1% is
 60 us. In these a GPU reads 180 MB of its own memory at 3 TB/s: 45 million tokens of running texts,
@@ -57,7 +57,7 @@ def _scan(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["stride_texts", "stride_best", "num_parts"])
-def _foretell(  # type: ignore[no-untyped-def]
+def _predict(  # type: ignore[no-untyped-def]
     texts,  # [S, L]
     total_len,  # [S]
     idx_mapping,  # [R]
@@ -132,7 +132,7 @@ class TextLookUp:
         _scan[(num_requests, num_parts)](
             *asked, *strides, SHORTEST=SHORTEST, LONGEST=LONGEST, TILE=TILE
         )
-        _foretell[(num_requests,)](
+        _predict[(num_requests,)](
             *asked,
             self.tokens,
             self.lengths,
