@@ -3,7 +3,7 @@
 `register` runs once in every vLLM process (entry point group `vllm.general_plugins`) and places
 hook 1. The others are placed only where `method: "dflash"` was selected and our code runs the
 drafter, so plain serving and other speculative methods run unmodified vLLM. (Hook 6 also where
-hook 1 cannot be placed, to refuse; hook 17 where a user names that executor.) The signatures we
+hook 1 cannot be placed, to refuse; hook 16 where a user names that executor.) The signatures we
 check are listed in `seams`, and checked, with the version, before a hook other than 1 is
 placed. This module imports nothing heavy: vLLM only logs an ImportError of a plugin, and would
 then silently run its own DFlash.
@@ -48,9 +48,7 @@ Assignments in our own worker (`engine/worker.py`), each to its own model runner
 11. `_input_fits_in_drafter` (V1). vLLM compares the longest request of the batch with the context
     limit: one long request would switch drafting off for all and leave holes in the drafter's
     cache. Our proposer limits each by itself. Replaced by: a per-request limit in vLLM.
-12. `rejection_sampler` (V1). See `undrafted_sampling.py` below, `engine/v1/tree_sampling.py`.
-
-31. Where drafts may be trees (V1): nodes get the position of their depth in `_model_forward`,
+12. Where drafts may be trees (V1): nodes get the position of their depth in `_model_forward`,
     which vLLM has for overriding (`engine/v1/attach_trees.py`); `impl.forward` of the target's
     attention layers computes their rows. Replaced by: tree attention in vLLM.
 
@@ -61,23 +59,23 @@ a window keep their whole context in the cache (`DraftAttentionCache` in `model/
 
 What vLLM reads of the drafter's config, changed for it (`config/draft_config.py`):
 
-13. `trust_remote_code` is off while it reads: the setting is for the target alone, and a drafter
-    is data. Replaced by: a setting of the draft model's own.
-14. `architectures`, `dflash_config`, `layer_types` and `max_model_len` of its copy. Taps and mask
-    token stand where vLLM looks for them. A DFlash 2 drafter is called a DFlash one, because V1
-    refuses it, and ours is both. All layers are called full, because V1 refuses drafters that mix
-    kinds for needing several cache groups, and ours keeps all in one (`model/layers.py`). The
-    drafter is called as long as the target, which vLLM 0.33 would cut down to the drafter's
-    length; ours leaves longer requests undrafted. Replaced by: DFlash 2 and drafters with several
-    cache groups on V1, and a limit of each request's own in vLLM.
+13. `trust_remote_code` is off while it reads: the setting is for the target alone, and a drafter is
+    data. Replaced by: a setting of the draft model's own. Changed in its copy are `architectures`,
+    `dflash_config`, `layer_types` and `max_model_len`. Taps and mask token stand where vLLM looks
+    for them. A DFlash 2 drafter is called a DFlash one, because V1 refuses it, and ours is both.
+    All layers are called full, because V1 refuses drafters that mix kinds for needing several cache
+    groups, and ours keeps all in one (`model/layers.py`). The drafter is called as long as the
+    target, which vLLM 0.33 would cut down to the drafter's length; ours leaves longer requests
+    undrafted. Replaced by: DFlash 2 and drafters with several cache groups on V1, and a limit of
+    each request's own in vLLM.
 
 Objects of vLLM's that we make or use, adjusted:
 
-15. `aot_schedule` of a FlashAttention metadata builder is off for layers with a window: it would
+14. `aot_schedule` of a FlashAttention metadata builder is off for layers with a window: it would
     plan for the window of the cache, and ours keeps everything (`engine/attention_groups.py`).
-16. A start callback of TorchDynamo counts compilations after warm-up (`engine/warm.py`). It only
+15. A start callback of TorchDynamo counts compilations after warm-up (`engine/warm.py`). It only
     observes.
-17. Only where the user asks for `CPURayExecutor`: three names of `ray_executor_v2` while that
+16. Only where the user asks for `CPURayExecutor`: three names of `ray_executor_v2` while that
     executor is built, put back afterwards, and `SpinCondition.wait` of its message queues, in
     workers as well (`cluster/ray_executor.py`, `ray_worker.py`, `napping.py`); a meeting point
     that names the node, so that workers of several nodes use no shared memory. vLLM's Ray
@@ -86,49 +84,45 @@ Objects of vLLM's that we make or use, adjusted:
 
 What is read of vLLM's runners, and copied for its scheduler, for free drafts:
 
-30. `input_batch.token_ids_cpu` (V1; the sampled tokens are written there before the runner writes
+17. `input_batch.token_ids_cpu` (V1; the sampled tokens are written there before the runner writes
     the same ones) and `req_states.all_token_ids` (V2, which is replaced by one in the device's
     memory, as vLLM has it for its ngram method) are the texts. V1's scheduler is given a copy of
     the config in which `num_speculative_tokens` is the drafter's, so that vLLM keeps room for a
     block of each request and not for one as long as its free drafts; it counts accepted drafts by
     position itself. Replaced by: a limit of drafts beside that of a block.
 
-Bugs of vLLM that we mend, in workers, each in a file of its own in `engine/vllm_fixes/` that says
-what is wrong and when to delete it:
-
-18. `expanded_sampling.py` rebinds one function (CPU).
-19. `undrafted_sampling.py` is the class of hook 12 (V1).
-20. `seeded_chunks.py` takes generators away while a step is sampled (V1, CPU).
-21. `sliding_sinks.py` sets an environment variable of vLLM's (CPU).
-22. `collective_memory.py` unlinks shared memory (CPU).
-23. `stale_blocks.py` clears cache blocks of the drafter's layers (CPU).
-24. `short_rotary_tables.py` lengthens `cos_sin_cache` in our draft model.
-25. `amx_permission.py` asks Linux for AMX (CPU).
-
-What vLLM says in its log (`config/vllms_log.py`):
-
-26. Filters of two of its loggers, in each process, each for one warning that does not hold for
-    DFlash: that of `max_num_scheduled_tokens`, and that of EAGLE's last block.
-
-Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometheus.py`):
-
-27. `StatLoggerManager.__init__` is wrapped, in the front end: behind vLLM's Prometheus logger comes
-    one of ours. vLLM's entry points for that (`vllm.stat_logger_plugins`) would be loaded for plain
-    engines as well, and turn on statistics that were turned off. Replaced by: stat loggers that
-    can be named in an engine's config.
-28. `SchedulerStats.running_lora_adapters` takes our figures from our schedulers to that logger,
-    since the front end reads declared fields only. No LoRA runs beside a drafter of ours, and
-    vLLM reads the field for that alone. Replaced by: a free field in `SchedulerStats`.
-
 Draft lengths on V2 (`engine/v2/trimming.py`, `engine/v2/draft_budget.py`):
 
-29. `enable_adaptive_verification` is turned on in a worker once its models are loaded, where all
+18. `enable_adaptive_verification` is turned on in a worker once its models are loaded, where all
     attention backends allow it: before that nobody knows, and behind it, vLLM would stop with an
     error. The runner's `adaptive_verification` is then ours: vLLM's, with another budget; the
     chances that it goes by (`draft_token_confidence_probs`) are ours, too. Without it, requests
     get placeholders of their own number (`request.spec_token_ids`). The drafter's graphs are
     captured with a copy of the config that has no table of lengths (hook 8). Replaced by: the same
     decisions in vLLM.
+
+Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometheus.py`):
+
+19. `StatLoggerManager.__init__` is wrapped, in the front end: behind vLLM's Prometheus logger comes
+    one of ours. vLLM's entry points for that (`vllm.stat_logger_plugins`) would be loaded for plain
+    engines as well, and turn on statistics that were turned off. Replaced by: stat loggers that
+    can be named in an engine's config.
+    `SchedulerStats.running_lora_adapters` takes our figures from our schedulers to that logger,
+    since the front end reads declared fields only. No LoRA runs beside a drafter of ours, and
+    vLLM reads the field for that alone. Replaced by: a free field in `SchedulerStats`.
+
+Bugs of vLLM that we mend, in workers:
+
+20. `engine/vllm_fixes/`: a file for each, which says what is wrong, what it does and when to delete
+    it (docs/engineering/upstream.md has an issue for each): `expanded_sampling.py`,
+    `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `stale_blocks.py` and
+    `amx_permission.py` (CPU), `undrafted_sampling.py` (V1: the runner's `rejection_sampler`),
+    `short_rotary_tables.py`.
+
+What vLLM says in its log (`config/vllms_log.py`):
+
+21. Filters of two of its loggers, in each process, each for one warning that does not hold for
+    DFlash: that of `max_num_scheduled_tokens`, and that of EAGLE's last block.
 """
 
 from __future__ import annotations
@@ -232,7 +226,7 @@ def _select(
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> DFlashOptions:
-    """Hooks 3 to 9, and 26 and 27 here, placed once DFlash is selected."""
+    """Hooks 3 to 9, and 19 and 21 here, placed once DFlash is selected."""
     from vllm import envs
     from vllm.logger import init_logger
     from vllm.platforms import current_platform
@@ -303,7 +297,7 @@ def _select(
     write_speculative_config(engine_args, options, verification)
     register_draft_model()
     filter_vllms_warnings()
-    resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 27
+    resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 19
     # vLLM 0.33 has neither the variable nor the older executor.
     if backend == "ray" and getattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", True):
         # The class and not its path, which vLLM would take for an executor without Ray (`use_ray`).

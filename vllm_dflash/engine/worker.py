@@ -67,7 +67,7 @@ class DraftingWorker(Worker):
         self._figures: FiguresToSend | None = None
         check_vllm(V2_WORKER if self.use_v2_model_runner else V1_WORKER)
         register_draft_model()  # hook 6
-        filter_vllms_warnings()  # hook 26
+        filter_vllms_warnings()  # hook 21
         if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
             self._compiling = CompileAside(self._runner, starts=self.local_rank == 0)
         super().init_device()
@@ -85,7 +85,7 @@ class DraftingWorker(Worker):
         return "v2" if self.use_v2_model_runner else "v1"
 
     def _attach_to_v1(self) -> PlannedProposer:
-        """Hooks 10 to 12."""
+        """Hooks 10, 11 and 20."""
         runner = self.model_runner
         _expect(getattr(runner, "drafter", None), DFlashProposer)
         runner.drafter = PlannedProposer(self.vllm_config, self.device, runner)
@@ -106,12 +106,12 @@ class DraftingWorker(Worker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up, then measure what steps cost, for the planner to start from."""
         if self.use_v2_model_runner:
-            self.drafter.before_capture(self.model_runner)  # hook 29
+            self.drafter.before_capture(self.model_runner)  # hook 18
         times = super().compile_or_warm_up_model()
         if DFlashOptions.of(self.vllm_config).draft_length == "adaptive":
             self._plan_lengths()
         if not self.use_v2_model_runner:
-            attach_trees(self.drafter)  # hooks 12 and 31
+            attach_trees(self.drafter)  # hook 12
         self._start_counting()
         self.drafter.warm.seal()
         return times

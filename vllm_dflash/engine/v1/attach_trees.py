@@ -1,4 +1,4 @@
-"""Hook 31: where draft trees meet the V1 runner."""
+"""Hook 12: where draft trees meet the V1 runner."""
 
 from __future__ import annotations
 
