@@ -131,10 +131,10 @@ def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
     stats = stats_of(llm)
     assert stats["accepted_tokens"] > stats["free_accepted_tokens"] > 0
     planner = scheduler_of(llm).planner
-    assert planner.free.calibration.seen.sum() > 20
-    assert planner.blocks.calibration.seen.sum() > 20
+    assert planner.texts.seen.sum() > 20
+    assert planner.blocks.seen.sum() > 20
     # The device has been told, but for what was learned in the last steps.
-    learned = torch.from_numpy(planner.free.calibration.rates).float()
+    learned = torch.from_numpy(planner.texts.rates).float()
     assert torch.allclose(speculator.slots.rates[1], learned, atol=0.1)
     fresh = type(speculator.slots)(1, 7, torch.device("cpu")).rates
     assert not torch.equal(speculator.slots.rates, fresh)
