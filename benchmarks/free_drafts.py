@@ -75,7 +75,7 @@ class SourcedAnswers(EngineAnswers):
 
 
 def start(**arguments: Any) -> EngineAnswers:
-    """In a process of its own; see `engine_answers.start`."""
+    """In a process of its own; see `engine_start.start`."""
     return SourcedAnswers(start_engine(**arguments)._engine)
 
 

@@ -61,7 +61,7 @@ class SwitchedAnswers(EngineAnswers):
 
 
 def start(**arguments: Any) -> EngineAnswers:
-    """In a process of its own; see `engine_answers.start`."""
+    """In a process of its own; see `engine_start.start`."""
     return SwitchedAnswers(start_engine(**arguments)._engine)
 
 

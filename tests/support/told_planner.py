@@ -34,9 +34,9 @@ class ToldForecast(Forecast):
         self.asked.append(found.tolist())
         return found
 
-    def observe(self, rows: Ints, curves: Floats, seen: Floats | None = None) -> None:
+    def observe(self, rows: Ints, curves: Floats, samples: Floats | None = None) -> None:
         self.observed.append((self._scores[rows].copy(), curves.copy()))
-        super().observe(rows, curves, seen)
+        super().observe(rows, curves, samples)
 
     def _summarise(self) -> None:
         self._unread = 0

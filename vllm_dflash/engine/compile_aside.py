@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 
+from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.planning.rehearsal import is_rehearsed, rehearse
 
 LONGEST_SECONDS = 300
@@ -20,19 +22,25 @@ class CompileAside:
     """Compiles what planning asks for on one of the two model runners."""
 
     def __init__(self, runner: str, *, starts: bool = True) -> None:
-        """Start, unless that was done before, or another worker of this node does; `runner`: v1 or
-        v2."""
+        """Start, unless that was done before; `runner`: v1 or v2. One worker of a node `starts`;
+        others compile what is missing when they ask for it."""
         self._runner = runner
         self._process: subprocess.Popen[bytes] | None = None
-        if starts and not is_rehearsed(runner):
-            command = [sys.executable, "-m", "vllm_dflash.planning.rehearsal", runner]
+        if starts and sys.executable and not is_rehearsed(runner):
+            # -P: no module of the folder that the user happens to be in.
+            command = [sys.executable, "-P", "-m", "vllm_dflash.planning.rehearsal", runner]
             nowhere = subprocess.DEVNULL
-            self._process = subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)
+            with suppress(OSError):  # no room for a process: this one compiles
+                self._process = subprocess.Popen(
+                    command, stdin=nowhere, stdout=nowhere, stderr=nowhere
+                )
 
     def finish(self, max_draft: int, most_free: int) -> None:
         """Wait, and have all that is compiled in this process, too: on V2, where schedulers plan,
         one may live in it. If the other process has failed, this one compiles."""
         if self._process is not None:
+            if self._process.poll() is None:
+                logger().info("planning is being compiled: once for each version on a machine")
             try:
                 self._process.wait(LONGEST_SECONDS)
             except subprocess.TimeoutExpired:

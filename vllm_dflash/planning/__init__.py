@@ -1,8 +1,8 @@
-"""How much to draft, decided every step: pure Python and numpy, without vLLM or torch.
+"""How much to draft, decided every step: Python, numpy and numba, without vLLM or torch.
 
-`planner.Planner` is what a runner talks to. It puts together estimates of which drafts survive
-(`survival`), of what a draft will be worth before it is made (`forecast`), of what a step costs
-(`costs`), and the selection of what to verify (`candidates`).
+V1's runner talks to `planner.Planner`, V2's schedulers to `ahead.AheadPlanner`. They put together
+which drafts survive (`chances`), what a draft will be worth before it is made (`forecast`), what a
+step costs (`costs`), and the search for the best of it (`search`; `prospects` on V2).
 """
 
 import numpy as np

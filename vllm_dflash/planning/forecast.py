@@ -157,13 +157,13 @@ class Forecast:
         self._scores[rows] += SCORE_FADE * (mean - self._scores[rows])
         return self._scores[rows]
 
-    def observe(self, rows: Ints, curves: Floats, seen: Floats | None = None) -> None:
+    def observe(self, rows: Ints, curves: Floats, samples: Floats | None = None) -> None:
         """Add one step's drafts of D requests: survival of their blocks, and of what came of these
         if that is another, [D, w] each."""
         scores = self._scores[rows]
         self._scores[rows] += SCORE_RATE * (curves[:, 0] - scores)
         self._step += 1
-        samples = curves if seen is None else seen
+        samples = curves if samples is None else samples
         self._next = add_samples(self._samples, self._next, self._step, scores, samples)
         self._unread += len(curves)
         count = self.summary.num_samples

@@ -87,7 +87,9 @@ END = -1
 
 
 class RecentOutputs(NamedTuple):
-    """One text of them all, with its index; without room, [0], nothing is kept."""
+    """One text of what was written for requests that ended lately, with its index; without room,
+    [0], nothing is kept. All that the target wrote: also behind a stop, where nothing goes out, and
+    for who has hung up."""
 
     text: Ints
     """[CAPACITY]."""
@@ -124,7 +126,7 @@ def remember(recent: RecentOutputs, output: Ints) -> None:
 
 
 @compiled
-def recall(recent: RecentOutputs, wanted: Ints, end: int) -> tuple[int, int]:
+def look_up_recent(recent: RecentOutputs, wanted: Ints, end: int) -> tuple[int, int]:
     """Tokens that match the last ones of a text of so many, and where what followed them is."""
     if not recent.length[0] or end < SHORTEST_RECENT:
         return 0, 0
@@ -206,7 +208,7 @@ def look_up(
         # One token behind the drafts is the target's own; see `block_layout.draft_limits`.
         room = min(max(limits[request] - end - 1, 0), most)
         match, start = longest_match(before, text, before[end - 1] - 1, text, end)
-        other, other_start = recall(recent, text, end)
+        other, other_start = look_up_recent(recent, text, end)
         left = 0  # of the other's answer
         while other > match and left < room and recent.text[other_start + left] != END:
             left += 1

@@ -1,4 +1,4 @@
-"""In the front end, the engine, with Ray, and where `inspect` asks for memory."""
+"""In the front end, the engine, and with Ray."""
 
 from __future__ import annotations
 

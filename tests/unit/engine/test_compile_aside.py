@@ -40,9 +40,9 @@ def runs_instead(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> 
 def test_a_first_start_compiles_for_its_runner_and_waits(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = runs_instead(monkeypatch, tmp_path, f"sleep 0.3; touch {cache}/rehearsed-v2")
+    told = runs_instead(monkeypatch, tmp_path, f"sleep 0.3; touch {rehearsal._note('v2')}")
     CompileAside("v2").finish(7, 32)
-    assert told.read_text().split() == ["-m", "vllm_dflash.planning.rehearsal", "v2"]
+    assert told.read_text().split() == ["-P", "-m", "vllm_dflash.planning.rehearsal", "v2"]
     assert rehearsal.is_rehearsed("v2")
     assert not rehearsal.is_rehearsed("v1")
 
@@ -52,7 +52,7 @@ def test_later_ones_start_nothing(
 ) -> None:
     told = runs_instead(monkeypatch, tmp_path, "")
     cache.mkdir()
-    (cache / "rehearsed-v1").touch()
+    rehearsal._note("v1").touch()
     aside = CompileAside("v1")
     aside.finish(7, 32)
     aside.stop()
@@ -99,13 +99,28 @@ def test_of_several_workers_of_a_node_one_starts_it(
     assert not told.exists()
 
 
-def test_what_is_rehearsed_is_noted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_a_process_is_no_reason_not_to_start(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, rehearsed: list[tuple[str, int, int]]
+) -> None:
+    monkeypatch.setattr("sys.executable", str(cache / "nothing"))
+    CompileAside("v1").finish(7, 32)
+    assert rehearsed == [("v1", 7, 32)]
+
+
+def test_another_installation_is_not_taken_for_this_one(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not rehearsal.is_rehearsed("v1")  # makes the folder
+    rehearsal._note("v1").touch()
+    assert rehearsal.is_rehearsed("v1")
+    monkeypatch.setattr("numba.__version__", "another")
+    assert not rehearsal.is_rehearsed("v1")
+
+
+def test_each_runner_rehearses_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
     monkeypatch.setattr(rehearsal, "rehearse_planner", lambda *sizes: asked.append(("v1", *sizes)))
     monkeypatch.setattr(rehearsal, "rehearse_ahead", lambda *sizes: asked.append(("v2", *sizes)))
-    assert not rehearsal.is_rehearsed("v1")  # makes the folder
     rehearsal.rehearse("v1", 7, 32)
     rehearsal.rehearse("v2", 5)
     assert asked == [("v1", 7, 32), ("v2", 5)]
-    assert rehearsal.is_rehearsed("v1")
-    assert rehearsal.is_rehearsed("v2")

@@ -83,6 +83,19 @@ def test_windows_that_are_not_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     found = inspect(changed_drafter(tmp_path), tmp_path, SMALL, kv_cache_memory=4 << 30)
     assert any(one.startswith("what windows save: 2 of the") for one in found.not_checked)
     assert not any("look back" in one for one in found.warnings)
+    # So that too little may be enough.
+    found = inspect(changed_drafter(tmp_path), tmp_path, SMALL, kv_cache_memory=1 << 20)
+    assert found.faults == []
+    assert any(one.startswith("whether 1.0 MiB of KV cache") for one in found.not_checked)
+
+
+@pytest.mark.parametrize("packed", ["int8_per_token_head", "nvfp4"])
+def test_what_vllm_packs_is_not_counted(pair: Pair, packed: str) -> None:
+    options = EngineOptions(dtype="float32", kv_cache_dtype=packed)
+    found = inspect(pair.drafter, pair.target, options, kv_cache_memory=4 << 30)
+    assert found.memory is not None
+    assert found.memory.cache is None
+    assert any("KV cache" in one for one in found.not_checked)
 
 
 def test_too_little_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

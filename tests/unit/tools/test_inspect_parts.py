@@ -21,6 +21,7 @@ from vllm_dflash.tools.inspect.loaded_weights import loaded_weights
         ("512M", 512_000_000),
         ("64KiB", 65536),
         ("4 GB", 4_000_000_000),
+        ("4Gi", 4 << 30),
         ("123", 123),
     ],
 )
@@ -28,7 +29,9 @@ def test_sizes_that_people_write(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "4 apples", "1e9", "0.1"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1", "0", "4 apples", "1e9", "0.1", "1,5GiB", "4GiB x", "1.5.5"]
+)
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="4GiB"):
         parse_size(text)

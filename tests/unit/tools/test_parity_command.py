@@ -11,9 +11,9 @@ import pytest
 
 from support import DEMO
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.console import INTERRUPTED
+from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
 from vllm_dflash.tools.parity import check
-from vllm_dflash.tools.parity.parity_command import COULD_NOT_RUN, DIFFERS, EQUAL
+from vllm_dflash.tools.parity.parity_command import DIFFERS, EQUAL
 from vllm_dflash.tools.parity.parity_report import Acceptance, ParityReport
 from vllm_dflash.tools.parity.stages import HINTS, Place, Stage
 

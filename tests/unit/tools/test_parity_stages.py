@@ -220,6 +220,8 @@ def test_errors_are_relative_to_the_row() -> None:
     assert relative_error(got, expected) == 0
     got[1, 0] = 1.5
     assert relative_error(got, expected) == 0.25
+    got[2, 0] = 1.0  # what ought to be zeros is far off, and yet a number
+    assert 1e6 < relative_error(got, expected) < torch.inf
     got[0, 0] = torch.nan
     assert relative_error(got, expected) == torch.inf
     logits = torch.tensor([[1.0, 4.0, 3.0], [2.0, 2.0, 1.0]])

@@ -11,7 +11,7 @@ import pytest
 from support import DEMO
 from support.engines import FIXED, TARGET
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.console import INTERRUPTED
+from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
 from vllm_dflash.tools.engine_process import EngineDied
 from vllm_dflash.tools.engine_start import start
 from vllm_dflash.tools.prompts import read_prompts
@@ -57,7 +57,7 @@ def test_bad_arguments(
 ) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(["verify", *arguments])
-    assert end.value.code == command.COULD_NOT_RUN
+    assert end.value.code == COULD_NOT_RUN
     assert message in capsys.readouterr().err
     assert not asked
 
@@ -69,7 +69,7 @@ def test_bad_prompts(
     file = tmp_path / "prompts"
     if lines is not None:
         file.write_text(lines)
-    assert cli.main(["verify", *PAIR, "--prompts", str(file)]) == command.COULD_NOT_RUN
+    assert cli.main(["verify", *PAIR, "--prompts", str(file)]) == COULD_NOT_RUN
     assert str(file) in capsys.readouterr().err
     assert not asked
 
@@ -112,7 +112,7 @@ def test_json_and_file(
 def test_a_file_that_cannot_be_written_costs_no_result(
     asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["verify", *PAIR, "--json", "--out", str(tmp_path)]) == command.COULD_NOT_RUN
+    assert cli.main(["verify", *PAIR, "--json", "--out", str(tmp_path)]) == COULD_NOT_RUN
     printed = capsys.readouterr()
     assert json.loads(printed.out)["verdict"] == "lossless"
     assert str(tmp_path) in printed.err
@@ -133,7 +133,7 @@ def test_an_engine_that_dies(
         raise EngineDied(log)
 
     monkeypatch.setattr(command, "verify_pair", die)
-    assert cli.main(["verify", *PAIR]) == command.COULD_NOT_RUN
+    assert cli.main(["verify", *PAIR]) == COULD_NOT_RUN
     assert "last words" in capsys.readouterr().err
 
 

@@ -19,7 +19,7 @@ from vllm_dflash.planning import Bools, Floats, Ints
 
 
 class BlockCandidates(NamedTuple):
-    """What a drafter thinks of places of its blocks; see `planning.draft_tree.Candidates`."""
+    """What a drafter thinks of places of its blocks; see `planning.step.Candidates`."""
 
     tokens: Ints
     """[D, w, C]."""

@@ -45,7 +45,9 @@ class SideEngines:
                 for side in crowd:
                     self._children[side.name] = side.start(self.logs, **self.arguments)
                     self._children[side.name].send("facts")
-                facts += [self._children[side.name].receive() for side in crowd]
+                for side in crowd:
+                    facts.append(self._children[side.name].receive())
+                    tell(len(facts), f"{side.name} is up")
                 self.progress.say(f"up after {time.monotonic() - began:.0f} s: {names}")
         return facts
 

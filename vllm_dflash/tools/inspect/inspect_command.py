@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from contextlib import redirect_stdout
 from dataclasses import fields
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import ByteSize, TypeAdapter
 
 from vllm_dflash.tools.arguments import add_pair, positive
 from vllm_dflash.tools.console import print_report
@@ -92,10 +93,10 @@ def print_inspection(found: Inspection) -> None:
 
 def parse_size(text: str) -> int:
     """Bytes of `4GiB`, `4 GB`, `1.5GiB`, `512MiB` or `4294967296`."""
-    try:
-        size = TypeAdapter(ByteSize).validate_python(text)
-    except ValidationError:
-        size = ByteSize(0)
+    size = 0
+    if re.fullmatch(r"\s*\d+(\.\d+)?\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE):
+        whole = re.sub(r"(?i)(?<=[kmgti])\s*$", "B", text)  # Kubernetes writes 4Gi
+        size = TypeAdapter(ByteSize).validate_python(whole)
     if size < 1:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no size: write 4GiB, 512MiB, 4GB or a number of bytes"

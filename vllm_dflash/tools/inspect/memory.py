@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
 GIB = 1 << 30
+UNPACKED = {"auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"}
+"""Cache types that keep a number in as many bytes as it has."""
 OPTION, ENVIRONMENT = "--kv-cache-memory", "VLLM_CPU_KVCACHE_SPACE"
 EXAMPLES = (1 * GIB, 4 * GIB, 16 * GIB, 64 * GIB)
 WINDOWS_LOST = (
@@ -84,7 +86,9 @@ def _cache_facts(
     from vllm.platforms import current_platform
     from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
-    dtype = kv_cache_dtype_str_to_dtype(config.cache_config.cache_dtype, config.model_config)
+    if (written := config.cache_config.cache_dtype) not in UNPACKED:
+        raise ValueError(f"vLLM packs a cache of {written}, so its size is only known once it runs")
+    dtype = kv_cache_dtype_str_to_dtype(written, config.model_config)
     numbers, sliding = _target_cache(config, tp_size)
     of_target = numbers * dtype.itemsize
     # Windows do not matter: a sliding layer of ours keeps the whole context.
@@ -122,6 +126,8 @@ def _target_cache(config: VllmConfig, tp_size: int) -> tuple[int, int]:
         ("layers without attention", model.has_noops),
         ("an encoder", model.is_encoder_decoder),
         ("chunked local attention", model.attention_chunk_size is not None),
+        # vLLM 0.33
+        ("a grouping of caches of its own", getattr(model, "supports_kv_cache_grouping", False)),
     ):
         if has_it:
             raise ValueError(f"the target has {what}, so its size is only known once it runs")
@@ -168,11 +174,19 @@ def _judge(
     found: Inspection, cache: CacheFacts, kv_cache_memory: int | None, max_model_len: int
 ) -> None:
     """Say so where the budget is too small for vLLM to start."""
+    from vllm.platforms import current_platform
+
     if cache.budget_source is None:
         return
     (budget,) = cache.budgets
     if (longest := budget.longest_request) < max_model_len:
         size = ByteSize(budget.num_bytes).human_readable(separator=" ")
+        if cache.sliding_target_layers and not current_platform.is_cpu():
+            found.not_checked.append(
+                f"whether {size} of KV cache ({cache.budget_source}) hold a request of"
+                f" max_model_len {max_model_len}: they would not if all layers kept all of it"
+            )
+            return
         message = (
             f"{size} of KV cache ({cache.budget_source}) do not hold one"
             f" request of max_model_len {max_model_len}, so vLLM does not start; "

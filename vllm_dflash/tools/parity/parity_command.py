@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_dflash.tools.arguments import add_number, add_pair, not_negative
-from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
+from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, complain, print_report
 from vllm_dflash.tools.parity.parity_defaults import (
     BUILT_IN_PROMPTS,
     MAX_MODEL_LEN,
@@ -22,7 +22,7 @@ from vllm_dflash.tools.prompts import read_prompts
 if TYPE_CHECKING:
     from vllm_dflash.tools.parity.parity_report import ParityReport
 
-EQUAL, DIFFERS, COULD_NOT_RUN = 0, 1, 2
+EQUAL, DIFFERS = 0, 1
 NUM_PROMPTS = 4
 
 
@@ -48,7 +48,7 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--prompts",
         type=Path,
         metavar="FILE",
-        help='lines of {"prompt": "..."} (default: a few built-in ones)',
+        help='lines of {"prompt": "..."}, or of text (default: a few built-in ones)',
     )
     add_number(parser, "--num-prompts", NUM_PROMPTS, "how many of them, from the first on")
     add_number(parser, "--tokens", TOKENS, "new tokens of each prompt")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vllm_dflash.tools.parity.stages import COUNTED, Stage
+from vllm_dflash.tools.parity.stages import COUNTED, NOT_FINITE, Stage
 from vllm_dflash.tools.tables import Table
 
 SCHEMA = "vllm-dflash.parity/2"
@@ -62,6 +63,8 @@ class ParityReport:
         """What may be the matter; None if nothing is."""
         if self.first_difference is not None:
             return self.first_difference.hint
+        if any(math.isinf(stage.end_to_end) for stage in self.stages):
+            return NOT_FINITE
         if any(stage.differs(self.tolerance) for stage in self.stages):
             return ACCUMULATED
         return LOST if self.nan_drafts else None

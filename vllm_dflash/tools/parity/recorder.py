@@ -101,8 +101,11 @@ class DraftRecorder:
             observe(result, *kept, **kwargs)
             return result
 
+        if name in vars(owner):
+            self._undo.callback(setattr, owner, name, original)
+        else:
+            self._undo.callback(delattr, owner, name)
         setattr(owner, name, wrapped)
-        self._undo.callback(setattr, owner, name, original)
 
     # --- context ------------------------------------------------------------------------------
 

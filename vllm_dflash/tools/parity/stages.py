@@ -175,8 +175,10 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     if got.shape != expected.shape:
         raise ValueError(f"shapes differ: {list(got.shape)} and {list(expected.shape)}")
     difference = (got.float() - expected.float()).abs().amax(-1)
-    # A row of zeros that ought to be one is right.
-    errors = torch.where(difference == 0, 0.0, difference / expected.float().abs().amax(-1))
+    least = torch.finfo(torch.float32).tiny
+    errors = difference / expected.float().abs().amax(-1).clamp(min=least)
+    # A row that ought to be zeros is far off, and yet of numbers.
+    errors = torch.where(difference.isfinite(), errors.clamp(max=1 / least), errors)
     return _worst(errors)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_dflash.tools.arguments import add_number, json_object, not_negative, positive
-from vllm_dflash.tools.console import INTERRUPTED, complain, print_report
+from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, complain, print_report
 from vllm_dflash.tools.engine_process import EngineDied, temporary_logs
 from vllm_dflash.tools.progress import Progress, progress_on
 from vllm_dflash.tools.prompts import read_prompts
@@ -21,8 +21,6 @@ from vllm_dflash.tools.verify.gate_prompts import default_prompts
 from vllm_dflash.tools.verify.gate_sides import open_side
 from vllm_dflash.tools.verify.verification import Verification
 from vllm_dflash.tools.verify.verify_report import make_notes, make_table
-
-COULD_NOT_RUN = 2
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
