@@ -40,7 +40,8 @@ def runs_instead(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> 
 def test_a_first_start_compiles_for_its_runner_and_waits(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = runs_instead(monkeypatch, tmp_path, f"sleep 0.3; touch {rehearsal._note('v2')}")
+    note = rehearsal._note("v2")
+    told = runs_instead(monkeypatch, tmp_path, f"sleep 0.3; touch {note}")
     CompileAside("v2").finish(7, 32)
     assert told.read_text().split() == ["-P", "-m", "vllm_dflash.planning.rehearsal", "v2"]
     assert rehearsal.is_rehearsed("v2")

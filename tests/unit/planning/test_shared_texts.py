@@ -12,7 +12,7 @@ from vllm_dflash.planning.texts import (
     SHORTEST_RECENT,
     RecentOutputs,
     SuffixMatches,
-    recall,
+    look_up_recent,
     remember,
 )
 
@@ -50,7 +50,7 @@ def test_recalled_is_what_a_naive_search_finds(outputs: list[list[int]], wanted:
                 kept = kept[-capacity // 2 :]
             kept += [*output, END]
     assert recent.text[: recent.length[0]].tolist() == kept
-    size, start = recall(recent, as_tokens(wanted), len(wanted))
+    size, start = look_up_recent(recent, as_tokens(wanted), len(wanted))
     expected, followed = naive_recall(kept, wanted)
     assert size == expected
     if size:
@@ -64,11 +64,11 @@ def test_memory_is_bounded() -> None:
         remember(recent, np.arange(first, first + 40, dtype=np.int32))
         assert recent.length[0] <= 64
     newest = np.arange(3960, 3970, dtype=np.int32)
-    size, start = recall(recent, newest, len(newest))
+    size, start = look_up_recent(recent, newest, len(newest))
     assert size == len(newest)
     assert recent.text[start : start + 3].tolist() == [3970, 3971, 3972]
     gone = np.arange(3800, 3810, dtype=np.int32)
-    assert recall(recent, gone, len(gone)) == (0, 0)
+    assert look_up_recent(recent, gone, len(gone)) == (0, 0)
     assert sum(one.nbytes for one in RecentOutputs.empty(CAPACITY)) < 600_000
 
 
