@@ -3,8 +3,8 @@
     scripts/run.sh python benchmarks/compile_time.py
 
 What an engine rehearses (while its models load), each in a process of its own: with nothing
-compiled yet, and once more with what that one has left. Seconds of the processor are those to compare on a
-machine that does other work as well.
+compiled yet, and once more with what that one has left. Seconds of the processor are those to
+compare on a machine that does other work as well.
 """
 
 from __future__ import annotations
