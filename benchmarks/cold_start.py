@@ -47,7 +47,8 @@ def seconds_of_start(side: str, caches: Path) -> float:
         subprocess.CalledProcessError: it failed; what it said is shown.
     """
     speculative, more = SIDES[side]
-    script = caches / "start.py"
+    script = caches / "script" / "start.py"  # its folder is searched for modules: caches are not
+    script.parent.mkdir(exist_ok=True)
     script.write_text(START.format(model=str(DEMO / "target"), speculative=speculative))
     kept = {"XDG_CACHE_HOME": str(caches), "VLLM_CACHE_ROOT": str(caches / "vllm")}
     environment = {**os.environ, **kept, **more, "VLLM_LOGGING_LEVEL": "ERROR"}
