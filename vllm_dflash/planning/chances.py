@@ -81,9 +81,7 @@ class Chances(NamedTuple):
 
     def bias_of(self, rows: Ints) -> Floats:
         """Accepted against expected tokens of some requests, [D]."""
-        expected, accepted = self.bias_of_all + BIAS_PRIOR_TOKENS
-        prior = BIAS_PRIOR_TOKENS * (accepted / expected)
-        return (self.bias[rows, 1] + prior) / (self.bias[rows, 0] + BIAS_PRIOR_TOKENS)
+        return biases(self, rows)
 
     def acceptance(self, confidence: Floats) -> Floats:
         """Of drafts of such confidence, given those before them, [D, w] each."""
@@ -128,6 +126,35 @@ def update_rates(rates: Floats, seen: Floats, accepted: Floats) -> None:
 
 
 @compiled
+def rate_at(rates: Floats, confidence: float) -> float:
+    """Acceptance at a confidence: linear between the knots of a row of a table, [knots]."""
+    knot, share = locate(confidence)
+    return rates[knot] + share * (rates[knot + 1] - rates[knot])
+
+
+@compiled
+def count_outcome(seen: Floats, accepted: Floats, confidence: float, is_right: bool) -> None:
+    """Add a draft of such confidence to a row of a table, [knots] each."""
+    knot, share = locate(confidence)
+    seen[knot] += 1.0 - share
+    seen[knot + 1] += share
+    if is_right:
+        accepted[knot] += 1.0 - share
+        accepted[knot + 1] += share
+
+
+@compiled
+def biases(chances: Chances, rows: Ints) -> Floats:
+    """Accepted against expected tokens of some requests, [D]."""
+    expected, accepted = chances.bias_of_all + BIAS_PRIOR_TOKENS
+    prior = BIAS_PRIOR_TOKENS * (accepted / expected)
+    found = np.empty(len(rows))
+    for number, row in enumerate(rows):
+        found[number] = (chances.bias[row, 1] + prior) / (chances.bias[row, 0] + BIAS_PRIOR_TOKENS)
+    return found
+
+
+@compiled
 def expect(chances: Chances, rows: Ints, confidence: Floats, lengths: Ints) -> Floats:
     """Survival of new drafts of D requests, by their bias as well; written down without it.
 
@@ -137,20 +164,15 @@ def expect(chances: Chances, rows: Ints, confidence: Floats, lengths: Ints) -> F
         confidence: of their drafts, [D, w].
         lengths: how many each has, [D]; survival behind those is 0.
     """
-    curves = np.zeros(confidence.shape)
-    expected, accepted = chances.bias_of_all + BIAS_PRIOR_TOKENS
-    prior = BIAS_PRIOR_TOKENS * (accepted / expected)
+    curves, bias = np.zeros(confidence.shape), biases(chances, rows)
     for number in range(len(rows)):
         row, survival = rows[number], 1.0
-        bias = (chances.bias[row, 1] + prior) / (chances.bias[row, 0] + BIAS_PRIOR_TOKENS)
         for position in range(lengths[number]):
             sure = confidence[number, position]
-            knot, share = locate(sure)
-            low = chances.rates[position, knot]
-            survival *= low + share * (chances.rates[position, knot + 1] - low)
+            survival *= rate_at(chances.rates[position], sure)
             chances.confidence[row, position] = sure
             chances.survival[row, position] = survival
-            curves[number, position] = min(survival * bias, 1.0)
+            curves[number, position] = min(survival * bias[number], 1.0)
     return curves
 
 
@@ -186,12 +208,8 @@ def learn(
             continue
         row, expected = rows[request], 0.0
         for position in range(min(right[request] + 1, tried[request])):
-            knot, share = locate(chances.confidence[row, position])
-            seen[position, knot] += 1.0 - share
-            seen[position, knot + 1] += share
-            if position < right[request]:
-                accepted[position, knot] += 1.0 - share
-                accepted[position, knot + 1] += share
+            sure, is_right = chances.confidence[row, position], position < right[request]
+            count_outcome(seen[position], accepted[position], sure, is_right)
         for position in range(compared[request]):
             expected += chances.survival[row, position]
         for bias, memory in ((chances.bias[row], REQUEST_MEMORY), (chances.bias_of_all, 1.0)):

@@ -14,7 +14,7 @@ import heapq
 import numpy as np
 
 from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.chances import locate
+from vllm_dflash.planning.chances import rate_at
 from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.step import Candidates, Trees
 
@@ -37,9 +37,8 @@ def calibrated(
     order = np.argsort(-chances, kind="mergesort")
     found, total = np.empty(len(order)), 0.0
     for rank in range(len(order)):
-        knot, share = locate(chances[order[rank]])
         row = rates[place] if rank == 0 else rank_rates[min(rank, len(rank_rates) - 1)]
-        found[rank] = row[knot] + share * (row[knot + 1] - row[knot])
+        found[rank] = rate_at(row, chances[order[rank]])
         if chances[order[rank]] <= 0.0:
             found[rank] = 0.0
         total += found[rank]

@@ -61,21 +61,33 @@ class Choice(NamedTuple):
 
 
 @compiled
-def of_texts(batch: Batch, drafted: Bools) -> tuple[Floats, Floats, Floats]:
-    """Of all texts whose requests are not drafted: drafts that survive each threshold, how many of
-    those are accepted, and the tokens of context that attention reads for them, [T] each."""
-    kept, gain, reading = np.zeros((3, len(THRESHOLDS)))
-    for request in range(len(batch.texts)):
-        for threshold in range(0 if drafted[request] else len(THRESHOLDS)):
-            drafts = tokens = 0.0
-            for survival in batch.texts[request]:
+def of_each_text(texts: Floats) -> tuple[Floats, Floats]:
+    """Drafts of each text that survive each threshold, and how many of those are accepted, from
+    their survival, [R, F] to [R, T] each."""
+    kept, gain = np.zeros((len(texts), len(THRESHOLDS))), np.zeros((len(texts), len(THRESHOLDS)))
+    for request in range(len(texts)):
+        for threshold in range(len(THRESHOLDS)):
+            for survival in texts[request]:
                 if survival < THRESHOLDS[threshold] or survival == 0.0:
                     break  # it never grows
-                drafts += 1.0
-                tokens += survival
+                kept[request, threshold] += 1.0
+                gain[request, threshold] += survival
+    return kept, gain
+
+
+@compiled
+def of_texts(
+    each: tuple[Floats, Floats], drafted: Bools, context_lens: Ints
+) -> tuple[Floats, Floats, Floats]:
+    """Of `of_each_text`, the sums over requests that are not drafted, and the tokens of context
+    that attention reads for those drafts, [T] each."""
+    kept, gain, reading = np.zeros((3, len(THRESHOLDS)))
+    for request in range(len(each[0])):
+        for threshold in range(0 if drafted[request] else len(THRESHOLDS)):
+            drafts = each[0][request, threshold]
             kept[threshold] += drafts
-            gain[threshold] += tokens
-            reading[threshold] += drafts * batch.context_lens[request]
+            gain[threshold] += each[1][request, threshold]
+            reading[threshold] += drafts * context_lens[request]
     return kept, gain, reading
 
 
@@ -87,7 +99,8 @@ def best_undrafted(records: Records, batch: Batch) -> Undrafted:
     plain = decoding_seconds(costs, count, float(count), context, 0.0)
     plain_rate = best = count / plain
     best_rows = float(count)
-    kept, gain, reading = of_texts(batch, np.zeros(count, np.bool_))
+    nobody = np.zeros(count, np.bool_)
+    kept, gain, reading = of_texts(of_each_text(batch.texts), nobody, batch.context_lens)
     for threshold in range(len(THRESHOLDS)):
         if not kept[threshold]:
             break  # and none at a higher one
@@ -158,7 +171,7 @@ def best_choice(
     rows_to_store = 1 + waiting[able].sum() / able.sum() / CATCH_UP_STEPS
     drafted, chosen = np.zeros(num_requests, np.bool_), np.zeros(num_requests, np.bool_)
     kept, gain = np.zeros(summary.kept[0].shape), np.zeros(summary.kept[0].shape)  # [T, K]
-    count, block_context = 0, 0.0
+    each_text, count, block_context = of_each_text(texts), 0, 0.0
     best_width, best_rate, best_tokens = 0, -np.inf, 0.0
     for group in range(len(summary.kept)):  # the best ones first
         members = 0
@@ -173,7 +186,7 @@ def best_choice(
         if not count:
             continue
         storing = seconds_at(costs.context, count * rows_to_store)
-        text_kept, text_gain, text_reading = of_texts(batch, drafted)
+        text_kept, text_gain, text_reading = of_texts(each_text, drafted, context_lens)
         for width in range(1, widest + 1):
             drafting = block_seconds(costs, float(count * (1 + width)), block_context) + storing
             before = -1.0

@@ -153,6 +153,11 @@ class TextIndex(NamedTuple):
     length: Ints
     """Of that, [rows]."""
 
+    def forget(self, rows: Ints) -> None:
+        """They are other requests' from now on."""
+        self.newest[rows] = 0
+        self.read[rows] = self.length[rows] = 0
+
 
 @compiled
 def append_tokens(
@@ -278,8 +283,7 @@ class SuffixMatches:
         """
         rows, fresh = self._requests.of(ids)
         if len(fresh):
-            self._index.newest[fresh] = 0
-            self._index.read[fresh] = self._index.length[fresh] = 0
+            self._index.forget(fresh)
         self._ids, self._rows, self._places, self._ends = ids, rows, places, context_lens + 1
         index, recent = self._index, self._recent
         return look_up(index, recent, rows, texts, places, context_lens, produced, limits, most)
@@ -302,6 +306,5 @@ class SuffixMatches:
             if len(self._recent.text) and self._index.read[row] == self._ends[request]:
                 start, end = self._index.output[row], self._ends[request]
                 remember(self._recent, texts[self._places[request], start:end])
-            self._index.newest[row] = 0
-            self._index.read[row] = self._index.length[row] = 0
+            self._index.forget(row)
         self._ids = ()

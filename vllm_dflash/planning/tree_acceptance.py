@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints, Records
-from vllm_dflash.planning.chances import HALF_LIFE_TOKENS, Chances, locate, update_rates
+from vllm_dflash.planning.chances import HALF_LIFE_TOKENS, Chances, count_outcome, update_rates
 from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.costs import StepCosts, many_decoding_seconds
 from vllm_dflash.planning.curves import Curve
@@ -71,12 +71,7 @@ def learn_ranks(
                 chance = confidence[rows[request], place, rank]
                 if chance <= 0.0:
                     continue
-                knot, share = locate(chance)
-                seen[rank, knot] += 1.0 - share
-                seen[rank, knot + 1] += share
-                if rank == right:
-                    came[rank, knot] += 1.0 - share
-                    came[rank, knot + 1] += share
+                count_outcome(seen[rank], came[rank], chance, rank == right)
     update_rates(ranks.rates, seen, came)
 
 
