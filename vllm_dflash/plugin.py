@@ -133,8 +133,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dflash import __version__
 from vllm_dflash.config.class_paths import (
-    CPU_RAY_EXECUTOR,
-    CPU_WORKER,
     DRAFT_MODEL,
     RAY_EXECUTOR,
     SCHEDULER,
@@ -146,6 +144,7 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
     from vllm.engine.arg_utils import EngineArgs
 
+    from vllm_dflash.config.mode import Mode
     from vllm_dflash.config.options import DFlashOptions
     from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
@@ -226,83 +225,57 @@ def _select(
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> DFlashOptions:
-    """Hooks 3 to 9, and 19 and 21 here, placed once DFlash is selected."""
-    from vllm import envs
+    """Resolve what was asked for, refuse what cannot be, and place the hooks."""
     from vllm.logger import init_logger
-    from vllm.platforms import current_platform
-    from vllm.utils.import_utils import resolve_obj_by_qualname
 
-    from vllm_dflash.config.engine_settings import (
-        choose_verification,
-        choose_worker,
-        write_speculative_config,
-    )
-    from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
-    from vllm_dflash.config.pair import MOST_FREE_DRAFTS, resolve
-    from vllm_dflash.config.thread_binding import check_thread_binding
-    from vllm_dflash.config.vllms_log import filter_vllms_warnings
+    from vllm_dflash.config.engine_settings import refuse
+    from vllm_dflash.config.mode import Mode
+    from vllm_dflash.config.pair import resolve
 
-    worker = choose_worker(target_parallel_config.worker_cls)
-    if engine_args.enable_lora:
-        raise ValueError(
-            "method 'dflash' does not support LoRA yet: the drafter shares the target's embedding"
-            " and head, which LoRA wraps. Leave --enable-lora out and serve the adapter merged into"
-            " the target (peft: merge_and_unload), or leave the speculative config out."
-        )
-    if engine_args.watermark_config is not None:
-        raise ValueError(
-            "method 'dflash' does not support watermarking: the mark is put into drafts that are"
-            " sampled, and ours are the likeliest tokens, since sampling each by itself ruins"
-            " acceptance. Leave --watermark-config out, or leave the speculative config out."
-        )
-    is_v1 = worker == CPU_WORKER and not envs.VLLM_USE_V2_MODEL_RUNNER
-    step_tokens = engine_args.max_num_batched_tokens
-    tree = settings.draft_tree
-    longest = max(MOST_FREE_DRAFTS, tree if isinstance(tree, int) else 0)
-    has_room = engine_args.scheduler_cls is None and (step_tokens is None or step_tokens > longest)
-    options = resolve(
-        settings,
-        drafter_config,
-        target_model_config,
-        target_parallel_config,
-        is_v1=is_v1,
-        has_room=has_room,
-    )
-    if isinstance(tree, int) and not is_v1:
-        init_logger("vllm.dflash").warning(
-            "draft_tree %d: on Model Runner V2, which GPUs have, drafts are chains so far.", tree
+    mode = Mode.of(engine_args, target_parallel_config, settings)
+    options = resolve(settings, drafter_config, target_model_config, target_parallel_config, mode)
+    refuse(engine_args, target_parallel_config)
+    log = init_logger("vllm.dflash")
+    if isinstance(settings.draft_tree, int) and options.draft_tree == "off":
+        log.warning(
+            "draft_tree %d: on Model Runner V2, which GPUs have, drafts are chains so far.",
+            settings.draft_tree,
         )
     for remark in options.drafter.remarks:
-        init_logger("vllm.dflash").warning_once("drafter %r: %s", settings.model, remark)
-    backend = target_parallel_config.distributed_executor_backend
-    if backend == "ray" and current_platform.is_cpu():
-        raise ValueError(
-            "vLLM's own Ray executor takes no CPUs, which would come out in the engine's process"
-            f" only. Set distributed_executor_backend to '{CPU_RAY_EXECUTOR}', or to 'mp' for"
-            " processes of this machine (which vLLM does not choose inside a placement group)."
-        )
-    if backend == "mp":
-        check_thread_binding(target_parallel_config.local_world_size)
-    target_parallel_config.worker_cls = worker
+        log.warning_once("drafter %r: %s", settings.model, remark)
+    _place(engine_args, target_parallel_config, options, mode)
+    return options
+
+
+def _place(
+    engine_args: EngineArgs, parallel: ParallelConfig, options: DFlashOptions, mode: Mode
+) -> None:
+    """Hooks 3 to 9, and 19 and 21 here."""
+    from vllm import envs
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    from vllm_dflash.config.engine_settings import write_speculative_config
+    from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
+    from vllm_dflash.config.vllms_log import filter_vllms_warnings
+
+    parallel.worker_cls = mode.worker
     engine_args.additional_config = {
         **engine_args.additional_config,
         ADDITIONAL_CONFIG_KEY: options.to_json(),
     }
-    # Another scheduler would take vLLM's table of lengths at its word.
-    verification = {} if engine_args.scheduler_cls else choose_verification(options)
-    if engine_args.scheduler_cls is None:
+    if mode.has_own_scheduler:
         engine_args.scheduler_cls = SCHEDULER
-    if is_v1 and engine_args.disable_hybrid_kv_cache_manager is None:
-        engine_args.disable_hybrid_kv_cache_manager = True
-    write_speculative_config(engine_args, options, verification)
     register_draft_model()
-    filter_vllms_warnings()
-    resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 19
     # vLLM 0.33 has neither the variable nor the older executor.
-    if backend == "ray" and getattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", True):
+    may_be_ours = getattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", True)
+    if parallel.distributed_executor_backend == "ray" and may_be_ours:
         # The class and not its path, which vLLM would take for an executor without Ray (`use_ray`).
-        target_parallel_config.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)
-    return options
+        parallel.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)
+    write_speculative_config(engine_args, options, mode)
+    if mode.runner == "v1" and engine_args.disable_hybrid_kv_cache_manager is None:
+        engine_args.disable_hybrid_kv_cache_manager = True
+    resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 19
+    filter_vllms_warnings()
 
 
 def register_draft_model() -> None:

@@ -13,7 +13,7 @@ from support.context_rows import written_step_by_step
 from support.engines import DFLASH, engine, greedy, held_out_prompts, proposer_of, token_ids
 from support.forced_texts import ForcedTexts
 from support.planner_world import steady_costs
-from vllm_dflash.config.pair import MOST_FREE_DRAFTS
+from vllm_dflash.config.mode import MOST_FREE_DRAFTS
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.texts import SHORTEST

@@ -17,7 +17,7 @@ from support.chi_square import compared, p_value
 from support.engines import DFLASH, engine, held_out_prompts, proposer_of
 from support.forced_texts import ForcedTexts
 from support.planner_world import CONTEXT_MS, curve
-from vllm_dflash.config.pair import MOST_FREE_DRAFTS
+from vllm_dflash.config.mode import MOST_FREE_DRAFTS
 from vllm_dflash.engine.v1 import draft_trees
 from vllm_dflash.engine.v1.length_policy import FixedLength, LengthPolicy
 from vllm_dflash.planning.costs import StepCosts

@@ -89,7 +89,7 @@ def llm(request: pytest.FixtureRequest) -> Any:
 
 
 def test_nothing_waits_for_the_device(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = worker_of(llm)._watch
+    watch = worker_of(llm)._ticking[0]
     watch._steps_left = WARM_UP + 2
     scheduler_of(llm)._news_in = WARM_UP + 2  # rates and costs are told meanwhile
     seen = warm_steps(llm, 3, waits_noted, monkeypatch)
@@ -102,8 +102,7 @@ def test_steps_of_more_requests_run_no_more_lines(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of ours, in Python: there is no loop over requests."""
-    monkeypatch.setattr(worker_of(llm), "_watch", None)  # it looks now and then
-    monkeypatch.setattr(worker_of(llm), "_log", None)
+    monkeypatch.setattr(worker_of(llm), "_ticking", ())  # who look up now and then
     monkeypatch.setattr(scheduler_of(llm), "_news_in", 1000)  # nor is anything told
     few = warm_steps(llm, 2, lines_counted, monkeypatch)
     many = warm_steps(llm, 6, lines_counted, monkeypatch)

@@ -52,7 +52,7 @@ def take_vllm_out(
         ("requests", requests),
     ):
         monkeypatch.setattr(Scheduler, name, value, raising=False)
-    monkeypatch.setattr(DFlashOptions, "of", lambda _: SimpleNamespace(draft_length="adaptive"))
+    monkeypatch.setattr(DFlashOptions, "of", lambda _: SimpleNamespace(is_planned=True))
     monkeypatch.setattr(scheduling, "drafted_length", lambda _: MAX_LEN)
 
 
@@ -97,5 +97,5 @@ def step(
     table = np.zeros((len(produced), 6 + 7))
     table[:, 0], table[:, 1] = np.where(verified > 0, source, 0), verified
     table[:, 6:] = 0.5 * (np.arange(7) < verified[:, None])
-    setattr(output, OUTCOMES, Outcomes.of(table))
+    OUTCOMES.attach(output, Outcomes.of(table))
     return scheduled, output

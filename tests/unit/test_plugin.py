@@ -21,9 +21,9 @@ from support.log_lines import log_lines
 from support.pairs import Pair, drafter_config, make_pair, save_drafter
 from vllm_dflash import plugin, seams
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.config.class_paths import CPU_WORKER, GPU_WORKER
+from vllm_dflash.config.class_paths import CPU_WORKER
+from vllm_dflash.config.mode import MOST_FREE_DRAFTS
 from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
-from vllm_dflash.config.pair import MOST_FREE_DRAFTS
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
 OPTIONS = DFlashOptions(7, 7, "fixed", parse_config("it", QWEN), drafter_ranks=1)
@@ -80,47 +80,9 @@ def test_v1_keeps_all_layers_in_one_group_of_the_cache(
     parallel: Any = SimpleNamespace(
         worker_cls="auto", distributed_executor_backend="uni", tensor_parallel_size=1
     )
-    monkeypatch.setattr("vllm_dflash.config.engine_settings.choose_worker", lambda _: CPU_WORKER)
     monkeypatch.setattr("vllm_dflash.config.pair.resolve", lambda *_, **__: OPTIONS)
     plugin._select(args, SpeculativeSettings.of(asked), {}, args.create_model_config(), parallel)
     assert args.disable_hybrid_kv_cache_manager is disabled
-
-
-@pytest.mark.parametrize(
-    ("worker", "is_v2", "changes", "told"),
-    [
-        (CPU_WORKER, False, {}, {"is_v1", "has_room"}),
-        (CPU_WORKER, False, {"scheduler_cls": "mine.Scheduler"}, {"is_v1"}),
-        (CPU_WORKER, False, {"max_num_batched_tokens": 32}, {"is_v1"}),
-        (CPU_WORKER, True, {}, {"has_room"}),
-        (GPU_WORKER, True, {"async_scheduling": False}, {"has_room"}),
-    ],
-)
-def test_where_drafts_may_be_trees_and_longer_than_blocks(
-    pair: Pair,
-    monkeypatch: pytest.MonkeyPatch,
-    worker: str,
-    is_v2: bool,
-    changes: dict[str, Any],
-    told: set[str],
-) -> None:
-    """Somebody else's scheduler would keep as much room in any case."""
-    seen: set[str] = set()
-
-    def resolve(*_: object, **facts: bool) -> DFlashOptions:
-        seen.update(name for name, holds in facts.items() if holds)
-        return OPTIONS
-
-    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
-    asked = speculative(pair)
-    args = engine_args(pair, speculative_config=asked, **changes)
-    parallel: Any = SimpleNamespace(
-        worker_cls="auto", distributed_executor_backend="uni", tensor_parallel_size=1
-    )
-    monkeypatch.setattr("vllm_dflash.config.engine_settings.choose_worker", lambda _: worker)
-    monkeypatch.setattr("vllm_dflash.config.pair.resolve", resolve)
-    plugin._select(args, SpeculativeSettings.of(asked), {}, args.create_model_config(), parallel)
-    assert seen == told
 
 
 def test_fewer_drafts_than_the_block_holds(pair: Pair) -> None:

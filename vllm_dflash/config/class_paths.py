@@ -1,7 +1,8 @@
 """Classes and functions of ours that vLLM is told by name, so that naming one imports nothing."""
 
-CPU_WORKER = "vllm_dflash.engine.worker.DFlashCPUWorker"
-GPU_WORKER = "vllm_dflash.engine.worker.DFlashGPUWorker"
+CPU_WORKER = "vllm_dflash.engine.v1.v1_worker.V1CPUWorker"
+CPU_WORKER_V2 = "vllm_dflash.engine.v2.v2_workers.V2CPUWorker"
+GPU_WORKER = "vllm_dflash.engine.v2.v2_workers.GPUWorker"
 SCHEDULER = "vllm_dflash.engine.scheduler.build_scheduler"
 DRAFT_MODEL = "vllm_dflash.model.draft_model:DFlashDraftModel"
 SHOW_FIGURES = "vllm_dflash.engine.reporting.prometheus.show_figures"

@@ -2,63 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vllm_dflash.config.class_paths import CPU_WORKER, GPU_WORKER
+from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.config.speculative_settings import written_settings
-from vllm_dflash.vllms_own import OWN_KEYS, SWITCH_OFF
+from vllm_dflash.config.thread_binding import check_thread_binding
+from vllm_dflash.vllms_own import OWN_KEYS
 
 if TYPE_CHECKING:
+    from vllm.config import ParallelConfig
     from vllm.engine.arg_utils import EngineArgs
 
 MANY_REQUESTS = 1 << 16
 
 
-def choose_worker(worker_cls: str) -> str:
-    """The worker class for this platform.
-
-    Raises:
-        ValueError: another worker class was asked for, or the platform is not supported.
-    """
+def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
+    """Stop where an engine is asked for that ours cannot be. Raises `ValueError`."""
     from vllm.platforms import current_platform
 
-    if current_platform.is_cpu():
-        ours = CPU_WORKER
-    elif current_platform.is_cuda():
-        ours = GPU_WORKER
-    else:
+    if engine_args.enable_lora:
         raise ValueError(
-            "vllm-dflash supports vLLM's CPU and CUDA platforms, not"
-            f" {current_platform.device_name!r}. {SWITCH_OFF}."
+            "method 'dflash' does not support LoRA yet: the drafter shares the target's embedding"
+            " and head, which LoRA wraps. Leave --enable-lora out and serve the adapter merged into"
+            " the target (peft: merge_and_unload), or leave the speculative config out."
         )
-    if worker_cls not in ("auto", ours):
+    if engine_args.watermark_config is not None:
         raise ValueError(
-            f"method 'dflash' brings its own worker class, but worker_cls is {worker_cls!r}."
-            f" Leave worker_cls out. {SWITCH_OFF}."
+            "method 'dflash' does not support watermarking: the mark is put into drafts that are"
+            " sampled, and ours are the likeliest tokens, since sampling each by itself ruins"
+            " acceptance. Leave --watermark-config out, or leave the speculative config out."
         )
-    return ours
-
-
-def choose_verification(options: DFlashOptions) -> dict[str, Any]:
-    """Settings of vLLM's own that let draft lengths vary under CUDA graphs.
-
-    Graphs are captured for a few lengths, which vLLM takes from a table by batch size; our
-    schedulers choose among those lengths by what they bring, or give each request its own.
-    Workers that can have vLLM trim each request's drafts on the device capture graphs of ragged
-    batches instead (`engine/v2/trimming.py`): they know the attention backends, and nobody here
-    does yet.
-    """
-    from vllm.platforms import current_platform
-
-    if options.draft_length != "adaptive" or not current_platform.is_cuda():
-        return {}
-    return {"num_speculative_tokens_per_batch_size": length_table(options.draft_width)}
+    if parallel.distributed_executor_backend == "ray" and current_platform.is_cpu():
+        raise ValueError(
+            "vLLM's own Ray executor takes no CPUs, which would come out in the engine's process"
+            f" only. Set distributed_executor_backend to '{CPU_RAY_EXECUTOR}', or to 'mp' for"
+            " processes of this machine (which vLLM does not choose inside a placement group)."
+        )
+    if parallel.distributed_executor_backend == "mp":
+        check_thread_binding(parallel.local_world_size)
 
 
 def length_table(max_draft: int) -> list[tuple[int, int, int]]:
     """A table of vLLM's that names the draft lengths to capture graphs for: 0, about 1/4, 1/2, K.
+
+    vLLM takes a length from it by batch size; our schedulers choose among those lengths by what
+    they bring, or give each request its own. Workers that can have vLLM trim each request's drafts
+    on the device capture graphs of ragged batches instead (`engine/v2/trimming.py`): they know the
+    attention backends, and nobody here does yet.
 
     With its bonus token a request has a quarter or half of the block's rows. A batch finds a graph
     only among those of the next size that has any, and blocks are powers of two: then sizes, which
@@ -75,11 +67,11 @@ def length_table(max_draft: int) -> list[tuple[int, int, int]]:
     return [*table, (len(table) + 1, MANY_REQUESTS, max_draft)]
 
 
-def write_speculative_config(
-    engine_args: EngineArgs, options: DFlashOptions, verification: Mapping[str, Any]
-) -> None:
+def write_speculative_config(engine_args: EngineArgs, options: DFlashOptions, mode: Mode) -> None:
     """Write into the user's speculative config what vLLM needs and DFlash knows."""
-    config = {**written_settings(engine_args), **verification}
+    config = written_settings(engine_args)
+    if mode.captures_lengths:
+        config["num_speculative_tokens_per_batch_size"] = length_table(options.draft_width)
     for key in OWN_KEYS:
         config.pop(key, None)
     if engine_args.spec_method is None:

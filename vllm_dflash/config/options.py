@@ -40,6 +40,13 @@ class DFlashOptions:
     """Whether vLLM's adaptive verification may be turned on: not if the user turned it off."""
     estimates_folder: str | None = None
     """Where to keep what was learned; None: nowhere."""
+    runner: str = "v1"
+    """vLLM's model runner: on `v1` the host plans, on `v2` the device decides."""
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether draft lengths are planned."""
+        return self.draft_length == "adaptive"
 
     @property
     def free_drafts(self) -> bool:

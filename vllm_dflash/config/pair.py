@@ -13,14 +13,12 @@ from vllm_dflash.checkpoint.read import check_not_swapped, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import check_tensors
 from vllm_dflash.config.estimates_folder import usable_folder
+from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig
-
-MOST_FREE_DRAFTS = 32
-"""Of a request and step. More are seldom accepted; a step has a row for each that is verified."""
 
 
 def resolve(
@@ -28,9 +26,7 @@ def resolve(
     config: dict[str, Any],
     target: ModelConfig,
     parallel: ParallelConfig,
-    *,
-    is_v1: bool = False,
-    has_room: bool = False,
+    mode: Mode,
 ) -> DFlashOptions:
     """Check the drafter and the pair.
 
@@ -39,9 +35,7 @@ def resolve(
         config: the drafter's `config.json`.
         target: vLLM's config of it.
         parallel: of the target.
-        is_v1: whether Model Runner V1 runs it, on which the host plans.
-        has_room: whether free drafts and trees may be more there than a block has: with our
-            scheduler.
+        mode: what is to run it.
 
     Raises:
         ValueError: (`DrafterError` included) with a message that says what to change.
@@ -57,14 +51,14 @@ def resolve(
             " token: remove 'use_local_argmax_reduction' from the speculative config."
         )
     if settings.free_drafts == "shared":
-        check_shared(settings, is_v1=is_v1)
+        check_shared(mode)
     if Path(settings.model).is_dir():
         check_weights(drafter, Path(settings.model))
     folder, width = settings.estimates_folder, settings.draft_tokens(drafter)
-    free_drafts = settings.free_drafts != "off" and settings.draft_length == "adaptive"
+    free_drafts = settings.free_drafts != "off" and mode.is_planned
     # Of a linear-attention target, every draft takes a whole state of memory. And who asks for a
     # number of drafts gets no more.
-    has_room = is_v1 and has_room and not target.is_hybrid
+    has_room = mode.allows_long_drafts and not target.is_hybrid
     is_free_to_choose = has_room and settings.num_speculative_tokens is None
     most_free = (max(width, MOST_FREE_DRAFTS) if is_free_to_choose else width) if free_drafts else 0
     room = max(width, most_free)
@@ -78,20 +72,21 @@ def resolve(
         drafter_ranks(drafter, parallel.tensor_parallel_size, settings.draft_tensor_parallel_size),
         most_free=most_free,
         shares_outputs=settings.free_drafts == "shared",
-        draft_tree=settings.draft_tree if is_v1 else "off",
+        runner=mode.runner,
+        draft_tree=settings.draft_tree if mode.runner == "v1" else "off",
         may_trim=settings.enable_adaptive_verification is not False,
         estimates_folder=None if folder is None else usable_folder(folder),
     )
 
 
-def check_shared(settings: SpeculativeSettings, *, is_v1: bool) -> None:
+def check_shared(mode: Mode) -> None:
     """Refuse to share answers where they are not looked up. Raises `ValueError`."""
-    if settings.draft_length == "fixed":
+    if not mode.is_planned:
         raise ValueError(
             "free_drafts is 'shared', but with draft_length 'fixed' no text is looked up: leave one"
             " of the two out of the speculative config."
         )
-    if not is_v1:
+    if mode.runner == "v2":
         raise ValueError(
             "free_drafts is 'shared', but Model Runner V2, which GPUs have, looks up each request's"
             " own text alone: leave 'free_drafts' out of the speculative config to get that."

@@ -10,11 +10,13 @@ import functools
 
 from vllm.config import VllmConfig
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds
 
 from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, SCHEDULER
+from vllm_dflash.engine.message import Message
 
-DRAFTS = "dflash_draft_token_ids"
+DRAFTS: Message[DraftTokenIds | None] = Message("dflash_draft_token_ids")
+"""V1, worker to scheduler: beside the sampled tokens."""
 
 
 def drafts_come_with_the_output(vllm_config: VllmConfig) -> bool:
@@ -24,16 +26,6 @@ def drafts_come_with_the_output(vllm_config: VllmConfig) -> bool:
         and not vllm_config.use_v2_model_runner
         and vllm_config.parallel_config.distributed_executor_backend in ("mp", CPU_RAY_EXECUTOR)
     )
-
-
-def attach_drafts(output: ModelRunnerOutput, drafts: DraftTokenIds | None) -> None:
-    """In a worker: send the drafts along with the sampled tokens."""
-    setattr(output, DRAFTS, drafts)
-
-
-def attached_drafts(output: ModelRunnerOutput) -> DraftTokenIds | None:
-    """In the engine's process: what `attach_drafts` sent."""
-    return getattr(output, DRAFTS, None)
 
 
 def skip_the_call_for_drafts() -> None:

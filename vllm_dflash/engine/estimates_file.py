@@ -46,7 +46,7 @@ def device_name() -> str:
     return f"{found[1] if found else platform.machine()}, {torch.get_num_threads()} threads"
 
 
-def engine_key(vllm_config: VllmConfig, runner: str) -> dict[str, Any]:
+def engine_key(vllm_config: VllmConfig) -> dict[str, Any]:
     """All that makes an engine another one, as far as estimates go."""
     options = DFlashOptions.of(vllm_config)
     target, draft = vllm_config.model_config, vllm_config.speculative_config
@@ -61,11 +61,10 @@ def engine_key(vllm_config: VllmConfig, runner: str) -> dict[str, Any]:
         "enforce_eager": target.enforce_eager,
         "drafter": options.drafter.model,
         "drafter_revision": draft.revision,
-        # With K, and the drafter's config as it was read.
+        # With the runner, K, and the drafter's config as it was read.
         "options": json.loads(replace(options, estimates_folder=None).to_json()),
         "max_num_seqs": vllm_config.scheduler_config.max_num_seqs,
         "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
-        "runner": runner,
         "async_scheduling": bool(vllm_config.scheduler_config.async_scheduling),
         "device": device_name(),
     }
@@ -180,12 +179,12 @@ class Memory:
     """None: there was nothing that could be used."""
 
     @classmethod
-    def of(cls, vllm_config: VllmConfig, runner: str) -> Memory | None:
+    def of(cls, vllm_config: VllmConfig) -> Memory | None:
         """That of an engine, in a worker, the same on all ranks; None if nobody asked for it."""
         options = DFlashOptions.of(vllm_config)
         if options.estimates_folder is None:
             return None
-        file = EstimatesFile(options.estimates_folder, engine_key(vllm_config, runner))
+        file = EstimatesFile(options.estimates_folder, engine_key(vllm_config))
         sizes = options.draft_width, vllm_config.scheduler_config.max_num_seqs
         return cls(file, agreed_estimates(lambda: file.read(*sizes)))
 

@@ -16,8 +16,8 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.config.vllms_log import filter_vllms_warnings
-from vllm_dflash.engine.drafts_in_output import attached_drafts, skip_the_call_for_drafts
-from vllm_dflash.engine.reporting.figures import attached_figures, send_figures
+from vllm_dflash.engine.drafts_in_output import DRAFTS, skip_the_call_for_drafts
+from vllm_dflash.engine.reporting.figures import FIGURES_SENT, send_figures
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.seams import ENGINE, check_seams
@@ -34,7 +34,7 @@ def build_scheduler(**arguments: Any) -> Scheduler:
         __version__,
     )
     config = arguments["vllm_config"]
-    if not config.use_v2_model_runner:
+    if DFlashOptions.of(config).runner == "v1":
         return DFlashScheduler(**arguments)
     is_async = config.scheduler_config.async_scheduling
     return (DFlashAsyncScheduler if is_async else DFlashDeviceScheduler)(**arguments)
@@ -86,9 +86,9 @@ class DFlashScheduler(Scheduler):
     ) -> Any:
         """Take the sampled tokens, then the drafts, in the order vLLM does."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        drafts = attached_drafts(model_runner_output)
+        drafts = DRAFTS.on(model_runner_output)
         if drafts is not None:
             self.update_draft_token_ids(drafts)
-        if figures := attached_figures(model_runner_output):
+        if figures := FIGURES_SENT.on(model_runner_output):
             send_figures(outputs, figures)
         return outputs

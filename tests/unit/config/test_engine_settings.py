@@ -6,15 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from support.configs_by_hand import QWEN
 from support.log_lines import log_lines
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.engine_settings import MANY_REQUESTS as ANY
 from vllm_dflash.config.engine_settings import length_table, write_speculative_config
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions, from_json
 
 OPTIONS = DFlashOptions(7, 5, "fixed", parse_config("it", QWEN), drafter_ranks=2)
+PLAIN = Mode("v1", is_planned=False)
 ALWAYS = {
     "model": "it",
     "method": "dflash",
@@ -24,14 +27,12 @@ ALWAYS = {
 }
 
 
-def written(
-    config: dict[str, Any], verification: dict[str, Any] | None = None, **flags: Any
-) -> dict[str, Any]:
+def written(config: dict[str, Any], mode: Mode = PLAIN, **flags: Any) -> dict[str, Any]:
     args: Any = SimpleNamespace(
         speculative_config=config, **{"spec_method": None, "spec_tokens": None, **flags}
     )
     before = dict(config)
-    write_speculative_config(args, OPTIONS, verification or {})
+    write_speculative_config(args, OPTIONS, mode)
     assert config == before  # which is the user's
     return args.speculative_config
 
@@ -72,9 +73,9 @@ def test_what_came_by_a_flag_is_not_written_twice() -> None:
     }
 
 
-def test_a_choice_of_verification_is_written() -> None:
-    adaptive = {"enable_adaptive_verification": True}
-    assert written({"model": "it"}, adaptive) == {**ALWAYS, **adaptive}
+def test_lengths_to_capture_are_written_where_graphs_are_captured() -> None:
+    table = {"num_speculative_tokens_per_batch_size": length_table(OPTIONS.draft_width)}
+    assert written({"model": "it"}, Mode("v2", on_cuda=True)) == {**ALWAYS, **table}
 
 
 def test_drafts_are_never_sampled() -> None:
@@ -98,6 +99,23 @@ def test_drafts_are_never_sampled() -> None:
 )
 def test_the_lengths_to_capture(longest: int, table: list[tuple[int, int, int]]) -> None:
     assert length_table(longest) == table
+
+
+@pytest.mark.parametrize("max_draft", [1, 2, 3, 7, 15])
+@pytest.mark.parametrize("max_requests", [1, 2, 3, 4, 64, 1024])
+def test_the_table_names_the_lengths_to_capture(max_draft: int, max_requests: int) -> None:
+    """As vLLM reads it: K is always among them, 0 wherever two fit, and K has most sizes."""
+    lookup = build_dynamic_sd_schedule_lookup(
+        length_table(max_draft),
+        vllm_max_batch_size=max_requests,
+        vllm_num_speculative_tokens=max_draft,
+    )
+    few = {entry[2] for entry in length_table(max_draft)}
+    lengths = lookup[1:]
+    assert {max_draft, 0} <= set(lengths) <= few if max_requests > 1 else lengths == [max_draft]
+    if max_requests > 4:
+        assert set(lengths) == few
+        assert lengths[-1] == max_draft
 
 
 def test_options_on_their_way_to_a_worker() -> None:

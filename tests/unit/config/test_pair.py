@@ -18,9 +18,17 @@ from support.pairs import drafter_config, save_drafter
 from vllm_dflash.checkpoint.pairing import PairingTarget
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode
 from vllm_dflash.config.options import DFlashOptions, from_json
-from vllm_dflash.config.pair import MOST_FREE_DRAFTS, check_weights, resolve, target_facts
+from vllm_dflash.config.pair import check_weights, resolve, target_facts
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
+
+V1, V2 = Mode("v1"), Mode("v2")
+
+
+def mode(base: Mode, own: dict[str, Any]) -> Mode:
+    """With what the user wrote."""
+    return replace(base, is_planned=own.get("draft_length") != "fixed")
 
 
 def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
@@ -106,11 +114,16 @@ def test_options_of_a_pair_that_fits(
     """Of a repository, the weights are checked while they are loaded."""
     model = str(drafter) if is_folder else "someone/drafter"
     config = drafter_config()
-    options = resolve(SpeculativeSettings(model=model, **own), config, target(), parallel(tensor))
+    settings = SpeculativeSettings(model=model, **own)
+    options = resolve(settings, config, target(), parallel(tensor), mode(V1, own))
     count, length, ranks = expected
     spec, free_drafts = parse_config(model, config), length == "adaptive"
-    most_free = count if free_drafts else 0
-    assert options == DFlashOptions(count, count, length, spec, ranks, most_free=most_free)
+    # Who asks for a number of drafts gets no more.
+    room = MOST_FREE_DRAFTS if free_drafts and count == 7 else count
+    most_free = room if free_drafts else 0
+    assert options == DFlashOptions(
+        room, count, length, spec, ranks, most_free=most_free, draft_tree="auto"
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,12 +148,13 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
 ) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)  # as linear attention is
     settings, config = SpeculativeSettings(model=str(drafter), **own), drafter_config()
-    options = resolve(settings, config, target(**facts), parallel(), is_v1=True, has_room=True)
+    options = resolve(settings, config, target(**facts), parallel(), mode(V1, own))
     found = options.num_speculative_tokens, options.draft_width, options.free_drafts
     assert found == expected
     assert options.shares_outputs == (own.get("free_drafts") == "shared")
     assert from_json(options.to_json()) == options
-    elsewhere = resolve(settings, config, target(**facts), parallel(), is_v1=True)
+    narrow = replace(mode(V1, own), has_room=False)
+    elsewhere = resolve(settings, config, target(**facts), parallel(), narrow)
     width = options.draft_width
     most_free = width if options.free_drafts else 0
     assert elsewhere == replace(options, num_speculative_tokens=width, most_free=most_free)
@@ -173,8 +187,7 @@ def test_room_for_trees(
         drafter_config(),
         target(**facts),
         parallel(),
-        is_v1=True,
-        has_room=True,
+        mode(V1, own),
     )
     assert (options.num_speculative_tokens, options.most_free) == (room, most_free)
     assert options.draft_width == own.get("num_speculative_tokens", 7)
@@ -185,7 +198,7 @@ def test_room_for_trees(
 @pytest.mark.parametrize("asked", ["auto", "off", 64])
 def test_drafts_are_chains_on_v2(drafter: Path, asked: str | int) -> None:
     settings = SpeculativeSettings.model_validate({"model": str(drafter), "draft_tree": asked})
-    options = resolve(settings, drafter_config(), target(), parallel(), has_room=True)
+    options = resolve(settings, drafter_config(), target(), parallel(), V2)
     assert (options.draft_tree, options.num_speculative_tokens) == ("off", 7)
     assert options.most_free == 7  # as many as a block has
 
@@ -195,7 +208,7 @@ def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -
     config = drafter_config(block_size=1 + width)
     save_drafter(tmp_path / "drafter", config)
     settings = SpeculativeSettings(model=str(tmp_path / "drafter"))
-    options = resolve(settings, config, target(), parallel(), is_v1=True, has_room=True)
+    options = resolve(settings, config, target(), parallel(), V1)
     assert (options.num_speculative_tokens, options.draft_width) == (width, width)
 
 
@@ -204,25 +217,28 @@ def test_the_users_word_on_adaptive_verification(
     drafter: Path, written: bool | None, may_trim: bool
 ) -> None:
     settings = SpeculativeSettings(model=str(drafter), enable_adaptive_verification=written)
-    assert resolve(settings, drafter_config(), target(), parallel(1)).may_trim is may_trim
+    assert resolve(settings, drafter_config(), target(), parallel(1), V2).may_trim is may_trim
 
 
 def test_the_folder_for_what_was_learned(drafter: Path, tmp_path: Path) -> None:
     """It is made, and the workers hear of it; where it cannot be, no process starts."""
     folder = tmp_path / "kept"
     settings = SpeculativeSettings(model=str(drafter), estimates_folder=str(folder))
-    options = resolve(settings, drafter_config(), target(), parallel(1))
+    options = resolve(settings, drafter_config(), target(), parallel(1), V2)
     assert from_json(options.to_json()).estimates_folder == str(folder)
     folder.rmdir()
     folder.touch()
     with pytest.raises(ValueError, match=r"estimates_folder .*nothing can be written there"):
-        resolve(settings, drafter_config(), target(), parallel(1))
+        resolve(settings, drafter_config(), target(), parallel(1), V2)
 
 
 def test_overrides_reach_the_options(drafter: Path) -> None:
     overrides = {"is_causal": True}
     settings = SpeculativeSettings(model=str(drafter), drafter_overrides=overrides)
-    assert resolve(settings, drafter_config(), target(), parallel()).drafter.causal == (True, True)
+    assert resolve(settings, drafter_config(), target(), parallel(), V2).drafter.causal == (
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,7 +261,7 @@ def test_pairs_that_are_refused(
 ) -> None:
     settings = SpeculativeSettings(model=str(drafter), **own)
     with pytest.raises(DrafterError, match=words):
-        resolve(settings, drafter_config(**config), target(), parallel(*spread))
+        resolve(settings, drafter_config(**config), target(), parallel(*spread), V2)
 
 
 @pytest.mark.parametrize(
@@ -273,15 +289,15 @@ def test_weights_that_are_refused(drafter: Path, damage: str | None, words: str)
 
 
 @pytest.mark.parametrize(
-    ("own", "is_v1", "remedy"),
+    ("mode", "remedy"),
     [
-        ({"draft_length": "fixed"}, True, "leave one of the two out"),
-        ({}, False, "leave 'free_drafts' out"),
+        (Mode("v1", is_planned=False), "leave one of the two out"),
+        (V2, "leave 'free_drafts' out"),
     ],
 )
 def test_answers_are_not_shared_where_nothing_is_looked_up(
-    drafter: Path, own: dict[str, Any], is_v1: bool, remedy: str
+    drafter: Path, mode: Mode, remedy: str
 ) -> None:
-    settings = SpeculativeSettings(model=str(drafter), free_drafts="shared", **own)
+    settings = SpeculativeSettings(model=str(drafter), free_drafts="shared")
     with pytest.raises(ValueError, match=remedy):
-        resolve(settings, drafter_config(), target(), parallel(), is_v1=is_v1)
+        resolve(settings, drafter_config(), target(), parallel(), mode)

@@ -20,7 +20,7 @@ from vllm_dflash.engine.estimates_file import EstimatesFile, Memory
 from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.v2.directions import Directions, directions_of
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
-from vllm_dflash.engine.v2.worker_facts import WorkerFacts, attach_facts
+from vllm_dflash.engine.v2.worker_facts import FACTS, WorkerFacts
 from vllm_dflash.planning.ahead import TEXT, Ahead, AheadPlanner, Outcomes
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
 from vllm_dflash.planning.estimates import RANKS, Estimates
@@ -72,7 +72,7 @@ def test_before_anything_is_known_every_step_drafts_to_the_full(scheduler: Any) 
 def test_what_workers_found_out_comes_with_the_first_output(scheduler: Any) -> None:
     scheduled, output = step({"a": 0}, {"a": 1})
     facts = WorkerFacts(profiled_costs(), [0, 5, 7], trims=True, looks_up=True)
-    attach_facts(output, facts)
+    FACTS.attach(output, facts)
     (outputs,) = scheduler.update_from_output(scheduled, output).values()
     assert isinstance(outputs, EngineCoreOutputs)
     planner = scheduler.planner
@@ -161,7 +161,7 @@ def test_drafts_that_come_with_the_tokens_are_cut(monkeypatch: pytest.MonkeyPatc
 def test_what_was_learned_is_told_now_and_then(scheduler: Any) -> None:
     """Soon at first. The same to all workers, as copies: the planner goes on learning."""
     scheduled, output = step({"a": 0}, {"a": 1})
-    attach_facts(output, WorkerFacts(profiled_costs(), range(8)))
+    FACTS.attach(output, WorkerFacts(profiled_costs(), range(8)))
     scheduler.update_from_output(scheduled, output)
     told = []
     for number in range(100):
@@ -185,7 +185,7 @@ def test_what_was_learned_comes_with_the_facts_and_is_kept_at_the_end(
     file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"})
     scheduled, output = step({"a": 0}, {"a": 1})
     memory = Memory(file, recalled)
-    attach_facts(output, WorkerFacts(recalled.costs, range(8), looks_up=True, memory=memory))
+    FACTS.attach(output, WorkerFacts(recalled.costs, range(8), looks_up=True, memory=memory))
     scheduler.shutdown()  # nothing is there to be kept
     scheduler.update_from_output(scheduled, output)
     rates = scheduler.planner.learned()
@@ -273,7 +273,7 @@ def test_steps_are_timed_where_the_same_requests_only_decode(
 def test_steps_of_nobody_teach_nothing(scheduler: Any) -> None:
     """Behind a request of one token, before any that decoded: nothing to learn a time from."""
     first, output = step({"a": 0}, {"a": 1}, {"a": 9}, new=("a",))
-    attach_facts(output, WorkerFacts(costs := profiled_costs(), range(8)))
+    FACTS.attach(output, WorkerFacts(costs := profiled_costs(), range(8)))
     before = costs.verify.seconds.tolist()
     for one in ((first, output), step({}, {}), step({}, {}), step({}, {})):
         scheduler.update_from_output(*one)

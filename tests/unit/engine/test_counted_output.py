@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.engine.v2.counted_output import CountedOutput, VerifiedDrafts, attached_outcomes
+from vllm_dflash.engine.v2.counted_output import OUTCOMES, CountedOutput, VerifiedDrafts
 from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
 
 NAMES = ["part", "all", "undrafted", "in its prompt", "none", "of its text"]
@@ -63,7 +63,7 @@ def test_free_ones_are_counted_as_such(admitted: set[str], expected: tuple[int, 
 
 def test_what_the_device_saw_goes_to_the_scheduler() -> None:
     _, output = run(set())
-    outcomes = attached_outcomes(output.get_output())
+    outcomes = OUTCOMES.on(output.get_output())
     assert outcomes is not None
     assert outcomes.source.tolist() == SOURCE
     assert outcomes.admitted.tolist() == ADMITTED

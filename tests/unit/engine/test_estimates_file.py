@@ -63,7 +63,7 @@ def learned(steps: int = 50) -> Any:
 
 @pytest.fixture
 def file(tmp_path: Path) -> EstimatesFile:
-    return EstimatesFile(str(tmp_path / "kept"), engine_key(vllm_config(), "v1"))
+    return EstimatesFile(str(tmp_path / "kept"), engine_key(vllm_config()))
 
 
 def test_what_is_written_is_read(file: EstimatesFile) -> None:
@@ -100,7 +100,7 @@ def test_what_is_written_is_read(file: EstimatesFile) -> None:
     ],
 )
 def test_another_engine_has_another_file(file: EstimatesFile, config: Any) -> None:
-    other = EstimatesFile(file.folder, engine_key(config, "v1"))
+    other = EstimatesFile(file.folder, engine_key(config))
     assert other.path != file.path
     assert other.key != file.key
 
@@ -108,7 +108,7 @@ def test_another_engine_has_another_file(file: EstimatesFile, config: Any) -> No
 def test_another_runner_machine_or_version(
     file: EstimatesFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert engine_key(vllm_config(), "v2") != file.key
+    assert engine_key(vllm_config(replace(OPTIONS, runner="v2"))) != file.key
     for name, changed in (
         ("device_name", lambda: "another"),
         ("__version__", "0"),
@@ -116,13 +116,13 @@ def test_another_runner_machine_or_version(
     ):
         with monkeypatch.context() as patch:
             patch.setattr(f"{estimates_file.__name__}.{name}", changed)
-            assert engine_key(vllm_config(), "v1") != file.key
-    assert engine_key(vllm_config(), "v1") == file.key
+            assert engine_key(vllm_config()) != file.key
+    assert engine_key(vllm_config()) == file.key
 
 
 def test_where_it_lies_makes_no_other_engine(file: EstimatesFile) -> None:
     moved = replace(OPTIONS, estimates_folder="/elsewhere")
-    assert engine_key(vllm_config(moved), "v1") == file.key
+    assert engine_key(vllm_config(moved)) == file.key
     assert json.loads(json.dumps(file.key)) == file.key
 
 
@@ -308,9 +308,9 @@ def test_a_memory_is_there_if_it_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(estimates_file, "agreed_estimates", lambda read: read())
-    assert Memory.of(vllm_config(), "v1") is None
+    assert Memory.of(vllm_config()) is None
     config = vllm_config(replace(OPTIONS, estimates_folder=str(tmp_path)))
-    memory = Memory.of(config, "v1")
+    memory = Memory.of(config)
     assert memory is not None
     assert memory.recalled is None
     old, new = planner(), planner()
@@ -318,7 +318,7 @@ def test_a_memory_is_there_if_it_was_asked_for(
     keeper = memory.attend(old)
     ticked(keeper, LEAST_STEPS)
     keeper.close()
-    memory = Memory.of(config, "v1")
+    memory = Memory.of(config)
     assert memory is not None
     assert memory.recalled is not None
     assert memory.recalled.to_dict() == old.estimates().to_dict()

@@ -18,23 +18,22 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
-from vllm.v1.worker.gpu_worker import Worker
 
 from support import ROOT
 from support.pairs import Pair, make_pair
 from vllm_dflash.engine.reporting.figures import (
     FIGURES,
+    FIGURES_SENT,
     Figures,
     FiguresToSend,
-    attach_figures,
-    attached_figures,
     send_figures,
     take_figures,
 )
 from vllm_dflash.engine.reporting.prometheus import FigureLogger
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.scheduler import DFlashScheduler
-from vllm_dflash.engine.worker import DFlashGPUWorker
+from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
+from vllm_dflash.engine.worker import DraftingWorker
 
 
 @pytest.fixture
@@ -78,10 +77,9 @@ def test_nothing_is_lost_in_rounding(now: SimpleNamespace) -> None:
 
 
 def run_dry(worker: Any, monkeypatch: pytest.MonkeyPatch, output: Any) -> Any:
-    monkeypatch.setattr(Worker, "execute_model", lambda self, scheduled: output)
-    resumed = SimpleNamespace(resumed_req_ids=set())
-    step = SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=resumed)
-    return DFlashGPUWorker.execute_model(worker, step)
+    monkeypatch.setattr(DraftingWorker, "execute_model", lambda self, scheduled: output)
+    monkeypatch.setattr(worker, "draft_groups", [])
+    return worker.execute_model(SimpleNamespace(has_structured_output_requests=True))
 
 
 def drafted_once() -> DraftStatistics:
@@ -92,13 +90,9 @@ def drafted_once() -> DraftStatistics:
 
 @pytest.fixture
 def worker() -> Any:
-    worker: Any = object.__new__(DFlashGPUWorker)
-    worker._figures = FiguresToSend(drafted_once())
-    worker._facts_to_send = worker._watch = worker._log = None
-    worker.use_v2_model_runner = True
-    worker.drafter = SimpleNamespace(
-        expect=lambda step: None, end_step=lambda: None, counted=lambda output: output
-    )
+    worker: Any = object.__new__(V1CPUWorker)
+    worker._figures, worker.draft_groups = FiguresToSend(drafted_once()), []
+    worker.drafter = SimpleNamespace(end_step=lambda: None, has_drafts=False)
     return worker
 
 
@@ -106,8 +100,8 @@ def test_a_worker_sends_the_rest_with_the_output_without_tokens(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = run_dry(worker, monkeypatch, EMPTY_MODEL_RUNNER_OUTPUT)
-    assert attached_figures(sent)["drafted_steps"] == 1_000_000
-    assert attached_figures(EMPTY_MODEL_RUNNER_OUTPUT) == {}  # vLLM's, for all who have none
+    assert FIGURES_SENT.on(sent) == {"drafted_steps": 1_000_000}
+    assert FIGURES_SENT.on(EMPTY_MODEL_RUNNER_OUTPUT) is None  # vLLM's, for all who have none
     assert sent.req_ids == []
 
 
@@ -117,20 +111,14 @@ def test_a_step_that_is_still_to_sample_is_passed_on(
     assert run_dry(worker, monkeypatch, None) is None
 
 
-@pytest.mark.parametrize("is_v2", [True, False])
-def test_a_worker_sends_with_a_steps_output(
-    worker: Any, is_v2: bool, monkeypatch: pytest.MonkeyPatch, now: SimpleNamespace
-) -> None:
-    worker.use_v2_model_runner, worker.drafter.has_drafts = is_v2, False
+def test_a_worker_sends_with_a_steps_output(worker: Any, now: SimpleNamespace) -> None:
     worker._figures = FiguresToSend(drafted_once(), lambda: now.seconds)
-    inner = ModelRunnerOutput(["a"], {"a": 0})
-    output = SimpleNamespace(model_runner_output=inner) if is_v2 else inner
-    monkeypatch.setattr(Worker, "sample_tokens", lambda self, grammar_output: output)
-    assert worker.sample_tokens(None) is output
-    assert attached_figures(inner) == {}
+    output = ModelRunnerOutput(["a"], {"a": 0})
+    assert worker.end_step(output) is output
+    assert FIGURES_SENT.on(output) is None
     now.seconds += 1
-    assert worker.sample_tokens(None) is output
-    assert attached_figures(inner)["drafted_steps"] == 1_000_000
+    assert worker.end_step(output) is output
+    assert FIGURES_SENT.on(output) == {"drafted_steps": 1_000_000}
 
 
 def across_processes(outputs: EngineCoreOutputs) -> EngineCoreOutputs:
@@ -167,7 +155,7 @@ def test_the_scheduler_hands_on_what_came_with_the_output(monkeypatch: pytest.Mo
     output = ModelRunnerOutput([], {})
     scheduler.update_from_output(SimpleNamespace(), output)
     assert outputs.scheduler_stats == SchedulerStats()
-    attach_figures(output, {"planned_tokens": 7_000_000})
+    FIGURES_SENT.attach(output, {"planned_tokens": 7_000_000})
     scheduler.update_from_output(SimpleNamespace(), output)
     assert outputs.scheduler_stats is not None
     assert take_figures(outputs.scheduler_stats) == {"planned_tokens": 7.0}

@@ -24,7 +24,7 @@ def test_the_start_line_names_drafter_and_draft_length(
 ) -> None:
     spec = dataclasses.replace(make_pair(tmp_path).spec, model="someone/its-drafter")
     with log_lines() as lines:
-        log_active(DFlashOptions(32, 5, draft_length, spec), "v1")
+        log_active(DFlashOptions(32, 5, draft_length, spec))
     assert lines == [
         f"INFO vllm-dflash {__version__} is active: drafter someone/its-drafter, draft length"
         f" {draft_length} ({said} a step), runner v1, block size 8, taps [0, 2]"

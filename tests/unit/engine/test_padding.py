@@ -11,7 +11,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.v1.length_control import LengthControl
 from vllm_dflash.engine.v1.proposer import PlannedProposer
-from vllm_dflash.engine.worker import DFlashGPUWorker
+from vllm_dflash.engine.worker import DraftingWorker
 from vllm_dflash.planning.step import Step
 
 K = 3
@@ -86,8 +86,8 @@ def test_new_and_resumed_requests_have_no_drafts_yet() -> None:
 
 
 def test_a_worker_tells_the_drafter_before_the_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker: Any = object.__new__(DFlashGPUWorker)
-    worker.drafter, worker._figures = object.__new__(PlannedProposer), None
+    worker: Any = object.__new__(DraftingWorker)
+    worker.drafter = object.__new__(PlannedProposer)
     told: list[Any] = []
     ended: list[set[str]] = []
     worker.drafter.texts = SimpleNamespace(end=ended.append)

@@ -13,11 +13,11 @@ from vllm.v1.outputs import DraftTokenIds
 
 from support.pairs import make_pair
 from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, SCHEDULER
+from vllm_dflash.config.mode import MOST_FREE_DRAFTS
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.config.pair import MOST_FREE_DRAFTS
 from vllm_dflash.engine import drafts_in_output
 from vllm_dflash.engine import scheduler as ours
-from vllm_dflash.engine.drafts_in_output import attach_drafts, drafts_come_with_the_output
+from vllm_dflash.engine.drafts_in_output import DRAFTS, drafts_come_with_the_output
 from vllm_dflash.engine.scheduler import DFlashScheduler, build_scheduler, room_for_blocks
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.seams import ENGINE
@@ -60,7 +60,7 @@ def test_drafts_are_taken_behind_the_tokens(happened: list[Any]) -> None:
     """vLLM counts a request's tokens first, and leaves out those that have ended."""
     drafts = DraftTokenIds(["a"], [[1, 2]])
     output: Any = SimpleNamespace()
-    attach_drafts(output, drafts)
+    DRAFTS.attach(output, drafts)
     assert DFlashScheduler(vllm_config=WHOLE).update_from_output("scheduled", output) == "outputs"
     assert happened == [("scheduled", output), drafts]
 
@@ -68,7 +68,7 @@ def test_drafts_are_taken_behind_the_tokens(happened: list[Any]) -> None:
 def test_an_output_without_drafts(happened: list[Any]) -> None:
     """A step drafted nothing, or the workers were told not to send any."""
     attached: Any = SimpleNamespace()
-    attach_drafts(attached, None)
+    DRAFTS.attach(attached, None)
     for output in (SimpleNamespace(), attached):
         assert (
             DFlashScheduler(vllm_config=WHOLE).update_from_output("scheduled", output) == "outputs"
@@ -162,9 +162,9 @@ def test_an_engine_gets_the_scheduler_of_its_runner_and_way_of_scheduling(
 ) -> None:
     checked: list[Any] = []
     monkeypatch.setattr(ours, "check_seams", checked.append)
-    config = SimpleNamespace(
-        scheduler_config=SimpleNamespace(async_scheduling=is_async), use_v2_model_runner=is_v2
-    )
+    options = SimpleNamespace(runner="v2" if is_v2 else "v1")
+    monkeypatch.setattr(DFlashOptions, "of", lambda _: options)
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=is_async))
     given: dict[str, Any] = {}
     monkeypatch.setattr(kind, "__init__", lambda self, **arguments: given.update(arguments))
     made = build_scheduler(vllm_config=config, log_stats=True)

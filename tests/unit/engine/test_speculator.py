@@ -12,7 +12,7 @@ from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v2 import speculator as module
-from vllm_dflash.engine.v2.directions import Directions, attach_directions
+from vllm_dflash.engine.v2.directions import DIRECTIONS, Directions
 from vllm_dflash.engine.v2.draft_slots import DraftSlots
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.texts_on_device import has_room_for_texts
@@ -69,7 +69,7 @@ def scheduled(directions: Directions | None, places: int = K, new: tuple[str, ..
         scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
     )
     if directions is not None:
-        attach_directions(step, directions)
+        DIRECTIONS.attach(step, directions)
     return step
 
 

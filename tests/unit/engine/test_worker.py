@@ -1,4 +1,4 @@
-"""What a worker adds to the end of a step."""
+"""What workers add to the start of an engine, and to the end of a step."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,23 +6,26 @@ from typing import Any
 import pytest
 import torch
 from vllm.v1.spec_decode.dflash import DFlashProposer
+from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from support.planner_world import profiled_costs
 from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.reporting.watch import FIRST_LOOK
+from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.nan_counter import NanCounter
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
-from vllm_dflash.engine.v2.worker_facts import WorkerFacts
-from vllm_dflash.engine.worker import DFlashCPUWorker, DFlashGPUWorker, DraftingWorker
+from vllm_dflash.engine.v2.v2_workers import GPUWorker, V2CPUWorker
+from vllm_dflash.engine.v2.worker_facts import FACTS, WorkerFacts
+from vllm_dflash.engine.worker import DraftingWorker
 
 
 def test_a_step_whose_first_half_failed_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM asks for tokens all the same, gets None, and then says what the failure was."""
     monkeypatch.setattr(Worker, "sample_tokens", lambda self, grammar_output: None)
-    worker: Any = object.__new__(DFlashGPUWorker)
-    worker.use_v2_model_runner = True
+    worker: Any = object.__new__(GPUWorker)
     worker._facts_to_send = "sent with the first output"
     assert worker.sample_tokens(None) is None
     assert worker._facts_to_send is not None
@@ -32,24 +35,15 @@ def blocks_dropped(
     known: dict[str, Any], finished: set[str], *, caches_prefixes: bool
 ) -> list[int]:
     """Of requests that the runner knows; those named `ended` and `other` still have rows."""
-    worker: Any = object.__new__(DFlashCPUWorker)
+    worker: Any = object.__new__(V1CPUWorker)
     dropped: list[int] = []
-    worker.use_v2_model_runner = False
-    worker._num_blocks, worker._draft_groups = 8, [(0, 32, [])]
     worker.cache_config = SimpleNamespace(enable_prefix_caching=caches_prefixes)
     worker.drafter = SimpleNamespace(drop_context=lambda blocks, _: dropped.extend(blocks))
     rows = {name: row for row, name in enumerate(["ended", "other"])}
     worker.model_runner = SimpleNamespace(
         requests=known, input_batch=SimpleNamespace(req_id_to_index=rows)
     )
-    nothing_new = SimpleNamespace(
-        req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
-    )
-    worker._forget_blocks(
-        SimpleNamespace(
-            scheduled_new_reqs=[], scheduled_cached_reqs=nothing_new, finished_req_ids=finished
-        )
-    )
+    worker.forget_blocks(SimpleNamespace(finished_req_ids=finished), [], 0, 32)
     return dropped
 
 
@@ -73,8 +67,8 @@ def test_what_waits_for_a_prefix_that_can_be_found_again_is_kept(
 def test_one_long_request_does_not_end_everybodys_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """On V1, vLLM looks at the longest of a batch."""
     for name in ("PlannedProposer", "DraftRejectionSampler"):
-        monkeypatch.setattr(f"vllm_dflash.engine.worker.{name}", lambda *_, name=name: name)
-    worker: Any = object.__new__(DFlashCPUWorker)
+        monkeypatch.setattr(f"vllm_dflash.engine.v1.v1_worker.{name}", lambda *_, name=name: name)
+    worker: Any = object.__new__(V1CPUWorker)
     worker.vllm_config = worker.device = None
     runner = worker.model_runner = SimpleNamespace(
         drafter=object.__new__(DFlashProposer),
@@ -83,7 +77,7 @@ def test_one_long_request_does_not_end_everybodys_drafts(monkeypatch: pytest.Mon
         device=None,
         _input_fits_in_drafter=lambda _: False,
     )
-    assert worker._attach_to_v1() == runner.drafter == "PlannedProposer"
+    assert worker.attach() == runner.drafter == "PlannedProposer"
     assert runner.rejection_sampler == "DraftRejectionSampler"
     assert runner._input_fits_in_drafter(SimpleNamespace(max_seq_len=10**9))
     assert not runner._input_fits_in_drafter(None)
@@ -118,18 +112,17 @@ class Drafter:
         return self.statistics
 
 
-@pytest.mark.parametrize("draft_length", ["adaptive", "fixed"])
+@pytest.mark.parametrize("is_planned", [True, False])
 def test_what_runs_before_a_users_first_step_is_not_counted(
-    monkeypatch: pytest.MonkeyPatch, draft_length: str
+    monkeypatch: pytest.MonkeyPatch, is_planned: bool
 ) -> None:
     """vLLM's warm-up goes through the worker like a user's steps; a profile runs both models."""
-    worker: Any = object.__new__(DFlashGPUWorker)
-    worker.rank, worker.use_v2_model_runner, worker.drafter = 0, True, Drafter()
-    worker._log = worker._watch = worker._figures = worker._facts_to_send = None
+    worker: Any = object.__new__(GPUWorker)
+    worker.rank, worker.drafter = 0, Drafter()
     worker.model_config = SimpleNamespace(model="T")
     worker.vllm_config = None
     worker.model_runner = SimpleNamespace()
-    options = SimpleNamespace(draft_length=draft_length, drafter=SimpleNamespace(model="D"))
+    options = SimpleNamespace(is_planned=is_planned, drafter=SimpleNamespace(model="D"))
     monkeypatch.setattr(DFlashOptions, "of", lambda _: options)
     output = SimpleNamespace(model_runner_output=SimpleNamespace())
     monkeypatch.setattr(Worker, "sample_tokens", lambda *_: output)
@@ -141,60 +134,53 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
         return "seconds"
 
     monkeypatch.setattr(Worker, "compile_or_warm_up_model", warm_up)
-    monkeypatch.setattr(DFlashGPUWorker, "_plan_lengths", lambda self: self.drafter.run(5))
+    monkeypatch.setattr(GPUWorker, "_plan_lengths", lambda self: self.drafter.run(5))
     assert worker.compile_or_warm_up_model() == "seconds"
     assert worker.drafter.sealed_with == [0]
-    assert worker._figures is None  # the scheduler counts
-    assert worker._watch._steps_left == FIRST_LOOK
-    assert (worker._log is None) is (draft_length == "fixed")
+    watch, *log = worker._ticking
+    assert watch._steps_left == FIRST_LOOK
+    assert len(log) == is_planned
     worker.drafter.run(3)
     assert worker.drafter.count() == 6
-    if worker._log is not None:
-        assert worker._log._last["drafted"] == 0
+    for each in log:
+        assert each._last["drafted"] == 0
 
 
-@pytest.mark.parametrize("runner", ["v1", "v2"])
-def test_a_runner_that_built_another_drafter_is_refused(runner: str) -> None:
-    worker: Any = object.__new__(DFlashGPUWorker)
+@pytest.mark.parametrize("kind", [V1CPUWorker, V2CPUWorker, GPUWorker])
+def test_a_runner_that_built_another_drafter_is_refused(kind: type) -> None:
+    worker: Any = object.__new__(kind)
     worker.model_runner = SimpleNamespace(drafter=SimpleNamespace(), speculator=SimpleNamespace())
     with pytest.raises(RuntimeError, match="SimpleNamespace as its drafter"):
-        getattr(worker, f"_attach_to_{runner}")()
+        worker.attach()
 
 
-def test_what_a_worker_found_out_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_found_out_is_sent_once() -> None:
     """Again, it would undo what the scheduler has learned since."""
-    worker: Any = object.__new__(DFlashGPUWorker)
-    worker.use_v2_model_runner = True
+    worker: Any = object.__new__(GPUWorker)
     worker.drafter = SimpleNamespace(counted=lambda output: output)
-    worker._log = worker._watch = worker._figures = None
     worker._facts_to_send = WorkerFacts(profiled_costs(), [0, 7])
     outputs = [SimpleNamespace(model_runner_output=SimpleNamespace()) for _ in range(2)]
-    left = iter(outputs)
-    monkeypatch.setattr(Worker, "sample_tokens", lambda *_: next(left))
     for output in outputs:
-        assert worker.sample_tokens(None) is output
-    first, second = (vars(output.model_runner_output) for output in outputs)
-    assert [facts.lengths for facts in first.values()] == [[0, 7]]
-    assert second == {}
+        assert worker.end_step(output) is output
+    first, second = (FACTS.on(output.model_runner_output) for output in outputs)
+    assert first is not None
+    assert first.lengths == [0, 7]
+    assert second is None
 
 
 @pytest.mark.parametrize("has_grammar", [True, False])
-@pytest.mark.parametrize("is_v2", [True, False])
+@pytest.mark.parametrize("kind", [V1CPUWorker, V2CPUWorker])
 def test_nothing_is_sampled_before_a_grammar_has_had_its_say(
-    monkeypatch: pytest.MonkeyPatch, is_v2: bool, has_grammar: bool
+    monkeypatch: pytest.MonkeyPatch, kind: type, has_grammar: bool
 ) -> None:
     """Without one, on V1, the call that runs the target also samples."""
-    worker: Any = object.__new__(DFlashCPUWorker)
-    worker.use_v2_model_runner, worker._draft_groups, worker._figures = is_v2, [], None
+    worker: Any = object.__new__(kind)
+    worker.draft_groups = []
     worker.drafter = SimpleNamespace(expect=lambda step: None)
     monkeypatch.setattr(Worker, "execute_model", lambda self, scheduled: None)
-    monkeypatch.setattr(DFlashCPUWorker, "sample_tokens", lambda self, grammar: "sampled")
-    scheduled = SimpleNamespace(
-        has_structured_output_requests=has_grammar,
-        scheduled_new_reqs=[],
-        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
-    )
-    expected = None if is_v2 or has_grammar else "sampled"
+    monkeypatch.setattr(kind, "sample_tokens", lambda self, grammar: "sampled")
+    scheduled = SimpleNamespace(has_structured_output_requests=has_grammar)
+    expected = None if kind is V2CPUWorker or has_grammar else "sampled"
     assert worker.execute_model(scheduled) == expected
 
 
@@ -202,11 +188,20 @@ def test_a_cpu_worker_mends_its_kernels_before_they_run(monkeypatch: pytest.Monk
     done: list[str] = []
     for name in ("ask_for_amx", "mend_expanded_sampling", "unlink_collective_memory"):
         monkeypatch.setattr(
-            f"vllm_dflash.engine.worker.{name}", lambda name=name: done.append(name)
+            f"vllm_dflash.engine.cpu_worker.{name}", lambda name=name: done.append(name)
         )
     monkeypatch.setattr(DraftingWorker, "init_device", lambda _: done.append("runner"))
-    worker: Any = object.__new__(DFlashCPUWorker)
+    worker: Any = object.__new__(DraftingCPUWorker)
     worker.init_device()
     assert done.index("runner") == 2
     assert {*done[:2]} == {"ask_for_amx", "mend_expanded_sampling"}
     assert done[3:] == ["unlink_collective_memory"]
+
+
+@pytest.mark.parametrize("kind", [V1CPUWorker, V2CPUWorker, GPUWorker])
+def test_every_worker_is_one_of_vllms_on_its_platform(kind: type) -> None:
+    """What ours add comes before it."""
+    assert issubclass(kind, DraftingWorker)
+    assert issubclass(kind, CPUWorker) is (kind is not GPUWorker)
+    order = kind.mro()
+    assert order.index(DraftingWorker) < order.index(CPUWorker if CPUWorker in order else Worker)

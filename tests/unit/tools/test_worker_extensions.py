@@ -9,7 +9,8 @@ import pytest
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from support.fake_time import FakeTime
-from vllm_dflash.engine.worker import DFlashCPUWorker, DFlashGPUWorker
+from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
+from vllm_dflash.engine.v2.v2_workers import GPUWorker, V2CPUWorker
 from vllm_dflash.tools import step_times
 from vllm_dflash.tools.parity.check import engine_arguments
 from vllm_dflash.tools.parity.recorder import RECORDED, RecordedDrafting
@@ -17,7 +18,7 @@ from vllm_dflash.tools.step_times import TIMED, TimedSteps
 
 
 @pytest.mark.parametrize("name", [TIMED, RECORDED])
-@pytest.mark.parametrize("worker", [DFlashCPUWorker, DFlashGPUWorker])
+@pytest.mark.parametrize("worker", [V1CPUWorker, V2CPUWorker, GPUWorker])
 def test_nothing_of_a_worker_is_replaced(name: str, worker: type) -> None:
     extension = resolve_obj_by_qualname(name)
     added = {one for one in dir(extension) if not one.startswith("__")}

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
-from vllm.v1.outputs import ModelRunnerOutput
 
+from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 
 FIGURES = {
@@ -41,11 +41,12 @@ INTERVAL = 1.0
 UNIT = 1e-6
 """Of the figures under way: vLLM's statistics have room for whole numbers only."""
 
-ATTRIBUTE = "dflash_figures"
 PREFIX = "vllm_dflash:"
 
 Figures = dict[str, int]
 """Increase of each figure that increased, in `UNIT`."""
+FIGURES_SENT: Message[Figures] = Message("dflash_figures")
+"""V1, worker to scheduler."""
 
 
 class FiguresToSend:
@@ -71,16 +72,6 @@ class FiguresToSend:
         fresh = {name: more for name in FIGURES if (more := counted[name] - self._sent[name]) > 0}
         self._sent.update((name, counted[name]) for name in fresh)
         return fresh
-
-
-def attach_figures(output: ModelRunnerOutput, figures: Figures) -> None:
-    """In a worker: send them along with a step's output."""
-    setattr(output, ATTRIBUTE, figures)
-
-
-def attached_figures(output: ModelRunnerOutput) -> Figures:
-    """In the engine's process: what `attach_figures` sent."""
-    return getattr(output, ATTRIBUTE, {})
 
 
 def send_figures(outputs: Mapping[int, EngineCoreOutputs], figures: Figures) -> None:

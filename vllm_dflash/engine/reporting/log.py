@@ -17,7 +17,7 @@ def logger() -> Logger:
     return init_logger("vllm.dflash")
 
 
-def log_active(options: DFlashOptions, runner: str) -> None:
+def log_active(options: DFlashOptions) -> None:
     """The one line that says which DFlash runs."""
     drafter = options.drafter
     logger().info(
@@ -26,9 +26,9 @@ def log_active(options: DFlashOptions, runner: str) -> None:
         __version__,
         drafter.model,
         options.draft_length,
-        "up to " if options.draft_length == "adaptive" else "",
+        "up to " if options.is_planned else "",
         options.draft_width,
-        runner,
+        options.runner,
         drafter.block_size,
         list(drafter.taps),
     )

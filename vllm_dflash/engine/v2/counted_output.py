@@ -11,18 +11,15 @@ import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
+from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.padding import have_own_drafts
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v2.host_copy import HostCopy
 from vllm_dflash.planning.ahead import NOBODY, TEXT, Outcomes
 from vllm_dflash.planning.step import Step
 
-OUTCOMES = "dflash_outcomes"
-
-
-def attached_outcomes(output: ModelRunnerOutput) -> Outcomes | None:
-    """In the engine's process: of the output's requests, in its order."""
-    return getattr(output, OUTCOMES, None)
+OUTCOMES: Message[Outcomes] = Message("dflash_outcomes")
+"""V2, worker to scheduler: of the output's requests, in its order."""
 
 
 class VerifiedDrafts:
@@ -70,7 +67,7 @@ class CountedOutput(AsyncModelRunnerOutput):
         outcomes = self._drafts.outcomes()
         step = self._drafts.step(outcomes, output.sampled_token_ids)
         self._statistics.observe_verification(step)
-        setattr(output, OUTCOMES, outcomes)
+        OUTCOMES.attach(output, outcomes)
         return output
 
     def get_kv_connector_output(self) -> Any:

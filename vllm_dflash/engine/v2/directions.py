@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from vllm_dflash.engine.message import Message
 from vllm_dflash.planning.ahead import Learned
-
-DIRECTIONS = "dflash_directions"
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,10 @@ class Directions:
     """What chances and budgets go by from now on, if that has changed."""
 
 
-def attach_directions(step: SchedulerOutput, directions: Directions) -> None:
-    """In the scheduler."""
-    setattr(step, DIRECTIONS, directions)
+DIRECTIONS: Message[Directions] = Message("dflash_directions")
+"""V2, scheduler to workers."""
 
 
 def directions_of(step: SchedulerOutput) -> Directions:
     """In a worker; where nobody plans, every step that has room for drafts runs a block."""
-    found: Directions | None = getattr(step, DIRECTIONS, None)
-    return found or Directions(runs_block=step.num_spec_tokens_to_schedule > 0)
+    return DIRECTIONS.on(step) or Directions(runs_block=step.num_spec_tokens_to_schedule > 0)

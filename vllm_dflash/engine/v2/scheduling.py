@@ -25,9 +25,9 @@ from vllm_dflash.engine.padding import have_own_drafts, newly_admitted
 from vllm_dflash.engine.reporting.figures import FiguresToSend, send_figures
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.step_clock import StepClock
-from vllm_dflash.engine.v2.counted_output import attached_outcomes
-from vllm_dflash.engine.v2.directions import Directions, attach_directions, directions_of
-from vllm_dflash.engine.v2.worker_facts import WorkerFacts, attached_facts
+from vllm_dflash.engine.v2.counted_output import OUTCOMES
+from vllm_dflash.engine.v2.directions import DIRECTIONS, Directions, directions_of
+from vllm_dflash.engine.v2.worker_facts import FACTS, WorkerFacts
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import NOBODY, TEXT, Ahead, AheadPlanner
 from vllm_dflash.planning.rehearsal import rehearse_ahead
@@ -45,7 +45,7 @@ class PlansAhead(Scheduler):
         width = self.num_spec_tokens
         self.planner = AheadPlanner(width, self.vllm_config.scheduler_config.max_num_seqs)
         """Workers start it, unless draft lengths are fixed."""
-        self._is_fixed = DFlashOptions.of(self.vllm_config).draft_length != "adaptive"
+        self._is_fixed = not DFlashOptions.of(self.vllm_config).is_planned
         if not self._is_fixed:
             rehearse_ahead(width)
         self.statistics = DraftStatistics(width)
@@ -71,7 +71,7 @@ class PlansAhead(Scheduler):
         if is_skipped:
             step.num_spec_tokens_to_schedule = 0
             nothing = Directions(runs_block=False, could_draft=False, learned=self._news())
-            attach_directions(step, nothing)
+            DIRECTIONS.attach(step, nothing)
         elif names:
             started = time.perf_counter()
             self._plan(step, names)
@@ -103,7 +103,7 @@ class PlansAhead(Scheduler):
         step.num_spec_tokens_to_schedule = length
         if (ahead.lengths < length).any():
             self._places = dict(zip(names, ahead.lengths.tolist(), strict=True))
-        attach_directions(
+        DIRECTIONS.attach(
             step, Directions(ahead.runs_block, ahead.least, could_draft, self._news())
         )
 
@@ -155,7 +155,7 @@ class PlansAhead(Scheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Any:
         """Take the sampled tokens, and learn from them and from the time they took."""
-        facts = attached_facts(model_runner_output)
+        facts = FACTS.on(model_runner_output)
         if facts is not None:
             self._start(facts)
         self._observe(scheduler_output, model_runner_output)
@@ -190,7 +190,7 @@ class PlansAhead(Scheduler):
         step = Step(names, np.array([len(sampled[row]) if sampled else 0 for row in order]))
         drafts = scheduled.scheduled_spec_decode_tokens
         step.rows = scheduled.total_num_scheduled_tokens
-        outcomes = attached_outcomes(output)
+        outcomes = OUTCOMES.on(output)
         if outcomes is not None:
             outcomes = outcomes.of_rows(order)
             own = have_own_drafts(names, newly_admitted(scheduled)) & (outcomes.source != NOBODY)

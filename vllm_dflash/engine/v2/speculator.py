@@ -87,7 +87,7 @@ class PlannedSpeculator(LoadedSpeculator):
     def before_capture(self, runner: GPUModelRunner) -> None:
         """All is loaded, no graph is captured. What runs between graphs is compiled here: no
         request waits for that."""
-        if self.options.draft_length == "adaptive":
+        if self.options.is_planned:
             self.budget = take_over_the_budget(runner)
         if self.budget is not None:
             self.budget.warm_up()

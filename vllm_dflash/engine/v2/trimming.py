@@ -44,7 +44,7 @@ def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | No
 def why_untrimmed_here(config: VllmConfig, target_names: Collection[str]) -> str | None:
     """The same for the layers of this process, whatever other ranks have."""
     options = DFlashOptions.of(config)
-    if options.draft_length != "adaptive":
+    if not options.is_planned:
         return "draft lengths are fixed"
     if not options.may_trim:
         return "enable_adaptive_verification is false"

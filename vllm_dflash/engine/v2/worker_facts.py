@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vllm.v1.outputs import ModelRunnerOutput
-
 from vllm_dflash.engine.estimates_file import Memory
+from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.planning.costs import StepCosts
-
-FACTS = "dflash_facts"
 
 
 @dataclass(frozen=True)
@@ -31,14 +28,8 @@ class WorkerFacts:
     """What an earlier engine had learned, and where to keep what this one does."""
 
 
-def attach_facts(output: ModelRunnerOutput, facts: WorkerFacts) -> None:
-    """In a worker: send them along with the first sampled tokens."""
-    setattr(output, FACTS, facts)
-
-
-def attached_facts(output: ModelRunnerOutput) -> WorkerFacts | None:
-    """In the scheduler."""
-    return getattr(output, FACTS, None)
+FACTS: Message[WorkerFacts] = Message("dflash_facts")
+"""V2, worker to scheduler, with the first sampled tokens."""
 
 
 def log_lengths(facts: WorkerFacts, untrimmed: str | None) -> None:

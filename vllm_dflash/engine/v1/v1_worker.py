@@ -1,0 +1,115 @@
+"""The worker with Model Runner V1: the host plans."""
+
+from __future__ import annotations
+
+from copy import copy
+
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.spec_decode.dflash import DFlashProposer
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from vllm_dflash.engine.agreement import agreed_seconds
+from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
+from vllm_dflash.engine.drafts_in_output import DRAFTS, drafts_come_with_the_output
+from vllm_dflash.engine.estimates_file import Memory
+from vllm_dflash.engine.fresh_blocks import useless_blocks
+from vllm_dflash.engine.profile import profile_v1
+from vllm_dflash.engine.reporting.figures import FIGURES_SENT, FiguresToSend
+from vllm_dflash.engine.reporting.log import log_free_drafts
+from vllm_dflash.engine.v1.attach_trees import attach_trees
+from vllm_dflash.engine.v1.proposer import PlannedProposer
+from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
+from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
+from vllm_dflash.engine.worker import Output, expect_drafter
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.planner import Planner
+from vllm_dflash.seams import V1_WORKER
+
+
+class V1CPUWorker(DraftingCPUWorker):
+    """On CPUs, the only platform where ours runs on V1."""
+
+    seams = V1_WORKER
+    model_runner: GPUModelRunner
+    drafter: PlannedProposer
+    _figures: FiguresToSend | None = None
+
+    def attach(self) -> PlannedProposer:
+        """Hooks 10, 11 and 20."""
+        runner = self.model_runner
+        expect_drafter(getattr(runner, "drafter", None), DFlashProposer)
+        runner.drafter = PlannedProposer(self.vllm_config, self.device, runner)
+        runner.rejection_sampler = DraftRejectionSampler(
+            runner.sampler, runner.speculative_config, runner.device
+        )
+        # Each request's own limit is kept by the proposer.
+        runner._input_fits_in_drafter = lambda metadata: metadata is not None
+        return runner.drafter
+
+    def measure(self) -> StepCosts:
+        """By dummy batches."""
+        return profile_v1(self.model_runner, agreed_seconds)
+
+    def start_planning(self, costs: StepCosts, memory: Memory | None) -> None:
+        """The proposer plans; rank 0's memory is kept."""
+        policy, options = self.drafter.lengths.policy, self.drafter.options
+        assert isinstance(policy, Planner)
+        if memory is not None:
+            keeper = memory.attend(policy)
+            self._keeper = keeper if self.rank == 0 else None
+        if self.rank == 0 and options.free_drafts:
+            log_free_drafts(options.most_free, shares_outputs=options.shares_outputs)
+
+    def complete(self) -> None:
+        """From now on drafts may be trees (hook 12)."""
+        attach_trees(self.drafter)
+
+    def start_counting(self) -> None:
+        """Here the worker counts for `/metrics`, too."""
+        super().start_counting()
+        if self.rank == 0:
+            self._figures = FiguresToSend(self.drafter.collect_statistics())
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:
+        """Run the target, and sample and draft in the same call unless a grammar has a say.
+
+        Saves a call from the engine, which between processes takes a while. Where no request has a
+        token, send what figures are left.
+        """
+        output = super().execute_model(scheduler_output)
+        if output is None and not scheduler_output.has_structured_output_requests:
+            return self.sample_tokens(None)
+        if self._figures is not None and isinstance(output, ModelRunnerOutput):
+            output = copy(output)  # vLLM shares the one without tokens
+            FIGURES_SENT.attach(output, self._figures.take())
+        return output
+
+    def forget_blocks(
+        self, step: SchedulerOutput, blocks: list[int], group: int, block_size: int
+    ) -> None:
+        """Drop the context that waits for blocks with new owners, or that nobody can find again."""
+        # Those that were preempted gave their blocks away before; the runner still lists them.
+        runner = self.model_runner
+        still_own = step.finished_req_ids & runner.input_batch.req_id_to_index.keys()
+        useless = useless_blocks(
+            [runner.requests[name] for name in still_own],
+            group,
+            block_size,
+            caches_prefixes=self.cache_config.enable_prefix_caching,
+        )
+        self.drafter.drop_context(blocks + useless, block_size)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> Output | None:
+        """Sample and draft: the end of a step."""
+        with seeds_kept(self.model_runner):
+            return super().sample_tokens(grammar_output)
+
+    def end_step(self, output: Output) -> Output:
+        """Drafts go with the tokens, and now and then figures do."""
+        if self.drafter.has_drafts and drafts_come_with_the_output(self.vllm_config):
+            DRAFTS.attach(output, self.take_draft_token_ids())
+        self.drafter.end_step()
+        if self._figures is not None and (figures := self._figures.tick()):
+            FIGURES_SENT.attach(output, figures)
+        return output

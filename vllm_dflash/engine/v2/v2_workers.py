@@ -1,0 +1,85 @@
+"""The workers with Model Runner V2: the device decides."""
+
+from __future__ import annotations
+
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
+from vllm.v1.worker.worker_base import CompilationTimes
+
+from vllm_dflash.engine.agreement import agreed_seconds
+from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
+from vllm_dflash.engine.estimates_file import Memory
+from vllm_dflash.engine.profile import profile_v2, ragged_seconds
+from vllm_dflash.engine.reporting.log import log_free_drafts
+from vllm_dflash.engine.v2.speculator import PlannedSpeculator
+from vllm_dflash.engine.v2.trimming import lengths_to_choose
+from vllm_dflash.engine.v2.worker_facts import FACTS, WorkerFacts, log_lengths
+from vllm_dflash.engine.worker import DraftingWorker, Output, expect_drafter
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.seams import V2_WORKER
+from vllm_dflash.vllms_own import SWITCH_OFF
+
+
+class V2Worker(DraftingWorker):
+    """On any platform."""
+
+    seams = V2_WORKER
+    model_runner: GPUModelRunner
+    drafter: PlannedSpeculator
+    _facts_to_send: WorkerFacts | None = None
+
+    def attach(self) -> PlannedSpeculator:
+        """Hook 10."""
+        runner = self.model_runner
+        expect_drafter(runner.speculator, DFlashSpeculator)
+        runner.speculator = PlannedSpeculator(self.vllm_config, self.device, runner.req_states)
+        return runner.speculator
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Warm up and capture graphs."""
+        self.drafter.before_capture(self.model_runner)  # hook 18
+        return super().compile_or_warm_up_model()
+
+    def measure(self) -> StepCosts:
+        """By dummy batches."""
+        return profile_v2(self.model_runner, agreed_seconds)
+
+    def start_planning(self, costs: StepCosts, memory: Memory | None) -> None:
+        """The scheduler plans: it is told with the first tokens."""
+        self._facts_to_send = WorkerFacts(
+            costs,
+            lengths_to_choose(self.model_runner),
+            trims=self.drafter.budget is not None,
+            ragged_seconds=ragged_seconds(self.model_runner, agreed_seconds),
+            looks_up=self.drafter.texts is not None,
+            memory=memory,
+        )
+        if self.rank == 0:
+            if self._facts_to_send.looks_up:
+                log_free_drafts(self.drafter.options.most_free, shares_outputs=False)
+            log_lengths(self._facts_to_send, self.drafter.untrimmed)
+
+    def end_step(self, output: Output) -> Output:
+        """Drafts are counted when the tokens are there."""
+        if self._facts_to_send is not None:
+            FACTS.attach(output.model_runner_output, self._facts_to_send)
+            self._facts_to_send = None
+        return self.drafter.counted(output)
+
+
+class V2CPUWorker(V2Worker, DraftingCPUWorker):
+    """On CPUs, where kernels run in Triton's interpreter."""
+
+
+class GPUWorker(V2Worker):
+    """On CUDA."""
+
+    def init_device(self) -> None:
+        """Build the model runner. Raises `ValueError` if that would be V1's."""
+        if not self.use_v2_model_runner:
+            raise ValueError(
+                "on CUDA, vllm-dflash supports Model Runner V2 only, and this configuration gets"
+                " V1: unset VLLM_USE_V2_MODEL_RUNNER and leave out what V2 does not support yet"
+                f" (vLLM's log names it). {SWITCH_OFF}."
+            )
+        super().init_device()
