@@ -152,7 +152,8 @@ def test_paths_that_are_no_first_chain_under_windows_and_sinks(
                 tokens[block, :, 0] = [(token + 1) % 300 for token in right]
             chances = np.tile(np.array([0.5, 0.4]), (*shape, 1, 1))
             drafts = [tokens[block, :length, 0].tolist() for block, length in enumerate(lengths)]
-            return BlockDrafts(drafts, chances[:, :, 0, 0], BlockCandidates(tokens, chances))
+            others = BlockCandidates(tokens, chances)
+            return BlockDrafts(inputs.requests, drafts, chances[:, :, 0, 0], others)
 
         monkeypatch.setattr(proposer.block, "draft", second_best)
         prompts = [{"prompt_token_ids": list(prompt)} for prompt in made.written]

@@ -124,7 +124,7 @@ def test_what_is_predicted_is_what_followed_in_the_whole_text(
             name = step.ids[request]
             state = proposer.runner.requests[name]
             count = int(step.produced[request])
-            new = proposer._sampled[request, :count].tolist()
+            new = proposer.sampled[request, :count].tolist()
             text = [*state.prompt_token_ids, *state.output_token_ids, *new]
             match = int(predicted.matches[request])
             assert match >= SHORTEST

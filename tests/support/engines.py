@@ -20,7 +20,8 @@ from vllm.platforms import current_platform
 from support import DEMO
 from support.planner_world import steady_costs
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.engine import worker
+from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
+from vllm_dflash.engine.v2.v2_workers import V2CPUWorker
 from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.model.reference_decoding import generate
 from vllm_dflash.planning.step import Step
@@ -84,9 +85,9 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     What the planner sees is the drafts' luck alone; on a busy machine, or in an interpreter, it
     would rightly draft nothing.
     """
-    for profile in ("profile_v1", "profile_v2"):
+    for kind in (V1CPUWorker, V2CPUWorker):
         monkeypatch.setattr(
-            worker, profile, lambda runner, agree: steady_costs(runner.max_num_reqs)
+            kind, "measure", lambda self: steady_costs(self.model_runner.max_num_reqs)
         )
 
 

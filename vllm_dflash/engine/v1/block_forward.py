@@ -31,6 +31,8 @@ class BlockCandidates(NamedTuple):
 class BlockDrafts:
     """Drafts of D requests."""
 
+    requests: Ints
+    """Their rows in the batch, [D]."""
     tokens: list[list[int]]
     """Up to the first token whose logits were not finite."""
     confidence: Floats
@@ -101,7 +103,7 @@ class BlockForward:
         confidence = np.zeros((len(lengths), int(lengths.max())))
         confidence[_is_row(lengths)] = picked.probability
         drafts = split_drafts(picked.tokens, picked.finite, lengths)
-        return BlockDrafts(drafts, confidence, picked.others)
+        return BlockDrafts(inputs.requests, drafts, confidence, picked.others)
 
     def pick(self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints) -> Picked:
         """Most likely tokens of rows [Q, H].
