@@ -265,7 +265,8 @@ def _place(
     }
     if mode.has_own_scheduler:
         engine_args.scheduler_cls = SCHEDULER
-    register_draft_model()
+    # The class and not its path, which a process of its own would be started to look at.
+    register_draft_model(resolve_obj_by_qualname(DRAFT_MODEL.replace(":", ".")))
     # vLLM 0.33 has neither the variable nor the older executor.
     may_be_ours = getattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", True)
     if parallel.distributed_executor_backend == "ray" and may_be_ours:
@@ -278,10 +279,10 @@ def _place(
     filter_vllms_warnings()
 
 
-def register_draft_model() -> None:
+def register_draft_model(kind: type | str = DRAFT_MODEL) -> None:
     """Hook 6, in the front end and in every worker."""
     from vllm.model_executor.models.registry import ModelRegistry
 
     from vllm_dflash.checkpoint.spec import ARCHITECTURE
 
-    ModelRegistry.register_model(ARCHITECTURE, DRAFT_MODEL)
+    ModelRegistry.register_model(ARCHITECTURE, kind)

@@ -21,10 +21,12 @@ from support.log_lines import log_lines
 from support.pairs import Pair, drafter_config, make_pair, save_drafter
 from vllm_dflash import plugin, seams
 from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.spec import ARCHITECTURE
 from vllm_dflash.config.class_paths import CPU_WORKER
 from vllm_dflash.config.mode import MOST_FREE_DRAFTS
 from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
+from vllm_dflash.model.draft_model import DFlashDraftModel
 
 OPTIONS = DFlashOptions(7, 7, "fixed", parse_config("it", QWEN), drafter_ranks=1)
 
@@ -244,6 +246,16 @@ def registry() -> Iterator[dict[str, Any]]:
     yield ModelRegistry.models
     ModelRegistry.models.clear()
     ModelRegistry.models.update(before)
+
+
+def test_no_process_is_started_to_look_at_our_draft_model(
+    pair: Pair, registry: dict[str, Any]
+) -> None:
+    """vLLM does that for a model it knows by its path: seconds of a first start."""
+    config = engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
+    assert config.speculative_config is not None
+    assert registry[ARCHITECTURE].load_model_cls() is DFlashDraftModel
+    assert not hasattr(registry[ARCHITECTURE], "module_name")
 
 
 def test_a_missing_front_door_is_said_and_stops_dflash_alone(

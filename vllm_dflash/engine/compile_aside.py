@@ -7,6 +7,7 @@ start no process.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -16,6 +17,17 @@ from vllm_dflash.planning.rehearsal import is_rehearsed, rehearse
 
 LONGEST_SECONDS = 300
 """That a worker waits. Then it compiles by itself."""
+
+
+def keep_off_own_cores(process: int) -> None:
+    """Give a process the cores that this worker leaves to others, if there are any.
+
+    vLLM binds a CPU worker to its share of the cores, and what it starts inherits that. Whoever
+    started the worker knows what there is. Raises `OSError`.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        given, own = os.sched_getaffinity(os.getppid()), os.sched_getaffinity(0)
+        os.sched_setaffinity(process, given - own or own)
 
 
 class CompileAside:
@@ -34,6 +46,7 @@ class CompileAside:
                 self._process = subprocess.Popen(
                     command, stdin=nowhere, stdout=nowhere, stderr=nowhere
                 )
+                keep_off_own_cores(self._process.pid)
 
     def finish(self, max_draft: int, most_free: int) -> None:
         """Wait, and have all that is compiled in this process, too: on V2, where schedulers plan,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import pytest
 
 from vllm_dflash.engine import compile_aside
-from vllm_dflash.engine.compile_aside import CompileAside
+from vllm_dflash.engine.compile_aside import CompileAside, keep_off_own_cores
 from vllm_dflash.planning import rehearsal
 
 
@@ -46,6 +47,19 @@ def test_a_first_start_compiles_for_its_runner_and_waits(
     assert told.read_text().split() == ["-P", "-m", "vllm_dflash.planning.rehearsal", "v2"]
     assert rehearsal.is_rehearsed("v2")
     assert not rehearsal.is_rehearsed("v1")
+
+
+@pytest.mark.parametrize(("own", "left"), [({0}, {1, 2, 3}), ({0, 1, 2, 3}, {0, 1, 2, 3})])
+def test_it_keeps_off_the_cores_that_the_worker_is_bound_to(
+    monkeypatch: pytest.MonkeyPatch, own: set[int], left: set[int]
+) -> None:
+    """On which vLLM compiles the models meanwhile."""
+    bound: dict[int, set[int]] = {}
+    cores = {0: own, os.getppid(): {0, 1, 2, 3}}
+    monkeypatch.setattr(os, "sched_getaffinity", cores.__getitem__)
+    monkeypatch.setattr(os, "sched_setaffinity", bound.__setitem__)
+    keep_off_own_cores(7)
+    assert bound == {7: left}
 
 
 def test_later_ones_start_nothing(
