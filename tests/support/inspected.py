@@ -9,6 +9,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from vllm_dflash.tools.inspect import inspection as result
 from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
 from vllm_dflash.tools.inspect.inspection import Inspection
@@ -28,6 +30,10 @@ def conforms(value: Any, kind: Any) -> bool:
         return isinstance(value, list) and all(conforms(one, arguments[0]) for one in value)
     if origin is dict:
         return isinstance(value, dict) and all(conforms(v, arguments[1]) for v in value.values())
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if not isinstance(value, dict):
+            return False
+        return bool(kind.model_validate_json(json.dumps(value)).model_dump(mode="json") == value)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         return (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
 
 from vllm_dflash.checkpoint.spec import DrafterSpec
 
@@ -73,11 +74,10 @@ class DFlashOptions:
 
     def to_json(self) -> str:
         """To travel in `additional_config`; inverse of `from_json`."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return TypeAdapter(DFlashOptions).dump_json(self).decode()
 
 
 @lru_cache(maxsize=16)
 def from_json(written: str) -> DFlashOptions:
     """Rebuild the options from `to_json`."""
-    fields = json.loads(written)
-    return DFlashOptions(**{**fields, "drafter": DrafterSpec.from_dict(fields["drafter"])})
+    return TypeAdapter(DFlashOptions).validate_json(written)

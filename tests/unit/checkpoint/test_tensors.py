@@ -76,7 +76,7 @@ EXTRAS = {
 
 def spec_with(**changes: object) -> DrafterSpec:
     fields = {"attention_bias": SPEC.attention_bias, "attention_sinks": False, **changes}
-    return DrafterSpec.from_dict({**SPEC.to_dict(), **fields})
+    return DrafterSpec.model_validate({**SPEC.model_dump(), **fields})
 
 
 def test_what_a_drafter_consists_of() -> None:

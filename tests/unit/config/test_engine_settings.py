@@ -121,16 +121,10 @@ def test_the_table_names_the_lengths_to_capture(max_draft: int, max_requests: in
 def test_options_on_their_way_to_a_worker() -> None:
     travelled = OPTIONS.to_json()
     assert from_json(travelled) == OPTIONS
-    assert from_json(travelled).drafter.to_dict() == OPTIONS.drafter.to_dict()
     config: Any = SimpleNamespace(additional_config={ADDITIONAL_CONFIG_KEY: travelled})
     assert DFlashOptions.of(config) == OPTIONS
     # The same options are the same text, which is part of the compile cache's key.
     assert travelled == DFlashOptions(7, 5, "fixed", parse_config("it", QWEN), 2).to_json()
-    names = ["draft_length", "draft_width", "drafter", "drafter_ranks", "most_free"]
-    names.append("num_speculative_tokens")
-    assert [travelled.index(f'"{name}": ') for name in names] == sorted(
-        travelled.index(f'"{name}": ') for name in names
-    )
 
 
 @pytest.mark.parametrize("additional", [None, {}, "vllm_dflash", {ADDITIONAL_CONFIG_KEY: None}])

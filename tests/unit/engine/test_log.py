@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from vllm_dflash.engine.v2.worker_facts import WorkerFacts, log_lengths
 def test_the_start_line_names_drafter_and_draft_length(
     tmp_path: Path, draft_length: str, said: str
 ) -> None:
-    spec = dataclasses.replace(make_pair(tmp_path).spec, model="someone/its-drafter")
+    spec = make_pair(tmp_path).spec.model_copy(update={"model": "someone/its-drafter"})
     with log_lines() as lines:
         log_active(DFlashOptions(32, 5, draft_length, spec))
     assert lines == [

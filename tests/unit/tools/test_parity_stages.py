@@ -162,7 +162,7 @@ def test_a_target_that_writes_something_else(pair: Pair, ids: list[int]) -> None
 
 
 def first_tap(drafter: ReferenceDrafter) -> None:
-    drafter.spec = replace(drafter.spec, taps=(1, 2))
+    drafter.spec = drafter.spec.model_copy(update={"taps": (1, 2)})
 
 
 def rope_layout(drafter: ReferenceDrafter) -> None:
@@ -172,11 +172,11 @@ def rope_layout(drafter: ReferenceDrafter) -> None:
 
 
 def no_window(drafter: ReferenceDrafter) -> None:
-    drafter.spec = replace(drafter.spec, windows=(None, None))
+    drafter.spec = drafter.spec.model_copy(update={"windows": (None, None)})
 
 
 def causal(drafter: ReferenceDrafter) -> None:
-    drafter.spec = replace(drafter.spec, causal=(True, True))
+    drafter.spec = drafter.spec.model_copy(update={"causal": (True, True)})
 
 
 def k_norm(drafter: ReferenceDrafter) -> None:

@@ -122,4 +122,5 @@ class Inspection:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; every key is there in every case."""
         status = {"status": STATUS[self.exit_code], "exit_code": self.exit_code}
-        return {"schema": SCHEMA, **status, **asdict(self)}
+        drafter = self.drafter and self.drafter.model_dump()
+        return {"schema": SCHEMA, **status, **asdict(self), "drafter": drafter}
