@@ -115,25 +115,24 @@ Bugs of vLLM that we mend, in workers:
     `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `stale_blocks.py` and
     `amx_permission.py` (CPU), `undrafted_sampling.py` (V1: the runner's `rejection_sampler`),
     `short_rotary_tables.py`.
-
-What vLLM says in its log (`config/vllms_log.py`):
-
-20. Filters of two of its loggers, in each process, each for one warning that does not hold for
-    DFlash: that of `max_num_scheduled_tokens`, and that of EAGLE's last block.
 """
 
 from __future__ import annotations
 
 import functools
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash import __version__
-from vllm_dflash.config.class_paths import (
+from vllm_dflash.config.mode import (
+    ADDITIONAL_CONFIG_KEY,
     DRAFT_MODEL,
     RAY_EXECUTOR,
     SCHEDULER,
     SHOW_FIGURES,
+    Mode,
+    worker_here,
 )
 from vllm_dflash.vllms_own import SWITCH_OFF
 
@@ -141,8 +140,6 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
     from vllm.engine.arg_utils import EngineArgs
 
-    from vllm_dflash.config.mode import Mode
-    from vllm_dflash.config.options import DFlashOptions
     from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
 
@@ -193,10 +190,9 @@ def _wrap_front_end() -> None:
         from vllm_dflash.checkpoint.spec import DrafterError
         from vllm_dflash.config.draft_config import read_by_vllm
         from vllm_dflash.config.left_to_vllm import config_to_run
-        from vllm_dflash.config.vllms_log import refusals_logged
         from vllm_dflash.seams import FRONT_END, check_vllm
 
-        with refusals_logged(ValueError, RuntimeError):
+        with _refusals_logged(ValueError, RuntimeError):
             try:
                 config = config_to_run(requested)
             except (ImportError, AttributeError):
@@ -204,15 +200,27 @@ def _wrap_front_end() -> None:
                 raise
         if config is None:
             return read(self)
-        with refusals_logged(ValueError, RuntimeError):
+        with _refusals_logged(ValueError, RuntimeError):
             check_vllm(FRONT_END)
             settings = SpeculativeSettings.of(requested)
-            options = _select(self, settings, config, target_model_config, *args, **kwargs)
-        with refusals_logged(DrafterError):
-            return read_by_vllm(read, self, target_model_config, options.drafter, config)
+            mode = _select(self, settings, config, target_model_config, *args, **kwargs)
+        with _refusals_logged(DrafterError):
+            return read_by_vllm(read, self, target_model_config, mode.drafter, config)
 
     create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     EngineArgs.create_speculative_config = create_speculative_config
+
+
+@contextmanager
+def _refusals_logged(*kinds: type[Exception]) -> Iterator[None]:
+    """Say at ERROR why an engine does not start, before vLLM's traceback buries the sentence."""
+    try:
+        yield
+    except kinds as error:
+        from vllm.logger import init_logger
+
+        init_logger("vllm.dflash").error("%s", error)
+        raise
 
 
 def _select(
@@ -221,43 +229,38 @@ def _select(
     drafter_config: dict[str, Any],
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
-) -> DFlashOptions:
-    """Resolve what was asked for, refuse what cannot be, and place the hooks."""
+) -> Mode:
+    """Refuse what cannot be, resolve what was asked for, and apply it."""
     from vllm.logger import init_logger
 
     from vllm_dflash.config.engine_settings import refuse
-    from vllm_dflash.config.mode import Mode
     from vllm_dflash.config.pair import resolve
 
-    mode = Mode.of(engine_args, target_parallel_config, settings)
-    options = resolve(settings, drafter_config, target_model_config, target_parallel_config, mode)
-    refuse(engine_args, target_parallel_config)
+    parallel = target_parallel_config
+    refuse(engine_args, parallel)
+    mode = resolve(settings, drafter_config, target_model_config, engine_args, parallel)
     log = init_logger("vllm.dflash")
     if isinstance(settings.draft_tree, int):
         log.warning("draft_tree %d: drafts are chains so far.", settings.draft_tree)
-    for remark in options.drafter.remarks:
+    for remark in mode.drafter.remarks:
         log.warning_once("drafter %r: %s", settings.model, remark)
-    _place(engine_args, target_parallel_config, options, mode)
-    return options
+    _apply(engine_args, parallel, mode)
+    return mode
 
 
-def _place(
-    engine_args: EngineArgs, parallel: ParallelConfig, options: DFlashOptions, mode: Mode
-) -> None:
-    """Hooks 3 to 9, and 19 and 21 here."""
+def _apply(engine_args: EngineArgs, parallel: ParallelConfig, mode: Mode) -> None:
+    """Hooks 3 to 9, and 18 here."""
     from vllm import envs
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
     from vllm_dflash.config.engine_settings import write_speculative_config
-    from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
-    from vllm_dflash.config.vllms_log import filter_vllms_warnings
 
-    parallel.worker_cls = mode.worker
+    parallel.worker_cls = worker_here()
     engine_args.additional_config = {
         **engine_args.additional_config,
-        ADDITIONAL_CONFIG_KEY: options.to_json(),
+        ADDITIONAL_CONFIG_KEY: mode.to_json(),
     }
-    if mode.has_own_scheduler:
+    if engine_args.scheduler_cls is None:
         engine_args.scheduler_cls = SCHEDULER
     # The class and not its path, which a process of its own would be started to look at.
     register_draft_model(resolve_obj_by_qualname(DRAFT_MODEL.replace(":", ".")))
@@ -266,11 +269,10 @@ def _place(
     if parallel.distributed_executor_backend == "ray" and may_be_ours:
         # The class and not its path, which vLLM would take for an executor without Ray (`use_ray`).
         parallel.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)
-    write_speculative_config(engine_args, options, mode)
+    write_speculative_config(engine_args, mode)
     if mode.runner == "v1" and engine_args.disable_hybrid_kv_cache_manager is None:
         engine_args.disable_hybrid_kv_cache_manager = True
     resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 18
-    filter_vllms_warnings()
 
 
 def register_draft_model(kind: type | str = DRAFT_MODEL) -> None:

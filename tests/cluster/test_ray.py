@@ -17,7 +17,7 @@ from support.ray_child import MARK
 from support.ray_cluster import HEAD, RayCluster, ray_cluster
 from support.waiting import PATIENCE_S, wait_until
 from vllm_dflash import __version__
-from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, CPU_WORKER
+from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, CPU_WORKER
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.verify.gate import GateSettings, verify

@@ -11,7 +11,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.v2 import scheduling
 from vllm_dflash.engine.v2.counted_output import OUTCOMES
 from vllm_dflash.planning.ahead import BLOCK, Outcomes
@@ -52,7 +52,7 @@ def take_vllm_out(
         ("requests", requests),
     ):
         monkeypatch.setattr(Scheduler, name, value, raising=False)
-    monkeypatch.setattr(DFlashOptions, "of", lambda _: SimpleNamespace(is_planned=True))
+    monkeypatch.setattr(Mode, "of", lambda _: SimpleNamespace(is_planned=True))
     monkeypatch.setattr(scheduling, "drafted_length", lambda _: MAX_LEN)
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR
-from vllm_dflash.config.mode import Mode
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, Mode, worker_here
 from vllm_dflash.config.speculative_settings import written_settings
 from vllm_dflash.config.thread_binding import check_thread_binding
-from vllm_dflash.vllms_own import OWN_KEYS
+from vllm_dflash.vllms_own import OWN_KEYS, SWITCH_OFF
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig
@@ -22,6 +20,16 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
     """Stop where an engine is asked for that ours cannot be. Raises `ValueError`."""
     from vllm.platforms import current_platform
 
+    if not (current_platform.is_cpu() or current_platform.is_cuda()):
+        raise ValueError(
+            "vllm-dflash supports vLLM's CPU and CUDA platforms, not"
+            f" {current_platform.device_name!r}. {SWITCH_OFF}."
+        )
+    if parallel.worker_cls not in ("auto", worker_here()):
+        raise ValueError(
+            "method 'dflash' brings its own worker class, but worker_cls is"
+            f" {parallel.worker_cls!r}. Leave worker_cls out. {SWITCH_OFF}."
+        )
     if engine_args.enable_lora:
         raise ValueError(
             "method 'dflash' does not support LoRA yet: the drafter shares the target's embedding"
@@ -67,35 +75,30 @@ def length_table(max_draft: int) -> list[tuple[int, int, int]]:
     return [*table, (len(table) + 1, MANY_REQUESTS, max_draft)]
 
 
-def write_speculative_config(engine_args: EngineArgs, options: DFlashOptions, mode: Mode) -> None:
+def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
     """Write into the user's speculative config what vLLM needs and DFlash knows."""
+    from vllm.logger import init_logger
+
     config = written_settings(engine_args)
     if mode.captures_lengths:
-        config["num_speculative_tokens_per_batch_size"] = length_table(options.draft_width)
+        config["num_speculative_tokens_per_batch_size"] = length_table(mode.draft_width)
     for key in OWN_KEYS:
         config.pop(key, None)
     if engine_args.spec_method is None:
         config["method"] = "dflash"
     if engine_args.spec_tokens is None:
-        config["num_speculative_tokens"] = options.num_speculative_tokens
+        config["num_speculative_tokens"] = mode.num_speculative_tokens
     # vLLM checks for itself that a drafter divides.
-    config["draft_tensor_parallel_size"] = options.drafter_ranks
+    config["draft_tensor_parallel_size"] = mode.drafter_ranks
     if config.get("draft_sample_method") == "probabilistic":
-        warn_about_sampling()
+        init_logger("vllm.dflash").warning(
+            "draft_sample_method 'probabilistic' is ignored: DFlash predicts each position without"
+            " knowing the ones before it, so sampling them independently ruins acceptance. Drafts"
+            " stay at the most likely token, which is lossless at any temperature."
+        )
         config["draft_sample_method"] = "greedy"
     # A prefix-cache hit restores the drafter's context with the target's, block by block: unlike
     # EAGLE's, its rows are not shifted by one token, so the last block need not be dropped.
     # Needless from vLLM 0.33 on, which never drops it for DFlash.
     config.setdefault("disable_eagle_block_drop", True)
     engine_args.speculative_config = config
-
-
-def warn_about_sampling() -> None:
-    """Say why drafts are not sampled."""
-    from vllm.logger import init_logger
-
-    init_logger("vllm.dflash").warning(
-        "draft_sample_method 'probabilistic' is ignored: DFlash predicts each position without"
-        " knowing the ones before it, so sampling them independently ruins acceptance. Drafts"
-        " stay at the most likely token, which is lossless at any temperature."
-    )

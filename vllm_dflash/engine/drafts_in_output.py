@@ -12,7 +12,7 @@ from vllm.config import VllmConfig
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import DraftTokenIds
 
-from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, SCHEDULER
+from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, SCHEDULER
 from vllm_dflash.engine.message import Message
 
 DRAFTS: Message[DraftTokenIds | None] = Message("dflash_draft_token_ids")

@@ -21,7 +21,7 @@ from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
 from vllm_dflash import __version__
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.agreement import agreed_estimates
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.planning.estimates import Estimates, EstimatesError
@@ -48,7 +48,7 @@ def device_name() -> str:
 
 def engine_key(vllm_config: VllmConfig) -> dict[str, Any]:
     """All that makes an engine another one, as far as estimates go."""
-    options = DFlashOptions.of(vllm_config)
+    options = Mode.of(vllm_config)
     target, draft = vllm_config.model_config, vllm_config.speculative_config
     assert draft is not None
     return {
@@ -181,7 +181,7 @@ class Memory:
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> Memory | None:
         """That of an engine, in a worker, the same on all ranks; None if nobody asked for it."""
-        options = DFlashOptions.of(vllm_config)
+        options = Mode.of(vllm_config)
         if options.estimates_folder is None:
             return None
         file = EstimatesFile(options.estimates_folder, engine_key(vllm_config))

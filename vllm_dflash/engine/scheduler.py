@@ -14,8 +14,7 @@ from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from vllm_dflash import __version__
-from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.config.vllms_log import filter_vllms_warnings
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.drafts_in_output import DRAFTS, skip_the_call_for_drafts
 from vllm_dflash.engine.reporting.figures import FIGURES_SENT, send_figures
 from vllm_dflash.engine.reporting.log import logger
@@ -26,7 +25,6 @@ from vllm_dflash.seams import ENGINE, check_seams
 def build_scheduler(**arguments: Any) -> Scheduler:
     """The scheduler of an engine; stands where vLLM expects a class of schedulers."""
     check_seams(ENGINE)
-    filter_vllms_warnings()  # hook 20
     logger().info(
         "vLLM's warning of a custom scheduler class is expected: build_scheduler gives its own"
         " scheduler with vllm-dflash's draft lengths, asynchronous where vLLM's would be, and"
@@ -34,7 +32,7 @@ def build_scheduler(**arguments: Any) -> Scheduler:
         __version__,
     )
     config = arguments["vllm_config"]
-    if DFlashOptions.of(config).runner == "v1":
+    if Mode.of(config).runner == "v1":
         return DFlashScheduler(**arguments)
     is_async = config.scheduler_config.async_scheduling
     return (DFlashAsyncScheduler if is_async else DFlashDeviceScheduler)(**arguments)
@@ -49,7 +47,7 @@ def room_for_blocks(config: VllmConfig) -> VllmConfig:
     """
     narrow, speculative = copy(config), copy(config.speculative_config)
     assert speculative is not None
-    speculative.num_speculative_tokens = DFlashOptions.of(config).draft_width
+    speculative.num_speculative_tokens = Mode.of(config).draft_width
     narrow.speculative_config = speculative
     return narrow
 

@@ -19,8 +19,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm_dflash import __version__
 from vllm_dflash.checkpoint.ranks import describe_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.config.vllms_log import filter_vllms_warnings
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.compile_aside import CompileAside
 from vllm_dflash.engine.estimates_file import EstimatesKeeper, Memory
 from vllm_dflash.engine.reporting.log import log_active, log_costs, logger
@@ -97,8 +96,7 @@ class DraftingWorker(Worker):
         """Build the model runner, and put our drafting code in the place of vLLM's."""
         check_vllm(self.seams)
         register_draft_model()  # hook 6
-        filter_vllms_warnings()  # hook 20
-        options = DFlashOptions.of(self.vllm_config)
+        options = Mode.of(self.vllm_config)
         if options.is_planned:
             self._compiling = CompileAside(options.runner, starts=self.local_rank == 0)
         super().init_device()
@@ -113,7 +111,7 @@ class DraftingWorker(Worker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up, then measure what steps cost, for the planner to start from."""
         times = super().compile_or_warm_up_model()
-        if DFlashOptions.of(self.vllm_config).is_planned:
+        if Mode.of(self.vllm_config).is_planned:
             self._plan_lengths()
         self.start_counting()
         self.drafter.warm.seal()
@@ -121,7 +119,7 @@ class DraftingWorker(Worker):
 
     def _plan_lengths(self) -> None:
         started = time.perf_counter()
-        options = DFlashOptions.of(self.vllm_config)
+        options = Mode.of(self.vllm_config)
         assert self._compiling is not None
         self._compiling.finish(options.draft_width, options.most_free)
         memory = Memory.of(self.vllm_config)
@@ -138,7 +136,7 @@ class DraftingWorker(Worker):
 
     def start_counting(self) -> None:
         """From now on. vLLM's warm-up runs steps through this worker that are no user's."""
-        options = DFlashOptions.of(self.vllm_config)
+        options = Mode.of(self.vllm_config)
         self.drafter.clear_statistics()
         if self.rank != 0:
             return
@@ -188,7 +186,7 @@ class DraftingWorker(Worker):
 
         One for each rank, the first of which counts: it decides for all, by times it measured.
         """
-        kind, options = type(self.drafter), DFlashOptions.of(self.vllm_config)
+        kind, options = type(self.drafter), Mode.of(self.vllm_config)
         return {
             "proposer": f"{kind.__module__}.{kind.__qualname__}",
             "rank": self.rank,

@@ -17,7 +17,7 @@ from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
 from vllm_dflash.checkpoint.headers import INDEX, Tensor, loading_pattern
 from vllm_dflash.checkpoint.tensors import check_tensors
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.model.candidate_selector import CandidateSelector
 from vllm_dflash.model.context_projection import ContextProjection
 from vllm_dflash.model.layers import DraftBlock
@@ -66,7 +66,7 @@ class DFlashDraftModel(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        self.spec = DFlashOptions.of(vllm_config).drafter
+        self.spec = Mode.of(vllm_config).drafter
         quantisation = get_draft_quant_config(vllm_config)
         if quantisation is not None:
             quantisation.packed_modules_mapping = FUSED_LAYERS
@@ -83,7 +83,7 @@ class DFlashDraftModel(nn.Module):
             self.selector = CandidateSelector(
                 self.spec.vocab_size, self.spec.hidden_size, self.spec.dflash2
             )
-        self.uniform_width = 1 + DFlashOptions.of(vllm_config).draft_width
+        self.uniform_width = 1 + Mode.of(vllm_config).draft_width
         """Rows of each block where nobody says what belongs to which."""
         self._target_vocab_size = vllm_config.model_config.get_vocab_size()
         self._searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction

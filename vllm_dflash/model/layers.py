@@ -17,7 +17,7 @@ from vllm.model_executor.utils import set_weight_attrs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.model.grouped_convolution import GroupedConvolution
 
 
@@ -64,7 +64,7 @@ class BlockAttention(nn.Module):
         prefix: str,
     ) -> None:
         super().__init__()
-        ranks = DFlashOptions.of(vllm_config).drafter_ranks
+        ranks = Mode.of(vllm_config).drafter_ranks
         self.window, self.causal = spec.windows[number], spec.causal[number]
         self.head_dim = spec.head_dim
         num_heads = spec.num_heads // ranks
@@ -150,7 +150,7 @@ class DrafterLayer(nn.Module):
             spec.intermediate_size,
             spec.hidden_act,
             quant_config=quantisation,
-            disable_tp=DFlashOptions.of(vllm_config).drafter_ranks == 1,
+            disable_tp=Mode.of(vllm_config).drafter_ranks == 1,
             prefix=f"layers.{number}.mlp",
         )
         self.input_layernorm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)

@@ -24,7 +24,7 @@ from vllm_dflash.cluster.napping import SECONDS_OF_A_NAP, nap_while_waiting
 from vllm_dflash.cluster.nodes import NodeError
 from vllm_dflash.cluster.ray_executor import CPURayExecutor, DFlashRayExecutor
 from vllm_dflash.cluster.ray_worker import CPURayWorkerProc, keep_to_cores
-from vllm_dflash.config import class_paths
+from vllm_dflash.config import mode
 
 PLACES = [(0, "aa", "10.0.0.1"), (1, "bb", "10.0.0.2")]
 
@@ -185,7 +185,7 @@ def test_vllms_own_backend_is_refused_on_cpus(pair: Pair) -> None:
         tensor_parallel_size=2,
         distributed_executor_backend="ray",
     )
-    with pytest.raises(ValueError, match=rf"to '{class_paths.CPU_RAY_EXECUTOR}', or to 'mp'"):
+    with pytest.raises(ValueError, match=rf"to '{mode.CPU_RAY_EXECUTOR}', or to 'mp'"):
         arguments.create_engine_config()
 
 

@@ -23,7 +23,7 @@ from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.checkpoint.tensors import check_tensors
 from vllm_dflash.config import pair as pair_check
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
 NESTED = ("target_layer_ids", "mask_token_id")
@@ -260,7 +260,7 @@ def test_draft_length_reaches_the_workers(pair: Pair, asked: str | None) -> None
         speculative_config={key: value for key, value in speculative.items() if value},
     )
     config = args.create_engine_config()
-    assert DFlashOptions.of(config).draft_length == (asked or "adaptive")
+    assert Mode.of(config).draft_length == (asked or "adaptive")
 
 
 def test_overrides_stand_in_for_config_json(pair: Pair) -> None:
@@ -271,4 +271,4 @@ def test_overrides_stand_in_for_config_json(pair: Pair) -> None:
     spec = read_drafter(str(pair.drafter), overrides={**WINDOWS, "is_causal": False})
     assert (spec.windows, spec.causal) == ((20, None), (False, False))
     nested = read_drafter(str(pair.drafter), overrides={"dflash_config": {"mask_token_id": 7}})
-    assert nested == dataclasses.replace(written, mask_token_id=7)
+    assert nested == written.model_copy(update={"mask_token_id": 7})

@@ -18,7 +18,7 @@ from support.fake_time import FakeTime
 from support.log_lines import log_lines
 from support.planner_world import MAX_DRAFT, MOST_FREE, World, names, planner
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
+from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode
 from vllm_dflash.engine import estimates_file
 from vllm_dflash.engine.estimates_file import (
     INTERVAL,
@@ -31,10 +31,10 @@ from vllm_dflash.engine.estimates_file import (
 )
 
 SIZES = (MAX_DRAFT, 64)
-OPTIONS = DFlashOptions(MOST_FREE, MAX_DRAFT, "adaptive", parse_config("z-lab/it", QWEN))
+OPTIONS = Mode(MOST_FREE, MAX_DRAFT, "adaptive", parse_config("z-lab/it", QWEN))
 
 
-def vllm_config(options: DFlashOptions = OPTIONS, **changes: Any) -> Any:
+def vllm_config(options: Mode = OPTIONS, **changes: Any) -> Any:
     """As much of vLLM's as the key asks; changes are those of its parts, by name."""
     parts: dict[str, dict[str, Any]] = {
         "model_config": {

@@ -12,9 +12,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import DraftTokenIds
 
 from support.pairs import make_pair
-from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, SCHEDULER
-from vllm_dflash.config.mode import MOST_FREE_DRAFTS
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, MOST_FREE_DRAFTS, SCHEDULER, Mode
 from vllm_dflash.engine import drafts_in_output
 from vllm_dflash.engine import scheduler as ours
 from vllm_dflash.engine.drafts_in_output import DRAFTS, drafts_come_with_the_output
@@ -49,7 +47,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         told.append(step)
         return "outputs"
 
-    monkeypatch.setattr(DFlashOptions, "of", lambda _: SimpleNamespace(draft_width=7))
+    monkeypatch.setattr(Mode, "of", lambda _: SimpleNamespace(draft_width=7))
     monkeypatch.setattr(Scheduler, "__init__", start)
     monkeypatch.setattr(Scheduler, "update_from_output", update)
     monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda _, drafts: told.append(drafts))
@@ -163,7 +161,7 @@ def test_an_engine_gets_the_scheduler_of_its_runner_and_way_of_scheduling(
     checked: list[Any] = []
     monkeypatch.setattr(ours, "check_seams", checked.append)
     options = SimpleNamespace(runner="v2" if is_v2 else "v1")
-    monkeypatch.setattr(DFlashOptions, "of", lambda _: options)
+    monkeypatch.setattr(Mode, "of", lambda _: options)
     config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=is_async))
     given: dict[str, Any] = {}
     monkeypatch.setattr(kind, "__init__", lambda self, **arguments: given.update(arguments))

@@ -10,7 +10,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from support.planner_world import profiled_costs
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.reporting.watch import FIRST_LOOK
@@ -123,7 +123,7 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     worker.vllm_config = None
     worker.model_runner = SimpleNamespace()
     options = SimpleNamespace(is_planned=is_planned, drafter=SimpleNamespace(model="D"))
-    monkeypatch.setattr(DFlashOptions, "of", lambda _: options)
+    monkeypatch.setattr(Mode, "of", lambda _: options)
     output = SimpleNamespace(model_runner_output=SimpleNamespace())
     monkeypatch.setattr(Worker, "sample_tokens", lambda *_: output)
 

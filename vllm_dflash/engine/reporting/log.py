@@ -7,7 +7,7 @@ from logging import Logger
 from vllm.logger import init_logger
 
 from vllm_dflash import __version__
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 
@@ -17,7 +17,7 @@ def logger() -> Logger:
     return init_logger("vllm.dflash")
 
 
-def log_active(options: DFlashOptions) -> None:
+def log_active(options: Mode) -> None:
     """The one line that says which DFlash runs."""
     drafter = options.drafter
     logger().info(

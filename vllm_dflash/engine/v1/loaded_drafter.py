@@ -10,7 +10,7 @@ from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_dflash.config.draft_config import drafted_length
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.v1.block_forward import BlockForward
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
@@ -32,7 +32,7 @@ class LoadedDrafter(DFlashProposer):
     ) -> None:
         super().__init__(vllm_config, device, runner)
         self.runner = runner
-        self.options = DFlashOptions.of(vllm_config)
+        self.options = Mode.of(vllm_config)
         self.spec = self.options.drafter
         self.width = self.options.draft_width
         """Drafts of a block at most; there may be more of free ones."""

@@ -14,7 +14,7 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.utils import AttentionGroup
 
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.v2.drafter_config import drafter_layers, one_width
 from vllm_dflash.engine.v2.trimming import why_untrimmed
@@ -30,7 +30,7 @@ class LoadedSpeculator(DFlashSpeculator):
     enable_adaptive_verification: bool
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        self.options = DFlashOptions.of(vllm_config)
+        self.options = Mode.of(vllm_config)
         super().__init__(vllm_config, device)
         self.engine_config = vllm_config
         """As the engine was started with it; vLLM's class changes its own copy."""

@@ -18,7 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from vllm_dflash.config.draft_config import drafted_length
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.estimates_file import EstimatesKeeper
 from vllm_dflash.engine.padding import have_own_drafts, newly_admitted
@@ -45,7 +45,7 @@ class PlansAhead(Scheduler):
         width = self.num_spec_tokens
         self.planner = AheadPlanner(width, self.vllm_config.scheduler_config.max_num_seqs)
         """Workers start it, unless draft lengths are fixed."""
-        self._is_fixed = not DFlashOptions.of(self.vllm_config).is_planned
+        self._is_fixed = not Mode.of(self.vllm_config).is_planned
         if not self._is_fixed:
             rehearse_ahead(width)
         self.statistics = DraftStatistics(width)

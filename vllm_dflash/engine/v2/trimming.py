@@ -25,7 +25,7 @@ from vllm.v1.worker.gpu.attn_utils import (
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.agreement import agreed_by_all
 
 Layers = Mapping[str, AttentionLayerBase]
@@ -43,7 +43,7 @@ def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | No
 
 def why_untrimmed_here(config: VllmConfig, target_names: Collection[str]) -> str | None:
     """The same for the layers of this process, whatever other ranks have."""
-    options = DFlashOptions.of(config)
+    options = Mode.of(config)
     if not options.is_planned:
         return "draft lengths are fixed"
     if not options.may_trim:
