@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.headers import HeadersError, missing_weights, read_folder
 from vllm_dflash.checkpoint.mask_embedding import check_mask_embedding
-from vllm_dflash.checkpoint.pairing import PairingTarget, check_pair
-from vllm_dflash.checkpoint.ranks import drafter_ranks
+from vllm_dflash.checkpoint.pairing import PairingTarget, check_pair, drafter_ranks
 from vllm_dflash.checkpoint.read import check_not_swapped, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import check_tensors

@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_dflash import __version__
-from vllm_dflash.checkpoint.ranks import describe_ranks
+from vllm_dflash.checkpoint.pairing import describe_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.compile_aside import CompileAside

@@ -18,8 +18,8 @@ from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 from vllm_dflash.checkpoint.headers import INDEX, Tensor, loading_pattern
 from vllm_dflash.checkpoint.tensors import check_tensors
 from vllm_dflash.config.mode import Mode
-from vllm_dflash.model.candidate_selector import CandidateSelector
 from vllm_dflash.model.context_projection import ContextProjection
+from vllm_dflash.model.dflash2_layers import CandidateSelector
 from vllm_dflash.model.layers import DraftBlock
 from vllm_dflash.model.vocabulary import DraftVocabulary, check_ids, read_mask_embedding
 

@@ -12,7 +12,7 @@ import torch
 
 from vllm_dflash.engine.block_layout import block_inputs
 from vllm_dflash.engine.v1.block_forward import BlockForward
-from vllm_dflash.model.candidate_selector import CandidateSelector
+from vllm_dflash.model.dflash2_layers import CandidateSelector
 
 NAN, INF = math.nan, math.inf
 NO_BLOCKS = np.zeros(0, np.int64), np.zeros(0, np.int32)

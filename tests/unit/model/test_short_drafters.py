@@ -15,7 +15,7 @@ import torch
 
 from support.drafter_harness import DrafterHarness, Harness, Row
 from support.pairs import Pair, make_pair
-from vllm_dflash.model.reference_decoding import draft
+from support.reference_decoding import draft
 
 pytestmark = pytest.mark.usefixtures("runner")
 OWN, OF_TARGET = 64, 256

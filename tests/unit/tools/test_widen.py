@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 
 from support import DEMO
 from support.pairs import Pair, dflash2_config, make_pair
+from support.reference_decoding import block_states, generate
 from vllm_dflash.checkpoint.headers import read_folder
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.tensors import check_tensors
-from vllm_dflash.model.reference_decoding import block_states, generate
 from vllm_dflash.tools.bench.bench_pair import Pair as BenchPair
 from vllm_dflash.tools.bench.bench_pair import demo_pair, widened_demo, with_random_drafter
 from vllm_dflash.tools.bench.widen import Shape, widen_pair

@@ -13,7 +13,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vllm_dflash.engine.attention_groups import DraftAttentionGroup
 from vllm_dflash.engine.block_layout import BlockInputs, split_drafts
-from vllm_dflash.model.candidate_selector import walk
+from vllm_dflash.model.dflash2_layers import walk
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning import Bools, Floats, Ints
 

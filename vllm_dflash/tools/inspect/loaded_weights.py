@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from vllm_dflash.checkpoint.headers import Tensor
-from vllm_dflash.checkpoint.ranks import drafter_ranks
+from vllm_dflash.checkpoint.pairing import drafter_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.checkpoint.tensors import expected_tensors, quantised_parts
 

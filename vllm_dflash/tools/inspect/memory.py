@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import ByteSize
 
 from vllm_dflash.checkpoint.headers import Tensor
-from vllm_dflash.checkpoint.ranks import drafter_ranks
+from vllm_dflash.checkpoint.pairing import drafter_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.tools.inspect.inspection import Budget, CacheFacts, Fault, Inspection, MemoryFacts
 from vllm_dflash.tools.inspect.loaded_weights import loaded_weights

@@ -12,8 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.model.reference import ReferenceDrafter
-from vllm_dflash.model.reference_decoding import target_step
+from vllm_dflash.model.reference import ReferenceDrafter, target_step
 
 
 @dataclass(frozen=True)
