@@ -102,7 +102,7 @@ def folder_fault(model: str) -> str | None:
         return None
     if folder.exists():
         return "this folder has no config.json" if folder.is_dir() else "this is no folder"
-    if not looks_local(model) and is_repository_name(model):
+    if not looks_local(model) and _is_repository_name(model):
         return None
     there = [one.name for one in folder.parent.glob("*/") if (one / "config.json").is_file()]
     near = nearest(folder.name, there)
@@ -112,8 +112,7 @@ def folder_fault(model: str) -> str | None:
     return f"no such folder, and not a repository name, which has one slash at most{hint}"
 
 
-def is_repository_name(name: str) -> bool:
-    """Whether a repository of the hub can have this name."""
+def _is_repository_name(name: str) -> bool:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 

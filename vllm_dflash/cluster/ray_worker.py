@@ -9,10 +9,11 @@ from typing import Any
 import ray
 import torch
 from vllm.logger import init_logger
+from vllm.utils.cpu_resource_utils import get_allowed_cpu_list
 from vllm.v1.executor.ray_executor_v2 import RayWorkerProc
 
 from vllm_dflash.cluster.napping import nap_while_waiting
-from vllm_dflash.config.thread_binding import VARIABLE, allowed_cores, share_of_cores
+from vllm_dflash.config.thread_binding import VARIABLE, share_of_cores
 
 logger = init_logger("vllm.dflash")
 
@@ -74,7 +75,7 @@ def keep_to_cores(binding: str, local_rank: int, local_workers: int) -> None:
     Raises:
         ValueError: the node does not have these cores, or not for this process.
     """
-    chosen = share_of_cores(allowed_cores(), binding, local_rank, local_workers)
+    chosen = share_of_cores(get_allowed_cpu_list(), binding, local_rank, local_workers)
     if chosen is None:
         return
     absent = sorted(set(chosen) - os.sched_getaffinity(0))

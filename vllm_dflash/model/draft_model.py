@@ -66,24 +66,21 @@ class DFlashDraftModel(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        self.spec = Mode.of(vllm_config).drafter
+        mode = Mode.of(vllm_config)
+        self.spec = mode.drafter
         quantisation = get_draft_quant_config(vllm_config)
         if quantisation is not None:
             quantisation.packed_modules_mapping = FUSED_LAYERS
         self.context = ContextProjection(self.spec, quantisation)
         self.block = DraftBlock(
-            vllm_config=vllm_config,
-            spec=self.spec,
-            quantisation=quantisation,
-            first_layer=vllm_config.model_config.get_total_num_hidden_layers(),
-            prefix=prefix or "dflash",
+            vllm_config=vllm_config, quantisation=quantisation, prefix=prefix or "dflash"
         )
         self.selector: CandidateSelector | None = None
         if self.spec.dflash2 is not None:
             self.selector = CandidateSelector(
                 self.spec.vocab_size, self.spec.hidden_size, self.spec.dflash2
             )
-        self.uniform_width = 1 + Mode.of(vllm_config).draft_width
+        self.uniform_width = 1 + mode.draft_width
         """Rows of each block where nobody says what belongs to which."""
         self._target_vocab_size = vllm_config.model_config.get_vocab_size()
         self._searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction

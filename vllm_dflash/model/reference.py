@@ -26,6 +26,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
+from vllm_dflash.checkpoint.mask_embedding import MASK_EMBEDDING_FILE, parse_mask_embedding
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.model.reference_dflash2 import ReferenceConvolution, ReferenceSelector
 
@@ -192,10 +193,9 @@ class ReferenceDrafter(nn.Module):
         if "d2t" in tensors:
             drafter.d2t = torch.zeros(spec.draft_vocab_size, dtype=torch.int64)
         drafter.load_state_dict(tensors, strict=True)
-        mask_file = Path(folder) / "mask_embedding.pt"
+        mask_file = Path(folder) / MASK_EMBEDDING_FILE
         if mask_file.exists():
-            state = torch.load(mask_file, weights_only=True)
-            drafter.mask_embedding = state["embedding"] if isinstance(state, dict) else state
+            drafter.mask_embedding = parse_mask_embedding(spec, mask_file.read_bytes())
         return drafter.eval()
 
     def embed(self, token_ids: torch.Tensor, target: PreTrainedModel) -> torch.Tensor:
@@ -203,7 +203,7 @@ class ReferenceDrafter(nn.Module):
         table = target.get_input_embeddings() if self.embed_tokens is None else self.embed_tokens
         x = table(token_ids)
         if self.mask_embedding is not None:
-            x[token_ids == self.spec.mask_token_id] = self.mask_embedding.reshape(-1).to(x)
+            x[token_ids == self.spec.mask_token_id] = self.mask_embedding.to(x)
         return x if self.spec.dflash2 is None else x * self.spec.dflash2.input_embedding_scale
 
     def logits(self, hidden: torch.Tensor, target: PreTrainedModel) -> torch.Tensor:

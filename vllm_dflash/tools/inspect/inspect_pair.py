@@ -21,9 +21,9 @@ from vllm_dflash.checkpoint.read import check_not_swapped, load_config, parse_ov
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import (
     MAPS,
-    compare_tensors,
     quantised_parts,
     required_vocabulary,
+    tensor_faults,
     vocabulary_tensors,
 )
 from vllm_dflash.tools.inspect.inspection import Fault, Inspection, TargetFacts, TensorFacts
@@ -127,8 +127,7 @@ def _read_spec(
 
 def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> TensorFacts:
     stored = headers.tensors
-    messages = compare_tensors(spec, stored).messages()
-    found.faults += [Fault("tensors", message) for message in messages]
+    found.faults += [Fault("tensors", message) for message in tensor_faults(spec, stored)]
     quantised = set().union(*quantised_parts(spec, stored).values())
     plain = {tensor.dtype for name, tensor in stored.items() if name not in {*MAPS, *quantised}}
     if odd := sorted({dtype for dtype in plain if dtype.startswith("F")} - FLOATS):
