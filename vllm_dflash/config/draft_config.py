@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,10 @@ def read_by_vllm(
 ) -> SpeculativeConfig:
     """vLLM's own config of a drafter of ours.
 
+    `trust_remote_code` is off while vLLM reads: it hands the target's setting down to the drafter,
+    whose `auto_map` could then name a file of its folder to be imported. A DFlash drafter is data:
+    no code of its checkpoint is of use to us.
+
     Args:
         read: what vLLM makes it with.
         engine_args: what vLLM makes it of.
@@ -50,29 +53,17 @@ def read_by_vllm(
     """
     asked = copy.copy(engine_args)  # which vLLM writes into
     asked.speculative_config = dict(engine_args.speculative_config)
-    with trusting_no_code(target):
-        try:
-            speculative_config = read(engine_args)
-        except Exception as error:  # whatever vLLM and transformers trip over in a config
-            fault = config_fault(drafter, config, asked, read)
-            if fault is None:
-                raise
-            raise fault from error
-    return describe_to_vllm(speculative_config, drafter)
-
-
-@contextmanager
-def trusting_no_code(target: ModelConfig) -> Iterator[None]:
-    """While vLLM reads the drafter's config: `trust_remote_code` is for the target alone.
-
-    vLLM hands the target's setting down to the drafter, whose `auto_map` could then name a file of
-    its folder to be imported. A DFlash drafter is data: no code of its checkpoint is of use to us.
-    """
     trusted, target.trust_remote_code = target.trust_remote_code, False
     try:
-        yield
+        speculative_config = read(engine_args)
+    except Exception as error:  # whatever vLLM and transformers trip over in a config
+        fault = config_fault(drafter, config, asked, read)
+        if fault is None:
+            raise
+        raise fault from error
     finally:
         target.trust_remote_code = trusted
+    return describe_to_vllm(speculative_config, drafter)
 
 
 def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> SpeculativeConfig:

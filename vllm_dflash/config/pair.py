@@ -7,7 +7,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.headers import HeadersError, missing_weights, read_folder
-from vllm_dflash.checkpoint.mask_embedding import check_mask_embedding
+from vllm_dflash.checkpoint.mask_embedding import MASK_EMBEDDING_FILE, parse_mask_embedding
 from vllm_dflash.checkpoint.pairing import PairingTarget, check_pair, drafter_ranks
 from vllm_dflash.checkpoint.read import check_not_swapped, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
@@ -146,7 +146,8 @@ def check_weights(drafter: DrafterSpec, folder: Path) -> None:
         why = str(error).removesuffix(".")
         raise DrafterError(f"drafter {drafter.model!r}: {why}.{missing_weights(folder)}") from None
     check_tensors(drafter, headers.tensors)
-    check_mask_embedding(drafter, folder)
+    if (file := folder / MASK_EMBEDDING_FILE).is_file():
+        parse_mask_embedding(drafter, file.read_bytes())
 
 
 def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> PairingTarget:
