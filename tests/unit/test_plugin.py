@@ -79,7 +79,11 @@ def test_v1_keeps_all_layers_in_one_group_of_the_cache(
     asked = speculative(pair)
     args = engine_args(pair, speculative_config=asked, disable_hybrid_kv_cache_manager=written)
     parallel: Any = SimpleNamespace(
-        worker_cls="auto", distributed_executor_backend="uni", tensor_parallel_size=1
+        worker_cls="auto",
+        pipeline_parallel_size=1,
+        data_parallel_size=1,
+        distributed_executor_backend="uni",
+        tensor_parallel_size=1,
     )
     resolved = replace(OPTIONS, runner="v2" if is_v2 else "v1")
     monkeypatch.setattr("vllm_dflash.config.pair.resolve", lambda *_, **__: resolved)

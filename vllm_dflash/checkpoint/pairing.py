@@ -26,24 +26,22 @@ class PairingTarget:
     multimodal: bool = False
     has_linear_attention: bool = False
     on_cpu: bool = False
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
 
 
 def check_pair(drafter: DrafterSpec, target: PairingTarget) -> None:
     """Raise `DrafterError` with every reason why the drafter cannot draft for the target."""
     reasons = []
     if faults := target_faults(target):
-        reasons.append(f"target {target.model!r} cannot be served with DFlash: {_listed(faults)}")
+        reasons.append(
+            f"target {target.model!r} cannot be served with DFlash: {'; '.join(faults)}."
+        )
     if faults := pair_faults(drafter, target):
-        what = f"drafter {drafter.model!r} does not fit target {target.model!r}: {_listed(faults)}"
-        reasons.append(f"{what} Choose a drafter trained for this target.")
-    if reasons := reasons + parallel_faults(target):
+        reasons.append(
+            f"drafter {drafter.model!r} does not fit target {target.model!r}: {'; '.join(faults)}."
+            " Choose a drafter trained for this target."
+        )
+    if reasons:
         raise DrafterError(" ".join(reasons))
-
-
-def _listed(faults: list[str]) -> str:
-    return f"{'; '.join(faults)}."
 
 
 def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
@@ -121,28 +119,6 @@ def target_faults(target: PairingTarget) -> list[str]:
         faults.append(
             f"{target.architecture} has linear attention, whose state vLLM's CPU kernels lose where"
             " a draft is shorter than num_speculative_tokens; it needs CUDA"
-        )
-    return faults
-
-
-def parallel_faults(target: PairingTarget) -> list[str]:
-    """Those that come from how the engine is spread over processes, each a sentence.
-
-    Tensor parallelism is none: where a drafter does not divide, every rank has the whole of it.
-    """
-    faults = []
-    if target.pipeline_parallel_size > 1:
-        faults.append(
-            f"pipeline_parallel_size is {target.pipeline_parallel_size}, but DFlash does not"
-            " run with pipeline parallelism: the drafter shares the embedding of the first stage"
-            " and the head of the last. Divide the model by --tensor-parallel-size instead."
-        )
-    if target.data_parallel_size > 1:
-        faults.append(
-            f"data_parallel_size is {target.data_parallel_size}, but DFlash does not run"
-            " with data parallelism yet: ranks that draft and ranks that do not would wait for"
-            " each other. Run a server for each replica instead (docs/ray_serve.md puts them"
-            " behind one route), or divide the model by --tensor-parallel-size."
         )
     return faults
 

@@ -136,14 +136,17 @@ def config_fault(
     fields = config
     if config.get("speculators_model_type") is not None:
         fields = from_speculators(drafter.model, config)
-    what = f"drafter {drafter.model!r}: bad config: vLLM cannot read"
-    for name, value in fields.items():
-        if failed := failure({**plain, name: value}):
+    trials = [
+        ({**plain, name: value}, f"{name} of config.json, which is {shown(value)}")
+        for name, value in fields.items()
+    ]
+    for trial, what in [*trials, (config, "config.json")]:  # last, fields that do not go together
+        if failed := failure(trial):
+            why = without_frame(failed).removeprefix("Value error, ") or "no reason given"
             return DrafterError(
-                f"{what} {name} of config.json, which is {shown(value)}: {_reason(failed)}"
+                f"drafter {drafter.model!r}: bad config: vLLM cannot read {what}: {why}"
+                f" ({type(failed).__name__})"
             )
-    if failed := failure(config):  # fields that do not go together
-        return DrafterError(f"{what} config.json: {_reason(failed)}")
     return None
 
 
@@ -161,8 +164,3 @@ def _plain_config(drafter: DrafterSpec) -> dict[str, Any]:
         "head_dim": drafter.head_dim,
         "max_position_embeddings": drafter.max_position_embeddings,
     }
-
-
-def _reason(error: Exception) -> str:
-    text = without_frame(error).removeprefix("Value error, ")
-    return f"{text or 'no reason given'} ({type(error).__name__})"

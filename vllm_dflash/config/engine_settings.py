@@ -42,6 +42,19 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
             " sampled, and ours are the likeliest tokens, since sampling each by itself ruins"
             " acceptance. Leave --watermark-config out, or leave the speculative config out."
         )
+    if parallel.pipeline_parallel_size > 1:
+        raise ValueError(
+            f"pipeline_parallel_size is {parallel.pipeline_parallel_size}, but DFlash does not run"
+            " with pipeline parallelism: the drafter shares the embedding of the first stage and"
+            " the head of the last. Divide the model by --tensor-parallel-size instead."
+        )
+    if parallel.data_parallel_size > 1:
+        raise ValueError(
+            f"data_parallel_size is {parallel.data_parallel_size}, but DFlash does not run with"
+            " data parallelism yet: ranks that draft and ranks that do not would wait for each"
+            " other. Run a server for each replica instead (docs/ray_serve.md puts them behind one"
+            " route), or divide the model by --tensor-parallel-size."
+        )
     if parallel.distributed_executor_backend == "ray" and current_platform.is_cpu():
         raise ValueError(
             "vLLM's own Ray executor takes no CPUs, which would come out in the engine's process"

@@ -41,7 +41,7 @@ def resolve(
     """
     from vllm.platforms import current_platform
 
-    drafter = checked_drafter(settings, config, target, parallel)
+    drafter = checked_drafter(settings, config, target)
     runner, is_planned = runner_here(), settings.draft_length == "adaptive"
     if settings.free_drafts == "shared":
         check_shared(runner, is_planned)
@@ -79,10 +79,7 @@ def resolve(
 
 
 def checked_drafter(
-    settings: SpeculativeSettings,
-    config: dict[str, Any],
-    target: ModelConfig,
-    parallel: ParallelConfig,
+    settings: SpeculativeSettings, config: dict[str, Any], target: ModelConfig
 ) -> DrafterSpec:
     """The drafter, which fits the target; of a folder, the files fit, too.
 
@@ -93,7 +90,7 @@ def checked_drafter(
         settings.model, config, target.model, {"architectures": list(target.architectures)}
     )
     drafter = parse_overridden(settings.model, config, settings.drafter_overrides)
-    check_pair(drafter, target_facts(target, parallel))
+    check_pair(drafter, target_facts(target))
     if drafter.dflash2 is not None and settings.use_local_argmax_reduction:
         raise DrafterError(
             f"drafter {drafter.model!r} is a DFlash 2 one, which weighs several candidates for each"
@@ -150,8 +147,8 @@ def check_weights(drafter: DrafterSpec, folder: Path) -> None:
         parse_mask_embedding(drafter, file.read_bytes())
 
 
-def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> PairingTarget:
-    """Read what pairing needs from vLLM's own configs; imports the target's model class."""
+def target_facts(target: ModelConfig) -> PairingTarget:
+    """Read what pairing needs from vLLM's own config; imports the target's model class."""
     from vllm.model_executor.models.interfaces import supports_eagle3
     from vllm.platforms import current_platform
 
@@ -168,6 +165,4 @@ def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> Pairin
         multimodal=target.is_multimodal_model,
         has_linear_attention=target.is_hybrid,
         on_cpu=current_platform.is_cpu(),
-        pipeline_parallel_size=parallel.pipeline_parallel_size if parallel else 1,
-        data_parallel_size=parallel.data_parallel_size if parallel else 1,
     )

@@ -16,12 +16,13 @@ from vllm.model_executor.models.utils import (
 from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
 from vllm_dflash.checkpoint.headers import INDEX, Tensor, loading_pattern
+from vllm_dflash.checkpoint.mask_embedding import MASK_EMBEDDING_FILE, parse_mask_embedding
 from vllm_dflash.checkpoint.tensors import check_tensors
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.model.context_projection import ContextProjection
 from vllm_dflash.model.dflash2_layers import CandidateSelector
 from vllm_dflash.model.layers import DraftBlock
-from vllm_dflash.model.vocabulary import DraftVocabulary, check_ids, read_mask_embedding
+from vllm_dflash.model.vocabulary import DraftVocabulary, check_ids
 
 FUSED_LAYERS = {
     "qkv_proj": ["q_proj", "k_proj", "v_proj"],
@@ -187,12 +188,13 @@ class DFlashDraftModel(nn.Module):
         )
         check_ids(self.spec, dict(tensors), self._target_vocab_size)
         device = self.context.hidden_norm.weight.device
+        mask_embedding: torch.Tensor | None = None
+        content = get_hf_file_bytes(MASK_EMBEDDING_FILE, self.spec.model, self._revision)
+        if content is not None:
+            mask_embedding = parse_mask_embedding(self.spec, content).to(device)
         with device:
-            self.vocabulary = DraftVocabulary(
-                self.spec,
-                {name for name, _ in tensors},
-                read_mask_embedding(self.spec, self._revision, device),
-            )
+            names = {name for name, _ in tensors}
+            self.vocabulary = DraftVocabulary(self.spec, names, mask_embedding)
         loaded = AutoWeightsLoader(self).load_weights(tensors, mapper=self.checkpoint_names)
         self.context.fuse_layers(self.block.attentions())
         return loaded

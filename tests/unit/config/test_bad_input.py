@@ -232,22 +232,18 @@ def test_weights_cut_short_behind_their_header(pair: Pair, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("parallel", "message"),
+    ("target", "message"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
-        ({"data_parallel_size": 2}, "data_parallel_size is 2"),
         ({"multimodal": True, "on_cpu": True}, "is multimodal"),
         ({"has_linear_attention": True, "on_cpu": True}, "linear attention"),
     ],
 )
-def test_parallelism_and_targets_that_do_not_fit(
-    pair: Pair, parallel: dict[str, Any], message: str
-) -> None:
+def test_targets_that_do_not_fit(pair: Pair, target: dict[str, Any], message: str) -> None:
     facts = PairingTarget("t", "Qwen3ForCausalLM", 4, 64, 320, supports_taps=True)
     check_pair(pair.spec, facts)
     check_pair(pair.spec, dataclasses.replace(facts, multimodal=True, has_linear_attention=True))
     with pytest.raises(DrafterError, match=message):
-        check_pair(pair.spec, dataclasses.replace(facts, **parallel))
+        check_pair(pair.spec, dataclasses.replace(facts, **target))
 
 
 @pytest.mark.parametrize("asked", [None, "adaptive", "fixed"])

@@ -24,7 +24,13 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refuse_worker(worker_cls: str) -> None:
     args: Any = SimpleNamespace(enable_lora=False, watermark_config=None)
-    refuse(args, SimpleNamespace(worker_cls=worker_cls, distributed_executor_backend="uni"))
+    parallel: Any = SimpleNamespace(
+        worker_cls=worker_cls,
+        pipeline_parallel_size=1,
+        data_parallel_size=1,
+        distributed_executor_backend="uni",
+    )
+    refuse(args, parallel)
 
 
 @pytest.mark.usefixtures("_cuda")

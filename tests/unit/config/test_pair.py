@@ -50,26 +50,23 @@ def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
     return config
 
 
-def parallel(tensor: int = 1, pipeline: int = 1, data: int = 1) -> Any:
-    return SimpleNamespace(
-        tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, data_parallel_size=data
-    )
+def parallel(tensor: int = 1) -> Any:
+    return SimpleNamespace(tensor_parallel_size=tensor)
 
 
 @pytest.mark.parametrize(
-    ("config", "spread", "facts"),
+    ("config", "facts"),
     [
-        (target(), None, {}),
-        (target(), parallel(8, 2, 3), {"pipeline_parallel_size": 2, "data_parallel_size": 3}),
-        (target(OPTForCausalLM), parallel(), {"supports_taps": False}),
-        (target(is_multimodal_model=True), None, {"multimodal": True}),
-        (target(is_hybrid=True), None, {"has_linear_attention": True}),
-        (target(get_hidden_size=lambda: 48), None, {"hidden_size": 48}),
+        (target(), {}),
+        (target(OPTForCausalLM), {"supports_taps": False}),
+        (target(is_multimodal_model=True), {"multimodal": True}),
+        (target(is_hybrid=True), {"has_linear_attention": True}),
+        (target(get_hidden_size=lambda: 48), {"hidden_size": 48}),
     ],
 )
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_facts_of_a_target(
-    monkeypatch: pytest.MonkeyPatch, config: Any, spread: Any, facts: dict[str, Any], on_cpu: bool
+    monkeypatch: pytest.MonkeyPatch, config: Any, facts: dict[str, Any], on_cpu: bool
 ) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: on_cpu)
     plain: dict[str, Any] = {
@@ -82,10 +79,8 @@ def test_facts_of_a_target(
         "multimodal": False,
         "has_linear_attention": False,
         "on_cpu": on_cpu,
-        "pipeline_parallel_size": 1,
-        "data_parallel_size": 1,
     }
-    assert target_facts(config, spread) == PairingTarget(**{**plain, **facts})
+    assert target_facts(config) == PairingTarget(**{**plain, **facts})
 
 
 @pytest.fixture
@@ -245,26 +240,25 @@ def test_overrides_reach_the_options(drafter: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "config", "spread", "words"),
+    ("own", "config", "tensor", "words"),
     [
-        ({}, {"vocab_size": 310}, (1, 1, 1), "does not fit target 'target': vocab_size is 310"),
-        ({}, {}, (1, 2, 1), "pipeline_parallel_size is 2"),
-        ({}, {"intermediate_size": 95}, (1, 1, 1), "the weights do not match config.json"),
-        ({"num_speculative_tokens": 8}, {}, (1, 1, 1), "num_speculative_tokens is 8"),
-        ({"draft_tensor_parallel_size": 4}, {}, (2, 1, 1), "draft_tensor_parallel_size is 4"),
-        ({"drafter_overrides": {"zzz": 1}}, {}, (1, 1, 1), r"\['zzz'\] changes nothing"),
+        ({}, {"vocab_size": 310}, 1, "does not fit target 'target': vocab_size is 310"),
+        ({}, {"intermediate_size": 95}, 1, "the weights do not match config.json"),
+        ({"num_speculative_tokens": 8}, {}, 1, "num_speculative_tokens is 8"),
+        ({"draft_tensor_parallel_size": 4}, {}, 2, "draft_tensor_parallel_size is 4"),
+        ({"drafter_overrides": {"zzz": 1}}, {}, 1, r"\['zzz'\] changes nothing"),
     ],
 )
 def test_pairs_that_are_refused(
     drafter: Path,
     own: dict[str, Any],
     config: dict[str, Any],
-    spread: tuple[int, int, int],
+    tensor: int,
     words: str,
 ) -> None:
     settings = SpeculativeSettings(model=str(drafter), **own)
     with pytest.raises(DrafterError, match=words):
-        resolve(settings, drafter_config(**config), target(), engine(), parallel(*spread))
+        resolve(settings, drafter_config(**config), target(), engine(), parallel(tensor))
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def pairing_facts(model: ModelConfig) -> PairingTarget:
     from vllm_dflash.config.pair import target_facts
 
     try:
-        return target_facts(model, None)
+        return target_facts(model)
     except Exception as error:  # vLLM imports the model's class
         raise TargetUnreadableError(
             f"target {model.model!r} cannot be read: vLLM has no class for it: {_short(error)}"
