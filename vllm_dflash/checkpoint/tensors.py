@@ -57,39 +57,32 @@ def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
             "candidate_selector.successor_codebook": codes,
             "candidate_selector.hidden_projection.weight": (spec.dflash2.selector_rank, hidden),
         }
+    layer: dict[str, Shape] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (q_size, hidden),
+        "self_attn.k_proj.weight": (kv_size, hidden),
+        "self_attn.v_proj.weight": (kv_size, hidden),
+        "self_attn.o_proj.weight": (hidden, q_size),
+        "self_attn.q_norm.weight": (spec.head_dim,),
+        "self_attn.k_norm.weight": (spec.head_dim,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    if spec.dflash2 is not None:
+        taps, groups = spec.dflash2.conv_kernel_size, hidden // spec.dflash2.conv_group_size
+        for convolution in ("attention_conv", "mlp_conv"):
+            # One kernel for what goes into the sublayer, one for what comes out.
+            layer[f"{convolution}.base_kernel"] = (2, taps, hidden)
+            layer[f"{convolution}.kernel_projection.weight"] = (2 * taps * groups, hidden)
+    if spec.attention_sinks:
+        layer["self_attn.attention_sink_bias"] = (spec.num_heads,)
+    if spec.attention_bias:
+        sizes = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size, "o_proj": hidden}
+        layer |= {f"self_attn.{name}.bias": (size,) for name, size in sizes.items()}
     for number in range(spec.num_layers):
-        layer = f"layers.{number}"
-        attention = f"{layer}.self_attn"
-        tensors |= {
-            f"{layer}.input_layernorm.weight": (hidden,),
-            f"{layer}.post_attention_layernorm.weight": (hidden,),
-            f"{attention}.q_proj.weight": (q_size, hidden),
-            f"{attention}.k_proj.weight": (kv_size, hidden),
-            f"{attention}.v_proj.weight": (kv_size, hidden),
-            f"{attention}.o_proj.weight": (hidden, q_size),
-            f"{attention}.q_norm.weight": (spec.head_dim,),
-            f"{attention}.k_norm.weight": (spec.head_dim,),
-            f"{layer}.mlp.gate_proj.weight": (inner, hidden),
-            f"{layer}.mlp.up_proj.weight": (inner, hidden),
-            f"{layer}.mlp.down_proj.weight": (hidden, inner),
-        }
-        if spec.dflash2 is not None:
-            taps, groups = spec.dflash2.conv_kernel_size, hidden // spec.dflash2.conv_group_size
-            for convolution in (f"{layer}.attention_conv", f"{layer}.mlp_conv"):
-                # One kernel for what goes into the sublayer, one for what comes out.
-                tensors |= {
-                    f"{convolution}.base_kernel": (2, taps, hidden),
-                    f"{convolution}.kernel_projection.weight": (2 * taps * groups, hidden),
-                }
-        if spec.attention_sinks:
-            tensors[f"{attention}.attention_sink_bias"] = (spec.num_heads,)
-        if spec.attention_bias:
-            tensors |= {
-                f"{attention}.q_proj.bias": (q_size,),
-                f"{attention}.k_proj.bias": (kv_size,),
-                f"{attention}.v_proj.bias": (kv_size,),
-                f"{attention}.o_proj.bias": (hidden,),
-            }
+        tensors |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
     return tensors
 
 
