@@ -72,3 +72,19 @@ def test_other_platforms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_of_someone_else_is_refused() -> None:
     with pytest.raises(ValueError, match=r"worker_cls is 'mine\.Worker'"):
         refuse_worker("mine.Worker")
+
+
+def test_every_reason_is_said_at_once() -> None:
+    args: Any = SimpleNamespace(enable_lora=True, watermark_config=None)
+    parallel: Any = SimpleNamespace(
+        worker_cls="mine.Worker",
+        pipeline_parallel_size=3,
+        data_parallel_size=4,
+        distributed_executor_backend="uni",
+    )
+    with pytest.raises(ValueError, match="worker_cls") as refused:
+        refuse(args, parallel)
+    said = str(refused.value)
+    assert "pipeline_parallel_size is 3" in said
+    assert "data_parallel_size is 4" in said
+    assert "does not support LoRA" in said
