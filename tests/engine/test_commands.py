@@ -23,7 +23,7 @@ from vllm_dflash.tools.console import INTERRUPTED
 from vllm_dflash.tools.parity.parity_command import EQUAL
 from vllm_dflash.tools.parity.parity_defaults import BUILT_IN_PROMPTS
 from vllm_dflash.tools.parity.stages import stage_names
-from vllm_dflash.tools.verify.gate_prompts import default_prompts
+from vllm_dflash.tools.verify.verify_command import default_prompts
 
 pytestmark = pytest.mark.engine
 PAIR = [str(DEMO / "drafter"), "--target", str(DEMO / "target")]

@@ -16,12 +16,12 @@ from vllm_dflash.tools.engine_process import EngineDied
 from vllm_dflash.tools.engine_start import start
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.verify import verify_command as command
-from vllm_dflash.tools.verify.gate_prompts import BUILT_IN, default_prompts
-from vllm_dflash.tools.verify.gate_sides import other_plugins
-from vllm_dflash.tools.verify.verification import Drafting, Level, Verification
+from vllm_dflash.tools.verify.verification import Level, Verification
+from vllm_dflash.tools.verify.verify_command import BUILT_IN, default_prompts
+from vllm_dflash.tools.verify.verify_pair import other_plugins
 
 PAIR = ["--target", str(TARGET), "--speculative-config", json.dumps(FIXED)]
-LOSSLESS = (Level(1, Drafting(9, 3.0), ((),)),)
+LOSSLESS = (Level(1, 9, 3.0, ((),)),)
 ABOUT = {"prompts": 1, "tokens": 5, "dtype": "bfloat16", "drafter": "somebody"}
 
 

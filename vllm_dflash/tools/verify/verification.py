@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
-
-from vllm_dflash.tools.verify.divergence import Divergence
 
 SCHEMA = "vllm-dflash.verify/1"
 Verdict = Literal["lossless", "regression", "nothing drafted"]
@@ -45,30 +43,14 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Drafting:
-    """What vLLM counted while the texts were written."""
-
-    verified: int
-    """Drafts the target verified."""
-    acceptance_length: float | None
-    """Tokens of a verify step of a request, bonus token included; None: there were no such."""
-
-    @classmethod
-    def between(cls, before: Mapping[str, float], after: Mapping[str, float]) -> Drafting:
-        """Of two looks at `EngineAnswers.counts`."""
-        steps, verified, accepted = (
-            after.get(name, 0.0) - before.get(name, 0.0)
-            for name in ("drafts", "draft_tokens", "accepted_tokens")
-        )
-        return cls(int(verified), 1 + accepted / steps if steps else None)
-
-
-@dataclass(frozen=True)
 class Level:
     """All texts, written so many at a time."""
 
     concurrency: int
-    drafting: Drafting
+    drafts_verified: int
+    """Drafts the target verified meanwhile, as vLLM counts them."""
+    acceptance_length: float | None
+    """Tokens of a verify step of a request, bonus token included; None: there were no such."""
     texts: tuple[tuple[Finding, ...], ...]
     """The divergences of each text."""
 
@@ -118,8 +100,8 @@ class Level:
             "ties": self.ties,
             "regressions": self.regressions,
             "worst": self.worst and self.worst.to_dict(),
-            "acceptance_length": self.drafting.acceptance_length,
-            "drafts_verified": self.drafting.verified,
+            "acceptance_length": self.acceptance_length,
+            "drafts_verified": self.drafts_verified,
             "divergences": [one.to_dict() for one in self._findings()],
         }
 
@@ -142,7 +124,7 @@ class Verification:
         """A regression anywhere is one; where nothing was drafted, nothing was shown."""
         if any(level.regressions for level in self.levels):
             return "regression"
-        if not any(level.drafting.verified for level in self.levels):
+        if not any(level.drafts_verified for level in self.levels):
             return "nothing drafted"
         return "lossless"
 
@@ -160,18 +142,3 @@ class Verification:
             **self.about,
             "levels": [level.to_dict() for level in self.levels],
         }
-
-
-def describe(
-    divergences: Sequence[Sequence[Divergence]], tie: float, word: Callable[[int], str]
-) -> tuple[tuple[Finding, ...], ...]:
-    """Divergences of each prompt's text, readable; `word` gives a token's text."""
-
-    def finding(prompt: int, one: Divergence) -> Finding:
-        tokens = (one.dflash, one.plain)
-        dflash, plain = (None if token is None else word(token) for token in tokens)
-        return Finding(prompt, one.position, dflash, plain, one.regret, one.is_tie(tie))
-
-    return tuple(
-        tuple(finding(number, one) for one in text) for number, text in enumerate(divergences)
-    )

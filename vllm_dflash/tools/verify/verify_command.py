@@ -1,4 +1,4 @@
-"""`vllm-dflash verify`: its arguments, and from them to a verdict."""
+"""`vllm-dflash verify`: its arguments, its prompts, and what it prints."""
 
 from __future__ import annotations
 
@@ -6,21 +6,36 @@ import argparse
 import json
 import shlex
 import sys
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vllm_dflash.tools.arguments import add_number, json_object, not_negative, positive
-from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, complain, print_report
-from vllm_dflash.tools.engine_process import EngineDied, temporary_logs
-from vllm_dflash.tools.progress import Progress, progress_on
+from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.progress import progress_on
 from vllm_dflash.tools.prompts import read_prompts
-from vllm_dflash.tools.verify.gate import GateSettings, verify
-from vllm_dflash.tools.verify.gate_prompts import default_prompts
-from vllm_dflash.tools.verify.gate_sides import open_side
-from vllm_dflash.tools.verify.verification import Verification
+from vllm_dflash.tools.verify.gate import GateSettings
+from vllm_dflash.tools.verify.verify_pair import verify_pair
 from vllm_dflash.tools.verify.verify_report import make_notes, make_table
+
+BUILT_IN = [
+    "def quicksort(items):\n",
+    'class LruCache:\n    """A cache that forgets what was not used for the longest time."""\n\n',
+    "SELECT customer.name, SUM(invoice.total)\nFROM customer\n",
+    '{"name": "Ada Lovelace", "born": 1815, "known for": [',
+    "#!/usr/bin/env bash\n# Back up a folder, keep the last seven copies.\nset -euo pipefail\n",
+    "Question: A train leaves at 9:40 and arrives at 13:05. How long does it take?\nAnswer:",
+    "The first ten prime numbers are 2, 3, 5,",
+    "Translate to French.\nEnglish: Where is the railway station?\nFrench:",
+    "User: Explain in three sentences why the sky is blue.\nAssistant:",
+    "User: Write a short poem about the sea.\nAssistant:",
+    "User: Summarise: The meeting was moved from Monday to Thursday, because two of the five"
+    " members are travelling, and the room is free then.\nAssistant:",
+    "Once upon a time, in a village at the foot of a mountain, there lived",
+    "Dear Sir or Madam,\n\nI am writing to complain about",
+    "Ingredients for pancakes:\n- 250 g flour\n-",
+    "The history of the bicycle begins in",
+    "Die Katze saß am Fenster und",
+]
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -93,76 +108,35 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_verify(parsed: argparse.Namespace) -> int:
-    """Verify and print. Returns the exit code."""
-    try:
-        prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(parsed.target)
-        result = verify_pair(
-            parsed.target,
-            parsed.speculative_config,
-            prompts,
-            GateSettings(tuple(dict.fromkeys(parsed.concurrency)), parsed.tokens, parsed.tie),
-            dtype=parsed.dtype,
-            flags=tuple(parsed.flags),
-            logs=parsed.logs,
-            progress=progress_on(),
-        )
-        result.about["command"] = shlex.join(["vllm-dflash", *sys.argv[1:]])
-        written = json.dumps(result.to_dict(), indent=1)
-        if parsed.json:
-            print(written)
-        else:
-            print_report([make_table(result)], make_notes(result))
-        # Last: what took so long is not lost to a folder that cannot be written.
-        if parsed.out:
-            parsed.out.parent.mkdir(parents=True, exist_ok=True)
-            parsed.out.write_text(written + "\n")
-    except KeyboardInterrupt:
-        complain("verify", "interrupted")
-        return INTERRUPTED
-    except (OSError, ValueError, EngineDied) as error:
-        complain("verify", error)
-        return COULD_NOT_RUN
+    """Verify and print. Returns the exit code, or raises what `cli.main` explains."""
+    prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(parsed.target)
+    result = verify_pair(
+        parsed.target,
+        parsed.speculative_config,
+        prompts,
+        GateSettings(tuple(dict.fromkeys(parsed.concurrency)), parsed.tokens, parsed.tie),
+        dtype=parsed.dtype,
+        flags=tuple(parsed.flags),
+        logs=parsed.logs,
+        progress=progress_on(),
+    )
+    result.about["command"] = shlex.join(["vllm-dflash", *sys.argv[1:]])
+    written = json.dumps(result.to_dict(), indent=1)
+    if parsed.json:
+        print(written)
+    else:
+        print_report([make_table(result)], make_notes(result))
+    # Last: what took so long is not lost to a folder that cannot be written.
+    if parsed.out:
+        parsed.out.parent.mkdir(parents=True, exist_ok=True)
+        parsed.out.write_text(written + "\n")
     return result.exit_code
 
 
-def verify_pair(
-    target: str,
-    speculative_config: dict[str, Any],
-    prompts: list[str],
-    settings: GateSettings | None = None,
-    *,
-    dtype: str | None = None,
-    flags: tuple[str, ...] = (),
-    logs: Path | None = None,
-    progress: Progress | None = None,
-) -> Verification:
-    """`verify` on engines in processes of their own, one after the other.
-
-    Args:
-        target: folder or repository.
-        speculative_config: as for `vllm serve`.
-        prompts: what is continued.
-        settings: (default: `GateSettings()`).
-        dtype: of both engines.
-        flags: of `vllm serve`, for both engines.
-        logs: folder for the engines' logs; without one, only those of an engine that died are kept.
-        progress: told what goes on.
-
-    Raises:
-        ValueError: something does not fit.
-        EngineDied: an engine did; the message says why, and where its log is.
-    """
-    open_engine = partial(open_side, target, flags=flags, dtype=dtype)
-    with nullcontext(logs) if logs else temporary_logs("vllm-dflash-verify-") as folder:
-        result = verify(
-            prompts,
-            partial(open_engine, speculative_config, folder / "dflash.log"),
-            partial(open_engine, None, folder / "plain.log"),
-            settings,
-            progress,
-        )
-    result.about.update(target=target, speculative_config=speculative_config, flags=[*flags])
-    return result
+def default_prompts(target: str) -> list[str]:
+    """Some of many kinds, after the held-out ones that lie beside the demo pair's target."""
+    held_out = Path(target).parent / "held_out.jsonl"
+    return [*(read_prompts(held_out) if held_out.is_file() else []), *BUILT_IN]
 
 
 def _speculative_config(text: str) -> dict[str, Any]:

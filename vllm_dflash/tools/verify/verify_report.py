@@ -41,7 +41,7 @@ def make_notes(result: Verification) -> list[str]:
         f"no draft was verified at concurrency {level.concurrency}, so nothing was tested there: "
         + FIX_LENGTHS
         for level in result.levels
-        if not level.drafting.verified
+        if not level.drafts_verified
     ]
     has_ties = any(level.ties for level in result.levels)
     if result.verdict == "lossless" and has_ties:
@@ -50,7 +50,7 @@ def make_notes(result: Verification) -> list[str]:
 
 
 def _row(level: Level) -> list[str]:
-    worst, length = level.worst, level.drafting.acceptance_length
+    worst, length = level.worst, level.acceptance_length
     return [
         str(level.concurrency),
         str(level.identical),
@@ -59,6 +59,6 @@ def _row(level: Level) -> list[str]:
         str(level.ties),
         str(level.regressions),
         "-" if worst is None else f"{worst.regret:.3g}",
-        str(level.drafting.verified),
+        str(level.drafts_verified),
         "-" if length is None else f"{length:.2f}",
     ]
