@@ -175,7 +175,7 @@ def test_texts_and_acceptance_are_as_on_a_cpu(
     is_fine: bool,
 ) -> None:
     divergence = SimpleNamespace(is_tie=False, regret=1.0, to_dict=dict)
-    level: Any = Level(8, 7, length, ((divergence,) * regressions,))  # type: ignore[arg-type]
+    level: Any = Level.of(8, 7, length, ((divergence,) * regressions,))  # type: ignore[arg-type]
 
     @contextmanager
     def side(target: str, config: Any, log: Path, **more: Any) -> Any:

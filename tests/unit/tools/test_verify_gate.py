@@ -14,7 +14,7 @@ from rich.console import Console
 from vllm_dflash.tools.engine_answers import EngineAnswers, Facts, Finished, Request
 from vllm_dflash.tools.progress import Lines, Progress, Tell
 from vllm_dflash.tools.verify.gate import GateSettings, drafting_between, verify
-from vllm_dflash.tools.verify.verification import Finding, Verification
+from vllm_dflash.tools.verify.verification import Finding, Level, Verification
 from vllm_dflash.tools.verify.verify_report import make_notes, make_table
 
 STOP = 9
@@ -110,6 +110,11 @@ def gate(
     )
 
 
+def by_prompt(level: Level) -> list[list[Finding]]:
+    found = level.divergences
+    return [[one for one in found if one.prompt == prompt] for prompt in range(level.texts)]
+
+
 def test_identical() -> None:
     dflash, plain = Counting(), Counting()
     result = gate(dflash, plain)
@@ -135,7 +140,7 @@ def test_a_tie_and_what_comes_behind_it() -> None:
 def test_a_regression_behind_a_tie() -> None:
     result = gate(Counting({4: 5, 7: 6}), tokens=5)
     assert (result.verdict, result.exit_code) == ("regression", 1)
-    one, two, five = result.levels[0].texts
+    one, two, five = by_prompt(result.levels[0])
     # 1: 2 3 5 6 6; 2: 3 5 6 6 6; 5: 6 6 6 6 6
     assert [(f.position, f.is_tie) for f in one] == [(2, True), (4, False)]
     assert [(f.position, f.is_tie) for f in two] == [(1, True), (3, False), (4, False)]
@@ -163,7 +168,8 @@ def test_each_concurrency_is_judged_by_its_own_texts(where: int) -> None:
     tied = [[(0, 2)], [(1, 1)], []]
     for concurrency, level in found.items():
         expected = wrong if concurrency == where else tied if concurrency == 3 else [[], [], []]
-        assert [[(one.prompt, one.position) for one in text] for text in level.texts] == expected
+        places = [[(one.prompt, one.position) for one in text] for text in by_prompt(level)]
+        assert places == expected
         assert level.regressions == (8 if concurrency == where else 0)
         assert level.with_regressions == (3 if concurrency == where else 0)
         assert level.ties == (2 if expected is tied else 0)
@@ -215,9 +221,9 @@ def test_refused_with_the_remedy(engine: Counting, message: str) -> None:
 
 
 def test_engines_that_differ_are_not_compared() -> None:
-    with pytest.raises(ValueError, match="float32, plain decoding's in bfloat16"):
+    with pytest.raises(ValueError, match="dtype is float32 in DFlash's engine and bfloat16"):
         gate(Counting(dtype="float32"), Counting())
-    with pytest.raises(ValueError, match="takes 64 tokens, plain decoding's 100"):
+    with pytest.raises(ValueError, match=r"max_model_len is 64 .* 100 .*set --max-model-len"):
         gate(Counting(max_model_len=64), Counting())
 
 
@@ -240,7 +246,7 @@ def test_texts_end_at_the_context_limit() -> None:
     """Nothing can be continued behind a tie in the last place."""
     result = gate(Counting({4: 5}, max_model_len=4), Counting(max_model_len=4))
     assert result.verdict == "lossless"
-    assert [one.position for one in result.levels[0].texts[0]] == [2]
+    assert [one.position for one in by_prompt(result.levels[0])[0]] == [2]
 
 
 def test_plain_decoding_is_asked_everything_at_once() -> None:

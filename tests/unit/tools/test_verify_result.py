@@ -13,7 +13,7 @@ TIED = Finding(0, 3, "a", "b", 0.125, is_tie=True)
 WRONG = Finding(2, 0, "c", "d", 1.5, is_tie=False)
 ENDED = Finding(2, 7, None, "e", math.inf, is_tie=False)
 OTHER_TIE = Finding(2, 8, "f", "g", 0.25, is_tie=True)
-LEVEL = Level(8, 12, 2.5, ((TIED,), (), (WRONG, ENDED, OTHER_TIE)))
+LEVEL = Level.of(8, 12, 2.5, ((TIED,), (), (WRONG, ENDED, OTHER_TIE)))
 
 
 def test_a_level_as_json() -> None:
@@ -36,12 +36,12 @@ def test_a_level_as_json() -> None:
         "drafts_verified": 12,
         "divergences": described,
     }
-    assert Level(1, 0, None, ((),)).to_dict()["worst"] is None
+    assert Level.of(1, 0, None, ((),)).to_dict()["worst"] is None
 
 
 def test_a_verification_as_json() -> None:
     about = {"prompts": 3, "dtype": "bfloat16"}
-    clean = Level(1, 5, 2.0, ((), (), ()))
+    clean = Level.of(1, 5, 2.0, ((), (), ()))
     assert Verification(about, 0.2, (clean, LEVEL)).to_dict() == {
         "schema": "vllm-dflash.verify/1",
         "verdict": "regression",
@@ -53,7 +53,7 @@ def test_a_verification_as_json() -> None:
 
 
 def level(verified: int, *findings: Finding) -> Level:
-    return Level(1, verified, None, (findings,))
+    return Level.of(1, verified, None, (findings,))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_worst_finding(regrets: tuple[float, ...], worst: int) -> None:
     """Whatever cannot be compared is worse than anything that can; of equals, the first."""
     findings = [Finding(0, 0, "a", "b", regret, is_tie=False) for regret in regrets]
     for texts in ((tuple(findings),), tuple((one,) for one in findings)):
-        assert Level(1, 0, None, texts).worst is findings[worst]
+        assert Level.of(1, 0, None, texts).worst is findings[worst]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from contextlib import redirect_stdout
-from dataclasses import fields
 
 from pydantic import ByteSize, TypeAdapter
 
@@ -16,7 +15,12 @@ from vllm_dflash.tools.arguments import add_pair, positive
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.inspect.inspect_report import make_notes, make_tables
 from vllm_dflash.tools.inspect.inspection import DOES_NOT_FIT, FITS, UNREADABLE, Inspection
-from vllm_dflash.tools.inspect.target import EngineOptions
+
+ENGINE = (
+    *("tensor_parallel_size", "dtype", "max_model_len", "block_size", "kv_cache_dtype"),
+    *("model_impl", "trust_remote_code"),
+)
+"""Arguments that are vLLM's."""
 
 
 def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,7 +52,7 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="memory of the KV cache on each rank, such as 4GiB (default: VLLM_CPU_KVCACHE_SPACE"
         " where vLLM runs on a CPU and it is set, else some examples)",
     )
-    engine.add_argument("--tensor-parallel-size", type=positive, default=1, metavar="N")
+    engine.add_argument("--tensor-parallel-size", type=positive, metavar="N")
     engine.add_argument("--max-model-len", type=positive, metavar="N")
     engine.add_argument("--block-size", type=positive, metavar="N", help="tokens of a KV block")
     engine.add_argument("--dtype", help="of weights: auto, bfloat16, float16, float32")
@@ -72,9 +76,7 @@ def run_inspect(parsed: argparse.Namespace) -> int:
             revision=parsed.revision,
             drafter_overrides=parsed.drafter_overrides,
             kv_cache_memory=parsed.kv_cache_memory,
-            options=EngineOptions(
-                **{one.name: getattr(parsed, one.name) for one in fields(EngineOptions)}
-            ),
+            **{name: getattr(parsed, name) for name in ENGINE if getattr(parsed, name)},
         )
     if parsed.json:
         print(json.dumps(found.to_dict(), indent=2))

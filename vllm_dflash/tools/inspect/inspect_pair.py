@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm_dflash.checkpoint.headers import (
     Headers,
@@ -27,17 +27,8 @@ from vllm_dflash.checkpoint.tensors import (
     vocabulary_tensors,
 )
 from vllm_dflash.tools.inspect.inspection import Fault, Inspection, TargetFacts, TensorFacts
-from vllm_dflash.tools.inspect.memory import memory_facts
-from vllm_dflash.tools.inspect.target import (
-    EngineOptions,
-    TargetUnreadableError,
-    pairing_facts,
-    rank_faults,
-    read_target,
-)
-
-if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+from vllm_dflash.tools.inspect.memory import inspect_memory
+from vllm_dflash.tools.inspect.target import rank_faults, read_target
 
 FLOATS = {"F64", "F32", "F16", "BF16"}
 
@@ -49,7 +40,7 @@ def inspect_pair(
     revision: str | None = None,
     drafter_overrides: Mapping[str, Any] | None = None,
     kv_cache_memory: int | None = None,
-    options: EngineOptions | None = None,
+    **engine: Any,
 ) -> Inspection:
     """Say what a drafter is, whether it fits a target, and what the pair takes of memory.
 
@@ -63,54 +54,74 @@ def inspect_pair(
         drafter_overrides: fields that stand in for those of its `config.json`.
         kv_cache_memory: bytes of KV cache on each rank; None: as `VLLM_CPU_KVCACHE_SPACE` says
             on the CPU platform, else a few examples.
-        options: of the engine.
+        engine: arguments of vLLM's engine that change the answer, such as `max_model_len`.
     """
-    options = options or EngineOptions()
     found = Inspection(drafter, target)
     try:
-        spec = _read_spec(drafter, revision, drafter_overrides, target)
-        found.drafter = spec
+        spec = found.drafter = _read_spec(drafter, revision, drafter_overrides, target)
         found.warnings += spec.remarks
-        headers = _read_weights(found, "drafter", drafter, revision)
+        headers = _read_headers(found, "drafter", drafter, revision)
         if headers is not None:
             found.tensors = _tensor_facts(found, spec, headers)
-        model = read_target(target, options)
-        _inspect_target(found, spec, model, options)
-    except (DrafterError, HeadersUnreadableError, TargetUnreadableError) as error:
+        model, facts = read_target(target, engine)
+        target_headers = _read_headers(found, "target", target)
+    except ValueError as error:
         found.error = str(error)
         return found
+    found.target = TargetFacts(
+        model=target,
+        architecture=facts.architecture,
+        num_layers=facts.num_layers,
+        hidden_size=facts.hidden_size,
+        vocab_size=facts.vocab_size,
+        dtype=str(model.dtype).removeprefix("torch."),
+        max_model_len=model.max_model_len,
+        parameters=target_headers.parameters if target_headers else None,
+        num_bytes=target_headers.num_bytes if target_headers else None,
+    )
+    for kind, faults in (
+        ("target", target_faults(facts)),
+        ("pair", pair_faults(spec, facts)),
+        ("parallel", rank_faults(model, engine.get("tensor_parallel_size", 1))),
+    ):
+        found.faults += [Fault(kind, message) for message in faults]
+    if spec.max_position_embeddings < model.max_model_len:
+        found.warnings.append(
+            f"the drafter knows {spec.max_position_embeddings} positions, requests may have"
+            f" {model.max_model_len} tokens: longer ones go on undrafted"
+        )
     tensors = headers.tensors if headers else _least_tensors(spec)
-    memory_facts(found, spec, tensors, model, kv_cache_memory, options)
+    inspect_memory(found, tensors, model, kv_cache_memory, engine)
     if not found.faults:
         found.speculative_config = {"method": "dflash", "model": drafter}
         if revision:
             found.speculative_config["revision"] = revision
         if drafter_overrides:
             found.speculative_config["drafter_overrides"] = dict(drafter_overrides)
-        found.command = _command(found, kv_cache_memory, options)
+        found.command = _command(found, kv_cache_memory, engine)
     return found
 
 
-def _least_tensors(spec: DrafterSpec) -> dict[str, Tensor]:
-    """What its checkpoint must have of a vocabulary, where nobody has seen its headers."""
-    shapes = vocabulary_tensors(spec)
-    return {name: Tensor(shapes[name], "BF16") for name in required_vocabulary(spec)}
-
-
-def _read_weights(
+def _read_headers(
     found: Inspection, what: str, model: str, revision: str | None = None
 ) -> Headers | None:
     try:
         return read_headers_of(model, revision)
     except HeadersNotCheckedError as error:
         if what == "drafter" and Path(model).is_dir():
-            raise HeadersUnreadableError(
+            raise ValueError(
                 f"drafter {model!r}: {error}.{missing_weights(Path(model))}"
             ) from error
         found.not_checked.append(f"the {what}'s tensors: {error}")
         return None
     except HeadersUnreadableError as error:
-        raise HeadersUnreadableError(f"{what} {model!r}: {error}") from error
+        raise ValueError(f"{what} {model!r}: {error}") from error
+
+
+def _least_tensors(spec: DrafterSpec) -> dict[str, Tensor]:
+    """What its checkpoint must have of a vocabulary, where nobody has seen its headers."""
+    shapes = vocabulary_tensors(spec)
+    return {name: Tensor(shapes[name], "BF16") for name in required_vocabulary(spec)}
 
 
 def _read_spec(
@@ -146,37 +157,10 @@ def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> Ten
     )
 
 
-def _inspect_target(
-    found: Inspection, spec: DrafterSpec, model: ModelConfig, options: EngineOptions
-) -> None:
-    facts = pairing_facts(model)
-    headers = _read_weights(found, "target", found.target_model)
-    found.target = TargetFacts(
-        model=found.target_model,
-        architecture=facts.architecture,
-        num_layers=facts.num_layers,
-        hidden_size=facts.hidden_size,
-        vocab_size=facts.vocab_size,
-        dtype=str(model.dtype).removeprefix("torch."),
-        max_model_len=model.max_model_len,
-        parameters=headers.parameters if headers else None,
-        num_bytes=headers.num_bytes if headers else None,
-    )
-    found.faults += [Fault("target", message) for message in target_faults(facts)]
-    found.faults += [Fault("pair", message) for message in pair_faults(spec, facts)]
-    tp_size = options.tensor_parallel_size
-    found.faults += [Fault("parallel", message) for message in rank_faults(model, tp_size)]
-    if spec.max_position_embeddings < model.max_model_len:
-        found.warnings.append(
-            f"the drafter knows {spec.max_position_embeddings} positions, requests may have"
-            f" {model.max_model_len} tokens: longer ones go on undrafted"
-        )
-
-
-def _command(found: Inspection, kv_cache_memory: int | None, options: EngineOptions) -> str:
+def _command(found: Inspection, kv_cache_memory: int | None, engine: Mapping[str, Any]) -> str:
     """`vllm serve` with all that was asked for."""
     words = ["vllm", "serve", found.target_model]
-    for name, value in options.written().items():
+    for name, value in engine.items():
         words.append(f"--{name.replace('_', '-')}")
         if value is not True:
             words.append(str(value))

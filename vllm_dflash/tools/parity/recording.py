@@ -1,51 +1,31 @@
-"""What an engine did while it drafted for one request, as plain tensors in one file.
-
-Q rows of a block (the bonus token's and k masks'), H hidden size, m taps, T context rows taken.
-"""
+"""The engine's side: what it did while it drafted for each prompt, as plain tensors."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-NOT_VERIFIED = -1
-NOTHING = torch.empty(0)
-"""What a step has before its block has run."""
+from vllm_dflash.tools.engine_answers import EngineAnswers
+from vllm_dflash.tools.parity.recorder import RECORDED, DraftStep
+from vllm_dflash.tools.progress import Progress
 
-
-@dataclass
-class DraftStep:
-    """One block forward of the engine's drafter."""
-
-    rows_taken: int
-    """How many context rows the engine had taken in when this block ran."""
-    input_ids: torch.Tensor
-    """[Q]."""
-    positions: torch.Tensor
-    """[Q]."""
-    embedding: torch.Tensor = NOTHING
-    """[Q, H]."""
-    layers: list[torch.Tensor] = field(default_factory=list)
-    """Output of each layer, its residual added, [Q, H]."""
-    hidden: torch.Tensor = NOTHING
-    """Behind the final norm, [Q, H]."""
-    logits: torch.Tensor = NOTHING
-    """Of the mask rows, [Q - 1, V']; of DFlash 2 those of candidates, [Q - 1, C]."""
-    drafts: torch.Tensor = NOTHING
-    """Tokens of the target that were drafted, [Q - 1]."""
-    num_drafted: int = 0
-    """Drafts the target verified; fewer than Q - 1 where the request could not use all."""
-    num_accepted: int = NOT_VERIFIED
-    candidates: torch.Tensor | None = None
-    """Columns of the logits, of DFlash 2, [Q - 1, C]."""
+Prompt = str | list[int]
 
 
 @dataclass
 class Recording:
-    """All context rows and draft steps of one request, in the order in which they came."""
+    """All context rows and draft steps of one request, in the order in which they came.
 
+    T rows of m taps, H hidden size.
+    """
+
+    token_ids: list[int]
+    """The prompt and the new tokens."""
+    prompt_length: int
     features: torch.Tensor
     """Taps, concatenated in ascending layer order, [T, m * H_target]."""
     z: torch.Tensor
@@ -53,6 +33,17 @@ class Recording:
     positions: torch.Tensor
     """[T]. One that occurs twice was stored twice; the later row counts."""
     steps: list[DraftStep]
+    runner: str
+    """Of vLLM: `v1` or `v2`."""
+    nan_drafts: int = 0
+    """Drafts the engine threw away because their logits were not finite."""
+
+    @classmethod
+    def load(cls, path: Path, token_ids: list[int], prompt_length: int) -> Recording:
+        """What `RecordedDrafting.take_recording` wrote while these tokens were generated."""
+        found = torch.load(path, weights_only=True)
+        steps = [DraftStep(**step) for step in found.pop("steps")]
+        return cls(token_ids, prompt_length, steps=steps, **found)
 
     def visible_rows(self, step: DraftStep, length: int) -> torch.Tensor:
         """Row of each context position that this step sees, -1 where there is none: [length]."""
@@ -63,31 +54,64 @@ class Recording:
                 rows[position] = row
         return rows
 
-    def save(self, path: Path) -> None:
-        """Write a file; inverse of `load`."""
-        torch.save({**vars(self), "steps": [vars(step) for step in self.steps]}, path)
-
-    @classmethod
-    def load(cls, path: Path) -> Recording:
-        """Read what `save` wrote."""
-        found = torch.load(path, weights_only=True)
-        return cls(**{**found, "steps": [DraftStep(**step) for step in found["steps"]]})
-
-
-@dataclass(frozen=True)
-class RecordedRequest:
-    """A prompt with what the engine made of it."""
-
-    token_ids: list[int]
-    """The prompt and the new tokens."""
-    prompt_length: int
-    recording: Recording
-
     def context_lengths(self) -> list[int]:
         """Tokens before the bonus token at each step, by what was accepted so far."""
         lengths = []
         length = self.prompt_length
-        for step in self.recording.steps:
+        for step in self.steps:
             lengths.append(min(length, len(self.token_ids) - 1))
             length += 1 + max(step.num_accepted, 0)
         return lengths
+
+
+def engine_arguments(drafter: str, target: str, dtype: str, max_model_len: int) -> dict[str, Any]:
+    """Arguments of an engine that can be recorded: eager, one request at a time, nothing cached."""
+    return {
+        "model": target,
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "enforce_eager": True,  # hooks see nothing of compiled code
+        "max_num_seqs": 1,
+        "enable_prefix_caching": False,  # cached rows would never be recorded
+        "async_scheduling": False,  # the worker must see each verdict before it drafts again
+        "seed": 0,
+        "worker_extension_cls": RECORDED,
+        "speculative_config": {"method": "dflash", "model": drafter, "draft_length": "fixed"},
+    }
+
+
+def record_prompts(
+    engine: EngineAnswers,
+    prompts: Sequence[Prompt],
+    tokens: int,
+    folder: Path,
+    progress: Progress | None = None,
+) -> list[Recording]:
+    """Generate so many tokens from each prompt, text or token ids, one after the other.
+
+    The recordings go through the folder, which is all that the engine and the caller share.
+
+    Raises:
+        ValueError: a prompt is longer than the engine's context. Nothing is generated then.
+    """
+    progress = progress or Progress()
+    with progress.stage("starting the engine"):
+        limit = engine.facts()["max_model_len"]
+    block_size = engine.dflash_stats()[0]["block_size"]
+    token_ids = [engine.encode(texts=[one])[0] if isinstance(one, str) else one for one in prompts]
+    for number, ids in enumerate(token_ids):
+        needed = len(ids) + tokens + block_size
+        if not ids or needed > limit:
+            raise ValueError(
+                f"prompt {number + 1} has {len(ids)} tokens; with {tokens} new ones and a block it"
+                f" needs {needed}, the engine takes {limit}: raise"
+                " --max-model-len, lower --tokens or pass other prompts."
+            )
+    recordings = []
+    with progress.stage("generating", len(prompts), "prompts") as tell:
+        for number, ids in enumerate(token_ids):
+            file = folder / f"{number}.pt"
+            written = engine.record(token_ids=ids, tokens=tokens, file=str(file))
+            recordings.append(Recording.load(file, [*ids, *written], len(ids)))
+            tell(number + 1)
+    return recordings

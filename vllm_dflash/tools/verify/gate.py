@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from vllm_dflash.tools.engine_answers import EngineAnswers, Facts, Request, complete
-from vllm_dflash.tools.progress import Progress, Silent
+from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.verify.divergence import Divergence, Text, Tokens, compare_all
 from vllm_dflash.tools.verify.verification import Finding, Level, Verification
 
@@ -56,7 +56,7 @@ def verify(
         EngineDied: an engine in a child process did.
     """
     settings = settings or GateSettings()
-    progress = progress or Silent()
+    progress = progress or Progress()
     most = max(settings.concurrency)
     with open_dflash() as dflash:
         with progress.stage("starting DFlash's engine"):
@@ -88,7 +88,7 @@ def verify(
     for number, concurrency in enumerate(settings.concurrency):
         drafting = drafting_between(counts[number], counts[number + 1])
         mine = found[number * len(prompts) : (number + 1) * len(prompts)]
-        levels.append(Level(concurrency, *drafting, tuple(mine)))
+        levels.append(Level.of(concurrency, *drafting, mine))
     about = {"prompts": len(prompts), "tokens": settings.tokens, "dtype": facts["dtype"]}
     about |= {"drafter": facts["drafter"], "versions": facts["versions"]}
     return Verification(about, tie, tuple(levels))
@@ -105,15 +105,12 @@ def check_concurrency(most: int, facts: Facts) -> None:
 
 def check_engines(dflash: Facts, plain: Facts) -> None:
     """Raises ValueError where plain decoding is not the plain decoding of the same model."""
-    if dflash["dtype"] != plain["dtype"]:
-        raise ValueError(
-            f"DFlash's engine runs in {dflash['dtype']}, plain decoding's in {plain['dtype']}."
-        )
-    if dflash["max_model_len"] != plain["max_model_len"]:
-        raise ValueError(
-            f"DFlash's engine takes {dflash['max_model_len']} tokens, plain decoding's"
-            f" {plain['max_model_len']}: set --max-model-len for both."
-        )
+    for option in ("dtype", "max_model_len"):
+        if (ours := dflash[option]) != (theirs := plain[option]):
+            raise ValueError(
+                f"{option} is {ours} in DFlash's engine and {theirs} in plain decoding's: set"
+                f" --{option.replace('_', '-')} for both."
+            )
     if plain["drafter"] is not None:
         raise ValueError(
             f"plain decoding's engine drafts as well ({plain['drafter']}): leave speculative"

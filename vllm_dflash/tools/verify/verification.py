@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -47,66 +47,57 @@ class Level:
     """All texts, written so many at a time."""
 
     concurrency: int
-    drafts_verified: int
-    """Drafts the target verified meanwhile, as vLLM counts them."""
+    texts: int
+    identical: int
+    """Texts without any divergence."""
+    with_ties: int
+    """Texts that diverge in ties only."""
+    with_regressions: int
+    ties: int
+    """Divergences that rounding explains."""
+    regressions: int
+    """Divergences that it does not."""
+    worst: Finding | None
+    """The one with the most regret; one that has none, since a text ended, before all."""
     acceptance_length: float | None
     """Tokens of a verify step of a request, bonus token included; None: there were no such."""
-    texts: tuple[tuple[Finding, ...], ...]
-    """The divergences of each text."""
+    drafts_verified: int
+    """Drafts the target verified meanwhile, as vLLM counts them."""
+    divergences: tuple[Finding, ...]
 
-    @property
-    def identical(self) -> int:
-        """Texts without any divergence."""
-        return sum(not text for text in self.texts)
-
-    @property
-    def with_regressions(self) -> int:
-        """Texts with at least one."""
-        return sum(any(not one.is_tie for one in text) for text in self.texts)
-
-    @property
-    def with_ties(self) -> int:
-        """Texts that diverge in ties only."""
-        return len(self.texts) - self.identical - self.with_regressions
-
-    @property
-    def ties(self) -> int:
-        """Divergences that rounding explains."""
-        return sum(one.is_tie for one in self._findings())
-
-    @property
-    def regressions(self) -> int:
-        """Divergences that it does not."""
-        return sum(not one.is_tie for one in self._findings())
-
-    @property
-    def worst(self) -> Finding | None:
-        """The one with the most regret; one that has none, since a text ended, before all."""
-        return max(
-            self._findings(),
+    @classmethod
+    def of(
+        cls,
+        concurrency: int,
+        drafts_verified: int,
+        acceptance_length: float | None,
+        texts: Sequence[Sequence[Finding]],
+    ) -> Level:
+        """Count the divergences of each text."""
+        found = tuple(one for text in texts for one in text)
+        identical = sum(not text for text in texts)
+        with_regressions = sum(any(not one.is_tie for one in text) for text in texts)
+        ties = sum(one.is_tie for one in found)
+        return cls(
+            concurrency=concurrency,
+            texts=len(texts),
+            identical=identical,
+            with_ties=len(texts) - identical - with_regressions,
+            with_regressions=with_regressions,
+            ties=ties,
+            regressions=len(found) - ties,
             # Not a number: worse than anything.
-            key=lambda one: math.inf if math.isnan(one.regret) else one.regret,
-            default=None,
+            worst=max(found, key=lambda one: (math.isnan(one.regret), one.regret), default=None),
+            acceptance_length=acceptance_length,
+            drafts_verified=drafts_verified,
+            divergences=found,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Counts, and every divergence."""
-        return {
-            "concurrency": self.concurrency,
-            "texts": len(self.texts),
-            "identical": self.identical,
-            "with_ties": self.with_ties,
-            "with_regressions": self.with_regressions,
-            "ties": self.ties,
-            "regressions": self.regressions,
-            "worst": self.worst and self.worst.to_dict(),
-            "acceptance_length": self.acceptance_length,
-            "drafts_verified": self.drafts_verified,
-            "divergences": [one.to_dict() for one in self._findings()],
-        }
-
-    def _findings(self) -> Iterable[Finding]:
-        return (one for text in self.texts for one in text)
+        worst = None if self.worst is None else self.worst.to_dict()
+        divergences = [one.to_dict() for one in self.divergences]
+        return asdict(self) | {"worst": worst, "divergences": divergences}
 
 
 @dataclass(frozen=True)

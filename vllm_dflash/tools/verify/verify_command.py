@@ -1,4 +1,4 @@
-"""`vllm-dflash verify`: its arguments, its prompts, and what it prints."""
+"""`vllm-dflash verify`: its arguments, and what it prints."""
 
 from __future__ import annotations
 
@@ -12,30 +12,10 @@ from typing import Any
 from vllm_dflash.tools.arguments import add_number, json_object, not_negative, positive
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.progress import progress_on
-from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.prompts import default_prompts, read_prompts
 from vllm_dflash.tools.verify.gate import GateSettings
 from vllm_dflash.tools.verify.verify_pair import verify_pair
 from vllm_dflash.tools.verify.verify_report import make_notes, make_table
-
-BUILT_IN = [
-    "def quicksort(items):\n",
-    'class LruCache:\n    """A cache that forgets what was not used for the longest time."""\n\n',
-    "SELECT customer.name, SUM(invoice.total)\nFROM customer\n",
-    '{"name": "Ada Lovelace", "born": 1815, "known for": [',
-    "#!/usr/bin/env bash\n# Back up a folder, keep the last seven copies.\nset -euo pipefail\n",
-    "Question: A train leaves at 9:40 and arrives at 13:05. How long does it take?\nAnswer:",
-    "The first ten prime numbers are 2, 3, 5,",
-    "Translate to French.\nEnglish: Where is the railway station?\nFrench:",
-    "User: Explain in three sentences why the sky is blue.\nAssistant:",
-    "User: Write a short poem about the sea.\nAssistant:",
-    "User: Summarise: The meeting was moved from Monday to Thursday, because two of the five"
-    " members are travelling, and the room is free then.\nAssistant:",
-    "Once upon a time, in a village at the foot of a mountain, there lived",
-    "Dear Sir or Madam,\n\nI am writing to complain about",
-    "Ingredients for pancakes:\n- 250 g flour\n-",
-    "The history of the bicycle begins in",
-    "Die Katze saß am Fenster und",
-]
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -131,12 +111,6 @@ def run_verify(parsed: argparse.Namespace) -> int:
         parsed.out.parent.mkdir(parents=True, exist_ok=True)
         parsed.out.write_text(written + "\n")
     return result.exit_code
-
-
-def default_prompts(target: str) -> list[str]:
-    """Some of many kinds, after the held-out ones that lie beside the demo pair's target."""
-    held_out = Path(target).parent / "held_out.jsonl"
-    return [*(read_prompts(held_out) if held_out.is_file() else []), *BUILT_IN]
 
 
 def _speculative_config(text: str) -> dict[str, Any]:
