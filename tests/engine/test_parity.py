@@ -16,10 +16,10 @@ from support.pairs import drafter_config, save_drafter
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.tools.engine_answers import EngineAnswers
+from vllm_dflash.tools.parity.check import engine_arguments, record_prompts
 from vllm_dflash.tools.parity.compare_recordings import compare
 from vllm_dflash.tools.parity.oracle import Oracle
 from vllm_dflash.tools.parity.parity_report import stage_names
-from vllm_dflash.tools.parity.recording import engine_arguments, record_prompts
 from vllm_dflash.tools.progress import Lines
 
 pytestmark = pytest.mark.usefixtures("runner")

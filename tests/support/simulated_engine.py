@@ -7,8 +7,7 @@ import torch
 from support.pairs import Pair
 from vllm_dflash.tools.parity.compare_recordings import count_matches
 from vllm_dflash.tools.parity.oracle import Oracle
-from vllm_dflash.tools.parity.recorder import DraftStep
-from vllm_dflash.tools.parity.recording import Recording
+from vllm_dflash.tools.parity.recorder import DraftStep, Recording
 
 
 def write(oracle: Oracle, prompt: list[int], new_tokens: int) -> list[int]:

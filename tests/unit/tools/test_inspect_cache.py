@@ -84,7 +84,7 @@ def test_windows_that_are_not_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     # So that too little may be enough.
     found = inspect(changed_drafter(tmp_path), tmp_path, SMALL, kv_cache_memory=1 << 20)
     assert found.faults == []
-    assert any(one.startswith("whether 1.0 MiB of KV cache") for one in found.not_checked)
+    assert any("less may do for a request" in one for one in found.not_checked)
 
 
 @pytest.mark.parametrize("packed", ["int8_per_token_head", "nvfp4"])

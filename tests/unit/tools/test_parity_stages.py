@@ -16,8 +16,7 @@ from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.tools.parity.compare_recordings import compare, gap_to_best, relative_error
 from vllm_dflash.tools.parity.oracle import Oracle
 from vllm_dflash.tools.parity.parity_report import ParityReport
-from vllm_dflash.tools.parity.recorder import DraftStep
-from vllm_dflash.tools.parity.recording import Recording
+from vllm_dflash.tools.parity.recorder import DraftStep, Recording
 
 PROMPT_LENGTH, NEW_TOKENS = 40, 12
 MIXED: dict[str, Any] = {

@@ -15,7 +15,7 @@ from vllm_dflash.tools.engine_answers import EngineAnswers, Facts, Finished, Req
 from vllm_dflash.tools.progress import Lines, Progress, Tell
 from vllm_dflash.tools.verify.gate import GateSettings, drafting_between, verify
 from vllm_dflash.tools.verify.verification import Finding, Level, Verification
-from vllm_dflash.tools.verify.verify_report import make_notes, make_table
+from vllm_dflash.tools.verify.verify_command import make_notes, make_table
 
 STOP = 9
 REGRET = {(4, 5): 0.125, (7, 6): 0.5}

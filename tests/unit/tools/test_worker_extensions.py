@@ -12,8 +12,8 @@ from support.fake_time import FakeTime
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.v2_workers import GPUWorker, V2CPUWorker
 from vllm_dflash.tools import step_times
+from vllm_dflash.tools.parity.check import engine_arguments
 from vllm_dflash.tools.parity.recorder import RECORDED, RecordedDrafting
-from vllm_dflash.tools.parity.recording import engine_arguments
 from vllm_dflash.tools.step_times import TIMED, TimedSteps
 
 

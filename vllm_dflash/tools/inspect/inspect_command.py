@@ -67,9 +67,9 @@ def run_inspect(parsed: argparse.Namespace) -> int:
     # vLLM logs to standard output unless told otherwise before it is imported.
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
-
     with redirect_stdout(sys.stderr):
+        from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
+
         found = inspect_pair(
             parsed.drafter,
             parsed.target,

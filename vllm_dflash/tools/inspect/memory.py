@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
 
+import torch
 from pydantic import ByteSize
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
 from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.ranks import drafter_ranks
+from vllm_dflash.checkpoint.refusal import without_frame
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.checkpoint.tensors import expected_tensors, quantised_parts
 from vllm_dflash.tools.inspect.inspection import Budget, CacheFacts, Fault, Inspection, MemoryFacts
-from vllm_dflash.tools.inspect.target import engine_args, short
-
-if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
 
 GIB = 1 << 30
 VOCABULARY_ALIGNMENT = 64
@@ -40,49 +41,45 @@ WINDOWS_LOST = (
 )
 WINDOWS_NOT_COUNTED = (
     "what windows save: {} of the target's layers have one, and the KV cache is counted as if they"
-    " kept the whole context"
+    " kept the whole context, so that less may do for a request of max_model_len"
 )
 
 
 def inspect_memory(
     found: Inspection,
     tensors: Mapping[str, Tensor],
-    model: ModelConfig,
+    args: EngineArgs,
     kv_cache_memory: int | None,
-    engine: Mapping[str, Any],
+    tp_size: int,
 ) -> None:
     """Fill in `found.memory`, and what follows from it: faults, warnings, gaps.
 
     Args:
-        found: so far; with a drafter.
+        found: so far; with a drafter and a target.
         tensors: of the drafter's checkpoint.
-        model: vLLM's config of the target.
+        args: of the target's engine, on one rank.
         kv_cache_memory: bytes, or None.
-        engine: arguments of vLLM's.
+        tp_size: ranks.
     """
-    from vllm.platforms import current_platform
-
-    spec, tp_size = found.drafter, engine.get("tensor_parallel_size", 1)
+    spec, target = found.drafter, found.target
     assert spec is not None
-    if any(fault.kind == "parallel" for fault in found.faults):
-        found.not_checked.append("memory: the target does not divide among so many ranks")
-        return
+    assert target is not None
     cache = None
     try:
-        config = _engine_config(found.target_model, engine)
         sizes = {OPTION: kv_cache_memory, ENVIRONMENT: _environment_budget()}
         asked = {name: size for name, size in sizes.items() if size is not None}
-        cache = _cache_facts(spec, config, asked, tp_size)
+        cache = _cache_facts(spec, _engine_config(args), asked, tp_size)
     except ValueError as error:
         found.not_checked.append(f"KV cache: {error}")
     else:
-        _judge(found, cache, asked, model.max_model_len)
+        _judge(found, cache, asked, target.max_model_len)
+    itemsize = getattr(torch, target.dtype).itemsize
     found.memory = MemoryFacts(
         platform=current_platform.device_name,
         tensor_parallel_size=tp_size,
         drafter_tensor_parallel_size=drafter_ranks(spec, tp_size),
-        max_model_len=model.max_model_len,
-        drafter_weights=loaded_weights(spec, tensors, model.dtype.itemsize, tp_size),
+        max_model_len=target.max_model_len,
+        drafter_weights=loaded_weights(spec, tensors, itemsize, tp_size),
         cache=cache,
     )
 
@@ -133,12 +130,13 @@ def loaded_weights(
 # --- the KV cache -----------------------------------------------------------------------------
 
 
-def _engine_config(target: str, engine: Mapping[str, Any]) -> VllmConfig:
+def _engine_config(args: EngineArgs) -> VllmConfig:
     """Of an engine without a drafter. Raises ValueError where there is none."""
     try:
-        return engine_args(target, engine).create_engine_config()
+        return args.create_engine_config()
     except Exception as error:
-        raise ValueError(f"vLLM makes no engine of this config here: {short(error)}") from error
+        why = without_frame(error) or type(error).__name__
+        raise ValueError(f"vLLM makes no engine of this config here: {why}") from error
 
 
 def _cache_facts(
@@ -148,8 +146,6 @@ def _cache_facts(
 
     `asked`: bytes that it is to have, by who says so; the first one counts.
     """
-    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
-
     if (written := config.cache_config.cache_dtype) not in UNPACKED:
         raise ValueError(f"vLLM packs a cache of {written}, so its size is only known once it runs")
     itemsize = kv_cache_dtype_str_to_dtype(written, config.model_config).itemsize
@@ -220,8 +216,6 @@ def _budget(num_bytes: int, bytes_per_block: int, block_size: int, max_model_len
 
 def _environment_budget() -> int | None:
     """Bytes, where vLLM takes them from its environment. Raises ValueError for no number."""
-    from vllm.platforms import current_platform
-
     written = os.environ.get(ENVIRONMENT)
     return int(written) * GIB if written and current_platform.is_cpu() else None
 
@@ -230,32 +224,22 @@ def _judge(
     found: Inspection, cache: CacheFacts, asked: Mapping[str, int], max_model_len: int
 ) -> None:
     """Say what windows do, and where the budget is too small for vLLM to start."""
-    from vllm.platforms import current_platform
-
-    sliding, keeps_windows = cache.sliding_target_layers, not current_platform.is_cpu()
-    if sliding and keeps_windows:
-        found.not_checked.append(WINDOWS_NOT_COUNTED.format(sliding))
-    elif sliding:
-        found.warnings.append(WINDOWS_LOST.format(sliding))
     if len({*asked.values()}) > 1:
         found.warnings.append(
             f"{ENVIRONMENT} is set, and on CPUs it overrides --kv-cache-memory-bytes: unset it"
         )
-    if cache.budget_source is None:
+    if sliding := cache.sliding_target_layers:
+        if not current_platform.is_cpu():  # the target keeps them: too little may be enough
+            found.not_checked.append(WINDOWS_NOT_COUNTED.format(sliding))
+            return
+        found.warnings.append(WINDOWS_LOST.format(sliding))
+    longest = min(budget.longest_request for budget in cache.budgets)
+    if cache.budget_source is None or longest >= max_model_len:
         return
-    (budget,) = cache.budgets
-    if (longest := budget.longest_request) >= max_model_len:
-        return
-    size = ByteSize(budget.num_bytes).human_readable(separator=" ")
-    size = f"{size} of KV cache ({cache.budget_source})"
-    if sliding and keeps_windows:
-        found.not_checked.append(
-            f"whether {size} hold a request of max_model_len {max_model_len}: they would not if"
-            " all layers kept all of it"
-        )
-        return
+    size = ByteSize(asked[cache.budget_source]).human_readable(separator=" ")
     message = (
-        f"{size} do not hold one request of max_model_len {max_model_len}, so vLLM does not start; "
+        f"{size} of KV cache ({cache.budget_source}) do not hold one request of max_model_len"
+        f" {max_model_len}, so vLLM does not start; "
         + (f"pass --max-model-len {longest} or less, or " if longest else "")
         + "give it more memory"
     )

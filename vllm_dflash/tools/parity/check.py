@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineProcess, temporary_logs
 from vllm_dflash.tools.parity.compare_recordings import compare
 from vllm_dflash.tools.parity.oracle import Oracle
@@ -19,9 +20,11 @@ from vllm_dflash.tools.parity.parity_report import (
     TOKENS,
     ParityReport,
 )
-from vllm_dflash.tools.parity.recording import Prompt, engine_arguments, record_prompts
+from vllm_dflash.tools.parity.recorder import RECORDED, Recording
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.prompts import read_prompts
+
+Prompt = str | list[int]
 
 
 def check_parity(
@@ -90,6 +93,59 @@ def check_parity(
             kind = getattr(torch, dtype)
             oracle = Oracle.load(target, drafter, kind, revision, drafter_overrides)
         return compare(recordings, oracle, tolerance, progress)
+
+
+def engine_arguments(drafter: str, target: str, dtype: str, max_model_len: int) -> dict[str, Any]:
+    """Arguments of an engine that can be recorded: eager, one request at a time, nothing cached."""
+    return {
+        "model": target,
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "enforce_eager": True,  # hooks see nothing of compiled code
+        "max_num_seqs": 1,
+        "enable_prefix_caching": False,  # cached rows would never be recorded
+        "async_scheduling": False,  # the worker must see each verdict before it drafts again
+        "seed": 0,
+        "worker_extension_cls": RECORDED,
+        "speculative_config": {"method": "dflash", "model": drafter, "draft_length": "fixed"},
+    }
+
+
+def record_prompts(
+    engine: EngineAnswers,
+    prompts: Sequence[Prompt],
+    tokens: int,
+    folder: Path,
+    progress: Progress | None = None,
+) -> list[Recording]:
+    """Generate so many tokens from each prompt, text or token ids, one after the other.
+
+    The recordings go through the folder, which is all that the engine and the caller share.
+
+    Raises:
+        ValueError: a prompt is longer than the engine's context. Nothing is generated then.
+    """
+    progress = progress or Progress()
+    with progress.stage("starting the engine"):
+        limit = engine.facts()["max_model_len"]
+    block_size = engine.dflash_stats()[0]["block_size"]
+    token_ids = [engine.encode(texts=[one])[0] if isinstance(one, str) else one for one in prompts]
+    for number, ids in enumerate(token_ids):
+        needed = len(ids) + tokens + block_size
+        if not ids or needed > limit:
+            raise ValueError(
+                f"prompt {number + 1} has {len(ids)} tokens; with {tokens} new ones and a block it"
+                f" needs {needed}, the engine takes {limit}: raise"
+                " --max-model-len, lower --tokens or pass other prompts."
+            )
+    recordings = []
+    with progress.stage("generating", len(prompts), "prompts") as tell:
+        for number, ids in enumerate(token_ids):
+            file = folder / f"{number}.pt"
+            written = engine.record(token_ids=ids, tokens=tokens, file=str(file))
+            recordings.append(Recording.load(file, [*ids, *written], len(ids)))
+            tell(number + 1)
+    return recordings
 
 
 def _shorter(target: str, max_model_len: int) -> int:

@@ -15,8 +15,7 @@ from vllm_dflash.tools.parity.parity_report import (
     Stage,
     stage_names,
 )
-from vllm_dflash.tools.parity.recorder import NOT_VERIFIED, DraftStep
-from vllm_dflash.tools.parity.recording import Recording
+from vllm_dflash.tools.parity.recorder import NOT_VERIFIED, DraftStep, Recording
 from vllm_dflash.tools.progress import Progress
 
 

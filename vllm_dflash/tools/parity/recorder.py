@@ -1,7 +1,7 @@
-"""In a worker: watches the drafting code of either model runner, and writes down what it computes.
+"""What an engine computes while it drafts for one request: written down in its worker, and read.
 
 Works on eager models only: a compiled block or a captured graph calls no hooks. Shapes: Q rows of a
-block (the bonus token's and k masks'), H hidden size, m taps, T context rows.
+block (the bonus token's and k masks'), H hidden size, m taps, T context rows taken.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,6 +46,51 @@ class DraftStep:
     num_accepted: int = NOT_VERIFIED
     candidates: torch.Tensor | None = None
     """Columns of the logits, of DFlash 2, [Q - 1, C]."""
+
+
+@dataclass
+class Recording:
+    """All context rows and draft steps of one request, in the order in which they came."""
+
+    token_ids: list[int]
+    """The prompt and the new tokens."""
+    prompt_length: int
+    features: torch.Tensor
+    """Taps, concatenated in ascending layer order, [T, m * H_target]."""
+    z: torch.Tensor
+    """The same rows fused, as their keys and values were made of them, [T, H]."""
+    positions: torch.Tensor
+    """[T]. One that occurs twice was stored twice; the later row counts."""
+    steps: list[DraftStep]
+    runner: str
+    """Of vLLM: `v1` or `v2`."""
+    nan_drafts: int = 0
+    """Drafts the engine threw away because their logits were not finite."""
+
+    @classmethod
+    def load(cls, path: Path, token_ids: list[int], prompt_length: int) -> Recording:
+        """What `RecordedDrafting.take_recording` wrote while these tokens were generated."""
+        found = torch.load(path, weights_only=True)
+        steps = [DraftStep(**step) for step in found.pop("steps")]
+        return cls(token_ids, prompt_length, steps=steps, **found)
+
+    def visible_rows(self, step: DraftStep, length: int) -> torch.Tensor:
+        """Row of each context position that this step sees, -1 where there is none: [length]."""
+        rows = torch.full((length,), -1)
+        # Ascending, so that of several rows of one position the last is kept.
+        for row, position in enumerate(self.positions[: step.rows_taken].tolist()):
+            if position < length:
+                rows[position] = row
+        return rows
+
+    def context_lengths(self) -> list[int]:
+        """Tokens before the bonus token at each step, by what was accepted so far."""
+        lengths = []
+        length = self.prompt_length
+        for step in self.steps:
+            lengths.append(min(length, len(self.token_ids) - 1))
+            length += 1 + max(step.num_accepted, 0)
+        return lengths
 
 
 class RecordedDrafting:

@@ -13,9 +13,21 @@ from vllm_dflash.tools.arguments import add_number, json_object, not_negative, p
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.progress import progress_on
 from vllm_dflash.tools.prompts import default_prompts, read_prompts
+from vllm_dflash.tools.tables import Table
 from vllm_dflash.tools.verify.gate import GateSettings
+from vllm_dflash.tools.verify.verification import Verification
 from vllm_dflash.tools.verify.verify_pair import verify_pair
-from vllm_dflash.tools.verify.verify_report import make_notes, make_table
+
+VERDICTS = {
+    "lossless": "lossless: DFlash writes what plain decoding writes",
+    "regression": "REGRESSION: DFlash writes what plain decoding would not",
+    "nothing drafted": "nothing verified: no draft reached the target at any concurrency",
+}
+WITH_TIES = (
+    "lossless but for rounding: where DFlash's texts part from plain decoding's, that likes both"
+    " tokens as well, to within {:g} nat"
+)
+FIX_LENGTHS = 'add "draft_length": "fixed" to the speculative config to have drafts in every step.'
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -111,6 +123,44 @@ def run_verify(parsed: argparse.Namespace) -> int:
         parsed.out.parent.mkdir(parents=True, exist_ok=True)
         parsed.out.write_text(written + "\n")
     return result.exit_code
+
+
+def make_table(result: Verification) -> Table:
+    """A row per concurrency."""
+    about = result.about
+    title = (
+        f"{about['prompts']} prompts, up to {about['tokens']} tokens, {about['dtype']},"
+        f" drafted by {about['drafter']}; a tie is up to {result.tie:g} nat"
+    )
+    rows = []
+    for one in result.levels:
+        of_texts = one.concurrency, one.identical, one.with_ties, one.with_regressions
+        regret = "-" if one.worst is None else f"{one.worst.regret:.3g}"
+        length = "-" if one.acceptance_length is None else f"{one.acceptance_length:.2f}"
+        counts = *of_texts, one.ties, one.regressions, regret, one.drafts_verified, length
+        rows.append([*map(str, counts)])
+    # Of texts, then of places where they part, then of drafts. In a terminal of 100 columns.
+    columns = ["concurrency", "identical", "tied", "regressed", "ties", "regressions", "regret"]
+    return Table(title, [*columns, "drafts", "acceptance"], rows)
+
+
+def make_notes(result: Verification) -> list[str]:
+    """The worst divergence of each concurrency, what was not tested, and the verdict."""
+    notes = [
+        f"worst at concurrency {level.concurrency}: {level.worst}"
+        for level in result.levels
+        if level.worst is not None
+    ]
+    notes += [
+        f"no draft was verified at concurrency {level.concurrency}, so nothing was tested there: "
+        + FIX_LENGTHS
+        for level in result.levels
+        if not level.drafts_verified
+    ]
+    has_ties = any(level.ties for level in result.levels)
+    if result.verdict == "lossless" and has_ties:
+        return [*notes, WITH_TIES.format(result.tie)]
+    return [*notes, VERDICTS[result.verdict]]
 
 
 def _speculative_config(text: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def verify_pair(
     logs: Path | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """`verify` on engines in processes of their own, one after the other.
+    """`verify` on engines in processes of their own, one after the other; raises what that does.
 
     Args:
         target: folder or repository.
@@ -41,10 +41,6 @@ def verify_pair(
         flags: of `vllm serve`, for both engines.
         logs: folder for the engines' logs; without one, only those of an engine that died are kept.
         progress: told what goes on.
-
-    Raises:
-        ValueError: something does not fit.
-        EngineDied: an engine did; the message says why, and where its log is.
     """
     open_engine = partial(open_side, target, flags=flags, dtype=dtype)
     with nullcontext(logs) if logs else temporary_logs("vllm-dflash-verify-") as folder:
