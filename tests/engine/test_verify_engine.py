@@ -16,7 +16,7 @@ from support.engines import FIXED, TARGET, engine, held_out_prompts
 from vllm_dflash.tools.engine_answers import EngineAnswers, Request, complete
 from vllm_dflash.tools.verify.gate import GateSettings, verify
 from vllm_dflash.tools.verify.verification import Verification
-from vllm_dflash.tools.verify.verify_pair import open_side
+from vllm_dflash.tools.verify.verify_command import open_side
 
 PROMPTS = held_out_prompts(8)
 SETTINGS = GateSettings(concurrency=(2, 8), tokens=32)

@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 from support.inspected import SMALL, inspect
 from support.pairs import Pair, changed_drafter, make_pair
 from support.targets import make_target
-from vllm_dflash.tools.inspect.inspect_report import make_tables
+from vllm_dflash.tools.inspect.inspection import make_tables
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from vllm_dflash.tools.engine_start import start
 from vllm_dflash.tools.prompts import BUILT_IN, default_prompts, read_prompts
 from vllm_dflash.tools.verify import verify_command as command
 from vllm_dflash.tools.verify.verification import Level, Verification
-from vllm_dflash.tools.verify.verify_pair import other_plugins
+from vllm_dflash.tools.verify.verify_command import other_plugins
 
 PAIR = ["--target", str(TARGET), "--speculative-config", json.dumps(FIXED)]
 LOSSLESS = (Level.of(1, 9, 3.0, ((),)),)

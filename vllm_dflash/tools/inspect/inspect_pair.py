@@ -15,7 +15,6 @@ from vllm_dflash.checkpoint.headers import (
     Headers,
     HeadersNotCheckedError,
     HeadersUnreadableError,
-    Tensor,
     missing_weights,
     read_headers_of,
 )
@@ -23,13 +22,7 @@ from vllm_dflash.checkpoint.pairing import PairingTarget, pair_faults, target_fa
 from vllm_dflash.checkpoint.read import check_not_swapped, load_config, parse_overridden
 from vllm_dflash.checkpoint.refusal import folder_fault, looks_local, without_frame
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
-from vllm_dflash.checkpoint.tensors import (
-    MAPS,
-    compare_tensors,
-    quantised_parts,
-    required_vocabulary,
-    vocabulary_tensors,
-)
+from vllm_dflash.checkpoint.tensors import MAPS, compare_tensors, quantised_parts
 from vllm_dflash.config.pair import target_facts
 from vllm_dflash.tools.inspect.inspection import Fault, Inspection, TargetFacts, TensorFacts
 from vllm_dflash.tools.inspect.memory import inspect_memory
@@ -96,7 +89,7 @@ def inspect_pair(
         found.faults += [Fault("parallel", message) for message in undivided]
         found.not_checked.append("memory: the target does not divide among so many ranks")
     else:
-        tensors = headers.tensors if headers else _least_tensors(spec)
+        tensors = headers.tensors if headers else {}
         inspect_memory(found, tensors, args, kv_cache_memory, tensor_parallel_size)
     if not found.faults:
         config = {"revision": revision, "drafter_overrides": dict(drafter_overrides or {})}
@@ -154,12 +147,6 @@ def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> Ten
         own_embedding="embed_tokens.weight" in stored,
         own_head="lm_head.weight" in stored,
     )
-
-
-def _least_tensors(spec: DrafterSpec) -> dict[str, Tensor]:
-    """What its checkpoint must have of a vocabulary, where nobody has seen its headers."""
-    shapes = vocabulary_tensors(spec)
-    return {name: Tensor(shapes[name], "BF16") for name in required_vocabulary(spec)}
 
 
 def _read_target(

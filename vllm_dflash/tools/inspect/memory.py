@@ -17,7 +17,7 @@ from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.ranks import drafter_ranks
 from vllm_dflash.checkpoint.refusal import without_frame
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.checkpoint.tensors import expected_tensors, quantised_parts
+from vllm_dflash.checkpoint.tensors import expected_tensors, quantised_parts, required_vocabulary
 from vllm_dflash.tools.inspect.inspection import Budget, CacheFacts, Fault, Inspection, MemoryFacts
 
 GIB = 1 << 30
@@ -54,12 +54,8 @@ def inspect_memory(
 ) -> None:
     """Fill in `found.memory`, and what follows from it: faults, warnings, gaps.
 
-    Args:
-        found: so far; with a drafter and a target.
-        tensors: of the drafter's checkpoint.
-        args: of the target's engine, on one rank.
-        kv_cache_memory: bytes, or None.
-        tp_size: ranks.
+    `found` has a drafter and a target, `tensors` are those of the drafter's checkpoint, as far as
+    they are known, `args` are of the target's engine on one rank.
     """
     spec, target = found.drafter, found.target
     assert spec is not None
@@ -68,9 +64,9 @@ def inspect_memory(
     try:
         sizes = {OPTION: kv_cache_memory, ENVIRONMENT: _environment_budget()}
         asked = {name: size for name, size in sizes.items() if size is not None}
-        cache = _cache_facts(spec, _engine_config(args), asked, tp_size)
-    except ValueError as error:
-        found.not_checked.append(f"KV cache: {error}")
+        cache = _cache_facts(spec, args.create_engine_config(), asked, tp_size)
+    except Exception as error:  # vLLM may make no engine of this config here
+        found.not_checked.append(f"KV cache: {without_frame(error) or type(error).__name__}")
     else:
         _judge(found, cache, asked, target.max_model_len)
     itemsize = getattr(torch, target.dtype).itemsize
@@ -87,7 +83,7 @@ def inspect_memory(
 def loaded_weights(
     spec: DrafterSpec, found: Mapping[str, Tensor], itemsize: int, tp_size: int = 1
 ) -> int:
-    """Bytes on each rank of a drafter whose checkpoint has the `found` tensors.
+    """Bytes on each rank of a drafter whose checkpoint has the `found` tensors, as far as is known.
 
     With a second copy of all layers' K and V projections, stacked for the context. The target's
     embedding and head do not count. An embedding and a head of its own are split over all ranks,
@@ -108,7 +104,8 @@ def loaded_weights(
         return whole // ranks if name.endswith(SPLIT) else whole
 
     parts = quantised_parts(spec, found.keys())
-    num_bytes = D2T_BYTES * spec.draft_vocab_size if "d2t" in found else 0
+    own_vocabulary = found.keys() | required_vocabulary(spec)
+    num_bytes = D2T_BYTES * spec.draft_vocab_size if "d2t" in own_vocabulary else 0
     for name, inside in parts.items():
         num_bytes += on_a_rank(name, sum(found[part].num_bytes for part in inside))
     numbers = sum(
@@ -117,7 +114,7 @@ def loaded_weights(
         if name not in parts
     )
     rows_of = {"embed_tokens.weight": spec.vocab_size, "lm_head.weight": spec.draft_vocab_size}
-    for name in rows_of.keys() & found:
+    for name in rows_of.keys() & own_vocabulary:
         padded = -(-rows_of[name] // VOCABULARY_ALIGNMENT) * VOCABULARY_ALIGNMENT
         numbers += padded // tp_size * spec.hidden_size
     stacked = spec.head_dim  # the K norm
@@ -128,15 +125,6 @@ def loaded_weights(
 
 
 # --- the KV cache -----------------------------------------------------------------------------
-
-
-def _engine_config(args: EngineArgs) -> VllmConfig:
-    """Of an engine without a drafter. Raises ValueError where there is none."""
-    try:
-        return args.create_engine_config()
-    except Exception as error:
-        why = without_frame(error) or type(error).__name__
-        raise ValueError(f"vLLM makes no engine of this config here: {why}") from error
 
 
 def _cache_facts(

@@ -69,13 +69,15 @@ class _Comparison:
         self.z = self.drafter.context(self.features)
         written = torch.tensor(recording.token_ids[start:])
         self._observe("text", gap_to_best(self.logits[start - 1 : -1], written))
-        steps = zip(recording.steps, recording.context_lengths(), strict=True)
-        for self.number, (step, length) in enumerate(steps):
+        decoded = start
+        for self.number, step in enumerate(recording.steps):
+            length = min(decoded, len(recording.token_ids) - 1)  # tokens before the bonus token
             rows = recording.visible_rows(step, length)
             self._compare_context(rows)
             hidden, logits = self._compare_block(step, rows)
             self._compare_drafts(step, hidden, logits)
             self._compare_acceptance(step, length, hidden, logits)
+            decoded += 1 + max(step.num_accepted, 0)
         return self.acceptance
 
     def _observe(self, name: str, alone: float, end_to_end: float | None = None) -> None:

@@ -76,21 +76,10 @@ class Recording:
 
     def visible_rows(self, step: DraftStep, length: int) -> torch.Tensor:
         """Row of each context position that this step sees, -1 where there is none: [length]."""
-        rows = torch.full((length,), -1)
-        # Ascending, so that of several rows of one position the last is kept.
-        for row, position in enumerate(self.positions[: step.rows_taken].tolist()):
-            if position < length:
-                rows[position] = row
-        return rows
-
-    def context_lengths(self) -> list[int]:
-        """Tokens before the bonus token at each step, by what was accepted so far."""
-        lengths = []
-        length = self.prompt_length
-        for step in self.steps:
-            lengths.append(min(length, len(self.token_ids) - 1))
-            length += 1 + max(step.num_accepted, 0)
-        return lengths
+        positions = self.positions[: step.rows_taken].long()
+        rows = (positions < length).nonzero()[:, 0]
+        # Of several rows of one position, the last counts.
+        return torch.full((length,), -1).scatter_reduce(0, positions[rows], rows, "amax")
 
 
 class RecordedDrafting:

@@ -166,15 +166,19 @@ def _describe(
     """Of each text, in words; texts of all prompts follow each other, level by level."""
     both = {token for text in divergences for one in text for token in (one.dflash, one.plain)}
     tokens = sorted(token for token in both if token is not None)
-    words = dict(zip(tokens, engine.decode(tokens=tokens), strict=True))
-
-    def finding(prompt: int, one: Divergence) -> Finding:
-        dflash, plain = (
-            None if token is None else words[token] for token in (one.dflash, one.plain)
-        )
-        return Finding(prompt, one.position, dflash, plain, one.regret, one.is_tie(tie))
-
+    words: dict[int | None, str | None] = {None: None}
+    words |= dict(zip(tokens, engine.decode(tokens=tokens), strict=True))
     return [
-        tuple(finding(number % num_prompts, one) for one in text)
+        tuple(
+            Finding(
+                prompt=number % num_prompts,
+                position=one.position,
+                dflash=words[one.dflash],
+                plain=words[one.plain],
+                regret=one.regret,
+                is_tie=one.is_tie(tie),
+            )
+            for one in text
+        )
         for number, text in enumerate(divergences)
     ]

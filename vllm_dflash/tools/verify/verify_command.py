@@ -1,23 +1,30 @@
-"""`vllm-dflash verify`: its arguments, and what it prints."""
+"""`vllm-dflash verify`: its arguments, its two engines, and what it prints."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 from vllm_dflash.tools.arguments import add_number, json_object, not_negative, positive
 from vllm_dflash.tools.console import print_report
-from vllm_dflash.tools.progress import progress_on
+from vllm_dflash.tools.engine_answers import EngineAnswers
+from vllm_dflash.tools.engine_process import EngineProcess, temporary_logs
+from vllm_dflash.tools.progress import Progress, progress_on
 from vllm_dflash.tools.prompts import default_prompts, read_prompts
 from vllm_dflash.tools.tables import Table
-from vllm_dflash.tools.verify.gate import GateSettings
+from vllm_dflash.tools.verify.gate import GateSettings, verify
 from vllm_dflash.tools.verify.verification import Verification
-from vllm_dflash.tools.verify.verify_pair import verify_pair
 
+OUR_PLUGIN = "dflash"
 VERDICTS = {
     "lossless": "lossless: DFlash writes what plain decoding writes",
     "regression": "REGRESSION: DFlash writes what plain decoding would not",
@@ -123,6 +130,81 @@ def run_verify(parsed: argparse.Namespace) -> int:
         parsed.out.parent.mkdir(parents=True, exist_ok=True)
         parsed.out.write_text(written + "\n")
     return result.exit_code
+
+
+def verify_pair(
+    target: str,
+    speculative_config: dict[str, Any],
+    prompts: list[str],
+    settings: GateSettings | None = None,
+    *,
+    dtype: str | None = None,
+    flags: tuple[str, ...] = (),
+    logs: Path | None = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """`verify` on engines in processes of their own, one after the other; raises what that does.
+
+    Args:
+        target: folder or repository.
+        speculative_config: as for `vllm serve`.
+        prompts: what is continued.
+        settings: (default: `GateSettings()`).
+        dtype: of both engines.
+        flags: of `vllm serve`, for both engines.
+        logs: folder for the engines' logs; without one, only those of an engine that died are kept.
+        progress: told what goes on.
+    """
+    open_engine = partial(open_side, target, flags=flags, dtype=dtype)
+    with nullcontext(logs) if logs else temporary_logs("vllm-dflash-verify-") as folder:
+        result = verify(
+            prompts,
+            partial(open_engine, speculative_config, folder / "dflash.log"),
+            partial(open_engine, None, folder / "plain.log"),
+            settings,
+            progress,
+        )
+    result.about.update(target=target, speculative_config=speculative_config, flags=[*flags])
+    return result
+
+
+@contextmanager
+def open_side(
+    target: str,
+    speculative_config: dict[str, Any] | None,
+    log: Path,
+    *,
+    flags: Sequence[str] = (),
+    dtype: str | None = None,
+) -> Iterator[EngineAnswers]:
+    """An engine with this speculative config; without one, and without our plugin, a plain one.
+
+    Everything is as for `vllm serve`; the log is the engine's.
+
+    Raises:
+        ValueError: (also later) the engine refused its arguments.
+        EngineDied: (also later) it did.
+    """
+    arguments: dict[str, Any] = {"flags": [*flags]}
+    if dtype is not None:
+        arguments["dtype"] = dtype
+    if speculative_config:
+        arguments["speculative_config"] = speculative_config
+    else:
+        arguments["environment"] = {"VLLM_PLUGINS": ",".join(other_plugins())}
+    with EngineProcess(log, model=target, **arguments) as process:
+        yield process.answers
+
+
+def other_plugins() -> list[str]:
+    """All plugins that this environment would load, but ours: platforms and models, maybe."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None:
+        names = {*allowed.split(",")}
+    else:
+        entries = (one for package in distributions() for one in package.entry_points)
+        names = {one.name for one in entries if one.group.startswith("vllm.")}
+    return sorted(names - {OUR_PLUGIN})
 
 
 def make_table(result: Verification) -> Table:
