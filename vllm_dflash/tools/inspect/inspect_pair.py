@@ -175,18 +175,14 @@ def _read_target(
 
 def _rank_faults(model: ModelConfig, tp_size: int) -> list[str]:
     """Why vLLM cannot divide the target among so many ranks."""
-    shape = model.model_arch_config
+    shape, ranks = model.model_arch_config, f"tensor_parallel_size {tp_size}"
+    heads, kv_heads = shape.total_num_attention_heads, shape.total_num_kv_heads
     faults = []
-    if shape.total_num_attention_heads % tp_size:
-        faults.append(
-            f"the target's {shape.total_num_attention_heads} attention heads do not divide by"
-            f" tensor_parallel_size {tp_size}"
-        )
-    kv_heads = shape.total_num_kv_heads
+    if heads % tp_size:
+        faults.append(f"the target's {heads} attention heads do not divide by {ranks}")
     if not model.use_mla and kv_heads % tp_size and tp_size % kv_heads:
         faults.append(
-            f"the target's {kv_heads} key/value heads neither divide by tensor_parallel_size"
-            f" {tp_size} nor divide it"
+            f"the target's {kv_heads} key/value heads neither divide by {ranks} nor divide it"
         )
     return faults
 

@@ -34,15 +34,6 @@ UNPACKED = {"auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5
 """Cache types that keep a number in as many bytes as it has."""
 OPTION, ENVIRONMENT = "--kv-cache-memory", "VLLM_CPU_KVCACHE_SPACE"
 EXAMPLES = (1 * GIB, 4 * GIB, 16 * GIB, 64 * GIB)
-WINDOWS_LOST = (
-    "{} of the target's layers look back through a window only. Without DFlash vLLM keeps no more"
-    " of them; with it, on this platform, they keep the whole context like all others, since V1's"
-    " drafters have one cache group"
-)
-WINDOWS_NOT_COUNTED = (
-    "what windows save: {} of the target's layers have one, and the KV cache is counted as if they"
-    " kept the whole context, so that less may do for a request of max_model_len"
-)
 
 
 def inspect_memory(
@@ -218,9 +209,17 @@ def _judge(
         )
     if sliding := cache.sliding_target_layers:
         if not current_platform.is_cpu():  # the target keeps them: too little may be enough
-            found.not_checked.append(WINDOWS_NOT_COUNTED.format(sliding))
+            found.not_checked.append(
+                f"what windows save: {sliding} of the target's layers have one, and the KV cache is"
+                " counted as if they kept the whole context, so that less may do for a request of"
+                " max_model_len"
+            )
             return
-        found.warnings.append(WINDOWS_LOST.format(sliding))
+        found.warnings.append(
+            f"{sliding} of the target's layers look back through a window only. Without DFlash vLLM"
+            " keeps no more of them; with it, on this platform, they keep the whole context like"
+            " all others, since V1's drafters have one cache group"
+        )
     longest = min(budget.longest_request for budget in cache.budgets)
     if cache.budget_source is None or longest >= max_model_len:
         return

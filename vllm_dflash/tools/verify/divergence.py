@@ -98,16 +98,10 @@ def compare_all(
     ask: Callable[[list[Request]], Sequence[Finished]],
     on_round: Callable[[int], None] = lambda settled: None,
 ) -> list[list[Divergence]]:
-    """Compare many texts, asking about all of them at a time and nothing twice in a round.
+    """The divergences of each text, asking about all at a time and nothing twice in a round.
 
-    Args:
-        texts: any number.
-        stop_tokens: those that end a text.
-        ask: has plain decoding run these requests, in their order; such as `complete`.
-        on_round: told before each round how many texts need no more answers.
-
-    Returns:
-        The divergences of each text, in order.
+    `ask` has plain decoding run these requests, in their order, such as `complete`; `on_round` is
+    told before each round how many texts need no more answers.
     """
     found: list[list[Divergence]] = [[] for _ in texts]
     comparisons = {number: compare(text, stop_tokens) for number, text in enumerate(texts)}

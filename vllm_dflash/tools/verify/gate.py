@@ -61,8 +61,7 @@ def verify(
     with open_dflash() as dflash:
         with progress.stage("starting DFlash's engine"):
             facts = dflash.facts()
-        check_concurrency(most, facts)
-        requests = make_requests(dflash.encode(texts=list(prompts)), settings.tokens, facts)
+        requests = make_requests(dflash.encode(texts=list(prompts)), settings, facts)
         written, counts = [], [dflash.counts()]
         for concurrency in settings.concurrency:
             name = f"DFlash, concurrency {concurrency}"
@@ -94,15 +93,6 @@ def verify(
     return Verification(about, tie, tuple(levels))
 
 
-def check_concurrency(most: int, facts: Facts) -> None:
-    """Raises ValueError where requests would wait for each other inside the engine."""
-    if most > (taken := facts["max_num_seqs"]):
-        raise ValueError(
-            f"concurrency {most} is more than the {taken} requests the engine takes"
-            " at a time: raise its --max-num-seqs, or lower --concurrency."
-        )
-
-
 def check_engines(dflash: Facts, plain: Facts) -> None:
     """Raises ValueError where plain decoding is not the plain decoding of the same model."""
     for option in ("dtype", "max_model_len"):
@@ -118,12 +108,20 @@ def check_engines(dflash: Facts, plain: Facts) -> None:
         )
 
 
-def make_requests(prompts: Sequence[Sequence[int]], tokens: int, facts: Facts) -> list[Request]:
+def make_requests(
+    prompts: Sequence[Sequence[int]], settings: GateSettings, facts: Facts
+) -> list[Request]:
     """To continue each prompt for so long, or to the engine's limit.
 
     Raises:
-        ValueError: a prompt is empty or leaves no room.
+        ValueError: requests would wait for each other inside the engine, or a prompt is empty or
+            leaves no room.
     """
+    if (most := max(settings.concurrency)) > (taken := facts["max_num_seqs"]):
+        raise ValueError(
+            f"concurrency {most} is more than the {taken} requests the engine takes"
+            " at a time: raise its --max-num-seqs, or lower --concurrency."
+        )
     requests, max_model_len = [], facts["max_model_len"]
     for number, prompt in enumerate(prompts):
         if not prompt:
@@ -133,7 +131,7 @@ def make_requests(prompts: Sequence[Sequence[int]], tokens: int, facts: Facts) -
                 f"prompt {number} has {len(prompt)} tokens, which leaves no room for text in"
                 f" {max_model_len}: leave it out, or raise the engine's --max-model-len."
             )
-        requests.append(Request(prompt, min(tokens, max_model_len - len(prompt))))
+        requests.append(Request(prompt, min(settings.tokens, max_model_len - len(prompt))))
     return requests
 
 

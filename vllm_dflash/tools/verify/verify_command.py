@@ -147,13 +147,11 @@ def verify_pair(
 
     Args:
         target: folder or repository.
-        speculative_config: as for `vllm serve`.
-        prompts: what is continued.
-        settings: (default: `GateSettings()`).
+        speculative_config: as for `vllm serve`, of the first engine.
+        prompts: see `verify`; so `settings` and `progress`.
         dtype: of both engines.
         flags: of `vllm serve`, for both engines.
         logs: folder for the engines' logs; without one, only those of an engine that died are kept.
-        progress: told what goes on.
     """
     open_engine = partial(open_side, target, flags=flags, dtype=dtype)
     with nullcontext(logs) if logs else temporary_logs("vllm-dflash-verify-") as folder:
