@@ -42,7 +42,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     [
         (["--target", "x"], "--speculative-config"),
         (["--target", "x", "--speculative-config", "{"], "not JSON"),
-        (["--target", "x", "--speculative-config", "{}"], "expected an object"),
         ([*PAIR, "--concurrency", "0"], "no positive whole number"),
         ([*PAIR, "--tokens", "ten"], "ten is no positive whole number"),
         ([*PAIR, "--tie", "-0.1"], "no number from 0 on"),
@@ -86,6 +85,12 @@ def test_default_prompts() -> None:
     assert len(built_in) == 16
     assert default_prompts(str(TARGET)) == [*held_out, *built_in]
     assert default_prompts("somewhere/else") == built_in
+
+
+def test_an_empty_speculative_config(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both engines would be plain decoding's."""
+    assert cli.main(["verify", "--target", "x", "--speculative-config", "{}"]) == COULD_NOT_RUN
+    assert "the speculative config is empty" in capsys.readouterr().err
 
 
 def test_arguments_arrive(asked: list[Any]) -> None:

@@ -80,9 +80,8 @@ def check_parity(
         )
     prompts, progress = prompts or read_prompts(BUILT_IN), progress or Progress()
     arguments = engine_arguments(drafter, target, dtype, _shorter(target, max_model_len)) | engine
-    for key, value in (("revision", revision), ("drafter_overrides", drafter_overrides)):
-        if value:
-            arguments["speculative_config"][key] = value
+    asked = {"revision": revision, "drafter_overrides": drafter_overrides}
+    arguments["speculative_config"] |= {name: value for name, value in asked.items() if value}
     with (
         tempfile.TemporaryDirectory(prefix="vllm-dflash-parity-") as folder,
         temporary_logs("vllm-dflash-parity-") as logs,

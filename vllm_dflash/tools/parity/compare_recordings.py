@@ -92,7 +92,7 @@ class _Comparison:
 
     def _compare_context(self, rows: torch.Tensor) -> None:
         """Taps and Z of the rows this step sees and no step before it saw."""
-        self._observe("context rows", share_of(rows < 0))
+        self._observe("context rows", (rows < 0).float().mean().item())
         is_new = rows >= 0
         is_new[is_new.clone()] = ~self.checked[rows[is_new]]
         new = rows[is_new]
@@ -125,7 +125,7 @@ class _Comparison:
         ids[0] = self.recording.token_ids[length]
         positions = torch.arange(length, length + len(ids))
         wrong = (step.input_ids != ids) | (step.positions != positions)
-        self._observe("block rows", share_of(wrong))
+        self._observe("block rows", wrong.float().mean().item())
 
         embedding = self.drafter.embed(ids, target)
         alone = self.drafter.embed(step.input_ids.long(), target)
@@ -220,11 +220,6 @@ def gap_to_best(logits: torch.Tensor, columns: torch.Tensor) -> float:
     logits = logits.float()
     chosen = logits.gather(-1, columns.long()[:, None])[:, 0]
     return _worst((logits.amax(-1) - chosen) / logits.abs().amax(-1))
-
-
-def share_of(wrong: torch.Tensor) -> float:
-    """Share of a boolean tensor that is true; 0 of none."""
-    return float(wrong.float().mean()) if wrong.numel() else 0.0
 
 
 def _worst(errors: torch.Tensor) -> float:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -173,11 +174,7 @@ class DraftRecorder:
             observe(result, *kept, **kwargs)
             return result
 
-        if name in vars(owner):
-            self._undo.callback(setattr, owner, name, original)
-        else:
-            self._undo.callback(delattr, owner, name)
-        setattr(owner, name, wrapped)
+        self._undo.enter_context(patch.object(owner, name, wrapped))
 
     # --- context ------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--speculative-config",
         required=True,
-        type=_speculative_config,
+        type=json_object,
         metavar="JSON",
         help="as for `vllm serve`",
     )
@@ -153,6 +153,8 @@ def verify_pair(
         flags: of `vllm serve`, for both engines.
         logs: folder for the engines' logs; without one, only those of an engine that died are kept.
     """
+    if not speculative_config:
+        raise ValueError('the speculative config is empty: expected {"method": "dflash", ...}')
     open_engine = partial(open_side, target, flags=flags, dtype=dtype)
     with nullcontext(logs) if logs else temporary_logs("vllm-dflash-verify-") as folder:
         result = verify(
@@ -241,12 +243,3 @@ def make_notes(result: Verification) -> list[str]:
     if result.verdict == "lossless" and has_ties:
         return [*notes, WITH_TIES.format(result.tie)]
     return [*notes, VERDICTS[result.verdict]]
-
-
-def _speculative_config(text: str) -> dict[str, Any]:
-    config = json_object(text)
-    if not config:
-        raise argparse.ArgumentTypeError(
-            'expected an object such as {"method": "dflash", "model": "..."}'
-        )
-    return config
