@@ -21,7 +21,7 @@ from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, CPU_WORKER
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.verify.gate import GateSettings, verify
-from vllm_dflash.tools.verify.gate_sides import open_side
+from vllm_dflash.tools.verify.verify_command import open_side
 
 pytestmark = [pytest.mark.engine, pytest.mark.cluster]
 FLAGS = ("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "8")

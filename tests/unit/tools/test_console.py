@@ -13,8 +13,7 @@ from rich.console import Console
 from support.fake_time import FakeTime
 from vllm_dflash.tools import progress
 from vllm_dflash.tools.console import print_report
-from vllm_dflash.tools.inspect.inspect_command import print_inspection
-from vllm_dflash.tools.inspect.inspection import Inspection, TargetFacts
+from vllm_dflash.tools.inspect.inspection import Inspection, TargetFacts, make_tables
 from vllm_dflash.tools.progress import Bars, Lines
 from vllm_dflash.tools.tables import Table
 
@@ -59,10 +58,10 @@ def test_tables_where_a_person_looks(
 ) -> None:
     target = TargetFacts("[red]t[/red]", "A", 1, 2, 3, "bfloat16", 4, None, None)
     found = Inspection("d", "t", target=target)
-    print_inspection(found)
+    print_report(make_tables(found))
     piped = capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    print_inspection(found)
+    print_report(make_tables(found))
     seen = capsys.readouterr().out
     assert "│" not in piped
     assert "│" in seen

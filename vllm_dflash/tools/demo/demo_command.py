@@ -63,8 +63,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
     from vllm_dflash.tools.bench.sides import make_sides
     from vllm_dflash.tools.demo.demo_report import show
     from vllm_dflash.tools.demo.demonstration import demonstrate
-    from vllm_dflash.tools.prompts import read_prompts
-    from vllm_dflash.tools.verify.gate_prompts import default_prompts
+    from vllm_dflash.tools.prompts import default_prompts, read_prompts
 
     progress = progress_on()
     pair = own = given_pair(parsed.target, parsed.drafter)

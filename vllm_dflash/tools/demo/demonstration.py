@@ -11,7 +11,7 @@ from pathlib import Path
 from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
 from vllm_dflash.tools.engine_answers import EngineAnswers, Request, complete
 from vllm_dflash.tools.progress import Progress, Tell
-from vllm_dflash.tools.verify.verification import Drafting
+from vllm_dflash.tools.verify.gate import drafting_between
 
 TEXTS = {1: (3, 6), 8: (16, 16)}
 """How many texts are written, by how many of them at a time: first some that do not count, since
@@ -108,7 +108,7 @@ def _write(
             seconds, after = time.perf_counter() - started, engine.counts()
             done += len(requests)
             ids = [one.tokens for one in finished]
-            length = Drafting.between(before, after).acceptance_length
+            _, length = drafting_between(before, after)
             written[count] = Written(ids, sum(map(len, ids)) / seconds, length)
     return written
 
