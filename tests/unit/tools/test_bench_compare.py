@@ -18,7 +18,7 @@ from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.bench.side_engines import SideEngines
 from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
-from vllm_dflash.tools.progress import Lines, Progress, Silent
+from vllm_dflash.tools.progress import Progress
 
 Asked = tuple[str, str, dict[str, Any]]
 
@@ -86,7 +86,7 @@ def comparison(
         describe(["bench"], "a pair", {}, workload), make_sides("drafter", [3], []), rounds
     )
     prompts = [f"prompt {number}" for number in range(20)]
-    progress = progress or Silent()
+    progress = progress or Progress()
     engines = SideEngines({"model": "target"}, at_once, out / "logs", progress)
     return Comparison(record, workload, prompts, engines, 1, out, progress, tuned, where)
 
@@ -222,7 +222,7 @@ def test_engines_start_side_by_side(
 
 def test_what_goes_on_is_told_and_how_ours_stands(tmp_path: Path, asked: list[Asked]) -> None:
     file = StringIO()
-    comparison(tmp_path, CLOSED, rounds=2, progress=Lines(file)).run()
+    comparison(tmp_path, CLOSED, rounds=2, progress=Progress(file)).run()
     told = file.getvalue()
     assert "starting the engines: 3 engines\nup after 0 s: ours\n" in told
     first, second = told.split("round 1 of 2: 6 measurements")[1].split("round 2 of 2: 6")
@@ -247,7 +247,7 @@ def test_where_the_time_goes_is_asked_after_all_rounds(tmp_path: Path, asked: li
 
 def test_contexts_are_measured_where_there_is_room(tmp_path: Path, asked: list[Asked]) -> None:
     file = StringIO()
-    one = comparison(tmp_path, rounds=2, contexts=(100, 800), progress=Lines(file), where=True)
+    one = comparison(tmp_path, rounds=2, contexts=(100, 800), progress=Progress(file), where=True)
     words = one.announcement()
     one.run()
     settings = [("context, 1 at a time", 100), ("context, 1 at a time", 800)]

@@ -18,7 +18,7 @@ from vllm_dflash.tools.demo import demonstration
 from vllm_dflash.tools.demo.demo_report import show
 from vllm_dflash.tools.demo.demonstration import Demonstration, Written, demonstrate
 from vllm_dflash.tools.engine_process import EngineDied
-from vllm_dflash.tools.progress import Silent
+from vllm_dflash.tools.progress import Progress
 
 PAIR = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
 SIDES = make_sides("drafter", [3], [])
@@ -232,7 +232,7 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
     monkeypatch.setattr(sides, "EngineProcess", Kept)
     prompts = ["p" * length for length in range(1, 21)]
     one = demonstrate(
-        "target", SIDES, prompts, 10, dtype="auto", flags=[], logs=tmp_path, progress=Silent()
+        "target", SIDES, prompts, 10, dtype="auto", flags=[], logs=tmp_path, progress=Progress()
     )
     assert [plugins for plugins, _ in InstantProcess.started] == ["dflash", "", ""]
     configs = [arguments["speculative_config"] for _, arguments in InstantProcess.started]

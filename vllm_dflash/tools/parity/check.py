@@ -25,7 +25,7 @@ from vllm_dflash.tools.parity.parity_report import ParityReport
 from vllm_dflash.tools.parity.recorder import RECORDED
 from vllm_dflash.tools.parity.recording import RecordedRequest, Recording
 from vllm_dflash.tools.parity.stages import StageErrors
-from vllm_dflash.tools.progress import Progress, Silent
+from vllm_dflash.tools.progress import Progress
 
 Prompt = str | list[int]
 
@@ -91,7 +91,7 @@ def check_parity(
             " such layers: compare the checkpoint it was made from, and both with `vllm-dflash"
             " verify`, whose report has each one's acceptance length."
         )
-    progress = progress or Silent()
+    progress = progress or Progress()
     arguments = engine_arguments(drafter, target, dtype, _shorter(target, max_model_len)) | engine
     for key, value in (("revision", revision), ("drafter_overrides", drafter_overrides)):
         if value:
@@ -138,7 +138,7 @@ def record_prompts(
     Raises:
         ValueError: a prompt is longer than the engine's context. Nothing is generated then.
     """
-    progress = progress or Silent()
+    progress = progress or Progress()
     with progress.stage("starting the engine"):
         limit = engine.facts()["max_model_len"]
     (before,) = engine.dflash_stats()
@@ -172,7 +172,7 @@ def compare(
     spec, dtype = oracle.drafter.spec, str(oracle.target.dtype).removeprefix("torch.")
     errors = StageErrors(spec)
     acceptance = []
-    with (progress or Silent()).stage("comparing", len(side.requests), "prompts") as tell:
+    with (progress or Progress()).stage("comparing", len(side.requests), "prompts") as tell:
         for number, request in enumerate(side.requests):
             acceptance.append(compare_request(oracle, request, number, errors))
             tell(number + 1)

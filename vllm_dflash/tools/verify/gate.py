@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from vllm_dflash.tools.engine_answers import EngineAnswers, Facts, Request, complete
-from vllm_dflash.tools.progress import Progress, Silent
+from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.verify.divergence import Answer, Divergence, Question, Text, compare_all
 from vllm_dflash.tools.verify.verification import Drafting, Level, Verification, describe
 
@@ -65,7 +65,7 @@ def verify(
         EngineDied: an engine in a child process did.
     """
     settings = settings or GateSettings()
-    progress = progress or Silent()
+    progress = progress or Progress()
     with open_dflash() as dflash:
         with progress.stage("starting DFlash's engine"):
             facts = dflash.facts()
