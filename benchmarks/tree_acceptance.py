@@ -33,7 +33,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/tree_acceptance"))
     arguments = parser.parse_args()
     prompts = read_prompts(arguments.prompts, arguments.count)
-    sampling = {"temperature": 0.0, "max_tokens": arguments.tokens}
     engine: dict[str, Any] = {"model": str(arguments.target), "dtype": "float32"}
     engine |= {"max_model_len": 512, "max_num_seqs": 8, "disable_log_stats": False}
     fixed = {"method": "dflash", "model": str(arguments.drafter), "draft_length": "fixed"}
@@ -45,7 +44,7 @@ def main() -> None:
         environment = side_environment(PLUGIN if speculative else NO_PLUGIN)
         log = arguments.out / f"{name.replace(' ', '-')}.log"
         with EngineProcess(log, environment=environment, **engine, **own) as child:
-            answer = child.answers.generate(prompts=prompts, sampling=sampling)
+            answer = child.answers.generate(prompts=prompts, tokens=arguments.tokens)
         texts.append(answer["token_ids"])
         if speculative:
             counts = answer["counts"]

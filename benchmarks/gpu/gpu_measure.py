@@ -55,7 +55,11 @@ def measure_all(
             return
         _tell(f"{load.name}, {concurrency} at a time")
         prompts = prompts_for(load, held_out, concurrency)
-        asked = {"prompts": prompts, "concurrency": concurrency, "tokens": load.tokens}
+        asked: dict[str, Any] = {
+            "prompts": prompts,
+            "concurrency": concurrency,
+            "tokens": load.tokens,
+        }
         yield (load, concurrency), [engine.closed(**asked, seconds=one) for one in seconds][1:]
         took = time.monotonic() - started
 
