@@ -7,7 +7,6 @@ So what goes in and out is plain, and JSON can carry it; tuples arrive as lists.
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -186,15 +185,20 @@ class EngineAnswers(SteppedEngine):
         self.add(name, request.tokens, request.max_tokens, whole=True, **sampling)
 
     def generate(
-        self, prompts: list[str], tokens: int, *, ignore_eos: bool = False
+        self,
+        prompts: list[str],
+        tokens: int,
+        concurrency: int | None = None,
+        *,
+        ignore_eos: bool = False,
     ) -> dict[str, Any]:
-        """The tokens that follow, greedily, all at once; their throughput; what `counts` counted.
+        """The tokens that follow, greedily; their throughput; and what `counts` counted meanwhile.
 
-        Needs an engine with `disable_log_stats=False`.
+        So many prompts at a time, by default all of them. Needs an engine with statistics.
         """
-        encoded = self.encode(prompts)
+        requests = [Request(one, tokens, ignore_eos=ignore_eos) for one in self.encode(prompts)]
         before, started = self.counts(), time.perf_counter()
-        token_ids = self._write(encoded, tokens, ignore_eos=ignore_eos)
+        token_ids = [one.tokens for one in complete(self, requests, concurrency or len(requests))]
         seconds, after = time.perf_counter() - started, self.counts()
         return {
             "token_ids": token_ids,
@@ -202,16 +206,10 @@ class EngineAnswers(SteppedEngine):
             "counts": {name: after[name] - before[name] for name in after},
         }
 
-    def _write(
-        self, prompts: Sequence[list[int]], tokens: int, *, ignore_eos: bool
-    ) -> list[list[int]]:
-        self.submit([Request(one, tokens, ignore_eos=ignore_eos) for one in prompts], len(prompts))
-        return [one.tokens for one in sorted(self.advance(math.inf))]
-
-    def by_step(self, prompt: list[int], tokens: int) -> list[list[str]]:
+    def by_step(self, prompt: str, tokens: int) -> list[list[str]]:
         """See `write_by_step`."""
-        decode = self._engine.get_tokenizer().decode
-        return write_by_step(self, decode, prompt=prompt, tokens=tokens)
+        (encoded,) = self.encode([prompt])
+        return write_by_step(self, self._engine.get_tokenizer().decode, encoded, tokens)
 
     # --- workers with an extension ------------------------------------------------------------
 
@@ -229,9 +227,9 @@ class EngineAnswers(SteppedEngine):
         Its workers are `RecordedDrafting`.
         """
         self._engine.collective_rpc("record_drafting")
-        (written,) = self._write([token_ids], tokens, ignore_eos=True)
+        (written,) = complete(self, [Request(token_ids, tokens, ignore_eos=True)], 1)
         self._engine.collective_rpc("take_recording", args=(file,))
-        return written
+        return written.tokens
 
 
 def _regret(output: Output, token: int) -> float:

@@ -183,7 +183,6 @@ def _start(engine: SteppedEngine, batch: Mapping[str, Prompt], tokens: int) -> N
 def write_by_step(
     engine: SteppedEngine,
     decode: Callable[[Sequence[int]], str],
-    *,
     prompt: Sequence[int],
     tokens: int,
 ) -> list[list[str]]:

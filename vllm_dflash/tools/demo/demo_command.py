@@ -61,8 +61,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
     from vllm_dflash.checkpoint.refusal import folder_fault
     from vllm_dflash.tools.bench.bench_pair import given_pair, widened_demo
     from vllm_dflash.tools.bench.sides import make_sides
-    from vllm_dflash.tools.demo.demo_report import show
-    from vllm_dflash.tools.demo.demonstration import demonstrate
+    from vllm_dflash.tools.demo.demonstration import demonstrate, show
     from vllm_dflash.tools.prompts import read_prompts
     from vllm_dflash.tools.verify.gate_prompts import default_prompts
 
@@ -79,16 +78,14 @@ def run_demo(parsed: argparse.Namespace) -> int:
             pair = widened_demo(DEMO, parsed.out)
     longest = read_drafter(pair.drafter).max_draft_tokens
     native_k = sorted({min(k, longest) for k in parsed.native_k})
-    found = demonstrate(
-        pair.target,
-        make_sides(pair.drafter, native_k, []),
-        prompts,
-        parsed.tokens,
-        dtype=parsed.dtype or ("auto" if own else "float32"),
-        flags=[*FLAGS, *([] if own else SOONER), *parsed.flags],
-        logs=parsed.out / "logs",
-        progress=progress,
-    )
+    engine = {
+        "model": pair.target,
+        "dtype": parsed.dtype or ("auto" if own else "float32"),
+        "flags": [*FLAGS, *([] if own else SOONER), *parsed.flags],
+        "logs": parsed.out / "logs",
+    }
+    sides = make_sides(pair.drafter, native_k)
+    found = demonstrate(engine, sides, prompts, parsed.tokens, progress)
     show(found, output_console())
     if found.dtype == "float32" and not found.all_identical:
         complain("demo", "float32 texts differ. This should never happen: please report it.")
