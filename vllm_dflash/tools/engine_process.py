@@ -22,7 +22,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from vllm_dflash.tools.engine_answers import SECONDS_TO_CLOSE
@@ -64,15 +63,15 @@ class EngineDied(RuntimeError):
 @contextlib.contextmanager
 def temporary_logs(prefix: str) -> Iterator[Path]:
     """A folder for logs, which is kept only where an engine died."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    folder, is_kept = Path(tempfile.mkdtemp(prefix=prefix)), False
     try:
         yield folder
     except EngineDied:
+        is_kept = True
         raise
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        if not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class EngineProcess:
@@ -161,12 +160,7 @@ class EngineProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             self.dismiss()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -6,10 +6,16 @@ import argparse
 import os
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.tools.arguments import add_compared, add_number, add_numbers, positive, share
+from vllm_dflash.tools.arguments import (
+    add_compared,
+    add_folder,
+    add_number,
+    add_numbers,
+    positive,
+    share,
+)
 from vllm_dflash.tools.bench.bench_plan import LOADS, Workload
 from vllm_dflash.tools.bench.sides import BLOCKS, LOOK_UPS, SideEngines, make_sides
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, print_report
@@ -61,14 +67,8 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     pair = parser.add_argument_group("pair")
     add_compared(pair, "held_out.jsonl of the demo pair")
-    pair.add_argument(
-        "--demo",
-        type=Path,
-        default=Path("models/demo"),
-        metavar="FOLDER",
-        help="without --target: the repository's demo pair, widened so that it costs as much as a"
-        " larger one (default: models/demo)",
-    )
+    about = "without --target: the repository's demo pair, made to cost as much as a larger one"
+    add_folder(pair, "--demo", "models/demo", about)
     pair.add_argument(
         "--as-it-is",
         action="store_true",
@@ -81,19 +81,13 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     _add_sides(parser.add_argument_group("engines"))
     _add_measurements(parser.add_argument_group("measurements"))
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("out/bench"),
-        metavar="FOLDER",
-        help="for result.json, result.md, result.png and logs (default: out/bench)",
-    )
+    add_folder(parser, "--out", "out/bench", "for result.json, result.md, result.png and logs")
     parser.set_defaults(run=run_bench)
 
 
 def _add_sides(sides: argparse._ArgumentGroup) -> None:
     about = "draft lengths of vLLM's own DFlash, an engine each, as far as the drafter's block goes"
-    add_numbers(sides, "--native-k", [1, 3, 5, 7], about, nargs="*")
+    add_numbers(sides, "--native-k", [1, 3, 5, 7], about)
     sides.add_argument(
         "--native-schedule",
         choices=("tuned", "none"),
@@ -101,7 +95,7 @@ def _add_sides(sides: argparse._ArgumentGroup) -> None:
         " of --native-k, or no drafts, what is fastest at each concurrency when it is tried for a"
         " moment (default: tuned; with --context: none)",
     )
-    add_numbers(sides, "--ours-fixed-k", [], "measure ours at these fixed K, too", nargs="*")
+    add_numbers(sides, "--ours-fixed-k", [], "measure ours at these fixed K, too")
     sides.add_argument(
         "--beside",
         nargs="+",
@@ -149,7 +143,7 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
         help="of closed and its like, and of --context (default: 1 2 4 8 16 32; --context: 1 4)",
     )
     about = "requests in flight in each phase of swing"
-    add_numbers(load, "--phases", [1, 32, 4, 16, 1, 32, 8, 2], about)
+    add_numbers(load, "--phases", [1, 32, 4, 16, 1, 32, 8, 2], about, nargs="+")
     add_number(load, "--tokens", 96, "new tokens a request")
     load.add_argument(
         "--seconds",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vllm_dflash.tools.arguments import add_compared, add_number, add_numbers
+from vllm_dflash.tools.arguments import add_compared, add_folder, add_number, add_numbers
 from vllm_dflash.tools.console import complain, output_console
 from vllm_dflash.tools.progress import progress_on
 
@@ -35,20 +35,14 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add_compared(parser, "some of many kinds; for the demo pair, text it was not trained on")
     about = "draft lengths of vLLM's own DFlash, an engine and about a minute each, such as 3"
-    add_numbers(parser, "--native-k", [], about, nargs="*")
+    add_numbers(parser, "--native-k", [], about)
     add_number(parser, "--tokens", 64, "new tokens a text at most")
     parser.add_argument(
         "--dtype",
         help="of all engines (default: float32 for the demo pair, in which texts must be the same"
         " to the last token; auto for yours)",
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("out/demo"),
-        metavar="FOLDER",
-        help="for logs and the widened pair (default: out/demo)",
-    )
+    add_folder(parser, "--out", "out/demo", "for logs and the widened pair")
     parser.add_argument(
         "flags", nargs="*", metavar="-- FLAGS", help="flags of `vllm serve`, for all engines"
     )
