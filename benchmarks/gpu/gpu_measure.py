@@ -74,10 +74,9 @@ def measure(size: Size, side_name: str, seconds: float, memory_gib: float, file:
     file.write_text(json.dumps(found))
     if not fitting:
         return 0
-    shapes = {"target": size.target, "drafter": size.drafter, "positions": size.positions}
     folder = models_folder(size, otherwise=file.parents[1])
     _tell(f"widening the pair into {folder}, unless that is done")
-    pair = widened_demo(DEMO, folder, **shapes)
+    pair = widened_demo(DEMO, folder, size.target, size.drafter, size.positions)
     side = side_of(side_name, pair.drafter)
     found |= {"pair": pair.name, "side": asdict(side)}
     log = file.parents[1] / "log" / f"{file.stem}-engine.log"

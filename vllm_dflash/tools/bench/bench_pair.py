@@ -42,8 +42,8 @@ def demo_pair(demo: Path, out: Path, *, as_it_is: bool, positions: int, context:
     Its configs allow `positions` at least. `context` is the longest prompt: the pair's name tells
     where drafts mean nothing.
     """
-    shapes = (None, None) if as_it_is else (WIDE_TARGET, WIDE_DRAFTER)
-    pair = widened_demo(demo, out, *shapes, positions)
+    target, drafter = (None if as_it_is else shape for shape in (WIDE_TARGET, WIDE_DRAFTER))
+    pair = widened_demo(demo, out, target, drafter, positions)
     name = pair.name
     config = json.loads((demo / "target" / "config.json").read_text())
     if positions > config["max_position_embeddings"]:
