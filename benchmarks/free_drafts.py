@@ -27,7 +27,6 @@ from vllm_dflash.tools.bench.sides import LOOK_UPS, PLUGIN, make_sides, side_env
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineProcess
-from vllm_dflash.tools.engine_start import start as start_engine
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.tables import Table
 
@@ -74,11 +73,6 @@ class SourcedAnswers(EngineAnswers):
         self._engine.collective_rpc("draft_from", args=(side,))
 
 
-def start(**arguments: Any) -> EngineAnswers:
-    """In a process of its own; see `engine_start.start`."""
-    return SourcedAnswers(start_engine(**arguments)._engine)
-
-
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -106,7 +100,7 @@ def main() -> None:
         ours = stack.enter_context(
             EngineProcess(
                 arguments.out / "engine.reporting.log",
-                start="free_drafts:start",
+                start="free_drafts:SourcedAnswers.start",
                 environment=side_environment(PLUGIN) | path | room,
                 speculative_config={"method": "dflash", "model": pair.drafter},
                 worker_extension_cls="free_drafts.Sources",

@@ -65,7 +65,7 @@ def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
         ) as beside,
         EngineProcess(
             log,
-            start="gpu.random_traffic:start",
+            start="gpu.random_traffic:SoakedEngine.start",
             environment=side_environment(PLUGIN),
             speculative_config=DFLASH,
             **engine,

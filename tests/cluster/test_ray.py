@@ -39,7 +39,7 @@ def cluster() -> Iterator[RayCluster]:
 def child_on(cluster: RayCluster, log: Path, **environment: str) -> EngineProcess:
     return EngineProcess(
         log,
-        start="support.ray_child:start",
+        start="support.ray_child:RayAnswers.start",
         model=str(TARGET),
         speculative_config=WHOLE,
         dtype="float32",

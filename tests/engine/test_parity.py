@@ -20,7 +20,7 @@ from vllm_dflash.tools.parity.check import engine_arguments, record_prompts
 from vllm_dflash.tools.parity.compare_recordings import compare
 from vllm_dflash.tools.parity.oracle import Oracle
 from vllm_dflash.tools.parity.parity_report import stage_names
-from vllm_dflash.tools.progress import Lines
+from vllm_dflash.tools.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("runner")
 PROMPTS = [[(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 50))]
@@ -38,7 +38,9 @@ def test_a_clean_pair(runner: str, tmp_path: Path, name: str) -> None:
             record_prompts(answers, [[1], [1] * 510], TOKENS, tmp_path)
         assert not list(tmp_path.iterdir())
         progress = StringIO()
-        recordings = record_prompts(answers, held_out_prompts(2), TOKENS, tmp_path, Lines(progress))
+        recordings = record_prompts(
+            answers, held_out_prompts(2), TOKENS, tmp_path, Progress(progress)
+        )
     assert "generating: 2 prompts" in progress.getvalue()
     report = compare(recordings, Oracle.load(target, drafter, float32))
     assert report.is_equal
@@ -77,7 +79,11 @@ def test_a_walk_that_forgets_the_token_before(
 
         monkeypatch.setattr(selector, "forward", forgetful)
         recordings = record_prompts(
-            EngineAnswers(llm.llm_engine), held_out_prompts(2), TOKENS, tmp_path, Lines(StringIO())
+            EngineAnswers(llm.llm_engine),
+            held_out_prompts(2),
+            TOKENS,
+            tmp_path,
+            Progress(StringIO()),
         )
     report = compare(recordings, Oracle.load(target, drafter, float32))
     assert report.culprit == "drafts"

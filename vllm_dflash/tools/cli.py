@@ -7,7 +7,7 @@ import sys
 import traceback
 
 from vllm_dflash import __version__
-from vllm_dflash.tools.bench.bench_arguments import add_bench
+from vllm_dflash.tools.bench.bench_command import add_bench
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, complain
 from vllm_dflash.tools.demo.demo_command import add_demo
 from vllm_dflash.tools.engine_process import EngineDied

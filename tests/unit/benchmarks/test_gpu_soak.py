@@ -59,7 +59,7 @@ def test_random_traffic_asks_hangs_up_and_settles(monkeypatch: pytest.MonkeyPatc
     metric = SimpleNamespace(name="vllm:num_preemptions", value=3)
     soaked = SoakedEngine(SimpleNamespace(get_metrics=lambda: [metric]))
     stepped: Any = Stepped()
-    soaked._stepped = stepped
+    soaked.add, soaked.abort, soaked.step = stepped.add, stepped.abort, stepped.step
     others = [{"temperature": 1.0}]
     for seed in (1, 2):
         found = soaked.traffic(PROMPTS, (2, 5), others, most=4, seed=seed, seconds=300)

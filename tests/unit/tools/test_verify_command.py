@@ -12,8 +12,8 @@ from support import DEMO
 from support.engines import FIXED, TARGET
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
+from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineDied
-from vllm_dflash.tools.engine_start import start
 from vllm_dflash.tools.prompts import BUILT_IN, default_prompts, read_prompts
 from vllm_dflash.tools.verify import verify_command as command
 from vllm_dflash.tools.verify.verification import Level, Verification
@@ -172,5 +172,5 @@ def test_plain_decoding_keeps_the_plugins_of_others(monkeypatch: pytest.MonkeyPa
 )
 def test_flags_that_are_not_taken(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     with pytest.raises(SystemExit):
-        start(str(TARGET), flags=flags)
+        EngineAnswers.start(str(TARGET), flags=flags)
     assert ("--max-modle-len" if "512" in flags else "after --") in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from vllm_dflash.tools.engine_answers import EngineAnswers, Facts, Finished, Request
-from vllm_dflash.tools.progress import Lines, Progress, Tell
+from vllm_dflash.tools.progress import Progress, Tell
 from vllm_dflash.tools.verify.gate import GateSettings, drafting_between, verify
 from vllm_dflash.tools.verify.verification import Finding, Level, Verification
 from vllm_dflash.tools.verify.verify_command import make_notes, make_table
@@ -265,14 +265,14 @@ def test_plain_decoding_is_asked_everything_at_once() -> None:
 def test_what_was_run_and_what_goes_on_is_told() -> None:
     told: list[tuple[str, float | None, str, list[float]]] = []
 
-    class Recorded(Lines):
+    class Recorded(Progress):
         @contextmanager
         def stage(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Tell]:
             told.append((name, total, unit, done := []))
             yield lambda count, doing="": done.append(count)
 
     dflash, plain = Counting({4: 5}, drafter="somebody"), Counting()
-    result = gate(dflash, plain, progress=Recorded(StringIO()))
+    result = gate(dflash, plain, progress=Recorded())
     assert result.about == {
         "prompts": 3,
         "tokens": 20,
@@ -319,7 +319,7 @@ def test_report_and_lines() -> None:
         " plain decoding '<4>'"
     )
     file = StringIO()
-    with Lines(file).stage("writing", 3, "texts"):
+    with Progress(file).stage("writing", 3, "texts"):
         assert file.getvalue() == "writing: 3 texts\n"
     assert file.getvalue().splitlines()[1].startswith("writing: 0.")
 
