@@ -22,11 +22,8 @@ from support import ROOT
 from support.engines import TARGET, engine, greedy, held_out_prompts
 from support.replica_load import of_kind
 from support.waiting import wait_for_end, wait_until
-from vllm_dflash.cluster.batches.batch_run import BatchSettings, count_ids, read, run
-from vllm_dflash.cluster.batches.parts import (
-    finished_ids,
-    read_parts,
-)
+from vllm_dflash.cluster.batch_parts import finished_ids, read_parts
+from vllm_dflash.cluster.batch_run import BatchSettings, count_ids, read, run
 from vllm_dflash.cluster.local_ray import local_ray
 
 EXAMPLE = ROOT / "examples" / "ray_data.py"
@@ -164,7 +161,7 @@ def test_a_run_goes_on_where_it_was_killed(folder: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert not list(folder.glob("dflash-ray-*"))
 
-    rows = read_parts(out)
+    rows = sorted(read_parts(out), key=lambda row: row["id"])
     assert [row["id"] for row in rows] == list(range(ROWS))
     assert [row["prompt"] for row in rows] == prompts
     refused = rows.pop(NOTHING), rows.pop(TOO_LONG)

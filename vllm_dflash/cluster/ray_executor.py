@@ -11,10 +11,8 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import vllm
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
@@ -26,20 +24,13 @@ try:
 except ImportError as error:
     raise ImportError("CPURayExecutor needs Ray: pip install 'ray>=2.60'") from error
 
-from vllm_dflash.cluster.napping import nap_while_waiting
 from vllm_dflash.cluster.nodes import check_nodes
-from vllm_dflash.cluster.placement import (
-    describe_workers,
-    placed_bundles,
-    reserve_cpus,
-    threads_of_workers,
-)
-from vllm_dflash.cluster.ray_worker import CPURayWorkerProc, leave
-from vllm_dflash.seams import RAY_CPU, RAY_EXECUTOR, check_seams, check_version
+from vllm_dflash.cluster.placement import Place, placed_bundles, reserve_cpus
+from vllm_dflash.cluster.ray_worker import CPURayWorkerProc, leave, nap_while_waiting
+from vllm_dflash.seams import RAY_CPU, RAY_EXECUTOR, check_seams, check_vllm
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
-    from vllm.config import VllmConfig
 
 LEAVE = ray.cloudpickle.dumps(leave)
 SECONDS_TO_LEAVE = 3.0
@@ -65,7 +56,11 @@ class DFlashRayExecutor(RayExecutorV2):
 
     def _init_executor(self) -> None:
         check_seams(RAY_EXECUTOR)
-        _tell_workers_of_ray(self.vllm_config)
+        configs = [self.parallel_config]
+        if (speculative := self.vllm_config.speculative_config) is not None:  # has them once more
+            configs += [speculative.target_parallel_config, speculative.draft_parallel_config]
+        for config in configs:
+            config.distributed_executor_backend = "ray"
         super()._init_executor()
 
     def _build_runtime_env(self) -> dict[str, Any]:
@@ -73,14 +68,6 @@ class DFlashRayExecutor(RayExecutorV2):
         runtime_env = super()._build_runtime_env()
         check_nodes(self.parallel_config.placement_group, runtime_env)
         return runtime_env
-
-
-def _tell_workers_of_ray(vllm_config: VllmConfig) -> None:
-    configs = [vllm_config.parallel_config]
-    if (speculative := vllm_config.speculative_config) is not None:  # has them once more
-        configs += [speculative.target_parallel_config, speculative.draft_parallel_config]
-    for config in configs:
-        config.distributed_executor_backend = "ray"
 
 
 class CPURayExecutor(RayExecutorV2):
@@ -105,31 +92,32 @@ class CPURayExecutor(RayExecutorV2):
                 " CPUs. Unset VLLM_RAY_BUNDLE_INDICES, or start the engine in a placement group"
                 " of just the bundles it is to have."
             )
-        check_version(vllm.__version__)  # engines without DFlash may use this executor, too
-        check_seams(RAY_CPU)
-        workers = self.parallel_config.world_size
+        check_vllm(RAY_CPU)  # here, for engines without DFlash may use this executor, too
         try:
-            self._threads = self._place(workers)
-            with _names_for_cpus(workers):
+            places = self._place()
+            bundles = self.parallel_config.placement_group.bundle_specs
+            self._threads = int(min(bundles[bundle]["CPU"] for bundle, _, _ in places))
+            where = ", ".join(f"{rank} on node {ip}" for rank, (_, _, ip) in enumerate(places))
+            logger.info("Ray workers with %d threads each: %s", self._threads, where)
+            with _names_for_cpus(places):
                 super()._init_executor()
             for queue in self.response_mqs:
                 nap_while_waiting(queue)
-            group = self.parallel_config.placement_group
-            logger.info("%s", describe_workers(group, workers, self._threads))
         except BaseException:
             self.shutdown()
             raise
 
-    def _place(self, workers: int) -> int:
-        """Connect to Ray and see to a placement group. Returns the threads of each worker."""
+    def _place(self) -> list[Place]:
+        """Connect to Ray and see to a placement group. Returns where each worker will be."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # as vLLM does
         if not ray.is_initialized():
             ray.init(runtime_env=self.parallel_config.ray_runtime_env)
+        workers = self.parallel_config.world_size
         group = self.parallel_config.placement_group or ray.util.get_current_placement_group()
         if group is None:
             group = self._own_group = reserve_cpus(workers)
         self.parallel_config.placement_group = group
-        return threads_of_workers(group.bundle_specs, workers)
+        return placed_bundles(group, workers)
 
     @staticmethod
     def _get_actor_resource_kwargs() -> dict[str, Any]:
@@ -147,16 +135,15 @@ class CPURayExecutor(RayExecutorV2):
         preload = os.environ.get("LD_PRELOAD", "")
         files = preload.replace(":", " ").split()
         nodes = check_nodes(self.parallel_config.placement_group, runtime_env, files)
-        without = [node for node in nodes if node.has_own_preload or node.missing_files]
-        if files and not without:
+        without = [node for node in nodes if node.preload_fault]
+        if preload and not without:
             variables.setdefault("LD_PRELOAD", preload)
         for node in without:
-            lacks = ", ".join(node.missing_files)
             logger.warning(
                 "workers do not get the engine's LD_PRELOAD, without which a CPU may be much"
                 " slower: %s %s. Start every node with its own: LD_PRELOAD=... ray start ...",
                 node.name,
-                f"has no {lacks}" if lacks else "was started with one already",
+                node.preload_fault,
             )
         return runtime_env
 
@@ -185,7 +172,7 @@ class CPURayExecutor(RayExecutorV2):
 
 
 @contextlib.contextmanager
-def _names_for_cpus(workers: int) -> Iterator[None]:
+def _names_for_cpus(places: list[Place]) -> Iterator[None]:
     """Hook 16, in the engine's process, only while our executor for CPUs starts its workers.
 
     `RayWorkerProc`, `initialize_ray_cluster` and `get_bundles_sorted_by_node`, in the module of
@@ -200,7 +187,7 @@ def _names_for_cpus(workers: int) -> Iterator[None]:
     ours = {
         "RayWorkerProc": CPURayWorkerProc,
         "initialize_ray_cluster": lambda *_, **__: None,
-        "get_bundles_sorted_by_node": partial(placed_bundles, workers=workers),
+        "get_bundles_sorted_by_node": lambda _: places,
     }
     theirs = {name: getattr(ray_executor_v2, name) for name in ours}
     vars(ray_executor_v2).update(ours)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_dflash.cluster.placement import (
-    bundles_of_workers,
-    cpus_per_worker,
-    threads_of_workers,
-)
+from vllm_dflash.cluster.placement import bundles_of_workers, cpus_per_worker
 
 
 @pytest.mark.parametrize(
@@ -33,7 +29,6 @@ def test_every_worker_gets_as_many_cpus(free: list[float], workers: int, expecte
 def test_workers_get_the_largest_bundles_of_a_group() -> None:
     serve = [{"CPU": 1.0}, {"CPU": 8.0}, {"GPU": 1.0}, {"CPU": 6.5}]
     assert bundles_of_workers(serve, 2) == [1, 3]
-    assert threads_of_workers(serve, 2) == 6
     assert bundles_of_workers([{"CPU": 2.0}] * 3, 2) == [0, 1]
     with pytest.raises(
         ValueError, match="has 3 bundles with a CPU, but tensor parallelism needs 4"
