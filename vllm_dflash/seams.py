@@ -242,25 +242,6 @@ V1_WORKER = (
 )
 """Used in a worker with the V1 model runner."""
 
-V1_TREES = (
-    Seam(
-        f"{V1_RUNNER}_model_forward",
-        "self input_ids positions intermediate_tensors inputs_embeds model_kwargs",
-    ),
-    *_members(
-        "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.",
-        do_kv_cache_update="self layer key value kv_cache slot_mapping",
-        forward="self layer query key value kv_cache attn_metadata output output_scale "
-        "output_block_scale",
-    ),
-    Seam(
-        "vllm.v1.sample.rejection_sampler:apply_sampling_constraints",
-        "logits cu_num_draft_tokens sampling_metadata",
-    ),
-    Seam("vllm.v1.sample.ops.topk_topp_sampler:random_sample", "probs generators use_fp64_gumbel"),
-)
-"""Used in a worker with the V1 model runner whose drafts are trees."""
-
 STEP_TIMES = _members(
     V1_RUNNER,
     _copy_draft_token_ids_to_cpu=None,
@@ -364,5 +345,5 @@ RAY_CPU = (
 )
 """Used in the engine's process and in the workers with our Ray executor for CPUs."""
 
-SEAMS = (FRONT_END, ENGINE, V1_WORKER, V1_TREES, V2_WORKER, RAY_EXECUTOR, RAY_CPU, STEP_TIMES)
+SEAMS = (FRONT_END, ENGINE, V1_WORKER, V2_WORKER, RAY_EXECUTOR, RAY_CPU, STEP_TIMES)
 """All there are: what is not in them is held against no release."""

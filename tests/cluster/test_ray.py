@@ -16,7 +16,6 @@ from support.engines import FIXED, TARGET, held_out_prompts
 from support.ray_child import MARK
 from support.ray_cluster import HEAD, RayCluster, ray_cluster
 from support.waiting import PATIENCE_S, wait_until
-from vllm_dflash import __version__
 from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, CPU_WORKER
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
@@ -129,5 +128,5 @@ def test_a_node_without_the_package_is_named(cluster: RayCluster, tmp_path: Path
     assert "NodeError: 1 of 2 nodes of the Ray cluster cannot run workers of" in str(died.value)
     assert "node 127.0.0.4 (" in message
     assert "ModuleNotFoundError: No module named 'vllm_dflash'" in message
-    assert f"in a checkout of the vllm-dflash that the engine has: pip --python " in message
+    assert "in a checkout of the vllm-dflash that the engine has: pip --python " in message
     assert f"node {HEAD} (" not in message

@@ -75,14 +75,6 @@ def test_what_is_ours(own: dict[str, Any]) -> None:
         ({"draft_tree": 65}, "draft_tree must be 'auto' .* up to 64, not 65"),
         ({"draft_tree": True}, "draft_tree must be 'auto' .*, not True"),
         ({"draft_tree": "on"}, "draft_tree must be 'auto' .*, not 'on'"),
-        (
-            {"draft_tree": 7, "enable_adaptive_verification": True},
-            "remove it or 'draft_tree'",
-        ),
-        (
-            {"draft_tree": 7, "draft_length": "fixed", "use_local_argmax_reduction": True},
-            "remove it or 'draft_tree'",
-        ),
         ({"estimates_folder": 3}, "estimates_folder must be a folder .*, not 3"),
         ({"estimates_folder": ""}, "estimates_folder must be a folder .*, not ''"),
         ({"revision": 3}, "revision must be .*, not 3"),

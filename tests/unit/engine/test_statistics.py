@@ -7,8 +7,7 @@ import pytest
 
 from vllm_dflash.engine.reporting.figures import FIGURES
 from vllm_dflash.engine.reporting.statistics import CostRecord, DraftStatistics
-from vllm_dflash.planning.step import Likeliest, Plan, Step, StepEstimate
-from vllm_dflash.planning.tree_acceptance import UNKNOWN
+from vllm_dflash.planning.step import Plan, Step, StepEstimate
 
 NO_TIME = {"estimated": 0.0, "measured": 0.0}
 NOTHING = {
@@ -21,10 +20,6 @@ NOTHING = {
     "free_verifications": 0,
     "free_draft_tokens": 0,
     "free_accepted_tokens": 0,
-    "tree_verifications": 0,
-    "tree_nodes": 0,
-    "tree_accepted_tokens": 0,
-    "tree_gain": 0.0,
     "mean_acceptance_length": 0.0,
     "mean_draft_length": 0.0,
     "draft_lengths": [0, 0, 0, 0],
@@ -257,22 +252,3 @@ def test_seconds_add_up_by_what_they_were_spent_on() -> None:
         statistics.observe(drafted_step(), None)
     expected = {"steps": 0.1, "draft": 0.016, "context": 0.004, "planning": 0.01}
     assert statistics.to_dict()["seconds"] == pytest.approx(expected)
-
-
-def test_trees_are_compared_with_the_chains_in_them() -> None:
-    """Two that branch, a chain, drafts that nobody looked into, and a discarded sample."""
-    statistics = DraftStatistics(3)
-    step = Step(list("abcde"), np.array([4, 1, 3, 2, 0]), 40, np.array([8, 6, 3, 2, 5]))
-    fates = [3, 2, 3, 0, 2], [1, 0, 2, 0, 0], [1, 9, 9, UNKNOWN, UNKNOWN]
-    step.likeliest = Likeliest(*map(np.array, fates))
-    statistics.observe_verification(step)
-    assert changed(statistics) == {
-        "draft_tokens": 19,
-        "accepted_tokens": 6,
-        "tree_verifications": 2,
-        "tree_nodes": 14,
-        "tree_accepted_tokens": 3,
-        "tree_gain": 1.0,
-        "mean_acceptance_length": 2.5,
-        "mean_draft_length": 4.75,
-    }

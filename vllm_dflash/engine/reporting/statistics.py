@@ -9,7 +9,6 @@ import numpy as np
 
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.step import Step, StepEstimate
-from vllm_dflash.planning.tree_acceptance import UNKNOWN
 
 
 @dataclass
@@ -57,12 +56,6 @@ class DraftStatistics:
     """Of the verifications, those of free drafts, which a request's text predicted."""
     free_draft_tokens: int = 0
     free_accepted_tokens: int = 0
-    tree_verifications: int = 0
-    """Of the verifications, those of drafts that branch."""
-    tree_nodes: int = 0
-    tree_accepted_tokens: int = 0
-    tree_chain_accepted_tokens: int = 0
-    """What the chains of likeliest tokens in those trees would have had accepted."""
     nan_drafts: int = 0
     """Drafts thrown away because their logits were not finite."""
     seconds: float = 0.0
@@ -98,13 +91,6 @@ class DraftStatistics:
         self.free_verifications += int((is_free & step.decoding).sum())
         self.free_draft_tokens += int(step.verified_free[step.decoding].sum())
         self.free_accepted_tokens += int(step.accepted[is_free].sum())
-        if step.likeliest is not None:
-            in_chain, chain_accepted, missed = step.likeliest
-            branches = (missed != UNKNOWN) & (in_chain < step.verified) & step.decoding
-            self.tree_verifications += int(branches.sum())
-            self.tree_nodes += int(step.verified[branches].sum())
-            self.tree_accepted_tokens += int(step.accepted[branches].sum())
-            self.tree_chain_accepted_tokens += int(chain_accepted[branches].sum())
 
     def observe_uniform(self, length: int, num_requests: int, *, could_draft: bool = True) -> None:
         """Count a step in which all of so many requests were given the same draft length."""
@@ -167,11 +153,6 @@ class DraftStatistics:
             "plain_tokens": self.plain_tokens,
         }
 
-    def _tree_gain(self) -> float:
-        """Tokens that verifying a tree has brought over verifying the chain in it."""
-        more = self.tree_accepted_tokens - self.tree_chain_accepted_tokens
-        return more / self.tree_verifications if self.tree_verifications else 0.0
-
     def to_dict(self) -> dict[str, Any]:
         """Counters and the means derived from them; plain values only."""
         count = self.verifications
@@ -186,10 +167,6 @@ class DraftStatistics:
             "free_verifications": self.free_verifications,
             "free_draft_tokens": self.free_draft_tokens,
             "free_accepted_tokens": self.free_accepted_tokens,
-            "tree_verifications": self.tree_verifications,
-            "tree_nodes": self.tree_nodes,
-            "tree_accepted_tokens": self.tree_accepted_tokens,
-            "tree_gain": self._tree_gain(),
             "mean_acceptance_length": 1 + self.accepted_tokens / count if count else 0.0,
             "mean_draft_length": self.draft_tokens / count if count else 0.0,
             "draft_lengths": self.draft_lengths.tolist(),
