@@ -40,18 +40,14 @@ logger = init_logger("vllm.dflash")
 
 
 class DFlashRayExecutor(RayExecutorV2):
-    """vLLM's Ray executor, and the setting `distributed_executor_backend` of engines with DFlash.
+    """vLLM's Ray executor, which first asks every node whether a worker of ours can run there.
 
-    Why: a node without this package is named, with the command that mends it, before any worker
-    starts; else a worker's import error is all there is. How: vLLM's own setting holds this class
-    from the selection of DFlash until the executor is built. It is a class and not its path: vLLM
-    takes a path for an executor without Ray (`ParallelConfig.use_ray`), which refuses nsight and
-    gives data-parallel ranks the wrong devices. It survives pickling into the engine's process,
-    counts in no hash, and has vLLM's `supports_async_scheduling`. While it stands there, vLLM
-    compares the setting with "ray" once: `--numa-bind` binds the engine's process to the memory
-    nodes of its own GPUs instead of all. Workers see "ray", as always: several functions there
-    ask for it (`gpu_worker.Worker.init_device`).
-    Replaced by: a hook of vLLM's before workers start.
+    Hook 7: vLLM's `distributed_executor_backend` holds this class from the selection of DFlash
+    until the executor is built. The class and not its path, which vLLM takes for an executor
+    without Ray (`ParallelConfig.use_ray`): no nsight, and wrong devices for data-parallel ranks.
+    While it stands there, vLLM compares the setting with "ray" once: `--numa-bind` binds the
+    engine's process to the memory nodes of its own GPUs instead of all. Workers see "ray", as
+    always: several functions there ask for it (`gpu_worker.Worker.init_device`).
     """
 
     def _init_executor(self) -> None:
@@ -173,16 +169,14 @@ class CPURayExecutor(RayExecutorV2):
 
 @contextlib.contextmanager
 def _names_for_cpus(places: list[Place]) -> Iterator[None]:
-    """Hook 15, in the engine's process, only while our executor for CPUs starts its workers.
+    """Part of hook 14, in the engine's process, while our executor for CPUs starts its workers.
 
-    `RayWorkerProc`, `initialize_ray_cluster` and `get_bundles_sorted_by_node`, in the module of
-    vLLM's Ray executor. Why: all three ask the platform for its accelerator, and a CPU has none.
-    How: rebound around `_init_executor`, the only function there that uses them, and put back
-    behind it. Our executor has connected and placed its workers before, so nothing is left for
-    the second. No setting does it: with "CPU" for a device, the second refuses bundles of more
-    than one; `VLLM_RAY_BUNDLE_INDICES` would do for the third, but vLLM reads variables once in
-    a process, and hands them to its workers.
-    Replaced by: a `ray_device_key` of vLLM's CPU platform.
+    `RayWorkerProc`, `initialize_ray_cluster` and `get_bundles_sorted_by_node` ask the platform for
+    its accelerator, and a CPU has none. `_init_executor` is the only function of their module that
+    uses them. Ray is connected and workers have their places by then, so nothing is left for the
+    second. No setting does it: with "CPU" for a device, the second refuses bundles of more than
+    one; `VLLM_RAY_BUNDLE_INDICES` would do for the third, but vLLM reads variables once in a
+    process, and hands them to its workers.
     """
     ours = {
         "RayWorkerProc": CPURayWorkerProc,

@@ -22,8 +22,10 @@ PROXYS_ERRORS = (408, 429, 503)
 
 
 def proxy_middlewares() -> list[Any]:
-    """What Serve's proxy is to run around every request: `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`
-    of the processes that start Ray names it."""
+    """What Serve's proxy is to run around every request.
+
+    Named by `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`, where Ray is started.
+    """
     from starlette.middleware import Middleware
 
     return [Middleware(OpenAIErrors)]
