@@ -1,12 +1,12 @@
-"""The page of hooks: all that we attach to vLLM. Where, why, how, what would replace it.
+"""The page of hooks: all that we attach to vLLM. Where, why, what would replace it.
 
 `register` runs once in every vLLM process (entry point group `vllm.general_plugins`) and places
 hook 1. The others are placed only where `method: "dflash"` was selected and our code runs the
 drafter, so plain serving and other speculative methods run unmodified vLLM. (Hook 6 also where
-hook 1 cannot be placed, to refuse; hook 15 where a user names that executor.) The signatures we
-check are listed in `seams`, and checked, with the version, before a hook other than 1 is
-placed. This module imports nothing heavy: vLLM only logs an ImportError of a plugin, and would
-then silently run its own DFlash.
+hook 1 cannot be placed, to refuse; hook 14 where a user names that executor.) What we rely on is
+listed in `seams`, and checked, with the version, before a hook other than 1 is placed. This module
+imports nothing heavy: vLLM only logs an ImportError of a plugin, and would then silently run its
+own DFlash.
 
 Functions of vLLM that are wrapped:
 
@@ -16,28 +16,24 @@ Functions of vLLM that are wrapped:
  2. `MultiprocExecutor.take_draft_token_ids` (`engine/drafts_in_output.py`). Drafts come with the
     step's output, so the call for them is spared. Replaced by: drafts in `ModelRunnerOutput`.
 
-vLLM's own settings, which we fill in (`_select` here, `config/engine_settings.py`):
+vLLM's own settings, which we fill in (`_apply` here, `config/engine_settings.py`):
 
  3. `worker_cls`. Our worker puts our drafting code in place; a node without this package fails by
     name when it imports the class.
  4. `additional_config`. Carries the checked options to all workers, as one string; part of the
     compile cache's key.
  5. `scheduler_cls`, unless the user chose one. V1's takes the drafts that come with the output;
-    V2's plan each step's drafts. vLLM warns of all schedulers that are not its
-    own.
+    V2's plan each step's drafts.
  6. `ModelRegistry.register_model`, here and in workers. Our draft model stands for the
     architecture `DFlashDraftModel`. vLLM warns that it replaces its own.
  7. `distributed_executor_backend`, where it is "ray" (on CUDA, unless the older Ray executor of
     vLLM 0.32 is asked for). A subclass of vLLM's executor asks every node before a worker starts
     (`cluster/ray_executor.py`). Replaced by: a hook of vLLM's there.
- 8. The speculative config, without our own keys: method, `num_speculative_tokens` (on V1 more than
-    a block has, for free drafts) and `draft_tensor_parallel_size` where they were not given;
-    drafts that are always the likeliest token (`draft_sample_method`);
-    `disable_eagle_block_drop`, because our context is not shifted by a token, so that a prefix
-    hit keeps its last block (until vLLM 0.32 is dropped: 0.33 knows); on CUDA,
-    `num_speculative_tokens_per_batch_size`. Of that table only the draft lengths count, for which
-    vLLM captures graphs; our schedulers overrule what vLLM looks up by batch size. Replaced by: a
-    list of lengths to capture.
+ 8. The speculative config, without our own keys, and with what was not given: method, number of
+    drafts, drafter's ranks, drafts that are the likeliest token, the last block of a prefix kept
+    (until vLLM 0.32 is dropped: 0.33 knows); on CUDA a table of draft lengths, for which vLLM
+    captures graphs, and nothing else: our schedulers overrule what it looks up there by batch size.
+    Replaced by: a list of lengths to capture.
  9. `disable_hybrid_kv_cache_manager` on V1, whose drafters have one cache group, also where the
     target has sliding layers.
 
@@ -46,38 +42,28 @@ Assignments in our own worker (`engine/worker.py`), each to its own model runner
 10. `drafter` (V1), `speculator` (V2). Subclasses of vLLM's stand in the place of what the runner
     has built. Replaced by: `method: custom_class`, once that gets hidden states and a KV cache.
 11. `_input_fits_in_drafter` (V1). vLLM compares the longest request of the batch with the context
-    limit: one long request would switch drafting off for all and leave holes in the drafter's
-    cache. Our proposer limits each by itself. Replaced by: a per-request limit in vLLM.
+    limit, and would leave holes in the drafter's cache of all others; our proposer limits each by
+    itself. Replaced by: a per-request limit in vLLM.
 
 Our workers and schedulers are subclasses of vLLM's and do more than place hooks: a CPU worker
 samples and drafts in the call that runs the target, drafts and costs travel as attributes of
 `ModelRunnerOutput` (`engine/drafts_in_output.py`, `engine/scheduler.py`), and drafter layers with
 a window keep their whole context in the cache (`DraftAttentionCache` in `model/layers.py`).
 
-What vLLM reads of the drafter's config, changed for it (`config/draft_config.py`):
-
-12. `trust_remote_code` is off while it reads: the setting is for the target alone, and a drafter is
-    data. Replaced by: a setting of the draft model's own. Changed in its copy are `architectures`,
-    `dflash_config`, `layer_types` and `max_model_len`. Taps and mask token stand where vLLM looks
-    for them. A DFlash 2 drafter is called a DFlash one, because V1 refuses it, and ours is both.
-    All layers are called full, because V1 refuses drafters that mix kinds for needing several cache
-    groups, and ours keeps all in one (`model/layers.py`). The drafter is called as long as the
-    target, which vLLM 0.33 would cut down to the drafter's length; ours leaves longer requests
-    undrafted. Replaced by: DFlash 2 and drafters with several cache groups on V1, and a limit of
-    each request's own in vLLM.
-
 Objects of vLLM's that we make or use, adjusted:
 
+12. The drafter's config, as vLLM reads it (`config/draft_config.py`, which says why):
+    `trust_remote_code` is off while it reads, and in its copy `architectures`, `dflash_config`,
+    `layer_types` and `max_model_len` are what V1 takes. Replaced by: DFlash 2 and drafters with
+    several cache groups on V1, and limits of the draft model's own.
 13. `aot_schedule` of a FlashAttention metadata builder is off for layers with a window: it would
     plan for the window of the cache, and ours keeps everything (`engine/attention_groups.py`).
-14. A start callback of TorchDynamo counts compilations after warm-up (`engine/warm.py`). It only
+14. Only where the user asks for `CPURayExecutor`, since a CPU has no accelerator that vLLM's could
+    ask for: three names of `ray_executor_v2` while that executor is built, the `SpinCondition.wait`
+    of its message queues, and a meeting point that names the node (`cluster/ray_executor.py`,
+    `cluster/ray_worker.py`). Replaced by: a `ray_device_key` of vLLM's CPU platform.
+15. A start callback of TorchDynamo counts compilations after warm-up (`engine/warm.py`). It only
     observes.
-15. Only where the user asks for `CPURayExecutor`: three names of `ray_executor_v2` while that
-    executor is built, put back afterwards, and `SpinCondition.wait` of its message queues, in
-    workers as well (`cluster/ray_executor.py`, `ray_worker.py`, `napping.py`); a meeting point
-    that names the node, so that workers of several nodes use no shared memory. vLLM's Ray
-    executor asks for accelerators, and a CPU has none. Replaced by: a `ray_device_key` of vLLM's
-    CPU platform.
 
 What is read of vLLM's runners, and copied for its scheduler, for free drafts:
 
@@ -92,21 +78,17 @@ Draft lengths on V2 (`engine/v2/trimming.py`, `engine/v2/draft_budget.py`):
 
 17. `enable_adaptive_verification` is turned on in a worker once its models are loaded, where all
     attention backends allow it: before that nobody knows, and behind it, vLLM would stop with an
-    error. The runner's `adaptive_verification` is then ours: vLLM's, with another budget; the
-    chances that it goes by (`draft_token_confidence_probs`) are ours, too. Without it, requests
-    get placeholders of their own number (`request.spec_token_ids`). The drafter's graphs are
-    captured with a copy of the config that has no table of lengths (hook 8). Replaced by: the same
-    decisions in vLLM.
+    error. The runner's `adaptive_verification` is then ours: vLLM's, with another budget and other
+    chances (`draft_token_confidence_probs`). Without it, requests get placeholders of their own
+    number (`request.spec_token_ids`). The drafter's graphs are captured with a copy of the config
+    that has no table of lengths (hook 8). Replaced by: the same decisions in vLLM.
 
 Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometheus.py`):
 
 18. `StatLoggerManager.__init__` is wrapped, in the front end: behind vLLM's Prometheus logger comes
-    one of ours. vLLM's entry points for that (`vllm.stat_logger_plugins`) would be loaded for plain
-    engines as well, and turn on statistics that were turned off. Replaced by: stat loggers that
-    can be named in an engine's config.
-    `SchedulerStats.running_lora_adapters` takes our figures from our schedulers to that logger,
-    since the front end reads declared fields only. No LoRA runs beside a drafter of ours, and
-    vLLM reads the field for that alone. Replaced by: a free field in `SchedulerStats`.
+    one of ours, which `vllm.stat_logger_plugins` would load for plain engines, too. Our schedulers'
+    figures reach it as `SchedulerStats.running_lora_adapters`, a declared field that nobody reads
+    where no LoRA can be. Replaced by: stat loggers named in an engine's config, and a free field.
 
 Bugs of vLLM that we mend, in workers:
 
@@ -230,7 +212,7 @@ def _select(
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> Mode:
-    """Refuse what cannot be, resolve what was asked for, and apply it."""
+    """Refuse what cannot be, resolve what was asked for, and apply it to vLLM's settings."""
     from vllm.logger import init_logger
 
     from vllm_dflash.config.engine_settings import refuse
@@ -249,7 +231,7 @@ def _select(
 
 
 def _apply(engine_args: EngineArgs, parallel: ParallelConfig, mode: Mode) -> None:
-    """Hooks 3 to 9, and 18 here."""
+    """Place hooks 3 to 9, and 18, which is of the front end as well."""
     from vllm import envs
     from vllm.utils.import_utils import resolve_obj_by_qualname
 

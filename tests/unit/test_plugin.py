@@ -360,12 +360,12 @@ def test_a_seam_of_other_versions_is_not_asked_for(monkeypatch: pytest.MonkeyPat
     ):
         monkeypatch.setattr("vllm.__version__", version)
         with pytest.raises(seams.UnsupportedVllmError, match=f"relies on vllm.{missing}:f"):
-            seams.compare(moved)
-        seams.compare(tuple(seam for seam in moved if missing not in seam.path))
+            seams.check_seams(moved)
+        seams.check_seams(tuple(seam for seam in moved if missing not in seam.path))
 
 
 def test_this_vllm_has_every_seam() -> None:
-    seams.compare(seams.FRONT_END + seams.V1_WORKER + seams.V2_WORKER + seams.ENGINE)
+    seams.check_seams(seams.FRONT_END + seams.V1_WORKER + seams.V2_WORKER + seams.ENGINE)
 
 
 def test_a_changed_v2_signature_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

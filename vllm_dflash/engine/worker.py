@@ -30,8 +30,7 @@ from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.plugin import register_draft_model
-from vllm_dflash.seams import check_vllm
-from vllm_dflash.seams.seam import Seam
+from vllm_dflash.seams import Seams, check_vllm
 
 Output: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput
 """Of a step: of V1, and of V2, whose tokens are still to come."""
@@ -67,7 +66,7 @@ class Ticks(Protocol):
 class DraftingWorker(Worker):
     """What all of our workers add to vLLM's, from the start to the end of an engine."""
 
-    seams: ClassVar[tuple[Seam, ...]]
+    seams: ClassVar[Seams]
     """What it relies on of vLLM's."""
     drafter: Drafter
     _ticking: tuple[Ticks, ...] = ()
