@@ -42,7 +42,8 @@ def lengths_in_turn(*lengths: int) -> Callable[[Ints], Ahead]:
 
 def prefer(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, text: float, block: float) -> None:
     """From now on the device takes every draft of each kind to be that likely."""
-    slots = proposer_of(llm).slots
+    slots = proposer_of(llm).step.slots
     monkeypatch.setattr(type(slots), "set_rates", lambda *_: None)
     slots.rates[0], slots.rates[1] = block, text
-    slots.bias.zero_()
+    slots.records[:, 2:6] = 0.0
+    slots.everybody.zero_()

@@ -264,8 +264,7 @@ class SpeculatorHarness(Harness):
 
     def _load(self, target: HfTarget) -> None:
         self.proposer = PlannedSpeculator(self.config, torch.device("cpu"), None)
-        self.proposer.texts = None  # nobody keeps any here
-        self.proposer.req_states = SimpleNamespace()
+        self.proposer.step.texts = None  # nobody keeps any here
         self.proposer.load_model(target)
 
     def _initialize_attention(self, cache: KVCacheConfig) -> None:
@@ -289,6 +288,10 @@ class SpeculatorHarness(Harness):
         sampled = torch.tensor([int(not row.in_prompt) for row in rows], dtype=torch.int32)
         last_sampled = torch.zeros(drafter.max_num_reqs, 1, dtype=torch.int64)
         last_sampled[requests, 0] = torch.tensor([row.bonus for row in rows])
+        nothing = SimpleNamespace(gpu=torch.zeros(drafter.max_num_reqs, 1, dtype=torch.int32))
+        drafter.req_states = SimpleNamespace(
+            all_token_ids=nothing, total_len=nothing, last_sampled_tokens=last_sampled
+        )
         seq_lens = torch.from_numpy(np.array(starts, dtype=np.int32) + counts)
         batch = SimpleNamespace(
             req_ids=[str(request) for request in requests],

@@ -18,9 +18,8 @@ from support.planner_world import profiled_costs, straight_costs
 from vllm_dflash.engine import estimates_file
 from vllm_dflash.engine.estimates_file import EstimatesFile, Memory
 from vllm_dflash.engine.reporting.figures import take_figures
-from vllm_dflash.engine.v2.directions import Directions, directions_of
+from vllm_dflash.engine.v2.exchange import FACTS, Directions, WorkerFacts, directions_of
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
-from vllm_dflash.engine.v2.worker_facts import FACTS, WorkerFacts
 from vllm_dflash.planning.ahead import TEXT, Ahead, AheadPlanner, Outcomes
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
 from vllm_dflash.planning.estimates import RANKS, Estimates
@@ -234,7 +233,7 @@ def test_padding_of_requests_that_were_just_admitted_is_no_draft(
 ) -> None:
     """vLLM gives them as many placeholders as others have drafts; all come out rejected."""
     drafts, produced = {"o": 7, "n": 7, "r": 7}, {"o": 3, "n": 1, "r": 1}
-    scheduler.update_from_output(*step(drafts, produced, new=("n",), resumed=("r",)))
+    scheduler.update_from_output(*step(drafts, produced, admitted={"n": 0, "r": 0}))
     ((seen, outcomes),) = observed
     assert outcomes.source.tolist() == [1, 0, 0]
     assert seen.verified.tolist() == [7, 7, 7]  # they take their time all the same
@@ -250,7 +249,8 @@ def test_rows_are_those_that_the_device_kept(scheduler: Any, observed: list[Any]
     )
     ((seen, _),) = observed
     assert seen.rows == 60 + 2 + 5
-    assert seen.verified.tolist() == seen.verified_free.tolist() == [4, 1, 0]
+    assert seen.verified.tolist() == [4, 1, 0]
+    assert scheduler.free_drafts == {"a": 4, "b": 1, "p": 0}
 
 
 def test_steps_are_timed_where_the_same_requests_only_decode(
@@ -272,7 +272,7 @@ def test_steps_are_timed_where_the_same_requests_only_decode(
 
 def test_steps_of_nobody_teach_nothing(scheduler: Any) -> None:
     """Behind a request of one token, before any that decoded: nothing to learn a time from."""
-    first, output = step({"a": 0}, {"a": 1}, {"a": 9}, new=("a",))
+    first, output = step({"a": 0}, {"a": 1}, {"a": 9})
     FACTS.attach(output, WorkerFacts(costs := profiled_costs(), range(8)))
     before = costs.verify.seconds.tolist()
     for one in ((first, output), step({}, {}), step({}, {}), step({}, {})):

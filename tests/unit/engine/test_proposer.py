@@ -13,7 +13,7 @@ from support.engines import USES_V2
 from support.pairs import Pair, make_pair
 from support.planner_world import profiled_costs
 from vllm_dflash.engine.v1.length_policy import FixedLength
-from vllm_dflash.engine.v2.directions import Directions
+from vllm_dflash.engine.v2.exchange import Directions
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.step import Plan, Step
 

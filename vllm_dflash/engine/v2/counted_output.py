@@ -3,69 +3,53 @@ sent to the scheduler with it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
-from vllm.v1.worker.gpu.async_utils import AsyncOutput
+from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np
 
-from vllm_dflash.engine.message import Message
-from vllm_dflash.engine.padding import have_own_drafts
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.engine.v2.host_copy import HostCopy
-from vllm_dflash.planning.ahead import NOBODY, TEXT, Outcomes
+from vllm_dflash.engine.v2.exchange import OUTCOMES, free_ones
+from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
+from vllm_dflash.planning.ahead import Outcomes
 from vllm_dflash.planning.step import Step
 
-OUTCOMES: Message[Outcomes] = Message("dflash_outcomes")
-"""V2, worker to scheduler: of the output's requests, in its order."""
 
+class HostCopy:
+    """A tensor on its way to the host: as it is when this is made, whatever is launched behind."""
 
-class VerifiedDrafts:
-    """The drafts of a step that is under way."""
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._values = async_copy_to_np(tensor)
+        self._arrival = torch.cuda.current_stream().record_event() if tensor.is_cuda else None
 
-    def __init__(
-        self, ids: Sequence[str], newly_admitted: Collection[str], outcomes: torch.Tensor
-    ) -> None:
-        """Of a batch of R requests, to be made before the block is launched.
-
-        Args:
-            ids: of the requests, [R].
-            newly_admitted: those whose drafts in this step are vLLM's placeholders.
-            outcomes: what the device saw, [R, 6 + K]; it may be written again.
-        """
-        self.ids = ids
-        self._own = have_own_drafts(ids, newly_admitted)
-        self._outcomes = HostCopy(outcomes.clone())
-
-    def outcomes(self) -> Outcomes:
-        """What the device saw. Waits for the target."""
-        return Outcomes.of(self._outcomes.wait())
-
-    def step(self, outcomes: Outcomes, sampled: Sequence[Sequence[int]]) -> Step:
-        """What became of them, by the tokens that each request got."""
-        step = Step(self.ids, np.array([len(tokens) for tokens in sampled]))
-        own = self._own & (outcomes.source != NOBODY)
-        step.verified = np.where(own, outcomes.admitted, 0)
-        step.verified_free = np.where(outcomes.source == TEXT, step.verified, 0)
-        return step
+    def wait(self) -> np.ndarray:
+        """Its values, once all that was launched before is done."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        return self._values
 
 
 class CountedOutput(AsyncModelRunnerOutput):
     """vLLM's output of a step, which counts the step's drafts when it is fetched."""
 
-    def __init__(
-        self, output: AsyncOutput, drafts: VerifiedDrafts, statistics: DraftStatistics
-    ) -> None:
+    def __init__(self, output: AsyncOutput, report: HostCopy, statistics: DraftStatistics) -> None:
+        """`report` is what the device saw of the drafts, [R, OUTCOME_COLUMNS + K]."""
         self.model_runner_output = output.model_runner_output
-        self._output, self._drafts, self._statistics = output, drafts, statistics
+        self._output, self._report, self._statistics = output, report, statistics
 
     def get_output(self) -> ModelRunnerOutput:
         """Called by vLLM where it may wait: in a thread of its own, or by the scheduler."""
-        output = self._output.get_output()
-        outcomes = self._drafts.outcomes()
-        step = self._drafts.step(outcomes, output.sampled_token_ids)
+        output, table = self._output.get_output(), self._report.wait()
+        self._statistics.nan_drafts += int((table[:, OUTCOME_COLUMNS:] < 0.0).sum())
+        outcomes = Outcomes.of(np.maximum(table, 0.0))
+        step = Step(
+            output.req_ids,
+            np.array([len(tokens) for tokens in output.sampled_token_ids]),
+            verified=outcomes.admitted,  # 0 of placeholders, and where nobody had a draft
+            verified_free=free_ones(outcomes),
+        )
         self._statistics.observe_verification(step)
         OUTCOMES.attach(output, outcomes)
         return output
