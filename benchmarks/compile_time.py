@@ -26,7 +26,6 @@ from vllm_dflash.tools.tables import Table
 IMPORTED = "from vllm_dflash.planning.rehearsal import *"
 PARTS = {
     "V1": "rehearse_planner(7, 32)",
-    "V1, with draft trees": "rehearse_planner(7, 32); rehearse_trees(7)",
     "V2": "rehearse_ahead(7)",
 }
 TIMED = """

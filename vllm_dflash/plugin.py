@@ -3,7 +3,7 @@
 `register` runs once in every vLLM process (entry point group `vllm.general_plugins`) and places
 hook 1. The others are placed only where `method: "dflash"` was selected and our code runs the
 drafter, so plain serving and other speculative methods run unmodified vLLM. (Hook 6 also where
-hook 1 cannot be placed, to refuse; hook 16 where a user names that executor.) The signatures we
+hook 1 cannot be placed, to refuse; hook 15 where a user names that executor.) The signatures we
 check are listed in `seams`, and checked, with the version, before a hook other than 1 is
 placed. This module imports nothing heavy: vLLM only logs an ImportError of a plugin, and would
 then silently run its own DFlash.
@@ -48,9 +48,6 @@ Assignments in our own worker (`engine/worker.py`), each to its own model runner
 11. `_input_fits_in_drafter` (V1). vLLM compares the longest request of the batch with the context
     limit: one long request would switch drafting off for all and leave holes in the drafter's
     cache. Our proposer limits each by itself. Replaced by: a per-request limit in vLLM.
-12. Where drafts may be trees (V1): nodes get the position of their depth in `_model_forward`,
-    which vLLM has for overriding (`engine/v1/attach_trees.py`); `impl.forward` of the target's
-    attention layers computes their rows. Replaced by: tree attention in vLLM.
 
 Our workers and schedulers are subclasses of vLLM's and do more than place hooks: a CPU worker
 samples and drafts in the call that runs the target, drafts and costs travel as attributes of
@@ -59,7 +56,7 @@ a window keep their whole context in the cache (`DraftAttentionCache` in `model/
 
 What vLLM reads of the drafter's config, changed for it (`config/draft_config.py`):
 
-13. `trust_remote_code` is off while it reads: the setting is for the target alone, and a drafter is
+12. `trust_remote_code` is off while it reads: the setting is for the target alone, and a drafter is
     data. Replaced by: a setting of the draft model's own. Changed in its copy are `architectures`,
     `dflash_config`, `layer_types` and `max_model_len`. Taps and mask token stand where vLLM looks
     for them. A DFlash 2 drafter is called a DFlash one, because V1 refuses it, and ours is both.
@@ -71,11 +68,11 @@ What vLLM reads of the drafter's config, changed for it (`config/draft_config.py
 
 Objects of vLLM's that we make or use, adjusted:
 
-14. `aot_schedule` of a FlashAttention metadata builder is off for layers with a window: it would
+13. `aot_schedule` of a FlashAttention metadata builder is off for layers with a window: it would
     plan for the window of the cache, and ours keeps everything (`engine/attention_groups.py`).
-15. A start callback of TorchDynamo counts compilations after warm-up (`engine/warm.py`). It only
+14. A start callback of TorchDynamo counts compilations after warm-up (`engine/warm.py`). It only
     observes.
-16. Only where the user asks for `CPURayExecutor`: three names of `ray_executor_v2` while that
+15. Only where the user asks for `CPURayExecutor`: three names of `ray_executor_v2` while that
     executor is built, put back afterwards, and `SpinCondition.wait` of its message queues, in
     workers as well (`cluster/ray_executor.py`, `ray_worker.py`, `napping.py`); a meeting point
     that names the node, so that workers of several nodes use no shared memory. vLLM's Ray
@@ -84,7 +81,7 @@ Objects of vLLM's that we make or use, adjusted:
 
 What is read of vLLM's runners, and copied for its scheduler, for free drafts:
 
-17. `input_batch.token_ids_cpu` (V1; the sampled tokens are written there before the runner writes
+16. `input_batch.token_ids_cpu` (V1; the sampled tokens are written there before the runner writes
     the same ones) and `req_states.all_token_ids` (V2, which is replaced by one in the device's
     memory, as vLLM has it for its ngram method) are the texts. V1's scheduler is given a copy of
     the config in which `num_speculative_tokens` is the drafter's, so that vLLM keeps room for a
@@ -93,7 +90,7 @@ What is read of vLLM's runners, and copied for its scheduler, for free drafts:
 
 Draft lengths on V2 (`engine/v2/trimming.py`, `engine/v2/draft_budget.py`):
 
-18. `enable_adaptive_verification` is turned on in a worker once its models are loaded, where all
+17. `enable_adaptive_verification` is turned on in a worker once its models are loaded, where all
     attention backends allow it: before that nobody knows, and behind it, vLLM would stop with an
     error. The runner's `adaptive_verification` is then ours: vLLM's, with another budget; the
     chances that it goes by (`draft_token_confidence_probs`) are ours, too. Without it, requests
@@ -103,7 +100,7 @@ Draft lengths on V2 (`engine/v2/trimming.py`, `engine/v2/draft_budget.py`):
 
 Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometheus.py`):
 
-19. `StatLoggerManager.__init__` is wrapped, in the front end: behind vLLM's Prometheus logger comes
+18. `StatLoggerManager.__init__` is wrapped, in the front end: behind vLLM's Prometheus logger comes
     one of ours. vLLM's entry points for that (`vllm.stat_logger_plugins`) would be loaded for plain
     engines as well, and turn on statistics that were turned off. Replaced by: stat loggers that
     can be named in an engine's config.
@@ -113,7 +110,7 @@ Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometh
 
 Bugs of vLLM that we mend, in workers:
 
-20. `engine/vllm_fixes/`: a file for each, which says what is wrong, what it does and when to delete
+19. `engine/vllm_fixes/`: a file for each, which says what is wrong, what it does and when to delete
     it (docs/engineering/upstream.md has an issue for each): `expanded_sampling.py`,
     `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `stale_blocks.py` and
     `amx_permission.py` (CPU), `undrafted_sampling.py` (V1: the runner's `rejection_sampler`),
@@ -121,7 +118,7 @@ Bugs of vLLM that we mend, in workers:
 
 What vLLM says in its log (`config/vllms_log.py`):
 
-21. Filters of two of its loggers, in each process, each for one warning that does not hold for
+20. Filters of two of its loggers, in each process, each for one warning that does not hold for
     DFlash: that of `max_num_scheduled_tokens`, and that of EAGLE's last block.
 """
 
@@ -236,11 +233,8 @@ def _select(
     options = resolve(settings, drafter_config, target_model_config, target_parallel_config, mode)
     refuse(engine_args, target_parallel_config)
     log = init_logger("vllm.dflash")
-    if isinstance(settings.draft_tree, int) and options.draft_tree == "off":
-        log.warning(
-            "draft_tree %d: on Model Runner V2, which GPUs have, drafts are chains so far.",
-            settings.draft_tree,
-        )
+    if isinstance(settings.draft_tree, int):
+        log.warning("draft_tree %d: drafts are chains so far.", settings.draft_tree)
     for remark in options.drafter.remarks:
         log.warning_once("drafter %r: %s", settings.model, remark)
     _place(engine_args, target_parallel_config, options, mode)
@@ -275,7 +269,7 @@ def _place(
     write_speculative_config(engine_args, options, mode)
     if mode.runner == "v1" and engine_args.disable_hybrid_kv_cache_manager is None:
         engine_args.disable_hybrid_kv_cache_manager = True
-    resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 19
+    resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 18
     filter_vllms_warnings()
 
 

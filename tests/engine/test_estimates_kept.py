@@ -19,7 +19,9 @@ from support.engines import (
 )
 from support.log_lines import log_lines
 from support.planner_world import MAX_DRAFT, VERIFY_MS, curve
-from vllm_dflash.engine import estimates_file, worker
+from vllm_dflash.engine import estimates_file
+from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
+from vllm_dflash.engine.v2.v2_workers import V2CPUWorker
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.estimates import Estimates
 
@@ -52,8 +54,8 @@ def test_the_second_start_recalls_the_first(
         "max_num_seqs": REQUESTS,
     }
     prompts, params = held_out_prompts(REQUESTS), greedy(60, ignore_eos=True)
-    for profile in ("profile_v1", "profile_v2"):
-        monkeypatch.setattr(worker, profile, profiled)
+    for kind in (V1CPUWorker, V2CPUWorker):
+        monkeypatch.setattr(kind, "measure", profiled)
     with log_lines() as first, engine(scheduling, **settings) as llm:
         text = token_ids(llm, prompts, params)
     (path,) = folder.iterdir()
@@ -66,8 +68,8 @@ def test_the_second_start_recalls_the_first(
     def no_profile(*_: Any) -> None:
         raise AssertionError("it was profiled again")
 
-    for profile in ("profile_v1", "profile_v2"):
-        monkeypatch.setattr(worker, profile, no_profile)
+    for kind in (V1CPUWorker, V2CPUWorker):
+        monkeypatch.setattr(kind, "measure", no_profile)
     with log_lines() as second, engine(scheduling, **settings) as llm:
         assert costs_before_a_step(llm).records == known.costs.records
         assert token_ids(llm, prompts, params) == text

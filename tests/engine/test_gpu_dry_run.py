@@ -26,7 +26,6 @@ def test_a_dry_run(tmp_path: Path) -> None:
     checks = found["kernels"]["data"]["checks"]
     assert checks["import vllm_dflash.engine.v2.speculator"] == "ok"
     for kernel, dtype in (
-        ("tree attention, head size 512", "float32"),
         ("confidence, V = 262144", "float32"),
         ("text look-up, 4 texts of 5,000", "int32"),
         ("decisions, K = 15", "float32"),

@@ -41,11 +41,9 @@ from vllm_dflash.planning.ahead import Ahead
 
 pytestmark = pytest.mark.usefixtures("runner")
 NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32
-TREES, TREE_NODES = "trees", 15
-"""Drafts that are trees: the hazards are the same, and more of them."""
 FREE = "free drafts"
 """Drafts that come from blocks or texts, as the device decides: those of texts are preferred."""
-MORE = FREE if USES_V2 else TREES
+MORE = [FREE] if USES_V2 else []
 
 
 class AnySteps(list[int]):
@@ -65,7 +63,7 @@ def prompts() -> list[list[int]]:
     return [encoded[0], encoded[6], encoded[24], encoded[9][:150]]
 
 
-@pytest.fixture(scope="module", params=["synchronous", MORE])
+@pytest.fixture(scope="module", params=["synchronous", *MORE])
 def way(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -80,10 +78,7 @@ def expected(way: str) -> Callable[..., tuple[list[int], list[int]]]:
     def look_up(prompt: list[int], new_tokens: int = NEW_TOKENS) -> tuple[list[int], list[int]]:
         key = (new_tokens, *prompt)
         if key not in known:
-            nodes = TREE_NODES if way == TREES else None
-            found = generate(
-                target, drafter, prompt, new_tokens, tree_nodes=nodes, whole_blocks=USES_V2
-            )
+            found = generate(target, drafter, prompt, new_tokens, whole_blocks=USES_V2)
             steps: list[int] = AnySteps() if way == FREE else []
             for accepted in [1, *found.acceptance_lengths, *[1] * new_tokens]:
                 steps.append(min(accepted, new_tokens - sum(steps)))
@@ -99,13 +94,10 @@ def shared(way: str) -> Iterator[LLM]:
     settings |= {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 24}
     speculative: dict[str, Any] = dict(FIXED)
     with pytest.MonkeyPatch.context() as patch:
-        if way == TREES:
-            speculative["draft_tree"] = TREE_NODES
-            settings["max_num_batched_tokens"] = 96  # room for three
         if way == FREE:
             speculative = dict(DFLASH)
             fix_costs(patch)
-        scheduling = {TREES: "synchronous", FREE: "asynchronous"}.get(way, way)
+        scheduling = "asynchronous" if way == FREE else way
         with engine(scheduling, speculative_config=speculative, **settings) as llm:
             if way == FREE:
                 prefer(llm, patch, text=0.95, block=0.9)
@@ -115,7 +107,7 @@ def shared(way: str) -> Iterator[LLM]:
             assert way != FREE or stats["free_draft_tokens"] > 0
 
 
-either_way = pytest.mark.parametrize("way", [*SCHEDULING, MORE], indirect=True)
+either_way = pytest.mark.parametrize("way", [*SCHEDULING, *MORE], indirect=True)
 """Scheduled asynchronously, one step runs while another is scheduled, or a request leaves."""
 
 
@@ -233,7 +225,7 @@ def test_hazard_2_chunks_that_sample_nothing_store_their_context(
     wanted = [expected(prompt, 12) for prompt in prompts[:2]]
     try:
         # Less than that would cut the verified drafts as well.
-        least = 1 + (TREE_NODES if way == TREES else 7)
+        least = 1 + 7
         sizes = (8, 31, 33) if USES_V2 else (8, 11, 16, 31, 32, 33)
         for size in (size for size in sizes if size >= least):
             scheduler.scheduler_config.long_prefill_token_threshold = size
@@ -349,8 +341,7 @@ def test_a_request_near_the_context_limit_changes_no_other(
     assert session.steps["1"] == expected(prompts[1])[1]
 
 
-@pytest.mark.parametrize("tree", [{}] if USES_V2 else [{}, {"draft_tree": TREE_NODES}])
-def test_hazard_8_null_blocks_are_never_written(tmp_path: Path, tree: dict[str, Any]) -> None:
+def test_hazard_8_null_blocks_are_never_written(tmp_path: Path) -> None:
     """On V2 the target gives up blocks behind its window; on V1 all layers share one group."""
     target = make_target(tmp_path / "target", "mistral")
     sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 20}
@@ -362,7 +353,7 @@ def test_hazard_8_null_blocks_are_never_written(tmp_path: Path, tree: dict[str, 
         max_model_len=256,
         max_num_seqs=2,
         max_num_batched_tokens=64,
-        speculative_config={**FIXED, "model": str(tmp_path / "drafter"), **tree},
+        speculative_config={**FIXED, "model": str(tmp_path / "drafter")},
     ) as llm:
         manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
         session = Session(llm)

@@ -7,7 +7,6 @@ so are the costs the planner goes by, so a p-value is the same number in every r
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from vllm import SamplingParams
@@ -18,8 +17,7 @@ from support.engines import DFLASH, engine, held_out_prompts, proposer_of
 from support.forced_texts import ForcedTexts
 from support.planner_world import CONTEXT_MS, curve
 from vllm_dflash.config.mode import MOST_FREE_DRAFTS
-from vllm_dflash.engine.v1 import draft_trees
-from vllm_dflash.engine.v1.length_policy import FixedLength, LengthPolicy
+from vllm_dflash.engine.v1.length_policy import LengthPolicy
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
@@ -87,44 +85,6 @@ def test_free_drafts_leave_the_distribution_as_it_is(plain: list[tuple[int, ...]
     assert stats["free_accepted_tokens"] > SAMPLES / 10
     values = [p_value(*pair) for pair in zip(compared(plain), compared(ours), strict=True)]
     assert min(values) > 0.01
-
-
-TREES = {**DFLASH, "draft_tree": 15}
-
-
-def test_draft_trees_leave_the_distribution_as_it_is(plain: list[tuple[int, ...]]) -> None:
-    """Forced ones of 15 nodes. With seeds of their own, requests would have chains."""
-    ours, stats = continuations(7, dict(TREES), lambda: FixedLength(7), seeded=False)
-    assert stats["tree_verifications"] > SAMPLES
-    assert stats["tree_gain"] > 0.1
-    values = [p_value(*pair) for pair in zip(compared(plain), compared(ours), strict=True)]
-    assert min(values) > 0.01
-
-
-def test_nodes_that_are_accepted_too_easily_would_be_noticed(
-    plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A biased variant: where the sampled token is no child, 3 of 10 times a child is taken."""
-
-    def second_chance(parents: Any, tokens: Any, sampled: Any) -> list[int]:
-        path: list[int] = []
-        node = -1
-        while True:
-            children = np.flatnonzero(parents == node)
-            hit = [child for child in children if tokens[child] == sampled[1 + node]]
-            if not hit and len(children) and dice.random() < 0.3:
-                hit = [children[0]]
-                sampled[1 + node] = tokens[children[0]]
-            if not hit:
-                return path
-            node = int(hit[0])
-            path.append(node)
-
-    dice = np.random.default_rng(0)
-    monkeypatch.setattr(draft_trees, "accepted_path", second_chance)
-    biased, _ = continuations(7, dict(TREES), lambda: FixedLength(7), seeded=False)
-    values = [p_value(*pair) for pair in zip(compared(plain), compared(biased), strict=True)]
-    assert min(values) < 1e-6
 
 
 def test_trimming_after_the_fact_would_be_noticed(

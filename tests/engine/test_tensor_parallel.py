@@ -91,7 +91,7 @@ class Both:
 @pytest.fixture(scope="module")
 def both() -> Both:
     settings: dict[str, Any] = {
-        "speculative_config": {**DFLASH, "draft_tree": "off"},
+        "speculative_config": DFLASH,
         "worker_extension_cls": "support.watched_worker.Watched",
         "max_num_seqs": 8,
         "max_num_batched_tokens": 256,

@@ -4,7 +4,7 @@
     scripts/run.sh python tests/faults/plant.py --only v1-context-one-late
 
 A fault is an edit of a few lines, written by somebody who had not read the tests, in `v1.toml`,
-`v2.toml` and `shared.toml` (those in `trees.toml` and `decisions_v2.toml` by the author of both).
+`v2.toml` and `shared.toml` (those in `decisions_v2.toml` by its author).
 Each is planted in a copy of the project. The tests that could notice run there in stages, quick
 ones first, until one fails. What passes them all has survived.
 """
@@ -77,7 +77,7 @@ class Outcome:
 def read_faults(folder: Path = HERE) -> list[Fault]:
     """All that are written down."""
     faults = []
-    for name in ("shared", "v1", "v2", "decisions_v2", "trees"):
+    for name in ("shared", "v1", "v2", "decisions_v2"):
         told = tomllib.loads((folder / f"{name}.toml").read_text())
         stages = tuple(tuple(stage) for stage in told["stages"])
         faults += [Fault(**entry, stages=stages) for entry in told["fault"]]

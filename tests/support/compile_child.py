@@ -42,28 +42,7 @@ CHOICE = {
 }
 
 
-def tree(dtype: str, head_size: int, tile: int, **rest: Any) -> dict[str, Any]:
-    return {
-        **dict.fromkeys(("query", "keys", "values", "output"), f"*{dtype}"),
-        **dict.fromkeys(("HAS_SOFTCAP", "HAS_SINKS", "EVERYBODY"), False),
-        "WINDOW": 0,
-        "BLOCK_SIZE": 16,
-        "TILE": tile,
-        "HEAD_SIZE": head_size,
-        "PADDED_HEAD": 1 << (head_size - 1).bit_length(),
-        "GROUP": 4,
-        **rest,
-    }
-
-
 CASES: dict[str, list[dict[str, Any]]] = {
-    "tree_kernel._attend": [
-        tree("bf16", 128, 32),
-        tree("bf16", 512, 16),
-        tree("fp32", 512, 16),
-        tree("fp16", 64, 32, GROUP=8, WINDOW=1024, HAS_SOFTCAP=True),
-        tree("bf16", 80, 32, GROUP=1, HAS_SINKS=True, EVERYBODY=True),
-    ],
     "confidence._judge_tiles": [
         {"logits": "*bf16", "V": 151936, "TILE": 4096},
         {"logits": "*fp32", "V": 1000, "TILE": 4096},

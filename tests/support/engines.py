@@ -173,11 +173,9 @@ def as_the_reference(
     drafter: Path,
     prompts: list[str],
     new_tokens: int,
-    tree_nodes: int | None = None,
     **settings: Any,
 ) -> tuple[list[list[int]], dict[str, Any]]:
-    """Decode with blocks of full length, or trees of so many nodes: text, and what each step
-    accepts, are the reference's.
+    """Decode with blocks of full length: text, and what each step accepts, are the reference's.
 
     Returns:
         The tokens of each prompt, and the engine's statistics.
@@ -185,8 +183,6 @@ def as_the_reference(
     target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     reference = ReferenceDrafter.load(read_drafter(str(drafter)), drafter).float()
     speculative: dict[str, Any] = {**FIXED, "model": str(drafter)}
-    if tree_nodes is not None:
-        speculative["draft_tree"] = tree_nodes
     with engine(speculative_config=speculative, **settings) as llm:
         lengths = acceptance_by_request(llm)
         outputs = llm.generate(prompts, greedy(new_tokens), use_tqdm=False)
@@ -199,7 +195,6 @@ def as_the_reference(
             reference,
             list(output.prompt_token_ids),
             new_tokens,
-            tree_nodes=tree_nodes,
             whole_blocks=USES_V2,
             stop_ids=stop_ids,
         )

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from support.ahead_scheduler import OurBudget, Ours
+from support.cost_table import CostTable
 from support.fake_time import FakeTime
 from support.recorded_drafts import RecordedDrafts
 from support.simulated_pipeline import Fixed, Pipeline
 from vllm_dflash.planning.ahead import AheadPlanner
-from vllm_dflash.tools.simulate.cost_table import CostTable
 
 COSTS = Path(__file__).parents[2] / "benchmarks" / "costs"
 CAPTURED = (1, 3, 7)

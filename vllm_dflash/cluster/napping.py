@@ -19,7 +19,7 @@ def nap_while_waiting(queue: MessageQueue | None) -> None:
     its own processes; but Linux shares its time out by session first (autogroups), and those that
     Ray has started are in another than the engine: it keeps half a core of them.
 
-    Part of hook 16: `SpinCondition.wait`, replaced on the instance. Other readers are let be.
+    Part of hook 15: `SpinCondition.wait`, replaced on the instance. Other readers are let be.
     """
     if queue is None or not queue._is_local_reader:
         return

@@ -186,7 +186,7 @@ class CPURayExecutor(RayExecutorV2):
 
 @contextlib.contextmanager
 def _names_for_cpus(workers: int) -> Iterator[None]:
-    """Hook 16, in the engine's process, only while our executor for CPUs starts its workers.
+    """Hook 15, in the engine's process, only while our executor for CPUs starts its workers.
 
     `RayWorkerProc`, `initialize_ray_cluster` and `get_bundles_sorted_by_node`, in the module of
     vLLM's Ray executor. Why: all three ask the platform for its accelerator, and a CPU has none.

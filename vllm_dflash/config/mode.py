@@ -50,14 +50,13 @@ class Mode:
                 f" {current_platform.device_name!r}. {SWITCH_OFF}."
             )
         on_cuda = current_platform.is_cuda()
-        tree, step_tokens = settings.draft_tree, engine_args.max_num_batched_tokens
-        longest = max(MOST_FREE_DRAFTS, tree if isinstance(tree, int) else 0)
+        step_tokens = engine_args.max_num_batched_tokens
         mode = cls(
             runner="v2" if on_cuda or envs.VLLM_USE_V2_MODEL_RUNNER else "v1",
             on_cuda=on_cuda,
             is_planned=settings.draft_length == "adaptive",
             has_own_scheduler=engine_args.scheduler_cls is None,
-            has_room=step_tokens is None or step_tokens > longest,
+            has_room=step_tokens is None or step_tokens > MOST_FREE_DRAFTS,
         )
         if parallel.worker_cls not in ("auto", mode.worker):
             raise ValueError(
@@ -75,7 +74,7 @@ class Mode:
 
     @property
     def allows_long_drafts(self) -> bool:
-        """Whether free drafts and trees may be more than a block has: somebody else's scheduler
+        """Whether free drafts may be more than a block has: somebody else's scheduler
         would keep that much room for each request, and on V2 buffers are a block wide."""
         return self.runner == "v1" and self.has_own_scheduler and self.has_room
 

@@ -34,8 +34,6 @@ class DFlashOptions:
     """Drafts of a request and step at most that its text predicts; 0: none are looked up."""
     shares_outputs: bool = False
     """Whether they are looked up in what others were answered lately as well."""
-    draft_tree: str | int = "off"
-    """`auto`: drafts may be trees where rows cost next to nothing. A number: of so many nodes."""
     may_trim: bool = True
     """Whether vLLM's adaptive verification may be turned on: not if the user turned it off."""
     estimates_folder: str | None = None

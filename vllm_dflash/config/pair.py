@@ -61,11 +61,8 @@ def resolve(
     has_room = mode.allows_long_drafts and not target.is_hybrid
     is_free_to_choose = has_room and settings.num_speculative_tokens is None
     most_free = (max(width, MOST_FREE_DRAFTS) if is_free_to_choose else width) if free_drafts else 0
-    room = max(width, most_free)
-    if isinstance(settings.draft_tree, int) and has_room:
-        room = max(room, settings.draft_tree)
     return DFlashOptions(
-        room,
+        max(width, most_free),
         width,
         settings.draft_length,
         drafter,
@@ -73,7 +70,6 @@ def resolve(
         most_free=most_free,
         shares_outputs=settings.free_drafts == "shared",
         runner=mode.runner,
-        draft_tree=settings.draft_tree if mode.runner == "v1" else "off",
         may_trim=settings.enable_adaptive_verification is not False,
         estimates_folder=None if folder is None else usable_folder(folder),
     )

@@ -49,8 +49,8 @@ class SpeculativeSettings(BaseModel):
     )
     draft_tree: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MOST_NODES)] = described(
         "auto",
-        "'auto' (on CPUs, drafts are trees where verifying more tokens costs next to nothing),"
-        f" 'off', or the number of tokens that a tree may have, up to {MOST_NODES}",
+        f"'auto', 'off', or the number of tokens that a tree may have, up to {MOST_NODES} (drafts"
+        " are chains so far, whatever it says)",
     )
     estimates_folder: str | None = described(
         None,
@@ -99,16 +99,6 @@ class SpeculativeSettings(BaseModel):
                 "use_local_argmax_reduction leaves no logits by which draft lengths could be"
                 ' planned: add "draft_length": "fixed" to the speculative config, or remove'
                 " 'use_local_argmax_reduction' from it."
-            )
-        if settings.use_local_argmax_reduction and isinstance(settings.draft_tree, int):
-            raise ValueError(
-                "use_local_argmax_reduction leaves no logits to take the nodes of a tree from:"
-                " remove it or 'draft_tree' from the speculative config."
-            )
-        if settings.enable_adaptive_verification and isinstance(settings.draft_tree, int):
-            raise ValueError(
-                "with enable_adaptive_verification the device trims drafts, which are chains then:"
-                " remove it or 'draft_tree' from the speculative config."
             )
         return settings
 

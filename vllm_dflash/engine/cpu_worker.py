@@ -1,4 +1,4 @@
-"""What our workers on CPUs share: what vLLM's kernels there get wrong, mended (hook 20)."""
+"""What our workers on CPUs share: what vLLM's kernels there get wrong, mended (hook 19)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from vllm_dflash.seams import ENGINE, check_seams
 def build_scheduler(**arguments: Any) -> Scheduler:
     """The scheduler of an engine; stands where vLLM expects a class of schedulers."""
     check_seams(ENGINE)
-    filter_vllms_warnings()  # hook 21
+    filter_vllms_warnings()  # hook 20
     logger().info(
         "vLLM's warning of a custom scheduler class is expected: build_scheduler gives its own"
         " scheduler with vllm-dflash's draft lengths, asynchronous where vLLM's would be, and"

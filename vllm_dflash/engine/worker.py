@@ -84,9 +84,6 @@ class DraftingWorker(Worker):
         """Plan from these costs, and from what an earlier engine has learned."""
         raise NotImplementedError
 
-    def complete(self) -> None:
-        """All is measured and compiled, and nothing counted yet."""
-
     def end_step(self, output: Output) -> Output:
         """A step has sampled and drafted; returns what the engine gets."""
         raise NotImplementedError
@@ -97,7 +94,7 @@ class DraftingWorker(Worker):
         """Build the model runner, and put our drafting code in the place of vLLM's."""
         check_vllm(self.seams)
         register_draft_model()  # hook 6
-        filter_vllms_warnings()  # hook 21
+        filter_vllms_warnings()  # hook 20
         options = DFlashOptions.of(self.vllm_config)
         if options.is_planned:
             self._compiling = CompileAside(options.runner, starts=self.local_rank == 0)
@@ -115,7 +112,6 @@ class DraftingWorker(Worker):
         times = super().compile_or_warm_up_model()
         if DFlashOptions.of(self.vllm_config).is_planned:
             self._plan_lengths()
-        self.complete()
         self.start_counting()
         self.drafter.warm.seal()
         return times

@@ -9,7 +9,6 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from vllm_dflash.model.reference import ReferenceDrafter
-from vllm_dflash.model.reference_tree import Node, child, likeliest_tree
 
 
 @dataclass
@@ -82,15 +81,13 @@ def generate(
     max_new_tokens: int,
     *,
     num_draft_tokens: int | None = None,
-    tree_nodes: int | None = None,
     whole_blocks: bool = False,
     stop_ids: Collection[int] = (),
 ) -> Generation:
     """Greedy DFlash decoding of one prompt.
 
     Never drafts more than the request can still use, as the engine does; with `whole_blocks`, as
-    Model Runner V2, the drafter's block has all of its rows nevertheless. With `tree_nodes`, drafts
-    are trees of so many nodes.
+    Model Runner V2, the drafter's block has all of its rows nevertheless.
     """
     spec = drafter.spec
     k_max = spec.max_draft_tokens if num_draft_tokens is None else num_draft_tokens
@@ -106,13 +103,8 @@ def generate(
             rows = k_max if whole_blocks else k
             hidden = block_states(target, drafter, features, tokens[-1], rows)[:k]
             block_logits = drafter.logits(hidden, target)
-            if tree_nodes is None:
-                drafts = drafter.choose(block_logits, hidden, tokens[-1]).tolist()
-        if k > 0 and tree_nodes is not None:
-            tree = likeliest_tree(drafter, block_logits, hidden, tokens[-1], tree_nodes)
-            produced, new_features = _descend(target, tree, tokens[-1], cache, spec.taps)
-        else:
-            produced, new_features = _verify(target, [tokens[-1], *drafts], cache, spec.taps)
+            drafts = drafter.choose(block_logits, hidden, tokens[-1]).tolist()
+        produced, new_features = _verify(target, [tokens[-1], *drafts], cache, spec.taps)
         # Only rows of accepted tokens become context; the cache forgets the rejected ones.
         features = torch.cat([features, new_features])
         cache.crop(len(features))
@@ -128,7 +120,10 @@ def _verify(
 ) -> tuple[list[int], torch.Tensor]:
     """What the target writes behind a bonus token, as far as the drafts go and one token more.
 
-    One pass over the bonus token and the drafts. Returns as `_descend` does.
+    One pass over the bonus token and the drafts.
+
+    Returns:
+        The tokens, and the features of the bonus token and all but the last of them.
     """
     step = torch.tensor([block], device=target.device)
     logits, features = target_step(target, step, cache, taps)
@@ -137,32 +132,3 @@ def _verify(
     while accepted < len(drafts) and drafts[accepted] == choices[accepted]:
         accepted += 1
     return choices[: accepted + 1], features[: accepted + 1]
-
-
-def _descend(
-    target: PreTrainedModel,
-    tree: list[Node],
-    bonus: int,
-    cache: DynamicCache,
-    taps: Collection[int],
-) -> tuple[list[int], torch.Tensor]:
-    """What the target writes behind the bonus token, as far as the tree goes and one token more.
-
-    Token by token, as plain decoding: which is what verifying a tree in one pass has to equal.
-
-    Returns:
-        The tokens, and the features of the bonus token and all but the last of them.
-    """
-    produced: list[int] = []
-    features = []
-    token, node = bonus, -1
-    while True:
-        step = torch.tensor([[token]], device=target.device)
-        logits, of_token = target_step(target, step, cache, taps)
-        features.append(of_token)
-        token = int(logits[-1].argmax())
-        produced.append(token)
-        found = child(tree, node, token)
-        if found is None:
-            return produced, torch.cat(features)
-        node = found

@@ -17,7 +17,7 @@ import numpy as np
 from vllm_dflash.planning import Floats, Ints, Records
 from vllm_dflash.planning.chances import Chances, expect, expect_texts, learn_blocks
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.estimates import RANKS, Estimates
+from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.planner import CLOSE, MARGIN, PROBE_LENGTH, PROBE_SHARE
 from vllm_dflash.planning.probing import ProbeSchedule
@@ -290,7 +290,7 @@ class AheadPlanner:
         assert self.costs is not None
         block, bias = self.blocks, self.blocks.bias_of_all
         of_texts = np.stack([self.texts.seen, self.texts.accepted])
-        return Estimates(self.costs, block.seen, block.accepted, bias, np.zeros(RANKS), of_texts)
+        return Estimates(self.costs, block.seen, block.accepted, bias, of_texts)
 
     def recall(self, estimates: Estimates) -> None:
         """Start from what another run has learned of drafts; `start` is given the costs."""

@@ -95,10 +95,10 @@ class Chances(NamedTuple):
         self.accepted[:] *= share
         update_rates(self.rates, self.seen, self.accepted)
 
-    def recall(self, seen: Floats, accepted: Floats, tokens: float = RECALLED_TOKENS) -> None:
-        """Start from what another run has seen, which counts for so many observations."""
+    def recall(self, seen: Floats, accepted: Floats) -> None:
+        """Start from what another run has seen, at most `RECALLED_TOKENS` of it."""
         self.seen[:], self.accepted[:] = seen, accepted
-        self.keep(tokens)
+        self.keep(RECALLED_TOKENS)
 
 
 @compiled

@@ -16,9 +16,7 @@ from vllm_dflash.planning import Floats
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
 from vllm_dflash.planning.costs import COSTS, StepCosts, num_octaves
 from vllm_dflash.planning.curves import MOST_POINTS, Curve
-from vllm_dflash.planning.draft_tree import MOST_CANDIDATES
 
-RANKS = (2, MOST_CANDIDATES, len(CONFIDENCE_KNOTS))
 LARGEST = 1e15
 """No number comes near it."""
 
@@ -38,16 +36,13 @@ class Estimates:
     """Of those."""
     bias: Floats
     """Tokens expected and accepted of late, [2]; see `Chances`."""
-    ranks: Floats
-    """Seen and accepted of tokens that are not the likeliest of their place, by rank and
-    confidence, [2, MOST_CANDIDATES, knots]; nothing where drafts are chains."""
     free: Floats = field(default_factory=lambda: np.zeros((2, 0, len(CONFIDENCE_KNOTS))))
     """Seen and accepted of what texts predict, by position and confidence, [2, F, knots]; nothing
     where that is not kept."""
 
     def to_dict(self) -> dict[str, Any]:
         """A copy in lists and numbers; inverse of `from_dict`."""
-        tables = ("seen", "accepted", "bias", "ranks", "free")
+        tables = ("seen", "accepted", "bias", "free")
         written = {name: getattr(self, name).tolist() for name in tables}
         return {"costs": _lists(self.costs.records), **written}
 
@@ -65,7 +60,6 @@ class Estimates:
                 _numbers(written["seen"], table),
                 _numbers(written["accepted"], table),
                 _numbers(written["bias"], (2,)),
-                _numbers(written["ranks"], RANKS),
                 _numbers(written["free"], (2, len(written["free"][0]), table[1]))
                 if len(written["free"][0])
                 else np.zeros((2, 0, table[1])),
@@ -75,7 +69,6 @@ class Estimates:
         _check("seen", (found.accepted >= 0) & (found.accepted <= found.seen))
         _check("bias", found.bias >= 0)
         _check("free", (found.free[1] >= 0) & (found.free[1] <= found.free[0]))
-        _check("ranks", (found.ranks[1] >= 0) & (found.ranks[1] <= found.ranks[0]))
         return found
 
 

@@ -20,7 +20,6 @@ import numpy as np
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.chances import (
     AGREEMENT,
-    RECALLED_TOKENS,
     Chances,
     expect,
     expect_texts,
@@ -28,7 +27,6 @@ from vllm_dflash.planning.chances import (
     learn_blocks,
 )
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.draft_tree import MOST_CANDIDATES, chains_in
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.probing import ProbeSchedule
@@ -43,7 +41,6 @@ from vllm_dflash.planning.search import (
     choose_lengths,
 )
 from vllm_dflash.planning.step import Plan, Step, StepEstimate
-from vllm_dflash.planning.tree_acceptance import TreeAcceptance
 
 MARGIN = 1.01
 """Drafting must promise this much more than plain decoding, whose cost is known better."""
@@ -82,7 +79,6 @@ class Planner:
         self.probes = ProbeSchedule()
         self.blocks = Chances.of(max_draft, num_rows)
         self.texts = Chances.of(most_free, num_rows)
-        self.trees = TreeAcceptance(max_draft, num_rows)
         self._requests = RequestRows(num_rows)
         self._text_curves: Floats = np.zeros((0, most_free))
         """Survival of what the text of each request of this step predicts, [R, F] or [0, F]."""
@@ -123,15 +119,12 @@ class Planner:
 
     def _learn(self, rows: Ints, step: Step) -> None:
         if self._has_blocks:
-            learn_blocks(self.blocks, rows, *step.chains)
+            learn_blocks(self.blocks, rows, step.verified, step.accepted)
             self._has_blocks = False
-        if step.likeliest is not None:
-            self.trees.learn(rows, *step.likeliest)
 
     def _weigh(self, step: Step, undrafted: Undrafted, best: Choice, *, uses_text: bool) -> Plan:
         """The best choice if it pays, and else a probe from time to time."""
-        # Forecast are chains. Trees bring more in the same time.
-        rate, tokens = best.rate * self.trees.gain, best.tokens * self.trees.gain
+        rate, tokens = best.rate, best.tokens
         gain, speedup = rate / undrafted.rate, rate / undrafted.plain_rate
         plan = Plan(best.drafted, best.width, rate, speedup=speedup, uses_text=uses_text)
         if gain > MARGIN:
@@ -182,33 +175,28 @@ class Planner:
 
         Args:
             step: with its plan; `limits` of the drafted requests, [R], and what they `agreed` on.
-                If it has `candidates`, lengths are those of its `trees`, which are written.
             confidence: probability of each drafted token under the drafter, [D, w].
         """
         plan, rows = step.plan, self._rows(step.ids)
-        curves, limits, texts = NO_CURVES, step.limits, self._text_curves[:0]
+        curves, texts = NO_CURVES, self._text_curves[:0]
         if plan.width:
             of_drafted = rows[plan.drafted]
             whole = np.full(len(of_drafted), confidence.shape[1])
             curves = expect(self.blocks, of_drafted, confidence, whole)
             self.forecast.observe(of_drafted, curves)
-            if step.candidates is not None:
-                curves, limits = self.trees.grow(step, of_drafted, self.blocks, self.costs, curves)
         if plan.uses_text:
             predicted, texts = step.predicted, self._text_curves
             assert predicted is not None
             if step.agreed.any():
                 matches = predicted.matches + AGREEMENT * step.agreed
                 texts = expect_texts(self.texts, rows, matches, predicted.lengths)
-        drafts = Drafts(curves, plan.drafted, limits, texts, step.context_lens)
+        drafts = Drafts(curves, plan.drafted, step.limits, texts, step.context_lens)
         row_worth = plan.price * self._row_seconds
         of_blocks, of_texts = choose_lengths(
             self.costs.records, drafts, plan.price, row_worth, plan.least, plan.is_probe
         )
         step.from_text = of_texts > 0
         lengths = of_blocks + of_texts
-        if step.trees is not None:
-            of_blocks[plan.drafted] = chains_in(step.trees.is_first, of_blocks[plan.drafted])
         self._has_blocks = True
         self.blocks.num_verified[rows] = of_blocks
         self.texts.num_verified[rows] = of_texts
@@ -230,9 +218,8 @@ class Planner:
 
     def estimates(self) -> Estimates:
         """What was learned, for another run to recall."""
-        ranks = np.stack([self.trees.ranks.seen, self.trees.ranks.accepted])
         blocks = self.blocks
-        return Estimates(self.costs, blocks.seen, blocks.accepted, blocks.bias_of_all, ranks)
+        return Estimates(self.costs, blocks.seen, blocks.accepted, blocks.bias_of_all)
 
     def recall(self, estimates: Estimates) -> None:
         """Start from what another run has learned of drafts; of costs, we have it already.
@@ -243,9 +230,6 @@ class Planner:
         """
         self.blocks.recall(estimates.seen, estimates.accepted)
         self.blocks.bias_of_all[:] = estimates.bias
-        # Each draft that is rejected tells of all ranks.
-        seen, accepted = estimates.ranks
-        self.trees.ranks.recall(seen, accepted, RECALLED_TOKENS * (MOST_CANDIDATES - 1))
 
 
 def _resting(step: Step, undrafted: Undrafted) -> Plan:

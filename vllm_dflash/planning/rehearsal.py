@@ -21,7 +21,7 @@ from vllm_dflash.planning.compiled import FOLDER
 from vllm_dflash.planning.costs import Attention, StepCosts
 from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Candidates, Likeliest, Step
+from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.texts import SuffixMatches, append_tokens
 
 CHEAP, DEAR = 0.0, 1.0
@@ -82,28 +82,6 @@ def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
                 planner.lengths(step, confidence)
             if step.plan.width:
                 step.draft_rows = step.context_rows = 2
-            planner.observe(step)
-
-
-def rehearse_trees(max_draft: int) -> None:
-    """The same, of drafts that are trees: of DFlash's blocks, and of DFlash 2's."""
-    for num_before in (1, 2):
-        planner = Planner(max_draft, 2, _costs(CHEAP))
-        for produced in (1, 2, 2):
-            step = _step(produced)
-            fates = np.full((3, 2), produced - 1)
-            step.likeliest = Likeliest(fates[0], fates[1], fates[2])
-            step.plan = planner.plan(step)
-            if step.plan.width:
-                drafted = int(step.plan.drafted.sum())
-                shape = drafted, step.plan.width
-                step.candidates = Candidates(
-                    np.zeros((*shape, 2), np.int64),
-                    np.full((*shape, num_before, 2), 0.5),
-                    np.ones(drafted, bool),
-                    budget=2,
-                )
-                planner.lengths(step, np.ones(shape))
             planner.observe(step)
 
 

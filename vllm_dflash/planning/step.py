@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning import Bools, Ints
 
 
 @dataclass(frozen=True)
@@ -66,53 +66,6 @@ class Predicted(NamedTuple):
     """Of those: how many first ones were right, [R]."""
 
 
-class Candidates(NamedTuple):
-    """What the drafter thinks of the places of D blocks: C tokens for each of w places.
-
-    P is 1 where a token's chance does not depend on the one before it, as in DFlash, and C where it
-    does, as in DFlash 2.
-    """
-
-    tokens: Ints
-    """[D, w, C]."""
-    chances: Floats
-    """Probability of each behind each candidate of the place before, [D, w, P, C]."""
-    may_branch: Bools
-    """Whose drafts may be trees; those of others are chains, [D]."""
-    budget: int
-    """Nodes of a tree at most."""
-
-
-class Trees(NamedTuple):
-    """Trees of D requests, best node first; a parent comes before its children."""
-
-    lengths: Ints
-    """Nodes of each, [D]."""
-    parents: Ints
-    """Node that each is behind, -1 for the bonus token, [D, n]."""
-    places: Ints
-    """Of each node in the block, from 0, [D, n]."""
-    choices: Ints
-    """Which candidate of its place it is, [D, n]."""
-    survival: Floats
-    """Chance that each node is accepted, 0 behind a tree's end, [D, n]."""
-    is_first: Bools
-    """Whether each node and all before it are the likeliest of their places, [D, n]."""
-
-
-class Likeliest(NamedTuple):
-    """What became of the first nodes of verified trees that are the likeliest of their places: of
-    the chain in each tree. R requests; where drafts were a chain, of all of them."""
-
-    verified: Ints
-    """[R]."""
-    accepted: Ints
-    """Of those, [R]."""
-    missed: Ints
-    """Rank of what the target wrote in the place of the first that was not accepted; see
-    `learn_ranks`, [R]."""
-
-
 class Work(NamedTuple):
     """What a step had to do; rows, and the tokens of context that attention read for them."""
 
@@ -159,8 +112,6 @@ class Step:
     """Drafts of each that the target verified, [R]."""
     verified_free: Ints = field(default_factory=_nothing_yet)
     """Of those, what its text predicted, [R]."""
-    likeliest: Likeliest | None = None
-    """Where drafts may be trees: what became of the chains in them."""
 
     limits: Ints = field(default_factory=_nothing_yet)
     """Drafts each can use at most in the next step, [R]; after drafting, those that are finite."""
@@ -180,10 +131,6 @@ class Step:
     """Whether anybody could have used a draft."""
     lengths: Ints = field(default_factory=_nothing_yet)
     """Drafts of each that go on to be verified, [R]."""
-    candidates: Candidates | None = None
-    """What else the drafter thinks of the drafted requests' places, where drafts may be trees."""
-    trees: Trees | None = None
-    """The likeliest of these that can be verified."""
     from_text: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
     """Whether those are what the text predicts, [R]."""
     nan_drafts: int = 0
@@ -223,13 +170,6 @@ class Step:
     def accepted(self) -> Ints:
         """Verified drafts of each that were accepted, [R]."""
         return np.where((self.verified > 0) & self.decoding, self.produced - 1, 0)
-
-    @property
-    def chains(self) -> tuple[Ints, Ints]:
-        """Of the drafts that were verified, those in chains of likeliest tokens, and how many of
-        these were accepted, [R] each."""
-        found = self.likeliest
-        return (self.verified, self.accepted) if found is None else (found.verified, found.accepted)
 
     @property
     def prompt_rows(self) -> int:

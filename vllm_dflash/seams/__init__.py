@@ -12,7 +12,7 @@ from vllm_dflash.seams.seam import (
     check_version,
     compare,
 )
-from vllm_dflash.seams.v1_seams import BOTH_WORKERS, STEP_TIMES, V1_TREES, V1_WORKER
+from vllm_dflash.seams.v1_seams import BOTH_WORKERS, STEP_TIMES, V1_WORKER
 from vllm_dflash.seams.v2_seams import V2_WORKER
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "SEAMS",
     "STEP_TIMES",
     "SUPPORTED_VLLM",
-    "V1_TREES",
     "V1_WORKER",
     "V2_WORKER",
     "Seam",
@@ -38,7 +37,6 @@ __all__ = [
 SEAMS: Mapping[str, tuple[Seam, ...]] = {
     "front end": FRONT_END,
     "worker, V1": V1_WORKER,
-    "worker, V1, trees": V1_TREES,
     "worker, V2": V2_WORKER,
     "engine": ENGINE,
     "Ray": RAY_EXECUTOR,

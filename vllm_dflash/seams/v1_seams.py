@@ -107,24 +107,6 @@ V1_WORKER = (
 )
 """Used in a worker with the V1 model runner."""
 
-V1_TREES = (
-    Seam(
-        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._model_forward",
-        "self input_ids positions intermediate_tensors inputs_embeds model_kwargs",
-    ),
-    Seam(
-        f"{ATTENTION}.forward",
-        "self layer query key value kv_cache attn_metadata output output_scale output_block_scale",
-    ),
-    Seam(f"{ATTENTION}.do_kv_cache_update", "self layer key value kv_cache slot_mapping"),
-    Seam(
-        "vllm.v1.sample.rejection_sampler:apply_sampling_constraints",
-        "logits cu_num_draft_tokens sampling_metadata",
-    ),
-    Seam("vllm.v1.sample.ops.topk_topp_sampler:random_sample", "probs generators use_fp64_gumbel"),
-)
-"""Used in a worker with the V1 model runner whose drafts are trees."""
-
 STEP_TIMES = (
     Seam(f"{RUNNER}._model_forward"),
     Seam(f"{RUNNER}.propose_draft_token_ids"),

@@ -39,10 +39,9 @@ def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them() -> None
         (False, {}, {"scheduler_cls": "mine.Scheduler"}, False),
         (False, {}, {"max_num_batched_tokens": MOST_FREE_DRAFTS}, False),
         (False, {}, {"max_num_batched_tokens": MOST_FREE_DRAFTS + 1}, True),
-        (False, {"draft_tree": 64}, {"max_num_batched_tokens": 64}, False),
     ],
 )
-def test_where_drafts_may_be_trees_and_longer_than_blocks(
+def test_where_drafts_may_be_longer_than_blocks(
     monkeypatch: pytest.MonkeyPatch,
     is_v2: bool | None,
     own: dict[str, Any],

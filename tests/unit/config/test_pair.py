@@ -121,9 +121,7 @@ def test_options_of_a_pair_that_fits(
     # Who asks for a number of drafts gets no more.
     room = MOST_FREE_DRAFTS if free_drafts and count == 7 else count
     most_free = room if free_drafts else 0
-    assert options == DFlashOptions(
-        room, count, length, spec, ranks, most_free=most_free, draft_tree="auto"
-    )
+    assert options == DFlashOptions(room, count, length, spec, ranks, most_free=most_free)
 
 
 @pytest.mark.parametrize(
@@ -160,47 +158,14 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
     assert elsewhere == replace(options, num_speculative_tokens=width, most_free=most_free)
 
 
-@pytest.mark.parametrize(
-    ("own", "facts", "room", "most_free"),
-    [
-        ({}, {}, MOST_FREE_DRAFTS, MOST_FREE_DRAFTS),
-        ({"draft_tree": 64}, {}, 64, MOST_FREE_DRAFTS),
-        ({"draft_tree": 5}, {}, MOST_FREE_DRAFTS, MOST_FREE_DRAFTS),
-        ({"draft_tree": 5, "draft_length": "fixed"}, {}, 7, 0),
-        # Blocks stay as wide as asked, and so do free drafts.
-        ({"draft_tree": 15, "num_speculative_tokens": 3}, {}, 15, 3),
-        ({"draft_tree": 15}, {"is_hybrid": True}, 7, 7),
-    ],
-)
-def test_room_for_trees(
-    monkeypatch: pytest.MonkeyPatch,
-    drafter: Path,
-    own: dict[str, Any],
-    facts: dict[str, Any],
-    room: int,
-    most_free: int,
-) -> None:
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)  # as linear attention is
-    settings = SpeculativeSettings(model=str(drafter), **own)
-    options = resolve(
-        settings,
-        drafter_config(),
-        target(**facts),
-        parallel(),
-        mode(V1, own),
-    )
-    assert (options.num_speculative_tokens, options.most_free) == (room, most_free)
-    assert options.draft_width == own.get("num_speculative_tokens", 7)
-    assert options.draft_tree == own.get("draft_tree", "auto")
-    assert from_json(options.to_json()) == options
-
-
 @pytest.mark.parametrize("asked", ["auto", "off", 64])
-def test_drafts_are_chains_on_v2(drafter: Path, asked: str | int) -> None:
+@pytest.mark.parametrize(("runner", "room"), [(V1, MOST_FREE_DRAFTS), (V2, 7)])
+def test_drafts_are_chains(drafter: Path, asked: str | int, runner: Mode, room: int) -> None:
+    """Whatever `draft_tree` says; on V2 texts give as many as a block has."""
     settings = SpeculativeSettings.model_validate({"model": str(drafter), "draft_tree": asked})
-    options = resolve(settings, drafter_config(), target(), parallel(), V2)
-    assert (options.draft_tree, options.num_speculative_tokens) == ("off", 7)
-    assert options.most_free == 7  # as many as a block has
+    options = resolve(settings, drafter_config(), target(), parallel(), runner)
+    assert options.draft_width == 7
+    assert (options.num_speculative_tokens, options.most_free) == (room, room)
 
 
 def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -> None:

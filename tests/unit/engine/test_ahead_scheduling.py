@@ -22,7 +22,7 @@ from vllm_dflash.engine.v2.exchange import FACTS, Directions, WorkerFacts, direc
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.planning.ahead import TEXT, Ahead, AheadPlanner, Outcomes
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
-from vllm_dflash.planning.estimates import RANKS, Estimates
+from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.step import Step
 
 KINDS = [DFlashAsyncScheduler, DFlashDeviceScheduler]
@@ -180,7 +180,7 @@ def test_what_was_learned_comes_with_the_facts_and_is_kept_at_the_end(
     monkeypatch.setattr(Scheduler, "shutdown", lambda _: None)
     seen = np.ones((7, len(CONFIDENCE_KNOTS)))
     free = np.stack([seen, 0.9 * seen])
-    recalled = Estimates(profiled_costs(), seen, 0.1 * seen, np.zeros(2), np.zeros(RANKS), free)
+    recalled = Estimates(profiled_costs(), seen, 0.1 * seen, np.zeros(2), free)
     file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"})
     scheduled, output = step({"a": 0}, {"a": 1})
     memory = Memory(file, recalled)

@@ -17,7 +17,7 @@ from support.planner_world import MAX_DRAFT, World, curve, names, planner, profi
 from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS, RECALLED_TOKENS
 from vllm_dflash.planning.costs import StepCosts, num_octaves
-from vllm_dflash.planning.estimates import RANKS, Estimates, EstimatesError
+from vllm_dflash.planning.estimates import Estimates, EstimatesError
 from vllm_dflash.planning.planner import Planner
 
 AMOUNTS = st.floats(0.0, 1e6)
@@ -41,9 +41,7 @@ def learned(draw: st.DrawFn, max_draft: int, max_requests: int) -> Estimates:
     seen = draw(arrays(np.float64, (max_draft, KNOTS), elements=AMOUNTS))
     share = draw(arrays(np.float64, (max_draft, KNOTS), elements=st.floats(0.0, 1.0)))
     bias = draw(arrays(np.float64, 2, elements=AMOUNTS))
-    ranks = np.stack([draw(arrays(np.float64, RANKS[1:], elements=AMOUNTS))] * 2)
-    ranks[1] *= draw(st.floats(0.0, 1.0))
-    return Estimates(costs, seen, share * seen, bias, ranks)
+    return Estimates(costs, seen, share * seen, bias)
 
 
 def read_again(estimates: Estimates, max_draft: int = MAX_DRAFT, requests: int = 64) -> Estimates:
@@ -104,7 +102,7 @@ def with_first(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         *(
             with_first(name, value)
             for name in (
-                *("seen", "accepted", "bias", "ranks", "costs.attention", "costs.prompt_share"),
+                *("seen", "accepted", "bias", "costs.attention", "costs.prompt_share"),
                 *(f"costs.{part}.seconds" for part in ("verify", "draft", "context")),
                 *(f"costs.{part}.counts" for part in ("verify", "draft", "context")),
                 *(f"costs.{part}.num_points" for part in ("verify", "plain_level")),
@@ -119,8 +117,6 @@ def with_first(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         *(with_first("costs.verify_level.num_points", count) for count in (0, 1, 24, 25)),
         with_first("costs.prompt_share", 1.5),
         with_first("accepted", 1e9),
-        lambda written: written["ranks"][1][0].__setitem__(0, 1e9),
-        lambda written: written["ranks"].pop(),
         lambda written: written.pop("costs"),
         lambda written: written["costs"].pop("draft"),
         lambda written: written.pop("seen"),
@@ -153,8 +149,7 @@ def test_of_an_engine_of_another_size_is_refused(max_draft: int, max_requests: i
 
 def test_another_runs_prompts_count_for_less() -> None:
     seen = np.full((MAX_DRAFT, KNOTS), 100.0)
-    ranks = np.stack([np.full(RANKS[1:], 100.0), np.full(RANKS[1:], 25.0)])
-    known = Estimates(profiled_costs(), seen, 0.25 * seen, np.array([8.0, 4.0]), ranks)
+    known = Estimates(profiled_costs(), seen, 0.25 * seen, np.array([8.0, 4.0]))
     policy, ahead = planner(), AheadPlanner(MAX_DRAFT, 64)
     for learner in (policy, ahead):
         learner.recall(known)
@@ -166,9 +161,6 @@ def test_another_runs_prompts_count_for_less() -> None:
         np.testing.assert_allclose(now.accepted, 0.25 * now.seen)
         assert learner.blocks.rates[0, -1] == pytest.approx(0.27, abs=0.03)
         assert bias_of_all(learner.blocks) == 0.75
-    seen, accepted = policy.estimates().ranks
-    assert seen.sum() == pytest.approx(7 * RECALLED_TOKENS)  # of seven ranks
-    np.testing.assert_allclose(accepted, 0.25 * seen)
 
 
 def off(verify: float, draft: float) -> StepCosts:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from support.cost_table import CostTable
 from support.judge import REGIMES, Regime, fixed_rates, ours, planner_of, rate_of, table_of
 from support.recorded_drafts import RecordedDrafts, recorded_drafts
 from support.simulated_pipeline import Fixed, Pipeline
 from vllm_dflash.planning.costs import Attention
-from vllm_dflash.tools.simulate.cost_table import CostTable
 
 GPU, CPU = table_of("assumed_gpu"), table_of("cpu_2_cores")
 TRIMS, CAPTURED, ANY = REGIMES.values()

@@ -18,15 +18,6 @@ from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning import Bools, Floats, Ints
 
 
-class BlockCandidates(NamedTuple):
-    """What a drafter thinks of places of its blocks; see `planning.step.Candidates`."""
-
-    tokens: Ints
-    """[D, w, C]."""
-    chances: Floats
-    """0 where logits are not finite, [D, w, P, C]."""
-
-
 @dataclass(frozen=True)
 class BlockDrafts:
     """Drafts of D requests."""
@@ -37,8 +28,6 @@ class BlockDrafts:
     """Up to the first token whose logits were not finite."""
     confidence: Floats
     """Probability of each token under the drafter, 0 behind a request's end, [D, w]."""
-    others: BlockCandidates | None = None
-    """What else the drafter thinks of each place, if that was asked for."""
 
 
 class Picked(NamedTuple):
@@ -50,7 +39,6 @@ class Picked(NamedTuple):
     """Whether its logits are, [Q]."""
     probability: Floats
     """0 where they are not, [Q]."""
-    others: BlockCandidates | None = None
 
 
 class BlockForward:
@@ -68,8 +56,6 @@ class BlockForward:
         self._groups = groups
         self._layer_names = [name for group in groups for name in group.layer_names]
         assert vllm_config.speculative_config is not None
-        self.num_candidates = 0
-        """Tokens of each place to look at beside the most likely one."""
         self.searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
 
     def draft(self, inputs: BlockInputs, block_table: torch.Tensor) -> BlockDrafts:
@@ -103,7 +89,7 @@ class BlockForward:
         confidence = np.zeros((len(lengths), int(lengths.max())))
         confidence[_is_row(lengths)] = picked.probability
         drafts = split_drafts(picked.tokens, picked.finite, lengths)
-        return BlockDrafts(inputs.requests, drafts, confidence, picked.others)
+        return BlockDrafts(inputs.requests, drafts, confidence)
 
     def pick(self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints) -> Picked:
         """Most likely tokens of rows [Q, H].
@@ -119,20 +105,11 @@ class BlockForward:
             return Picked(tokens.tolist(), np.ones(len(tokens), dtype=bool), np.ones(len(tokens)))
         logits = self._model.compute_logits(hidden).float()  # [Q, V]
         best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
-        total = logits.logsumexp(dim=-1)
-        probability = torch.exp(best - total)
+        probability = torch.exp(best - logits.logsumexp(dim=-1))
         finite = torch.isfinite(best)
         tokens = self._model.target_ids(tokens)
-        others = None
-        if self.num_candidates:
-            likely, ids = logits.topk(min(self.num_candidates, logits.shape[-1]), dim=-1)
-            chances = torch.exp(likely - total[:, None]).where(finite[:, None], 0.0)
-            others = BlockCandidates(
-                _by_block(self._model.target_ids(ids), lengths).numpy(),
-                _by_block(chances, lengths)[:, :, None].double().numpy(),
-            )
         probability = probability.where(finite, 0.0)
-        return Picked(tokens.tolist(), finite.numpy(), probability.numpy(), others)
+        return Picked(tokens.tolist(), finite.numpy(), probability.numpy())
 
     def _walk(self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints) -> Picked:
         """`pick` for DFlash 2, whose tokens are chosen one after the other in each block."""
@@ -149,13 +126,8 @@ class BlockForward:
         probability = probability[is_row]
         # The walk takes the largest score: not finite where any of its place is NaN.
         finite = torch.isfinite(probability)
-        others = None
-        if self.num_candidates:
-            chances = scores.double().softmax(dim=-1)  # [D, w, C before, C]
-            chances = chances.where(is_row[:, :, None, None], 0.0).nan_to_num(0.0)
-            others = BlockCandidates(candidates_of.numpy(), chances.numpy())
         probability = probability.where(finite, 0.0)
-        return Picked(tokens[is_row].tolist(), finite.numpy(), probability.numpy(), others)
+        return Picked(tokens[is_row].tolist(), finite.numpy(), probability.numpy())
 
     def run(
         self,

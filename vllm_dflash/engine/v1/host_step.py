@@ -32,22 +32,17 @@ from vllm_dflash.engine.block_layout import (
 )
 from vllm_dflash.engine.v1.backlog import ContextBacklog
 from vllm_dflash.engine.v1.block_forward import BlockDrafts
-from vllm_dflash.engine.v1.branching import may_branch
-from vllm_dflash.engine.v1.draft_trees import DraftTrees
 from vllm_dflash.engine.v1.length_control import NO_CONFIDENCE, LengthControl
 from vllm_dflash.engine.v1.loaded_drafter import LoadedDrafter
 from vllm_dflash.engine.v1.text_drafts import TextDrafts
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Candidates, Step
+from vllm_dflash.planning.step import Step
 
 
 class HostStep(LoadedDrafter):
     """A drafter that is loaded, and what a step does with it."""
-
-    trees: DraftTrees | None = None
-    """Those that wait to be verified, if drafts may be trees."""
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, runner: GPUModelRunner
@@ -117,8 +112,6 @@ class HostStep(LoadedDrafter):
             rows = torch.from_numpy(kept_rows(batch.query_start_loc_cpu.numpy(), num_rejected))
         else:  # what is kept is in one piece, so nothing need be copied
             rows = slice(len(features) - int(num_rejected[-1]))
-        if self.trees is not None and self.trees.step is not None:
-            features = features[torch.from_numpy(self.trees.step.order(len(features)))]
         kept = features[rows], positions[rows], slots[rows]
         with step.timing("context"):
             if self.backlog is None:
@@ -189,21 +182,12 @@ class HostStep(LoadedDrafter):
         usable[block.requests] = [len(tokens) for tokens in block.tokens]
         if self.texts is not None and step.plan.uses_text:
             self.texts.compare(step, block.requests, block.tokens)
-        if self.trees is not None:
-            assert block.others is not None
-            names = [step.ids[each] for each in block.requests]
-            branching = [may_branch(self.runner.requests[name].sampling_params) for name in names]
-            # A chain of a block has room in any case.
-            room = max(self._room_for_long_drafts(), self.width)
-            budget = min(self.trees.budget, room)
-            step.candidates = Candidates(*block.others, np.array(branching), budget)
         self.lengths.choose(step, usable, block.confidence)
 
     def _hand_over(self, step: Step, block: BlockDrafts | None) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in step.ids]
         if block is not None:
-            made = block.tokens if self.trees is None else self.trees.keep(step)
-            for request, tokens in zip(block.requests.tolist(), made, strict=True):
+            for request, tokens in zip(block.requests.tolist(), block.tokens, strict=True):
                 drafts[request] = tokens[: step.lengths[request]]
         if self.texts is not None:
             for request in np.flatnonzero(step.from_text & (step.lengths > 0)).tolist():

@@ -7,8 +7,6 @@ from typing import Protocol
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.chances import Chances
-from vllm_dflash.planning.draft_tree import MOST_CANDIDATES, grow
 from vllm_dflash.planning.step import Plan, Step, StepEstimate
 
 
@@ -36,8 +34,6 @@ class FixedLength:
 
     def __init__(self, max_draft: int) -> None:
         self.max_draft = max_draft
-        # Which nodes are likeliest, where drafts are trees, is what the drafter says.
-        self._own_word = Chances.of(max_draft, 0).rates, Chances.of(MOST_CANDIDATES, 0).rates
 
     def plan(self, step: Step) -> Plan:
         """Everybody who can use drafts."""
@@ -47,13 +43,7 @@ class FixedLength:
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
         """All of them."""
-        drafted = step.plan.drafted
-        lengths = np.minimum(step.limits, step.plan.width) * drafted
-        if step.candidates is not None:
-            unbiased = np.ones(drafted.sum())
-            step.trees = grow(step.candidates, lengths[drafted], unbiased, *self._own_word)
-            lengths[drafted] = step.trees.lengths
-        return lengths
+        return np.minimum(step.limits, step.plan.width) * step.plan.drafted
 
     def observe(self, step: Step) -> None:
         """Expects nothing, and learns nothing."""

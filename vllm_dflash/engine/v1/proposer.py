@@ -93,8 +93,6 @@ class PlannedProposer(HostStep):
         step, produced = self.step, self.step.produced
         tells = (produced > 0) & have_own_drafts(step.ids, self.newly_admitted)
         step.verified = np.where(tells, drafted, 0)  # a discarded sample says nothing
-        if self.trees is not None:
-            step.likeliest = self.trees.fate(self.sampled, produced)
         self.lengths.observe_verification(step)
         rejected = np.where(drafted > 0, drafted + 1 - produced, 0)
         return common_attn_metadata, None, torch.from_numpy(rejected.astype(np.int32))

@@ -24,7 +24,6 @@ from vllm_dflash.engine.reporting.figures import (
     Increases,
 )
 from vllm_dflash.engine.reporting.log import PeriodicLog, log_free_drafts
-from vllm_dflash.engine.v1.attach_trees import attach_trees
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
@@ -43,7 +42,7 @@ class V1CPUWorker(DraftingCPUWorker):
     _figures: Increases | None = None
 
     def attach(self) -> PlannedProposer:
-        """Hooks 10, 11 and 20."""
+        """Hooks 10, 11 and 19."""
         runner = self.model_runner
         expect_drafter(getattr(runner, "drafter", None), DFlashProposer)
         runner.drafter = PlannedProposer(self.vllm_config, self.device, runner)
@@ -67,10 +66,6 @@ class V1CPUWorker(DraftingCPUWorker):
             self._keeper = keeper if self.rank == 0 else None
         if self.rank == 0 and options.free_drafts:
             log_free_drafts(options.most_free, shares_outputs=options.shares_outputs)
-
-    def complete(self) -> None:
-        """From now on drafts may be trees (hook 12)."""
-        attach_trees(self.drafter)
 
     def start_counting(self) -> None:
         """Here the worker counts for the log and for `/metrics`, too."""

@@ -117,7 +117,7 @@ class DraftBudget(AdaptiveVerificationManager):
 
 
 def take_over_the_budget(runner: GPUModelRunner) -> DraftBudget | None:
-    """Hook 18, before graphs are captured; None where the device does not trim."""
+    """Hook 17, before graphs are captured; None where the device does not trim."""
     if runner.adaptive_verification is None:
         return None
     runner.adaptive_verification = DraftBudget.of(runner.adaptive_verification)

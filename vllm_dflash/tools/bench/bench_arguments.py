@@ -20,7 +20,6 @@ examples:
   vllm-dflash bench --load edit quote prose --beside blocks ngram --native-k 3
   vllm-dflash bench --where --native-k 3 --concurrency 1 8
   vllm-dflash bench --context 1024 4096 16384 --native-k 3 --as-it-is
-  vllm-dflash bench --simulate-costs benchmarks/costs/*.json
   vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\
       --prompts prompts.jsonl
 
@@ -106,15 +105,6 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="TOKENS",
         help="instead of a load: decoding alone, after prompts of so many tokens that were read"
         " before; the engines keep prefixes then (without numbers: 1024 2048 4096 8192 16384)",
-    )
-    what.add_argument(
-        "--simulate-costs",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="instead of measuring: decode recorded drafts as if steps took what a table of costs"
-        " says (benchmarks/costs/assumed_gpu.json): what the planner would choose on that machine,"
-        " with chains and with trees",
     )
     load.add_argument(
         "--concurrency",

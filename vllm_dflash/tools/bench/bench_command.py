@@ -37,11 +37,6 @@ def run_bench(parsed: argparse.Namespace) -> int:
         if getattr(parsed, name) is None:
             setattr(parsed, name, value)
     progress = progress_on()
-    if parsed.simulate_costs:
-        from vllm_dflash.tools.simulate.simulate_command import simulate
-
-        print_report(*simulate(parsed, progress))
-        return 0
     if find_spec("matplotlib") is None:
         raise ValueError('it needs matplotlib: pip install "vllm-dflash[bench]"')
     comparison = _prepare(parsed, progress)
