@@ -88,7 +88,7 @@ What is read of vLLM's runners, and copied for its scheduler, for free drafts:
     block of each request and not for one as long as its free drafts; it counts accepted drafts by
     position itself. Replaced by: a limit of drafts beside that of a block.
 
-Draft lengths on V2 (`engine/v2/trimming.py`, `engine/v2/draft_budget.py`):
+Draft lengths on V2 (`engine/v2/trimming.py`):
 
 17. `enable_adaptive_verification` is turned on in a worker once its models are loaded, where all
     attention backends allow it: before that nobody knows, and behind it, vLLM would stop with an

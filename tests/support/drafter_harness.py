@@ -30,6 +30,7 @@ from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.v1.proposer import PlannedProposer
+from vllm_dflash.engine.v2.draft_slots import HEAD
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 
 CACHE_BLOCK = 32
@@ -137,6 +138,10 @@ class Harness:
         self.spies = model.compute_logits, model.compute_candidates
         model.compute_logits, model.compute_candidates = self._record, self._record_candidates
 
+    def nan_drafts(self) -> int:
+        """Drafts that were not finite, of all steps (V1), or of the last one (V2)."""
+        raise NotImplementedError
+
     def _load(self, target: HfTarget) -> None:
         raise NotImplementedError
 
@@ -191,6 +196,9 @@ def query_starts(rows: list[Row]) -> torch.Tensor:
 
 class ProposerHarness(Harness):
     """On the V1 runner."""
+
+    def nan_drafts(self) -> int:
+        return int(self.proposer.collect_statistics().nan_drafts)
 
     def _load(self, target: HfTarget) -> None:
         self.proposer = PlannedProposer(self.config, torch.device("cpu"), self)
@@ -261,6 +269,11 @@ class ProposerHarness(Harness):
 
 class SpeculatorHarness(Harness):
     """On Model Runner V2."""
+
+    def nan_drafts(self) -> int:
+        records, width = self.proposer.step.slots.records, self.proposer.num_speculative_steps
+        held = records[:, HEAD : HEAD + width]
+        return int((held < 0.0).sum())
 
     def _load(self, target: HfTarget) -> None:
         self.proposer = PlannedSpeculator(self.config, torch.device("cpu"), None)

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.engine.v2.counted_output import CountedOutput, HostCopy
-from vllm_dflash.engine.v2.exchange import OUTCOMES
+from vllm_dflash.engine.v2.exchange import OUTCOMES, CountedOutput, HostCopy
 from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
 
 NAMES = ["part", "all", "undrafted", "in its prompt", "none", "of its text"]

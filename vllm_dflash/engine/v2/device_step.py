@@ -5,14 +5,14 @@ the host waits for:
 
     forget    what slots hold that have gone to new requests                 (draft_slots.py)
     grade     what became of the drafts that each request's slot holds       (grading.py)
-    report    that goes to the host, which counts it and plans by it         (counted_output.py)
+    report    that goes to the host, which counts it and plans by it         (exchange.py)
     block     the drafter: context stored, a block drafted, judged           (vLLM's graph)
     look up   what the requests' own texts predict                           (text_look_up.py)
     choose    whose drafts each request gets, with a chance for each         (choice.py)
 
 The scheduler says whether a block is run, and for how many drafts there are places
 (`scheduling.py`). Where attention backends allow it, vLLM then trims the drafts of the batch on the
-device, by their chances, to a budget of ours (`draft_budget.py`).
+device, by their chances, to a budget of ours (`trimming.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collections.abc import Callable
 import torch
 
 from vllm_dflash.engine.v2.choice import choose
-from vllm_dflash.engine.v2.counted_output import HostCopy
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
+from vllm_dflash.engine.v2.exchange import HostCopy
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
 

@@ -1,19 +1,30 @@
-"""What V2's scheduler and its workers tell each other: with a step, with its output, and once."""
+"""What V2's scheduler and its workers tell each other: with a step, with its output, and once.
+
+What became of drafts is nobody's to wait for: it is counted, and sent, when vLLM has the step's
+tokens on the host.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np
 
 from vllm_dflash.engine.estimates_file import Memory
 from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.log import logger
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import TEXT, Learned, Outcomes
 from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.step import Step
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,48 @@ def directions_of(step: SchedulerOutput) -> Directions:
 def free_ones(outcomes: Outcomes) -> Ints:
     """Drafts of each request that were verified and that its text had predicted, [R]."""
     return np.where(outcomes.source == TEXT, outcomes.admitted, 0)
+
+
+class HostCopy:
+    """A tensor on its way to the host: as it is when this is made, whatever is launched behind."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._values = async_copy_to_np(tensor)
+        self._arrival = torch.cuda.current_stream().record_event() if tensor.is_cuda else None
+
+    def wait(self) -> np.ndarray:
+        """Its values, once all that was launched before is done."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        return self._values
+
+
+class CountedOutput(AsyncModelRunnerOutput):
+    """vLLM's output of a step, which counts the step's drafts when it is fetched."""
+
+    def __init__(self, output: AsyncOutput, report: HostCopy, statistics: DraftStatistics) -> None:
+        """`report` is what the device saw of the drafts, [R, OUTCOME_COLUMNS + K]."""
+        self.model_runner_output = output.model_runner_output
+        self._output, self._report, self._statistics = output, report, statistics
+
+    def get_output(self) -> ModelRunnerOutput:
+        """Called by vLLM where it may wait: in a thread of its own, or by the scheduler."""
+        output, table = self._output.get_output(), self._report.wait()
+        self._statistics.nan_drafts += int((table[:, OUTCOME_COLUMNS:] < 0.0).sum())
+        outcomes = Outcomes.of(np.maximum(table, 0.0))
+        step = Step(
+            output.req_ids,
+            np.array([len(tokens) for tokens in output.sampled_token_ids]),
+            verified=outcomes.admitted,  # 0 of placeholders, and where nobody had a draft
+            verified_free=free_ones(outcomes),
+        )
+        self._statistics.observe_verification(step)
+        OUTCOMES.attach(output, outcomes)
+        return output
+
+    def get_kv_connector_output(self) -> Any:
+        """Called by vLLM 0.33 for an output that failed."""
+        return self.model_runner_output.kv_connector_output
 
 
 def log_lengths(facts: WorkerFacts, untrimmed: str | None) -> None:

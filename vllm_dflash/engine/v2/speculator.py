@@ -24,17 +24,16 @@ from vllm.v1.worker.gpu.states import RequestState
 from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v2.confidence import judge
-from vllm_dflash.engine.v2.counted_output import CountedOutput
 from vllm_dflash.engine.v2.device_step import DeviceStep
-from vllm_dflash.engine.v2.draft_budget import DraftBudget, take_over_the_budget
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts
-from vllm_dflash.engine.v2.exchange import Directions, directions_of
+from vllm_dflash.engine.v2.exchange import CountedOutput, Directions, directions_of
 from vllm_dflash.engine.v2.loaded_speculator import LoadedSpeculator
 from vllm_dflash.engine.v2.text_look_up import (
     TextLookUp,
     has_room_for_texts,
     keep_texts_on_device,
 )
+from vllm_dflash.engine.v2.trimming import DraftBudget, take_over_the_budget
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.planning.costs import StepCosts
 
@@ -178,18 +177,7 @@ class PlannedSpeculator(LoadedSpeculator):
         if self._runs_block:
             super()._generate_draft(*args, **kwargs)
 
-    def sample_draft(
-        self,
-        hidden_states: torch.Tensor,
-        sample_src_positions: torch.Tensor,
-        idx_mapping: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-        draft_step: torch.Tensor,
-        draft_logits: torch.Tensor | None,
-        spec_step_idx: int = 0,
-        num_steps: int = 1,
-    ) -> torch.Tensor:
+    def sample_draft(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """The most likely token of each row [Q, H], whatever the temperature. Captured."""
         confidence = self.confidence.view(-1)[: len(hidden_states)]  # [Q]
         if self.candidates is not None:
@@ -200,7 +188,7 @@ class PlannedSpeculator(LoadedSpeculator):
             confidence.fill_(1.0)
             return self.model.get_top_tokens(hidden_states)
         else:
-            logits, drafts = self.compute_draft_logits(hidden_states, spec_step_idx), None  # [Q, V]
+            logits, drafts = self.model.compute_logits(hidden_states), None  # [Q, V]
         tokens = torch.empty(len(logits), dtype=torch.int64, device=self.device)
         judge(logits, tokens, confidence)
         return self.model.target_ids(tokens) if drafts is None else drafts
