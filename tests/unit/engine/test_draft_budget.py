@@ -46,7 +46,7 @@ def bare(chances: float | Floats = 0.5) -> Any:
         ],
         _confidence_probs=torch.full((SLOTS, K), 0.5),
     )
-    return DraftBudget.of(whole)
+    return DraftBudget(whole)
 
 
 def learned(factor: float) -> Learned:

@@ -15,9 +15,13 @@ COSTS = ("step", "draft", "context")
 """Kinds of time that are estimated."""
 
 
-def _counter(about: str, *, metric: bool = False) -> Any:
-    """One that starts at 0, and never decreases; `metric`: it is shown at `/metrics`."""
-    return field(default=0, metadata={"about": about, "metric": metric})
+def _counter(about: str, *, is_shown: bool = False) -> Any:
+    """One that starts at 0, and never decreases; `is_shown`: at `/metrics`, too."""
+    return field(default=0, metadata={"about": about, "is_shown": is_shown})
+
+
+def _shown(about: str) -> Any:
+    return _counter(about, is_shown=True)
 
 
 @dataclass
@@ -27,40 +31,30 @@ class DraftStatistics:
     max_draft: int
     """K."""
     steps: int = _counter("Steps of the engine that sampled or prefilled anything.")
-    drafted_steps: int = _counter("Steps in which the drafter ran.", metric=True)
-    skipped_steps: int = _counter(
-        "Steps in which drafts could have been used and the drafter did not run.", metric=True
+    drafted_steps: int = _shown("Steps in which the drafter ran.")
+    skipped_steps: int = _shown(
+        "Steps in which drafts could have been used and the drafter did not run."
     )
     probes: int = _counter("Drafted steps that were only to see how drafts would do.")
-    drafted_requests: int = _counter(
-        "Requests of drafted steps whose draft length was chosen, 0 included.", metric=True
+    drafted_requests: int = _shown(
+        "Requests of drafted steps whose draft length was chosen, 0 included."
     )
-    planned_tokens: int = _counter(
-        "Sum of the draft lengths chosen for dflash_drafted_requests.", metric=True
-    )
+    planned_tokens: int = _shown("Sum of the draft lengths chosen for dflash_drafted_requests.")
     verifications: int = _counter("Requests of steps that verified drafts of theirs.")
     draft_tokens: int = _counter("Drafts that the target verified.")
     accepted_tokens: int = _counter("Of those, drafts that were accepted.")
     free_verifications: int = _counter("Verifications of free drafts.")
-    free_draft_tokens: int = _counter(
-        "Verified drafts that came from a request's own text.", metric=True
-    )
-    free_accepted_tokens: int = _counter("Of those, drafts that were accepted.", metric=True)
+    free_draft_tokens: int = _shown("Verified drafts that came from a request's own text.")
+    free_accepted_tokens: int = _shown("Of those, drafts that were accepted.")
     nan_drafts: int = _counter("Drafts thrown away because their logits were not finite.")
-    step_seconds: float = _counter(
-        "Time of all steps that followed another without a pause.", metric=True
-    )
+    step_seconds: float = _shown("Time of all steps that followed another without a pause.")
     draft_seconds: float = _counter("Of it, time of the drafter's blocks.")
     context_seconds: float = _counter("Of it, time of storing context.")
-    planning_seconds: float = _counter("Time spent on choosing draft lengths.", metric=True)
-    produced_tokens: int = _counter(
-        "Tokens of the steps that the cost model was compared with.", metric=True
-    )
-    expected_tokens: float = _counter(
-        "Tokens that the planner expected of those steps.", metric=True
-    )
-    plain_tokens: float = _counter(
-        "Tokens that plain decoding makes in the same time, by the cost model.", metric=True
+    planning_seconds: float = _shown("Time spent on choosing draft lengths.")
+    produced_tokens: int = _shown("Tokens of the steps that the cost model was compared with.")
+    expected_tokens: float = _shown("Tokens that the planner expected of those steps.")
+    plain_tokens: float = _shown(
+        "Tokens that plain decoding makes in the same time, by the cost model."
     )
     draft_lengths: Ints = field(init=False)
     """How often each length from 0 to K was chosen for a request in a drafted step, [K + 1]."""
@@ -156,5 +150,5 @@ class DraftStatistics:
 
 COUNTERS = {each.name: each.metadata["about"] for each in fields(DraftStatistics) if each.metadata}
 """What each counter counts."""
-METRICS = [each.name for each in fields(DraftStatistics) if each.metadata.get("metric")]
+METRICS = [each.name for each in fields(DraftStatistics) if each.metadata.get("is_shown")]
 """Those that are shown at `/metrics`."""

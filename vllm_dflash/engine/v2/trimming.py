@@ -37,7 +37,6 @@ from vllm.v1.worker.utils import AttentionGroup
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.agreement import agreed_by_all
 from vllm_dflash.engine.v2.exchange import Directions
-from vllm_dflash.planning import Ints
 from vllm_dflash.planning.budget import Load, RecentChances, best_budget
 from vllm_dflash.planning.costs import StepCosts
 
@@ -142,31 +141,22 @@ class DraftBudget(AdaptiveVerificationManager):
     """Stands for vLLM's in a runner. All ranks decide alike: by like chances, and costs they are
     sent."""
 
-    costs: StepCosts | None
-    """What steps take; None until that is known."""
-    directions: Directions
-    """Of the step that runs."""
-    recent: RecentChances
-    _least: int
-    """Drafts to verify whatever they seem worth: what the step before had directed."""
-    _had_blocks: tuple[bool, bool]
-    """Whether blocks were run in the last two steps, the older one first."""
-    _steps: int
-    _added: Ints
-    """The step that a request was added in, by slot: until the second one behind it, chances that
-    the host has are those of who had the slot before."""
-
-    @classmethod
-    def of(cls, whole: AdaptiveVerificationManager) -> DraftBudget:
-        """One that is set up as vLLM's is."""
-        made = cls.__new__(cls)
-        made.__dict__.update(vars(whole))
-        made.costs, made.directions, made._least = None, Directions(False), 0
-        states = whole.req_states
-        made.recent = RecentChances(states.max_num_reqs, whole.num_speculative_steps)
-        made._had_blocks = False, False
-        made._steps, made._added = 0, np.full(states.max_num_reqs, -2)
-        return made
+    def __init__(self, whole: AdaptiveVerificationManager) -> None:
+        """Set up as vLLM's is."""
+        self.__dict__.update(vars(whole))
+        slots = whole.req_states.max_num_reqs
+        self.costs: StepCosts | None = None
+        """What steps take; None until that is known."""
+        self.directions = Directions(runs_block=False)
+        """Of the step that runs."""
+        self.recent = RecentChances(slots, whole.num_speculative_steps)
+        self._least = 0
+        """Drafts to verify whatever they seem worth: what the step before had directed."""
+        self._had_blocks = False, False
+        """Whether blocks were run in the last two steps, the older one first."""
+        self._steps, self._added = 0, np.full(slots, -2)
+        """The step that a request was added in, by slot: until the second one behind it, chances
+        that the host has are those of who had the slot before."""
 
     def expect(self, directions: Directions) -> None:
         """A step with these directions is about to run."""
@@ -237,5 +227,5 @@ def take_over_the_budget(runner: GPUModelRunner) -> DraftBudget | None:
     """Hook 17, before graphs are captured; None where the device does not trim."""
     if runner.adaptive_verification is None:
         return None
-    runner.adaptive_verification = DraftBudget.of(runner.adaptive_verification)
+    runner.adaptive_verification = DraftBudget(runner.adaptive_verification)
     return runner.adaptive_verification
