@@ -319,6 +319,7 @@ class SpeculatorHarness(Harness):
             query_start_loc=query_starts(rows),
             seq_lens_cpu_upper_bound=seq_lens,
         )
+        drafter.observe_verification(batch.idx_mapping, sampled, rejected)
         tokens = drafter.propose(
             batch,
             {},

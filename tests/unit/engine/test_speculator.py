@@ -75,9 +75,10 @@ def scheduled(directions: Directions | None, places: int = K, new: tuple[str, ..
 def run(speculator: Any, step: Any) -> None:
     """A step of four requests."""
     speculator.expect(step)
-    batch = SimpleNamespace(num_reqs=4, req_ids=[*"abcd"], idx_mapping=torch.arange(4))
-    inputs: list[Any] = [batch, *[None] * 4, *[torch.ones(4, dtype=torch.int32)] * 2, None]
-    speculator.propose(*inputs, num_speculative_tokens=step.num_spec_tokens_to_schedule)
+    ones = torch.ones(4, dtype=torch.int32)
+    speculator.observe_verification(torch.arange(4), ones, ones)
+    batch = SimpleNamespace(num_reqs=4)
+    speculator.propose(batch, num_speculative_tokens=step.num_spec_tokens_to_schedule)
 
 
 @pytest.mark.parametrize(

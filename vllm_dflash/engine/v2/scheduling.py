@@ -42,8 +42,8 @@ FIRST_NEWS, MOST_NEWS = 4, 32
 """Steps after which workers are told what was learned: soon at first, then now and then."""
 
 
-class PlansAhead(CountingScheduler):
-    """What both of vLLM's schedulers get on V2."""
+class DFlashDeviceScheduler(CountingScheduler):
+    """vLLM's scheduler for V2, where a step is scheduled once the last one's tokens are known."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -210,9 +210,5 @@ class PlansAhead(CountingScheduler):
         self.statistics.observe_time(step, estimate)
 
 
-class DFlashDeviceScheduler(PlansAhead):
-    """vLLM's scheduler for V2 where a step is scheduled once the last one's tokens are known."""
-
-
-class DFlashAsyncScheduler(PlansAhead, AsyncScheduler):
-    """vLLM's asynchronous one."""
+class DFlashAsyncScheduler(DFlashDeviceScheduler, AsyncScheduler):
+    """The same for vLLM's asynchronous one, where a step is scheduled while the last one runs."""

@@ -41,6 +41,9 @@ from vllm_dflash.planning.costs import StepCosts
 class PlannedSpeculator(LoadedSpeculator):
     """vLLM's speculator with our draft model, chances, free drafts and statistics."""
 
+    batch: Batch
+    """Of the step that runs, once the target has."""
+
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState | None
     ) -> None:
@@ -80,9 +83,9 @@ class PlannedSpeculator(LoadedSpeculator):
         if self.budget is not None:
             self.budget.warm_up()
         nothing = torch.zeros(1, dtype=torch.int32, device=self.device)
-        nobody = self._batch(nothing.long(), nothing, nothing)
+        self.observe_verification(nothing.long(), nothing, nothing)
         for has_block in (False, True):
-            self.step.run(nobody, None, partial(bool, has_block))
+            self.step.run(self.batch, None, partial(bool, has_block))
 
     def capture(self) -> None:
         """Capture graphs of blocks."""
@@ -108,6 +111,15 @@ class PlannedSpeculator(LoadedSpeculator):
             self.step.slots.set_rates(learned.block_rates, learned.text_rates)
         if self.budget is not None and step.total_num_scheduled_tokens:
             self.budget.expect(self.directions)
+
+    def observe_verification(
+        self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
+    ) -> None:
+        """The target has run: vLLM's numbers of the batch, [R]."""
+        states = self.req_states
+        texts = states.all_token_ids.gpu, states.total_len.gpu
+        numbers = idx_mapping, num_sampled, num_rejected
+        self.batch = Batch(*numbers, *texts, states.last_sampled_tokens)
 
     @torch.inference_mode()
     def propose(
@@ -144,21 +156,11 @@ class PlannedSpeculator(LoadedSpeculator):
         if dummy_run:
             run_block()
         else:
-            self.step.run(
-                self._batch(input_batch.idx_mapping, *inputs[4:6]), self._fresh_slots(), run_block
-            )
+            self.step.run(self.batch, self._fresh_slots(), run_block)
             drafted = self.num_speculative_steps if places is None else places
             lengths = np.full(count * self._runs_block, drafted)
             self.statistics.observe_lengths(lengths, could_draft=self.directions.could_draft)
         return self.draft_tokens[:count]
-
-    def _batch(
-        self, slots: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
-    ) -> Batch:
-        """vLLM's numbers [R] of a batch, with what its runner knows of all requests."""
-        states = self.req_states
-        texts = states.all_token_ids.gpu, states.total_len.gpu
-        return Batch(slots, num_sampled, num_rejected, *texts, states.last_sampled_tokens)
 
     def _fresh_slots(self) -> torch.Tensor | None:
         """Those of newly admitted requests, [N]; None in nearly every step."""
