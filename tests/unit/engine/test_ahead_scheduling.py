@@ -14,10 +14,12 @@ from vllm.v1.outputs import DraftTokenIds
 
 from support.bare_scheduler import CONTEXT_TOKENS, MAX_LEN, request, step, take_vllm_out
 from support.fake_time import FakeTime
+from support.log_lines import log_lines
 from support.planner_world import profiled_costs, straight_costs
 from vllm_dflash.engine import estimates_file
 from vllm_dflash.engine.estimates_file import EstimatesFile, Memory
 from vllm_dflash.engine.reporting.figures import take_figures
+from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.v2.exchange import FACTS, Directions, WorkerFacts, directions_of
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.planning.ahead import TEXT, Ahead, AheadPlanner, Outcomes
@@ -336,6 +338,20 @@ def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
             "planning_seconds": 3 * 0.001,
         }
     )
+
+
+def test_the_line_in_the_log_is_the_schedulers(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who plans knows what steps took, and what became of the drafts."""
+    scheduler.planner.start(profiled_costs(), range(8))
+    scheduler._log = PeriodicLog(scheduler.statistics, 0.0)
+    plans(monkeypatch, 2, 2)
+    with log_lines() as lines:
+        run(scheduler, monkeypatch, [step({"a": 2, "b": 2}, {"a": 2, "b": 1})] * 3)
+    line, _ = lines  # the first step has none before it to be timed by
+    assert line.startswith("INFO DFlash planner: Drafted steps: 100%, Mean draft length: 2.00")
+    assert "Mean acceptance length: 1.50, Step: " in line
 
 
 def test_steps_without_a_block_are_skipped_ones(
