@@ -13,7 +13,7 @@ Functions of vLLM that are wrapped:
  1. `EngineArgs.create_speculative_config` (here). The one place where `LLM(...)` and `vllm serve`
     pass the user's speculative config before any process starts, so a pair that does not fit can
     be refused and defaults filled in. Replaced by: a registry of speculative methods in vLLM.
- 2. `MultiprocExecutor.take_draft_token_ids` (`engine/drafts_in_output.py`). Drafts come with the
+ 2. `MultiprocExecutor.take_draft_token_ids` (`engine/scheduler.py`). Drafts come with the
     step's output, so the call for them is spared. Replaced by: drafts in `ModelRunnerOutput`.
 
 vLLM's own settings, which we fill in (`_apply` here, `config/engine_settings.py`):
@@ -47,7 +47,7 @@ Assignments in our own worker (`engine/worker.py`), each to its own model runner
 
 Our workers and schedulers are subclasses of vLLM's and do more than place hooks: a CPU worker
 samples and drafts in the call that runs the target, drafts and costs travel as attributes of
-`ModelRunnerOutput` (`engine/drafts_in_output.py`, `engine/scheduler.py`), and drafter layers with
+`ModelRunnerOutput` (`engine/message.py`, `engine/scheduler.py`), and drafter layers with
 a window keep their whole context in the cache (`DraftAttentionCache` in `model/layers.py`).
 
 Objects of vLLM's that we make or use, adjusted:
@@ -74,7 +74,7 @@ What is read of vLLM's runners, and copied for its scheduler, for free drafts:
     block of each request and not for one as long as its free drafts; it counts accepted drafts by
     position itself. Replaced by: a limit of drafts beside that of a block.
 
-Draft lengths on V2 (`engine/v2/trimming.py`, `engine/v2/draft_budget.py`):
+Draft lengths on V2 (`engine/v2/trimming.py`):
 
 17. `enable_adaptive_verification` is turned on in a worker once its models are loaded, where all
     attention backends allow it: before that nobody knows, and behind it, vLLM would stop with an

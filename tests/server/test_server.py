@@ -77,6 +77,8 @@ def test_our_figures_stand_beside_vllms(server: Server) -> None:
     verified = server.metric("vllm:spec_decode_num_draft_tokens_total")
     free = figure("free_draft_tokens")
     assert free >= figure("free_accepted_tokens")
+    accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+    assert accepted >= figure("free_accepted_tokens")
     assert verified > 0
     assert verified - free <= figure("planned_tokens")  # the last of a request's are not verified
     drafts = server.metric("vllm:spec_decode_num_drafts_total")

@@ -30,6 +30,7 @@ from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.v1.proposer import PlannedProposer
+from vllm_dflash.engine.v2.draft_slots import HEAD
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 
 CACHE_BLOCK = 32
@@ -137,6 +138,10 @@ class Harness:
         self.spies = model.compute_logits, model.compute_candidates
         model.compute_logits, model.compute_candidates = self._record, self._record_candidates
 
+    def nan_drafts(self) -> int:
+        """Drafts that were not finite, of all steps (V1), or of the last one (V2)."""
+        raise NotImplementedError
+
     def _load(self, target: HfTarget) -> None:
         raise NotImplementedError
 
@@ -191,6 +196,9 @@ def query_starts(rows: list[Row]) -> torch.Tensor:
 
 class ProposerHarness(Harness):
     """On the V1 runner."""
+
+    def nan_drafts(self) -> int:
+        return int(self.proposer.collect_statistics().nan_drafts)
 
     def _load(self, target: HfTarget) -> None:
         self.proposer = PlannedProposer(self.config, torch.device("cpu"), self)
@@ -262,10 +270,14 @@ class ProposerHarness(Harness):
 class SpeculatorHarness(Harness):
     """On Model Runner V2."""
 
+    def nan_drafts(self) -> int:
+        records, width = self.proposer.step.slots.records, self.proposer.num_speculative_steps
+        held = records[:, HEAD : HEAD + width]
+        return int((held < 0.0).sum())
+
     def _load(self, target: HfTarget) -> None:
         self.proposer = PlannedSpeculator(self.config, torch.device("cpu"), None)
-        self.proposer.texts = None  # nobody keeps any here
-        self.proposer.req_states = SimpleNamespace()
+        self.proposer.step.texts = None  # nobody keeps any here
         self.proposer.load_model(target)
 
     def _initialize_attention(self, cache: KVCacheConfig) -> None:
@@ -289,6 +301,10 @@ class SpeculatorHarness(Harness):
         sampled = torch.tensor([int(not row.in_prompt) for row in rows], dtype=torch.int32)
         last_sampled = torch.zeros(drafter.max_num_reqs, 1, dtype=torch.int64)
         last_sampled[requests, 0] = torch.tensor([row.bonus for row in rows])
+        nothing = SimpleNamespace(gpu=torch.zeros(drafter.max_num_reqs, 1, dtype=torch.int32))
+        drafter.req_states = SimpleNamespace(
+            all_token_ids=nothing, total_len=nothing, last_sampled_tokens=last_sampled
+        )
         seq_lens = torch.from_numpy(np.array(starts, dtype=np.int32) + counts)
         batch = SimpleNamespace(
             req_ids=[str(request) for request in requests],
@@ -303,6 +319,7 @@ class SpeculatorHarness(Harness):
             query_start_loc=query_starts(rows),
             seq_lens_cpu_upper_bound=seq_lens,
         )
+        drafter.observe_verification(batch.idx_mapping, sampled, rejected)
         tokens = drafter.propose(
             batch,
             {},

@@ -29,7 +29,7 @@ from support.vllm_source import (
     imported,
 )
 from vllm_dflash import seams
-from vllm_dflash.engine.v2.counted_output import CountedOutput
+from vllm_dflash.engine.v2.exchange import CountedOutput
 from vllm_dflash.seams import SEAMS, SUPPORTED_VLLM, Seam
 
 RECORDED = {file.stem: json.loads(file.read_text()) for file in RECORDS.glob("*.json")}

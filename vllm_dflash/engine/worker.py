@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-from vllm import envs
 from vllm.config import set_current_vllm_config
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
@@ -22,10 +21,8 @@ from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.compile_aside import CompileAside
 from vllm_dflash.engine.estimates_file import EstimatesKeeper, Memory
-from vllm_dflash.engine.reporting.log import log_active, log_costs, logger
-from vllm_dflash.engine.reporting.periodic_log import PeriodicLog
+from vllm_dflash.engine.reporting.log import DraftWatch, log_active, log_costs, logger
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.engine.reporting.watch import DraftWatch
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning.costs import StepCosts
@@ -52,8 +49,8 @@ class Drafter(Protocol):
     def clear_statistics(self) -> None:
         """Count from zero again."""
 
-    def collect_statistics(self, *, waits: bool = True) -> DraftStatistics:
-        """What was counted so far, or lately if nothing is to wait for it."""
+    def collect_statistics(self) -> DraftStatistics:
+        """What was counted so far."""
 
 
 class Ticks(Protocol):
@@ -135,21 +132,12 @@ class DraftingWorker(Worker):
 
     def start_counting(self) -> None:
         """From now on. vLLM's warm-up runs steps through this worker that are no user's."""
-        options = Mode.of(self.vllm_config)
         self.drafter.clear_statistics()
         if self.rank != 0:
             return
-        watch = DraftWatch(
-            lambda: self.drafter.collect_statistics(waits=False),
-            logger().warning,
-            target=self.model_config.model,
-            drafter=options.drafter.model,
-        )
-        self._ticking = (watch,)
-        if options.is_planned:
-            statistics = self.drafter.collect_statistics(waits=False)
-            log = PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL, logger().info)
-            self._ticking += (log,)
+        drafter = Mode.of(self.vllm_config).drafter.model
+        statistics = self.drafter.collect_statistics()
+        self._ticking = (DraftWatch(statistics, target=self.model_config.model, drafter=drafter),)
         if self._keeper is not None:
             self._ticking += (self._keeper,)
 

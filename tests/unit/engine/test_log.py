@@ -13,7 +13,7 @@ from support.planner_world import profiled_costs
 from vllm_dflash import __version__
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.reporting.log import log_active, log_free_drafts
-from vllm_dflash.engine.v2.worker_facts import WorkerFacts, log_lengths
+from vllm_dflash.engine.v2.exchange import WorkerFacts, log_lengths
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from support.engines import USES_V2
 from support.pairs import Pair, make_pair
 from support.planner_world import profiled_costs
 from vllm_dflash.engine.v1.length_policy import FixedLength
-from vllm_dflash.engine.v2.directions import Directions
+from vllm_dflash.engine.v2.exchange import Directions
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.step import Plan, Step
 
@@ -386,7 +386,7 @@ def test_nan_logits_never_become_drafts(harness: Harness) -> None:
     bad[3] = float("nan")
     drafts = harness.step([Row(0, features(8, 0)), Row(1, bad), Row(2, features(8, 2))])
     assert [len(d) for d in drafts] == [7, 0, 7]
-    assert harness.proposer.collect_statistics().nan_drafts == 7
+    assert harness.nan_drafts() == 7
 
 
 def test_one_request_with_drafts_is_enough_to_send_them(pair: Pair) -> None:

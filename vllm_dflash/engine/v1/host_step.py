@@ -8,7 +8,7 @@ A step, behind the target's, top to bottom (`drafts`):
     plan      whom to draft, and how wide                     (length_control.py, the planner's)
     block     the drafter: context that these wait for stored, blocks drafted (block_forward.py)
     choose    block or text, and how many of its drafts are to be verified    (length_control.py)
-    hand over to the scheduler, as lists of tokens                            (drafts_in_output.py)
+    hand over to the scheduler, as lists of tokens                            (message.py)
 
 A plan that drafts nobody holds for some steps, in which texts alone are looked up.
 """

@@ -146,8 +146,8 @@ class PlannedProposer(HostStep):
         """Count from zero again."""
         self.lengths.statistics.clear()
 
-    def collect_statistics(self, *, waits: bool = True) -> DraftStatistics:
-        """What was counted so far; there is nothing to wait for."""
+    def collect_statistics(self) -> DraftStatistics:
+        """What was counted so far."""
         return self.lengths.statistics
 
     def _persistent_buffers(self) -> list[torch.Tensor]:

@@ -11,9 +11,9 @@ from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
 from vllm_dflash.engine.estimates_file import Memory
 from vllm_dflash.engine.profile import profile_v2, ragged_seconds
 from vllm_dflash.engine.reporting.log import log_free_drafts
+from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts, log_lengths
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
-from vllm_dflash.engine.v2.worker_facts import FACTS, WorkerFacts, log_lengths
 from vllm_dflash.engine.worker import DraftingWorker, Output, expect_drafter
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.seams import V2_WORKER
@@ -51,7 +51,7 @@ class V2Worker(DraftingWorker):
             lengths_to_choose(self.model_runner),
             trims=self.drafter.budget is not None,
             ragged_seconds=ragged_seconds(self.model_runner, agreed_seconds),
-            looks_up=self.drafter.texts is not None,
+            looks_up=self.drafter.step.texts is not None,
             memory=memory,
         )
         if self.rank == 0:
