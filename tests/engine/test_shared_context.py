@@ -23,7 +23,7 @@ from support.engines import (
     proposer_of,
 )
 from support.planner_world import steady_costs
-from vllm_dflash.engine.v1.length_policy import FixedLength
+from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.engine.v1.waiting_rows import WaitingRows
 from vllm_dflash.planning.step import Plan, Step
 
@@ -57,13 +57,13 @@ def prompt(shared: LLM) -> list[int]:
 
 
 def drafts(llm: LLM, policy: FixedLength) -> None:
-    proposer_of(llm).lengths.policy = policy
+    proposer_of(llm).host.policy = policy
 
 
 def acceptance(llm: LLM, prompt: list[int]) -> list[int]:
     """Tokens of each verify step of a request that drafts all the time."""
     drafts(llm, FixedLength(7))
-    statistics = proposer_of(llm).lengths.statistics
+    statistics = proposer_of(llm).host.statistics
     original = statistics.observe_verification
     lengths = acceptance_by_request(llm)
     run(llm, prompt)

@@ -28,9 +28,6 @@ def bonus_tokens(
     Returns:
         Token ids (of no meaning where the count is 0) and counts, [R] each.
     """
-    if sampled.shape[1] == 1:  # nobody had drafts; this runs in every step, so it is kept short
-        newest = sampled[:, 0]
-        return newest, ((newest >= 0) & (newest < vocab_size) & ~discarded).astype(np.int32)
     valid = (sampled >= 0) & (sampled < vocab_size)
     counts = valid.sum(axis=1, dtype=np.int32) * ~discarded
     return sampled[np.arange(len(sampled)), counts - 1], counts

@@ -16,7 +16,7 @@ from support.bare_scheduler import CONTEXT_TOKENS, MAX_LEN, request, step, take_
 from support.fake_time import FakeTime
 from support.planner_world import profiled_costs, straight_costs
 from vllm_dflash.engine import estimates_file
-from vllm_dflash.engine.estimates_file import EstimatesFile, Memory
+from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.v2.directions import Directions, directions_of
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
@@ -182,10 +182,9 @@ def test_what_was_learned_comes_with_the_facts_and_is_kept_at_the_end(
     seen = np.ones((7, len(CONFIDENCE_KNOTS)))
     free = np.stack([seen, 0.9 * seen])
     recalled = Estimates(profiled_costs(), seen, 0.1 * seen, np.zeros(2), free)
-    file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"})
+    file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"}, recalled)
     scheduled, output = step({"a": 0}, {"a": 1})
-    memory = Memory(file, recalled)
-    FACTS.attach(output, WorkerFacts(recalled.costs, range(8), looks_up=True, memory=memory))
+    FACTS.attach(output, WorkerFacts(recalled.costs, range(8), looks_up=True, memory=file))
     scheduler.shutdown()  # nothing is there to be kept
     scheduler.update_from_output(scheduled, output)
     rates = scheduler.planner.learned()

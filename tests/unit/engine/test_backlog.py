@@ -126,26 +126,7 @@ def test_rows_that_wait_are_copies_of_what_the_next_step_overwrites() -> None:
     assert waiting(backlog) == {12: row(12, 2.0)}
 
 
-def test_steps_go_into_the_ring_together() -> None:
-    """Sixteen steps, or 256 rows, spare small copies; no order of theirs shows."""
-    for rows_each, together in (
-        (1, [*range(1, 17), *range(1, 17), 1]),
-        (60, [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1]),
-        (64, [1, 2, 3, 4, 1, 2, 3, 4, 1]),
-    ):
-        cache = Cache()
-        backlog = make(cache, capacity=1024)
-        newest: Rows = {}
-        for number, steps in enumerate(together):
-            slots = [(7 * number + each) % 128 for each in range(rows_each)]
-            add(backlog, slots, float(number))
-            newest |= {slot: row(slot, float(number)) for slot in slots}
-            assert waiting(backlog) == newest
-            assert len(backlog._arrived) == steps
-        assert cache.stores == 0
-
-
-def test_a_ring_starts_over_while_rows_are_on_their_way_into_it() -> None:
+def test_a_ring_starts_over_where_rows_do_not_fit_behind_the_last() -> None:
     cache = Cache()
     backlog = make(cache, capacity=64)
     for step in range(7):
@@ -215,7 +196,7 @@ def test_a_ring_gives_out_its_rows_in_turn() -> None:
 
 
 def test_rows_of_blocks_with_a_new_owner_are_dropped() -> None:
-    """Also before they were put into the ring, and where the owner's blocks are larger."""
+    """Also where the owner's blocks are larger."""
     cache = Cache()
     backlog = make(cache)
     add(backlog, [4, 5, 8, 16])

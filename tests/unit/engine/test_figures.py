@@ -92,7 +92,7 @@ def drafted_once() -> DraftStatistics:
 def worker() -> Any:
     worker: Any = object.__new__(V1CPUWorker)
     worker._figures, worker.draft_groups = FiguresToSend(drafted_once()), []
-    worker.drafter = SimpleNamespace(end_step=lambda: None, has_drafts=False)
+    worker.drafter = SimpleNamespace(end_step=lambda: None, step=None)
     return worker
 
 

@@ -13,8 +13,6 @@ from vllm_dflash.planning import Ints
 
 MAX_BYTES = 256 << 20
 MAX_ROWS = 16384
-MAX_ARRIVED, MAX_ARRIVED_ROWS = 16, 256
-"""Steps, and rows of theirs, that are put into the ring together, which spares small copies."""
 STORED_AHEAD = 256
 """Where the ring is full, so many rows are stored at a time: one reads the same weights."""
 
@@ -46,9 +44,6 @@ class ContextBacklog:
         self._features = torch.empty(capacity, width, dtype=dtype)  # taken up as it fills
         self._positions = torch.empty(capacity, dtype=torch.int64)
         self._slots = torch.empty(capacity, dtype=torch.int64)
-        self._arrived: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        self._arrived_rows = slice(0, 0)
-        """Where in the ring they belong."""
 
     def buffers(self) -> list[torch.Tensor]:
         """What it allocated once and for all."""
@@ -69,15 +64,10 @@ class ContextBacklog:
         if count > capacity // 4:
             return self.store_new(features, positions, slots)
         start, displaced = self.rows.claim(count, min(STORED_AHEAD, capacity // 4))
-        is_full = len(self._arrived) >= MAX_ARRIVED or start != self._arrived_rows.stop
-        if is_full or self._arrived_rows.stop - self._arrived_rows.start >= MAX_ARRIVED_ROWS:
-            self._take_in()
         stored = self._store(displaced)
         self.rows.put(start, slots.numpy())
-        # The features are this step's own; the other two lie in buffers that the next step fills.
-        self._arrived.append((features, positions.clone(), slots.clone()))
-        first = self._arrived_rows.start if len(self._arrived) > 1 else start
-        self._arrived_rows = slice(first, start + count)
+        for ring, rows in zip(self.buffers(), (features, positions, slots), strict=True):
+            ring[start : start + count] = rows
         return stored
 
     def store_new(
@@ -96,17 +86,8 @@ class ContextBacklog:
         """Store all that waits for these requests' contexts. Returns how many rows that was."""
         return self._store(self.rows.of(block_table, context_lens))
 
-    def _take_in(self) -> None:
-        """Move the rows of the last steps into the ring."""
-        if self._arrived:
-            for part, ring in enumerate(self.buffers()):
-                rows = [arrived[part] for arrived in self._arrived]
-                torch.cat(rows, out=ring[self._arrived_rows])
-            self._arrived.clear()
-
     def _store(self, rows: Ints) -> int:
         if len(rows):
-            self._take_in()
             index = torch.from_numpy(rows.astype(np.int64))
             self._context.store(self._features[index], self._positions[index], self._slots[index])
             self.rows.free(rows)

@@ -12,8 +12,8 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
 from vllm_dflash.engine.message import Message
-from vllm_dflash.engine.padding import have_own_drafts
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.scheduled import have_own_drafts
 from vllm_dflash.engine.v2.host_copy import HostCopy
 from vllm_dflash.planning.ahead import NOBODY, TEXT, Outcomes
 from vllm_dflash.planning.step import Step

@@ -21,9 +21,9 @@ from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.estimates_file import EstimatesKeeper
-from vllm_dflash.engine.padding import have_own_drafts, newly_admitted
 from vllm_dflash.engine.reporting.figures import FiguresToSend, send_figures
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.scheduled import have_own_drafts, newly_admitted
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v2.counted_output import OUTCOMES
 from vllm_dflash.engine.v2.directions import DIRECTIONS, Directions, directions_of
@@ -179,7 +179,7 @@ class PlansAhead(Scheduler):
             facts.costs, facts.lengths, trims=facts.trims, ragged_seconds=facts.ragged_seconds
         )
         if facts.memory is not None:
-            self._keeper = facts.memory.attend(self.planner)
+            self._keeper = EstimatesKeeper(facts.memory, self.planner)
             self._news_in = 0
 
     def _observe(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:

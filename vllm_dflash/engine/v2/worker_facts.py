@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vllm_dflash.engine.estimates_file import Memory
+from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.planning.costs import StepCosts
@@ -24,7 +24,7 @@ class WorkerFacts:
     """What a step takes longer whose requests were given different lengths."""
     looks_up: bool = False
     """Whether texts are looked up."""
-    memory: Memory | None = None
+    memory: EstimatesFile | None = None
     """What an earlier engine had learned, and where to keep what this one does."""
 
 
