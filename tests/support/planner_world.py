@@ -176,7 +176,9 @@ class Undrafted(FixedLength):
         super().__init__(0)
 
 
-def rate_of(policy: Planner | FixedLength, num_requests: int, steps: int = 600, **world: float) -> float:
+def rate_of(
+    policy: Planner | FixedLength, num_requests: int, steps: int = 600, **world: float
+) -> float:
     simulated = World(policy, **world)  # type: ignore[arg-type]
     simulated.run(names(num_requests), steps)
     return simulated.rate

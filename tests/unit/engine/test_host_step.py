@@ -67,7 +67,7 @@ class FromText(Scripted):
 
 
 class Host(HostStep):
-    """With drafts of `Blocks`, and requests that can use so many drafts, or are in their prompts."""
+    """With drafts of `Blocks`."""
 
     def __init__(self, policy: Any = None, *, finite: int = 7, looks_up: bool = False) -> None:
         stored = SimpleNamespace(store=lambda *rows: None)

@@ -1,4 +1,4 @@
-"""What the scheduler's word on a step means: placeholders, and blocks that change hands (hazard 5)."""
+"""Placeholders, and cache blocks that change hands (hazard 5)."""
 
 from __future__ import annotations
 
