@@ -156,17 +156,16 @@ def profile_v1(runner: GPUModelRunner) -> StepCosts:
     def store(rows: int) -> None:
         proposer.model.context.store(features[:rows], positions[:rows], nowhere[:rows])
 
-    usual = min(CONTEXT_TOKENS, runner.max_model_len)
     near = min(CONTEXT_TOKENS, max(longest, 1))
 
     def target() -> None:
-        verify(1, usual)
+        verify(1, near)
 
     parts = {max(block_rows // 4, 2), max(block_rows // 2, 2)}
     blocks = sorted(parts | {n for each in POWERS if (n := block_rows * each) <= most})
     contexts = [rows for rows in POWERS if rows <= most]
     return StepCosts(
-        measure_curve(lambda rows: verify(rows, usual), profiled_rows(max_requests, reach)),
+        measure_curve(lambda rows: verify(rows, near), profiled_rows(max_requests, reach)),
         measure_curve(lambda rows: draft(rows, near), blocks, before=target),
         measure_curve(store, contexts, SECONDS_PER_CURVE / 2, before=target),
         max_requests,
