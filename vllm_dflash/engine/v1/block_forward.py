@@ -11,7 +11,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vllm_dflash.engine.attention_groups import DraftAttentionGroup
-from vllm_dflash.engine.block_layout import BlockInputs, split_drafts
+from vllm_dflash.engine.block_layout import BlockInputs
 from vllm_dflash.model.candidate_selector import walk
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning import Bools, Floats, Ints
@@ -74,13 +74,14 @@ class BlockForward:
             torch.from_numpy(inputs.positions),
             torch.from_numpy(inputs.offsets),
         )
-        lengths, starts = widths - 1, inputs.query_start_loc[:-1]
-        tokens, probability = self.pick(
-            hidden[torch.from_numpy(inputs.mask_rows)], lengths, inputs.input_ids[starts]
-        )
+        lengths, bonus_ids = widths - 1, inputs.input_ids[inputs.query_start_loc[:-1]]
+        rows = hidden[torch.from_numpy(inputs.mask_rows)]
+        tokens, probability = self.pick(rows, lengths, bonus_ids)
         confidence = np.zeros((len(lengths), int(lengths.max())))
         confidence[_is_row(lengths)] = probability
-        drafts = split_drafts(tokens, probability > 0, lengths)
+        starts = np.cumsum(lengths) - lengths
+        ends = starts + np.cumprod(confidence > 0, axis=1).sum(axis=1)
+        drafts = [tokens[start:end] for start, end in zip(starts, ends, strict=True)]
         return BlockDrafts(inputs.requests, drafts, confidence)
 
     def pick(

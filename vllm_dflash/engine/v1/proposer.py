@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.attention_groups import split_by_kind
-from vllm_dflash.engine.block_layout import bonus_tokens, length_limits, room_for_long_drafts
+from vllm_dflash.engine.block_layout import bonus_tokens, length_limits
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.scheduled import newly_admitted
 from vllm_dflash.engine.v1.backlog import ContextBacklog
@@ -229,8 +229,10 @@ class PlannedProposer(DFlashProposer):
         text_limits = limits.copy()
         # A prompt of embeddings has no tokens; what lies there was another request's.
         text_limits[list(runner.input_batch.req_prompt_embeds)] = 0
+        # Free drafts that all can have verified in one step, whoever else has as many: of a step's
+        # rows, the scheduler also keeps a block's for each, and lets those wait who find no room.
         budget = self.vllm_config.scheduler_config.max_num_batched_tokens
-        room = room_for_long_drafts(budget, len(runner.requests), self.width)
+        room = max(budget // len(runner.requests) - 2 - self.width, 0)
         return self.host.run(
             step,
             TargetBatch(
