@@ -103,7 +103,7 @@ class ContextRows:
     def _row(self, slot: int) -> Row | None:
         """What the cache holds there once the backlog has caught up."""
         backlog = self._backlog
-        number = -1 if backlog is None else int(backlog.rows._row_of[slot])
+        number = -1 if backlog is None else int(backlog._row_of[slot])
         if backlog is None or number < 0:
             return self.stored.get(slot)
         features, position, goes_to = waiting_row(backlog, number)
@@ -127,8 +127,8 @@ def waiting_row(
     backlog: ContextBacklog, number: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What is to be stored from a row of the ring: features, position and slot."""
-    features, positions, slots = (ring[number] for ring in backlog.buffers())
-    return features, positions, slots
+    features, positions = (ring[number] for ring in backlog.buffers())
+    return features, positions, torch.tensor(backlog._slot_of[number])
 
 
 def written_step_by_step(llm: LLM, prompts: list[str], params: SamplingParams) -> list[list[int]]:

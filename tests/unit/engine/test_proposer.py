@@ -125,7 +125,7 @@ def test_context_does_not_wait_while_all_are_drafted(pair: Pair) -> None:
     ]
     assert drafts == expected
     assert added == [33]
-    assert len(proposer.host.backlog.rows) == 0
+    assert len(proposer.host.backlog) == 0
     harness.step([Row(0, features(1, 1)), Row(1, features(5, 2))])  # another batch
     assert added == [33, 6]
 
