@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 
 from vllm_dflash.planning.step import Step
 
@@ -17,15 +17,40 @@ class StepClock:
 
     def __init__(self) -> None:
         self._ended = 0.0
-        self._last_ids: Sequence[str] = ()
+        self._last: Step | None = None
+        self._held = 0
+        """Steps that the next one of their kind is to stand for."""
+        self._held_seconds = 0.0
 
-    def finish(self, step: Step) -> None:
-        """The step is over: write its seconds, if anybody goes on from the last one."""
+    def finish(self, step: Step, *, hold: bool = False) -> Step | None:
+        """The step is over: write its seconds.
+
+        Args:
+            step: which one.
+            hold: whether to wait for more steps like this one, and to take them together.
+
+        Returns:
+            Those that were held, as one, if this step is not like them.
+        """
         now = time.perf_counter()
+        last, self._last = self._last, step if step.ids else None  # an empty step is a pause
         since, self._ended = now - self._ended, now
-        last, self._last_ids = self._last_ids, step.ids
-        if set(last).isdisjoint(step.ids):
-            return
+        is_same_batch = last is not None and last.ids == step.ids
+        held = None
+        if self._held and last is not None and step.verified.any():  # the held ones did not verify
+            mean = self._held_seconds / self._held
+            held = replace(last, target_seconds=mean, count=self._held)
+        if not (is_same_batch and step.only_decodes) or held is not None:
+            self._held, self._held_seconds = 0, 0.0
+        if not is_same_batch and (last is None or set(last.ids).isdisjoint(step.ids)):
+            return held
         step.seconds = since
-        if step.only_decodes:
-            step.target_seconds = since - step.draft_seconds - step.context_seconds
+        if not step.only_decodes:
+            return held
+        self._held += 1
+        self._held_seconds += since - step.draft_seconds - step.context_seconds
+        if not hold:
+            step.target_seconds = self._held_seconds / self._held
+            step.count = self._held
+            self._held, self._held_seconds = 0, 0.0
+        return held

@@ -13,6 +13,7 @@ from support.configs_by_hand import QWEN
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.options import DFlashOptions
 from vllm_dflash.engine.block_layout import BlockInputs
+from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v1 import host_step
 from vllm_dflash.engine.v1.block_forward import BlockDrafts
 from vllm_dflash.engine.v1.host_step import FixedLength, HostStep, TargetBatch
@@ -347,6 +348,23 @@ def test_a_step_is_counted_and_learned_from_when_it_ends() -> None:
     assert step.planning_seconds > 0
     assert host.statistics.planning_seconds == step.planning_seconds
     assert host.statistics.to_dict()["costs_ms"]["step"] == {"estimated": 2.0, "measured": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("skip_steps", "verified", "is_held"), [(3, 0, True), (3, 2, False), (0, 0, False)]
+)
+def test_undrafted_steps_are_timed_together_while_nobody_is_asked(
+    monkeypatch: pytest.MonkeyPatch, skip_steps: int, verified: int, is_held: bool
+) -> None:
+    """But for one that verified drafts, which the others are unlike."""
+    held: list[bool] = []
+    monkeypatch.setattr(StepClock, "finish", lambda _, step, *, hold: held.append(hold))
+    host = Host(Scripted(Plan.nothing(1, skip_steps=skip_steps)))
+    step, batch = host.make(7)
+    host.run(step, batch)
+    step.verified = np.array([verified])
+    host.end(step)
+    assert held == [is_held]
 
 
 def test_logits_that_were_not_finite_are_counted_by_request() -> None:

@@ -148,7 +148,11 @@ class HostStep:
 
     def end(self, step: Step) -> None:
         """The runner is done with a step: time it, learn from it, count it."""
-        self._clock.finish(step)
+        # A step that verified drafts is unlike the undrafted ones that may follow it.
+        is_skipping = self._skip_steps > 0 and not step.verified.any()
+        held = self._clock.finish(step, hold=is_skipping)
+        if held is not None:
+            self.statistics.compare(held, self.policy.observe(held))
         with step.timing("planning"):
             estimate = self.policy.observe(step)
         self.statistics.observe(step, estimate)
