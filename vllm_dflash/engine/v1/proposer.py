@@ -12,7 +12,6 @@ from vllm.config import VllmConfig, replace
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
@@ -192,22 +191,16 @@ class PlannedProposer(DFlashProposer):
     @torch.inference_mode()
     def propose(
         self,
-        num_speculative_tokens: int,
-        target_token_ids: torch.Tensor,
         target_positions: torch.Tensor,
         target_hidden_states: torch.Tensor,
         next_token_ids: torch.Tensor,
-        token_indices_to_sample: torch.Tensor | None,
         common_attn_metadata: CommonAttentionMetadata,
-        sampling_metadata: SamplingMetadata,
-        mm_embed_inputs: tuple[list[torch.Tensor], torch.Tensor] | None = None,
         num_rejected_tokens_gpu: torch.Tensor | None = None,
-        slot_mappings: dict[str, torch.Tensor] | list[dict[str, torch.Tensor]] | None = None,
+        **_: object,
     ) -> list[list[int]]:
         """Take this step's context and draft the next tokens.
 
         Args:
-            num_speculative_tokens: drafts of a request at most.
             target_positions: of this step's T scheduled rows, [T].
             target_hidden_states: taps concatenated in ascending layer order, [T, m * H].
             next_token_ids: the bonus token of each request, [R].
@@ -220,8 +213,9 @@ class PlannedProposer(DFlashProposer):
         """
         step, batch, runner = self.step, common_attn_metadata, self.runner
         assert step is not None
-        rejected = num_rejected_tokens_gpu
-        num_rejected = np.zeros(batch.num_reqs, np.int32) if rejected is None else rejected.numpy()
+        num_rejected = np.zeros(batch.num_reqs, np.int32)
+        if num_rejected_tokens_gpu is not None:
+            num_rejected = num_rejected_tokens_gpu.numpy()
         step.rows = batch.num_actual_tokens
         context_lens = batch.seq_lens[: batch.num_reqs].numpy() - num_rejected
         step.context_lens = context_lens.astype(np.int64)
