@@ -46,23 +46,21 @@ class Sources:
     def draft_from(self, side: str) -> None:
         """By `SIDES`, or both with free drafts of so many tokens at most; what each has learned of
         drafts is kept."""
-        from vllm_dflash.engine.v1.length_policy import FixedLength
+        from vllm_dflash.engine.v1.host_step import FixedLength
         from vllm_dflash.planning.planner import Planner
 
         drafter = self.drafter
         if not hasattr(self, "sources"):
-            texts, planner = drafter.texts, drafter.lengths.policy
+            texts, planner = drafter.host.texts, drafter.host.policy
             blocks = Planner(drafter.width, drafter.max_batch_size, planner.costs)
             self.sources = {
                 BOTH: (texts, planner),
                 BLOCKS: (None, blocks),
                 PLAIN: (None, FixedLength(0)),
             }
-            self.most_free = texts.most
-        most = min(int(side), self.most_free) if side.isdigit() else self.most_free
-        drafter.texts, drafter.lengths.policy = self.sources[BOTH if side.isdigit() else side]
-        if drafter.texts is not None:
-            drafter.texts.most = most
+        most, host = drafter.options.most_free, drafter.host
+        drafter.most_free = min(int(side), most) if side.isdigit() else most
+        host.texts, host.policy = self.sources[BOTH if side.isdigit() else side]
 
 
 class SourcedAnswers(EngineAnswers):

@@ -47,7 +47,7 @@ class Switch:
             Planner.plan(planner, step)
             return Plan.nothing(step.num_requests, skip_steps=7)
 
-        planner = self.drafter.lengths.policy
+        planner = self.drafter.host.policy
         planner.plan = MethodType(Planner.plan if allowed else plan_for_nothing, planner)
 
 

@@ -237,7 +237,7 @@ class ProposerHarness(Harness):
         mask = torch.from_numpy(self.discard_request_mask.np)
         self.proposer.prepare_next_token_ids_padded(sampled, {}, self.input_batch, mask)
         # vLLM asks for the same number in every step there.
-        self.proposer.width = self.width if wanted is None else wanted
+        self.proposer.host.width = self.width if wanted is None else wanted
         drafts = self.proposer.propose(
             num_speculative_tokens=self.proposer.num_speculative_tokens,
             target_token_ids=torch.zeros(len(positions), dtype=torch.int32),

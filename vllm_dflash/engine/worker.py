@@ -20,7 +20,7 @@ from vllm_dflash.checkpoint.pairing import describe_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.compile_aside import CompileAside
-from vllm_dflash.engine.estimates_file import EstimatesKeeper, Memory
+from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
 from vllm_dflash.engine.reporting.log import DraftWatch, log_active, log_costs, logger
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.warm import WarmState
@@ -78,8 +78,8 @@ class DraftingWorker(Worker):
         """What steps cost, by dummy batches: the same calls on every rank."""
         raise NotImplementedError
 
-    def start_planning(self, costs: StepCosts, memory: Memory | None) -> None:
-        """Plan from these costs, and from what an earlier engine has learned."""
+    def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
+        """Plan from these costs, and from what an earlier engine has left in a file."""
         raise NotImplementedError
 
     def end_step(self, output: Output) -> Output:
@@ -118,9 +118,9 @@ class DraftingWorker(Worker):
         options = Mode.of(self.vllm_config)
         assert self._compiling is not None
         self._compiling.finish(options.draft_width, options.most_free)
-        memory = Memory.of(self.vllm_config)
-        if memory is not None and memory.recalled is not None:
-            costs, origin = memory.recalled.costs, f"learned before, from {memory.file.path}"
+        file = EstimatesFile.of(self.vllm_config)
+        if file is not None and file.recalled is not None:
+            costs, origin = file.recalled.costs, f"learned before, from {file.path}"
         else:
             with set_current_vllm_config(self.vllm_config):
                 costs = self.measure()
@@ -128,7 +128,7 @@ class DraftingWorker(Worker):
         if self.rank == 0:
             log_costs(costs, origin)
         self.drafter.adapt_lengths(costs)
-        self.start_planning(costs, memory)
+        self.start_planning(costs, file)
 
     def start_counting(self) -> None:
         """From now on. vLLM's warm-up runs steps through this worker that are no user's."""

@@ -17,7 +17,7 @@ from support.fake_time import FakeTime
 from support.log_lines import log_lines
 from support.planner_world import profiled_costs, straight_costs
 from vllm_dflash.engine import estimates_file
-from vllm_dflash.engine.estimates_file import EstimatesFile, Memory
+from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.v2.exchange import FACTS, Directions, WorkerFacts, directions_of
@@ -183,10 +183,9 @@ def test_what_was_learned_comes_with_the_facts_and_is_kept_at_the_end(
     seen = np.ones((7, len(CONFIDENCE_KNOTS)))
     free = np.stack([seen, 0.9 * seen])
     recalled = Estimates(profiled_costs(), seen, 0.1 * seen, np.zeros(2), free)
-    file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"})
+    file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"}, recalled)
     scheduled, output = step({"a": 0}, {"a": 1})
-    memory = Memory(file, recalled)
-    FACTS.attach(output, WorkerFacts(recalled.costs, range(8), looks_up=True, memory=memory))
+    FACTS.attach(output, WorkerFacts(recalled.costs, range(8), looks_up=True, memory=file))
     scheduler.shutdown()  # nothing is there to be kept
     scheduler.update_from_output(scheduled, output)
     rates = scheduler.planner.learned()

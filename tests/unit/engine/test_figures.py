@@ -100,7 +100,7 @@ def drafted_once() -> DraftStatistics:
 def worker() -> Any:
     worker: Any = object.__new__(V1CPUWorker)
     worker._figures, worker.draft_groups = Increases(drafted_once(), INTERVAL, OF_WORKERS), []
-    worker.drafter = SimpleNamespace(end_step=lambda: None, has_drafts=False, step=None)
+    worker.drafter = SimpleNamespace(end_step=lambda: None, step=None)
     return worker
 
 

@@ -12,12 +12,16 @@ from vllm.v1.worker.gpu_worker import Worker
 from support.planner_world import profiled_costs
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
+from vllm_dflash.engine.message import DRAFTS
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.v1 import v1_worker
+from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.v2_workers import GPUWorker, V2CPUWorker
 from vllm_dflash.engine.worker import DraftingWorker
+from vllm_dflash.planning.step import Step
 
 
 def test_a_step_whose_first_half_failed_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +40,8 @@ def blocks_dropped(
     worker: Any = object.__new__(V1CPUWorker)
     dropped: list[int] = []
     worker.cache_config = SimpleNamespace(enable_prefix_caching=caches_prefixes)
-    worker.drafter = SimpleNamespace(drop_context=lambda blocks, _: dropped.extend(blocks))
+    backlog = SimpleNamespace(drop=lambda blocks, _: dropped.extend(blocks))
+    worker.drafter = SimpleNamespace(host=SimpleNamespace(backlog=backlog))
     rows = {name: row for row, name in enumerate(["ended", "other"])}
     worker.model_runner = SimpleNamespace(
         requests=known, input_batch=SimpleNamespace(req_id_to_index=rows)
@@ -60,6 +65,38 @@ def test_what_waits_for_a_prefix_that_can_be_found_again_is_kept(
 ) -> None:
     known = {"ended": SimpleNamespace(block_ids=([5, 6],), num_tokens=40)}
     assert blocks_dropped(known, {"ended"}, caches_prefixes=caches_prefixes) == dropped
+
+
+@pytest.mark.parametrize(("lengths", "are_sent"), [([7, 0], True), ([0, 0], False)])
+def test_one_request_with_drafts_is_enough_to_send_them(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], are_sent: bool
+) -> None:
+    """To processes that the engine would not call for drafts."""
+    worker: Any = object.__new__(V1CPUWorker)
+    worker.vllm_config = None
+    step = Step(["a", "b"], np.ones(2, int), lengths=np.array(lengths))
+    worker.drafter = SimpleNamespace(step=step, end_step=lambda: None)
+    monkeypatch.setattr(v1_worker, "drafts_come_with_the_output", lambda _: True)
+    monkeypatch.setattr(worker, "take_draft_token_ids", lambda: "drafts")
+    output = worker.end_step(SimpleNamespace())
+    assert DRAFTS.on(output) == ("drafts" if are_sent else None)
+
+
+def test_what_ends_with_a_step_is_known_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the text away."""
+    worker: Any = object.__new__(DraftingWorker)
+    told: list[Any] = []
+    worker.drafter = object.__new__(PlannedProposer)
+    worker.drafter.host = SimpleNamespace(expect=lambda *what: told.append(what))
+    worker.drafter.runner = SimpleNamespace(input_batch=SimpleNamespace(token_ids_cpu="texts"))
+    monkeypatch.setattr(Worker, "execute_model", lambda self, step: told.append("runs"))
+    scheduled = SimpleNamespace(
+        finished_req_ids={"a"},
+        scheduled_new_reqs=[SimpleNamespace(req_id="b")],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids={"c"}),
+    )
+    worker.execute_model(scheduled)
+    assert told == [({"b", "c"}, {"a"}, "texts"), "runs"]
 
 
 def test_one_long_request_does_not_end_everybodys_drafts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from support.planner_world import (
     rate_of,
     step_of,
 )
-from vllm_dflash.engine.v1.length_policy import FixedLength
+from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step

@@ -16,7 +16,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np
 
-from vllm_dflash.engine.estimates_file import Memory
+from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
@@ -54,7 +54,7 @@ class WorkerFacts:
     """What a step takes longer whose requests were given different lengths."""
     looks_up: bool = False
     """Whether texts are looked up."""
-    memory: Memory | None = None
+    memory: EstimatesFile | None = None
     """What an earlier engine had learned, and where to keep what this one does."""
 
 

@@ -179,7 +179,7 @@ class DFlashDeviceScheduler(CountingScheduler):
             facts.costs, facts.lengths, trims=facts.trims, ragged_seconds=facts.ragged_seconds
         )
         if facts.memory is not None:
-            self._keeper = facts.memory.attend(self.planner)
+            self._keeper = EstimatesKeeper(facts.memory, self.planner)
             self._news_in = 0
 
     def _observe(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:

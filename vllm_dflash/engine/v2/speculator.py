@@ -21,8 +21,8 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import CandidateSampler
 from vllm.v1.worker.gpu.states import RequestState
 
-from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.scheduled import newly_admitted
 from vllm_dflash.engine.v2.confidence import judge
 from vllm_dflash.engine.v2.device_step import DeviceStep
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts
