@@ -336,7 +336,7 @@ class SpeculatorHarness(Harness):
         )
         # What the scheduler has places for, and the device takes to be drafts.
         limit = drafted_length(drafter.draft_model_config)
-        ends = np.full(len(rows), min(self.max_tokens, getattr(drafter, "length_limit", limit)))
+        ends = np.full(len(rows), min(self.max_tokens, limit))
         context = starts + counts - rejected.numpy()
         most = drafter.num_speculative_steps if wanted is None else wanted
         lengths = draft_limits(context, ends, most, sampled.numpy() > 0)

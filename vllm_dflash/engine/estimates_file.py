@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import vllm
 from vllm.config import VllmConfig
-from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.platforms import current_platform
 
 from vllm_dflash import __version__

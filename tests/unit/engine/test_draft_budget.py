@@ -46,7 +46,7 @@ def bare(chances: float | Floats = 0.5) -> Any:
         ],
         _confidence_probs=torch.full((SLOTS, K), 0.5),
     )
-    return DraftBudget(whole)
+    return DraftBudget.instead_of(whole)
 
 
 def learned(factor: float) -> Learned:

@@ -152,7 +152,7 @@ def test_planning_never_sees_a_token() -> None:
 
 def test_planning_imports_neither_vllm_nor_torch() -> None:
     code = (
-        "import sys, vllm_dflash.engine.v1.length_policy;"
+        "import sys, vllm_dflash.planning.planner;"
         "sys.exit(any(name.split('.')[0] in ('vllm', 'torch') for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -141,9 +141,11 @@ class DraftBudget(AdaptiveVerificationManager):
     """Stands for vLLM's in a runner. All ranks decide alike: by like chances, and costs they are
     sent."""
 
-    def __init__(self, whole: AdaptiveVerificationManager) -> None:
+    @classmethod
+    def instead_of(cls, whole: AdaptiveVerificationManager) -> DraftBudget:
         """Set up as vLLM's is."""
-        self.__dict__.update(vars(whole))
+        self = cls.__new__(cls)
+        vars(self).update(vars(whole))
         slots = whole.req_states.max_num_reqs
         self.costs: StepCosts | None = None
         """What steps take; None until that is known."""
@@ -157,6 +159,7 @@ class DraftBudget(AdaptiveVerificationManager):
         self._steps, self._added = 0, np.full(slots, -2)
         """The step that a request was added in, by slot: until the second one behind it, chances
         that the host has are those of who had the slot before."""
+        return self
 
     def expect(self, directions: Directions) -> None:
         """A step with these directions is about to run."""
@@ -227,5 +230,5 @@ def take_over_the_budget(runner: GPUModelRunner) -> DraftBudget | None:
     """Hook 17, before graphs are captured; None where the device does not trim."""
     if runner.adaptive_verification is None:
         return None
-    runner.adaptive_verification = DraftBudget(runner.adaptive_verification)
+    runner.adaptive_verification = DraftBudget.instead_of(runner.adaptive_verification)
     return runner.adaptive_verification
