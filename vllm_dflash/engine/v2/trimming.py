@@ -37,6 +37,7 @@ from vllm.v1.worker.utils import AttentionGroup
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.agreement import agreed_by_all
 from vllm_dflash.engine.v2.exchange import Directions
+from vllm_dflash.planning import Ints
 from vllm_dflash.planning.budget import Load, RecentChances, best_budget
 from vllm_dflash.planning.costs import StepCosts
 
@@ -141,25 +142,29 @@ class DraftBudget(AdaptiveVerificationManager):
     """Stands for vLLM's in a runner. All ranks decide alike: by like chances, and costs they are
     sent."""
 
+    costs: StepCosts | None = None
+    """What steps take; None until that is known."""
+    directions = Directions(runs_block=False)
+    """Of the step that runs."""
+    recent: RecentChances
+    _least = 0
+    """Drafts to verify whatever they seem worth: what the step before had directed."""
+    _had_blocks = False, False
+    """Whether blocks were run in the last two steps, the older one first."""
+    _steps = 0
+    _added: Ints
+    """The step that a request was added in, by slot: until the second one behind it, chances that
+    the host has are those of who had the slot before."""
+
     @classmethod
     def instead_of(cls, whole: AdaptiveVerificationManager) -> DraftBudget:
         """Set up as vLLM's is."""
-        self = cls.__new__(cls)
-        vars(self).update(vars(whole))
+        budget = cls.__new__(cls)
+        budget.__dict__.update(vars(whole))
         slots = whole.req_states.max_num_reqs
-        self.costs: StepCosts | None = None
-        """What steps take; None until that is known."""
-        self.directions = Directions(runs_block=False)
-        """Of the step that runs."""
-        self.recent = RecentChances(slots, whole.num_speculative_steps)
-        self._least = 0
-        """Drafts to verify whatever they seem worth: what the step before had directed."""
-        self._had_blocks = False, False
-        """Whether blocks were run in the last two steps, the older one first."""
-        self._steps, self._added = 0, np.full(slots, -2)
-        """The step that a request was added in, by slot: until the second one behind it, chances
-        that the host has are those of who had the slot before."""
-        return self
+        budget.recent = RecentChances(slots, whole.num_speculative_steps)
+        budget._added = np.full(slots, -2)
+        return budget
 
     def expect(self, directions: Directions) -> None:
         """A step with these directions is about to run."""
