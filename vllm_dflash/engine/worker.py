@@ -7,6 +7,7 @@ attach to a runner is numbered as on the page of hooks (`plugin.py`).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from vllm.config import set_current_vllm_config
@@ -39,25 +40,14 @@ class Drafter(Protocol):
     spec: DrafterSpec
     model: DFlashDraftModel
     warm: WarmState
+    statistics: DraftStatistics
+    """What was counted so far."""
 
     def expect(self, step: SchedulerOutput) -> None:
         """A step is about to run."""
 
     def adapt_lengths(self, costs: StepCosts) -> None:
         """From now on plan draft lengths, starting from these costs."""
-
-    def clear_statistics(self) -> None:
-        """Count from zero again."""
-
-    def collect_statistics(self) -> DraftStatistics:
-        """What was counted so far."""
-
-
-class Ticks(Protocol):
-    """What looks up now and then."""
-
-    def tick(self) -> object:
-        """A step has ended."""
 
 
 class DraftingWorker(Worker):
@@ -66,7 +56,8 @@ class DraftingWorker(Worker):
     seams: ClassVar[Seams]
     """What it relies on of vLLM's."""
     drafter: Drafter
-    _ticking: tuple[Ticks, ...] = ()
+    _ticking: tuple[Callable[[], object], ...] = ()
+    """What is called when a step has ended."""
     _keeper: EstimatesKeeper | None = None
     _compiling: CompileAside | None = None
 
@@ -132,14 +123,14 @@ class DraftingWorker(Worker):
 
     def start_counting(self) -> None:
         """From now on. vLLM's warm-up runs steps through this worker that are no user's."""
-        self.drafter.clear_statistics()
+        self.drafter.statistics.clear()
         if self.rank != 0:
             return
         drafter = Mode.of(self.vllm_config).drafter.model
-        statistics = self.drafter.collect_statistics()
-        self._ticking = (DraftWatch(statistics, target=self.model_config.model, drafter=drafter),)
+        statistics, target = self.drafter.statistics, self.model_config.model
+        self._ticking = (DraftWatch(statistics, target=target, drafter=drafter).tick,)
         if self._keeper is not None:
-            self._ticking += (self._keeper,)
+            self._ticking += (self._keeper.tick,)
 
     # --- every step -------------------------------------------------------------------------
 
@@ -155,7 +146,7 @@ class DraftingWorker(Worker):
             return None
         output = self.end_step(output)
         for each in self._ticking:
-            each.tick()
+            each()
         return output
 
     # --- the end ----------------------------------------------------------------------------
@@ -180,7 +171,7 @@ class DraftingWorker(Worker):
             "runner": options.runner,
             "block_size": self.drafter.spec.block_size,
             "draft_length": options.draft_length,
-            **self.drafter.collect_statistics().to_dict(),
+            **self.drafter.statistics.to_dict(),
             **self.drafter.warm.to_dict(),
         }
 

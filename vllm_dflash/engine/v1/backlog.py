@@ -56,10 +56,6 @@ class ContextBacklog:
         """How many rows wait."""
         return self._count
 
-    def buffers(self) -> list[torch.Tensor]:
-        """What it allocated once and for all."""
-        return [self._features, self._positions]
-
     def drop(self, blocks: Collection[int], block_size: int) -> None:
         """Blocks that have a new owner, or none that could be found again; before `add`."""
         if blocks:

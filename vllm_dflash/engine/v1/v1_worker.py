@@ -71,10 +71,10 @@ class V1CPUWorker(DraftingCPUWorker):
         super().start_counting()
         if self.rank != 0:
             return
-        statistics = self.drafter.collect_statistics()
+        statistics = self.drafter.statistics
         self._figures = Increases(statistics, INTERVAL, OF_WORKERS)
         if self.drafter.options.is_planned:
-            self._ticking += (PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL),)
+            self._ticking += (PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL).tick,)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:
         """Run the target, and sample and draft in the same call unless a grammar has a say.
