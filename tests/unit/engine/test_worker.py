@@ -11,7 +11,6 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from support.planner_world import profiled_costs
 from vllm_dflash.config.mode import Mode
-from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
 from vllm_dflash.engine.message import DRAFTS
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v1 import v1_worker
@@ -19,7 +18,7 @@ from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts
 from vllm_dflash.engine.v2.v2_workers import GPUWorker, V2CPUWorker
-from vllm_dflash.engine.worker import DraftingWorker
+from vllm_dflash.engine.worker import DraftingCPUWorker, DraftingWorker
 from vllm_dflash.planning.step import Step
 
 
@@ -212,7 +211,7 @@ def test_a_cpu_worker_mends_its_kernels_before_they_run(monkeypatch: pytest.Monk
     done: list[str] = []
     for name in ("ask_for_amx", "mend_expanded_sampling", "unlink_collective_memory"):
         monkeypatch.setattr(
-            f"vllm_dflash.engine.cpu_worker.{name}", lambda name=name: done.append(name)
+            f"vllm_dflash.engine.worker.{name}", lambda name=name: done.append(name)
         )
     monkeypatch.setattr(DraftingWorker, "init_device", lambda _: done.append("runner"))
     worker: Any = object.__new__(DraftingCPUWorker)

@@ -11,8 +11,7 @@ from vllm.logger import init_logger
 
 from vllm_dflash import __version__
 from vllm_dflash.config.mode import Mode
-from vllm_dflash.engine.reporting.figures import Increases
-from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.statistics import DraftStatistics, Increases
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 

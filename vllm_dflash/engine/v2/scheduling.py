@@ -21,7 +21,7 @@ from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.estimates_file import EstimatesKeeper
-from vllm_dflash.engine.reporting.counting_scheduler import CountingScheduler
+from vllm_dflash.engine.reporting.figures import CountingScheduler
 from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v2.exchange import (
