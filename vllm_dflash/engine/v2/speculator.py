@@ -33,7 +33,7 @@ from vllm_dflash.engine.v2.text_look_up import (
     has_room_for_texts,
     keep_texts_on_device,
 )
-from vllm_dflash.engine.v2.trimming import DraftBudget, take_over_the_budget
+from vllm_dflash.engine.v2.trimming import DraftBudget
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.planning.costs import StepCosts
 
@@ -80,10 +80,10 @@ class PlannedSpeculator(LoadedSpeculator):
     def before_capture(self, runner: GPUModelRunner) -> None:
         """All is loaded, no graph is captured. What runs between graphs is compiled here: no
         request waits for that."""
-        if self.options.is_planned:
-            self.budget = take_over_the_budget(runner)
-        if self.budget is not None:
+        if self.options.is_planned and runner.adaptive_verification is not None:  # hook 17
+            self.budget = DraftBudget.instead_of(runner.adaptive_verification)
             self.budget.warm_up()
+            runner.adaptive_verification = self.budget
         nothing = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.observe_verification(nothing.long(), nothing, nothing)
         for has_block in (False, True):
