@@ -221,7 +221,6 @@ V1_WORKER = (
         "vllm.v1.worker.utils:AttentionGroup.",
         build_metadata="self common_attn_metadata ubatch_idx common_prefix_len kwargs",
         build_metadata_for_cudagraph_capture="self common_attn_metadata ubatch_idx",
-        build_metadata_for_drafting="self common_attn_metadata draft_index",
         create_metadata_builders="self vllm_config device kernel_block_size num_metadata_builders",
     ),
     *_members(

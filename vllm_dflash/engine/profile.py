@@ -237,8 +237,4 @@ def _dummy_steps(runner: GPUModelRunnerV2) -> tuple[Callable[..., None], Callabl
         runner._dummy_run(rows, context_len=context, uniform_decode=uniform)
         torch.accelerator.synchronize()
 
-    def verify(rows: int, context: int = 0, *, uniform: bool = False) -> None:
-        with target_alone(runner.speculator):
-            whole(rows, context, uniform=uniform)
-
-    return verify, whole
+    return target_alone(runner.speculator)(whole), whole
