@@ -43,12 +43,12 @@ def log_active(options: Mode) -> None:
     )
 
 
-def log_free_drafts(most: int, *, shares_outputs: bool) -> None:
+def log_free_drafts(options: Mode) -> None:
     """The line that says that texts are looked up."""
     logger().info(
         "free drafts: up to %d tokens of a request's own text, where it repeats itself%s",
-        most,
-        ", and of what others were answered lately" if shares_outputs else "",
+        options.most_free,
+        ", and of what others were answered lately" if options.shares_outputs else "",
     )
 
 

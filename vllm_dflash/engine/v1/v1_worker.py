@@ -63,7 +63,7 @@ class V1CPUWorker(DraftingCPUWorker):
             keeper = EstimatesKeeper(file, planner)
             self._keeper = keeper if self.rank == 0 else None
         if self.rank == 0 and options.free_drafts:
-            log_free_drafts(options.most_free, shares_outputs=options.shares_outputs)
+            log_free_drafts(options)
 
     def start_counting(self) -> None:
         """Here the worker counts for the log and for `/metrics`, too."""

@@ -54,7 +54,7 @@ class V2Worker(DraftingWorker):
         )
         if self.rank == 0:
             if self._facts_to_send.looks_up:
-                log_free_drafts(self.drafter.options.most_free, shares_outputs=False)
+                log_free_drafts(self.drafter.options)
             log_lengths(self._facts_to_send, self.drafter.untrimmed)
 
     def end_step(self, output: Output) -> Output:
