@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +41,6 @@ def described(default: Any, description: str, **bounds: Any) -> Any:
 def checked(
     kind: type[Fields],
     written: Mapping[str, Any],
-    refuse: Callable[[str], Exception],
     *,
     inside: str = "",
     said: str = "config.json says {}",
@@ -54,9 +53,11 @@ def checked(
     Args:
         kind: a pydantic model whose fields have descriptions ("an integer from 2 to 1024").
         written: by name.
-        refuse: makes the error that is raised, of a message without its full stop.
         inside: the object of which these are fields, if it has a name.
         said: how the message gives a value.
+
+    Raises:
+        ValueError: with a message without its full stop.
     """
     there = {name: value for name, value in written.items() if value is not None}
     try:
@@ -75,7 +76,7 @@ def checked(
             wanted = cause or fields[name].description
             value = said.format(shown(there.get(name)))
             faults[f"{name}{f' of {inside}' if inside else ''} must be {wanted}, {value}"] = None
-        raise refuse("; ".join(faults)) from None  # whose message says as much, and no more
+        raise ValueError("; ".join(faults)) from None  # whose message says as much, and no more
 
 
 def shown(value: Any) -> str:

@@ -26,8 +26,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
-from vllm_dflash.checkpoint.mask_embedding import MASK_EMBEDDING_FILE, parse_mask_embedding
 from vllm_dflash.checkpoint.spec import DrafterSpec
+from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, parse_mask_embedding
 from vllm_dflash.model.reference_dflash2 import ReferenceConvolution, ReferenceSelector
 
 
