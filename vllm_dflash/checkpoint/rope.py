@@ -12,15 +12,10 @@ from vllm_dflash.checkpoint.refusal import LARGEST, checked, described, positive
 from vllm_dflash.checkpoint.spec import MOST_POSITIONS
 
 NEEDED = {
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
+    "linear": ["factor"],
+    "dynamic": ["factor"],
+    "yarn": ["factor"],
+    "llama3": ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"],
 }
 """Fields that a rotary type cannot do without."""
 
