@@ -14,6 +14,7 @@ from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
 from vllm.model_executor.models.llama import LlamaMLP
 from vllm.model_executor.utils import set_weight_attrs
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 from vllm_dflash.config.mode import Mode
@@ -185,7 +186,18 @@ class DrafterLayer(nn.Module):
         return self.mlp_conv(self.mlp, x, offsets), residual
 
 
-@support_torch_compile(dynamic_arg_dims={"x": 0, "positions": 0, "offsets": 0})
+def is_worth_compiling(_: VllmConfig) -> bool:
+    """Whether vLLM is to compile the drafter where it compiles the target.
+
+    Not on CPUs: its block takes 2% of the time there, 1.00 times as long compiled as not, and
+    compiling takes 6 to 10 s of a start (`docs/benchmarks.md`).
+    """
+    return not current_platform.is_cpu()
+
+
+@support_torch_compile(
+    dynamic_arg_dims={"x": 0, "positions": 0, "offsets": 0}, enable_if=is_worth_compiling
+)
 class DraftBlock(nn.Module):
     """All layers and the final norm: what is compiled."""
 
