@@ -84,29 +84,30 @@ def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
     return config
 
 
-def overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with these fields instead of its own; those of `dflash_config` one by one."""
-    merged = {**config, **overrides}
-    nested = [fields.get("dflash_config") for fields in (config, overrides)]
-    if all(isinstance(fields, Mapping) for fields in nested):
-        merged["dflash_config"] = {**nested[0], **nested[1]}  # type: ignore[dict-item]
-    return merged
-
-
 def parse_overridden(
     model: str, config: dict[str, Any], overrides: Mapping[str, Any]
 ) -> DrafterSpec:
-    """Parse with overrides, each of which has to change something. Raises `DrafterError`."""
-    spec = parse_config(model, overridden(config, overrides))
+    """Parse with these fields instead of the config's own; those of `dflash_config` one by one.
+
+    Raises:
+        DrafterError: it cannot be read so, or one of them changes nothing.
+    """
+
+    def parse(chosen: Mapping[str, Any]) -> DrafterSpec:
+        merged = {**config, **chosen}
+        nested = [fields.get("dflash_config") for fields in (config, chosen)]
+        if all(isinstance(fields, Mapping) for fields in nested):
+            merged["dflash_config"] = {**nested[0], **nested[1]}  # type: ignore[dict-item]
+        return parse_config(model, merged)
 
     def is_idle(name: str) -> bool:
-        others = {key: value for key, value in overrides.items() if key != name}
         try:
-            without = parse_config(model, overridden(config, others))
+            without = parse({key: value for key, value in overrides.items() if key != name})
         except DrafterError:  # which this one mends
             return False
         return without.model_copy(update={"remarks": spec.remarks}) == spec
 
+    spec = parse(overrides)
     if idle := [name for name in overrides if is_idle(name)]:
         raise DrafterError(
             f"drafter {model!r}: drafter_overrides: {idle} changes nothing in how it is read."

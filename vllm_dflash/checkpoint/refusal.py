@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,30 +99,24 @@ def folder_fault(model: str) -> str | None:
 
     The words follow the name of it and a colon.
     """
-    folder = Path(model)
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    folder, is_local = Path(model), looks_local(model)
     if (folder / "config.json").is_file():
         return None
     if folder.exists():
         return "this folder has no config.json" if folder.is_dir() else "this is no folder"
-    if not looks_local(model) and _is_repository_name(model):
-        return None
+    if not is_local:
+        with suppress(HFValidationError):
+            validate_repo_id(model)
+            return None
     there = [one.name for one in folder.parent.glob("*/") if (one / "config.json").is_file()]
     near = nearest(folder.name, there)
     hint = f" (did you mean {str(folder.parent / near)!r}?)" if near else ""
-    if looks_local(model):
+    if is_local:
         return f"this folder does not exist{hint}"
     return f"no such folder, and not a repository name, which has one slash at most{hint}"
-
-
-def _is_repository_name(name: str) -> bool:
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
 
 
 def looks_local(model: str) -> bool:

@@ -129,10 +129,12 @@ class ReferenceLayer(nn.Module):
         self,
         x: torch.Tensor,
         z: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
+        positions: torch.Tensor,
         visible: torch.Tensor,
         width: int,
     ) -> torch.Tensor:
+        rope = self.rotary(x, positions)
+
         def attend(rows: torch.Tensor) -> torch.Tensor:
             return self.self_attn(rows, z, rope, visible)
 
@@ -262,8 +264,7 @@ class ReferenceDrafter(nn.Module):
                 seen = seen & (q_pos - k_pos < window)
                 if not causal:
                     seen = seen & (k_pos - q_pos < window)
-            rope = layer.rotary(block, positions)
-            block = layer(block, context, rope, seen, width or num_queries)
+            block = layer(block, context, positions, seen, width or num_queries)
         return self.norm(block)
 
 
