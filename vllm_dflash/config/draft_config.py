@@ -130,7 +130,11 @@ def config_fault(
                 return failed
         return None
 
-    plain = _plain_config(drafter)
+    # Nothing in it but what such a drafter must have.
+    sizes = {"vocab_size", "hidden_size", "intermediate_size", "head_dim"}
+    sizes |= {"num_layers", "num_heads", "num_kv_heads", "max_position_embeddings"}
+    plain = drafter.model_dump(include=sizes, by_alias=True)
+    plain |= {"architectures": [ARCHITECTURE], "model_type": "qwen3"}
     if failure(plain) is not None:
         return None
     fields = config
@@ -148,11 +152,3 @@ def config_fault(
                 f" ({type(failed).__name__})"
             )
     return None
-
-
-def _plain_config(drafter: DrafterSpec) -> dict[str, Any]:
-    """A config with nothing in it but what such a drafter must have."""
-    sizes = {"vocab_size", "hidden_size", "intermediate_size", "head_dim"}
-    sizes |= {"num_layers", "num_heads", "num_kv_heads", "max_position_embeddings"}
-    plain = drafter.model_dump(include=sizes, by_alias=True)
-    return {"architectures": [ARCHITECTURE], "model_type": "qwen3", **plain}
