@@ -67,9 +67,6 @@ class BlockAttention(nn.Module):
         spec, ranks = mode.drafter, mode.drafter_ranks
         self.window, self.causal = spec.windows[number], spec.causal[number]
         self.head_dim = spec.head_dim
-        num_heads = spec.num_heads // ranks
-        num_kv_heads = max(1, spec.num_kv_heads // ranks)
-        self.q_size, self.kv_size = num_heads * spec.head_dim, num_kv_heads * spec.head_dim
         self.qkv_proj = QKVParallelLinear(
             spec.hidden_size,
             spec.head_dim,
@@ -80,6 +77,8 @@ class BlockAttention(nn.Module):
             quant_config=quantisation,
             prefix=f"layers.{number}.self_attn.qkv_proj",
         )
+        num_heads, num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads  # a rank's
+        self.q_size, self.kv_size = num_heads * spec.head_dim, num_kv_heads * spec.head_dim
         self.o_proj = RowParallelLinear(
             spec.num_heads * spec.head_dim,
             spec.hidden_size,
