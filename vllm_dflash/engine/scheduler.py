@@ -10,10 +10,7 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.request import Request
-from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from vllm_dflash import __version__
 from vllm_dflash.config.mode import Mode
@@ -75,27 +72,17 @@ class DFlashScheduler(CountingScheduler):
 
     def __init__(self, *args: Any, vllm_config: VllmConfig, **kwargs: Any) -> None:
         super().__init__(*args, vllm_config=room_for_blocks(vllm_config), **kwargs)
-        self._most_drafts = vllm_config.num_speculative_tokens
+        self._width = Mode.of(vllm_config).draft_width
+        # By this, vLLM counts what becomes of drafts.
+        self.num_spec_tokens = vllm_config.num_speculative_tokens
         skip_the_call_for_drafts()
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """What to run; workers may hand over as many drafts as there is room for."""
+        most, self.num_spec_tokens = self.num_spec_tokens, self._width
         step = super().schedule(*args, **kwargs)
-        step.num_spec_tokens_to_schedule = self._most_drafts
+        step.num_spec_tokens_to_schedule = self.num_spec_tokens = most
         return step
-
-    def add_request(self, request: Request) -> None:
-        """Count what becomes of its drafts by position, for as many as there can be."""
-        super().add_request(request)
-        if request.spec_decode_metrics is not None:
-            request.spec_decode_metrics = RequestSpecDecodeMetrics.new(self._most_drafts)
-
-    def make_spec_decoding_stats(
-        self, spec_decoding_stats: SpecDecodingStats | None, *args: Any, **kwargs: Any
-    ) -> SpecDecodingStats | None:
-        """The same of all requests of a step."""
-        counted = spec_decoding_stats or SpecDecodingStats.new(self._most_drafts)
-        return super().make_spec_decoding_stats(counted, *args, **kwargs)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

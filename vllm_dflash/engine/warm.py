@@ -48,8 +48,6 @@ class WarmState:
         """`holders`: objects whose tensors are persistent buffers, as they are when it is called;
         None holds none."""
         self._holders = holders
-        self._addresses: list[int] | None = None
-        self._before = 0
 
     def seal(self) -> None:
         """From now on, count."""
@@ -59,8 +57,6 @@ class WarmState:
 
     def to_dict(self) -> dict[str, int]:
         """For `dflash_stats`. Buffers count that are not where they were, or are new."""
-        if self._addresses is None:
-            return {"captures_after_warmup": 0, "reallocations_after_warmup": 0}
         before, now = self._addresses, self._now()
         moved = sum(a != b for a, b in zip(now, before, strict=False))
         return {

@@ -148,7 +148,6 @@ def test_attention_is_told_of_each_block(
             return "built"
 
     block._groups = [Group()]  # type: ignore[list-item]
-    block._layer_names = ["layer"]
 
     def run(metadata: Any, slots: Any, *inputs: torch.Tensor) -> torch.Tensor:
         seen.update(given=metadata, slots=slots, ids=inputs[0], positions=inputs[1])
