@@ -185,7 +185,7 @@ class DraftingWorker(Worker):
 
 
 class DraftingCPUWorker(DraftingWorker, CPUWorker):
-    """What our workers on CPUs share: what vLLM's kernels there get wrong, mended (hook 19)."""
+    """What our workers on CPUs share: what vLLM's kernels there get wrong, mended (hook 18)."""
 
     def init_device(self) -> None:
         """Mend what this vLLM's CPU kernels get wrong, then build the model runner."""

@@ -81,7 +81,7 @@ class CountingScheduler(Scheduler):
 
 
 def send_figures(outputs: Mapping[int, EngineCoreOutputs], figures: Figures) -> None:
-    """In the engine's process: send them with the statistics of a step, if it has any (hook 18).
+    """In the engine's process: send them with the statistics of a step, if it has any (hook 17).
 
     The front end reads declared fields only. The free ones that are for connectors reach vLLM's
     code for connectors; this one is for LoRA, which our drafter excludes, and is read for nothing

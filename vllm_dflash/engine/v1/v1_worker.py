@@ -40,7 +40,7 @@ class V1CPUWorker(DraftingCPUWorker):
     _figures: Increases | None = None
 
     def attach(self) -> PlannedProposer:
-        """Hooks 10, 11 and 19."""
+        """Hooks 10, 11 and 18."""
         runner = self.model_runner
         expect_drafter(getattr(runner, "drafter", None), DFlashProposer)
         runner.drafter = PlannedProposer(self.vllm_config, self.device, runner)

@@ -80,7 +80,7 @@ class PlannedSpeculator(LoadedSpeculator):
     def before_capture(self, runner: GPUModelRunner) -> None:
         """All is loaded, no graph is captured. What runs between graphs is compiled here: no
         request waits for that."""
-        if self.options.is_planned and runner.adaptive_verification is not None:  # hook 17
+        if self.options.is_planned and runner.adaptive_verification is not None:  # hook 16
             self.budget = DraftBudget.instead_of(runner.adaptive_verification)
             self.budget.warm_up()
             runner.adaptive_verification = self.budget

@@ -35,7 +35,7 @@ class V2Worker(DraftingWorker):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up and capture graphs."""
-        self.drafter.before_capture(self.model_runner)  # hook 17
+        self.drafter.before_capture(self.model_runner)  # hook 16
         return super().compile_or_warm_up_model()
 
     def measure(self) -> StepCosts:
