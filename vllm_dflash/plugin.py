@@ -69,7 +69,8 @@ What is read of vLLM's runners, and copied for its scheduler, for free drafts:
     the same ones) and `req_states.all_token_ids` (V2, which is replaced by one in the device's
     memory, as vLLM has it for its ngram method) are the texts. V1's scheduler is given a copy of
     the config in which `num_speculative_tokens` is the drafter's, so that vLLM keeps room for a
-    block of each request and not for one as long as its free drafts. Replaced by: a limit of drafts beside that of a block.
+    block of each request and not for one as long as its free drafts. Replaced by: a
+    limit of drafts beside that of a block.
 
 Draft lengths on V2 (`engine/v2/trimming.py`):
 

@@ -9,7 +9,6 @@ from numba.core import event as numba_event
 from torch._dynamo.utils import counters
 from vllm.compilation.counter import compilation_counter
 
-
 NUMBA_COMPILES = numba_event.RecordingListener()
 """The start and the end of each function that numba compiles in this process: those that meet
 arguments of types that are new to them among them."""
