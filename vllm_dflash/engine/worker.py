@@ -217,13 +217,7 @@ class DraftingCPUWorker(DraftingWorker, CPUWorker):
             blocks = fresh_blocks(scheduler_output, group, block_size)
             if blocks:
                 clear_blocks((layer.kv_cache for layer in layers), self._num_blocks, blocks)
-            self.forget_blocks(scheduler_output, blocks, group, block_size)
         return super().execute_model(scheduler_output)
-
-    def forget_blocks(
-        self, step: SchedulerOutput, blocks: list[int], group: int, block_size: int
-    ) -> None:
-        """Blocks of a cache group get new owners in this step."""
 
 
 def expect_drafter(found: Any, kind: type) -> None:
