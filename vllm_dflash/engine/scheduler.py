@@ -15,7 +15,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm_dflash import __version__
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
-from vllm_dflash.engine.reporting.figures import FIGURES_SENT, FREE_DRAFTS, CountingScheduler
+from vllm_dflash.engine.reporting.figures import FREE_DRAFTS, CountingScheduler
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.seams import ENGINE, check_seams
@@ -68,7 +68,7 @@ def skip_the_call_for_drafts() -> None:
 
 
 class DFlashScheduler(CountingScheduler):
-    """On V1: takes the drafts that came with a step's output, and hands on the figures."""
+    """On V1: takes the drafts that came with a step's output."""
 
     def __init__(self, *args: Any, vllm_config: VllmConfig, **kwargs: Any) -> None:
         super().__init__(*args, vllm_config=room_for_blocks(vllm_config), **kwargs)
@@ -93,6 +93,4 @@ class DFlashScheduler(CountingScheduler):
         drafts = DRAFTS.on(model_runner_output)
         if drafts is not None:
             self.update_draft_token_ids(drafts)
-        is_busy = scheduler_output.total_num_scheduled_tokens > 0
-        self.send(outputs, FIGURES_SENT.on(model_runner_output), is_busy=is_busy)
         return outputs

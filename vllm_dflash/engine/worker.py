@@ -54,9 +54,6 @@ class Drafter(Protocol):
     def expect(self, step: SchedulerOutput) -> None:
         """A step is about to run."""
 
-    def adapt_lengths(self, costs: StepCosts) -> None:
-        """From now on plan draft lengths, starting from these costs."""
-
 
 class DraftingWorker(Worker):
     """What all of our workers add to vLLM's, from the start to the end of an engine."""
@@ -126,7 +123,6 @@ class DraftingWorker(Worker):
             origin = f"measured in {time.perf_counter() - started:.1f} s"
         if self.rank == 0:
             log_costs(costs, origin)
-        self.drafter.adapt_lengths(costs)
         self.start_planning(costs, file)
 
     def start_counting(self) -> None:

@@ -56,6 +56,7 @@ class V1CPUWorker(DraftingCPUWorker):
 
     def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
         """The proposer plans; what rank 0 learns is kept."""
+        self.drafter.adapt_lengths(costs)
         planner, options = self.drafter.host.policy, self.drafter.options
         assert isinstance(planner, Planner)
         if file is not None:

@@ -35,7 +35,6 @@ from vllm_dflash.engine.v2.text_look_up import (
 )
 from vllm_dflash.engine.v2.trimming import DraftBudget
 from vllm_dflash.engine.warm import WarmState
-from vllm_dflash.planning.costs import StepCosts
 
 
 class PlannedSpeculator(LoadedSpeculator):
@@ -93,11 +92,6 @@ class PlannedSpeculator(LoadedSpeculator):
         """Capture graphs of blocks."""
         self._runs_block = True
         super().capture()
-
-    def adapt_lengths(self, costs: StepCosts) -> None:
-        """From now on drafts are verified by what steps cost."""
-        if self.budget is not None:
-            self.budget.costs = costs
 
     # --- every step -----------------------------------------------------------------------
 

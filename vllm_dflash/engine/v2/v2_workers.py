@@ -43,7 +43,10 @@ class V2Worker(DraftingWorker):
         return profile_v2(self.model_runner)
 
     def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
-        """The scheduler plans: it is told with the first tokens."""
+        """The scheduler plans: it is told with the first tokens. The device's budget goes by costs,
+        too."""
+        if self.drafter.budget is not None:
+            self.drafter.budget.costs = costs
         self._facts_to_send = WorkerFacts(
             costs,
             lengths_to_choose(self.model_runner),
