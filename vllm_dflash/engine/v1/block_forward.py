@@ -36,16 +36,11 @@ NO_BLOCKS = BlockDrafts(np.zeros(0, np.int64), [], np.zeros((0, 0)))
 class BlockForward:
     """Runs the drafter's blocks and takes the most likely token of each row."""
 
-    def __init__(
-        self,
-        model: DFlashDraftModel,
-        vllm_config: VllmConfig,
-        groups: list[DraftAttentionGroup],
-    ) -> None:
-        """Layers that share attention metadata come as groups."""
+    def __init__(self, model: DFlashDraftModel, vllm_config: VllmConfig) -> None:
         self._model = model
         self._vllm_config = vllm_config
-        self._groups = groups
+        self.groups: list[DraftAttentionGroup] = []
+        """Of layers that share attention metadata, once the cache is there."""
         assert vllm_config.speculative_config is not None
         self.searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
 
@@ -67,7 +62,7 @@ class BlockForward:
             slot_mapping=slots,
         )
         per_layer: dict[str, object] = {}
-        for group in self._groups:
+        for group in self.groups:
             per_layer |= dict.fromkeys(group.layer_names, group.build_metadata(metadata))
         hidden = self.run(
             per_layer,

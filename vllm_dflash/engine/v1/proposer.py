@@ -85,21 +85,20 @@ class PlannedProposer(DFlashProposer):
         """Load the drafter."""
         super().load_model(target_model)
         cover_positions(self.model, self.max_model_len)
-        self.block = BlockForward(self.model, self.vllm_config, [])
+        self.block = BlockForward(self.model, self.vllm_config)
 
     def initialize_attn_backend(
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int] | None = None
     ) -> None:
         """Find the drafter's cache group, and build metadata for each kind of layer in it."""
         super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
-        groups = split_by_kind(
+        self.block.groups = split_by_kind(
             self.draft_attn_groups[0],
             self.model.context.attentions,
             self.vllm_config,
             self.device,
             kernel_block_sizes[self.kv_cache_gid] if kernel_block_sizes else None,
         )
-        self.block = BlockForward(self.model, self.vllm_config, groups)
         self.host = HostStep(self.options, self.block, self.model.context, self.block_size)
         self.statistics = self.host.statistics
         group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
