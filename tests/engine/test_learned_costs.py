@@ -32,7 +32,7 @@ from vllm_dflash.engine.v2 import scheduling
 from vllm_dflash.engine.v2.v2_workers import V2CPUWorker
 from vllm_dflash.planning import step
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.curves import Curve
+from vllm_dflash.planning.costs import Curve
 
 pytestmark = pytest.mark.usefixtures("runner")
 REQUESTS = 4

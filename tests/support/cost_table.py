@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, PositiveFloat, Valid
 
 from vllm_dflash.checkpoint.refusal import without_frame
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.curves import Curve
+from vllm_dflash.planning.costs import Curve
 
 
 def _ascending(points: dict[int, float]) -> dict[int, float]:

@@ -9,7 +9,7 @@ import numpy as np
 from vllm_dflash.engine.v1.length_policy import FixedLength, LengthPolicy
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.curves import Curve
+from vllm_dflash.planning.costs import Curve
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Predicted, Step, StepEstimate
 
@@ -186,7 +186,7 @@ class SteadyCosts(StepCosts):
     """Costs that stay what they are however long the machine takes, so decisions repeat."""
 
     def observe(self, step: Step) -> StepEstimate:
-        return self.estimate(step)
+        return StepCosts.of(self.records.copy()).observe(step)
 
 
 def steady_costs(max_requests: int) -> SteadyCosts:

@@ -7,23 +7,21 @@ storing context are a curve each.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.curves import (
-    CURVE,
-    LARGEST_SURPRISE,
-    Curve,
-    Record,
-    correct_curve,
-    seconds_at,
-)
 from vllm_dflash.planning.step import Step, StepEstimate, Work
 
 CURVE_RATE, LEVEL_RATE = 0.05, 0.15
+LARGEST_SURPRISE = 0.3
+"""A measured time counts as at most this much, relatively, off its prediction: a step that was
+interrupted, or met a batch size whose kernel had to be built, says nothing about the next."""
+FAR_SHARE = 0.15
+"""Part of a correction that reaches points far from the measured one: a machine that gets slower
+gets slower everywhere."""
 MIN_PROMPT_SHARE, LEAST_SHARE = 0.01, 0.1
 PROMPT_RATE = 1 / 32
 """Weight of the newest step in how often, and how many, prompt rows share a step."""
@@ -31,7 +29,11 @@ FAR_CONTEXT = 8192
 """Tokens of context of a request from which on attention explains most of a surprising time."""
 ATTENTION_RATE = 0.15
 
-MOST_OCTAVES = 24
+MOST_POINTS, MOST_OCTAVES = 64, 24
+CURVE = np.dtype(
+    [("num_points", "i8"), ("counts", "f8", (MOST_POINTS,)), ("seconds", "f8", (MOST_POINTS,))]
+)
+"""Counts, ascending, and their seconds, non-decreasing."""
 LEVEL = np.dtype(
     [("num_points", "i8"), ("seconds", "f8", (MOST_OCTAVES,)), ("seen", "f8", (MOST_OCTAVES,))]
 )
@@ -49,6 +51,9 @@ COSTS = np.dtype(
     ]
 )
 """All that is known; see `StepCosts`."""
+Record = Any
+"""An entry of such an array: one argument for all that is known, since each one costs a compiled
+function as much as some dozen points of a curve. Changes reach the array."""
 
 
 class Attention(NamedTuple):
@@ -63,6 +68,42 @@ class Attention(NamedTuple):
 
 
 NO_ATTENTION = Attention()
+
+
+@compiled
+def seconds_at(curve: Record, count: float) -> float:
+    """Between two points linear; beyond the last one the last slope goes on."""
+    counts, seconds = curve.counts, curve.seconds
+    if count <= counts[0]:
+        return seconds[0]
+    lower, upper = 0, curve.num_points - 1
+    while upper - lower > 1:
+        middle = (lower + upper) // 2
+        if counts[middle] <= count:
+            lower = middle
+        else:
+            upper = middle
+    slope = (seconds[upper] - seconds[lower]) / (counts[upper] - counts[lower])
+    return seconds[lower] + (count - counts[lower]) * slope
+
+
+@compiled
+def correct_curve(curve: Record, count: float, seconds: float, rate: float) -> None:
+    """Move the curve towards a measurement, most near its count."""
+    predicted = seconds_at(curve, count)
+    if predicted <= 0.0:
+        return
+    surprise = min(max(seconds / predicted - 1.0, -LARGEST_SURPRISE), LARGEST_SURPRISE)
+    octave = np.log2(max(count, 0.5))
+    nearest = np.inf
+    for point in range(curve.num_points):
+        nearest = min(nearest, abs(np.log2(max(curve.counts[point], 0.5)) - octave))
+    least = 0.0
+    for point in range(curve.num_points):
+        octaves = abs(np.log2(max(curve.counts[point], 0.5)) - octave)
+        share = max(FAR_SHARE, 1.0 - (octaves - nearest))
+        least = max(least, curve.seconds[point] * (1.0 + rate * share * surprise))
+        curve.seconds[point] = least
 
 
 @compiled
@@ -116,35 +157,32 @@ def target_seconds(
 
 @compiled
 def decoding_seconds(
-    costs: Record, num_requests: int, rows: float, context: float, reading: float
-) -> float:
-    """Seconds that decoding will take of the next step, as far as can be known; arguments as of
-    `target_seconds`.
+    records: Records, num_requests: int, context: float, rows: Floats, reading: Floats
+) -> Floats:
+    """Seconds that decoding will take of each of N steps, as far as can be known.
 
     Prompts have to be read in any case. In a step that they share, reading the weights is
     their cost, and decoding is charged only with what its rows add.
+
+    Args:
+        records: costs, [1].
+        num_requests: R, of all of the steps.
+        context: tokens of context of these.
+        rows: as of `target_seconds`, [N].
+        reading: the same, [N].
     """
-    alone = target_seconds(costs, num_requests, rows, context, reading)
+    costs, seconds = records[0], np.empty(len(rows))
     share, prompt_rows = costs.prompt_share, costs.prompt_rows
-    if share < MIN_PROMPT_SHARE:
-        return alone
-    added = seconds_at(costs.verify, rows + prompt_rows)
-    added -= seconds_at(costs.verify, prompt_rows)
-    added += costs.attention[0] * context + costs.attention[1] * reading
-    # A curve that is flat there says only that rows cost less than can be measured.
-    shared = min(max(added, LEAST_SHARE * alone), alone)
-    return alone + share * (shared - alone)
-
-
-@compiled
-def many_decoding_seconds(
-    costs: Record, num_requests: int, rows: Floats, context: float, mean_context: float
-) -> Floats:
-    """`decoding_seconds` for each number of rows, [N]; drafts stand behind a mean context."""
-    seconds = np.empty(len(rows))
+    of_prompts = seconds_at(costs.verify, prompt_rows)
     for number in range(len(rows)):
-        reading = (rows[number] - num_requests) * mean_context
-        seconds[number] = decoding_seconds(costs, num_requests, rows[number], context, reading)
+        alone = target_seconds(costs, num_requests, rows[number], context, reading[number])
+        seconds[number] = alone
+        if share >= MIN_PROMPT_SHARE:
+            added = seconds_at(costs.verify, rows[number] + prompt_rows) - of_prompts
+            added += costs.attention[0] * context + costs.attention[1] * reading[number]
+            # A curve that is flat there says only that rows cost less than can be measured.
+            shared = min(max(added, LEAST_SHARE * alone), alone)
+            seconds[number] += share * (shared - alone)
     return seconds
 
 
@@ -155,66 +193,92 @@ def block_seconds(costs: Record, rows: float, context: float) -> float:
 
 
 @compiled
-def estimate_of(costs: Record, work: Work) -> StepEstimate:
-    """What a step of so much work is expected to take."""
-    count, context = work.num_requests, work.context
-    return StepEstimate(
-        target_seconds(costs, count, work.rows, context, work.draft_context),
-        block_seconds(costs, work.draft_rows, work.block_context),
-        seconds_at(costs.context, work.context_rows) if work.context_rows else 0.0,
-        target_seconds(costs, count, float(count), context, 0.0),
-    )
+def learn_costs(records: Records, work: Work) -> StepEstimate:
+    """Learn from a step, or from the mean of several that were alike; costs: [1].
 
-
-@compiled
-def learn_costs(
-    records: Records, work: Work, target: float, drafting: float, storing: float, steps: int
-) -> StepEstimate:
-    """Learn from alike steps of so much work each, and their mean seconds in three parts.
-
-    Returns what was expected of them.
+    Returns what was expected of it.
     """
-    costs, attention = records[0], records[0].attention
-    estimate = estimate_of(costs, work)
-    bound = LARGEST_SURPRISE * estimate.target_seconds
-    surprise = min(max(target - estimate.target_seconds, -bound), bound)
+    costs, attention, count = records[0], records[0].attention, work.num_requests
+    context, reading = work.context, work.draft_context
+    expected = target_seconds(costs, count, work.rows, context, reading)
+    drafting = block_seconds(costs, work.draft_rows, work.block_context)
+    storing = seconds_at(costs.context, work.context_rows) if work.context_rows else 0.0
+    plain = target_seconds(costs, count, float(count), context, 0.0)
+    bound = LARGEST_SURPRISE * expected
+    surprise = min(max(work.target_seconds - expected, -bound), bound)
     # The longer the contexts are, the more of what surprises is taken to be attention's.
-    far = (work.context / (work.num_requests * FAR_CONTEXT)) ** 2
-    draft_far = (work.draft_context / (work.num_requests * FAR_CONTEXT)) ** 2
+    far = (context / (count * FAR_CONTEXT)) ** 2
+    draft_far = (reading / (count * FAR_CONTEXT)) ** 2
     parts = 1.0 + far + draft_far
-    if work.context:
-        change = ATTENTION_RATE * surprise * far / parts / work.context
+    if context:
+        change = ATTENTION_RATE * surprise * far / parts / context
         attention[0] = max(attention[0] + change, 0.0)
-    if work.draft_context:
-        change = ATTENTION_RATE * surprise * draft_far / parts / work.draft_context
+    if reading:
+        change = ATTENTION_RATE * surprise * draft_far / parts / reading
         attention[1] = max(attention[1] + change, 0.0)
     surprise /= parts
     # Until undrafted steps were seen, what surprises is taken to be in those as well.
-    is_plain_known = costs.plain_level.seen[round(np.log2(work.num_requests))] > 0
-    if work.rows > work.num_requests and is_plain_known:
-        correct_level(costs.verify_level, work.num_requests, surprise, steps)
+    is_plain_known = costs.plain_level.seen[round(np.log2(count))] > 0
+    if work.rows > count and is_plain_known:
+        correct_level(costs.verify_level, count, surprise, work.count)
     else:
-        correct_level(costs.plain_level, work.num_requests, surprise, steps)
+        correct_level(costs.plain_level, count, surprise, work.count)
     forward = seconds_at(costs.verify, work.rows)
-    rate = 1.0 - (1.0 - CURVE_RATE) ** steps  # goes as far as so many corrections, one by one
+    rate = 1.0 - (1.0 - CURVE_RATE) ** work.count  # as far as so many corrections, one by one
     correct_curve(costs.verify, work.rows, forward + surprise, rate)
     if work.draft_rows:
         curve = seconds_at(costs.draft, work.draft_rows)
-        bound = LARGEST_SURPRISE * estimate.draft_seconds
-        surprise = min(max(drafting - estimate.draft_seconds, -bound), bound)
-        far = (work.block_context / (work.num_requests * FAR_CONTEXT)) ** 2
+        bound = LARGEST_SURPRISE * drafting
+        surprise = min(max(work.draft_seconds - drafting, -bound), bound)
+        far = (work.block_context / (count * FAR_CONTEXT)) ** 2
         if work.block_context:
             change = ATTENTION_RATE * surprise * far / (1.0 + far) / work.block_context
             attention[2] = max(attention[2] + change, 0.0)
         correct_curve(costs.draft, work.draft_rows, curve + surprise / (1.0 + far), LEVEL_RATE)
     if work.context_rows:
-        correct_curve(costs.context, work.context_rows, storing, LEVEL_RATE)
-    return estimate
+        correct_curve(costs.context, work.context_rows, work.context_seconds, LEVEL_RATE)
+    return StepEstimate(expected, drafting, storing, plain)
 
 
 def num_octaves(max_requests: int) -> int:
     """Points of a level: 1, 2, 4, ... requests."""
     return int(np.ceil(np.log2(max(max_requests, 2)))) + 1
+
+
+class Curve:
+    """Seconds against a count: piecewise linear, non-decreasing, corrected where it is used."""
+
+    def __init__(self, counts: Ints | Floats, seconds: Floats) -> None:
+        """Start from measured points; counts ascending, at least two."""
+        self.records = np.zeros(1, CURVE)
+        self.records["num_points"] = len(counts)
+        self.counts[:] = counts
+        self.seconds[:] = np.maximum.accumulate(seconds)
+
+    @classmethod
+    def of(cls, records: Records) -> Curve:
+        """The curve in an array of one."""
+        curve = cls.__new__(cls)
+        curve.records = records
+        return curve
+
+    @property
+    def counts(self) -> Floats:
+        """[P]."""
+        return self.records["counts"][0, : self.records["num_points"][0]]
+
+    @property
+    def seconds(self) -> Floats:
+        """[P]."""
+        return self.records["seconds"][0, : self.records["num_points"][0]]
+
+    def at(self, counts: Ints | Floats | float) -> Floats:
+        """Seconds for each count; beyond the last point the last slope goes on."""
+        known, seconds = self.counts, self.seconds
+        wanted = np.maximum(counts, known[0])
+        lower = np.minimum(np.searchsorted(known, wanted, side="right"), len(known) - 1) - 1
+        slopes = (seconds[lower + 1] - seconds[lower]) / (known[lower + 1] - known[lower])
+        return seconds[lower] + (wanted - known[lower]) * slopes
 
 
 class StepCosts:
@@ -275,38 +339,33 @@ class StepCosts:
     def decoding(
         self,
         num_requests: int,
-        num_rows: Ints | Floats,
+        rows: Ints | Floats,
         context: float = 0.0,
-        mean_context: float = 0.0,
+        reading: Floats | float = 0.0,
     ) -> Floats:
-        """Seconds that decoding will take of the next step, for each number of target rows, [N].
+        """Seconds that decoding will take of the next step, [N].
 
         Args:
             num_requests: R.
-            num_rows: one for each request, and the drafts to verify.
+            rows: of the target: one for each request, and the drafts to verify, [N].
             context: tokens of context of all requests.
-            mean_context: of a request whose drafts are verified.
+            reading: tokens of context before each draft, summed up, [N].
         """
-        rows = np.asarray(num_rows, dtype=np.float64)
-        return many_decoding_seconds(self.records[0], num_requests, rows, context, mean_context)
+        rows = np.asarray(rows, np.float64)
+        read = np.zeros(len(rows)) + reading
+        return decoding_seconds(self.records, num_requests, float(context), rows, read)
 
     def plain(self, num_requests: int, context: float = 0.0) -> float:
         """Seconds of decoding in a step that verifies nothing; its context can wait."""
-        rows, context = float(num_requests), float(context)
-        return decoding_seconds(self.records[0], num_requests, rows, context, 0.0)
+        return float(self.decoding(num_requests, np.array([num_requests]), context)[0])
 
     def block(self, rows: float, context: float = 0.0) -> float:
         """Seconds of drafting blocks of so many rows."""
         return block_seconds(self.records[0], float(rows), float(context))
 
-    def estimate(self, step: Step) -> StepEstimate:
-        """What a step that did as much as this one is expected to take."""
-        return estimate_of(self.records[0], step.work())
-
     def observe(self, step: Step) -> StepEstimate:
         """Learn from a measured step of decoding alone; returns what was expected of it."""
-        seconds = step.target_seconds, step.draft_seconds, step.context_seconds
-        return learn_costs(self.records, step.work(), *seconds, step.count)
+        return learn_costs(self.records, step.work())
 
     def observe_batch(self, prompt_rows: int) -> None:
         """Learn how many rows of a step belonged to prompts."""

@@ -18,8 +18,7 @@ import numpy as np
 from vllm_dflash.planning.ahead import BLOCK, TEXT, AheadPlanner, Outcomes
 from vllm_dflash.planning.budget import Load, best_budget
 from vllm_dflash.planning.compiled import FOLDER
-from vllm_dflash.planning.costs import Attention, StepCosts
-from vllm_dflash.planning.curves import Curve
+from vllm_dflash.planning.costs import Attention, Curve, StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.texts import SuffixMatches, append_tokens

@@ -67,7 +67,10 @@ class Predicted(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a step had to do; rows, and the tokens of context that attention read for them."""
+    """What a step had to do, and what it took; see `Step`.
+
+    Rows, and the tokens of context that attention read for them.
+    """
 
     num_requests: int
     rows: float
@@ -82,6 +85,11 @@ class Work(NamedTuple):
     """Of the requests that were drafted."""
     context_rows: float
     """That were stored."""
+    target_seconds: float
+    draft_seconds: float
+    context_seconds: float
+    count: int
+    """Steps that it is the mean of."""
 
 
 class StepEstimate(NamedTuple):
@@ -192,6 +200,10 @@ class Step:
             float(self.draft_rows),
             float(lens[: len(drafted)] @ drafted) if self.draft_rows else 0.0,
             float(self.context_rows),
+            float(self.target_seconds),
+            float(self.draft_seconds),
+            float(self.context_seconds),
+            self.count,
         )
 
     @contextmanager
@@ -203,3 +215,35 @@ class Step:
             yield
         finally:
             setattr(self, name, getattr(self, name) + time.perf_counter() - started)
+
+
+NOBODY: Ints = np.zeros(0, dtype=np.int64)
+
+
+class RequestRows:
+    """A row number for every running request, so that what is known of them can be arrays."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._row_of: dict[str, int] = {}
+        self._free = list(range(num_rows))
+        self._last: tuple[Sequence[str], Ints] = ((), NOBODY)
+
+    def of(self, ids: Sequence[str]) -> tuple[Ints, Ints]:
+        """Rows of the requests in the batch, [R], and which of those rows are new requests'.
+
+        Requests that are not in the batch lose their rows when rows run out.
+        """
+        last_ids, last_rows = self._last
+        if ids == last_ids:
+            return last_rows, NOBODY
+        row_of = self._row_of
+        unknown = [name for name in ids if name not in row_of]
+        if len(unknown) > len(self._free):
+            for name in row_of.keys() - set(ids):
+                self._free.append(row_of.pop(name))
+        for name in unknown:
+            row_of[name] = self._free.pop()
+        rows = np.fromiter((row_of[name] for name in ids), np.int64)
+        fresh = np.fromiter((row_of[name] for name in unknown), np.int64)
+        self._last = (ids, rows)
+        return rows, fresh

@@ -6,7 +6,7 @@ import pytest
 from support.levels import Level, correct
 from support.planner_world import curve, straight_costs
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.curves import Curve
+from vllm_dflash.planning.costs import Curve
 from vllm_dflash.planning.step import Step
 
 
