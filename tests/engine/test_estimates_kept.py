@@ -62,7 +62,7 @@ def test_the_second_start_recalls_the_first(
     assert any(f"goes to {path}" in line for line in first)
     written = json.loads(path.read_text())["estimates"]
     known = Estimates.from_dict(written, MAX_DRAFT, REQUESTS)
-    assert known.seen.sum() > 0
+    assert known.blocks[0].sum() > 0
     assert known.costs.records != profiled().records
 
     def no_profile(*_: Any) -> None:

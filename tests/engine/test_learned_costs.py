@@ -31,8 +31,7 @@ from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2 import scheduling
 from vllm_dflash.engine.v2.v2_workers import V2CPUWorker
 from vllm_dflash.planning import step
-from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.costs import Curve
+from vllm_dflash.planning.costs import Curve, StepCosts
 
 pytestmark = pytest.mark.usefixtures("runner")
 REQUESTS = 4

@@ -9,8 +9,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, PositiveFloat, ValidationError
 
 from vllm_dflash.checkpoint.refusal import without_frame
-from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.costs import Curve
+from vllm_dflash.planning.costs import Curve, StepCosts
 
 
 def _ascending(points: dict[int, float]) -> dict[int, float]:

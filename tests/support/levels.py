@@ -5,13 +5,24 @@ from __future__ import annotations
 import numpy as np
 
 from support.planner_world import straight
-from vllm_dflash.planning.costs import CURVE_RATE, StepCosts, correct_level
-from vllm_dflash.planning.costs import Curve, correct_curve
+from vllm_dflash.planning.costs import (
+    CURVE_RATE,
+    Curve,
+    StepCosts,
+    correct_curve,
+    correct_level,
+)
+from vllm_dflash.planning.step import Step, StepEstimate
 
 
 def correct(curve: Curve, count: float, seconds: float, rate: float = CURVE_RATE) -> None:
     """Towards a measurement."""
     correct_curve(curve.records[0], float(count), float(seconds), rate)
+
+
+def estimate_of(costs: StepCosts, step: Step) -> StepEstimate:
+    """What a step that did as much as this one is expected to take."""
+    return StepCosts.of(costs.records.copy()).observe(step)
 
 
 class Level:

@@ -8,8 +8,7 @@ import numpy as np
 
 from vllm_dflash.engine.v1.length_policy import FixedLength, LengthPolicy
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.costs import Curve
+from vllm_dflash.planning.costs import Curve, StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Predicted, Step, StepEstimate
 

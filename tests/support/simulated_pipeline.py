@@ -182,7 +182,7 @@ class Pipeline:
         ready = max(self.clock.now, self._device_free) + self._target_seconds(scheduled, verified)
         self._device_free = ready
         if directed.runs_block:
-            seconds = self.draft.at(self.num_requests * (1 + self.drafts.width))
+            seconds = float(self.draft.at(self.num_requests * (1 + self.drafts.width)))
             seconds += self.attention.block * context.sum()
             self._device_free += seconds * self._noise()
         self._under_way.append((scheduled, verified, ended, ready))
@@ -191,7 +191,7 @@ class Pipeline:
 
     def _target_seconds(self, scheduled: Scheduled, verified: Verified) -> float:
         admitted, given = verified.admitted, scheduled.given
-        seconds = self.verify.at(int(scheduled.others.sum() + admitted.sum()))
+        seconds = float(self.verify.at(int(scheduled.others.sum() + admitted.sum())))
         seconds += self.attention.plain * scheduled.context.sum()
         seconds += self.attention.draft * (scheduled.context * admitted).sum()
         if self.captured is not None and (scheduled.others == 1).all():

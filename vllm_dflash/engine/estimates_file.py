@@ -26,7 +26,7 @@ from vllm_dflash.engine.agreement import agreed_estimates
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.planning.estimates import Estimates, EstimatesError
 
-SCHEMA = 3
+SCHEMA = 4
 """To be raised when what is kept, or what it means, changes."""
 INTERVAL = 60.0
 """Seconds between two times of writing."""

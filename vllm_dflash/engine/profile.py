@@ -13,8 +13,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_dflash.engine.block_layout import block_inputs
-from vllm_dflash.planning.costs import Attention, StepCosts
-from vllm_dflash.planning.costs import Curve
+from vllm_dflash.planning.costs import Attention, Curve, StepCosts
 
 SECONDS_PER_CURVE = 2.0
 """A curve is profiled up to where this is used up; beyond, its last slope goes on."""

@@ -114,6 +114,8 @@ class Expected(NamedTuple):
     nothing."""
     curves: Floats
     """Survival of their drafts, [R, K]."""
+    gain: Floats
+    """Of those, how many first ones are accepted in the mean, [R, K]."""
     groups: Ints
     """By the forecast, of those who get a block; -1: its text's drafts, [R]."""
     runs_block: bool = False
@@ -127,7 +129,7 @@ class AheadPlanner(LearningPlanner):
         """See `LearningPlanner`; with `looks_up`, texts may give the drafts, up to K as well."""
         super().__init__(max_draft, max_requests, max_draft)
         self.looks_up = looks_up
-        self.is_started = False
+        self.is_started = self.trims = False
         self.speedup = 1.0
         """Expected rate against plain decoding, with what was planned last."""
         self.probes = ProbeSchedule(LEAST_PROBED)
@@ -186,7 +188,7 @@ class AheadPlanner(LearningPlanner):
         texts, nobody = self.promises[rows], np.full(count, -1)
         chosen = Ahead(np.zeros(count, np.int64), rate=plain)
         best = chosen
-        of_texts = Expected(limits, context_lens, least, texts, nobody)
+        of_texts = Expected(limits, context_lens, least, texts, texts.cumsum(axis=1), nobody)
         if self.looks_up and texts[:, 0].any():
             best = self._best(of_texts)
         blocks = self._best(self._with_a_block(of_texts, self.forecast.scores(rows)))
@@ -207,10 +209,13 @@ class AheadPlanner(LearningPlanner):
         summary, rows = self.forecast.summary, len(scores) * (1 + self.max_draft)
         groups = (scores[:, None] < summary.least_score[:-1]).sum(axis=1)
         gain = summary.gain[groups, 0]  # [R, K]
-        is_text = expected.curves.sum(axis=1) > gain[:, -1]
+        curves = gain.copy()
+        curves[:, 1:] -= gain[:, :-1]
+        is_text = (expected.gain[:, -1] > gain[:, -1])[:, None]
         return expected._replace(
-            curves=np.where(is_text[:, None], expected.curves, np.diff(gain, axis=1, prepend=0.0)),
-            groups=np.where(is_text, -1, groups),
+            curves=np.where(is_text, expected.curves, curves),
+            gain=np.where(is_text, expected.gain, gain),
+            groups=np.where(is_text[:, 0], -1, groups),
             runs_block=True,
             block_seconds=self.costs.block(rows, float(expected.context_lens.sum())),
         )
@@ -221,7 +226,7 @@ class AheadPlanner(LearningPlanner):
 
     def _best_trimmed(self, expected: Expected) -> Ahead:
         """Where the device drops drafts: all that survive less than the best of T thresholds."""
-        limits, context_lens, least, curves, groups, *_ = expected
+        limits, context_lens, least, curves, _, groups, *_ = expected
         worth = np.minimum((curves > least[:, None]).sum(axis=1), limits)
         lengths = np.where(least > 0.0, worth, limits)
         within = np.arange(self.max_draft) < worth[:, None]
@@ -241,16 +246,15 @@ class AheadPlanner(LearningPlanner):
     def _best_given(self, expected: Expected) -> Ahead:
         """Where drafts are verified as they are given: as many of each request, or those that
         survive a threshold."""
-        limits, context_lens, least, curves, *_ = expected
+        limits, context_lens, least, curves, gain, *_ = expected
         is_worth = curves > np.maximum(least, LEAST_SURVIVAL)[:, None]
         survive = (is_worth & (curves >= THRESHOLDS[:, None, None])).sum(axis=2)  # [T, R]
         lengths = np.concatenate([np.minimum(one, limits) for one in (self._alike, survive)])
-        tokens = np.pad(curves.cumsum(axis=1), ((0, 0), (1, 0)))
-        gain = tokens[np.arange(len(limits)), lengths].sum(axis=1)  # of N steps
+        tokens = (gain[np.arange(len(limits)), lengths - 1] * (lengths > 0)).sum(axis=1)
         first = lengths[:, :1]
         is_alike = (lengths == first).all(axis=1) & ((first == self._alike.T) | (first == 0)).any(1)
         ragged = self._ragged_seconds * ~is_alike
-        rates = self._rates(expected, lengths.sum(axis=1), gain, lengths @ context_lens, ragged)
+        rates = self._rates(expected, lengths.sum(axis=1), tokens, lengths @ context_lens, ragged)
         best = int(rates.argmax())
         return Ahead(lengths[best], expected.runs_block, rate=float(rates[best]))
 

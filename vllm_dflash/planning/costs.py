@@ -220,11 +220,11 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
     # Until undrafted steps were seen, what surprises is taken to be in those as well.
     is_plain_known = costs.plain_level.seen[round(np.log2(count))] > 0
     if work.rows > count and is_plain_known:
-        correct_level(costs.verify_level, count, surprise, work.count)
+        correct_level(costs.verify_level, count, surprise, work.num_steps)
     else:
-        correct_level(costs.plain_level, count, surprise, work.count)
+        correct_level(costs.plain_level, count, surprise, work.num_steps)
     forward = seconds_at(costs.verify, work.rows)
-    rate = 1.0 - (1.0 - CURVE_RATE) ** work.count  # as far as so many corrections, one by one
+    rate = 1.0 - (1.0 - CURVE_RATE) ** work.num_steps  # as far as so many corrections, one by one
     correct_curve(costs.verify, work.rows, forward + surprise, rate)
     if work.draft_rows:
         curve = seconds_at(costs.draft, work.draft_rows)

@@ -29,15 +29,7 @@ from vllm_dflash.planning.chances import (
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
-from vllm_dflash.planning.search import (
-    Batch,
-    Choice,
-    Drafts,
-    Terms,
-    Undrafted,
-    best_step,
-    choose_lengths,
-)
+from vllm_dflash.planning.search import Batch, Choice, Drafts, best_step, choose_lengths
 from vllm_dflash.planning.step import Plan, RequestRows, Step, StepEstimate
 
 MARGIN = 1.01
@@ -168,12 +160,12 @@ class Planner(LearningPlanner):
         scores = step.limits * 0.0 if step.is_resting else self.forecast.scores(rows)
         batch = Batch(scores, step.limits, step.waiting, step.context_lens, texts)
         most = 0 if rests else self.max_draft
-        undrafted, best = best_step(self.costs.records, batch, self.forecast.summary, most)
-        self._row_seconds = undrafted.row_seconds
-        rate, plain_rate = undrafted.rate, undrafted.plain_rate
+        best = best_step(self.costs.records, batch, self.forecast.summary, most)
+        self._row_seconds = best.row_seconds
+        rate, plain_rate = best.undrafted_rate, best.plain_rate
         uses_text, speedup = rate > plain_rate, rate / plain_rate
         resting = Plan.nothing(step.num_requests, rate, speedup=speedup, uses_text=uses_text)
-        return resting if rests else self._weigh(step, resting, undrafted, best)
+        return resting if rests else self._weigh(step, resting, best)
 
     def _expect_texts(self, rows: Ints, step: Step) -> Floats:
         """Survival of what texts predict, [R, F], or of nobody, [0, F]."""
@@ -185,24 +177,24 @@ class Planner(LearningPlanner):
             return self._text_curves[:0]
         return expect_texts(self.texts, rows, predicted.matches, predicted.lengths)
 
-    def _weigh(self, step: Step, resting: Plan, undrafted: Undrafted, best: Choice) -> Plan:
+    def _weigh(self, step: Step, resting: Plan, best: Choice) -> Plan:
         """The best choice if it pays, and else a probe from time to time."""
         rate, uses_text = best.rate, len(self._text_curves) > 0
-        gain, speedup = rate / undrafted.rate, rate / undrafted.plain_rate
+        gain, speedup = rate / best.undrafted_rate, rate / best.plain_rate
         if gain > MARGIN:
             self.probes.restart()
             return Plan(best.drafted, best.width, rate, speedup=speedup, uses_text=uses_text)
         skip_steps = CLOSE_SKIP_STEPS if gain > CLOSE else SKIP_STEPS
         # A prompt may end with the next step, and another request can be drafted then. And free
         # drafts that are better than the drafter's may be gone by then.
-        is_displaced = resting.uses_text and rate > MARGIN * undrafted.plain_rate
+        is_displaced = resting.uses_text and rate > MARGIN * best.plain_rate
         if is_displaced or not step.decoding.all():
             skip_steps = 0
         probe, seconds = self._cheapest_probe(step)
         # What the best plan loses if it is right; and a probe catches up for itself alone.
-        lost = best.tokens / rate - best.tokens / undrafted.rate
+        lost = best.tokens / rate - best.tokens / best.undrafted_rate
         lost += float(self.costs.context.at(step.waiting[best.drafted].sum()))
-        undrafted_seconds = (1 + skip_steps) * undrafted.plain_seconds
+        undrafted_seconds = (1 + skip_steps) * best.plain_seconds
         self._probe_charge = min(lost, seconds)
         if not self.probes.is_due(undrafted_seconds, self._probe_charge, is_close=gain > CLOSE):
             return replace(resting, skip_steps=skip_steps)
@@ -249,9 +241,12 @@ class Planner(LearningPlanner):
             if step.agreed.any():
                 matches = predicted.matches + AGREEMENT * step.agreed
                 texts = expect_texts(self.texts, rows, matches, predicted.lengths)
-        drafts = Drafts(curves, plan.drafted, step.limits, texts, step.context_lens)
-        terms = Terms(plan.price, plan.price * self._row_seconds, plan.least, plan.is_probe)
-        of_blocks, of_texts = choose_lengths(self.costs.records, drafts, terms)
+        row_worth = plan.price * self._row_seconds
+        drafts = Drafts(
+            *(curves, plan.drafted, step.limits, texts, step.context_lens),
+            *(plan.price, row_worth, plan.least, plan.is_probe),
+        )
+        of_blocks, of_texts = choose_lengths(self.costs.records, drafts)
         step.from_text = of_texts > 0
         self.blocks.num_verified[rows] = of_blocks
         self.texts.num_verified[rows] = of_texts

@@ -35,20 +35,8 @@ class Batch(NamedTuple):
     """Survival of what the text of each predicts, [R, F]; of nobody, [0, F]."""
 
 
-class Undrafted(NamedTuple):
-    """The best step in which nobody is drafted."""
-
-    rate: float
-    """Tokens per second."""
-    plain_rate: float
-    """The same, if it verifies nothing."""
-    plain_seconds: float
-    row_seconds: float
-    """What one more row takes."""
-
-
 class Choice(NamedTuple):
-    """The requests and the width that promise the best rate."""
+    """The best step in which anybody is drafted, and the best in which nobody is."""
 
     drafted: Bools
     """[R]."""
@@ -58,6 +46,13 @@ class Choice(NamedTuple):
     """Tokens per second."""
     tokens: float
     """Expected of the step."""
+    undrafted_rate: float
+    """Tokens per second, of what texts predict as well."""
+    plain_rate: float
+    """The same, if nothing is verified."""
+    plain_seconds: float
+    row_seconds: float
+    """What one more row takes where nobody is drafted."""
 
 
 @compiled
@@ -76,40 +71,42 @@ def text_outcomes(texts: Floats) -> Floats:
 
 
 @compiled
-def worth_drafting(
-    costs: Record, batch: Batch, groups: Ints, summary: Summary, undrafted: Undrafted
-) -> Bools:
-    """Whose drafts bring more than attention over its context takes, and than its text does, [R].
+def drafted_groups(
+    costs: Record, batch: Batch, summary: Summary, price: float, row_seconds: float
+) -> Ints:
+    """Each request's group by the forecast; -1: who should not be drafted, whatever others do, [R].
 
     Drafting makes attention dearer, the more so the longer the context is. A request that loses by
     that alone at the price of a step without the drafter, and there is no lower one, is not
-    drafted, whatever the others do. Nor is one whose free drafts bring as much.
+    drafted. Nor is one whose free drafts bring as much. Where that is everybody, all are tried.
     """
-    worth = batch.limits > 0
-    row_worth = undrafted.rate * undrafted.row_seconds
-    for request in range(len(worth)):
-        if not worth[request]:
-            continue
-        text = 0.0
+    groups, is_worth = np.zeros(len(batch.limits), np.int64), np.zeros(len(batch.limits), np.bool_)
+    any_worth = False
+    for request in range(len(groups)):
+        group, text = 0, 0.0
+        while batch.scores[request] < summary.least_score[group]:
+            group += 1
+        groups[request] = group if batch.limits[request] else -1
         if len(batch.texts):
             for survival in batch.texts[request]:
-                text += max(survival - row_worth, 0.0)
-        reading = undrafted.rate * batch.context_lens[request]
-        draft_price = costs.attention[1] * reading + (row_worth if text else 0.0)
-        kept, gain, best = summary.kept[groups[request]], summary.gain[groups[request]], -np.inf
+                text += max(survival - price * row_seconds, 0.0)
+        reading = price * batch.context_lens[request]
+        draft_price = costs.attention[1] * reading + (price * row_seconds if text else 0.0)
+        kept, gain, best = summary.kept[group], summary.gain[group], -np.inf
         for threshold in range(kept.shape[0]):
             for width in range(kept.shape[1]):
                 best = max(best, gain[threshold, width] - draft_price * kept[threshold, width])
-        worth[request] = best - costs.attention[2] * reading > text
-    return worth
+        is_worth[request] = groups[request] >= 0 and best - costs.attention[2] * reading > text
+        any_worth |= is_worth[request]
+    for request in range(len(groups) if any_worth else 0):
+        if not is_worth[request]:
+            groups[request] = -1
+    return groups
 
 
 @compiled
-def best_step(
-    records: Records, batch: Batch, summary: Summary, max_draft: int
-) -> tuple[Undrafted, Choice]:
-    """The best step in which nobody is drafted, and the best in which anybody is: all groups,
-    thresholds and widths of a forecast are tried.
+def best_step(records: Records, batch: Batch, summary: Summary, max_draft: int) -> Choice:
+    """All groups, thresholds and widths of a forecast are tried, and nobody.
 
     Args:
         records: costs, [1].
@@ -117,9 +114,8 @@ def best_step(
         summary: of recent blocks.
         max_draft: drafts of a block; 0: the drafter rests.
     """
-    costs, (scores, limits, waiting, context_lens, texts) = records[0], batch
-    num_requests, num_thresholds, num_groups = len(limits), len(THRESHOLDS), len(summary.kept)
-    context = 0.0
+    costs, (_, limits, waiting, context_lens, texts) = records[0], batch
+    num_requests, num_thresholds, context = len(limits), len(THRESHOLDS), 0.0
     for request in range(num_requests):
         context += context_lens[request]
     # Of texts, those who are not drafted: drafts kept, gained, and the context read for them.
@@ -142,36 +138,27 @@ def best_step(
         if rate > undrafted_rate:
             undrafted_rate, best_rows = rate, rows[1 + threshold]
     row = seconds_at(costs.verify, best_rows + 1.0) - seconds_at(costs.verify, best_rows)
-    undrafted = Undrafted(undrafted_rate, plain_rate, seconds[0], max(row, 0.0))
+    row, plain_seconds = max(row, 0.0), seconds[0]
 
-    drafted, chosen = np.zeros(num_requests, np.bool_), np.zeros(num_requests, np.bool_)
-    groups, able = np.zeros(num_requests, np.int64), limits > 0
-    best_width, best_rate, best_tokens = 0, -np.inf, 0.0
-    if not max_draft:
-        return undrafted, Choice(chosen, best_width, best_rate, best_tokens)
-    for request in range(num_requests):
-        while scores[request] < summary.least_score[groups[request]]:
-            groups[request] += 1
-    if len(texts) or costs.attention[1] > 0.0 or costs.attention[2] > 0.0:
-        worth = worth_drafting(costs, batch, groups, summary, undrafted)
-        if worth.any():
-            able = worth
+    chosen, best_width, best_rate, best_tokens = np.zeros(num_requests, np.bool_), 0, -np.inf, 0.0
+    groups = np.full(num_requests, -1)
+    if max_draft:
+        groups = drafted_groups(costs, batch, summary, undrafted_rate, row)
     widest = num_able = num_waiting = 0
     for request in range(num_requests):
-        if able[request]:
+        if groups[request] >= 0:
             widest = max(widest, min(limits[request], max_draft))
             num_able += 1
             num_waiting += waiting[request]
     # What is behind has to be caught up with once, and then pays for many steps.
     rows_to_store = 1 + num_waiting / max(num_able, 1) / CATCH_UP_STEPS
-    size, count, block_context = num_thresholds * widest, 0, 0.0
-    kept, gain = np.zeros(size), np.zeros(size)  # of all who are drafted, width by width
-    rows, reading = np.zeros(size), np.zeros(size)
-    for group in range(num_groups):  # the best ones first
+    num_kept, count, block_context = summary.kept.shape[1], 0, 0.0
+    num_steps = num_kept * widest
+    kept, gain, rows, reading = np.zeros((4, num_steps))  # width by width
+    for group in range(len(summary.kept)):  # the best ones first
         members = 0
         for request in range(num_requests):
-            if able[request] and groups[request] == group:
-                drafted[request] = True
+            if groups[request] == group:
                 members += 1
                 block_context += context_lens[request]
                 for threshold in range(num_thresholds if len(texts) else 0):
@@ -182,28 +169,30 @@ def best_step(
         count += members
         if not count:
             continue
-        for step in range(size):
-            width, threshold = step // num_thresholds, step % num_thresholds
+        for step in range(num_steps):
+            width, threshold = step // num_kept, step % num_kept
             kept[step] += members * summary.kept[group, threshold, width]
             gain[step] += members * summary.gain[group, threshold, width]
             rows[step] = num_requests + kept[step] + of_texts[0, threshold]
             reading[step] = kept[step] * (block_context / count) + of_texts[2, threshold]
         seconds = decoding_seconds(records, num_requests, context, rows, reading)
         storing = seconds_at(costs.context, count * rows_to_store)
-        for step in range(size):
-            width, threshold = step // num_thresholds + 1, step % num_thresholds
+        for step in range(num_steps):
+            width, threshold = step // num_kept + 1, step % num_kept
             drafting = block_seconds(costs, float(count * (1 + width)), block_context) + storing
             tokens = num_requests + gain[step] + of_texts[1, threshold]
             rate = tokens / (seconds[step] + drafting)
             if rate > best_rate:
                 best_width, best_rate, best_tokens = width, rate, tokens
                 for request in range(num_requests):
-                    chosen[request] = drafted[request]
-    return undrafted, Choice(chosen, best_width, best_rate, best_tokens)
+                    chosen[request] = 0 <= groups[request] <= group
+    return Choice(
+        chosen, best_width, best_rate, best_tokens, undrafted_rate, plain_rate, plain_seconds, row
+    )
 
 
 class Drafts(NamedTuple):
-    """What R requests could have verified."""
+    """What R requests could have verified, and what it must be worth."""
 
     blocks: Floats
     """Survival of the blocks of those who were drafted, [D, w]."""
@@ -215,11 +204,6 @@ class Drafts(NamedTuple):
     """Survival of what the text of each predicts, [R, F]; of nobody, [0, F]."""
     context_lens: Ints
     """Tokens of context of each, [R]."""
-
-
-class Terms(NamedTuple):
-    """What a draft must be worth."""
-
     price: float
     """Expected tokens a second is worth."""
     row_worth: float
@@ -271,19 +255,18 @@ def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> In
 
 
 @compiled
-def choose_lengths(records: Records, drafts: Drafts, terms: Terms) -> tuple[Ints, Ints]:
+def choose_lengths(records: Records, drafts: Drafts) -> tuple[Ints, Ints]:
     """Of each request's block and text take what is worth more, and cut it where it is not.
 
     Args:
         records: costs, [1].
         drafts: of R requests.
-        terms: for these.
 
     Returns:
         How many drafts of its block each is to have verified, and of its text, [R]; one of the two.
     """
     costs, num_requests, block, most = records[0], len(drafts.drafted), 0, 0
-    price, row_worth, least, is_probe = terms
+    price, row_worth = drafts.price, drafts.row_worth
     context, width = 0.0, max(drafts.blocks.shape[1], drafts.texts.shape[1])
     worth, limits = np.zeros((num_requests, width)), np.zeros(num_requests, np.int64)
     from_text = np.zeros(num_requests, np.bool_)
@@ -299,7 +282,7 @@ def choose_lengths(records: Records, drafts: Drafts, terms: Terms) -> tuple[Ints
             usable = min(drafts.limits[request], drafts.blocks.shape[1])
             for survival in drafts.blocks[block, :usable]:
                 block_value += max(survival - row_worth, 0.0)
-            if is_probe or not from_text[request] or text_value <= block_value:
+            if drafts.is_probe or not from_text[request] or text_value <= block_value:
                 curve, limits[request], from_text[request] = drafts.blocks[block], usable, False
             block += 1
         # What attention takes for a draft is its own; all else depends on how many there are.
@@ -318,5 +301,5 @@ def choose_lengths(records: Records, drafts: Drafts, terms: Terms) -> tuple[Ints
         if from_text[request]:
             texts[request] = lengths[request]
         elif drafts.drafted[request]:
-            blocks[request] = max(lengths[request], min(limits[request], least))
+            blocks[request] = max(lengths[request], min(limits[request], drafts.least))
     return blocks, texts

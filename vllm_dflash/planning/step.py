@@ -88,8 +88,8 @@ class Work(NamedTuple):
     target_seconds: float
     draft_seconds: float
     context_seconds: float
-    count: int
-    """Steps that it is the mean of."""
+    num_steps: int
+    """That it is the mean of."""
 
 
 class StepEstimate(NamedTuple):

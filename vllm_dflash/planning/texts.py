@@ -24,14 +24,8 @@ SHORTEST, LONGEST = 2, 32
 """Tokens of a match. A longer one is no surer."""
 MOST_PLACES = 64
 """That a look-up in a text compares."""
-BUCKETS = 4096
-"""Of pairs of tokens, in a text's index."""
-
-
-@compiled
-def bucket_of(first: int, second: int) -> int:
-    """Of a pair of tokens."""
-    return (first * 40503 + second) % BUCKETS
+BUCKETS, PAIR_FACTOR = 4096, 40503
+"""Of pairs of tokens, in a text's index: the first one times this, and the second one."""
 
 
 @compiled
@@ -46,7 +40,7 @@ def take_in(newest: Ints, before: Ints, text: Ints, start: int, end: int) -> Non
         end: tokens that are to be.
     """
     for place in range(max(start, 1), end):
-        bucket = bucket_of(text[place - 1], text[place])
+        bucket = (text[place - 1] * PAIR_FACTOR + text[place]) % BUCKETS
         before[place] = newest[bucket]
         newest[bucket] = place + 1
 
@@ -127,7 +121,7 @@ def look_up_recent(recent: RecentOutputs, wanted: Ints, end: int) -> tuple[int, 
     """Tokens that match the last ones of a text of so many, and where what followed them is."""
     if not recent.length[0] or end < SHORTEST_RECENT:
         return 0, 0
-    place = recent.newest[bucket_of(wanted[end - 2], wanted[end - 1])] - 1
+    place = recent.newest[(wanted[end - 2] * PAIR_FACTOR + wanted[end - 1]) % BUCKETS] - 1
     size, start = longest_match(recent.before, recent.text, place, wanted, end)
     if size < SHORTEST_RECENT or recent.text[start] == END:
         return 0, 0

@@ -126,7 +126,7 @@ def test_nothing_is_drafted_that_nobody_could_use(
 ) -> None:
     take_vllm_out(monkeypatch, 7)
     scheduler: Any = DFlashAsyncScheduler()
-    scheduler.planner.costs = straight_costs()
+    scheduler.planner.start(straight_costs(), range(8))
     names = [str(number) for number in range(len(requests))]
     monkeypatch.setattr(Scheduler, "requests", dict(zip(names, requests, strict=True)))
     asked = plans(monkeypatch, *[7] * len(requests))
@@ -180,8 +180,9 @@ def test_what_was_learned_comes_with_the_facts_and_is_kept_at_the_end(
     monkeypatch.setattr(estimates_file, "LEAST_STEPS", 2)
     monkeypatch.setattr(Scheduler, "shutdown", lambda _: None)
     seen = np.ones((7, len(CONFIDENCE_KNOTS)))
-    free = np.stack([seen, 0.9 * seen])
-    recalled = Estimates(profiled_costs(), seen, 0.1 * seen, np.zeros(2), free)
+    texts = np.stack([seen, 0.9 * seen])
+    blocks = np.stack([seen, 0.1 * seen])
+    recalled = Estimates(profiled_costs(), blocks, np.zeros(2), texts)
     file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"})
     scheduled, output = step({"a": 0}, {"a": 1})
     memory = Memory(file, recalled)
@@ -199,8 +200,8 @@ def test_what_was_learned_comes_with_the_facts_and_is_kept_at_the_end(
     kept = file.read(7, 64)
     assert kept is not None
     assert kept.to_dict() == scheduler.planner.estimates().to_dict()
-    assert kept.seen.sum() == pytest.approx(seen.sum() + 3, rel=0.01)
-    np.testing.assert_allclose(kept.free, free)
+    assert kept.blocks[0].sum() == pytest.approx(seen.sum() + 3, rel=0.01)
+    np.testing.assert_allclose(kept.texts, texts)
 
 
 def test_steps_behind_which_vllm_drafts_nothing(

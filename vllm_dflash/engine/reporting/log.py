@@ -8,8 +8,7 @@ from vllm.logger import init_logger
 
 from vllm_dflash import __version__
 from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.costs import Curve
+from vllm_dflash.planning.costs import Curve, StepCosts
 
 
 def logger() -> Logger:
