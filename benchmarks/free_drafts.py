@@ -27,7 +27,6 @@ from vllm_dflash.tools.bench.sides import LOOK_UPS, PLUGIN, make_sides, side_env
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineProcess
-from vllm_dflash.tools.engine_start import start as start_engine
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.tables import Table
 
@@ -47,23 +46,21 @@ class Sources:
     def draft_from(self, side: str) -> None:
         """By `SIDES`, or both with free drafts of so many tokens at most; what each has learned of
         drafts is kept."""
-        from vllm_dflash.engine.v1.length_policy import FixedLength
+        from vllm_dflash.engine.v1.host_step import FixedLength
         from vllm_dflash.planning.planner import Planner
 
         drafter = self.drafter
         if not hasattr(self, "sources"):
-            texts, planner = drafter.texts, drafter.lengths.policy
+            texts, planner = drafter.host.texts, drafter.host.policy
             blocks = Planner(drafter.width, drafter.max_batch_size, planner.costs)
             self.sources = {
                 BOTH: (texts, planner),
                 BLOCKS: (None, blocks),
                 PLAIN: (None, FixedLength(0)),
             }
-            self.most_free = texts.most
-        most = min(int(side), self.most_free) if side.isdigit() else self.most_free
-        drafter.texts, drafter.lengths.policy = self.sources[BOTH if side.isdigit() else side]
-        if drafter.texts is not None:
-            drafter.texts.most = most
+        most, host = drafter.options.most_free, drafter.host
+        drafter.most_free = min(int(side), most) if side.isdigit() else most
+        host.texts, host.policy = self.sources[BOTH if side.isdigit() else side]
 
 
 class SourcedAnswers(EngineAnswers):
@@ -72,11 +69,6 @@ class SourcedAnswers(EngineAnswers):
     def draft_from(self, side: str) -> None:
         """Of all workers."""
         self._engine.collective_rpc("draft_from", args=(side,))
-
-
-def start(**arguments: Any) -> EngineAnswers:
-    """In a process of its own; see `engine_start.start`."""
-    return SourcedAnswers(start_engine(**arguments)._engine)
 
 
 def main() -> None:
@@ -106,7 +98,7 @@ def main() -> None:
         ours = stack.enter_context(
             EngineProcess(
                 arguments.out / "engine.reporting.log",
-                start="free_drafts:start",
+                start="free_drafts:SourcedAnswers.start",
                 environment=side_environment(PLUGIN) | path | room,
                 speculative_config={"method": "dflash", "model": pair.drafter},
                 worker_extension_cls="free_drafts.Sources",

@@ -29,7 +29,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/lossless"))
     arguments = parser.parse_args()
     prompts = read_prompts(arguments.prompts, arguments.count)
-    sampling = {"temperature": 0.0, "max_tokens": arguments.tokens}
     engine: dict[str, Any] = {
         "model": str(arguments.pair / "target"),
         "dtype": "float32",
@@ -39,7 +38,7 @@ def main() -> None:
     engine |= {"disable_log_stats": False, "block_size": 32}
     without_ours = side_environment(NO_PLUGIN)
     with EngineProcess(arguments.out / "plain.log", environment=without_ours, **engine) as child:
-        expected = child.answers.generate(prompts=prompts, sampling=sampling)["token_ids"]
+        expected = child.answers.generate(prompts=prompts, tokens=arguments.tokens)["token_ids"]
     differing = 0
     settings = [(1, 64), (8, 48), (32, 64)]
     for concurrency, batched_tokens in track(settings, "Comparing"):
@@ -54,7 +53,7 @@ def main() -> None:
             enable_prefix_caching=True,
         ) as child:
             for attempt in ("cold", "cached prefixes"):
-                answer = child.answers.generate(prompts=prompts, sampling=sampling)
+                answer = child.answers.generate(prompts=prompts, tokens=arguments.tokens)
                 wrong = sum(
                     ours != plain for ours, plain in zip(answer["token_ids"], expected, strict=True)
                 )

@@ -25,7 +25,6 @@ from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLUGIN, side_environment
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineProcess
-from vllm_dflash.tools.engine_start import start as start_engine
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.tables import Table
 
@@ -48,7 +47,7 @@ class Switch:
             Planner.plan(planner, step)
             return Plan.nothing(step.num_requests, skip_steps=7)
 
-        planner = self.drafter.lengths.policy
+        planner = self.drafter.host.policy
         planner.plan = MethodType(Planner.plan if allowed else plan_for_nothing, planner)
 
 
@@ -58,11 +57,6 @@ class SwitchedAnswers(EngineAnswers):
     def let_draft(self, allowed: bool) -> None:
         """Of all workers."""
         self._engine.collective_rpc("let_draft", args=(allowed,))
-
-
-def start(**arguments: Any) -> EngineAnswers:
-    """In a process of its own; see `engine_start.start`."""
-    return SwitchedAnswers(start_engine(**arguments)._engine)
 
 
 def main() -> None:
@@ -98,7 +92,7 @@ def main() -> None:
         ours = stack.enter_context(
             EngineProcess(
                 arguments.out / "ours.log",
-                start="planning_cost:start",
+                start="planning_cost:SwitchedAnswers.start",
                 environment=side_environment(PLUGIN) | path,
                 speculative_config={"method": "dflash", "model": pair.drafter},
                 worker_extension_cls="planning_cost.Switch",

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.progress import track
 
-from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR
+from vllm_dflash.config.mode import CPU_RAY_EXECUTOR
 from vllm_dflash.tools.bench.sides import side_environment
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.engine_process import EngineProcess

@@ -11,6 +11,7 @@ prompt, forced upon the target, because it is too small to be told to copy.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -21,7 +22,6 @@ import torch
 from rich.progress import track
 from transformers import AutoTokenizer
 
-from vllm_dflash.model.reference_decoding import draft
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.tools.parity.oracle import Oracle
 from vllm_dflash.tools.prompts import read_prompts
@@ -95,6 +95,9 @@ def _edited(document: Sequence[int], random: np.random.Generator) -> list[int]:
 @torch.inference_mode()
 def _blocks(oracle: Oracle, prompt: list[int], tokens: list[int]) -> tuple[Ints, Floats]:
     """The blocks behind each of T tokens, and how sure the drafter is of them, [T, K] each."""
+    sys.path.insert(0, str(HERE.parent / "tests"))
+    from support.reference_decoding import draft
+
     _, features = oracle.text(prompt + tokens, oracle.drafter.spec.taps)
     width = oracle.drafter.spec.max_draft_tokens
     found = []

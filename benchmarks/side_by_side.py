@@ -57,7 +57,6 @@ def main() -> None:
         "native": (NO_PLUGIN, {"speculative_config": speculative}),
         "ours": (PLUGIN, {"speculative_config": speculative | {"draft_length": "fixed"}}),
     }
-    sampling = {"temperature": 0.0, "max_tokens": arguments.tokens, "ignore_eos": True}
     prompts = read_prompts(arguments.prompts, 200)
     measured = defaultdict(list)
     with ExitStack() as stack:
@@ -85,7 +84,11 @@ def main() -> None:
             for side, child in children.items():
                 before = child.answers.step_times() if side != "plain" else {}
                 answers = [
-                    child.answers.generate(prompts=chosen[i : i + concurrency], sampling=sampling)
+                    child.answers.generate(
+                        prompts=chosen[i : i + concurrency],
+                        tokens=arguments.tokens,
+                        ignore_eos=True,
+                    )
                     for i in range(0, count, concurrency)
                 ]
                 after = child.answers.step_times() if side != "plain" else {}

@@ -1,43 +1,39 @@
-"""The page of hooks: all that we attach to vLLM. Where, why, how, what would replace it.
+"""The page of hooks: all that we attach to vLLM. Where, why, what would replace it.
 
 `register` runs once in every vLLM process (entry point group `vllm.general_plugins`) and places
 hook 1. The others are placed only where `method: "dflash"` was selected and our code runs the
 drafter, so plain serving and other speculative methods run unmodified vLLM. (Hook 6 also where
-hook 1 cannot be placed, to refuse; hook 15 where a user names that executor.) The signatures we
-check are listed in `seams`, and checked, with the version, before a hook other than 1 is
-placed. This module imports nothing heavy: vLLM only logs an ImportError of a plugin, and would
-then silently run its own DFlash.
+hook 1 cannot be placed, to refuse; hook 14 where a user names that executor.) What we rely on is
+listed in `seams`, and checked, with the version, before a hook other than 1 is placed. This module
+imports nothing heavy: vLLM only logs an ImportError of a plugin, and would then silently run its
+own DFlash.
 
 Functions of vLLM that are wrapped:
 
  1. `EngineArgs.create_speculative_config` (here). The one place where `LLM(...)` and `vllm serve`
     pass the user's speculative config before any process starts, so a pair that does not fit can
     be refused and defaults filled in. Replaced by: a registry of speculative methods in vLLM.
- 2. `MultiprocExecutor.take_draft_token_ids` (`engine/drafts_in_output.py`). Drafts come with the
+ 2. `MultiprocExecutor.take_draft_token_ids` (`engine/scheduler.py`). Drafts come with the
     step's output, so the call for them is spared. Replaced by: drafts in `ModelRunnerOutput`.
 
-vLLM's own settings, which we fill in (`_select` here, `config/engine_settings.py`):
+vLLM's own settings, which we fill in (`_apply` here, `config/engine_settings.py`):
 
  3. `worker_cls`. Our worker puts our drafting code in place; a node without this package fails by
     name when it imports the class.
  4. `additional_config`. Carries the checked options to all workers, as one string; part of the
     compile cache's key.
  5. `scheduler_cls`, unless the user chose one. V1's takes the drafts that come with the output;
-    V2's plan each step's drafts. vLLM warns of all schedulers that are not its
-    own.
+    V2's plan each step's drafts.
  6. `ModelRegistry.register_model`, here and in workers. Our draft model stands for the
     architecture `DFlashDraftModel`. vLLM warns that it replaces its own.
  7. `distributed_executor_backend`, where it is "ray" (on CUDA, unless the older Ray executor of
     vLLM 0.32 is asked for). A subclass of vLLM's executor asks every node before a worker starts
     (`cluster/ray_executor.py`). Replaced by: a hook of vLLM's there.
- 8. The speculative config, without our own keys: method, `num_speculative_tokens` (on V1 more than
-    a block has, for free drafts) and `draft_tensor_parallel_size` where they were not given;
-    drafts that are always the likeliest token (`draft_sample_method`);
-    `disable_eagle_block_drop`, because our context is not shifted by a token, so that a prefix
-    hit keeps its last block (until vLLM 0.32 is dropped: 0.33 knows); on CUDA,
-    `num_speculative_tokens_per_batch_size`. Of that table only the draft lengths count, for which
-    vLLM captures graphs; our schedulers overrule what vLLM looks up by batch size. Replaced by: a
-    list of lengths to capture.
+ 8. The speculative config, without our own keys, and with what was not given: method, number of
+    drafts, drafter's ranks, drafts that are the likeliest token, the last block of a prefix kept
+    (until vLLM 0.32 is dropped: 0.33 knows); on CUDA a table of draft lengths, for which vLLM
+    captures graphs, and nothing else: our schedulers overrule what it looks up there by batch size.
+    Replaced by: a list of lengths to capture.
  9. `disable_hybrid_kv_cache_manager` on V1, whose drafters have one cache group, also where the
     target has sliding layers.
 
@@ -46,38 +42,28 @@ Assignments in our own worker (`engine/worker.py`), each to its own model runner
 10. `drafter` (V1), `speculator` (V2). Subclasses of vLLM's stand in the place of what the runner
     has built. Replaced by: `method: custom_class`, once that gets hidden states and a KV cache.
 11. `_input_fits_in_drafter` (V1). vLLM compares the longest request of the batch with the context
-    limit: one long request would switch drafting off for all and leave holes in the drafter's
-    cache. Our proposer limits each by itself. Replaced by: a per-request limit in vLLM.
+    limit, and would leave holes in the drafter's cache of all others; our proposer limits each by
+    itself. Replaced by: a per-request limit in vLLM.
 
 Our workers and schedulers are subclasses of vLLM's and do more than place hooks: a CPU worker
 samples and drafts in the call that runs the target, drafts and costs travel as attributes of
-`ModelRunnerOutput` (`engine/drafts_in_output.py`, `engine/scheduler.py`), and drafter layers with
+`ModelRunnerOutput` (`engine/message.py`, `engine/scheduler.py`), and drafter layers with
 a window keep their whole context in the cache (`DraftAttentionCache` in `model/layers.py`).
-
-What vLLM reads of the drafter's config, changed for it (`config/draft_config.py`):
-
-12. `trust_remote_code` is off while it reads: the setting is for the target alone, and a drafter is
-    data. Replaced by: a setting of the draft model's own. Changed in its copy are `architectures`,
-    `dflash_config`, `layer_types` and `max_model_len`. Taps and mask token stand where vLLM looks
-    for them. A DFlash 2 drafter is called a DFlash one, because V1 refuses it, and ours is both.
-    All layers are called full, because V1 refuses drafters that mix kinds for needing several cache
-    groups, and ours keeps all in one (`model/layers.py`). The drafter is called as long as the
-    target, which vLLM 0.33 would cut down to the drafter's length; ours leaves longer requests
-    undrafted. Replaced by: DFlash 2 and drafters with several cache groups on V1, and a limit of
-    each request's own in vLLM.
 
 Objects of vLLM's that we make or use, adjusted:
 
+12. The drafter's config, as vLLM reads it (`config/draft_config.py`, which says why):
+    `trust_remote_code` is off while it reads, and in its copy `architectures`, `dflash_config`,
+    `layer_types` and `max_model_len` are what V1 takes. Replaced by: DFlash 2 and drafters with
+    several cache groups on V1, and limits of the draft model's own.
 13. `aot_schedule` of a FlashAttention metadata builder is off for layers with a window: it would
     plan for the window of the cache, and ours keeps everything (`engine/attention_groups.py`).
-14. A start callback of TorchDynamo counts compilations after warm-up (`engine/warm.py`). It only
+14. Only where the user asks for `CPURayExecutor`, since a CPU has no accelerator that vLLM's could
+    ask for: three names of `ray_executor_v2` while that executor is built, the `SpinCondition.wait`
+    of its message queues, and a meeting point that names the node (`cluster/ray_executor.py`,
+    `cluster/ray_worker.py`). Replaced by: a `ray_device_key` of vLLM's CPU platform.
+15. A start callback of TorchDynamo counts compilations after warm-up (`engine/warm.py`). It only
     observes.
-15. Only where the user asks for `CPURayExecutor`: three names of `ray_executor_v2` while that
-    executor is built, put back afterwards, and `SpinCondition.wait` of its message queues, in
-    workers as well (`cluster/ray_executor.py`, `ray_worker.py`, `napping.py`); a meeting point
-    that names the node, so that workers of several nodes use no shared memory. vLLM's Ray
-    executor asks for accelerators, and a CPU has none. Replaced by: a `ray_device_key` of vLLM's
-    CPU platform.
 
 What is read of vLLM's runners, and copied for its scheduler, for free drafts:
 
@@ -88,25 +74,21 @@ What is read of vLLM's runners, and copied for its scheduler, for free drafts:
     block of each request and not for one as long as its free drafts; it counts accepted drafts by
     position itself. Replaced by: a limit of drafts beside that of a block.
 
-Draft lengths on V2 (`engine/v2/trimming.py`, `engine/v2/draft_budget.py`):
+Draft lengths on V2 (`engine/v2/trimming.py`):
 
 17. `enable_adaptive_verification` is turned on in a worker once its models are loaded, where all
     attention backends allow it: before that nobody knows, and behind it, vLLM would stop with an
-    error. The runner's `adaptive_verification` is then ours: vLLM's, with another budget; the
-    chances that it goes by (`draft_token_confidence_probs`) are ours, too. Without it, requests
-    get placeholders of their own number (`request.spec_token_ids`). The drafter's graphs are
-    captured with a copy of the config that has no table of lengths (hook 8). Replaced by: the same
-    decisions in vLLM.
+    error. The runner's `adaptive_verification` is then ours: vLLM's, with another budget and other
+    chances (`draft_token_confidence_probs`). Without it, requests get placeholders of their own
+    number (`request.spec_token_ids`). The drafter's graphs are captured with a copy of the config
+    that has no table of lengths (hook 8). Replaced by: the same decisions in vLLM.
 
 Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometheus.py`):
 
 18. `StatLoggerManager.__init__` is wrapped, in the front end: behind vLLM's Prometheus logger comes
-    one of ours. vLLM's entry points for that (`vllm.stat_logger_plugins`) would be loaded for plain
-    engines as well, and turn on statistics that were turned off. Replaced by: stat loggers that
-    can be named in an engine's config.
-    `SchedulerStats.running_lora_adapters` takes our figures from our schedulers to that logger,
-    since the front end reads declared fields only. No LoRA runs beside a drafter of ours, and
-    vLLM reads the field for that alone. Replaced by: a free field in `SchedulerStats`.
+    one of ours, which `vllm.stat_logger_plugins` would load for plain engines, too. Our schedulers'
+    figures reach it as `SchedulerStats.running_lora_adapters`, a declared field that nobody reads
+    where no LoRA can be. Replaced by: stat loggers named in an engine's config, and a free field.
 
 Bugs of vLLM that we mend, in workers:
 
@@ -115,25 +97,24 @@ Bugs of vLLM that we mend, in workers:
     `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `stale_blocks.py` and
     `amx_permission.py` (CPU), `undrafted_sampling.py` (V1: the runner's `rejection_sampler`),
     `short_rotary_tables.py`.
-
-What vLLM says in its log (`config/vllms_log.py`):
-
-20. Filters of two of its loggers, in each process, each for one warning that does not hold for
-    DFlash: that of `max_num_scheduled_tokens`, and that of EAGLE's last block.
 """
 
 from __future__ import annotations
 
 import functools
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash import __version__
-from vllm_dflash.config.class_paths import (
+from vllm_dflash.config.mode import (
+    ADDITIONAL_CONFIG_KEY,
     DRAFT_MODEL,
     RAY_EXECUTOR,
     SCHEDULER,
     SHOW_FIGURES,
+    Mode,
+    worker_here,
 )
 from vllm_dflash.vllms_own import SWITCH_OFF
 
@@ -141,8 +122,6 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
     from vllm.engine.arg_utils import EngineArgs
 
-    from vllm_dflash.config.mode import Mode
-    from vllm_dflash.config.options import DFlashOptions
     from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
 
@@ -193,10 +172,9 @@ def _wrap_front_end() -> None:
         from vllm_dflash.checkpoint.spec import DrafterError
         from vllm_dflash.config.draft_config import read_by_vllm
         from vllm_dflash.config.left_to_vllm import config_to_run
-        from vllm_dflash.config.vllms_log import refusals_logged
         from vllm_dflash.seams import FRONT_END, check_vllm
 
-        with refusals_logged(ValueError, RuntimeError):
+        with _refusals_logged(ValueError, RuntimeError):
             try:
                 config = config_to_run(requested)
             except (ImportError, AttributeError):
@@ -204,15 +182,27 @@ def _wrap_front_end() -> None:
                 raise
         if config is None:
             return read(self)
-        with refusals_logged(ValueError, RuntimeError):
+        with _refusals_logged(ValueError, RuntimeError):
             check_vllm(FRONT_END)
             settings = SpeculativeSettings.of(requested)
-            options = _select(self, settings, config, target_model_config, *args, **kwargs)
-        with refusals_logged(DrafterError):
-            return read_by_vllm(read, self, target_model_config, options.drafter, config)
+            mode = _select(self, settings, config, target_model_config, *args, **kwargs)
+        with _refusals_logged(DrafterError):
+            return read_by_vllm(read, self, target_model_config, mode.drafter, config)
 
     create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     EngineArgs.create_speculative_config = create_speculative_config
+
+
+@contextmanager
+def _refusals_logged(*kinds: type[Exception]) -> Iterator[None]:
+    """Say at ERROR why an engine does not start, before vLLM's traceback buries the sentence."""
+    try:
+        yield
+    except kinds as error:
+        from vllm.logger import init_logger
+
+        init_logger("vllm.dflash").error("%s", error)
+        raise
 
 
 def _select(
@@ -221,43 +211,38 @@ def _select(
     drafter_config: dict[str, Any],
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
-) -> DFlashOptions:
-    """Resolve what was asked for, refuse what cannot be, and place the hooks."""
+) -> Mode:
+    """Refuse what cannot be, resolve what was asked for, and apply it to vLLM's settings."""
     from vllm.logger import init_logger
 
     from vllm_dflash.config.engine_settings import refuse
-    from vllm_dflash.config.mode import Mode
     from vllm_dflash.config.pair import resolve
 
-    mode = Mode.of(engine_args, target_parallel_config, settings)
-    options = resolve(settings, drafter_config, target_model_config, target_parallel_config, mode)
-    refuse(engine_args, target_parallel_config)
+    parallel = target_parallel_config
+    refuse(engine_args, parallel)
+    mode = resolve(settings, drafter_config, target_model_config, engine_args, parallel)
     log = init_logger("vllm.dflash")
     if isinstance(settings.draft_tree, int):
         log.warning("draft_tree %d: drafts are chains so far.", settings.draft_tree)
-    for remark in options.drafter.remarks:
+    for remark in mode.drafter.remarks:
         log.warning_once("drafter %r: %s", settings.model, remark)
-    _place(engine_args, target_parallel_config, options, mode)
-    return options
+    _apply(engine_args, parallel, mode)
+    return mode
 
 
-def _place(
-    engine_args: EngineArgs, parallel: ParallelConfig, options: DFlashOptions, mode: Mode
-) -> None:
-    """Hooks 3 to 9, and 19 and 21 here."""
+def _apply(engine_args: EngineArgs, parallel: ParallelConfig, mode: Mode) -> None:
+    """Place hooks 3 to 9, and 18, which is of the front end as well."""
     from vllm import envs
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
     from vllm_dflash.config.engine_settings import write_speculative_config
-    from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
-    from vllm_dflash.config.vllms_log import filter_vllms_warnings
 
-    parallel.worker_cls = mode.worker
+    parallel.worker_cls = worker_here()
     engine_args.additional_config = {
         **engine_args.additional_config,
-        ADDITIONAL_CONFIG_KEY: options.to_json(),
+        ADDITIONAL_CONFIG_KEY: mode.to_json(),
     }
-    if mode.has_own_scheduler:
+    if engine_args.scheduler_cls is None:
         engine_args.scheduler_cls = SCHEDULER
     # The class and not its path, which a process of its own would be started to look at.
     register_draft_model(resolve_obj_by_qualname(DRAFT_MODEL.replace(":", ".")))
@@ -266,11 +251,10 @@ def _place(
     if parallel.distributed_executor_backend == "ray" and may_be_ours:
         # The class and not its path, which vLLM would take for an executor without Ray (`use_ray`).
         parallel.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)
-    write_speculative_config(engine_args, options, mode)
+    write_speculative_config(engine_args, mode)
     if mode.runner == "v1" and engine_args.disable_hybrid_kv_cache_manager is None:
         engine_args.disable_hybrid_kv_cache_manager = True
     resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 18
-    filter_vllms_warnings()
 
 
 def register_draft_model(kind: type | str = DRAFT_MODEL) -> None:

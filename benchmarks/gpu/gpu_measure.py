@@ -55,7 +55,11 @@ def measure_all(
             return
         _tell(f"{load.name}, {concurrency} at a time")
         prompts = prompts_for(load, held_out, concurrency)
-        asked = {"prompts": prompts, "concurrency": concurrency, "tokens": load.tokens}
+        asked: dict[str, Any] = {
+            "prompts": prompts,
+            "concurrency": concurrency,
+            "tokens": load.tokens,
+        }
         yield (load, concurrency), [engine.closed(**asked, seconds=one) for one in seconds][1:]
         took = time.monotonic() - started
 
@@ -70,10 +74,9 @@ def measure(size: Size, side_name: str, seconds: float, memory_gib: float, file:
     file.write_text(json.dumps(found))
     if not fitting:
         return 0
-    shapes = {"target": size.target, "drafter": size.drafter, "positions": size.positions}
     folder = models_folder(size, otherwise=file.parents[1])
     _tell(f"widening the pair into {folder}, unless that is done")
-    pair = widened_demo(DEMO, folder, **shapes)
+    pair = widened_demo(DEMO, folder, size.target, size.drafter, size.positions)
     side = side_of(side_name, pair.drafter)
     found |= {"pair": pair.name, "side": asdict(side)}
     log = file.parents[1] / "log" / f"{file.stem}-engine.log"

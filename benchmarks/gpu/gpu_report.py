@@ -14,8 +14,7 @@ from gpu.gpu_machine import together, version_of
 from gpu.gpu_plan import LONGEST, Part
 from gpu.gpu_run import Outcome
 from gpu.gpu_sizes import SIZES
-from vllm_dflash.tools.bench.bench_report import comparison_table, throughput_table
-from vllm_dflash.tools.bench.results import Results
+from vllm_dflash.tools.bench.bench_report import Results, comparison_table, throughput_table
 from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
 from vllm_dflash.tools.tables import Table
 
@@ -185,8 +184,8 @@ def steps_table(results: Results, load: str) -> Table:
     for setting in results.settings(load):
         row = [str(setting)]
         for side in results.sides:
-            made = results.rounds(load, setting, side.name, lambda one: one["tokens_per_output"])
-            rate = results.throughput(load, setting, side.name)
+            made = results.rounds(load, setting, side.name, "tokens_per_output")
+            rate = results.rounds(load, setting, side.name)
             milliseconds = 1000 * float(setting or 1) * made / rate
             row.append(f"{np.median(made):.2f}, {np.median(milliseconds):.2f}")
         rows.append(row)

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from vllm_dflash.tools.engine_answers import EngineAnswers, Request, complete
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.verify.divergence import Text, compare_all
-from vllm_dflash.tools.verify.gate import Judge
 
 DFLASH = {"method": "dflash", "model": str(DEMO / "drafter")}
 OTHERS: tuple[dict[str, Any], ...] = (
@@ -65,7 +65,7 @@ def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
         ) as beside,
         EngineProcess(
             log,
-            start="gpu.random_traffic:start",
+            start="gpu.random_traffic:SoakedEngine.start",
             environment=side_environment(PLUGIN),
             speculative_config=DFLASH,
             **engine,
@@ -113,8 +113,8 @@ def differences(
         Text(tuple(prompts[number]), texts[number][:limit], tuple(tokens), limit)
         for number, limit, tokens in written
     ]
-    answer = Judge(plain, options.most).answer
-    diverged = compare_all(compared, {*facts["stop_tokens"]}, answer)
+    ask = partial(complete, plain, concurrency=options.most)
+    diverged = compare_all(compared, {*facts["stop_tokens"]}, ask)
     tie = TIES[options.dtype]
     return [
         f"prompt {number}, {limit} tokens, position {one.position}: {one.regret:.3g} nat"

@@ -15,7 +15,7 @@ from vllm_dflash.tools.engine_process import EngineDied
 from vllm_dflash.tools.progress import progress_on
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.verify.gate import EXACT, TIE, GateSettings, verify
-from vllm_dflash.tools.verify.gate_sides import open_side
+from vllm_dflash.tools.verify.verify_command import open_side
 
 # Fixed: on so small a pair drafting may not pay, and then nothing would be verified.
 DFLASH = {"method": "dflash", "model": str(DEMO / "drafter"), "draft_length": "fixed"}

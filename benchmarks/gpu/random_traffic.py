@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_dflash.tools import engine_start
 from vllm_dflash.tools.engine_answers import EngineAnswers
 
 
@@ -86,10 +85,10 @@ class SoakedEngine(EngineAnswers):
         is_compared = draw.random() < 0.7
         self._live[name] = (prompt, limit) if is_compared else None
         more = {} if is_compared else draw.choice(others)
-        self._stepped.add(name, prompts[prompt], limit, whole=True, **more)
+        self.add(name, prompts[prompt], limit, whole=True, **more)
 
     def _hang_up(self, names: list[str]) -> None:
-        self._stepped.abort(names)
+        self.abort(names)
         for name in names:
             del self._live[name]
         self._seen["hung up"] += len(names)
@@ -97,14 +96,9 @@ class SoakedEngine(EngineAnswers):
     def _step(self) -> None:
         if not self._live:
             return
-        for output in self._stepped.step():
+        for output in self.step():
             asked = self._live.pop(output.request_id, None)
             self._seen["served"] += 1
             self._seen["tokens"] += len(output.token_ids)
             if asked is not None:
                 self._texts[(*asked, tuple(output.token_ids))] = None
-
-
-def start(**arguments: Any) -> SoakedEngine:
-    """As `engine_start.start`."""
-    return SoakedEngine(engine_start.start(**arguments)._engine)

@@ -10,18 +10,17 @@ from typing import Any
 
 import psutil
 import pytest
+from vllm import LLM
 
 from support import importing_support
 from support.engines import FIXED, TARGET, held_out_prompts
 from support.ray_child import MARK
 from support.ray_cluster import HEAD, RayCluster, ray_cluster
 from support.waiting import PATIENCE_S, wait_until
-from vllm_dflash import __version__
-from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, CPU_WORKER
+from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, CPU_WORKER
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.verify.gate import GateSettings, verify
-from vllm_dflash.tools.verify.gate_sides import open_side
 
 pytestmark = [pytest.mark.engine, pytest.mark.cluster]
 FLAGS = ("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "8")
@@ -39,7 +38,7 @@ def cluster() -> Iterator[RayCluster]:
 def child_on(cluster: RayCluster, log: Path, **environment: str) -> EngineProcess:
     return EngineProcess(
         log,
-        start="support.ray_child:start",
+        start="support.ray_child:RayAnswers.start",
         model=str(TARGET),
         speculative_config=WHOLE,
         dtype="float32",
@@ -54,7 +53,9 @@ def child_on(cluster: RayCluster, log: Path, **environment: str) -> EngineProces
     )
 
 
-def test_two_nodes_write_what_plain_decoding_writes(cluster: RayCluster, tmp_path: Path) -> None:
+def test_two_nodes_write_what_plain_decoding_writes(
+    cluster: RayCluster, plain: LLM, tmp_path: Path
+) -> None:
     told: dict[str, Any] = {}
 
     @contextmanager
@@ -75,8 +76,9 @@ def test_two_nodes_write_what_plain_decoding_writes(cluster: RayCluster, tmp_pat
         # Python's tracker of a process that has just ended may still be about it.
         wait_until(lambda: not any(path.exists() for path in mapped), f"none of {mapped}")
 
-    def open_plain() -> Any:
-        return open_side(str(TARGET), None, tmp_path / "plain", flags=FLAGS, dtype="float32")
+    @contextmanager
+    def open_plain() -> Iterator[EngineAnswers]:
+        yield EngineAnswers(plain.llm_engine)
 
     settings = GateSettings(concurrency=(4,), tokens=32, tie=1e-3)
     result = verify(held_out_prompts(6), open_dflash, open_plain, settings)
@@ -121,7 +123,7 @@ def test_a_node_without_the_package_is_named(cluster: RayCluster, tmp_path: Path
     (tmp_path / "sitecustomize.py").write_text(BLOCK)
     with (
         cluster.joined("127.0.0.4", PYTHONPATH=str(tmp_path)),
-        child_on(cluster, tmp_path / "log") as child,
+        child_on(cluster, tmp_path / "log", VLLM_ENABLE_V1_MULTIPROCESSING="0") as child,
         pytest.raises(EngineDied) as died,
     ):
         child.ask("facts")
@@ -129,5 +131,5 @@ def test_a_node_without_the_package_is_named(cluster: RayCluster, tmp_path: Path
     assert "NodeError: 1 of 2 nodes of the Ray cluster cannot run workers of" in str(died.value)
     assert "node 127.0.0.4 (" in message
     assert "ModuleNotFoundError: No module named 'vllm_dflash'" in message
-    assert f"in a checkout of vllm-dflash {__version__}: pip --python " in message
+    assert "in a checkout of the vllm-dflash that the engine has: pip --python " in message
     assert f"node {HEAD} (" not in message

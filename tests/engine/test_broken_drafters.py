@@ -59,7 +59,7 @@ def test_a_drafter_of_another_target_warns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Random weights that fit the demo target's shape."""
-    monkeypatch.setattr("vllm_dflash.engine.reporting.watch.ENOUGH_VERIFICATIONS", 40)
+    monkeypatch.setattr("vllm_dflash.engine.reporting.log.ENOUGH_VERIFICATIONS", 40)
     config = drafter_config(vocab_size=2048, target_hidden_size=256, hidden_size=256)
     config |= {"num_target_layers": 6}
     save_drafter(tmp_path, config)

@@ -21,9 +21,8 @@ from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.console import INTERRUPTED
 from vllm_dflash.tools.parity.parity_command import EQUAL
-from vllm_dflash.tools.parity.parity_defaults import BUILT_IN_PROMPTS
-from vllm_dflash.tools.parity.stages import stage_names
-from vllm_dflash.tools.verify.gate_prompts import default_prompts
+from vllm_dflash.tools.parity.parity_report import BUILT_IN, stage_names
+from vllm_dflash.tools.prompts import default_prompts, read_prompts
 
 pytestmark = pytest.mark.engine
 PAIR = [str(DEMO / "drafter"), "--target", str(DEMO / "target")]
@@ -80,7 +79,7 @@ def test_parity_of_the_demo_pair(capfd: pytest.CaptureFixture[str]) -> None:
     assert (report["verdict"], report["runner"], report["dtype"]) == ("equal", "v1", "float32")
     assert [stage["stage"] for stage in report["stages"]] == stage_names(read_drafter(PAIR[0]))
     assert max(max(stage["end_to_end"], stage["alone"]) for stage in report["stages"]) <= 1e-4
-    assert len(report["acceptance"]) == len(BUILT_IN_PROMPTS)
+    assert len(report["acceptance"]) == len(read_prompts(BUILT_IN))
     assert all(one["engine"] == one["reference"] != [] for one in report["acceptance"])
 
 

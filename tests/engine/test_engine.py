@@ -27,7 +27,8 @@ from support.engines import (
     token_ids,
 )
 from support.pairs import make_pair
-from vllm_dflash.model.reference_decoding import generate, target_step
+from support.reference_decoding import generate
+from vllm_dflash.model.reference import target_step
 
 pytestmark = pytest.mark.usefixtures("runner")
 # Triton's interpreter takes ten times as long, so Model Runner V2 gets fewer prompts.

@@ -39,7 +39,7 @@ def costs_before_a_step(llm: Any) -> StepCosts:
     """What the planner starts from, whoever that is."""
     if (facts := worker_of(llm)._facts_to_send) is not None:
         return facts.costs
-    return worker_of(llm).drafter.lengths.policy.costs
+    return worker_of(llm).drafter.host.policy.costs
 
 
 @pytest.mark.parametrize("scheduling", SCHEDULING)

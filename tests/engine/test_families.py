@@ -22,8 +22,8 @@ from support.engines import (
 )
 from support.families import NEW_TOKENS, PROMPTS, Family, make_family
 from support.quantised import quantise
+from support.reference_decoding import draft
 from support.targets import BUILDERS
-from vllm_dflash.model.reference_decoding import draft
 from vllm_dflash.model.vocabulary import DraftVocabulary
 
 pytestmark = pytest.mark.usefixtures("runner")

@@ -23,6 +23,7 @@ from support.engines import (
 )
 from support.interpreter import triton_attention
 from support.trimming import trimming
+from vllm_dflash.engine.v2.draft_slots import Batch
 from vllm_dflash.planning.ahead import Ahead
 
 pytestmark = [
@@ -103,16 +104,13 @@ def test_look_ups_that_predict_nonsense_change_nothing_but_speed(
     directed(llm, monkeypatch, lambda lengths: Ahead(lengths, True, least=3 * len(lengths)))
     count_from_here(llm)
     vocab_size = llm.llm_engine.model_config.get_vocab_size()
-    texts = speculator.texts
+    texts = speculator.step.texts
 
-    def nonsense(
-        _: Any, __: Any, ___: Any, idx_mapping: torch.Tensor, num_sampled: torch.Tensor
-    ) -> None:
-        count = len(idx_mapping)
+    def nonsense(_: Any, batch: Batch) -> None:
+        count = len(batch.slots)
         texts.tokens[:count] = torch.arange(texts.tokens.shape[1]) * 293 % vocab_size
         texts.tokens[:count, 0], texts.tokens[:count, 1] = vocab_size - 1, 0
-        texts.lengths[:count] = texts.tokens.shape[1] * (num_sampled > 0)
-        texts.matches[:count] = 32
+        texts.matches[:count] = 32 * (batch.sampled > 0)
 
     monkeypatch.setattr(type(texts), "look_up", nonsense)
     assert token_ids(llm, PROMPTS, PARAMS) == plain
@@ -135,9 +133,9 @@ def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
     assert planner.blocks.seen.sum() > 20
     # The device has been told, but for what was learned in the last steps.
     learned = torch.from_numpy(planner.texts.rates).float()
-    assert torch.allclose(speculator.slots.rates[1], learned, atol=0.1)
-    fresh = type(speculator.slots)(1, 7, torch.device("cpu")).rates
-    assert not torch.equal(speculator.slots.rates, fresh)
+    assert torch.allclose(speculator.step.slots.rates[1], learned, atol=0.1)
+    fresh = type(speculator.step.slots)(1, 7, torch.device("cpu")).rates
+    assert not torch.equal(speculator.step.slots.rates, fresh)
 
 
 def test_trimmed_in_front_of_vllms_kernel_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

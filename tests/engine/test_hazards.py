@@ -33,10 +33,10 @@ from support.engines import (
     token_ids,
 )
 from support.pairs import drafter_config, save_drafter
+from support.reference_decoding import generate
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.model.reference import ReferenceDrafter
-from vllm_dflash.model.reference_decoding import generate
 from vllm_dflash.planning.ahead import Ahead
 
 pytestmark = pytest.mark.usefixtures("runner")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,11 @@ from support.targets import make_target
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
 from vllm_dflash.tools.inspect.inspection import CacheFacts, MemoryFacts
-from vllm_dflash.tools.inspect.target import EngineOptions
 
 BUDGET = 1 << 30  # as conftest.py sets it
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
 THREE_HEADS = {"num_attention_heads": 3, "num_key_value_heads": 3}
-OPTIONS = EngineOptions(dtype="float32", max_model_len=512, block_size=32)
+OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "block_size": 32}
 """As `engine` has them."""
 
 
@@ -47,8 +45,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return sizes
 
 
-def memory_of(drafter: Path, target: Path, options: EngineOptions = OPTIONS) -> MemoryFacts:
-    found = inspect_pair(str(drafter), str(target), kv_cache_memory=BUDGET, options=options)
+def memory_of(drafter: Path, target: Path, options: dict[str, Any] = OPTIONS) -> MemoryFacts:
+    found = inspect_pair(str(drafter), str(target), kv_cache_memory=BUDGET, **options)
     assert found.exit_code == 0, found.to_dict()
     assert found.memory is not None
     return found.memory
@@ -118,7 +116,7 @@ def test_other_shapes(tmp_path: Path, changes: dict[str, Any], loaded: dict[str,
 def test_quantised_weights(tmp_path: Path, way: str, loaded: dict[str, int]) -> None:
     """As large as in the file, and no copy of them for the context."""
     quantise(DRAFTER, tmp_path / "it", way)
-    options = replace(OPTIONS, dtype="bfloat16")
+    options = {**OPTIONS, "dtype": "bfloat16"}
     memory = memory_of(tmp_path / "it", TARGET, options)
     with drafting(tmp_path / "it", dtype="bfloat16") as llm:
         check_capacity(cache_of(memory), llm)
@@ -140,13 +138,13 @@ def test_a_target_with_windows(tmp_path: Path) -> None:
 def test_the_longest_request_starts_an_engine_and_one_more_token_does_not(tmp_path: Path) -> None:
     pair = make_pair(tmp_path)
     blocks = 7
-    options = EngineOptions(dtype="float32", block_size=32)
+    options: dict[str, Any] = {"dtype": "float32", "block_size": 32}
     cache = cache_of(memory_of(pair.drafter, pair.target, options))
     found = inspect_pair(
         str(pair.drafter),
         str(pair.target),
         kv_cache_memory=blocks * bytes_per_block(cache),
-        options=options,
+        **options,
     )
     assert found.memory is not None
     (budget,) = cache_of(found.memory).budgets

@@ -105,7 +105,7 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
             costs = scheduler_of(llm).planner.costs
             stats = scheduler_of(llm).statistics.to_dict()
         else:
-            costs = drafter.lengths.policy.costs
+            costs = drafter.host.policy.costs
             (stats,) = llm.collective_rpc("dflash_stats")
 
     def often(part: str) -> list[int]:

@@ -17,7 +17,7 @@ from support.engines import DFLASH, engine, held_out_prompts, proposer_of
 from support.forced_texts import ForcedTexts
 from support.planner_world import CONTEXT_MS, curve
 from vllm_dflash.config.mode import MOST_FREE_DRAFTS
-from vllm_dflash.engine.v1.length_policy import LengthPolicy
+from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
@@ -41,7 +41,7 @@ class PlannerByTheBook(Planner):
 def continuations(
     first_seed: int,
     speculative: dict[str, Any] | None,
-    make_policy: Callable[[], LengthPolicy] = PlannerByTheBook,
+    make_policy: Callable[[], Planner | FixedLength] = PlannerByTheBook,
     *,
     seeded: bool = True,
 ) -> tuple[list, dict]:
@@ -56,7 +56,7 @@ def continuations(
     with engine(speculative_config=speculative, max_num_seqs=REQUESTS) as llm:
         if speculative:
             proposer = proposer_of(llm)
-            proposer.lengths.policy = make_policy()
+            proposer.host.policy = make_policy()
         torch.manual_seed(first_seed)
         outputs = llm.generate([prompt] * SAMPLES, params, use_tqdm=False)
         stats = llm.collective_rpc("dflash_stats")[0] if speculative else {}

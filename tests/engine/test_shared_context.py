@@ -23,8 +23,8 @@ from support.engines import (
     proposer_of,
 )
 from support.planner_world import steady_costs
-from vllm_dflash.engine.v1.length_policy import FixedLength
-from vllm_dflash.engine.v1.waiting_rows import WaitingRows
+from vllm_dflash.engine.v1 import backlog as backlog_module
+from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning.step import Plan, Step
 
 pytestmark = pytest.mark.engine
@@ -57,13 +57,13 @@ def prompt(shared: LLM) -> list[int]:
 
 
 def drafts(llm: LLM, policy: FixedLength) -> None:
-    proposer_of(llm).lengths.policy = policy
+    proposer_of(llm).host.policy = policy
 
 
 def acceptance(llm: LLM, prompt: list[int]) -> list[int]:
     """Tokens of each verify step of a request that drafts all the time."""
     drafts(llm, FixedLength(7))
-    statistics = proposer_of(llm).lengths.statistics
+    statistics = proposer_of(llm).host.statistics
     original = statistics.observe_verification
     lengths = acceptance_by_request(llm)
     run(llm, prompt)
@@ -119,12 +119,12 @@ def test_while_an_undrafted_owner_runs(llm: LLM, prompt: list[int], expected: li
 
 
 def test_after_so_much_else_that_the_waiting_rows_went_round(
-    llm: LLM, prompt: list[int], expected: list[int]
+    llm: LLM, prompt: list[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that make space are stored."""
-    backlog = proposer_of(llm).backlog
-    rows = backlog.rows
-    backlog.rows = WaitingRows(288, len(rows._row_of), rows.block_size)  # a small ring
+    monkeypatch.setattr(backlog_module, "MAX_ROWS", 288)  # a small ring
+    proposer_of(llm).adapt_lengths(steady_costs(4))
+    backlog = proposer_of(llm).host.backlog
     stored: list[int] = []
     store = backlog._store
     backlog._store = lambda rows: (stored.append(len(rows)), store(rows))[1]
@@ -165,7 +165,7 @@ def test_blocks_that_change_hands_leave_nothing_behind(llm: LLM, prompt: list[in
     but those of blocks that can be found again."""
     drafts(llm, Never(7))
     run(llm, prompt)
-    waiting = len(proposer_of(llm).backlog.rows)
+    waiting = len(proposer_of(llm).host.backlog)
     run(llm, [5, 6, 7], new_tokens=1)  # tells the worker that the other one has ended
     assert waiting > 64
-    assert len(proposer_of(llm).backlog.rows) <= 64 + 3 + 32  # of 94 tokens, two full blocks
+    assert len(proposer_of(llm).host.backlog) <= 64 + 3 + 32  # of 94 tokens, two full blocks

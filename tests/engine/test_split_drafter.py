@@ -9,7 +9,7 @@ import torch
 
 from support.pairs import Pair, make_pair
 from support.ranks import draft_on_ranks
-from vllm_dflash.model.reference_decoding import draft
+from support.reference_decoding import draft
 
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, int]]] = {
     # changes to the drafter, options of ours; key/value heads and MLP rows of each rank

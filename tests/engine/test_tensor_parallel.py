@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psutil
@@ -12,9 +13,8 @@ from vllm import LLM, SamplingParams
 
 from support.engines import DFLASH, engine, greedy, held_out_prompts
 from support.waiting import PATIENCE_S
-from vllm_dflash.tools.engine_answers import EngineAnswers
+from vllm_dflash.tools.engine_answers import EngineAnswers, complete
 from vllm_dflash.tools.verify.divergence import Text, compare_all
-from vllm_dflash.tools.verify.gate import Judge
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 POLICIES = ("fixed", "fixed-by-rank", "erratic", "planned")
@@ -114,7 +114,7 @@ def both() -> Both:
     with engine(**settings) as llm:
         one = work(llm)
         answers = EngineAnswers(llm.llm_engine)
-        judge = Judge(answers, concurrency=8)
+        ask = partial(complete, answers, concurrency=8)
         stop_tokens = {*answers.facts()["stop_tokens"]}
         divergences = {}
         for policy in POLICIES:
@@ -124,7 +124,7 @@ def both() -> Both:
                     one.prompts, one.texts["fixed"], two.texts[policy], strict=True
                 )
             ]
-            divergences[policy] = compare_all(texts, stop_tokens, judge.answer)
+            divergences[policy] = compare_all(texts, stop_tokens, ask)
     return Both(one, two, divergences, left_over)
 
 

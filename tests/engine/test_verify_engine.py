@@ -15,8 +15,8 @@ from vllm.v1.sample import rejection_sampler
 from support.engines import FIXED, TARGET, engine, held_out_prompts
 from vllm_dflash.tools.engine_answers import EngineAnswers, Request, complete
 from vllm_dflash.tools.verify.gate import GateSettings, verify
-from vllm_dflash.tools.verify.gate_sides import open_side
 from vllm_dflash.tools.verify.verification import Verification
+from vllm_dflash.tools.verify.verify_command import open_side
 
 PROMPTS = held_out_prompts(8)
 SETTINGS = GateSettings(concurrency=(2, 8), tokens=32)
@@ -112,8 +112,8 @@ def test_float32_is_lossless(gate: Gate) -> None:
     assert result.tie == 0
     for level in result.levels:
         assert level.identical == len(PROMPTS)
-        assert level.drafting.acceptance_length is not None
-        assert level.drafting.acceptance_length > 2
+        assert level.acceptance_length is not None
+        assert level.acceptance_length > 2
 
 
 @pytest.mark.parametrize("fault", [one_too_many, unverified])

@@ -11,9 +11,9 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.v2 import scheduling
-from vllm_dflash.engine.v2.counted_output import OUTCOMES
+from vllm_dflash.engine.v2.exchange import OUTCOMES
 from vllm_dflash.planning.ahead import BLOCK, Outcomes
 
 CONTEXT_TOKENS = 100
@@ -52,7 +52,7 @@ def take_vllm_out(
         ("requests", requests),
     ):
         monkeypatch.setattr(Scheduler, name, value, raising=False)
-    monkeypatch.setattr(DFlashOptions, "of", lambda _: SimpleNamespace(is_planned=True))
+    monkeypatch.setattr(Mode, "of", lambda _: SimpleNamespace(is_planned=True))
     monkeypatch.setattr(scheduling, "drafted_length", lambda _: MAX_LEN)
 
 
@@ -61,8 +61,6 @@ def step(
     produced: dict[str, int],
     rows: dict[str, int] | None = None,
     *,
-    new: tuple[str, ...] = (),
-    resumed: tuple[str, ...] = (),
     next_drafts: int = 0,
     source: int = BLOCK,
     admitted: dict[str, int] | None = None,
@@ -73,10 +71,9 @@ def step(
         drafts: that each request had places for.
         produced: tokens that each got.
         rows: of each; one and its drafts unless stated.
-        new, resumed: requests whose drafts are placeholders.
         next_drafts: places for those that the step makes.
         source: whose the drafts were.
-        admitted: drafts of each that were verified; all unless stated.
+        admitted: drafts of each that were verified, 0 of placeholders; all unless stated.
     """
     rows = rows or {name: 1 + k for name, k in drafts.items()}
     scheduled = SimpleNamespace(
@@ -84,8 +81,6 @@ def step(
         total_num_scheduled_tokens=sum(rows.values()),
         scheduled_spec_decode_tokens={name: [-1] * k for name, k in drafts.items() if k},
         num_spec_tokens_to_schedule=next_drafts,
-        scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
-        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(resumed)),
     )
     output = SimpleNamespace(
         req_ids=list(produced),

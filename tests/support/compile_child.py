@@ -15,13 +15,12 @@ from support.interpreter import pretend_a_device
 GPUS = (80, 90)
 ROOM = Path(vllm_dflash.__file__).parent / "engine/v2"
 TYPES = {
-    **dict.fromkeys(("idx_mapping", "last_sampled", "drafts", "text_tokens"), "*i64"),
-    **dict.fromkeys(("found_tokens", "tokens"), "*i64"),
+    **dict.fromkeys(("slots", "newest", "drafts", "found_tokens", "tokens"), "*i64"),
     **dict.fromkeys(("block_table", "query_start_loc", "seq_lens", "depths", "branches"), "*i32"),
-    **dict.fromkeys(("num_sampled", "num_rejected", "texts", "total_len", "source"), "*i32"),
-    **dict.fromkeys(("matches", "text_lengths", "found_lengths", "found_matches"), "*i32"),
-    **dict.fromkeys(("confidence", "block_confidence", "block_survival", "chances"), "*fp32"),
-    **dict.fromkeys(("text_survival", "outcomes", "bias", "rates", "trust", "knots"), "*fp32"),
+    **dict.fromkeys(("num_sampled", "num_rejected", "texts", "text_lens", "matches"), "*i32"),
+    **dict.fromkeys(("confidence", "block_confidence", "chances", "records"), "*fp32"),
+    **dict.fromkeys(("everybody", "outcomes", "rates", "trust", "knots"), "*fp32"),
+    "found_matches": "*i32",
     **dict.fromkeys(("scale", "softcap"), "fp32"),
     **dict.fromkeys(("sinks", "parts"), "*fp32"),
     **dict.fromkeys(("ancestors", "best"), "*i64"),
@@ -31,8 +30,16 @@ TYPES = {
 KINDS = {"NOBODY": 0, "BLOCK": 1, "TEXT": 2}
 WIDTHS, ONE = {"K": 15, "PADDED_K": 16}, {"K": 1, "PADDED_K": 1}
 MEMORY = {"REQUEST_MEMORY": 0.9, "LOG_GLOBAL_MEMORY": log2(0.98)}
-GRADING = {**KINDS, **MEMORY, "COLUMNS": 6, "TILE": 32}
-CHOICE = {**KINDS, **WIDTHS, "NUM_KNOTS": 11, "MOST_TRUST": 511, "AGREEMENT": 8, "PRIOR": 8.0}
+GRADING = {**KINDS, **MEMORY, "HEAD": 6, "COLUMNS": 6, "TILE": 32}
+CHOICE = {
+    **KINDS,
+    **WIDTHS,
+    "HEAD": 6,
+    "NUM_KNOTS": 11,
+    "MOST_TRUST": 511,
+    "AGREEMENT": 8,
+    "PRIOR": 8.0,
+}
 
 
 CASES: dict[str, list[dict[str, Any]]] = {

@@ -35,7 +35,7 @@ class ContextRows:
         self._given: dict[int, Row] = {}
         """What the step that computed a slot's token handed over for it."""
         self._drafter: Any = proposer_of(llm)
-        self._backlog: ContextBacklog | None = getattr(self._drafter, "backlog", None)
+        self._backlog: ContextBacklog | None = None if USES_V2 else self._drafter.host.backlog
         self._watched: list[tuple[Any, str]] = []
         context = self._drafter.model.context
         self._watch(context, "store_fused" if USES_V2 else "store", self._on_store)
@@ -103,7 +103,7 @@ class ContextRows:
     def _row(self, slot: int) -> Row | None:
         """What the cache holds there once the backlog has caught up."""
         backlog = self._backlog
-        number = -1 if backlog is None else int(backlog.rows._row_of[slot])
+        number = -1 if backlog is None else int(backlog._row_of[slot])
         if backlog is None or number < 0:
             return self.stored.get(slot)
         features, position, goes_to = waiting_row(backlog, number)
@@ -126,17 +126,9 @@ def digest(features: torch.Tensor) -> int:
 def waiting_row(
     backlog: ContextBacklog, number: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What is to be stored from a row of the ring: features, position and slot.
-
-    The rows of the last steps are not in the ring yet.
-    """
-    behind = number - backlog._arrived_rows.start
-    for features, positions, slots in backlog._arrived:
-        if 0 <= behind < len(features):
-            return features[behind], positions[behind], slots[behind]
-        behind -= len(features)
-    features, positions, slots = (ring[number] for ring in backlog.buffers())
-    return features, positions, slots
+    """What is to be stored from a row of the ring: features, position and slot."""
+    features, positions = (ring[number] for ring in backlog.buffers())
+    return features, positions, torch.tensor(backlog._slot_of[number])
 
 
 def written_step_by_step(llm: LLM, prompts: list[str], params: SamplingParams) -> list[list[int]]:

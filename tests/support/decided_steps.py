@@ -11,7 +11,7 @@ import torch
 from support.decisions_by_hand import DecisionsByHand
 from support.kernel_oracle import Oracle
 from vllm_dflash.engine.v2.choice import choose
-from vllm_dflash.engine.v2.draft_slots import DraftSlots
+from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
 from vllm_dflash.planning.ahead import NOBODY
@@ -80,7 +80,7 @@ class World:
             accepted = self.random.integers(0, admitted + 1)
             sampled[request], rejected[request] = 1 + accepted, admitted - accepted
             came = self.random.integers(0, 3, 1 + accepted)
-            if held.length and self.random.random() < 0.8:
+            if held.match and self.random.random() < 0.8:
                 came[:accepted] = held.tokens[:accepted]
             start = self.total_len[slot]
             self.texts[slot, start : start + len(came)] = came
@@ -97,13 +97,16 @@ class World:
             rejected.tolist(),
             [self.texts[slot, : self.total_len[slot]].tolist() for slot in batch],
         )
-        slots, produced, refused, texts, lens = self.there(
-            batch, sampled, rejected, self.texts, self.total_len
-        )
-        grade(self.device, slots, produced, refused, texts, lens, outcomes)
+        grade(self.device, self.on_device(batch, sampled, rejected), outcomes)
         expected.append([UNTOUCHED] * outcomes.shape[1])
         np.testing.assert_allclose(outcomes.cpu().numpy(), expected, rtol=1e-6)
         self.by_hand.check(self.device)
+
+    def on_device(self, batch: np.ndarray, sampled: np.ndarray, rejected: np.ndarray) -> Batch:
+        slots, came, refused, texts, lens = self.there(
+            batch, sampled, rejected, self.texts, self.total_len
+        )
+        return Batch(slots, came, refused, texts, lens, self.last_sampled.to(self.where))
 
     def choose(
         self, batch: np.ndarray, sampled: np.ndarray, *, has_block: bool, has_text: bool
@@ -114,36 +117,23 @@ class World:
         for row in confidence[self.random.random(count + 1) < 0.3]:  # not finite somewhere
             row[self.random.integers(0, width) :] = self.random.choice([0.0, math.nan])
         tokens = self.random.integers(0, 3, (count + 1, width))
-        lengths = self.random.integers(0, width + 1, count + 1)
         matches = self.random.integers(2, 33, count + 1)
-        matches[lengths == 0] = 0
+        matches[self.random.random(count + 1) < 0.2] = 0
         for row in range(count):
             if self.random.random() < 0.5:  # both predict the same, up to somewhere
                 same = self.random.integers(0, width + 1)
                 tokens[row, :same] = blocks[row, :same]
         found = TextLookUp(count + 1, 8, width, self.where)
-        for column, values in (
-            (found.tokens, tokens),
-            (found.lengths, lengths),
-            (found.matches, matches),
-        ):
-            column.copy_(torch.from_numpy(values))
-        requests, produced, given, sure = self.there(batch, sampled, blocks.copy(), confidence)
-        chances_there = torch.full((count + 1, width), UNTOUCHED, device=self.where)
-        choose(
-            self.device,
-            requests,
-            produced,
-            self.last_sampled.to(self.where),
-            given,
-            sure if has_block else None,
-            found if has_text else None,
-            chances_there,
-        )
-        drafts, chances = given.cpu(), chances_there.cpu()
-        source = self.device.source.tolist()
+        found.tokens.copy_(torch.from_numpy(tokens))
+        found.matches.copy_(torch.from_numpy(matches))
+        given, sure = self.there(blocks.copy(), confidence)
+        there = Drafts(given, sure, torch.full((count + 1, width), UNTOUCHED, device=self.where))
+        requests = self.on_device(batch, sampled, np.zeros_like(sampled))
+        choose(self.device, requests, there, found if has_text else None, has_block=has_block)
+        drafts, chances = there.tokens.cpu(), there.chances.cpu()
+        source = self.device.records[:, 0].tolist()
         for row, slot in enumerate(batch):
-            predicted = tokens[row].tolist(), int(lengths[row]), int(matches[row])
+            predicted = tokens[row].tolist(), int(matches[row])
             expected = self.by_hand.choose(
                 slot,
                 sampled[row],
@@ -151,7 +141,7 @@ class World:
                 blocks[row].tolist(),
                 confidence[row].tolist() if has_block else None,
                 predicted if has_text else None,
-                source[slot],
+                int(source[slot]),
             )
             assert drafts[row].tolist() == expected.tokens
             np.testing.assert_allclose(chances[row], expected.chances, rtol=1e-5, atol=1e-6)

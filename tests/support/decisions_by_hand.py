@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,6 @@ class Held:
     width: int
     source: int = NOBODY
     match: int = 0
-    length: int = 0
     tokens: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
     block_survival: list[float] = field(default_factory=list)
@@ -61,9 +59,7 @@ class DecisionsByHand:
         self.slots = [Held(width) for _ in range(num_slots)]
 
     def forget(self, slot: int) -> None:
-        self.slots[slot].source = NOBODY
-        self.slots[slot].length = 0
-        self.slots[slot].confidence = [0.0] * self.width
+        self.slots[slot] = Held(self.width)
         for bias in self.biases:
             bias.forget(np.array([slot]))
 
@@ -74,10 +70,10 @@ class DecisionsByHand:
         last: int,
         given: list[int],
         confidence: list[float] | None,
-        found: tuple[list[int], int, int] | None,
+        found: tuple[list[int], int] | None,
         decided: int,
     ) -> Chosen:
-        """`found`: tokens, length and match; `decided`: the device's choice, for close calls."""
+        """`found`: tokens and match; `decided`: the device's choice, for close calls."""
         width, held = self.width, Held(self.width)
         self.slots[slot] = held
         held.tokens = [last] * width
@@ -86,22 +82,22 @@ class DecisionsByHand:
         promises = [0.0, 0.0]
         corrected = [[0.0] * width, [0.0] * width]
         if confidence is not None:
-            held.confidence = [one if one > 0 else 0.0 for one in confidence]
-            rates = self.calibrations[0].acceptance(np.array([held.confidence]))[0]
-            chances = [
-                rate if one > 0 else 0.0 for rate, one in zip(rates, held.confidence, strict=True)
-            ]
+            held.confidence = [one if one > 0 else -1.0 for one in confidence]
+            sure = np.maximum(held.confidence, 0.0)
+            rates = self.calibrations[0].acceptance(sure[None])[0]
+            chances = [rate if one > 0 else 0.0 for rate, one in zip(rates, sure, strict=True)]
             held.block_survival = survival_of(chances)
         if found is not None:
-            tokens, held.length, held.match = found
-            held.tokens = [*tokens[: held.length], *[last] * (width - held.length)]
+            tokens, held.match = found
+            length = width if held.match else 0
+            held.tokens = tokens if held.match else [last] * width
             agree = 0
-            while confidence is not None and agree < held.length and tokens[agree] == given[agree]:
+            while confidence is not None and agree < length and tokens[agree] == given[agree]:
                 agree += 1
             held.match += AGREEMENT * agree
             trusted = [TRUST[min(held.match + one, len(TRUST) - 1)] for one in range(width)]
             rates = self.calibrations[1].acceptance(np.array([trusted]))[0]
-            chances = [rate if one < held.length else 0.0 for one, rate in enumerate(rates)]
+            chances = [rate if one < length else 0.0 for one, rate in enumerate(rates)]
             held.text_survival = survival_of(chances)
         for kind, survival in enumerate((held.block_survival, held.text_survival)):
             bias = self.biases[kind].of(np.array([slot]))[0]
@@ -132,19 +128,20 @@ class DecisionsByHand:
                 admitted = produced - 1 + refused
             if held.source == BLOCK and admitted:
                 graded[0].append((slot, sum(held.block_survival[:admitted]), produced - 1))
-            if held.length and produced:
+            if held.match and produced:
                 compared = tells = 1
                 if held.source == TEXT and admitted:
-                    compared, tells = admitted, min(produced, held.length)
+                    compared, tells = admitted, min(produced, self.width)
                 newest = text[len(text) - produced :]
                 while came_true < tells and newest[came_true] == held.tokens[came_true]:
                     came_true += 1
                 expected = sum(held.text_survival[:compared])
                 graded[1].append((slot, expected, min(came_true, compared)))
+            length = self.width if held.match else 0
             outcomes.append(
-                [held.source, admitted, held.match, held.length, tells, came_true, *held.confidence]
+                [held.source, admitted, held.match, length, tells, came_true, *held.confidence]
             )
-            held.source, held.length = NOBODY, 0
+            held.source, held.match = NOBODY, 0
         for bias, each in zip(self.biases, graded, strict=True):
             bias.observe(
                 np.array([slot for slot, _, _ in each], np.int64),
@@ -155,17 +152,20 @@ class DecisionsByHand:
 
     def check(self, slots: DraftSlots) -> None:
         """The device knows the same of all slots."""
-        columns: dict[str, Any] = {
-            "source": [each.source for each in self.slots],
-            "confidence": [each.confidence for each in self.slots],
-            "block_survival": [each.block_survival for each in self.slots],
-            "text_survival": [each.text_survival for each in self.slots],
-            "matches": [each.match for each in self.slots],
-            "text_lengths": [each.length for each in self.slots],
-            "text_tokens": [each.tokens for each in self.slots],
-            "bias": [[*each.requests.tolist(), each.everybody.tolist()] for each in self.biases],
-        }
-        for name, expected in columns.items():
-            np.testing.assert_allclose(
-                getattr(slots, name).cpu().numpy(), expected, rtol=1e-5, atol=1e-5, err_msg=name
-            )
+        blocks, texts = (bias.requests.tolist() for bias in self.biases)
+        expected = [
+            [
+                each.source,
+                each.match,
+                *blocks[slot],
+                *texts[slot],
+                *each.confidence,
+                *each.block_survival,
+                *each.text_survival,
+                *each.tokens,
+            ]
+            for slot, each in enumerate(self.slots)
+        ]
+        np.testing.assert_allclose(slots.records.cpu().numpy(), expected, rtol=1e-5, atol=1e-5)
+        everybody = [bias.everybody.tolist() for bias in self.biases]
+        np.testing.assert_allclose(slots.everybody.cpu().numpy(), everybody, rtol=1e-5, atol=1e-5)

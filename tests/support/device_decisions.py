@@ -10,7 +10,7 @@ import pytest
 from vllm import LLM
 
 from support.engines import proposer_of, scheduler_of
-from vllm_dflash.engine.v2 import draft_budget
+from vllm_dflash.engine.v2 import trimming
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import Ahead
 
@@ -26,7 +26,7 @@ def directed(llm: LLM, monkeypatch: pytest.MonkeyPatch, plan: Callable[[Ints], A
         return min(given[-2:])
 
     monkeypatch.setattr(scheduler_of(llm).planner, "plan", planned)
-    monkeypatch.setattr(draft_budget, "best_budget", as_directed)
+    monkeypatch.setattr(trimming, "best_budget", as_directed)
 
 
 def lengths_in_turn(*lengths: int) -> Callable[[Ints], Ahead]:
@@ -42,7 +42,8 @@ def lengths_in_turn(*lengths: int) -> Callable[[Ints], Ahead]:
 
 def prefer(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, text: float, block: float) -> None:
     """From now on the device takes every draft of each kind to be that likely."""
-    slots = proposer_of(llm).slots
+    slots = proposer_of(llm).step.slots
     monkeypatch.setattr(type(slots), "set_rates", lambda *_: None)
     slots.rates[0], slots.rates[1] = block, text
-    slots.bias.zero_()
+    slots.records[:, 2:6] = 0.0
+    slots.everybody.zero_()

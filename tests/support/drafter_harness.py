@@ -27,9 +27,10 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from support.engines import USES_V2
 from support.pairs import Pair
 from vllm_dflash.config.draft_config import drafted_length
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.v1.proposer import PlannedProposer
+from vllm_dflash.engine.v2.draft_slots import HEAD
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 
 CACHE_BLOCK = 32
@@ -102,7 +103,7 @@ class Harness:
         unlike = np.arange(1000, 1000 + max_requests * max_model_len, dtype=np.int32)
         self.texts = unlike.reshape(max_requests, max_model_len)
         """Tokens by request and position: no two alike, unless a test says so."""
-        self.width = DFlashOptions.of(self.config).draft_width
+        self.width = Mode.of(self.config).draft_width
         self.max_tokens = 10_000
         self.blocks_each = max_model_len // CACHE_BLOCK + 1
         num_blocks = 1 + max_requests * self.blocks_each
@@ -136,6 +137,10 @@ class Harness:
         model = self.proposer.model
         self.spies = model.compute_logits, model.compute_candidates
         model.compute_logits, model.compute_candidates = self._record, self._record_candidates
+
+    def nan_drafts(self) -> int:
+        """Drafts that were not finite, of all steps (V1), or of the last one (V2)."""
+        raise NotImplementedError
 
     def _load(self, target: HfTarget) -> None:
         raise NotImplementedError
@@ -192,6 +197,9 @@ def query_starts(rows: list[Row]) -> torch.Tensor:
 class ProposerHarness(Harness):
     """On the V1 runner."""
 
+    def nan_drafts(self) -> int:
+        return int(self.proposer.collect_statistics().nan_drafts)
+
     def _load(self, target: HfTarget) -> None:
         self.proposer = PlannedProposer(self.config, torch.device("cpu"), self)
         self.proposer.load_model(target)
@@ -229,7 +237,7 @@ class ProposerHarness(Harness):
         mask = torch.from_numpy(self.discard_request_mask.np)
         self.proposer.prepare_next_token_ids_padded(sampled, {}, self.input_batch, mask)
         # vLLM asks for the same number in every step there.
-        self.proposer.width = self.width if wanted is None else wanted
+        self.proposer.host.width = self.width if wanted is None else wanted
         drafts = self.proposer.propose(
             num_speculative_tokens=self.proposer.num_speculative_tokens,
             target_token_ids=torch.zeros(len(positions), dtype=torch.int32),
@@ -262,10 +270,14 @@ class ProposerHarness(Harness):
 class SpeculatorHarness(Harness):
     """On Model Runner V2."""
 
+    def nan_drafts(self) -> int:
+        records, width = self.proposer.step.slots.records, self.proposer.num_speculative_steps
+        held = records[:, HEAD : HEAD + width]
+        return int((held < 0.0).sum())
+
     def _load(self, target: HfTarget) -> None:
         self.proposer = PlannedSpeculator(self.config, torch.device("cpu"), None)
-        self.proposer.texts = None  # nobody keeps any here
-        self.proposer.req_states = SimpleNamespace()
+        self.proposer.step.texts = None  # nobody keeps any here
         self.proposer.load_model(target)
 
     def _initialize_attention(self, cache: KVCacheConfig) -> None:
@@ -289,6 +301,10 @@ class SpeculatorHarness(Harness):
         sampled = torch.tensor([int(not row.in_prompt) for row in rows], dtype=torch.int32)
         last_sampled = torch.zeros(drafter.max_num_reqs, 1, dtype=torch.int64)
         last_sampled[requests, 0] = torch.tensor([row.bonus for row in rows])
+        nothing = SimpleNamespace(gpu=torch.zeros(drafter.max_num_reqs, 1, dtype=torch.int32))
+        drafter.req_states = SimpleNamespace(
+            all_token_ids=nothing, total_len=nothing, last_sampled_tokens=last_sampled
+        )
         seq_lens = torch.from_numpy(np.array(starts, dtype=np.int32) + counts)
         batch = SimpleNamespace(
             req_ids=[str(request) for request in requests],
@@ -303,6 +319,7 @@ class SpeculatorHarness(Harness):
             query_start_loc=query_starts(rows),
             seq_lens_cpu_upper_bound=seq_lens,
         )
+        drafter.observe_verification(batch.idx_mapping, sampled, rejected)
         tokens = drafter.propose(
             batch,
             {},
@@ -319,7 +336,7 @@ class SpeculatorHarness(Harness):
         )
         # What the scheduler has places for, and the device takes to be drafts.
         limit = drafted_length(drafter.draft_model_config)
-        ends = np.full(len(rows), min(self.max_tokens, getattr(drafter, "length_limit", limit)))
+        ends = np.full(len(rows), min(self.max_tokens, limit))
         context = starts + counts - rejected.numpy()
         most = drafter.num_speculative_steps if wanted is None else wanted
         lengths = draft_limits(context, ends, most, sampled.numpy() > 0)

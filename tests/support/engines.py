@@ -19,11 +19,11 @@ from vllm.platforms import current_platform
 
 from support import DEMO
 from support.planner_world import steady_costs
+from support.reference_decoding import generate
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.v2_workers import V2CPUWorker
 from vllm_dflash.model.reference import ReferenceDrafter
-from vllm_dflash.model.reference_decoding import generate
 from vllm_dflash.planning.step import Step
 
 TARGET, DRAFTER = DEMO / "target", DEMO / "drafter"

@@ -12,8 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 from support.engines import FIXED, engine
 from support.pairs import drafter_config, save_drafter
 from support.targets import ENGINE_SETTINGS, make_target
-from vllm_dflash.model.reference import ReferenceDrafter
-from vllm_dflash.model.reference_decoding import target_step
+from vllm_dflash.model.reference import ReferenceDrafter, target_step
 
 NEW_TOKENS = 24
 PROMPTS = [[(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 90))]

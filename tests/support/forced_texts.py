@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm_dflash.engine.v1.length_policy import FixedLength
+from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.step import Plan, Step
 

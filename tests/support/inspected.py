@@ -6,15 +6,17 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from vllm_dflash.tools.inspect import inspection as result
 from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
 from vllm_dflash.tools.inspect.inspection import Inspection
-from vllm_dflash.tools.inspect.target import EngineOptions
 
-SMALL = EngineOptions(dtype="float32", max_model_len=256)
+SMALL = {"dtype": "float32", "max_model_len": 256}
 
 
 def conforms(value: Any, kind: Any) -> bool:
@@ -28,6 +30,10 @@ def conforms(value: Any, kind: Any) -> bool:
         return isinstance(value, list) and all(conforms(one, arguments[0]) for one in value)
     if origin is dict:
         return isinstance(value, dict) and all(conforms(v, arguments[1]) for v in value.values())
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if not isinstance(value, dict):
+            return False
+        return bool(kind.model_validate_json(json.dumps(value)).model_dump(mode="json") == value)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         return (
@@ -49,9 +55,9 @@ def check_schema(found: dict[str, Any]) -> None:
 
 
 def inspect(
-    drafter: Path | str, target: Path | str, options: EngineOptions = SMALL, **changes: Any
+    drafter: Path | str, target: Path | str, engine: Mapping[str, Any] = SMALL, **changes: Any
 ) -> Inspection:
-    found = inspect_pair(str(drafter), str(target), options=options, **changes)
+    found = inspect_pair(str(drafter), str(target), **engine, **changes)
     check_schema(json.loads(json.dumps(found.to_dict())))
     assert (found.command is None) == (found.exit_code != result.FITS)
     return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vllm_dflash.engine.v1.length_policy import FixedLength, LengthPolicy
+from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import Curve, StepCosts
 from vllm_dflash.planning.planner import Planner
@@ -72,7 +72,7 @@ class World:
     changes kind with `flip` probability a step. Confidence is the truth to the power `overrated`.
     """
 
-    policy: LengthPolicy
+    policy: Planner | FixedLength
     sure: float = 0.93
     unsure: float = 0.45
     flip: float = 0.2
@@ -175,7 +175,9 @@ class Undrafted(FixedLength):
         super().__init__(0)
 
 
-def rate_of(policy: LengthPolicy, num_requests: int, steps: int = 600, **world: float) -> float:
+def rate_of(
+    policy: Planner | FixedLength, num_requests: int, steps: int = 600, **world: float
+) -> float:
     simulated = World(policy, **world)  # type: ignore[arg-type]
     simulated.run(names(num_requests), steps)
     return simulated.rate

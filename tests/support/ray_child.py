@@ -6,18 +6,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from vllm_dflash.tools import engine_answers, engine_start
+from vllm_dflash.tools.engine_answers import EngineAnswers
 
 MARK = "MARK_OF_THE_TEST"
 
 
-class RayAnswers(engine_answers.EngineAnswers):
+class RayAnswers(EngineAnswers):
     def workers(self) -> list[dict[str, Any]]:
         return self._engine.collective_rpc(_build_look_around())
-
-
-def start(**arguments: Any) -> RayAnswers:
-    return RayAnswers(engine_start.start(**arguments)._engine)
 
 
 def _build_look_around() -> Callable[[Any], dict[str, Any]]:

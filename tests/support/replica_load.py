@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +63,7 @@ class Load:
             stream=one.is_stream,
             extra_body={"ignore_eos": True},
         )
-        one.served_by = int(raw.headers["x-served-by"].split("/")[1])
+        one.served_by = served_by(raw.headers)
         answer: Any = raw.parse()
         if one.is_stream:
             for chunk in answer:
@@ -99,6 +99,11 @@ class Load:
 
 def _now() -> float:
     return time.monotonic()
+
+
+def served_by(headers: Mapping[str, str]) -> int:
+    """Process id of the replica that an answer is from."""
+    return int(headers["x-served-by"].split("/")[1])
 
 
 def of_kind(processes: list[psutil.Process], kind: str) -> list[psutil.Process]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from support.kernel_oracle import Oracle
+from vllm_dflash.engine.v2.draft_slots import Batch
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
 from vllm_dflash.planning.texts import LONGEST, SHORTEST
 
@@ -25,8 +26,8 @@ class Case:
     width: int = 15
 
 
-def predicted(text: list[int], width: int) -> tuple[list[int], int, int]:
-    """Tokens, how many of them count, and how long the match is."""
+def predicted(text: list[int], width: int) -> tuple[list[int], int]:
+    """Tokens, and how long the match is."""
     best, start = 0, 0
     for place in range(len(text) - 1):
         size = 0
@@ -35,9 +36,9 @@ def predicted(text: list[int], width: int) -> tuple[list[int], int, int]:
         if size >= max(best, SHORTEST):
             best, start = size, place + 1
     if not best:
-        return [text[-1]] * width, 0, 0
+        return [text[-1]] * width, 0
     repeated = text[start:]
-    return [repeated[number % len(repeated)] for number in range(width)], width, best
+    return [repeated[number % len(repeated)] for number in range(width)], best
 
 
 def look_up(
@@ -46,7 +47,7 @@ def look_up(
     in_prompt: int = -1,
     device: torch.device | str = CPU,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is found and what should be, [R + 1, K + 2]: tokens, how many count, the match.
+    """What is found and what should be, [R + 1, K + 1]: tokens, and the match.
 
     Texts lie in slots in the opposite order, with others between them; behind them is no token.
     The last row is none of theirs.
@@ -61,16 +62,16 @@ def look_up(
     sampled = np.ones(num_requests, np.int32)
     expected = [predicted(text, width) for text in requests]
     if 0 <= in_prompt < num_requests:
-        sampled[in_prompt], expected[in_prompt] = 0, ([0] * width, 0, 0)
+        sampled[in_prompt], expected[in_prompt] = 0, ([0] * width, 0)
     found = TextLookUp(num_requests + 1, longest + 1, width, torch.device(device))
     for each in found.buffers():
         each.fill_(UNTOUCHED)  # of an earlier step
     found._best.fill_((LONGEST << 32) | 1)
-    arrays = texts, total_len, np.array(slots), sampled
-    found.look_up(*(torch.from_numpy(each).to(device) for each in arrays))
-    columns = found.tokens, found.lengths[:, None], found.matches[:, None]
-    expected.append(([UNTOUCHED] * width, UNTOUCHED, UNTOUCHED))
-    rows = [[*tokens, length, match] for tokens, length, match in expected]
+    arrays = np.array(slots), sampled, np.zeros_like(sampled), texts, total_len, total_len
+    found.look_up(Batch._make(torch.from_numpy(each).to(device) for each in arrays))
+    columns = found.tokens, found.matches[:, None]
+    expected.append(([UNTOUCHED] * width, UNTOUCHED))
+    rows = [[*tokens, match] for tokens, match in expected]
     return torch.cat(columns, dim=1).cpu(), torch.tensor(rows)
 
 

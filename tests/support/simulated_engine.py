@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from support.pairs import Pair
-from vllm_dflash.tools.parity.compare_request import count_matches
+from vllm_dflash.tools.parity.compare_recordings import count_matches
 from vllm_dflash.tools.parity.oracle import Oracle
-from vllm_dflash.tools.parity.recording import DraftStep, RecordedRequest, Recording
+from vllm_dflash.tools.parity.recorder import DraftStep, Recording
 
 
 def write(oracle: Oracle, prompt: list[int], new_tokens: int) -> list[int]:
@@ -20,7 +20,7 @@ def write(oracle: Oracle, prompt: list[int], new_tokens: int) -> list[int]:
 
 
 @torch.inference_mode()
-def simulate(oracle: Oracle, ids: list[int], prompt_length: int) -> RecordedRequest:
+def simulate(oracle: Oracle, ids: list[int], prompt_length: int) -> Recording:
     """Drafting along a text as an engine does that computes what this oracle computes."""
     drafter, target = oracle.drafter, oracle.target
     spec = drafter.spec
@@ -34,7 +34,7 @@ def simulate(oracle: Oracle, ids: list[int], prompt_length: int) -> RecordedRequ
         layers, hidden = oracle.block(embedding, z[:length])
         logits = drafter.logits(hidden[1:], target)
         drafts = drafter.target_ids(logits.argmax(-1))
-        accepted = count_matches(drafts.tolist(), ids[length + 1 : length + 1 + k])
+        accepted = count_matches(drafts, ids[length + 1 : length + 1 + k])
         positions = torch.arange(length, length + k + 1)
         steps.append(
             DraftStep(
@@ -42,9 +42,7 @@ def simulate(oracle: Oracle, ids: list[int], prompt_length: int) -> RecordedRequ
             )
         )
         length += 1 + accepted
-    return RecordedRequest(
-        ids, prompt_length, Recording(features, z, torch.arange(len(ids)), steps)
-    )
+    return Recording(ids, prompt_length, features, z, torch.arange(len(ids)), steps, "v1")
 
 
 def oracle_of(pair: Pair) -> Oracle:

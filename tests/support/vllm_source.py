@@ -154,7 +154,7 @@ def _entry(file: Path, node: ast.stmt) -> Record:
 
 def all_seams(version: str) -> list[Seam]:
     """Those of every process that this version of vLLM is to have."""
-    every = {seam.path: seam for some in (*SEAMS.values(), WATCHED) for seam in some}
+    every = {seam.path: seam for some in (*SEAMS, WATCHED) for seam in some}
     return [every[path] for path in sorted(every) if every[path].is_in(version)]
 
 

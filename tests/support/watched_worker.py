@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from support.planner_world import steady_costs
-from vllm_dflash.engine.v1.length_policy import FixedLength
+from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.step import Plan, Step
 
@@ -42,7 +42,7 @@ class Watched:
 
     def profiled_costs(self) -> list[list[float]]:
         """Seconds by rows that the planner started from."""
-        costs = self.drafter.lengths.policy.costs
+        costs = self.drafter.host.policy.costs
         return [curve.seconds.tolist() for curve in (costs.verify, costs.draft, costs.context)]
 
     def draft_by(self, policy: str) -> None:
@@ -52,9 +52,9 @@ class Watched:
         if policy == "planned":
             drafter.adapt_lengths(steady_costs(drafter.max_batch_size))
         else:
-            drafter.backlog = None
+            drafter.host.backlog = None
             dice = Erratic(max_draft, seed=self.rank)  # other ones on every rank
-            drafter.lengths.policy = dice if policy == "erratic" else FixedLength(max_draft)
+            drafter.host.policy = dice if policy == "erratic" else FixedLength(max_draft)
         drafter.block.searches_by_rank = policy == "fixed-by-rank"
         vars(drafter.model).pop("compute_logits", None)
         if drafter.block.searches_by_rank:
@@ -62,16 +62,16 @@ class Watched:
         self.decided: list[Any] = []
         self.drafted: list[Any] = []
         if not hasattr(self, "originals"):
-            self.originals = drafter.lengths.plan, drafter.block.draft, drafter.propose
+            self.originals = drafter.host._plan, drafter.block.draft, drafter.propose
         plan, draft, propose = self.originals
 
         @functools.wraps(plan)
-        def _plan(*args: Any) -> Plan:
-            agreed = plan(*args)
+        def _plan(step: Step) -> None:
+            plan(step)
+            agreed = step.plan
             numbers = (agreed.width, agreed.skip_steps, agreed.least, agreed.is_probe)
             prices = (agreed.price, agreed.speedup)
             self.decided.append((numbers, agreed.drafted.tolist(), prices))
-            return agreed
 
         @functools.wraps(draft)
         def _draft(*args: Any) -> Any:
@@ -85,7 +85,7 @@ class Watched:
             self.decided.append(drafts)
             return drafts
 
-        drafter.lengths.plan, drafter.block.draft, drafter.propose = _plan, _draft, _propose
+        drafter.host._plan, drafter.block.draft, drafter.propose = _plan, _draft, _propose
 
     def written_down(self) -> tuple[list[Any], list[Any]]:
         """Plans and drafts handed over, in order; and all tokens that were drafted."""

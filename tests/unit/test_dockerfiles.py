@@ -59,10 +59,10 @@ def test_metrics_that_the_docs_name_are_there() -> None:
     from vllm.v1.metrics import loggers
     from vllm.v1.spec_decode import metrics
 
-    from vllm_dflash.engine.reporting.figures import FIGURES
+    from vllm_dflash.engine.reporting.statistics import METRICS
 
     source = Path(loggers.__file__).read_text() + Path(metrics.__file__).read_text()
-    source += "".join(f'"vllm:dflash_{name}"' for name in FIGURES)
+    source += "".join(f'"vllm:dflash_{name}"' for name in METRICS)
     named = set(re.findall(r"vllm:\w+", (ROOT / "docs" / "deployment.md").read_text()))
     assert len(named) > 10
     assert not {name for name in named if f'"{name.removesuffix("_total")}"' not in source}

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +23,11 @@ from support.pairs import Pair, drafter_config, make_pair, save_drafter
 from vllm_dflash import plugin, seams
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import ARCHITECTURE
-from vllm_dflash.config.class_paths import CPU_WORKER
-from vllm_dflash.config.mode import MOST_FREE_DRAFTS
-from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
+from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, CPU_WORKER, MOST_FREE_DRAFTS, Mode
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 from vllm_dflash.model.draft_model import DFlashDraftModel
 
-OPTIONS = DFlashOptions(7, 7, "fixed", parse_config("it", QWEN), drafter_ranks=1)
+OPTIONS = Mode(7, 7, "fixed", parse_config("it", QWEN), drafter_ranks=1)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def test_selection_fills_in_what_the_checkpoint_says(pair: Pair) -> None:
     config = engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
     assert config.speculative_config.num_speculative_tokens == MOST_FREE_DRAFTS
     assert config.parallel_config.worker_cls == CPU_WORKER
-    options = DFlashOptions.of(config)
+    options = Mode.of(config)
     assert options.drafter.block_size == 8
     assert (options.draft_width, options.free_drafts) == (7, True)
     assert not config.speculative_config.use_eagle_block_drop()
@@ -80,9 +79,14 @@ def test_v1_keeps_all_layers_in_one_group_of_the_cache(
     asked = speculative(pair)
     args = engine_args(pair, speculative_config=asked, disable_hybrid_kv_cache_manager=written)
     parallel: Any = SimpleNamespace(
-        worker_cls="auto", distributed_executor_backend="uni", tensor_parallel_size=1
+        worker_cls="auto",
+        pipeline_parallel_size=1,
+        data_parallel_size=1,
+        distributed_executor_backend="uni",
+        tensor_parallel_size=1,
     )
-    monkeypatch.setattr("vllm_dflash.config.pair.resolve", lambda *_, **__: OPTIONS)
+    resolved = replace(OPTIONS, runner="v2" if is_v2 else "v1")
+    monkeypatch.setattr("vllm_dflash.config.pair.resolve", lambda *_, **__: resolved)
     plugin._select(args, SpeculativeSettings.of(asked), {}, args.create_model_config(), parallel)
     assert args.disable_hybrid_kv_cache_manager is disabled
 
@@ -91,7 +95,7 @@ def test_fewer_drafts_than_the_block_holds(pair: Pair) -> None:
     asked = speculative(pair, num_speculative_tokens=3)
     config = engine_args(pair, speculative_config=asked).create_engine_config()
     assert config.speculative_config.num_speculative_tokens == 3
-    assert DFlashOptions.of(config).draft_width == 3
+    assert Mode.of(config).draft_width == 3
 
 
 def test_the_separate_flags_select_it_too(pair: Pair) -> None:
@@ -116,16 +120,11 @@ def test_dashes_in_option_names(pair: Pair) -> None:
     assert config.speculative_config.disable_eagle_block_drop is False
 
 
-def test_sampled_drafts_are_overruled_with_a_warning(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    warned = []
-    monkeypatch.setattr(
-        "vllm_dflash.config.engine_settings.warn_about_sampling", lambda: warned.append(True)
-    )
+def test_sampled_drafts_are_overruled_with_a_warning(pair: Pair) -> None:
     asked = speculative(pair, **{"draft-sample-method": "probabilistic"})
-    config = engine_args(pair, speculative_config=asked).create_engine_config()
-    assert warned == [True]
+    with log_lines() as lines:
+        config = engine_args(pair, speculative_config=asked).create_engine_config()
+    assert sum("'probabilistic' is ignored" in line for line in lines) == 1
     assert config.speculative_config.draft_sample_method == "greedy"
 
 
@@ -298,12 +297,12 @@ def test_no_fault_of_ours_stops_a_start(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_options_are_parsed_once_in_a_process(pair: Pair) -> None:
     config = engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
-    options = DFlashOptions.of(config)
-    assert DFlashOptions.of(config) is options
-    assert DFlashOptions.of(pickle.loads(pickle.dumps(config))) is options
+    options = Mode.of(config)
+    assert Mode.of(config) is options
+    assert Mode.of(pickle.loads(pickle.dumps(config))) is options
     other = engine_args(pair, speculative_config=speculative(pair, draft_length="fixed"))
     other_config = other.create_engine_config()
-    assert DFlashOptions.of(other_config).draft_length == "fixed"
+    assert Mode.of(other_config).draft_length == "fixed"
     assert config.compute_hash() != other_config.compute_hash()
 
 
@@ -311,7 +310,7 @@ def test_options_are_parsed_once_in_a_process(pair: Pair) -> None:
 def test_options_of_an_engine_that_did_not_select_us(additional: Any) -> None:
     message = "VLLM_PLUGINS unset or add 'dflash'"
     with pytest.raises(RuntimeError, match=message):
-        DFlashOptions.of(SimpleNamespace(additional_config=additional))
+        Mode.of(SimpleNamespace(additional_config=additional))
 
 
 def test_remarks_on_a_config_are_warned_of(pair: Pair, tmp_path: Path) -> None:
@@ -361,12 +360,12 @@ def test_a_seam_of_other_versions_is_not_asked_for(monkeypatch: pytest.MonkeyPat
     ):
         monkeypatch.setattr("vllm.__version__", version)
         with pytest.raises(seams.UnsupportedVllmError, match=f"relies on vllm.{missing}:f"):
-            seams.compare(moved)
-        seams.compare(tuple(seam for seam in moved if missing not in seam.path))
+            seams.check_seams(moved)
+        seams.check_seams(tuple(seam for seam in moved if missing not in seam.path))
 
 
 def test_this_vllm_has_every_seam() -> None:
-    seams.compare(seams.FRONT_END + seams.V1_WORKER + seams.V2_WORKER + seams.ENGINE)
+    seams.check_seams(seams.FRONT_END + seams.V1_WORKER + seams.V2_WORKER + seams.ENGINE)
 
 
 def test_a_changed_v2_signature_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,14 +202,11 @@ def _names_in(index: bytes, where: str) -> list[str]:
         )
     try:
         names = sorted({str(name) for name in json.loads(index)["weight_map"].values()})
-    except UnicodeDecodeError:  # which holds all of the file
-        why = "it is no text"
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        # An error of decoding would show all of the file.
+        why = "it is no text" if isinstance(error, UnicodeDecodeError) else repr(error)
         raise HeadersUnreadableError(
             f"{where!r} cannot be read: {why}. Download it again."
-        ) from None
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise HeadersUnreadableError(
-            f"{where!r} cannot be read: {error!r}. Download it again."
         ) from None
     odd = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
     if odd or not names:
@@ -253,16 +250,11 @@ def _read_hub(model: str, revision: str | None) -> Headers:
     try:
         found = huggingface_hub.get_safetensors_metadata(model, revision=revision)
     except Exception as error:  # whatever a network, a proxy or a hub may come up with
-        raise HeadersNotCheckedError(
-            f"the hub gave no headers of {model!r} ({_first_line(error)})"
-        ) from error
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise HeadersNotCheckedError(f"the hub gave no headers of {model!r} ({why})") from error
     tensors = {
         name: _tensor(name, tensor.shape, tensor.dtype)
         for file in found.files_metadata.values()
         for name, tensor in file.tensors.items()
     }
     return Headers(tuple(sorted(found.files_metadata)), tensors)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
@@ -44,10 +43,3 @@ def parse_mask_embedding(spec: DrafterSpec, content: bytes) -> torch.Tensor:
     if state.numel() != spec.hidden_size:
         raise refuse(f"has {state.numel()} numbers, hidden_size is {spec.hidden_size}")
     return state.reshape(-1)
-
-
-def check_mask_embedding(spec: DrafterSpec, folder: Path) -> None:
-    """Refuse a bad one before any process starts. Raises `DrafterError`."""
-    file = folder / MASK_EMBEDDING_FILE
-    if file.is_file():
-        parse_mask_embedding(spec, file.read_bytes())

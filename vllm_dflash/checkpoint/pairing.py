@@ -1,4 +1,4 @@
-"""Does this drafter fit this target? Checked before any engine process starts."""
+"""Does this drafter fit this target, and is it split like it? Known before an engine starts."""
 
 from __future__ import annotations
 
@@ -26,24 +26,22 @@ class PairingTarget:
     multimodal: bool = False
     has_linear_attention: bool = False
     on_cpu: bool = False
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
 
 
 def check_pair(drafter: DrafterSpec, target: PairingTarget) -> None:
     """Raise `DrafterError` with every reason why the drafter cannot draft for the target."""
     reasons = []
     if faults := target_faults(target):
-        reasons.append(f"target {target.model!r} cannot be served with DFlash: {_listed(faults)}")
+        reasons.append(
+            f"target {target.model!r} cannot be served with DFlash: {'; '.join(faults)}."
+        )
     if faults := pair_faults(drafter, target):
-        what = f"drafter {drafter.model!r} does not fit target {target.model!r}: {_listed(faults)}"
-        reasons.append(f"{what} Choose a drafter trained for this target.")
-    if reasons := reasons + parallel_faults(target):
+        reasons.append(
+            f"drafter {drafter.model!r} does not fit target {target.model!r}: {'; '.join(faults)}."
+            " Choose a drafter trained for this target."
+        )
+    if reasons:
         raise DrafterError(" ".join(reasons))
-
-
-def _listed(faults: list[str]) -> str:
-    return f"{'; '.join(faults)}."
 
 
 def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
@@ -125,23 +123,56 @@ def target_faults(target: PairingTarget) -> list[str]:
     return faults
 
 
-def parallel_faults(target: PairingTarget) -> list[str]:
-    """Those that come from how the engine is spread over processes, each a sentence.
+def undivided(drafter: DrafterSpec, tp_size: int) -> list[str]:
+    """What of the drafter does not divide among so many ranks, in words; empty if all does.
 
-    Tensor parallelism is none: a drafter that does not divide is whole on every rank (`ranks.py`).
+    Fewer key/value heads than ranks do, where they divide those: ranks then share a head.
     """
-    faults = []
-    if target.pipeline_parallel_size > 1:
-        faults.append(
-            f"pipeline_parallel_size is {target.pipeline_parallel_size}, but DFlash does not"
-            " run with pipeline parallelism: the drafter shares the embedding of the first stage"
-            " and the head of the last. Divide the model by --tensor-parallel-size instead."
+    found = [
+        f"{count} {what}"
+        for what, count in (
+            ("attention heads", drafter.num_heads),
+            ("rows of its MLP (intermediate_size)", drafter.intermediate_size),
         )
-    if target.data_parallel_size > 1:
-        faults.append(
-            f"data_parallel_size is {target.data_parallel_size}, but DFlash does not run"
-            " with data parallelism yet: ranks that draft and ranks that do not would wait for"
-            " each other. Run a server for each replica instead (docs/ray_serve.md puts them"
-            " behind one route), or divide the model by --tensor-parallel-size."
+        if count % tp_size
+    ]
+    heads = drafter.num_kv_heads
+    if heads % tp_size and tp_size % heads:
+        found.append(f"{heads} key/value heads")
+    return found
+
+
+def drafter_ranks(drafter: DrafterSpec, tp_size: int, asked: int | None = None) -> int:
+    """`tp_size` where the drafter's layers are split, 1 where every rank has them whole.
+
+    Args:
+        drafter: what is split.
+        tp_size: ranks of the target.
+        asked: `draft_tensor_parallel_size` of the speculative config.
+
+    Raises:
+        DrafterError: it was asked to be split in another way, or does not divide.
+    """
+    if asked is None:
+        return 1 if undivided(drafter, tp_size) else tp_size
+    if asked not in (1, tp_size):
+        raise DrafterError(
+            f"draft_tensor_parallel_size is {asked}, the target's tensor_parallel_size {tp_size}:"
+            f" a drafter is split like its target or not at all, so write {tp_size} or 1, or leave"
+            " it out."
         )
-    return faults
+    if asked > 1 and (parts := undivided(drafter, tp_size)):
+        raise DrafterError(
+            f"drafter {drafter.model!r} does not divide by draft_tensor_parallel_size {asked}:"
+            f" {', '.join(parts)}. Leave it out, and every rank has the whole drafter."
+        )
+    return asked
+
+
+def describe_ranks(drafter: DrafterSpec, tp_size: int, ranks: int) -> str:
+    """A sentence for the log on how a drafter lies on several ranks."""
+    if ranks > 1:
+        return f"the drafter is split over {ranks} ranks, like the target"
+    parts = undivided(drafter, tp_size)
+    why = f"{', '.join(parts)} do not divide by {tp_size}" if parts else "as configured"
+    return f"every one of {tp_size} ranks has the whole drafter ({why})"

@@ -7,13 +7,11 @@ second is turned into the first, so one parser reads both. Others are refused by
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import PretrainedConfig
 
-from vllm_dflash.checkpoint.adaflash import SETTING, length_heads, remarks_on
-from vllm_dflash.checkpoint.dflash2 import DFlash2Config, read_dflash2
 from vllm_dflash.checkpoint.refusal import (
     checked,
     folder_fault,
@@ -22,10 +20,24 @@ from vllm_dflash.checkpoint.refusal import (
     shown,
     without_frame,
 )
-from vllm_dflash.checkpoint.rope import Rotated, read_ropes
-from vllm_dflash.checkpoint.spec import ARCHITECTURE_2, ARCHITECTURES, DrafterError, DrafterSpec
+from vllm_dflash.checkpoint.rope import read_ropes
+from vllm_dflash.checkpoint.spec import (
+    ARCHITECTURE_2,
+    ARCHITECTURES,
+    DFlash2,
+    DrafterError,
+    DrafterShape,
+    DrafterSpec,
+)
 from vllm_dflash.checkpoint.speculators import ARCHITECTURE_OF, from_speculators
 from vllm_dflash.checkpoint.zlab import ONLY_NESTED, ZlabConfig
+
+LENGTH_HEADS = ("thresh_head_two_model", "thresh_head_subsequent", "prob_head")
+"""Modules of an AdaFlash drafter: a DFlash drafter with a small head on its last hidden states,
+which guesses how many of the drafts are worth verifying. The drafts are the same without it, so
+they are known by their names, and left out."""
+ABOUT_LENGTH_HEADS = ("thresh_head_", "use_thresh_head_", "prob_head_", "use_prob_head")
+"""How keys of `dflash_config` begin that are about such a head."""
 
 
 def read_drafter(
@@ -86,9 +98,10 @@ def parse_overridden(
     def is_idle(name: str) -> bool:
         others = {key: value for key, value in overrides.items() if key != name}
         try:
-            return parse_config(model, overridden(config, others)) == spec
+            without = parse_config(model, overridden(config, others))
         except DrafterError:  # which this one mends
             return False
+        return without.model_copy(update={"remarks": spec.remarks}) == spec
 
     if idle := [name for name in overrides if is_idle(name)]:
         raise DrafterError(
@@ -114,44 +127,44 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
     at_top = {name: value for name, value in config.items() if name not in ONLY_NESTED}
     inside = {name: value for name, value in nested.items() if value is not None}
     fields = checked(ZlabConfig, at_top | inside, refuse)
-    rotated = Rotated(fields.max_position_embeddings, fields.head_dim, tuple(fields.slides))
-    rope, sliding_rope = read_ropes(model, config, rotated)
-    heads = length_heads(nested)
+    rope, sliding_rope = read_ropes(config, fields, refuse)
     is_second = ARCHITECTURE_2 in architectures
-    known = {*ZlabConfig.model_fields, *(DFlash2Config.model_fields if is_second else ())}
     return DrafterSpec(
+        **{name: getattr(fields, name) for name in DrafterShape.model_fields},
+        **fields.derived(),
         model=model,
         dialect=dialect,
-        block_size=fields.block_size,
-        mask_token_id=fields.mask_token_id,
-        taps=tuple(fields.target_layer_ids),
-        target_hidden_size=fields.target_hidden_size,
-        num_target_layers=fields.num_target_layers,
-        vocab_size=fields.vocab_size,
-        draft_vocab_size=fields.draft_vocab_size,
-        hidden_size=fields.hidden_size,
-        intermediate_size=fields.intermediate_size,
-        num_layers=fields.num_hidden_layers,
-        num_heads=fields.num_attention_heads,
-        num_kv_heads=fields.num_key_value_heads,
-        head_dim=fields.head_dim,
-        hidden_act=fields.hidden_act,
-        rms_norm_eps=fields.rms_norm_eps,
-        attention_bias=fields.attention_bias,
         rope_parameters=rope,
-        max_position_embeddings=fields.max_position_embeddings,
-        windows=tuple(fields.swa_window_size if slides else None for slides in fields.slides),
-        causal=tuple(fields.causality),
-        attention_sinks=fields.attention_sink_bias,
-        value_scale=fields.attention_value_scale,
-        logit_scale=fields.logit_scale,
-        is_neox_style=fields.is_neox_style,
         sliding_rope_parameters=sliding_rope,
-        dflash2=read_dflash2(inside, fields, refuse) if is_second else None,
-        quantization=fields.quantization,
-        length_heads=heads,
-        remarks=remarks_on(heads) + _unread(nested, known, SETTING if heads else ()),
+        dflash2=_read_dflash2(inside, fields, refuse) if is_second else None,
+        length_heads=tuple(head for head in LENGTH_HEADS if nested.get(f"use_{head}") is True),
+        remarks=_remarks(nested, is_second),
     )
+
+
+def _read_dflash2(
+    nested: Mapping[str, Any], layers: ZlabConfig, refuse: Callable[[str], Exception]
+) -> DFlash2:
+    """Of `dflash_config` alone, as vLLM reads it: at top level, these fields are the target's."""
+    own = {name: nested.get(name) for name in DFlash2.model_fields}
+    fields = checked(DFlash2, own, refuse, inside="dflash_config")
+    if layers.hidden_size % fields.conv_group_size:
+        raise refuse(
+            f"conv_group_size ({fields.conv_group_size}) must divide hidden_size"
+            f" ({layers.hidden_size})"
+        )
+    if layers.draft_vocab_size != layers.vocab_size:
+        raise refuse(
+            f"draft_vocab_size is {layers.draft_vocab_size} and vocab_size {layers.vocab_size}: a"
+            " DFlash 2 drafter chooses among all tokens of its target, so they must be equal"
+        )
+    if fields.selector_top_k > layers.vocab_size:
+        raise refuse(
+            f"selector_top_k ({fields.selector_top_k}) must not exceed vocab_size"
+            f" ({layers.vocab_size})"
+        )
+    cap = fields.final_logit_softcapping or None  # 0 means none, as in vLLM
+    return fields.model_copy(update={"final_logit_softcapping": cap})
 
 
 def is_drafter(config: Mapping[str, Any]) -> bool:
@@ -195,15 +208,20 @@ def _check_architecture(model: str, architectures: Any) -> None:
     )
 
 
-def _unread(
-    nested: dict[str, Any], known: Collection[str], left_out: tuple[str, ...]
-) -> tuple[str, ...]:
-    """A remark for each key of `dflash_config` that nothing here reads, but for those left out."""
+def _remarks(nested: dict[str, Any], is_second: bool) -> tuple[str, ...]:
+    """On AdaFlash's heads, and on each key of `dflash_config` that nothing here reads."""
     remarks = []
-    for key in sorted(nested.keys() - {*known}):
-        if key.startswith(left_out):
-            continue
-        near = nearest(key, known)
-        hint = f"; did its author mean {near!r}?" if near else ""
-        remarks.append(f"dflash_config has {key!r}, which nothing here reads{hint}")
+    heads = [head for head in LENGTH_HEADS if nested.get(f"use_{head}") is True]
+    if heads:
+        remarks.append(
+            f"AdaFlash, whose length head ({', '.join(heads)}) is not run: draft lengths are"
+            " planned by vllm-dflash anyway"
+        )
+    read = {field.alias or name for name, field in ZlabConfig.model_fields.items()}
+    read |= {*(DFlash2.model_fields if is_second else ())}
+    for key in sorted(nested.keys() - read):
+        if not (heads and key.startswith(ABOUT_LENGTH_HEADS)):
+            near = nearest(key, read)
+            hint = f"; did its author mean {near!r}?" if near else ""
+            remarks.append(f"dflash_config has {key!r}, which nothing here reads{hint}")
     return tuple(remarks)

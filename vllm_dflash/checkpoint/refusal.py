@@ -14,14 +14,17 @@ LARGEST = 1 << 31
 """Larger numbers than this are mistakes, and would only show as a lack of memory."""
 
 
-def whole(default: Any = ..., *, least: int = 1, most: int = LARGEST) -> Any:
+def whole(
+    default: Any = ..., *, least: int = 1, most: int = LARGEST, alias: str | None = None
+) -> Any:
     """A field that is a whole number within reason. A default may be a function of the others."""
-    return described(default, f"an integer from {least} to {most}", ge=least, le=most)
+    wanted = f"an integer from {least} to {most}"
+    return described(default, wanted, ge=least, le=most, alias=alias)
 
 
-def positive(default: Any = ...) -> Any:
+def positive(default: Any = ..., *, alias: str | None = None) -> Any:
     """A field that is a positive number, neither infinite nor NaN, which JSON may hold."""
-    return described(default, "a positive number", gt=0, lt=LARGEST)
+    return described(default, "a positive number", gt=0, lt=LARGEST, alias=alias)
 
 
 def flag(default: Any) -> Any:
@@ -30,7 +33,7 @@ def flag(default: Any) -> Any:
 
 
 def described(default: Any, description: str, **bounds: Any) -> Any:
-    """A field, and what it must be, in words that follow "must be"."""
+    """A field, what it must be in words that follow "must be", and more of pydantic's `Field`."""
     source = "default_factory" if callable(default) else "default"
     return Field(description=description, **{source: default}, **bounds)
 
@@ -43,7 +46,7 @@ def checked(
     inside: str = "",
     said: str = "config.json says {}",
 ) -> Fields:
-    """The fields of `kind` among those that are `written`; null counts as missing.
+    """The fields of `kind` among those that are `written`, by alias; null counts as missing.
 
     A field that is not what its description asks for is refused by its name, with its value; all
     of them in one message.
@@ -57,8 +60,9 @@ def checked(
     """
     there = {name: value for name, value in written.items() if value is not None}
     try:
-        return kind.model_validate(there)
+        return kind.model_validate(there, by_alias=True, by_name=False)
     except ValidationError as error:
+        fields = {field.alias or name: field for name, field in kind.model_fields.items()}
         faults: dict[str, None] = {}
         for found in error.errors():
             if found["type"] == "default_factory_not_called":  # a field it depends on is at fault
@@ -68,7 +72,7 @@ def checked(
                 faults[str(cause)] = None
                 continue
             name = str(found["loc"][0])
-            wanted = cause or kind.model_fields[name].description
+            wanted = cause or fields[name].description
             value = said.format(shown(there.get(name)))
             faults[f"{name}{f' of {inside}' if inside else ''} must be {wanted}, {value}"] = None
         raise refuse("; ".join(faults)) from None  # whose message says as much, and no more
@@ -98,7 +102,7 @@ def folder_fault(model: str) -> str | None:
         return None
     if folder.exists():
         return "this folder has no config.json" if folder.is_dir() else "this is no folder"
-    if not looks_local(model) and is_repository_name(model):
+    if not looks_local(model) and _is_repository_name(model):
         return None
     there = [one.name for one in folder.parent.glob("*/") if (one / "config.json").is_file()]
     near = nearest(folder.name, there)
@@ -108,8 +112,7 @@ def folder_fault(model: str) -> str | None:
     return f"no such folder, and not a repository name, which has one slash at most{hint}"
 
 
-def is_repository_name(name: str) -> bool:
-    """Whether a repository of the hub can have this name."""
+def _is_repository_name(name: str) -> bool:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 

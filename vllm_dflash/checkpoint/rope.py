@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from vllm_dflash.checkpoint.refusal import LARGEST, checked, described, positive, shown
-from vllm_dflash.checkpoint.spec import DrafterError
-
-MOST_POSITIONS = 1 << 22
-FULL, SLIDING = "full_attention", "sliding_attention"
+from vllm_dflash.checkpoint.spec import MOST_POSITIONS
+from vllm_dflash.checkpoint.zlab import FULL, SLIDING, ZlabConfig
 
 Number = int | float
 
@@ -60,34 +57,18 @@ class Rope(BaseModel):
         return self
 
 
-@dataclass(frozen=True)
-class Rotated:
-    """What rotation needs to know of a drafter besides its rotary settings."""
-
-    max_positions: int
-    """Its max_position_embeddings."""
-    head_dim: int
-    slides: tuple[bool, ...]
-    """Whether each layer has a window."""
-
-
 def read_ropes(
-    model: str, config: dict[str, Any], rotated: Rotated
+    config: dict[str, Any], layers: ZlabConfig, refuse: Callable[[str], Exception]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Normalise `rope_parameters` (transformers 5) and `rope_theta`/`rope_scaling` (4).
+
+    Refuses a type we do not know, a missing or impossible number, and settings without an entry
+    for a type of layer that the drafter has.
 
     Returns:
         The settings of all layers and None; or, where sliding layers are rotated otherwise than
         full ones (an entry for each type, as transformers 5 writes it), those of both.
-
-    Raises:
-        DrafterError: a type we do not know, a missing or impossible number, no entry for a type
-            of layer that the drafter has.
     """
-
-    def refuse(why: str) -> DrafterError:
-        return DrafterError(f"drafter {model!r}: {why}.")
-
     source = next((k for k in ("rope_parameters", "rope_scaling") if config.get(k)), "rope_theta")
     written = config.get(source) if source != "rope_theta" else {}
     if not isinstance(written, dict):
@@ -100,8 +81,8 @@ def read_ropes(
     # What stands beside the entries of a config that has them counts for none, as in vLLM.
     entries = {name: value for name, value in written.items() if isinstance(value, dict)}
     if not entries:
-        return _read(at_top | written, source, rotated, refuse), None
-    kinds = [SLIDING if slides else FULL for slides in rotated.slides]
+        return _read(at_top | written, source, layers, refuse), None
+    kinds = [SLIDING if slides else FULL for slides in layers.slides]
     for kind in sorted(set(kinds)):
         if kind not in entries:
             raise refuse(
@@ -112,7 +93,7 @@ def read_ropes(
                 ' "drafter_overrides" of the speculative config, without layer types'
             )
     read = {
-        kind: _read(at_top | entries[kind], f"{source}.{kind}", rotated, refuse)
+        kind: _read(at_top | entries[kind], f"{source}.{kind}", layers, refuse)
         for kind in sorted(set(kinds))
     }
     if len(read) == 1 or read[FULL] == read[SLIDING]:
@@ -123,29 +104,30 @@ def read_ropes(
 def _read(
     written: Mapping[str, Any],
     source: str,
-    rotated: Rotated,
-    refuse: Callable[[str], DrafterError],
+    layers: ZlabConfig,
+    refuse: Callable[[str], Exception],
 ) -> dict[str, Any]:
     """One rotation as transformers 5 writes it."""
     rope = dict(written)
     rope.setdefault("rope_type", rope.pop("type", "default"))
     rope.setdefault("rope_theta", 1_000_000.0)
     if rope["rope_type"] == "yarn" and rope.get("original_max_position_embeddings") is None:
-        rope["original_max_position_embeddings"] = rotated.max_positions  # as transformers does
+        # As transformers does.
+        rope["original_max_position_embeddings"] = layers.max_position_embeddings
     fields = checked(Rope, rope, refuse, inside=source)
     # vLLM makes a table with a row for every position that these numbers promise.
     is_yarn = fields.rope_type == "yarn"
-    rows = fields.original_max_position_embeddings if is_yarn else rotated.max_positions
+    rows = fields.original_max_position_embeddings if is_yarn else layers.max_position_embeddings
     reach = (rows or 1) * (fields.factor or 1)
     if fields.rope_type != "llama3" and not 1 <= reach <= MOST_POSITIONS:
         raise refuse(
             f"factor of {source} stretches the positions to {reach:.0f}, which must be from 1 to"
             f" {MOST_POSITIONS}"
         )
-    turned = int(rotated.head_dim * (fields.partial_rotary_factor or 1))
+    turned = int(layers.head_dim * (fields.partial_rotary_factor or 1))
     if turned < 2 or turned % 2:
         raise refuse(
             f"partial_rotary_factor of {source} ({fields.partial_rotary_factor}) rotates {turned}"
-            f" of the {rotated.head_dim} numbers of a head, which must be even"
+            f" of the {layers.head_dim} numbers of a head, which must be even"
         )
     return rope

@@ -2,96 +2,121 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, Strict
+
+from vllm_dflash.checkpoint.refusal import LARGEST, described, flag, positive, whole
 
 ARCHITECTURE = "DFlashDraftModel"
 """What a drafter's `config.json` says it is; under this name vLLM finds our draft model."""
 ARCHITECTURE_2 = "DFlash2DraftModel"
 """What that of a DFlash 2 drafter says, which is ours as well."""
 ARCHITECTURES = (ARCHITECTURE, ARCHITECTURE_2)
+MOST_LAYERS = 1024
+MOST_POSITIONS = 1 << 22
 
 
 class DrafterError(ValueError):
     """A drafter that cannot be used. The message names the field, both values and the remedy."""
 
 
-@dataclass(frozen=True)
-class DFlash2:
+class DFlash2(BaseModel):
     """What a DFlash 2 drafter has beside the layers of DFlash, under the names of its config."""
 
-    conv_kernel_size: int
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    conv_kernel_size: int = whole(most=1024)
     """Rows of the block that each convolution reads: a row itself and those before it."""
-    conv_group_size: int
+    conv_group_size: int = whole()
     """Channels that share what a row adds to the kernel."""
-    selector_rank: int
+    selector_rank: int = whole()
     """Numbers of the codes that tokens have as predecessors and as successors."""
-    selector_top_k: int
+    selector_top_k: int = whole(most=1024)
     """Candidates for each place of the block."""
-    input_embedding_scale: float = 1.0
+    input_embedding_scale: float = positive(1.0)
     """Factor on embeddings as they are stored, whatever the target does to its own."""
-    output_multiplier: float = 1.0
+    output_multiplier: float = positive(1.0)
     """Factor on the head's logits, whatever the target does to its own."""
-    final_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = described(None, "a number from 0", ge=0, lt=LARGEST)
 
 
-@dataclass(frozen=True)
-class DrafterSpec:
+class DrafterShape(BaseModel):
+    """What one field of a checkpoint's config says each; its name there is the alias, if another.
+
+    Defaults are those of a config that leaves the field out.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, validate_by_name=True)
+
+    block_size: int = whole(least=2, most=1024)
+    """B: one bonus token and B - 1 mask tokens."""
+    mask_token_id: int = whole(least=0)
+    taps: Annotated[tuple[NonNegativeInt, ...], Strict(False)] = described(
+        ...,
+        f"a list of 1 to {MOST_LAYERS} layer numbers",
+        alias="target_layer_ids",
+        min_length=1,
+        max_length=MOST_LAYERS,
+        fail_fast=True,
+    )
+    """0-based target layers whose OUTPUT is the drafter's context (HF `hidden_states[i + 1]`),
+    in ascending order, which is the order of the columns of `fc.weight`."""
+    hidden_size: int = whole()
+    target_hidden_size: int = whole(lambda of: of["hidden_size"])
+    num_target_layers: int | None = whole(None)
+    """Layers of the target it was trained for, where the checkpoint says so."""
+    vocab_size: int = whole()
+    """Of the target: ids that drafts are made of, and the mask token's."""
+    draft_vocab_size: int = whole(lambda of: of["vocab_size"])
+    """Rows of the drafter's own head; a smaller vocabulary comes with a map to the target's."""
+    intermediate_size: int = whole()
+    num_layers: int = whole(most=MOST_LAYERS, alias="num_hidden_layers")
+    num_heads: int = whole(alias="num_attention_heads")
+    num_kv_heads: int = whole(lambda of: of["num_heads"], alias="num_key_value_heads")
+    head_dim: int = whole(lambda of: of["hidden_size"] // of["num_heads"])
+    hidden_act: Literal["silu"] = described(
+        "silu", "'silu', which is all that vLLM's gated MLP has"
+    )
+    rms_norm_eps: float = positive(1e-6)
+    attention_bias: bool = flag(False)
+    max_position_embeddings: int = whole(32768, most=MOST_POSITIONS)
+    is_neox_style: bool = flag(True)
+    """Whether rotation pairs the two halves of a head, or else neighbouring numbers."""
+    logit_scale: float = positive(1.0)
+    """Factor on the logits of the drafter's own head; a shared head is the target's, as it is."""
+    value_scale: float | None = positive(None, alias="attention_value_scale")
+    """Factor on all values, of the context as well as of the block."""
+
+
+class DrafterSpec(DrafterShape):
     """A DFlash drafter, whatever dialect its checkpoint is written in.
 
-    Nothing downstream of the checkpoint reader looks at the raw config again.
+    Nothing downstream of the checkpoint reader looks at the raw config again. Travels to the
+    workers as JSON.
     """
 
     model: str
     """Folder or repository the checkpoint was read from."""
     dialect: str
     """Which way of writing the config this was, for messages."""
-    block_size: int
-    """B: one bonus token and B - 1 mask tokens."""
-    mask_token_id: int
-    taps: tuple[int, ...]
-    """0-based target layers whose OUTPUT is the drafter's context (HF `hidden_states[i + 1]`),
-    in ascending order, which is the order of the columns of `fc.weight`."""
-    target_hidden_size: int
-    num_target_layers: int | None
-    """Layers of the target it was trained for, where the checkpoint says so."""
-    vocab_size: int
-    """Of the target: ids that drafts are made of, and the mask token's."""
-    draft_vocab_size: int
-    """Rows of the drafter's own head; a smaller vocabulary comes with a map to the target's."""
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    hidden_act: str
-    rms_norm_eps: float
-    attention_bias: bool
     rope_parameters: dict[str, Any]
     """As transformers 5 writes it: `rope_type`, `rope_theta` and the type's own fields."""
-    max_position_embeddings: int
+    sliding_rope_parameters: dict[str, Any] | None = None
+    """Of the layers with a window, where those are rotated otherwise than the full ones."""
     windows: tuple[int | None, ...]
     """Sliding window of each layer in tokens; None attends to the whole context."""
     causal: tuple[bool, ...]
     """Whether each layer's attention is causal inside the block; DFlash's own is not."""
     attention_sinks: bool = False
     """Whether each head has a logit of its own that attention may go to instead of any key."""
-    value_scale: float | None = None
-    """Factor on all values, of the context as well as of the block."""
-    logit_scale: float = 1.0
-    """Factor on the logits of the drafter's own head; a shared head is the target's, as it is."""
-    is_neox_style: bool = True
-    """Whether rotation pairs the two halves of a head, or else neighbouring numbers."""
-    sliding_rope_parameters: dict[str, Any] | None = None
-    """Of the layers with a window, where those are rotated otherwise than the full ones."""
     dflash2: DFlash2 | None = None
     """None for a drafter of the first DFlash."""
     quantization: str | None = None
     """How weights are quantised, as vLLM names it; None where they are plain numbers."""
     length_heads: tuple[str, ...] = ()
-    """AdaFlash: modules of the checkpoint that are not loaded (`adaflash.py`)."""
-    remarks: tuple[str, ...] = field(default=(), compare=False)
+    """AdaFlash: modules of the checkpoint that are not loaded."""
+    remarks: tuple[str, ...] = ()
     """What a user should know of the config, though it can be read."""
 
     @property
@@ -113,16 +138,3 @@ class DrafterSpec:
     def leaves_out(self, tensor: str) -> bool:
         """Whether a tensor of the checkpoint, by name, is not loaded."""
         return tensor.startswith(tuple(f"{head}." for head in self.length_heads))
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able form, to travel to the workers; inverse of `from_dict`."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> DrafterSpec:
-        """Rebuild a spec from `to_dict`, also after a trip through JSON."""
-        names = ("taps", "windows", "causal", "length_heads", "remarks")
-        read: dict[str, Any] = {name: tuple(fields[name]) for name in names}
-        if fields["dflash2"] is not None:
-            read["dflash2"] = DFlash2(**fields["dflash2"])
-        return cls(**{**fields, **read})

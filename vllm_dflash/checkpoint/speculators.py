@@ -6,10 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
-from vllm_dflash.checkpoint.dflash2 import DFlash2Config
 from vllm_dflash.checkpoint.refusal import checked, described, flag
-from vllm_dflash.checkpoint.rope import SLIDING
-from vllm_dflash.checkpoint.spec import ARCHITECTURE, ARCHITECTURE_2, DrafterError
+from vllm_dflash.checkpoint.spec import ARCHITECTURE, ARCHITECTURE_2, DFlash2, DrafterError
+from vllm_dflash.checkpoint.zlab import SLIDING
 
 AT_TOP_LEVEL = ("block_size", "draft_vocab_size", "target_hidden_size", "quantization_config")
 
@@ -43,7 +42,7 @@ def from_speculators(model: str, config: dict[str, Any]) -> dict[str, Any]:
             f" expected 'dflash' or 'dflash2'{hint}."
         )
     own = checked(Speculators, config, lambda why: DrafterError(f"drafter {model!r}: {why}."))
-    beside = DFlash2Config.model_fields if kind == "dflash2" else ()
+    beside = DFlash2.model_fields if kind == "dflash2" else ()
     nested = {name: config.get(name) for name in beside} | {
         "mask_token_id": config.get("mask_token_id"),
         "target_layer_ids": [i - 1 for i in own.aux_hidden_state_layer_ids],

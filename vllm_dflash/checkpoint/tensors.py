@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
@@ -16,6 +15,7 @@ UNQUANTISED = (
     " their scales beside them: download the drafter again, or take the unquantised checkpoint that"
     " this one was made from"
 )
+NOT_FLOATING = "what is not quantised must be floating-point numbers"
 DOWNLOAD = "Download the drafter again: weights and config.json belong together"
 LINEAR = ("_proj.weight", ".kernel_projection.weight")
 """Ends of the names of layers that may be quantised."""
@@ -57,67 +57,33 @@ def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
             "candidate_selector.successor_codebook": codes,
             "candidate_selector.hidden_projection.weight": (spec.dflash2.selector_rank, hidden),
         }
+    layer: dict[str, Shape] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (q_size, hidden),
+        "self_attn.k_proj.weight": (kv_size, hidden),
+        "self_attn.v_proj.weight": (kv_size, hidden),
+        "self_attn.o_proj.weight": (hidden, q_size),
+        "self_attn.q_norm.weight": (spec.head_dim,),
+        "self_attn.k_norm.weight": (spec.head_dim,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    if spec.dflash2 is not None:
+        taps, groups = spec.dflash2.conv_kernel_size, hidden // spec.dflash2.conv_group_size
+        for convolution in ("attention_conv", "mlp_conv"):
+            # One kernel for what goes into the sublayer, one for what comes out.
+            layer[f"{convolution}.base_kernel"] = (2, taps, hidden)
+            layer[f"{convolution}.kernel_projection.weight"] = (2 * taps * groups, hidden)
+    if spec.attention_sinks:
+        layer["self_attn.attention_sink_bias"] = (spec.num_heads,)
+    if spec.attention_bias:
+        sizes = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size, "o_proj": hidden}
+        layer |= {f"self_attn.{name}.bias": (size,) for name, size in sizes.items()}
     for number in range(spec.num_layers):
-        layer = f"layers.{number}"
-        attention = f"{layer}.self_attn"
-        tensors |= {
-            f"{layer}.input_layernorm.weight": (hidden,),
-            f"{layer}.post_attention_layernorm.weight": (hidden,),
-            f"{attention}.q_proj.weight": (q_size, hidden),
-            f"{attention}.k_proj.weight": (kv_size, hidden),
-            f"{attention}.v_proj.weight": (kv_size, hidden),
-            f"{attention}.o_proj.weight": (hidden, q_size),
-            f"{attention}.q_norm.weight": (spec.head_dim,),
-            f"{attention}.k_norm.weight": (spec.head_dim,),
-            f"{layer}.mlp.gate_proj.weight": (inner, hidden),
-            f"{layer}.mlp.up_proj.weight": (inner, hidden),
-            f"{layer}.mlp.down_proj.weight": (hidden, inner),
-        }
-        if spec.dflash2 is not None:
-            taps, groups = spec.dflash2.conv_kernel_size, hidden // spec.dflash2.conv_group_size
-            for convolution in (f"{layer}.attention_conv", f"{layer}.mlp_conv"):
-                # One kernel for what goes into the sublayer, one for what comes out.
-                tensors |= {
-                    f"{convolution}.base_kernel": (2, taps, hidden),
-                    f"{convolution}.kernel_projection.weight": (2 * taps * groups, hidden),
-                }
-        if spec.attention_sinks:
-            tensors[f"{attention}.attention_sink_bias"] = (spec.num_heads,)
-        if spec.attention_bias:
-            tensors |= {
-                f"{attention}.q_proj.bias": (q_size,),
-                f"{attention}.k_proj.bias": (kv_size,),
-                f"{attention}.v_proj.bias": (kv_size,),
-                f"{attention}.o_proj.bias": (hidden,),
-            }
+        tensors |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
     return tensors
-
-
-@dataclass(frozen=True)
-class TensorFaults:
-    """Where the tensors of a checkpoint are not those its config implies, by name."""
-
-    missing: dict[str, Shape]
-    surplus: dict[str, Shape]
-    misshapen: dict[str, tuple[Shape, Shape]]
-    """Shape found and shape implied."""
-    integers: dict[str, str]
-    """Weights that are not stored in floating point, and how they are."""
-
-    def messages(self) -> list[str]:
-        """One sentence each, in order."""
-        return [
-            *(f"missing {name} {list(shape)}" for name, shape in self.missing.items()),
-            *(f"surplus {name} {list(shape)}" for name, shape in self.surplus.items()),
-            *(
-                f"{name} has shape {list(found)}, config.json implies {list(implied)}"
-                for name, (found, implied) in self.misshapen.items()
-            ),
-            *(
-                f"{name} is stored as {dtype}: what is not quantised must be floating-point numbers"
-                for name, dtype in self.integers.items()
-            ),
-        ]
 
 
 def quantised_parts(spec: DrafterSpec, found: Collection[str]) -> dict[str, set[str]]:
@@ -137,8 +103,8 @@ def quantised_parts(spec: DrafterSpec, found: Collection[str]) -> dict[str, set[
     return parts
 
 
-def compare_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> TensorFaults:
-    """What is missing, surplus, misshapen or no weights among the `found` tensors, by name."""
+def tensor_faults(spec: DrafterSpec, found: Mapping[str, Tensor]) -> list[str]:
+    """Where the `found` tensors are not those that the config implies: a sentence each, by name."""
     quantised = quantised_parts(spec, found)
     unjudged = set().union(*quantised.values())
     found = {
@@ -151,30 +117,31 @@ def compare_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> TensorFau
         del expected[weight]
     wanted = found.keys() & vocabulary | required_vocabulary(spec)
     expected |= {name: vocabulary[name] for name in sorted(wanted)}
-    return TensorFaults(
-        missing={name: expected[name] for name in sorted(expected.keys() - found)},
-        surplus={name: found[name].shape for name in sorted(found.keys() - expected)},
-        misshapen={
-            name: (found[name].shape, shape)
-            for name, shape in expected.items()
-            if name in found and found[name].shape != shape
-        },
-        integers={
-            name: found[name].dtype
-            for name in expected
-            if name in found and name not in MAPS and not found[name].is_floating
-        },
-    )
+    missing, surplus = sorted(expected.keys() - found), sorted(found.keys() - expected)
+    both = [(name, found[name], shape) for name, shape in expected.items() if name in found]
+    return [
+        *(f"missing {name} {list(expected[name])}" for name in missing),
+        *(f"surplus {name} {list(found[name].shape)}" for name in surplus),
+        *(
+            f"{name} has shape {list(tensor.shape)}, config.json implies {list(shape)}"
+            for name, tensor, shape in both
+            if tensor.shape != shape
+        ),
+        *(
+            f"{name} is stored as {tensor.dtype}: {NOT_FLOATING}"
+            for name, tensor, _ in both
+            if name not in MAPS and not tensor.is_floating
+        ),
+    ]
 
 
 def check_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> None:
     """Refuse tensors that do not fit the config, each by name. Raises `DrafterError`."""
-    compared = compare_tensors(spec, found)
-    faults = compared.messages()
-    if len(faults) > MOST_NAMED:
-        faults = [*faults[:MOST_NAMED], f"and {len(faults) - MOST_NAMED} more"]
-    if faults:
+    if faults := tensor_faults(spec, found):
+        has_integers = any(fault.endswith(NOT_FLOATING) for fault in faults)
+        more = [f"and {len(faults) - MOST_NAMED} more"] if len(faults) > MOST_NAMED else []
         raise DrafterError(
-            f"drafter {spec.model!r}: the weights do not match config.json: {'; '.join(faults)}."
-            f" {UNQUANTISED if compared.integers else DOWNLOAD}."
+            f"drafter {spec.model!r}: the weights do not match config.json:"
+            f" {'; '.join([*faults[:MOST_NAMED], *more])}."
+            f" {UNQUANTISED if has_integers else DOWNLOAD}."
         )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from vllm_dflash.checkpoint.refusal import LARGEST, described, flag, positive, shown, whole
-from vllm_dflash.checkpoint.rope import FULL, MOST_POSITIONS, SLIDING
+from vllm_dflash.checkpoint.refusal import LARGEST, described, flag, shown
+from vllm_dflash.checkpoint.spec import DrafterShape
 from vllm_dflash.vllms_own import SWITCH_OFF
 
-MOST_LAYERS = 1024
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 ONLY_NESTED = ("causal", "causal_head", "sample_from_anchor", "swa_window_size", "use_swa")
 """Read in `dflash_config` alone, as vLLM does; any other field may stand in either place."""
@@ -38,43 +38,13 @@ UNSUPPORTED = (
 """Fields that name another kind of drafter by a value, and what it is."""
 
 
-class ZlabConfig(BaseModel):
+class ZlabConfig(DrafterShape):
     """All that is read of it but rotation, which has fields of its own (`rope.py`)."""
 
-    model_config = ConfigDict(strict=True)
-
-    block_size: int = whole(least=2, most=1024)
-    mask_token_id: int = whole(least=0)
-    target_layer_ids: list[NonNegativeInt] = described(
-        ...,
-        f"a list of 1 to {MOST_LAYERS} layer numbers",
-        min_length=1,
-        max_length=MOST_LAYERS,
-        fail_fast=True,
-    )
-    hidden_size: int = whole()
-    target_hidden_size: int = whole(lambda of: of["hidden_size"])
-    num_target_layers: int | None = whole(None)
-    vocab_size: int = whole()
-    draft_vocab_size: int = whole(lambda of: of["vocab_size"])
-    intermediate_size: int = whole()
-    num_hidden_layers: int = whole(most=MOST_LAYERS)
-    num_attention_heads: int = whole()
-    num_key_value_heads: int = whole(lambda of: of["num_attention_heads"])
-    head_dim: int = whole(lambda of: of["hidden_size"] // of["num_attention_heads"])
-    hidden_act: Literal["silu"] = described(
-        "silu", "'silu', which is all that vLLM's gated MLP has"
-    )
-    rms_norm_eps: float = positive(1e-6)
-    attention_bias: bool = flag(False)
-    max_position_embeddings: int = whole(32768, most=MOST_POSITIONS)
-    is_neox_style: bool = flag(True)
-    logit_scale: float = positive(1.0)
     add_swa_attention_sink_bias: bool = flag(False)
     attention_sink_bias: bool = flag(lambda of: of["add_swa_attention_sink_bias"])
-    attention_value_scale: float | None = positive(None)
     layer_types: list[Literal["full_attention", "sliding_attention"]] = described(
-        lambda of: [FULL] * of["num_hidden_layers"],
+        lambda of: [FULL] * of["num_layers"],
         f"a list of {FULL!r} and {SLIDING!r}",
         fail_fast=True,
     )
@@ -94,12 +64,12 @@ class ZlabConfig(BaseModel):
     torch_dtype: str | dict[str, Any] | None = described(None, "a type's name", min_length=1)
     quantization_config: dict[str, Any] | None = described(None, "an object")
 
-    @field_validator("target_layer_ids")
+    @field_validator("taps")
     @classmethod
-    def _ascending(cls, ids: list[int]) -> list[int]:
+    def _ascending(cls, ids: tuple[int, ...]) -> tuple[int, ...]:
         # vLLM sorts and de-duplicates the layers it captures, so any other order would silently
         # feed each column block of fc.weight from another layer.
-        if ids != sorted(set(ids)):
+        if list(ids) != sorted(set(ids)):
             raise ValueError("strictly ascending")
         return ids
 
@@ -113,17 +83,17 @@ class ZlabConfig(BaseModel):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ZlabConfig:
-        if self.num_attention_heads % self.num_key_value_heads:
+        if self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of"
-                f" num_key_value_heads ({self.num_key_value_heads})"
+                f"num_attention_heads ({self.num_heads}) must be a multiple of"
+                f" num_key_value_heads ({self.num_kv_heads})"
             )
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"head_dim must be even to be rotated, it is {self.head_dim}")
-        if len(self.layer_types) != self.num_hidden_layers:
+        if len(self.layer_types) != self.num_layers:
             raise ValueError(
                 f"layer_types names {len(self.layer_types)} layers, num_hidden_layers is"
-                f" {self.num_hidden_layers}"
+                f" {self.num_layers}"
             )
         method = (self.quantization_config or {}).get("quant_method")
         if self.quantization_config and not (isinstance(method, str) and method):
@@ -140,20 +110,19 @@ class ZlabConfig(BaseModel):
         return self
 
     @property
-    def quantization(self) -> str | None:
-        """The method of its quantised weights; None where there are none."""
-        if not self.quantization_config:
-            return None
-        return str(self.quantization_config["quant_method"])
-
-    @property
     def slides(self) -> list[bool]:
         """Whether each layer has a window, resolved as vLLM's own DFlash model does."""
         slides = [kind == SLIDING for kind in self.layer_types]
         return [True] * len(slides) if self.use_swa and not any(slides) else slides
 
-    @property
-    def causality(self) -> list[bool]:
-        """Of each layer: an explicit setting wins, else those that `layer_types` lets slide."""
+    def derived(self) -> dict[str, Any]:
+        """What several fields say together, by the names of `DrafterSpec`."""
         explicit = self.causal if self.is_causal is None else self.is_causal
-        return [kind == SLIDING if explicit is None else explicit for kind in self.layer_types]
+        slides = [kind == SLIDING for kind in self.layer_types]
+        return {
+            "windows": tuple(self.swa_window_size if slide else None for slide in self.slides),
+            # An explicit setting wins, else the layers that `layer_types` lets slide are causal.
+            "causal": tuple(slide if explicit is None else explicit for slide in slides),
+            "attention_sinks": self.attention_sink_bias,
+            "quantization": (self.quantization_config or {}).get("quant_method"),
+        }

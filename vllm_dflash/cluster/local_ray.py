@@ -1,14 +1,15 @@
-"""A Ray of this program's own, which ends with it and leaves nothing behind."""
+"""A Ray of this program's own, which leaves nothing behind, and how engines share its machine."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
-from vllm_dflash.cluster.replicas.client_errors import PROXY_CALLBACK
+PROXY_CALLBACK = "vllm_dflash.cluster.replicas.client_errors.proxy_middlewares"
+"""What tells clients of a replica that died."""
 
 OBJECT_STORE_BYTES = 100 << 20
 """Prompts and texts: Ray's own default is 30% of the memory."""
@@ -33,29 +34,42 @@ def local_ray(
     os.environ.setdefault("RAY_kill_child_processes_on_worker_exit", "false")
     import ray
 
-    if address is not None:
-        ray.init(address=address, log_to_driver=show_log)
-        try:
-            yield
-        finally:
-            ray.shutdown()
-        return
-    parent = tempfile.gettempdir()
-    folder = tempfile.mkdtemp(
-        prefix="dflash-ray-", dir=parent if len(parent) <= LONGEST_PARENT else "/tmp"
-    )
-    try:
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=show_log,
-            _temp_dir=folder,
-        )
-        try:
-            yield
-        finally:
-            ray.shutdown()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with ExitStack() as stack:
+        options: dict[str, Any] = {"address": address}
+        if address is None:
+            parent = tempfile.gettempdir()
+            folder = tempfile.TemporaryDirectory(
+                prefix="dflash-ray-",
+                dir=parent if len(parent) <= LONGEST_PARENT else "/tmp",
+                ignore_cleanup_errors=True,
+            )
+            options = {
+                "address": "local",
+                "num_cpus": num_cpus,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "include_dashboard": False,
+                "_temp_dir": stack.enter_context(folder),
+            }
+        stack.callback(ray.shutdown)
+        ray.init(log_to_driver=show_log, **options)
+        yield
+
+
+def threads_of_each(engines: int) -> int:
+    """The machine's cores, dealt out."""
+    return max(1, (os.cpu_count() or 1) // engines)
+
+
+def engine_environment(threads: int) -> dict[str, str]:
+    """Variables of an engine that shares its machine with others of Ray's.
+
+    vLLM would bind every engine's threads to the same cores, so none is bound; the rest is what
+    vLLM sets where it binds.
+    """
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads),
+        "KMP_BLOCKTIME": "5",
+        "KMP_TPAUSE": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }

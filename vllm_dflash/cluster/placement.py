@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +11,9 @@ if TYPE_CHECKING:
 SECONDS_TO_RESERVE = 60.0
 SECONDS_TO_BE_FREED = 10.0
 """How long CPUs that somebody holds are waited for: those of an engine that has just ended."""
+
+Place = tuple[int, str, str]
+"""A worker's bundle: index, node and address, as vLLM has them."""
 
 
 def cpus_per_worker(free: Sequence[float], workers: int) -> int:
@@ -45,13 +46,8 @@ def bundles_of_workers(bundles: Sequence[Mapping[str, float]], workers: int) -> 
     return sorted(largest)
 
 
-def threads_of_workers(bundles: Sequence[Mapping[str, float]], workers: int) -> int:
-    """OpenMP threads of every worker: the CPUs of the smallest of their bundles."""
-    return math.floor(min(bundles[index]["CPU"] for index in bundles_of_workers(bundles, workers)))
-
-
-def placed_bundles(placement_group: PlacementGroup, workers: int) -> list[tuple[int, str, str]]:
-    """Index, node and address of each worker's bundle, by rank: those of this node first."""
+def placed_bundles(placement_group: PlacementGroup, workers: int) -> list[Place]:
+    """Where workers go, by rank: to this node first."""
     import ray
     from ray.util import placement_group_table
 
@@ -63,15 +59,10 @@ def placed_bundles(placement_group: PlacementGroup, workers: int) -> list[tuple[
     return sorted(placed, key=lambda bundle: (bundle[1] != own, bundle[1]))
 
 
-def describe_workers(placement_group: PlacementGroup, workers: int, threads: int) -> str:
-    """Who computes where, for the log."""
-    places = placed_bundles(placement_group, workers)
-    where = ", ".join(f"{rank} on node {ip}" for rank, (_, _, ip) in enumerate(places))
-    return f"Ray workers with {threads} threads each: {where}"
-
-
 def reserve_cpus(workers: int) -> PlacementGroup:
     """Reserve CPUs for workers on the cluster this process is connected to, spread over its nodes.
+
+    As many as idle nodes would have; where those are not to be had, of what is free.
 
     Raises:
         ValueError: there are too few free CPUs.
@@ -79,30 +70,17 @@ def reserve_cpus(workers: int) -> PlacementGroup:
     import ray
     from ray._private.state import available_resources_per_node
 
-    def of(nodes: Iterable[Mapping[str, float]]) -> list[float]:
-        return [float(node.get("CPU", 0)) for node in nodes]
-
-    possible = cpus_per_worker(
-        of(node["Resources"] for node in ray.nodes() if node["Alive"]), workers
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for patience in (SECONDS_TO_BE_FREED, SECONDS_TO_RESERVE):
+        cpus = cpus_per_worker([float(node.get("CPU", 0)) for node in nodes], workers)
+        if cpus:
+            group = ray.util.placement_group([{"CPU": cpus}] * workers, strategy="SPREAD")
+            if group.wait(patience):
+                return group
+            ray.util.remove_placement_group(group)
+        nodes = list(available_resources_per_node().values())
+    raise ValueError(
+        f"{workers} workers need a CPU each, but the Ray cluster's {len(nodes)} nodes have"
+        f" {sum(node.get('CPU', 0) for node in nodes):g} free. `ray status` says what holds them;"
+        " lower the tensor-parallel size, or add nodes."
     )
-    deadline = time.monotonic() + SECONDS_TO_BE_FREED
-    while True:
-        free = of(available_resources_per_node().values())
-        cpus = cpus_per_worker(free, workers)
-        if cpus >= possible or time.monotonic() > deadline:
-            break
-        time.sleep(0.2)
-    if not cpus:
-        raise ValueError(
-            f"{workers} workers need a CPU each, but the Ray cluster's {len(free)} nodes have"
-            f" {sum(free):g} free. `ray status` says what holds them; lower the tensor-parallel"
-            " size, or add nodes."
-        )
-    group = ray.util.placement_group([{"CPU": cpus}] * workers, strategy="SPREAD")
-    if not group.wait(SECONDS_TO_RESERVE):
-        ray.util.remove_placement_group(group)
-        raise ValueError(
-            f"Ray could not reserve {workers} times {cpus} CPUs within {SECONDS_TO_RESERVE:g} s."
-            " `ray status` says what holds them."
-        )
-    return group

@@ -11,10 +11,8 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import vllm
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
@@ -26,20 +24,13 @@ try:
 except ImportError as error:
     raise ImportError("CPURayExecutor needs Ray: pip install 'ray>=2.60'") from error
 
-from vllm_dflash.cluster.napping import nap_while_waiting
 from vllm_dflash.cluster.nodes import check_nodes
-from vllm_dflash.cluster.placement import (
-    describe_workers,
-    placed_bundles,
-    reserve_cpus,
-    threads_of_workers,
-)
-from vllm_dflash.cluster.ray_worker import CPURayWorkerProc, leave
-from vllm_dflash.seams import RAY_CPU, RAY_EXECUTOR, check_seams, check_version
+from vllm_dflash.cluster.placement import Place, placed_bundles, reserve_cpus
+from vllm_dflash.cluster.ray_worker import CPURayWorkerProc, leave, nap_while_waiting
+from vllm_dflash.seams import RAY_CPU, RAY_EXECUTOR, check_seams, check_vllm
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
-    from vllm.config import VllmConfig
 
 LEAVE = ray.cloudpickle.dumps(leave)
 SECONDS_TO_LEAVE = 3.0
@@ -49,23 +40,23 @@ logger = init_logger("vllm.dflash")
 
 
 class DFlashRayExecutor(RayExecutorV2):
-    """vLLM's Ray executor, and the setting `distributed_executor_backend` of engines with DFlash.
+    """vLLM's Ray executor, which first asks every node whether a worker of ours can run there.
 
-    Why: a node without this package is named, with the command that mends it, before any worker
-    starts; else a worker's import error is all there is. How: vLLM's own setting holds this class
-    from the selection of DFlash until the executor is built. It is a class and not its path: vLLM
-    takes a path for an executor without Ray (`ParallelConfig.use_ray`), which refuses nsight and
-    gives data-parallel ranks the wrong devices. It survives pickling into the engine's process,
-    counts in no hash, and has vLLM's `supports_async_scheduling`. While it stands there, vLLM
-    compares the setting with "ray" once: `--numa-bind` binds the engine's process to the memory
-    nodes of its own GPUs instead of all. Workers see "ray", as always: several functions there
-    ask for it (`gpu_worker.Worker.init_device`).
-    Replaced by: a hook of vLLM's before workers start.
+    Hook 7: vLLM's `distributed_executor_backend` holds this class from the selection of DFlash
+    until the executor is built. The class and not its path, which vLLM takes for an executor
+    without Ray (`ParallelConfig.use_ray`): no nsight, and wrong devices for data-parallel ranks.
+    While it stands there, vLLM compares the setting with "ray" once: `--numa-bind` binds the
+    engine's process to the memory nodes of its own GPUs instead of all. Workers see "ray", as
+    always: several functions there ask for it (`gpu_worker.Worker.init_device`).
     """
 
     def _init_executor(self) -> None:
         check_seams(RAY_EXECUTOR)
-        _tell_workers_of_ray(self.vllm_config)
+        configs = [self.parallel_config]
+        if (speculative := self.vllm_config.speculative_config) is not None:  # has them once more
+            configs += [speculative.target_parallel_config, speculative.draft_parallel_config]
+        for config in configs:
+            config.distributed_executor_backend = "ray"
         super()._init_executor()
 
     def _build_runtime_env(self) -> dict[str, Any]:
@@ -73,14 +64,6 @@ class DFlashRayExecutor(RayExecutorV2):
         runtime_env = super()._build_runtime_env()
         check_nodes(self.parallel_config.placement_group, runtime_env)
         return runtime_env
-
-
-def _tell_workers_of_ray(vllm_config: VllmConfig) -> None:
-    configs = [vllm_config.parallel_config]
-    if (speculative := vllm_config.speculative_config) is not None:  # has them once more
-        configs += [speculative.target_parallel_config, speculative.draft_parallel_config]
-    for config in configs:
-        config.distributed_executor_backend = "ray"
 
 
 class CPURayExecutor(RayExecutorV2):
@@ -105,31 +88,32 @@ class CPURayExecutor(RayExecutorV2):
                 " CPUs. Unset VLLM_RAY_BUNDLE_INDICES, or start the engine in a placement group"
                 " of just the bundles it is to have."
             )
-        check_version(vllm.__version__)  # engines without DFlash may use this executor, too
-        check_seams(RAY_CPU)
-        workers = self.parallel_config.world_size
+        check_vllm(RAY_CPU)  # here, for engines without DFlash may use this executor, too
         try:
-            self._threads = self._place(workers)
-            with _names_for_cpus(workers):
+            places = self._place()
+            bundles = self.parallel_config.placement_group.bundle_specs
+            self._threads = int(min(bundles[bundle]["CPU"] for bundle, _, _ in places))
+            where = ", ".join(f"{rank} on node {ip}" for rank, (_, _, ip) in enumerate(places))
+            logger.info("Ray workers with %d threads each: %s", self._threads, where)
+            with _names_for_cpus(places):
                 super()._init_executor()
             for queue in self.response_mqs:
                 nap_while_waiting(queue)
-            group = self.parallel_config.placement_group
-            logger.info("%s", describe_workers(group, workers, self._threads))
         except BaseException:
             self.shutdown()
             raise
 
-    def _place(self, workers: int) -> int:
-        """Connect to Ray and see to a placement group. Returns the threads of each worker."""
+    def _place(self) -> list[Place]:
+        """Connect to Ray and see to a placement group. Returns where each worker will be."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # as vLLM does
         if not ray.is_initialized():
             ray.init(runtime_env=self.parallel_config.ray_runtime_env)
+        workers = self.parallel_config.world_size
         group = self.parallel_config.placement_group or ray.util.get_current_placement_group()
         if group is None:
             group = self._own_group = reserve_cpus(workers)
         self.parallel_config.placement_group = group
-        return threads_of_workers(group.bundle_specs, workers)
+        return placed_bundles(group, workers)
 
     @staticmethod
     def _get_actor_resource_kwargs() -> dict[str, Any]:
@@ -147,16 +131,15 @@ class CPURayExecutor(RayExecutorV2):
         preload = os.environ.get("LD_PRELOAD", "")
         files = preload.replace(":", " ").split()
         nodes = check_nodes(self.parallel_config.placement_group, runtime_env, files)
-        without = [node for node in nodes if node.has_own_preload or node.missing_files]
-        if files and not without:
+        without = [node for node in nodes if node.preload_fault]
+        if preload and not without:
             variables.setdefault("LD_PRELOAD", preload)
         for node in without:
-            lacks = ", ".join(node.missing_files)
             logger.warning(
                 "workers do not get the engine's LD_PRELOAD, without which a CPU may be much"
                 " slower: %s %s. Start every node with its own: LD_PRELOAD=... ray start ...",
                 node.name,
-                f"has no {lacks}" if lacks else "was started with one already",
+                node.preload_fault,
             )
         return runtime_env
 
@@ -185,22 +168,20 @@ class CPURayExecutor(RayExecutorV2):
 
 
 @contextlib.contextmanager
-def _names_for_cpus(workers: int) -> Iterator[None]:
-    """Hook 15, in the engine's process, only while our executor for CPUs starts its workers.
+def _names_for_cpus(places: list[Place]) -> Iterator[None]:
+    """Part of hook 14, in the engine's process, while our executor for CPUs starts its workers.
 
-    `RayWorkerProc`, `initialize_ray_cluster` and `get_bundles_sorted_by_node`, in the module of
-    vLLM's Ray executor. Why: all three ask the platform for its accelerator, and a CPU has none.
-    How: rebound around `_init_executor`, the only function there that uses them, and put back
-    behind it. Our executor has connected and placed its workers before, so nothing is left for
-    the second. No setting does it: with "CPU" for a device, the second refuses bundles of more
-    than one; `VLLM_RAY_BUNDLE_INDICES` would do for the third, but vLLM reads variables once in
-    a process, and hands them to its workers.
-    Replaced by: a `ray_device_key` of vLLM's CPU platform.
+    `RayWorkerProc`, `initialize_ray_cluster` and `get_bundles_sorted_by_node` ask the platform for
+    its accelerator, and a CPU has none. `_init_executor` is the only function of their module that
+    uses them. Ray is connected and workers have their places by then, so nothing is left for the
+    second. No setting does it: with "CPU" for a device, the second refuses bundles of more than
+    one; `VLLM_RAY_BUNDLE_INDICES` would do for the third, but vLLM reads variables once in a
+    process, and hands them to its workers.
     """
     ours = {
         "RayWorkerProc": CPURayWorkerProc,
         "initialize_ray_cluster": lambda *_, **__: None,
-        "get_bundles_sorted_by_node": partial(placed_bundles, workers=workers),
+        "get_bundles_sorted_by_node": lambda _: places,
     }
     theirs = {name: getattr(ray_executor_v2, name) for name in ours}
     vars(ray_executor_v2).update(ours)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from typing import Any
 
 import ray
 import torch
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.logger import init_logger
+from vllm.utils.cpu_resource_utils import get_allowed_cpu_list
 from vllm.v1.executor.ray_executor_v2 import RayWorkerProc
 
-from vllm_dflash.cluster.napping import nap_while_waiting
-from vllm_dflash.config.thread_binding import VARIABLE, allowed_cores, share_of_cores
+from vllm_dflash.config.thread_binding import VARIABLE, share_of_cores
+
+SECONDS_OF_A_NAP = 50e-6
+"""A step of a small model takes 2 ms."""
 
 logger = init_logger("vllm.dflash")
 
@@ -74,7 +79,7 @@ def keep_to_cores(binding: str, local_rank: int, local_workers: int) -> None:
     Raises:
         ValueError: the node does not have these cores, or not for this process.
     """
-    chosen = share_of_cores(allowed_cores(), binding, local_rank, local_workers)
+    chosen = share_of_cores(get_allowed_cpu_list(), binding, local_rank, local_workers)
     if chosen is None:
         return
     absent = sorted(set(chosen) - os.sched_getaffinity(0))
@@ -86,6 +91,29 @@ def keep_to_cores(binding: str, local_rank: int, local_workers: int) -> None:
     os.sched_setaffinity(0, chosen)  # threads that start from now on inherit it
     if torch.get_num_threads() > len(chosen):
         torch.set_num_threads(len(chosen))
+
+
+def nap_while_waiting(queue: MessageQueue | None) -> None:
+    """A reader of shared memory naps instead of spinning: its core is for those who compute.
+
+    vLLM's asks again and again for the second after a message, and yields in between. That helps
+    its own processes; but Linux shares its time out by session first (autogroups), and those that
+    Ray has started are in another than the engine: it keeps half a core of them.
+
+    Part of hook 14: `SpinCondition.wait`, replaced on the instance. Other readers are let be.
+    """
+    if queue is None or not queue._is_local_reader:
+        return
+    condition = queue._spin_condition
+    sleep_until_notified = condition.wait
+
+    def wait(timeout_ms: int | None = None) -> None:
+        if time.monotonic() <= condition.last_read + condition.busy_loop_s:
+            time.sleep(SECONDS_OF_A_NAP)
+        else:
+            sleep_until_notified(timeout_ms)
+
+    condition.wait = wait
 
 
 def leave(worker: Any) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,10 @@ def read_by_vllm(
 ) -> SpeculativeConfig:
     """vLLM's own config of a drafter of ours.
 
+    `trust_remote_code` is off while vLLM reads: it hands the target's setting down to the drafter,
+    whose `auto_map` could then name a file of its folder to be imported. A DFlash drafter is data:
+    no code of its checkpoint is of use to us.
+
     Args:
         read: what vLLM makes it with.
         engine_args: what vLLM makes it of.
@@ -50,29 +53,17 @@ def read_by_vllm(
     """
     asked = copy.copy(engine_args)  # which vLLM writes into
     asked.speculative_config = dict(engine_args.speculative_config)
-    with trusting_no_code(target):
-        try:
-            speculative_config = read(engine_args)
-        except Exception as error:  # whatever vLLM and transformers trip over in a config
-            fault = config_fault(drafter, config, asked, read)
-            if fault is None:
-                raise
-            raise fault from error
-    return describe_to_vllm(speculative_config, drafter)
-
-
-@contextmanager
-def trusting_no_code(target: ModelConfig) -> Iterator[None]:
-    """While vLLM reads the drafter's config: `trust_remote_code` is for the target alone.
-
-    vLLM hands the target's setting down to the drafter, whose `auto_map` could then name a file of
-    its folder to be imported. A DFlash drafter is data: no code of its checkpoint is of use to us.
-    """
     trusted, target.trust_remote_code = target.trust_remote_code, False
     try:
-        yield
+        speculative_config = read(engine_args)
+    except Exception as error:  # whatever vLLM and transformers trip over in a config
+        fault = config_fault(drafter, config, asked, read)
+        if fault is None:
+            raise
+        raise fault from error
     finally:
         target.trust_remote_code = trusted
+    return describe_to_vllm(speculative_config, drafter)
 
 
 def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> SpeculativeConfig:
@@ -145,14 +136,17 @@ def config_fault(
     fields = config
     if config.get("speculators_model_type") is not None:
         fields = from_speculators(drafter.model, config)
-    what = f"drafter {drafter.model!r}: bad config: vLLM cannot read"
-    for name, value in fields.items():
-        if failed := failure({**plain, name: value}):
+    trials = [
+        ({**plain, name: value}, f"{name} of config.json, which is {shown(value)}")
+        for name, value in fields.items()
+    ]
+    for trial, what in [*trials, (config, "config.json")]:  # last, fields that do not go together
+        if failed := failure(trial):
+            why = without_frame(failed).removeprefix("Value error, ") or "no reason given"
             return DrafterError(
-                f"{what} {name} of config.json, which is {shown(value)}: {_reason(failed)}"
+                f"drafter {drafter.model!r}: bad config: vLLM cannot read {what}: {why}"
+                f" ({type(failed).__name__})"
             )
-    if failed := failure(config):  # fields that do not go together
-        return DrafterError(f"{what} config.json: {_reason(failed)}")
     return None
 
 
@@ -170,8 +164,3 @@ def _plain_config(drafter: DrafterSpec) -> dict[str, Any]:
         "head_dim": drafter.head_dim,
         "max_position_embeddings": drafter.max_position_embeddings,
     }
-
-
-def _reason(error: Exception) -> str:
-    text = without_frame(error).removeprefix("Value error, ")
-    return f"{text or 'no reason given'} ({type(error).__name__})"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR
-from vllm_dflash.config.mode import Mode
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, Mode, worker_here
 from vllm_dflash.config.speculative_settings import written_settings
 from vllm_dflash.config.thread_binding import check_thread_binding
-from vllm_dflash.vllms_own import OWN_KEYS
+from vllm_dflash.vllms_own import OWN_KEYS, SWITCH_OFF
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig
@@ -19,29 +18,62 @@ MANY_REQUESTS = 1 << 16
 
 
 def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
-    """Stop where an engine is asked for that ours cannot be. Raises `ValueError`."""
+    """Stop where an engine is asked for that ours cannot be.
+
+    Raises:
+        ValueError: with every reason.
+    """
+    if faults := [*engine_faults(engine_args, parallel)]:
+        raise ValueError(" ".join(faults))
+    if parallel.distributed_executor_backend == "mp":
+        check_thread_binding(parallel.local_world_size)
+
+
+def engine_faults(engine_args: EngineArgs, parallel: ParallelConfig) -> Iterator[str]:
+    """Why ours cannot be such an engine, a sentence or two for each reason."""
     from vllm.platforms import current_platform
 
+    if not (current_platform.is_cpu() or current_platform.is_cuda()):
+        yield (
+            "vllm-dflash supports vLLM's CPU and CUDA platforms, not"
+            f" {current_platform.device_name!r}. {SWITCH_OFF}."
+        )
+    if parallel.worker_cls not in ("auto", worker_here()):
+        yield (
+            "method 'dflash' brings its own worker class, but worker_cls is"
+            f" {parallel.worker_cls!r}. Leave worker_cls out. {SWITCH_OFF}."
+        )
     if engine_args.enable_lora:
-        raise ValueError(
+        yield (
             "method 'dflash' does not support LoRA yet: the drafter shares the target's embedding"
             " and head, which LoRA wraps. Leave --enable-lora out and serve the adapter merged into"
             " the target (peft: merge_and_unload), or leave the speculative config out."
         )
     if engine_args.watermark_config is not None:
-        raise ValueError(
+        yield (
             "method 'dflash' does not support watermarking: the mark is put into drafts that are"
             " sampled, and ours are the likeliest tokens, since sampling each by itself ruins"
             " acceptance. Leave --watermark-config out, or leave the speculative config out."
         )
+    if parallel.pipeline_parallel_size > 1:
+        yield (
+            f"pipeline_parallel_size is {parallel.pipeline_parallel_size}, but DFlash does not run"
+            " with pipeline parallelism: the drafter shares the embedding of the first stage and"
+            " the head of the last. Divide the model by --tensor-parallel-size instead."
+        )
+    if parallel.data_parallel_size > 1:
+        yield (
+            f"data_parallel_size is {parallel.data_parallel_size}, but DFlash does not run with"
+            " data parallelism yet: ranks that draft and ranks that do not would wait for each"
+            " other. Run a server for each replica instead (docs/ray_serve.md puts them behind one"
+            " route), or divide the model by --tensor-parallel-size."
+        )
     if parallel.distributed_executor_backend == "ray" and current_platform.is_cpu():
-        raise ValueError(
+        yield (
             "vLLM's own Ray executor takes no CPUs, which would come out in the engine's process"
             f" only. Set distributed_executor_backend to '{CPU_RAY_EXECUTOR}', or to 'mp' for"
             " processes of this machine (which vLLM does not choose inside a placement group)."
         )
-    if parallel.distributed_executor_backend == "mp":
-        check_thread_binding(parallel.local_world_size)
 
 
 def length_table(max_draft: int) -> list[tuple[int, int, int]]:
@@ -67,35 +99,30 @@ def length_table(max_draft: int) -> list[tuple[int, int, int]]:
     return [*table, (len(table) + 1, MANY_REQUESTS, max_draft)]
 
 
-def write_speculative_config(engine_args: EngineArgs, options: DFlashOptions, mode: Mode) -> None:
+def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
     """Write into the user's speculative config what vLLM needs and DFlash knows."""
+    from vllm.logger import init_logger
+
     config = written_settings(engine_args)
     if mode.captures_lengths:
-        config["num_speculative_tokens_per_batch_size"] = length_table(options.draft_width)
+        config["num_speculative_tokens_per_batch_size"] = length_table(mode.draft_width)
     for key in OWN_KEYS:
         config.pop(key, None)
     if engine_args.spec_method is None:
         config["method"] = "dflash"
     if engine_args.spec_tokens is None:
-        config["num_speculative_tokens"] = options.num_speculative_tokens
+        config["num_speculative_tokens"] = mode.num_speculative_tokens
     # vLLM checks for itself that a drafter divides.
-    config["draft_tensor_parallel_size"] = options.drafter_ranks
+    config["draft_tensor_parallel_size"] = mode.drafter_ranks
     if config.get("draft_sample_method") == "probabilistic":
-        warn_about_sampling()
+        init_logger("vllm.dflash").warning(
+            "draft_sample_method 'probabilistic' is ignored: DFlash predicts each position without"
+            " knowing the ones before it, so sampling them independently ruins acceptance. Drafts"
+            " stay at the most likely token, which is lossless at any temperature."
+        )
         config["draft_sample_method"] = "greedy"
     # A prefix-cache hit restores the drafter's context with the target's, block by block: unlike
     # EAGLE's, its rows are not shifted by one token, so the last block need not be dropped.
     # Needless from vLLM 0.33 on, which never drops it for DFlash.
     config.setdefault("disable_eagle_block_drop", True)
     engine_args.speculative_config = config
-
-
-def warn_about_sampling() -> None:
-    """Say why drafts are not sampled."""
-    from vllm.logger import init_logger
-
-    init_logger("vllm.dflash").warning(
-        "draft_sample_method 'probabilistic' is ignored: DFlash predicts each position without"
-        " knowing the ones before it, so sampling them independently ruins acceptance. Drafts"
-        " stay at the most likely token, which is lossless at any temperature."
-    )

@@ -1,85 +1,119 @@
-"""`Mode`: on what an engine runs, and who decides there; found out once, before anything starts."""
+"""`Mode`: what was decided once about an engine, before any of its processes starts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from vllm_dflash.config.class_paths import CPU_WORKER, CPU_WORKER_V2, GPU_WORKER
-from vllm_dflash.config.speculative_settings import SpeculativeSettings
-from vllm_dflash.vllms_own import SWITCH_OFF
+from pydantic import TypeAdapter
+
+from vllm_dflash.checkpoint.spec import DrafterSpec
 
 if TYPE_CHECKING:
-    from vllm.config import ParallelConfig
-    from vllm.engine.arg_utils import EngineArgs
+    from vllm.config import VllmConfig
+
+Runner = Literal["v1", "v2"]
+"""vLLM's model runner: on `v1` the host plans, on `v2` the device decides."""
 
 MOST_FREE_DRAFTS = 32
 """Of a request and step. More are seldom accepted; a step has a row for each that is verified."""
 
+# What of ours vLLM is told by name, so that naming it imports nothing.
+CPU_WORKER = "vllm_dflash.engine.v1.v1_worker.V1CPUWorker"
+CPU_WORKER_V2 = "vllm_dflash.engine.v2.v2_workers.V2CPUWorker"
+GPU_WORKER = "vllm_dflash.engine.v2.v2_workers.GPUWorker"
+SCHEDULER = "vllm_dflash.engine.scheduler.build_scheduler"
+DRAFT_MODEL = "vllm_dflash.model.draft_model:DFlashDraftModel"
+SHOW_FIGURES = "vllm_dflash.engine.reporting.prometheus.show_figures"
+CPU_RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.CPURayExecutor"
+RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.DFlashRayExecutor"
+
+ADDITIONAL_CONFIG_KEY = "vllm_dflash"
+"""Where it travels inside vLLM's `additional_config`, as one string of JSON: part of the key of the
+compile cache, and hashable, so that a process parses it once."""
+
 
 @dataclass(frozen=True)
 class Mode:
-    """Nothing in it depends on whether vLLM schedules asynchronously: V1 does not on CPUs, and what
-    the device decides on V2 is the same either way."""
+    """How an engine drafts, as its front end has decided it and its other processes read it.
 
-    runner: Literal["v1", "v2"]
-    """vLLM's model runner. On V1 the host plans, on V2 the device decides."""
-    on_cuda: bool = False
-    is_planned: bool = True
-    """Whether draft lengths are planned, and not fixed."""
-    has_own_scheduler: bool = True
-    """Ours, unless the user named one."""
-    has_room: bool = True
-    """Whether a step has rows for drafts of a request that are more than a block."""
+    Nothing in it depends on whether vLLM schedules asynchronously: V1 does not on CPUs, and what
+    the device decides on V2 is the same either way.
+    """
+
+    num_speculative_tokens: int
+    """Drafts per request and step at most, whoever made them: what vLLM has room for."""
+    draft_width: int
+    """K: drafts of the drafter's block at most."""
+    draft_length: Literal["adaptive", "fixed"]
+    """`adaptive`: planned every step, from 0 to K. `fixed`: K."""
+    drafter: DrafterSpec
+    drafter_ranks: int = 1
+    """Tensor-parallel ranks that the drafter's layers are split over; 1: each has them whole."""
+    most_free: int = 0
+    """Drafts of a request and step at most that its text predicts; 0: none are looked up."""
+    shares_outputs: bool = False
+    """Whether they are looked up in what others were answered lately as well."""
+    may_trim: bool = True
+    """Whether vLLM's adaptive verification may be turned on: not if the user turned it off."""
+    captures_lengths: bool = False
+    """Whether vLLM is given a table of draft lengths to capture graphs for."""
+    estimates_folder: str | None = None
+    """Where to keep what was learned; None: nowhere."""
+    runner: Runner = "v1"
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether draft lengths are planned."""
+        return self.draft_length == "adaptive"
+
+    @property
+    def free_drafts(self) -> bool:
+        """Whether to look up what a request's text predicts."""
+        return self.most_free > 0
 
     @classmethod
-    def of(
-        cls, engine_args: EngineArgs, parallel: ParallelConfig, settings: SpeculativeSettings
-    ) -> Mode:
-        """That of an engine that is to start.
+    def of(cls, vllm_config: VllmConfig) -> Mode:
+        """That of an engine that was started.
 
         Raises:
-            ValueError: another worker class was asked for, or the platform is not supported.
+            RuntimeError: it was started without vllm-dflash.
         """
-        from vllm import envs
-        from vllm.platforms import current_platform
-
-        if not (current_platform.is_cpu() or current_platform.is_cuda()):
-            raise ValueError(
-                "vllm-dflash supports vLLM's CPU and CUDA platforms, not"
-                f" {current_platform.device_name!r}. {SWITCH_OFF}."
+        additional = vllm_config.additional_config
+        written = additional.get(ADDITIONAL_CONFIG_KEY) if isinstance(additional, dict) else None
+        if written is None:
+            raise RuntimeError(
+                "vllm-dflash's draft model or worker runs here, but the front end that started this"
+                " engine did not select it, so it has no options: there, install the same version"
+                " of vllm-dflash, and leave VLLM_PLUGINS unset or add 'dflash' to it; its log says"
+                " so if the plugin was loaded and could not be placed."
             )
-        on_cuda = current_platform.is_cuda()
-        step_tokens = engine_args.max_num_batched_tokens
-        mode = cls(
-            runner="v2" if on_cuda or envs.VLLM_USE_V2_MODEL_RUNNER else "v1",
-            on_cuda=on_cuda,
-            is_planned=settings.draft_length == "adaptive",
-            has_own_scheduler=engine_args.scheduler_cls is None,
-            has_room=step_tokens is None or step_tokens > MOST_FREE_DRAFTS,
-        )
-        if parallel.worker_cls not in ("auto", mode.worker):
-            raise ValueError(
-                "method 'dflash' brings its own worker class, but worker_cls is"
-                f" {parallel.worker_cls!r}. Leave worker_cls out. {SWITCH_OFF}."
-            )
-        return mode
+        return from_json(written)
 
-    @property
-    def worker(self) -> str:
-        """The worker class (hook 3)."""
-        if self.on_cuda:
-            return GPU_WORKER  # which refuses V1: what vLLM will choose is not known yet
-        return CPU_WORKER if self.runner == "v1" else CPU_WORKER_V2
+    def to_json(self) -> str:
+        """To travel in `additional_config`; inverse of `from_json`."""
+        return TypeAdapter(Mode).dump_json(self).decode()
 
-    @property
-    def allows_long_drafts(self) -> bool:
-        """Whether free drafts may be more than a block has: somebody else's scheduler
-        would keep that much room for each request, and on V2 buffers are a block wide."""
-        return self.runner == "v1" and self.has_own_scheduler and self.has_room
 
-    @property
-    def captures_lengths(self) -> bool:
-        """Whether vLLM is given a table of lengths to capture graphs for (hook 8). Another
-        scheduler would take it at its word."""
-        return self.on_cuda and self.is_planned and self.has_own_scheduler
+@lru_cache(maxsize=16)
+def from_json(written: str) -> Mode:
+    """Rebuild it from `to_json`."""
+    return TypeAdapter(Mode).validate_json(written)
+
+
+def runner_here() -> Runner:
+    """The runner that this platform has. A GPU's worker refuses V1: vLLM has not chosen yet."""
+    from vllm import envs
+    from vllm.platforms import current_platform
+
+    return "v2" if current_platform.is_cuda() or envs.VLLM_USE_V2_MODEL_RUNNER else "v1"
+
+
+def worker_here() -> str:
+    """The worker class for this platform."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cuda():
+        return GPU_WORKER
+    return CPU_WORKER if runner_here() == "v1" else CPU_WORKER_V2

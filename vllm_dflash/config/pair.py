@@ -3,90 +3,136 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.headers import HeadersError, missing_weights, read_folder
-from vllm_dflash.checkpoint.mask_embedding import check_mask_embedding
-from vllm_dflash.checkpoint.pairing import PairingTarget, check_pair
-from vllm_dflash.checkpoint.ranks import drafter_ranks
+from vllm_dflash.checkpoint.mask_embedding import MASK_EMBEDDING_FILE, parse_mask_embedding
+from vllm_dflash.checkpoint.pairing import PairingTarget, check_pair, drafter_ranks
 from vllm_dflash.checkpoint.read import check_not_swapped, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import check_tensors
-from vllm_dflash.config.estimates_folder import usable_folder
-from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode, Runner, runner_here
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig
+    from vllm.engine.arg_utils import EngineArgs
 
 
 def resolve(
     settings: SpeculativeSettings,
     config: dict[str, Any],
     target: ModelConfig,
+    engine_args: EngineArgs,
     parallel: ParallelConfig,
-    mode: Mode,
-) -> DFlashOptions:
-    """Check the drafter and the pair.
+) -> Mode:
+    """Check the drafter and the pair, and decide how they are to run.
 
     Args:
         settings: what the user wrote.
         config: the drafter's `config.json`.
         target: vLLM's config of it.
+        engine_args: what else was asked of the engine.
         parallel: of the target.
-        mode: what is to run it.
 
     Raises:
         ValueError: (`DrafterError` included) with a message that says what to change.
+    """
+    from vllm.platforms import current_platform
+
+    drafter = checked_drafter(settings, config, target)
+    runner, is_planned = runner_here(), settings.draft_length == "adaptive"
+    if settings.free_drafts == "shared":
+        check_shared(runner, is_planned)
+    has_own_scheduler = engine_args.scheduler_cls is None
+    step_rows = engine_args.max_num_batched_tokens
+    # Free drafts may be more than a block has, but not on V2, whose buffers are a block wide, nor
+    # where somebody else's scheduler would keep that much room for each request, nor where a step
+    # lacks the rows. Of a linear-attention target, every draft takes a whole state of memory. And
+    # who asks for a number of drafts gets no more.
+    is_free_to_choose = (
+        runner == "v1"
+        and has_own_scheduler
+        and (step_rows is None or step_rows > MOST_FREE_DRAFTS)
+        and not target.is_hybrid
+        and settings.num_speculative_tokens is None
+    )
+    width, most_free = settings.draft_tokens(drafter), 0
+    if is_planned and settings.free_drafts != "off":
+        most_free = max(width, MOST_FREE_DRAFTS) if is_free_to_choose else width
+    folder, ranks = settings.estimates_folder, settings.draft_tensor_parallel_size
+    return Mode(
+        num_speculative_tokens=max(width, most_free),
+        draft_width=width,
+        draft_length=settings.draft_length,
+        drafter=drafter,
+        drafter_ranks=drafter_ranks(drafter, parallel.tensor_parallel_size, ranks),
+        most_free=most_free,
+        shares_outputs=settings.free_drafts == "shared",
+        may_trim=settings.enable_adaptive_verification is not False,
+        # Another scheduler would take the table at its word.
+        captures_lengths=current_platform.is_cuda() and is_planned and has_own_scheduler,
+        estimates_folder=None if folder is None else usable_folder(folder),
+        runner=runner,
+    )
+
+
+def checked_drafter(
+    settings: SpeculativeSettings, config: dict[str, Any], target: ModelConfig
+) -> DrafterSpec:
+    """The drafter, which fits the target; of a folder, the files fit, too.
+
+    Raises:
+        DrafterError: with a message that says what to change.
     """
     check_not_swapped(
         settings.model, config, target.model, {"architectures": list(target.architectures)}
     )
     drafter = parse_overridden(settings.model, config, settings.drafter_overrides)
-    check_pair(drafter, target_facts(target, parallel))
+    check_pair(drafter, target_facts(target))
     if drafter.dflash2 is not None and settings.use_local_argmax_reduction:
         raise DrafterError(
             f"drafter {drafter.model!r} is a DFlash 2 one, which weighs several candidates for each"
             " token: remove 'use_local_argmax_reduction' from the speculative config."
         )
-    if settings.free_drafts == "shared":
-        check_shared(mode)
     if Path(settings.model).is_dir():
         check_weights(drafter, Path(settings.model))
-    folder, width = settings.estimates_folder, settings.draft_tokens(drafter)
-    free_drafts = settings.free_drafts != "off" and mode.is_planned
-    # Of a linear-attention target, every draft takes a whole state of memory. And who asks for a
-    # number of drafts gets no more.
-    has_room = mode.allows_long_drafts and not target.is_hybrid
-    is_free_to_choose = has_room and settings.num_speculative_tokens is None
-    most_free = (max(width, MOST_FREE_DRAFTS) if is_free_to_choose else width) if free_drafts else 0
-    return DFlashOptions(
-        max(width, most_free),
-        width,
-        settings.draft_length,
-        drafter,
-        drafter_ranks(drafter, parallel.tensor_parallel_size, settings.draft_tensor_parallel_size),
-        most_free=most_free,
-        shares_outputs=settings.free_drafts == "shared",
-        runner=mode.runner,
-        may_trim=settings.enable_adaptive_verification is not False,
-        estimates_folder=None if folder is None else usable_folder(folder),
-    )
+    return drafter
 
 
-def check_shared(mode: Mode) -> None:
+def check_shared(runner: Runner, is_planned: bool) -> None:
     """Refuse to share answers where they are not looked up. Raises `ValueError`."""
-    if not mode.is_planned:
+    if not is_planned:
         raise ValueError(
             "free_drafts is 'shared', but with draft_length 'fixed' no text is looked up: leave one"
             " of the two out of the speculative config."
         )
-    if mode.runner == "v2":
+    if runner == "v2":
         raise ValueError(
             "free_drafts is 'shared', but Model Runner V2, which GPUs have, looks up each request's"
             " own text alone: leave 'free_drafts' out of the speculative config to get that."
         )
+
+
+def usable_folder(written: str) -> str:
+    """The absolute path of a folder to keep estimates in; it is made if it is not there.
+
+    Raises:
+        ValueError: nothing can be written there.
+    """
+    folder = Path(written).expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):  # rights alone do not say whether it works
+            pass
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"estimates_folder is {written!r}, and nothing can be written there ({error}). Name a"
+            " folder that the server's user may write to, or leave estimates_folder out: then"
+            " every start measures anew."
+        ) from None
+    return str(folder)
 
 
 def check_weights(drafter: DrafterSpec, folder: Path) -> None:
@@ -97,11 +143,12 @@ def check_weights(drafter: DrafterSpec, folder: Path) -> None:
         why = str(error).removesuffix(".")
         raise DrafterError(f"drafter {drafter.model!r}: {why}.{missing_weights(folder)}") from None
     check_tensors(drafter, headers.tensors)
-    check_mask_embedding(drafter, folder)
+    if (file := folder / MASK_EMBEDDING_FILE).is_file():
+        parse_mask_embedding(drafter, file.read_bytes())
 
 
-def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> PairingTarget:
-    """Read what pairing needs from vLLM's own configs; imports the target's model class."""
+def target_facts(target: ModelConfig) -> PairingTarget:
+    """Read what pairing needs from vLLM's own config; imports the target's model class."""
     from vllm.model_executor.models.interfaces import supports_eagle3
     from vllm.platforms import current_platform
 
@@ -118,6 +165,4 @@ def target_facts(target: ModelConfig, parallel: ParallelConfig | None) -> Pairin
         multimodal=target.is_multimodal_model,
         has_linear_attention=target.is_hybrid,
         on_cpu=current_platform.is_cpu(),
-        pipeline_parallel_size=parallel.pipeline_parallel_size if parallel else 1,
-        data_parallel_size=parallel.data_parallel_size if parallel else 1,
     )

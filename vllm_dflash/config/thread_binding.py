@@ -9,34 +9,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.utils.cpu_resource_utils import LogicalCPUInfo
 
 VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 
 
-@dataclass(frozen=True)
-class Core:
-    """A logical CPU. Those that share a physical core have the same `core`."""
-
-    cpu: int
-    core: int
-    memory_node: int
-
-
-def allowed_cores() -> list[Core]:
-    """Those that this process may use."""
-    from vllm.utils.cpu_resource_utils import get_allowed_cpu_list
-
-    return [Core(cpu.id, cpu.physical_core, cpu.numa_node) for cpu in get_allowed_cpu_list()]
-
-
 def share_of_cores(
-    cores: Sequence[Core], binding: str, local_rank: int, local_workers: int
+    cores: Sequence[LogicalCPUInfo], binding: str, local_rank: int, local_workers: int
 ) -> list[int] | None:
     """The logical CPUs of a worker; None: wherever the system puts it.
 
     Args:
-        cores: those that the worker's process may use.
+        cores: those that the worker's process may use, as vLLM finds them.
         binding: value of the variable. "auto" deals out the physical cores of a node in equal
             parts, by memory node, a logical CPU of each; "nobind"; or lists such as
             "0-31|32-63", a part for each worker of a node.
@@ -56,10 +44,12 @@ def share_of_cores(
                 f" {local_workers} workers run on this node. Write a list for each, separated"
                 " by '|', or leave it out."
             )
-        return _parse(parts[local_rank])
+        from vllm.utils.cpu_resource_utils import parse_id_list
+
+        return parse_id_list(parts[local_rank])
     # One thread per core: two of them would share its arithmetic units.
     first = {
-        (core.memory_node, core.core): core.cpu for core in sorted(cores, key=lambda c: -c.cpu)
+        (cpu.numa_node, cpu.physical_core): cpu.id for cpu in sorted(cores, key=lambda c: -c.id)
     }
     ordered = [first[key] for key in sorted(first)]
     if len(ordered) < local_workers:
@@ -84,15 +74,16 @@ def check_thread_binding(ranks: int) -> None:
 
     if not current_platform.is_cpu() or os.environ.get("VLLM_CPU_SIM_MULTI_NUMA", "0") != "0":
         return
-    from vllm.utils.cpu_resource_utils import get_visible_memory_node
+    from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_visible_memory_node
 
-    num_nodes = len(get_visible_memory_node())
-    fault = binding_fault(envs.VLLM_CPU_OMP_THREADS_BIND, ranks, num_nodes, allowed_cores())
-    if fault:
+    num_nodes, cores = len(get_visible_memory_node()), get_allowed_cpu_list()
+    if fault := binding_fault(envs.VLLM_CPU_OMP_THREADS_BIND, ranks, num_nodes, cores):
         raise ValueError(fault)
 
 
-def binding_fault(binding: str, ranks: int, num_nodes: int, cores: Sequence[Core]) -> str | None:
+def binding_fault(
+    binding: str, ranks: int, num_nodes: int, cores: Sequence[LogicalCPUInfo]
+) -> str | None:
     """Why so many ranks cannot be bound, and what to set instead; None where they can.
 
     Args:
@@ -120,7 +111,7 @@ def binding_fault(binding: str, ranks: int, num_nodes: int, cores: Sequence[Core
     )
 
 
-def divide_cores(cores: Sequence[Core], ranks: int) -> str | None:
+def divide_cores(cores: Sequence[LogicalCPUInfo], ranks: int) -> str | None:
     """Logical CPUs of each rank, in vLLM's notation: `0-3|4-7`; None where cores are too few.
 
     One of each physical core, as vLLM takes where it binds by itself.
@@ -129,19 +120,7 @@ def divide_cores(cores: Sequence[Core], ranks: int) -> str | None:
     return "|".join(_as_ranges(share) for share in shares if share) if all(shares) else None
 
 
-def _parse(text: str) -> list[int]:
-    cpus = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        cpus |= set(range(int(first), int(last or first) + 1))
-    return sorted(cpus)
-
-
 def _as_ranges(cpus: Sequence[int]) -> str:
-    ranges: list[list[int]] = []
-    for cpu in cpus:
-        if ranges and cpu == ranges[-1][1] + 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+    runs = groupby(enumerate(cpus), key=lambda numbered: numbered[1] - numbered[0])
+    ranges = [[cpu for _, cpu in run] for _, run in runs]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ranges)

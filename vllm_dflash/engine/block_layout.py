@@ -28,9 +28,6 @@ def bonus_tokens(
     Returns:
         Token ids (of no meaning where the count is 0) and counts, [R] each.
     """
-    if sampled.shape[1] == 1:  # nobody had drafts; this runs in every step, so it is kept short
-        newest = sampled[:, 0]
-        return newest, ((newest >= 0) & (newest < vocab_size) & ~discarded).astype(np.int32)
     valid = (sampled >= 0) & (sampled < vocab_size)
     counts = valid.sum(axis=1, dtype=np.int32) * ~discarded
     return sampled[np.arange(len(sampled)), counts - 1], counts
@@ -86,19 +83,6 @@ def draft_limits(
     """
     limits = np.minimum(length_limits - context_lens - 2, wanted)
     return np.maximum(limits, 0) * may_draft
-
-
-def room_for_long_drafts(step_tokens: int, num_requests: int, width: int) -> int:
-    """Drafts that every request can have verified in one step, whoever else has as many.
-
-    The scheduler also keeps a block's rows for each, and lets those wait who find no room.
-
-    Args:
-        step_tokens: rows of a step at most.
-        num_requests: that may run in it.
-        width: K.
-    """
-    return max(step_tokens // max(num_requests, 1) - 2 - width, 0)
 
 
 @dataclass(frozen=True)
@@ -160,24 +144,3 @@ def block_inputs(
         offsets=offsets,
         mask_rows=np.nonzero(offsets)[0],
     )
-
-
-def split_drafts(
-    token_ids: Sequence[int], finite: npt.NDArray[np.bool_], lengths: Ints
-) -> list[list[int]]:
-    """Cut the drafted tokens of a batch into one list per request.
-
-    Args:
-        token_ids: request by request, [Q - D].
-        finite: whether each token's logits were; a request's drafts end before the first that
-            were not, [Q - D].
-        lengths: k of each drafted request, [D].
-    """
-    all_finite = bool(finite.all())
-    drafts = []
-    end = 0
-    for length in lengths.tolist():
-        start, end = end, end + length
-        usable = length if all_finite else int(np.cumprod(finite[start:end]).sum())
-        drafts.append(list(token_ids[start : start + usable]))
-    return drafts

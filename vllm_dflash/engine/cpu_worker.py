@@ -8,7 +8,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from vllm_dflash.engine.fresh_blocks import fresh_blocks
+from vllm_dflash.engine.scheduled import fresh_blocks
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
 from vllm_dflash.engine.vllm_fixes.expanded_sampling import mend_expanded_sampling

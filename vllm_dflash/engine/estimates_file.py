@@ -13,18 +13,21 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import vllm
 from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.platforms import current_platform
 
 from vllm_dflash import __version__
-from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.engine.agreement import agreed_estimates
+from vllm_dflash.config.mode import Mode
+from vllm_dflash.engine.agreement import from_rank_0
 from vllm_dflash.engine.reporting.log import logger
+from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.estimates import Estimates, EstimatesError
+from vllm_dflash.planning.planner import Planner
 
 SCHEMA = 4
 """To be raised when what is kept, or what it means, changes."""
@@ -48,7 +51,7 @@ def device_name() -> str:
 
 def engine_key(vllm_config: VllmConfig) -> dict[str, Any]:
     """All that makes an engine another one, as far as estimates go."""
-    options = DFlashOptions.of(vllm_config)
+    options = Mode.of(vllm_config)
     target, draft = vllm_config.model_config, vllm_config.speculative_config
     assert draft is not None
     return {
@@ -76,6 +79,20 @@ class EstimatesFile:
 
     folder: str
     key: dict[str, Any]
+    recalled: Estimates | None = None
+    """What was there when this engine started, if it was of use."""
+
+    @classmethod
+    def of(cls, vllm_config: VllmConfig) -> EstimatesFile | None:
+        """That of an engine, in a worker, with the same recalled on all ranks, whose machines may
+        have no such file; None if nobody asked for it."""
+        options = Mode.of(vllm_config)
+        if options.estimates_folder is None:
+            return None
+        file = cls(options.estimates_folder, engine_key(vllm_config))
+        sizes = options.draft_width, vllm_config.scheduler_config.max_num_seqs
+        is_first = get_tensor_model_parallel_rank() == 0
+        return replace(file, recalled=from_rank_0(file.read(*sizes) if is_first else None))
 
     @property
     def path(self) -> Path:
@@ -114,17 +131,19 @@ class EstimatesFile:
 
 
 class EstimatesKeeper:
-    """Writes the file now and then, and at the end."""
+    """Has a planner start from the file, and writes what it learns there: now and then, and at the
+    end."""
 
     def __init__(
         self,
         file: EstimatesFile,
-        estimates: Callable[[], Estimates],
+        planner: Planner | AheadPlanner,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Keep what `estimates` returns."""
+        if file.recalled is not None:
+            planner.recall(file.recalled)
         self._file = file
-        self._estimates = estimates
+        self._planner = planner
         self._clock = clock
         self._due = clock() + INTERVAL
         self._steps = 0
@@ -139,7 +158,7 @@ class EstimatesKeeper:
         if self._writer is not None and self._writer.is_alive():
             return
         self._due, self._steps = self._clock() + INTERVAL, 0
-        learned = self._estimates().to_dict()
+        learned = self._planner.estimates().to_dict()
         self._writer = threading.Thread(target=self._write, args=(learned,), daemon=True)
         self._writer.start()
 
@@ -149,7 +168,7 @@ class EstimatesKeeper:
             self._writer.join()
         if self._steps >= LEAST_STEPS:
             self._steps = 0
-            self._write(self._estimates().to_dict())
+            self._write(self._planner.estimates().to_dict())
 
     def _write(self, estimates: dict[str, Any]) -> None:
         try:
@@ -158,38 +177,3 @@ class EstimatesKeeper:
             if not self._has_failed:
                 logger().warning("what was learned cannot be kept: %s", error)
             self._has_failed = True
-
-
-class Learner(Protocol):
-    """Whoever plans."""
-
-    def estimates(self) -> Estimates:
-        """What it has learned."""
-
-    def recall(self, estimates: Estimates) -> None:
-        """Start from what another one has learned of drafts."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What an engine starts from, and where it keeps what it learns."""
-
-    file: EstimatesFile
-    recalled: Estimates | None
-    """None: there was nothing that could be used."""
-
-    @classmethod
-    def of(cls, vllm_config: VllmConfig) -> Memory | None:
-        """That of an engine, in a worker, the same on all ranks; None if nobody asked for it."""
-        options = DFlashOptions.of(vllm_config)
-        if options.estimates_folder is None:
-            return None
-        file = EstimatesFile(options.estimates_folder, engine_key(vllm_config))
-        sizes = options.draft_width, vllm_config.scheduler_config.max_num_seqs
-        return cls(file, agreed_estimates(lambda: file.read(*sizes)))
-
-    def attend(self, learner: Learner) -> EstimatesKeeper:
-        """Have it recall what there is; returns who will keep what it learns."""
-        if self.recalled is not None:
-            learner.recall(self.recalled)
-        return EstimatesKeeper(self.file, learner.estimates)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from copy import copy
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from vllm_dflash import __version__
-from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.config.vllms_log import filter_vllms_warnings
-from vllm_dflash.engine.drafts_in_output import DRAFTS, skip_the_call_for_drafts
-from vllm_dflash.engine.reporting.figures import FIGURES_SENT, send_figures
+from vllm_dflash.config.mode import Mode
+from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
+from vllm_dflash.engine.reporting.counting_scheduler import CountingScheduler
+from vllm_dflash.engine.reporting.figures import FIGURES_SENT, FREE_DRAFTS
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.seams import ENGINE, check_seams
@@ -26,7 +28,6 @@ from vllm_dflash.seams import ENGINE, check_seams
 def build_scheduler(**arguments: Any) -> Scheduler:
     """The scheduler of an engine; stands where vLLM expects a class of schedulers."""
     check_seams(ENGINE)
-    filter_vllms_warnings()  # hook 20
     logger().info(
         "vLLM's warning of a custom scheduler class is expected: build_scheduler gives its own"
         " scheduler with vllm-dflash's draft lengths, asynchronous where vLLM's would be, and"
@@ -34,7 +35,7 @@ def build_scheduler(**arguments: Any) -> Scheduler:
         __version__,
     )
     config = arguments["vllm_config"]
-    if DFlashOptions.of(config).runner == "v1":
+    if Mode.of(config).runner == "v1":
         return DFlashScheduler(**arguments)
     is_async = config.scheduler_config.async_scheduling
     return (DFlashAsyncScheduler if is_async else DFlashDeviceScheduler)(**arguments)
@@ -49,12 +50,28 @@ def room_for_blocks(config: VllmConfig) -> VllmConfig:
     """
     narrow, speculative = copy(config), copy(config.speculative_config)
     assert speculative is not None
-    speculative.num_speculative_tokens = DFlashOptions.of(config).draft_width
+    speculative.num_speculative_tokens = Mode.of(config).draft_width
     narrow.speculative_config = speculative
     return narrow
 
 
-class DFlashScheduler(Scheduler):
+def skip_the_call_for_drafts() -> None:
+    """Hook 2, in the engine's process; other engines of the process keep the call."""
+    original = MultiprocExecutor.take_draft_token_ids
+    if hasattr(original, "wrapped_by_vllm_dflash"):
+        return
+
+    @functools.wraps(original)
+    def take_draft_token_ids(self: MultiprocExecutor) -> DraftTokenIds | None:
+        if drafts_come_with_the_output(self.vllm_config):
+            return None
+        return original(self)
+
+    take_draft_token_ids.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
+    MultiprocExecutor.take_draft_token_ids = take_draft_token_ids
+
+
+class DFlashScheduler(CountingScheduler):
     """On V1: takes the drafts that came with a step's output, and hands on the figures."""
 
     def __init__(self, *args: Any, vllm_config: VllmConfig, **kwargs: Any) -> None:
@@ -85,10 +102,11 @@ class DFlashScheduler(Scheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Any:
         """Take the sampled tokens, then the drafts, in the order vLLM does."""
+        self.free_drafts = FREE_DRAFTS.on(model_runner_output) or {}
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         drafts = DRAFTS.on(model_runner_output)
         if drafts is not None:
             self.update_draft_token_ids(drafts)
-        if figures := FIGURES_SENT.on(model_runner_output):
-            send_figures(outputs, figures)
+        is_busy = scheduler_output.total_num_scheduled_tokens > 0
+        self.send(outputs, FIGURES_SENT.on(model_runner_output), is_busy=is_busy)
         return outputs

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 import torch
 from numba.core import event as numba_event
 from torch._dynamo.callback import callback_handler
 from vllm.compilation.counter import compilation_counter
 
-NUMBA_COMPILES = "numba:compile"
+
+class Compilations(numba_event.Listener):
+    """Counts what is compiled in this process, by whatever engine: by TorchDynamo, and functions of
+    numba's that meet arguments of types that are new to them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        numba_event.register("numba:compile", self)
+
+    def add(self, _: object) -> None:
+        """Something begins to be compiled."""
+        self.count += 1
+
+    on_start = add
+
+    def on_end(self, event: numba_event.Event) -> None:
+        """It was compiled."""
+
+    def listen(self) -> None:
+        """To TorchDynamo as well, whose list `torch._dynamo.reset` empties."""
+        if self.add not in callback_handler.start_callbacks:
+            callback_handler.register_start_callback(self.add)
+
+
+COMPILATIONS = Compilations()
 
 
 class WarmState:
@@ -25,69 +47,29 @@ class WarmState:
     def __init__(self, buffers: Callable[[], Iterable[torch.Tensor]]) -> None:
         self._buffers = buffers
         self._addresses: list[int] | None = None
-        self._captures_before = 0
-        self.compilations = 0
-        _tell_of_compilations(self)
-
-    def observe_compilation(self) -> None:
-        """Something is compiled, by whatever engine of this process."""
-        self.compilations += self._addresses is not None
+        self._before = 0
 
     def seal(self) -> None:
         """From now on, count."""
-        self._addresses = [buffer.data_ptr() for buffer in self._buffers()]
-        self._captures_before = compilation_counter.num_cudagraph_captured
-
-    def reallocations(self) -> int:
-        """Buffers that are not where they were, or are new."""
-        if self._addresses is None:
-            return 0
-        now = [buffer.data_ptr() for buffer in self._buffers()]
-        moved = sum(a != b for a, b in zip(now, self._addresses, strict=False))
-        return moved + abs(len(now) - len(self._addresses))
+        COMPILATIONS.listen()
+        self._addresses = self._now()
+        self._before = _compiled()
 
     def to_dict(self) -> dict[str, int]:
-        """For `dflash_stats`."""
-        captured = compilation_counter.num_cudagraph_captured - self._captures_before
-        is_sealed = self._addresses is not None
+        """For `dflash_stats`. Buffers count that are not where they were, or are new."""
+        if self._addresses is None:
+            return {"captures_after_warmup": 0, "reallocations_after_warmup": 0}
+        before, now = self._addresses, self._now()
+        moved = sum(a != b for a, b in zip(now, before, strict=False))
         return {
-            "captures_after_warmup": (captured + self.compilations) if is_sealed else 0,
-            "reallocations_after_warmup": self.reallocations(),
+            "captures_after_warmup": _compiled() - self._before,
+            "reallocations_after_warmup": moved + abs(len(now) - len(before)),
         }
 
-
-def _tell_of_compilations(state: WarmState) -> None:
-    """As long as it lives: torch's list is the process's, and would keep the engine's models.
-
-    And of functions of numba's that meet arguments of types that are new to them.
-    """
-    reference = weakref.ref(state)
-
-    def tell(_: object) -> None:
-        if (alive := reference()) is not None:
-            alive.observe_compilation()
-
-    listener = NumbaListener(tell)
-
-    def forget() -> None:
-        with suppress(ValueError):  # `torch._dynamo.reset` has emptied the list
-            callback_handler.remove_start_callback(tell)
-        numba_event.unregister(NUMBA_COMPILES, listener)
-
-    callback_handler.register_start_callback(tell)
-    numba_event.register(NUMBA_COMPILES, listener)
-    weakref.finalize(state, forget)
+    def _now(self) -> list[int]:
+        return [buffer.data_ptr() for buffer in self._buffers()]
 
 
-class NumbaListener(numba_event.Listener):
-    """Tells when a function begins to be compiled, or is looked for among those on disk."""
-
-    def __init__(self, tell: Callable[[object], None]) -> None:
-        self._tell = tell
-
-    def on_start(self, event: numba_event.Event) -> None:
-        """It begins."""
-        self._tell(event)
-
-    def on_end(self, event: numba_event.Event) -> None:
-        """It ends."""
+def _compiled() -> int:
+    """Compilations and graph captures of this process so far."""
+    return compilation_counter.num_cudagraph_captured + COMPILATIONS.count

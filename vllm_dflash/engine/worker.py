@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-from vllm import envs
 from vllm.config import set_current_vllm_config
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
@@ -17,22 +16,18 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_dflash import __version__
-from vllm_dflash.checkpoint.ranks import describe_ranks
+from vllm_dflash.checkpoint.pairing import describe_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.config.vllms_log import filter_vllms_warnings
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.compile_aside import CompileAside
-from vllm_dflash.engine.estimates_file import EstimatesKeeper, Memory
-from vllm_dflash.engine.reporting.log import log_active, log_costs, logger
-from vllm_dflash.engine.reporting.periodic_log import PeriodicLog
+from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
+from vllm_dflash.engine.reporting.log import DraftWatch, log_active, log_costs, logger
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.engine.reporting.watch import DraftWatch
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.plugin import register_draft_model
-from vllm_dflash.seams import check_vllm
-from vllm_dflash.seams.seam import Seam
+from vllm_dflash.seams import Seams, check_vllm
 
 Output: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput
 """Of a step: of V1, and of V2, whose tokens are still to come."""
@@ -54,8 +49,8 @@ class Drafter(Protocol):
     def clear_statistics(self) -> None:
         """Count from zero again."""
 
-    def collect_statistics(self, *, waits: bool = True) -> DraftStatistics:
-        """What was counted so far, or lately if nothing is to wait for it."""
+    def collect_statistics(self) -> DraftStatistics:
+        """What was counted so far."""
 
 
 class Ticks(Protocol):
@@ -68,7 +63,7 @@ class Ticks(Protocol):
 class DraftingWorker(Worker):
     """What all of our workers add to vLLM's, from the start to the end of an engine."""
 
-    seams: ClassVar[tuple[Seam, ...]]
+    seams: ClassVar[Seams]
     """What it relies on of vLLM's."""
     drafter: Drafter
     _ticking: tuple[Ticks, ...] = ()
@@ -83,8 +78,8 @@ class DraftingWorker(Worker):
         """What steps cost, by dummy batches: the same calls on every rank."""
         raise NotImplementedError
 
-    def start_planning(self, costs: StepCosts, memory: Memory | None) -> None:
-        """Plan from these costs, and from what an earlier engine has learned."""
+    def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
+        """Plan from these costs, and from what an earlier engine has left in a file."""
         raise NotImplementedError
 
     def end_step(self, output: Output) -> Output:
@@ -97,8 +92,7 @@ class DraftingWorker(Worker):
         """Build the model runner, and put our drafting code in the place of vLLM's."""
         check_vllm(self.seams)
         register_draft_model()  # hook 6
-        filter_vllms_warnings()  # hook 20
-        options = DFlashOptions.of(self.vllm_config)
+        options = Mode.of(self.vllm_config)
         if options.is_planned:
             self._compiling = CompileAside(options.runner, starts=self.local_rank == 0)
         super().init_device()
@@ -113,7 +107,7 @@ class DraftingWorker(Worker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up, then measure what steps cost, for the planner to start from."""
         times = super().compile_or_warm_up_model()
-        if DFlashOptions.of(self.vllm_config).is_planned:
+        if Mode.of(self.vllm_config).is_planned:
             self._plan_lengths()
         self.start_counting()
         self.drafter.warm.seal()
@@ -121,12 +115,12 @@ class DraftingWorker(Worker):
 
     def _plan_lengths(self) -> None:
         started = time.perf_counter()
-        options = DFlashOptions.of(self.vllm_config)
+        options = Mode.of(self.vllm_config)
         assert self._compiling is not None
         self._compiling.finish(options.draft_width, options.most_free)
-        memory = Memory.of(self.vllm_config)
-        if memory is not None and memory.recalled is not None:
-            costs, origin = memory.recalled.costs, f"learned before, from {memory.file.path}"
+        file = EstimatesFile.of(self.vllm_config)
+        if file is not None and file.recalled is not None:
+            costs, origin = file.recalled.costs, f"learned before, from {file.path}"
         else:
             with set_current_vllm_config(self.vllm_config):
                 costs = self.measure()
@@ -134,25 +128,16 @@ class DraftingWorker(Worker):
         if self.rank == 0:
             log_costs(costs, origin)
         self.drafter.adapt_lengths(costs)
-        self.start_planning(costs, memory)
+        self.start_planning(costs, file)
 
     def start_counting(self) -> None:
         """From now on. vLLM's warm-up runs steps through this worker that are no user's."""
-        options = DFlashOptions.of(self.vllm_config)
         self.drafter.clear_statistics()
         if self.rank != 0:
             return
-        watch = DraftWatch(
-            lambda: self.drafter.collect_statistics(waits=False),
-            logger().warning,
-            target=self.model_config.model,
-            drafter=options.drafter.model,
-        )
-        self._ticking = (watch,)
-        if options.is_planned:
-            statistics = self.drafter.collect_statistics(waits=False)
-            log = PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL, logger().info)
-            self._ticking += (log,)
+        drafter = Mode.of(self.vllm_config).drafter.model
+        statistics = self.drafter.collect_statistics()
+        self._ticking = (DraftWatch(statistics, target=self.model_config.model, drafter=drafter),)
         if self._keeper is not None:
             self._ticking += (self._keeper,)
 
@@ -188,7 +173,7 @@ class DraftingWorker(Worker):
 
         One for each rank, the first of which counts: it decides for all, by times it measured.
         """
-        kind, options = type(self.drafter), DFlashOptions.of(self.vllm_config)
+        kind, options = type(self.drafter), Mode.of(self.vllm_config)
         return {
             "proposer": f"{kind.__module__}.{kind.__qualname__}",
             "rank": self.rank,

@@ -16,12 +16,13 @@ from vllm.model_executor.models.utils import (
 from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
 from vllm_dflash.checkpoint.headers import INDEX, Tensor, loading_pattern
+from vllm_dflash.checkpoint.mask_embedding import MASK_EMBEDDING_FILE, parse_mask_embedding
 from vllm_dflash.checkpoint.tensors import check_tensors
-from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.model.candidate_selector import CandidateSelector
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.model.context_projection import ContextProjection
+from vllm_dflash.model.dflash2_layers import CandidateSelector
 from vllm_dflash.model.layers import DraftBlock
-from vllm_dflash.model.vocabulary import DraftVocabulary, check_ids, read_mask_embedding
+from vllm_dflash.model.vocabulary import DraftVocabulary, check_ids
 
 FUSED_LAYERS = {
     "qkv_proj": ["q_proj", "k_proj", "v_proj"],
@@ -66,24 +67,21 @@ class DFlashDraftModel(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        self.spec = DFlashOptions.of(vllm_config).drafter
+        mode = Mode.of(vllm_config)
+        self.spec = mode.drafter
         quantisation = get_draft_quant_config(vllm_config)
         if quantisation is not None:
             quantisation.packed_modules_mapping = FUSED_LAYERS
         self.context = ContextProjection(self.spec, quantisation)
         self.block = DraftBlock(
-            vllm_config=vllm_config,
-            spec=self.spec,
-            quantisation=quantisation,
-            first_layer=vllm_config.model_config.get_total_num_hidden_layers(),
-            prefix=prefix or "dflash",
+            vllm_config=vllm_config, quantisation=quantisation, prefix=prefix or "dflash"
         )
         self.selector: CandidateSelector | None = None
         if self.spec.dflash2 is not None:
             self.selector = CandidateSelector(
                 self.spec.vocab_size, self.spec.hidden_size, self.spec.dflash2
             )
-        self.uniform_width = 1 + DFlashOptions.of(vllm_config).draft_width
+        self.uniform_width = 1 + mode.draft_width
         """Rows of each block where nobody says what belongs to which."""
         self._target_vocab_size = vllm_config.model_config.get_vocab_size()
         self._searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
@@ -190,12 +188,13 @@ class DFlashDraftModel(nn.Module):
         )
         check_ids(self.spec, dict(tensors), self._target_vocab_size)
         device = self.context.hidden_norm.weight.device
+        mask_embedding: torch.Tensor | None = None
+        content = get_hf_file_bytes(MASK_EMBEDDING_FILE, self.spec.model, self._revision)
+        if content is not None:
+            mask_embedding = parse_mask_embedding(self.spec, content).to(device)
         with device:
-            self.vocabulary = DraftVocabulary(
-                self.spec,
-                {name for name, _ in tensors},
-                read_mask_embedding(self.spec, self._revision, device),
-            )
+            names = {name for name, _ in tensors}
+            self.vocabulary = DraftVocabulary(self.spec, names, mask_embedding)
         loaded = AutoWeightsLoader(self).load_weights(tensors, mapper=self.checkpoint_names)
         self.context.fuse_layers(self.block.attentions())
         return loaded

@@ -16,9 +16,8 @@ from vllm.model_executor.models.llama import LlamaMLP
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
-from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.model.grouped_convolution import GroupedConvolution
+from vllm_dflash.config.mode import Mode
+from vllm_dflash.model.dflash2_layers import GroupedConvolution
 
 
 class DraftAttentionCache(Attention):
@@ -57,14 +56,14 @@ class BlockAttention(nn.Module):
     def __init__(
         self,
         vllm_config: VllmConfig,
-        spec: DrafterSpec,
         number: int,
         quantisation: QuantizationConfig | None,
         *,
         prefix: str,
     ) -> None:
         super().__init__()
-        ranks = DFlashOptions.of(vllm_config).drafter_ranks
+        mode = Mode.of(vllm_config)
+        spec, ranks = mode.drafter, mode.drafter_ranks
         self.window, self.causal = spec.windows[number], spec.causal[number]
         self.head_dim = spec.head_dim
         num_heads = spec.num_heads // ranks
@@ -135,22 +134,23 @@ class DrafterLayer(nn.Module):
     def __init__(
         self,
         vllm_config: VllmConfig,
-        spec: DrafterSpec,
         number: int,
         quantisation: QuantizationConfig | None,
         *,
         prefix: str,
     ) -> None:
         super().__init__()
+        mode = Mode.of(vllm_config)
+        spec = mode.drafter
         self.self_attn = BlockAttention(
-            vllm_config, spec, number, quantisation, prefix=f"{prefix}.self_attn"
+            vllm_config, number, quantisation, prefix=f"{prefix}.self_attn"
         )
         self.mlp = LlamaMLP(
             spec.hidden_size,
             spec.intermediate_size,
             spec.hidden_act,
             quant_config=quantisation,
-            disable_tp=DFlashOptions.of(vllm_config).drafter_ranks == 1,
+            disable_tp=mode.drafter_ranks == 1,
             prefix=f"layers.{number}.mlp",
         )
         self.input_layernorm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
@@ -194,18 +194,16 @@ class DraftBlock(nn.Module):
         self,
         *,
         vllm_config: VllmConfig,
-        spec: DrafterSpec,
         quantisation: QuantizationConfig | None,
-        first_layer: int,
         prefix: str,
     ) -> None:
         super().__init__()
+        spec = Mode.of(vllm_config).drafter
         # vLLM keys attention layers by name, so ours are numbered behind the target's. Layers that
         # may be quantised are named as in the checkpoint, whose config says which are left out.
+        first = vllm_config.model_config.get_total_num_hidden_layers()
         self.layers = nn.ModuleList(
-            DrafterLayer(
-                vllm_config, spec, i, quantisation, prefix=f"{prefix}.layers.{first_layer + i}"
-            )
+            DrafterLayer(vllm_config, i, quantisation, prefix=f"{prefix}.layers.{first + i}")
             for i in range(spec.num_layers)
         )
         self.norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)

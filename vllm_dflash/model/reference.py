@@ -11,17 +11,53 @@ B block size, K = B - 1 drafted tokens, m taps, H hidden size, C context rows, Q
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import PreTrainedModel, Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
+from transformers import DynamicCache, PreTrainedModel, Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3MLP,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
+from vllm_dflash.checkpoint.mask_embedding import MASK_EMBEDDING_FILE, parse_mask_embedding
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.model.reference_dflash2 import ReferenceConvolution, ReferenceSelector
-from vllm_dflash.model.reference_rotation import rotary_of, rotate
+
+
+def rotary_of(spec: DrafterSpec, rope: dict[str, Any]) -> Qwen3RotaryEmbedding:
+    """What makes cosines and sines of positions, for the part of a head that is rotated."""
+    rope = dict(rope)
+    part = rope.pop("partial_rotary_factor", None) or 1  # which this class would ignore
+    return Qwen3RotaryEmbedding(
+        Qwen3Config(
+            head_dim=int(spec.head_dim * part),
+            rope_parameters=rope,
+            max_position_embeddings=spec.max_position_embeddings,
+        )
+    )
+
+
+def rotate(
+    t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox_style: bool
+) -> torch.Tensor:
+    """Turn the first numbers of heads [R, heads, T, D], as many as `cos` [R, T, ...] has.
+
+    Pairs are the two halves of them (neox), or neighbouring numbers.
+    """
+    t, rest = t[..., : cos.shape[-1]], t[..., cos.shape[-1] :]
+    if not is_neox_style:
+        t = torch.cat([t[..., ::2], t[..., 1::2]], dim=-1)
+    t, _ = apply_rotary_pos_emb(t, t, cos, sin)
+    if not is_neox_style:
+        t = torch.stack(t.chunk(2, dim=-1), dim=-1).flatten(-2)
+    return torch.cat([t, rest], dim=-1)
 
 
 class ReferenceAttention(nn.Module):
@@ -157,10 +193,9 @@ class ReferenceDrafter(nn.Module):
         if "d2t" in tensors:
             drafter.d2t = torch.zeros(spec.draft_vocab_size, dtype=torch.int64)
         drafter.load_state_dict(tensors, strict=True)
-        mask_file = Path(folder) / "mask_embedding.pt"
+        mask_file = Path(folder) / MASK_EMBEDDING_FILE
         if mask_file.exists():
-            state = torch.load(mask_file, weights_only=True)
-            drafter.mask_embedding = state["embedding"] if isinstance(state, dict) else state
+            drafter.mask_embedding = parse_mask_embedding(spec, mask_file.read_bytes())
         return drafter.eval()
 
     def embed(self, token_ids: torch.Tensor, target: PreTrainedModel) -> torch.Tensor:
@@ -168,7 +203,7 @@ class ReferenceDrafter(nn.Module):
         table = target.get_input_embeddings() if self.embed_tokens is None else self.embed_tokens
         x = table(token_ids)
         if self.mask_embedding is not None:
-            x[token_ids == self.spec.mask_token_id] = self.mask_embedding.reshape(-1).to(x)
+            x[token_ids == self.spec.mask_token_id] = self.mask_embedding.to(x)
         return x if self.spec.dflash2 is None else x * self.spec.dflash2.input_embedding_scale
 
     def logits(self, hidden: torch.Tensor, target: PreTrainedModel) -> torch.Tensor:
@@ -234,3 +269,26 @@ class ReferenceDrafter(nn.Module):
             turned = rope if window is None else sliding_rope
             block = layer(block, context, turned, seen, width or num_queries)
         return self.norm(block)
+
+
+@torch.inference_mode()
+def target_step(
+    target: PreTrainedModel, token_ids: torch.Tensor, cache: DynamicCache, taps: Collection[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the target over new tokens [1, T]. Returns logits [T, V] and features [T, m * H]."""
+    # Hooks, since Hugging Face norms the last entry of `hidden_states`, and taps are not normed.
+    outputs: dict[int, torch.Tensor] = {}
+
+    def keep(tap: int, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
+        outputs[tap] = output[0] if isinstance(output, tuple) else output
+
+    layers = target.get_decoder().layers
+    hooks = [
+        layers[tap].register_forward_hook(lambda *call, tap=tap: keep(tap, call[2])) for tap in taps
+    ]
+    try:
+        logits = target(token_ids, past_key_values=cache, use_cache=True).logits[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return logits, torch.cat([outputs[tap][0] for tap in taps], dim=-1)

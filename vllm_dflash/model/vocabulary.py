@@ -12,9 +12,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
 )
-from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
-from vllm_dflash.checkpoint.mask_embedding import MASK_EMBEDDING_FILE, parse_mask_embedding
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 
 
@@ -153,17 +151,3 @@ def check_ids(
         least, most = int(ids.min()), int(ids.max())
         if least < 0 or most >= target_vocab_size:
             raise refuse(f"d2t leads to tokens {least} to {most}")
-
-
-def read_mask_embedding(
-    spec: DrafterSpec, revision: str | None, device: torch.device
-) -> torch.Tensor | None:
-    """The embedding of the mask token, [H], where the checkpoint keeps it in a file of its own.
-
-    Raises:
-        DrafterError: it is no tensor, for another mask token, or of another size.
-    """
-    content = get_hf_file_bytes(MASK_EMBEDDING_FILE, spec.model, revision)
-    if content is None:
-        return None
-    return parse_mask_embedding(spec, content).to(device)

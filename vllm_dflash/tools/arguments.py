@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +56,19 @@ def add_number(options: argparse._ActionsContainer, name: str, default: int, abo
 def add_numbers(
     options: argparse._ActionsContainer,
     name: str,
-    default: Sequence[float],
+    default: Sequence[int],
     about: str,
-    *,
-    nargs: str = "+",
-    type: Callable[[str], float] = positive,
+    nargs: str = "*",
 ) -> None:
-    """An option that takes several numbers."""
+    """An option that takes several positive whole numbers; with `nargs="+"`, one at least."""
     about = f"{about} (default: {' '.join(map(str, default)) or 'none'})"
-    options.add_argument(name, type=type, nargs=nargs, default=default, metavar="N", help=about)
+    options.add_argument(name, type=positive, nargs=nargs, default=default, metavar="N", help=about)
+
+
+def add_folder(options: argparse._ActionsContainer, name: str, default: str, about: str) -> None:
+    """An option that takes a folder."""
+    about = f"{about} (default: {default})"
+    options.add_argument(name, type=Path, default=Path(default), metavar="FOLDER", help=about)
 
 
 def add_compared(options: argparse._ActionsContainer, of_prompts: str) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 
 from vllm_dflash import __version__
-from vllm_dflash.tools.bench.bench_arguments import add_bench
+from vllm_dflash.tools.bench.bench_command import add_bench
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, complain
 from vllm_dflash.tools.demo.demo_command import add_demo
 from vllm_dflash.tools.engine_process import EngineDied
@@ -31,6 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
         complain(parsed.command, "interrupted")
         return INTERRUPTED
     except (OSError, ValueError, EngineDied) as error:
+        complain(parsed.command, error)
+        return COULD_NOT_RUN
+    except Exception as error:  # a bug; Python's own exit code would read as a verdict
+        traceback.print_exc()
         complain(parsed.command, error)
         return COULD_NOT_RUN
 

@@ -1,4 +1,4 @@
-"""All that the commands ask of an engine.
+"""An engine as the commands use it: how it starts, and all that is asked of it.
 
 An `EngineAnswers` is used in the engine's own process, or through `EngineProcess` from another one.
 So what goes in and out is plain, and JSON can carry it; tuples arrive as lists.
@@ -10,13 +10,12 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
 
 from vllm_dflash import __version__
 from vllm_dflash.tools.loads import (
     measure_closed,
     measure_decoding,
-    measure_poisson,
     measure_swing,
     write_by_step,
 )
@@ -53,6 +52,8 @@ class Request(NamedTuple):
     max_tokens: int
     scored: int | None = None
     """A token whose regret as the next one is wanted."""
+    ignore_eos: bool = False
+    """Whether it goes on behind the end of a text."""
 
 
 class Finished(NamedTuple):
@@ -66,19 +67,34 @@ class Finished(NamedTuple):
     """Of the request's `scored`, in nat."""
 
 
-class EngineAnswers:
+class EngineAnswers(SteppedEngine):
     """Each public method is a question."""
 
+    closed, swing, decoding = measure_closed, measure_swing, measure_decoding
+
     def __init__(self, engine: LLMEngine) -> None:
-        self._engine = engine
-        self._stepped = SteppedEngine(engine)
+        super().__init__(engine)
         self._names = map(str, itertools.count())
         self._waiting: deque[tuple[int, Request]] = deque()
         self._running: dict[str, tuple[int, Request]] = {}
         self._concurrency = 1
-        self._times_steps = False
 
-    # --- the engine ---------------------------------------------------------------------------
+    @classmethod
+    def start(cls, model: str, flags: list[str] | None = None, **arguments: Any) -> Self:
+        """An engine of a target in this process; `arguments` are more of vLLM's engine arguments.
+
+        With `flags` of `vllm serve`, be they none, the engine is a server's, whose batches are of
+        other sizes than those of `LLM`, and it has statistics; flags of the server itself mean
+        nothing.
+
+        Raises:
+            SystemExit: a flag is unknown.
+        """
+        if flags is not None:
+            return cls(_start_server(flags, {"model": model, **arguments}))
+        from vllm import LLM
+
+        return cls(LLM(model, **arguments).llm_engine)
 
     def facts(self) -> Facts:
         """What it is; the first question waits until it has started."""
@@ -140,8 +156,6 @@ class EngineAnswers:
         """End the engine's processes."""
         self._engine.engine_core.shutdown(timeout=SECONDS_TO_CLOSE)
 
-    # --- texts --------------------------------------------------------------------------------
-
     def submit(self, requests: Sequence[Request], concurrency: int) -> None:
         """Queue requests; so many of them are worked on at a time. The last ones are finished."""
         assert not self._waiting
@@ -156,7 +170,7 @@ class EngineAnswers:
         while (self._waiting or self._running) and time.monotonic() < deadline:
             while self._waiting and len(self._running) < self._concurrency:
                 self._admit(*self._waiting.popleft())
-            for output in self._stepped.step():
+            for output in self.step():
                 number, request = self._running.pop(output.request_id)
                 regret = None if request.scored is None else _regret(output, request.scored)
                 finished.append(Finished(number, list(output.token_ids), regret))
@@ -165,18 +179,26 @@ class EngineAnswers:
     def _admit(self, number: int, request: Request) -> None:
         name = next(self._names)
         self._running[name] = number, request
-        scored = None if request.scored is None else [request.scored]
-        self._stepped.add(
-            name, request.tokens, request.max_tokens, whole=True, logprob_token_ids=scored
-        )
+        sampling: dict[str, Any] = {"ignore_eos": request.ignore_eos}
+        if request.scored is not None:
+            sampling["logprob_token_ids"] = [request.scored]
+        self.add(name, request.tokens, request.max_tokens, whole=True, **sampling)
 
-    def generate(self, prompts: list[str], sampling: dict[str, Any]) -> dict[str, Any]:
-        """The tokens of these prompts, all at once, their throughput, and what `counts` counted.
+    def generate(
+        self,
+        prompts: list[str],
+        tokens: int,
+        concurrency: int | None = None,
+        *,
+        ignore_eos: bool = False,
+    ) -> dict[str, Any]:
+        """The tokens that follow, greedily; their throughput; and what `counts` counted meanwhile.
 
-        Needs an engine with `disable_log_stats=False`.
+        So many prompts at a time, by default all of them. Needs an engine with statistics.
         """
+        requests = [Request(one, tokens, ignore_eos=ignore_eos) for one in self.encode(prompts)]
         before, started = self.counts(), time.perf_counter()
-        token_ids = self._write(prompts, sampling)
+        token_ids = [one.tokens for one in complete(self, requests, concurrency or len(requests))]
         seconds, after = time.perf_counter() - started, self.counts()
         return {
             "token_ids": token_ids,
@@ -184,52 +206,20 @@ class EngineAnswers:
             "counts": {name: after[name] - before[name] for name in after},
         }
 
-    def _write(
-        self, prompts: Sequence[str | list[int]], sampling: dict[str, Any]
-    ) -> list[list[int]]:
-        names = [next(self._names) for _ in prompts]
-        for name, prompt in zip(names, prompts, strict=True):
-            self._stepped.add(name, prompt, whole=True, **sampling)
-        written: dict[str, list[int]] = {}
-        while len(written) < len(names):
-            written |= {one.request_id: list(one.token_ids) for one in self._stepped.step()}
-        return [written[name] for name in names]
-
-    def by_step(self, prompt: list[int], tokens: int) -> list[list[str]]:
+    def by_step(self, prompt: str, tokens: int) -> list[list[str]]:
         """See `write_by_step`."""
-        decode = self._engine.get_tokenizer().decode
-        return write_by_step(self._stepped, decode, prompt=prompt, tokens=tokens)
-
-    # --- loads --------------------------------------------------------------------------------
-
-    def closed(self, **load: Any) -> dict[str, Any]:
-        """See `measure_closed`."""
-        return measure_closed(self._stepped, **load)
-
-    def swing(self, **load: Any) -> dict[str, Any]:
-        """See `measure_swing`."""
-        return measure_swing(self._stepped, **load)
-
-    def poisson(self, **load: Any) -> dict[str, Any]:
-        """See `measure_poisson`."""
-        return measure_poisson(self._stepped, **load)
-
-    def decoding(self, **load: Any) -> dict[str, Any]:
-        """See `measure_decoding`."""
-        return measure_decoding(self._stepped, **load)
+        (encoded,) = self.encode([prompt])
+        return write_by_step(self, self._engine.get_tokenizer().decode, encoded, tokens)
 
     # --- workers with an extension ------------------------------------------------------------
 
     def step_times(self) -> dict[str, float]:
         """What steps took since this was first asked. The workers are `TimedSteps`."""
-        if not self._times_steps:
-            self._engine.collective_rpc("time_steps")
-            self._times_steps = True
         return self._engine.collective_rpc("step_times")[0]
 
     def where(self, **load: Any) -> dict[str, Any]:
         """As `decoding`, with the `step_times` of it as `spent`."""
-        return measure_decoding(self._stepped, read=self.step_times, **load)
+        return self.decoding(read=self.step_times, **load)
 
     def record(self, token_ids: list[int], tokens: int, file: str) -> list[int]:
         """The tokens that follow these, greedily; what was computed meanwhile goes to the file.
@@ -237,9 +227,9 @@ class EngineAnswers:
         Its workers are `RecordedDrafting`.
         """
         self._engine.collective_rpc("record_drafting")
-        (written,) = self._write([token_ids], {"max_tokens": tokens, "ignore_eos": True})
+        (written,) = complete(self, [Request(token_ids, tokens, ignore_eos=True)], 1)
         self._engine.collective_rpc("take_recording", args=(file,))
-        return written
+        return written.tokens
 
 
 def _regret(output: Output, token: int) -> float:
@@ -262,3 +252,23 @@ def complete(
         finished |= {one.number: one for one in done}
         on_finished(len(finished))
     return [finished[number] for number in range(len(requests))]
+
+
+def _start_server(flags: list[str], arguments: dict[str, Any]) -> LLMEngine:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from vllm_dflash.config.serve_arguments import make_arg_parser
+
+    parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
+    parsed = parser.parse_args(flags)
+    speculative = (parsed.speculative_config, parsed.spec_method, parsed.spec_model)
+    other_target = parsed.model_tag not in (None, arguments["model"])
+    if other_target or any(one is not None for one in speculative):
+        parser.error("the target and the speculative config are not among the flags after --")
+    engine = EngineArgs.from_cli_args(parsed)
+    for name, value in {"disable_log_stats": False, **arguments}.items():
+        setattr(engine, name, value)
+    return LLMEngine.from_engine_args(engine, UsageContext.OPENAI_API_SERVER)

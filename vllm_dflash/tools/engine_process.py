@@ -9,9 +9,9 @@ does not reach, and are ended as one.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
+import pkgutil
 import re
 import shutil
 import signal
@@ -22,7 +22,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from vllm_dflash.tools.engine_answers import SECONDS_TO_CLOSE
@@ -30,7 +29,7 @@ from vllm_dflash.tools.engine_answers import SECONDS_TO_CLOSE
 if TYPE_CHECKING:
     from vllm_dflash.tools.engine_answers import EngineAnswers
 
-START = "vllm_dflash.tools.engine_start:start"
+START = "vllm_dflash.tools.engine_answers:EngineAnswers.start"
 SECONDS_TO_LEAVE = 2 * SECONDS_TO_CLOSE
 SECONDS_TO_STOP = 10.0
 """For a child that is interrupted, because nobody waits for its answer any more."""
@@ -64,15 +63,15 @@ class EngineDied(RuntimeError):
 @contextlib.contextmanager
 def temporary_logs(prefix: str) -> Iterator[Path]:
     """A folder for logs, which is kept only where an engine died."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    folder, is_kept = Path(tempfile.mkdtemp(prefix=prefix)), False
     try:
         yield folder
     except EngineDied:
+        is_kept = True
         raise
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        if not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class EngineProcess:
@@ -91,9 +90,9 @@ class EngineProcess:
         Args:
             log: everything vLLM prints goes to this file.
             start: "module:callable", called in the process with the arguments. What it returns has
-                the questions as public methods; `close`, if there is one, is called in the end.
+                the questions as public methods; `close` is called in the end.
             environment: variables that the process does not share with this one.
-            arguments: which JSON can hold; see `engine_start.start`.
+            arguments: which JSON can hold; see `EngineAnswers.start`.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
@@ -161,12 +160,7 @@ class EngineProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             self.dismiss()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -200,9 +194,8 @@ def serve(start: str, arguments: dict[str, Any]) -> None:
     def tell(kind: str, value: Any) -> None:
         print(json.dumps({kind: value}), file=output, flush=True)
 
-    module, _, name = start.partition(":")
     try:
-        known = getattr(importlib.import_module(module), name)(**arguments)
+        known = pkgutil.resolve_name(start)(**arguments)
     except ValueError as error:
         traceback.print_exc()
         tell("refused", str(error))
@@ -216,8 +209,7 @@ def serve(start: str, arguments: dict[str, Any]) -> None:
             tell("refused", str(error))
         else:
             tell("answer", answer)
-    if hasattr(known, "close"):
-        known.close()
+    known.close()
 
 
 if __name__ == "__main__":

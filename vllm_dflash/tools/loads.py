@@ -1,14 +1,12 @@
 """Loads: what clients ask of an engine, and how it serves them. They step it by hand.
 
-Closed loops have so many clients, each of which asks again as soon as it is served; Poisson's come
-at moments of their own, whether or not the engine keeps up; and decoding is measured alone, after
-prompts were read.
+Closed loops have so many clients, each of which asks again as soon as it is served; decoding is
+measured alone, after prompts were read.
 """
 
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,13 +69,7 @@ def measure_closed(
     while (elapsed := engine.now() - opened) < seconds:
         outputs += loop.step()
     loop.resize(0)
-    emitted = sum(len(output.token_ids) for output in outputs)
-    return {
-        "tokens": emitted,
-        "seconds": elapsed,
-        "tokens_per_second": emitted / elapsed,
-        "tokens_per_output": emitted / max(1, len(outputs)),
-    }
+    return _throughput(sum(len(one.token_ids) for one in outputs), elapsed, len(outputs))
 
 
 def measure_swing(
@@ -95,44 +87,6 @@ def measure_swing(
         rates.append(emitted / (engine.now() - began))
     loop.resize(0)
     return {"concurrency": [count for count, _ in phases], "tokens_per_second": rates}
-
-
-def poisson_arrivals(rate: float, count: int, seed: str) -> list[float]:
-    """Moments of a Poisson process of `rate` per second; the first is 0."""
-    generator = random.Random(seed)
-    gaps = (generator.expovariate(rate) for _ in range(count - 1))
-    return list(itertools.accumulate(gaps, initial=0.0))
-
-
-def measure_poisson(
-    engine: SteppedEngine, *, prompts: Sequence[str], arrivals: Sequence[float], tokens: int
-) -> dict[str, Any]:
-    """Seconds from each request's arrival to its first and to its last token."""
-    began = engine.now()
-    first: dict[str, float] = {}
-    last: dict[str, float] = {}
-    admitted = 0
-    while len(last) < len(arrivals):
-        now = engine.now() - began
-        while admitted < len(arrivals) and arrivals[admitted] <= now:
-            engine.add(str(admitted), prompts[admitted % len(prompts)], tokens, ignore_eos=True)
-            admitted += 1
-        if admitted == len(last):  # nothing in flight
-            engine.sleep(arrivals[admitted] - now)
-            continue
-        outputs = engine.step()
-        now = engine.now() - began
-        for output in outputs:
-            if output.token_ids:
-                first.setdefault(output.request_id, now)
-            if output.finished:
-                last[output.request_id] = now
-    return {
-        "to_first_token": [first[str(i)] - arrival for i, arrival in enumerate(arrivals)],
-        "to_last_token": [last[str(i)] - arrival for i, arrival in enumerate(arrivals)],
-        "tokens": tokens,
-        "makespan": max(last.values()),
-    }
 
 
 def measure_decoding(
@@ -189,12 +143,16 @@ def measure_decoding(
         engine.abort(list(batch.keys() - finished))
         if elapsed >= seconds:
             break
+    return _throughput(emitted, elapsed, outputs) | {"spent": spent}
+
+
+def _throughput(tokens: int, seconds: float, outputs: int) -> dict[str, Any]:
+    """`outputs` is how often a step gave tokens to a request."""
     return {
-        "tokens": emitted,
-        "seconds": elapsed,
-        "tokens_per_second": emitted / elapsed,
-        "tokens_per_output": emitted / max(1, outputs),
-        "spent": spent,
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "tokens_per_output": tokens / max(1, outputs),
     }
 
 
@@ -225,7 +183,6 @@ def _start(engine: SteppedEngine, batch: Mapping[str, Prompt], tokens: int) -> N
 def write_by_step(
     engine: SteppedEngine,
     decode: Callable[[Sequence[int]], str],
-    *,
     prompt: Sequence[int],
     tokens: int,
 ) -> list[list[str]]:

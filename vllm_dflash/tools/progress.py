@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol, TextIO
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SECONDS_BETWEEN_LINES = 15.0
 """A log is told so often what goes on inside a stage."""
@@ -20,33 +23,37 @@ class Tell(Protocol):
 
 
 class Progress:
-    """Told what a command does; whoever shows it derives from this."""
+    """Told what a command does; shows bars on a terminal, lines in a log, else nothing."""
 
-    @contextmanager
-    def stage(self, name: str, total: float | None = None, unit: str = "s") -> Iterator[Tell]:
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = file
+        self._terminal: Console | None = None
+        if file is not None and file.isatty():
+            from rich.console import Console
+
+            self._terminal = Console(file=file)
+
+    def stage(
+        self, name: str, total: float | None = None, unit: str = "s"
+    ) -> AbstractContextManager[Tell]:
         """Something begins, and ends with the context.
 
         `total` is how much there is to do, of a `unit` such as "texts". None: nobody knows.
         """
-        yield lambda done, doing="": None
+        if self._terminal is None:
+            return self._lines(name, total, unit)
+        return _bar(self._terminal, name, total)
 
     def say(self, line: str) -> None:
         """Something that is to stay."""
-
-
-class Silent(Progress):
-    """For those who do not want to know."""
-
-
-class Lines(Progress):
-    """A line when something begins, one now and then, and one when it has ended."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
+        if self._terminal is not None:
+            self._terminal.print(line, markup=False, highlight=False)
+        elif self._file is not None:
+            print(line, file=self._file, flush=True)
 
     @contextmanager
-    def stage(self, name: str, total: float | None = None, unit: str = "s") -> Iterator[Tell]:
-        """See `Progress`."""
+    def _lines(self, name: str, total: float | None, unit: str) -> Iterator[Tell]:
+        """One when it begins, one now and then, and one when it has ended."""
         self.say(name if total is None else f"{name}: {total:g} {unit}")
         started = said = time.perf_counter()
 
@@ -61,45 +68,27 @@ class Lines(Progress):
         yield tell
         self.say(f"{name}: {time.perf_counter() - started:.1f} s")
 
-    def say(self, line: str) -> None:
-        """See `Progress`."""
-        print(line, file=self._file, flush=True)
+
+@contextmanager
+def _bar(terminal: Console, name: str, total: float | None) -> Iterator[Tell]:
+    import rich.progress as bars
+
+    columns = [bars.TextColumn("{task.description}", markup=False), bars.BarColumn()]
+    columns += [] if total is None else [bars.MofNCompleteColumn()]
+    columns.append(bars.TimeElapsedColumn())
+    # The engines need the processor.
+    with bars.Progress(*columns, console=terminal, refresh_per_second=1) as shown:
+        task = shown.add_task(name, total=total)
+
+        def tell(done: float, doing: str = "", /) -> None:
+            words = f"{name}: {doing}" if doing else name
+            shown.update(task, completed=done, description=words)
+
+        yield tell
+        if total is None:
+            shown.update(task, total=1, completed=1)
 
 
-class Bars(Progress):
-    """A bar for each stage."""
-
-    def __init__(self, file: TextIO) -> None:
-        from rich.console import Console
-
-        self._console = Console(file=file)
-
-    @contextmanager
-    def stage(self, name: str, total: float | None = None, unit: str = "s") -> Iterator[Tell]:
-        """See `Progress`."""
-        import rich.progress as bars
-
-        columns = [bars.TextColumn("{task.description}", markup=False), bars.BarColumn()]
-        columns += [] if total is None else [bars.MofNCompleteColumn()]
-        columns.append(bars.TimeElapsedColumn())
-        # The engines need the processor.
-        with bars.Progress(*columns, console=self._console, refresh_per_second=1) as shown:
-            task = shown.add_task(name, total=total)
-
-            def tell(done: float, doing: str = "", /) -> None:
-                words = f"{name}: {doing}" if doing else name
-                shown.update(task, completed=done, description=words)
-
-            yield tell
-            if total is None:
-                shown.update(task, total=1, completed=1)
-
-    def say(self, line: str) -> None:
-        """See `Progress`."""
-        self._console.print(line, markup=False, highlight=False)
-
-
-def progress_on(file: TextIO | None = None) -> Bars | Lines:
-    """Bars on a terminal, lines elsewhere; on standard error unless told otherwise."""
-    file = file or sys.stderr
-    return Bars(file) if file.isatty() else Lines(file)
+def progress_on() -> Progress:
+    """On standard error."""
+    return Progress(sys.stderr)

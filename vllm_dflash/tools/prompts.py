@@ -1,9 +1,18 @@
-"""Files of prompts."""
+"""Files of prompts, and the built-in one."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+
+BUILT_IN = Path(__file__).with_name("prompts.jsonl")
+"""Prompts of many kinds."""
+
+
+def default_prompts(target: str) -> list[str]:
+    """The built-in ones, after the held-out ones that lie beside the demo pair's target."""
+    held_out = Path(target).parent / "held_out.jsonl"
+    return [*(read_prompts(held_out) if held_out.is_file() else []), *read_prompts(BUILT_IN)]
 
 
 def read_prompts(path: Path, count: int | None = None) -> list[str]:

@@ -25,28 +25,14 @@ class TimedSteps:
 
     model_runner: Any
 
-    def time_steps(self) -> None:
-        """Time all steps from now on."""
-        check_seams(STEP_TIMES)
-        runner = self.model_runner
-        self._step_parts = parts = StepParts()
-        for name, part in OF_THE_RUNNER:
-            parts.watch(runner, name, part)
-        parts.watch(runner.model, "compute_logits", TARGET)
-        drafter = getattr(runner, "drafter", None)
-        if hasattr(self, "dflash_stats"):
-            parts.watch_own_parts(drafter)
-        elif drafter is not None:
-            for name in OF_VLLMS_DRAFTER:
-                parts.watch(drafter.model, name, CONTEXT)
-        parts.watch_ends(runner)
-
     def step_times(self) -> dict[str, float]:
-        """Sums since `time_steps`: steps, their seconds and tokens, drafts, and seconds by part.
+        """Sums since it was first asked: steps, their seconds and tokens, drafts, seconds by part.
 
         What is no part is the engine: scheduling, input, sampling, output, and the way between
         processes.
         """
+        if not hasattr(self, "_step_parts"):
+            self._step_parts = _time_steps(self.model_runner, is_ours=hasattr(self, "dflash_stats"))
         return dict(self._step_parts.sums)
 
 
@@ -118,3 +104,19 @@ class StepParts:
         if self._inside:
             self.sums[self._inside[-1]] += now - self._since
         self._since = now
+
+
+def _time_steps(runner: Any, *, is_ours: bool) -> StepParts:
+    check_seams(STEP_TIMES)
+    parts = StepParts()
+    for name, part in OF_THE_RUNNER:
+        parts.watch(runner, name, part)
+    parts.watch(runner.model, "compute_logits", TARGET)
+    drafter = getattr(runner, "drafter", None)
+    if is_ours:
+        parts.watch_own_parts(drafter)
+    elif drafter is not None:
+        for name in OF_VLLMS_DRAFTER:
+            parts.watch(drafter.model, name, CONTEXT)
+    parts.watch_ends(runner)
+    return parts

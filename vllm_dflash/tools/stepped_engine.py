@@ -69,7 +69,3 @@ class SteppedEngine:
     def now(self) -> float:
         """Seconds since some moment."""
         return time.perf_counter()
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        time.sleep(seconds)

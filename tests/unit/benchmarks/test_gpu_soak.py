@@ -18,7 +18,7 @@ from gpu.random_traffic import SoakedEngine
 from support import DEMO
 from vllm_dflash.tools.engine_process import EngineDied
 from vllm_dflash.tools.stepped_engine import Output
-from vllm_dflash.tools.verify.verification import Drafting, Level, Verification
+from vllm_dflash.tools.verify.verification import Level, Verification
 
 PROMPTS = [[1, 2], [3]]
 
@@ -59,7 +59,7 @@ def test_random_traffic_asks_hangs_up_and_settles(monkeypatch: pytest.MonkeyPatc
     metric = SimpleNamespace(name="vllm:num_preemptions", value=3)
     soaked = SoakedEngine(SimpleNamespace(get_metrics=lambda: [metric]))
     stepped: Any = Stepped()
-    soaked._stepped = stepped
+    soaked.add, soaked.abort, soaked.step = stepped.add, stepped.abort, stepped.step
     others = [{"temperature": 1.0}]
     for seed in (1, 2):
         found = soaked.traffic(PROMPTS, (2, 5), others, most=4, seed=seed, seconds=300)
@@ -175,7 +175,7 @@ def test_texts_and_acceptance_are_as_on_a_cpu(
     is_fine: bool,
 ) -> None:
     divergence = SimpleNamespace(is_tie=False, regret=1.0, to_dict=dict)
-    level: Any = Level(8, Drafting(7, length), ((divergence,) * regressions,))  # type: ignore[arg-type]
+    level: Any = Level.of(8, 7, length, ((divergence,) * regressions,))  # type: ignore[arg-type]
 
     @contextmanager
     def side(target: str, config: Any, log: Path, **more: Any) -> Any:

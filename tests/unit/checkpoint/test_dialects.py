@@ -24,7 +24,7 @@ def speculators(**own: Any) -> DrafterSpec:
 def test_both_dialects_say_the_same() -> None:
     config = drafter_config(**MIXED, dflash_config={"causal": False})
     spec, other = parse_config("it", config), speculators()
-    assert spec.to_dict() | {"dialect": ""} == other.to_dict() | {"dialect": ""}
+    assert spec.model_dump() | {"dialect": ""} == other.model_dump() | {"dialect": ""}
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
@@ -52,8 +52,8 @@ def test_an_unread_key_is_remarked_on(key: str, near: str | None) -> None:
     (remark,) = spec.remarks
     assert f"dflash_config has {key!r}" in remark
     assert remark.endswith(f"did its author mean {near!r}?" if near else "which nothing here reads")
-    assert spec == parse_config("it", drafter_config())
-    assert DrafterSpec.from_dict(spec.to_dict()).remarks == spec.remarks
+    assert spec.model_copy(update={"remarks": ()}) == parse_config("it", drafter_config())
+    assert DrafterSpec.model_validate_json(spec.model_dump_json()).remarks == spec.remarks
     with pytest.raises(DrafterError, match="changes nothing"):
         parse_overridden("it", drafter_config(), {"dflash_config": {key: 3}})
 

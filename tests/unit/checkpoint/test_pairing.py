@@ -12,7 +12,6 @@ from vllm_dflash.checkpoint.pairing import (
     PairingTarget,
     check_pair,
     pair_faults,
-    parallel_faults,
     target_faults,
 )
 from vllm_dflash.checkpoint.read import parse_config, parse_overridden
@@ -25,7 +24,7 @@ TARGET = PairingTarget("target", "SomeForCausalLM", 4, 64, 320, supports_taps=Tr
 
 def all_faults(target: PairingTarget) -> list[str]:
     """In the order of the message."""
-    return target_faults(target) + pair_faults(DRAFTER, target) + parallel_faults(target)
+    return target_faults(target) + pair_faults(DRAFTER, target)
 
 
 @pytest.mark.parametrize(
@@ -54,16 +53,6 @@ REMEDIES: dict[str, tuple[Any, ...]] = {
     "supports_taps": (False, "(its class lacks SupportsEagle3)", " try --model-impl transformers "),
     "multimodal": (True, "CUDA only", "there is a checkpoint of the text model alone, use that"),
     "has_linear_attention": (True, "a draft is shorter than num_speculative_tokens; it needs CUDA"),
-    "pipeline_parallel_size": (
-        2,
-        "the embedding of the first stage",
-        "Divide the model by --tensor-parallel-size instead",
-    ),
-    "data_parallel_size": (
-        2,
-        "and ranks that do not would wait",
-        "Run a server for each replica instead",
-    ),
 }
 
 
@@ -94,12 +83,6 @@ def test_what_to_do(field: str) -> None:
         ),
         ({"on_cpu": True, "multimodal": True}, ["SomeForCausalLM is multimodal"]),
         ({"on_cpu": True, "has_linear_attention": True}, ["has linear attention"]),
-        ({"pipeline_parallel_size": 2}, ["pipeline_parallel_size is 2"]),
-        ({"data_parallel_size": 2}, ["data_parallel_size is 2"]),
-        (
-            {"pipeline_parallel_size": 3, "data_parallel_size": 4, "supports_taps": False},
-            ["gives no hidden states", "pipeline_parallel_size is 3", "data_parallel_size is 4"],
-        ),
     ],
 )
 def test_each_reason_with_both_values(target: dict[str, object], words: list[str]) -> None:

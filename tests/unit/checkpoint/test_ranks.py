@@ -3,7 +3,7 @@
 import pytest
 
 from support.pairs import drafter_config
-from vllm_dflash.checkpoint.ranks import describe_ranks, drafter_ranks, undivided
+from vllm_dflash.checkpoint.pairing import describe_ranks, drafter_ranks, undivided
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
 

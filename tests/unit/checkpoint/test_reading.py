@@ -39,7 +39,7 @@ def test_a_folder_and_a_repository(tmp_path: Path, hub: list[tuple[str, str | No
     (tmp_path / "config.json").write_text("{}")
     assert load_config(str(tmp_path)) == QWEN
     assert load_config(REPOSITORY, "abc") == QWEN
-    assert read_drafter(REPOSITORY, "main").to_dict() == {**QWEN_SPEC, "model": REPOSITORY}
+    assert read_drafter(REPOSITORY, "main").model_dump() == {**QWEN_SPEC, "model": REPOSITORY}
     spec = read_drafter(REPOSITORY, overrides={"logit_scale": 2.0})
     assert (spec.model, spec.logit_scale) == (REPOSITORY, 2.0)
     assert hub == [
@@ -122,7 +122,7 @@ def test_overrides_stand_in(config: Fields, overrides: Fields, merged: Fields) -
     ],
 )
 def test_each_override_changes_something(overrides: Fields, means: Fields) -> None:
-    assert parse_overridden("it", QWEN, overrides).to_dict() == {**QWEN_SPEC, **means}
+    assert parse_overridden("it", QWEN, overrides).model_dump() == {**QWEN_SPEC, **means}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from vllm_dflash.checkpoint.spec import DrafterSpec
 
 
 def read(config: Fields) -> Fields:
-    return parse_config("it", config).to_dict()
+    return parse_config("it", config).model_dump()
 
 
 @pytest.mark.parametrize("kind", WHOLE)
@@ -36,8 +36,8 @@ def test_every_field_of_a_whole_config(kind: str) -> None:
 @pytest.mark.parametrize("kind", WHOLE)
 def test_nothing_is_lost_on_the_way_to_a_worker(kind: str) -> None:
     spec = parse_config("it", WHOLE[kind][0])
-    travelled = DrafterSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
-    assert travelled.to_dict() == WHOLE[kind][1]
+    travelled = DrafterSpec.model_validate_json(spec.model_dump_json())
+    assert travelled.model_dump() == WHOLE[kind][1]
     assert travelled == spec
 
 
@@ -193,7 +193,7 @@ def test_rotation_by_layer_type(changes: Fields, means: Fields) -> None:
     sliding = spec.sliding_rope_parameters or spec.rope_parameters
     of_each = [spec.rope_parameters if window is None else sliding for window in spec.windows]
     assert [spec.rope_of(number) for number in range(5)] == of_each
-    assert DrafterSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    assert DrafterSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
 MIXED = [SLIDING, FULL, SLIDING, SLIDING, FULL]

@@ -7,6 +7,7 @@ import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -15,16 +16,18 @@ from vllm_dflash import __version__
 from vllm_dflash.cluster import nodes
 from vllm_dflash.cluster.nodes import Node, NodeError, build_probe, check_nodes, describe_faults
 
+BUILD = "another build of vllm-dflash, sources"
+
 
 def test_the_probe_travels_without_our_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
     sent = ray.cloudpickle.dumps(build_probe(["/", "/no/such.so"]))
     for name in [name for name in sys.modules if name.split(".")[0] == "vllm_dflash"]:
         monkeypatch.setitem(sys.modules, name, None)  # importing it fails
     answer = pickle.loads(sent)()
     assert answer["problem"].startswith("ModuleNotFoundError: ")
     assert "vllm_dflash" in answer["problem"]
-    assert answer["is_import"]
-    assert answer["missing_files"] == ("/no/such.so",)
+    assert answer["preload_fault"] == "has no /no/such.so"
     assert answer["python"] == sys.executable
 
 
@@ -32,42 +35,61 @@ def test_the_probe_reads_both_versions() -> None:
     import vllm
 
     answer = build_probe()()
-    assert (answer["package"], answer["vllm"]) == (__version__, vllm.__version__)
+    assert answer["installed"]["vllm-dflash"] == __version__
+    assert answer["installed"]["vLLM"] == vllm.__version__
     assert "problem" not in answer
 
 
-GOOD = Node("10.0.0.1", "aa", "one", "/usr/bin/python3", __version__, "b1", "0.32.0")
+@pytest.mark.parametrize(
+    ("files", "own", "fault"),
+    [
+        (["/"], "", None),
+        (["/"], "/its/own.so", "was started with one already"),
+        ([], "/its/own.so", None),  # the engine has none
+    ],
+)
+def test_whether_a_node_takes_the_engines_preload(
+    monkeypatch: pytest.MonkeyPatch, files: list[str], own: str, fault: str | None
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", own)
+    assert build_probe(files)().get("preload_fault") == fault
+
+
+OWN = {"vllm-dflash": __version__, BUILD: "b1", "vLLM": "0.32.0"}
+GOOD = Node("10.0.0.1", "aa", "one", "/usr/bin/python3", OWN)
+
+
+def another(**changes: Any) -> Node:
+    node = Node("10.0.0.2", "bb", "two", "/opt/python", OWN)
+    return dataclasses.replace(node, **changes)
 
 
 @pytest.mark.parametrize(
     ("node", "fault"),
     [
         (
-            Node(
-                *("10.0.0.2", "bb", "two", "/opt/python"),
-                problem="ModuleNotFoundError: vllm_dflash",
-                is_import=True,
-            ),
+            another(installed={}, problem="ModuleNotFoundError: vllm_dflash"),
             "vllm-dflash cannot run there: ModuleNotFoundError: vllm_dflash",
         ),
         (
-            Node("10.0.0.2", "bb", "two", "/opt/python", "0.0.9", "b0", "0.32.0"),
+            another(installed={**OWN, "vllm-dflash": "0.0.9", BUILD: "b0"}),
             f"it has vllm-dflash 0.0.9, the engine {__version__}",
         ),
         (
-            Node("10.0.0.2", "bb", "two", "/opt/python", __version__, "b1", "0.31.0"),
-            "it has vLLM 0.31.0, the engine 0.32.0",
+            another(installed={**OWN, BUILD: "b2"}),
+            "it has another build of vllm-dflash, sources b2, the engine b1",
         ),
+        (another(installed={**OWN, "vLLM": "0.31.0"}), "it has vLLM 0.31.0, the engine 0.32.0"),
     ],
 )
 def test_faults_name_the_node_and_the_command(node: Node, fault: str) -> None:
-    message = describe_faults([GOOD, node], GOOD, "cuda")
+    message = describe_faults([GOOD, node], OWN, "cuda")
     assert message is not None
     first, *lines, last = message.splitlines()
     assert first.startswith("1 of 2 nodes of the Ray cluster cannot run workers of vllm-dflash")
     assert lines == [
         f"  node 10.0.0.2 (two, id bb): {fault}",
-        f"    there, in a checkout of vllm-dflash {__version__}:"
+        "    there, in a checkout of the vllm-dflash that the engine has:"
         ' pip --python /opt/python install ".[cuda]"',
     ]
     assert last == "Then start the engine again; Ray itself can stay up."
@@ -75,29 +97,21 @@ def test_faults_name_the_node_and_the_command(node: Node, fault: str) -> None:
 
 def test_what_no_package_would_mend_gets_no_such_advice() -> None:
     silent = Node("10.0.0.2", "bb", problem="GetTimeoutError: no answer")
-    message = describe_faults([silent], GOOD, "cpu") or ""
+    message = describe_faults([silent], OWN, "cpu") or ""
     assert "node 10.0.0.2" in message
     assert "GetTimeoutError: no answer" in message
     assert "install" not in message
 
 
 def test_good_nodes_are_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert describe_faults([GOOD, GOOD], GOOD, "cpu") is None
+    assert describe_faults([GOOD, GOOD], OWN, "cpu") is None
     same = Node("10.0.0.1", "aa", **build_probe()())
     monkeypatch.setattr(nodes, "ask_nodes", lambda *_: [same])
     assert check_nodes(None, {}) == [same]
-    other = dataclasses.replace(same, build="b0")
+    other = dataclasses.replace(same, installed={**same.installed, BUILD: "b0"})
     monkeypatch.setattr(nodes, "ask_nodes", lambda *_: [same, other])
-    with pytest.raises(NodeError, match=r"another build .* its sources are b0, the engine's"):
+    with pytest.raises(NodeError, match=r"another build .* sources b0, the engine"):
         check_nodes(None, {})
-
-
-def test_another_build_of_the_same_version() -> None:
-    other = dataclasses.replace(GOOD, ip="10.0.0.2", build="b2")
-    message = describe_faults([GOOD, other], GOOD, "cpu") or ""
-    fault = f"another build of vllm-dflash {__version__}: its sources are b2, the engine's b1"
-    assert f"node 10.0.0.2 (one, id aa): it has {fault}" in message
-    assert "there, in the checkout that the engine's was installed from: pip" in message
 
 
 def test_a_build_is_known_by_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +124,7 @@ def test_a_build_is_known_by_its_sources(tmp_path: Path, monkeypatch: pytest.Mon
             (package / name).write_text(text)
         module = SimpleNamespace(__version__="1.0", __file__=str(package / "__init__.py"))
         monkeypatch.setitem(sys.modules, "vllm_dflash", module)
-        return str(build_probe()()["build"])
+        return str(build_probe()()["installed"][BUILD])
 
     sources = {"__init__.py": "", "engine/worker.py": "a = 1"}
     first = build("first", sources)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
-from vllm_dflash.cluster.placement import (
-    bundles_of_workers,
-    cpus_per_worker,
-    threads_of_workers,
-)
+import pytest
+import ray
+from ray._private import state
+
+from vllm_dflash.cluster.placement import bundles_of_workers, cpus_per_worker, reserve_cpus
 
 
 @pytest.mark.parametrize(
@@ -33,9 +34,41 @@ def test_every_worker_gets_as_many_cpus(free: list[float], workers: int, expecte
 def test_workers_get_the_largest_bundles_of_a_group() -> None:
     serve = [{"CPU": 1.0}, {"CPU": 8.0}, {"GPU": 1.0}, {"CPU": 6.5}]
     assert bundles_of_workers(serve, 2) == [1, 3]
-    assert threads_of_workers(serve, 2) == 6
     assert bundles_of_workers([{"CPU": 2.0}] * 3, 2) == [0, 1]
     with pytest.raises(
         ValueError, match="has 3 bundles with a CPU, but tensor parallelism needs 4"
     ):
         bundles_of_workers(serve, 4)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """CPUs that were asked for, of two nodes with 8 each; more than 4 are not to be had."""
+    asked: list[Any] = []
+
+    def placement_group(bundles: list[dict[str, int]], strategy: str) -> SimpleNamespace:
+        asked.append([bundle["CPU"] for bundle in bundles])
+        return SimpleNamespace(wait=lambda seconds: bundles[0]["CPU"] <= 4)
+
+    nodes = [{"Alive": alive, "Resources": {"CPU": 8.0}} for alive in (True, True, False)]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray.util, "placement_group", placement_group)
+    monkeypatch.setattr(ray.util, "remove_placement_group", lambda _: asked.append("given back"))
+    return asked
+
+
+def test_held_cpus_are_waited_for_and_then_what_is_free_is_taken(
+    monkeypatch: pytest.MonkeyPatch, asked: list[Any]
+) -> None:
+    free = {"aa": {"CPU": 2.0}, "bb": {"CPU": 8.0}}
+    monkeypatch.setattr(state, "available_resources_per_node", lambda: free)
+    reserve_cpus(2)
+    assert asked == [[8, 8], "given back", [4, 4]]
+
+
+def test_too_few_cpus(monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
+    free = {"aa": {"CPU": 1.0}, "bb": {"memory": 1.0}}
+    monkeypatch.setattr(state, "available_resources_per_node", lambda: free)
+    with pytest.raises(ValueError, match=r"2 workers need a CPU each, .* 2 nodes have 1 free"):
+        reserve_cpus(2)
+    assert asked == [[8, 8], "given back"]

@@ -20,11 +20,15 @@ from vllm.v1.executor.ray_executor_v2 import RayExecutorV2
 from support.pairs import Pair, make_pair
 from vllm_dflash import plugin, seams
 from vllm_dflash.cluster import ray_executor
-from vllm_dflash.cluster.napping import SECONDS_OF_A_NAP, nap_while_waiting
 from vllm_dflash.cluster.nodes import NodeError
 from vllm_dflash.cluster.ray_executor import CPURayExecutor, DFlashRayExecutor
-from vllm_dflash.cluster.ray_worker import CPURayWorkerProc, keep_to_cores
-from vllm_dflash.config import class_paths
+from vllm_dflash.cluster.ray_worker import (
+    SECONDS_OF_A_NAP,
+    CPURayWorkerProc,
+    keep_to_cores,
+    nap_while_waiting,
+)
+from vllm_dflash.config import mode
 
 PLACES = [(0, "aa", "10.0.0.1"), (1, "bb", "10.0.0.2")]
 
@@ -185,7 +189,7 @@ def test_vllms_own_backend_is_refused_on_cpus(pair: Pair) -> None:
         tensor_parallel_size=2,
         distributed_executor_backend="ray",
     )
-    with pytest.raises(ValueError, match=rf"to '{class_paths.CPU_RAY_EXECUTOR}', or to 'mp'"):
+    with pytest.raises(ValueError, match=rf"to '{mode.CPU_RAY_EXECUTOR}', or to 'mp'"):
         arguments.create_engine_config()
 
 
@@ -214,12 +218,12 @@ def test_vllms_names_are_ours_only_while_workers_start(
             raise error
 
     monkeypatch.setattr(RayExecutorV2, "_init_executor", init_executor)
-    monkeypatch.setattr(ray_executor, "check_seams", lambda _: None)  # this is not vLLM's
-    monkeypatch.setattr(CPURayExecutor, "_place", lambda *_: 3)
-    monkeypatch.setattr(ray_executor, "describe_workers", lambda *_: "")
-    monkeypatch.setattr(ray_executor, "placed_bundles", lambda group, workers: [group, workers])
+    monkeypatch.setattr(ray_executor, "check_vllm", lambda _: None)  # this is not vLLM's
+    serve = [{"CPU": 1.0}, {"CPU": 8.0}, {"GPU": 1.0}, {"CPU": 6.5}]
+    places = [(1, "aa", "10.0.0.1"), (3, "bb", "10.0.0.2")]
+    monkeypatch.setattr(CPURayExecutor, "_place", lambda _: places)
     executor = object.__new__(CPURayExecutor)
-    executor.parallel_config = SimpleNamespace(world_size=2, placement_group="group")
+    executor.parallel_config = SimpleNamespace(placement_group=SimpleNamespace(bundle_specs=serve))
     if error:
         with pytest.raises(NodeError):
             executor._init_executor()
@@ -228,7 +232,8 @@ def test_vllms_names_are_ours_only_while_workers_start(
     worker, connect, bundles = during
     assert worker is CPURayWorkerProc
     assert connect(executor.parallel_config, require_gpu_on_driver=False) is None
-    assert bundles("group") == ["group", 2]
+    assert bundles("group") == places
+    assert executor._threads == 6  # of the smallest bundle
     assert [getattr(ray_executor_v2, name) for name in names] == before
 
 

@@ -23,7 +23,7 @@ from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.checkpoint.tensors import check_tensors
 from vllm_dflash.config import pair as pair_check
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
 NESTED = ("target_layer_ids", "mask_token_id")
@@ -232,22 +232,18 @@ def test_weights_cut_short_behind_their_header(pair: Pair, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("parallel", "message"),
+    ("target", "message"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
-        ({"data_parallel_size": 2}, "data_parallel_size is 2"),
         ({"multimodal": True, "on_cpu": True}, "is multimodal"),
         ({"has_linear_attention": True, "on_cpu": True}, "linear attention"),
     ],
 )
-def test_parallelism_and_targets_that_do_not_fit(
-    pair: Pair, parallel: dict[str, Any], message: str
-) -> None:
+def test_targets_that_do_not_fit(pair: Pair, target: dict[str, Any], message: str) -> None:
     facts = PairingTarget("t", "Qwen3ForCausalLM", 4, 64, 320, supports_taps=True)
     check_pair(pair.spec, facts)
     check_pair(pair.spec, dataclasses.replace(facts, multimodal=True, has_linear_attention=True))
     with pytest.raises(DrafterError, match=message):
-        check_pair(pair.spec, dataclasses.replace(facts, **parallel))
+        check_pair(pair.spec, dataclasses.replace(facts, **target))
 
 
 @pytest.mark.parametrize("asked", [None, "adaptive", "fixed"])
@@ -260,7 +256,7 @@ def test_draft_length_reaches_the_workers(pair: Pair, asked: str | None) -> None
         speculative_config={key: value for key, value in speculative.items() if value},
     )
     config = args.create_engine_config()
-    assert DFlashOptions.of(config).draft_length == (asked or "adaptive")
+    assert Mode.of(config).draft_length == (asked or "adaptive")
 
 
 def test_overrides_stand_in_for_config_json(pair: Pair) -> None:
@@ -271,4 +267,4 @@ def test_overrides_stand_in_for_config_json(pair: Pair) -> None:
     spec = read_drafter(str(pair.drafter), overrides={**WINDOWS, "is_causal": False})
     assert (spec.windows, spec.causal) == ((20, None), (False, False))
     nested = read_drafter(str(pair.drafter), overrides={"dflash_config": {"mask_token_id": 7}})
-    assert nested == dataclasses.replace(written, mask_token_id=7)
+    assert nested == written.model_copy(update={"mask_token_id": 7})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,9 @@ from support.log_lines import log_lines
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.engine_settings import MANY_REQUESTS as ANY
 from vllm_dflash.config.engine_settings import length_table, write_speculative_config
-from vllm_dflash.config.mode import Mode
-from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions, from_json
+from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode, from_json
 
-OPTIONS = DFlashOptions(7, 5, "fixed", parse_config("it", QWEN), drafter_ranks=2)
-PLAIN = Mode("v1", is_planned=False)
+PLAIN = Mode(7, 5, "fixed", parse_config("it", QWEN), drafter_ranks=2)
 ALWAYS = {
     "model": "it",
     "method": "dflash",
@@ -32,7 +31,7 @@ def written(config: dict[str, Any], mode: Mode = PLAIN, **flags: Any) -> dict[st
         speculative_config=config, **{"spec_method": None, "spec_tokens": None, **flags}
     )
     before = dict(config)
-    write_speculative_config(args, OPTIONS, mode)
+    write_speculative_config(args, mode)
     assert config == before  # which is the user's
     return args.speculative_config
 
@@ -74,8 +73,8 @@ def test_what_came_by_a_flag_is_not_written_twice() -> None:
 
 
 def test_lengths_to_capture_are_written_where_graphs_are_captured() -> None:
-    table = {"num_speculative_tokens_per_batch_size": length_table(OPTIONS.draft_width)}
-    assert written({"model": "it"}, Mode("v2", on_cuda=True)) == {**ALWAYS, **table}
+    table = {"num_speculative_tokens_per_batch_size": length_table(PLAIN.draft_width)}
+    assert written({"model": "it"}, replace(PLAIN, captures_lengths=True)) == {**ALWAYS, **table}
 
 
 def test_drafts_are_never_sampled() -> None:
@@ -119,21 +118,15 @@ def test_the_table_names_the_lengths_to_capture(max_draft: int, max_requests: in
 
 
 def test_options_on_their_way_to_a_worker() -> None:
-    travelled = OPTIONS.to_json()
-    assert from_json(travelled) == OPTIONS
-    assert from_json(travelled).drafter.to_dict() == OPTIONS.drafter.to_dict()
+    travelled = PLAIN.to_json()
+    assert from_json(travelled) == PLAIN
     config: Any = SimpleNamespace(additional_config={ADDITIONAL_CONFIG_KEY: travelled})
-    assert DFlashOptions.of(config) == OPTIONS
+    assert Mode.of(config) == PLAIN
     # The same options are the same text, which is part of the compile cache's key.
-    assert travelled == DFlashOptions(7, 5, "fixed", parse_config("it", QWEN), 2).to_json()
-    names = ["draft_length", "draft_width", "drafter", "drafter_ranks", "most_free"]
-    names.append("num_speculative_tokens")
-    assert [travelled.index(f'"{name}": ') for name in names] == sorted(
-        travelled.index(f'"{name}": ') for name in names
-    )
+    assert travelled == Mode(7, 5, "fixed", parse_config("it", QWEN), 2).to_json()
 
 
 @pytest.mark.parametrize("additional", [None, {}, "vllm_dflash", {ADDITIONAL_CONFIG_KEY: None}])
 def test_an_engine_without_our_front_end(additional: Any) -> None:
     with pytest.raises(RuntimeError, match="front end"):
-        DFlashOptions.of(SimpleNamespace(additional_config=additional))
+        Mode.of(SimpleNamespace(additional_config=additional))

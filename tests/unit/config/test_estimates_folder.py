@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_dflash.config.estimates_folder import usable_folder
+from vllm_dflash.config.pair import usable_folder
 
 
 def test_it_is_made_and_left_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +35,6 @@ def test_a_folder_that_takes_no_files(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(**_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vllm_dflash.config.estimates_folder.TemporaryFile", full)
+    monkeypatch.setattr("vllm_dflash.config.pair.TemporaryFile", full)
     with pytest.raises(ValueError, match="No space left on device"):
         usable_folder(str(tmp_path))

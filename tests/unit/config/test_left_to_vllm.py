@@ -12,7 +12,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 from support.log_lines import log_lines
 from support.pairs import Pair, as_speculators, drafter_config, make_pair
 from vllm_dflash.checkpoint.spec import DrafterError
-from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
+from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY
 
 
 @pytest.fixture(scope="module")

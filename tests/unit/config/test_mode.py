@@ -1,4 +1,4 @@
-"""On what an engine runs, and who decides there."""
+"""On what an engine runs: the runner, the worker, and platforms that are refused."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 from vllm.platforms import current_platform
 
-from vllm_dflash.config.class_paths import CPU_WORKER, CPU_WORKER_V2, GPU_WORKER
-from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode
-from vllm_dflash.config.speculative_settings import SpeculativeSettings
+from vllm_dflash.config.engine_settings import refuse
+from vllm_dflash.config.mode import (
+    CPU_WORKER,
+    CPU_WORKER_V2,
+    GPU_WORKER,
+    runner_here,
+    worker_here,
+)
 
 
 @pytest.fixture
@@ -17,69 +22,69 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
 
 
-def mode(worker_cls: str = "auto", own: dict[str, Any] | None = None, **engine: Any) -> Mode:
-    args = SimpleNamespace(**{"scheduler_cls": None, "max_num_batched_tokens": None, **engine})
-    settings = SpeculativeSettings(model="drafter", **(own or {}))
-    return Mode.of(args, SimpleNamespace(worker_cls=worker_cls), settings)
-
-
-@pytest.mark.usefixtures("_cuda")
-def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them() -> None:
-    assert mode().captures_lengths
-    assert not mode(own={"draft_length": "fixed"}).captures_lengths
-    assert not mode(scheduler_cls="mine.Scheduler").captures_lengths
-
-
-@pytest.mark.parametrize(
-    ("is_v2", "own", "engine", "allowed"),
-    [
-        (None, {}, {}, True),
-        (False, {}, {}, True),
-        (True, {}, {}, False),
-        (False, {}, {"scheduler_cls": "mine.Scheduler"}, False),
-        (False, {}, {"max_num_batched_tokens": MOST_FREE_DRAFTS}, False),
-        (False, {}, {"max_num_batched_tokens": MOST_FREE_DRAFTS + 1}, True),
-    ],
-)
-def test_where_drafts_may_be_longer_than_blocks(
-    monkeypatch: pytest.MonkeyPatch,
-    is_v2: bool | None,
-    own: dict[str, Any],
-    engine: dict[str, Any],
-    allowed: bool,
-) -> None:
-    """Somebody else's scheduler would keep as much room in any case."""
-    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
-    found = mode(own=own, **engine)
-    assert found.runner == ("v2" if is_v2 else "v1")
-    assert found.allows_long_drafts is allowed
-    assert not found.captures_lengths  # on a CPU there are no graphs
+def refuse_worker(worker_cls: str) -> None:
+    args: Any = SimpleNamespace(enable_lora=False, watermark_config=None)
+    parallel: Any = SimpleNamespace(
+        worker_cls=worker_cls,
+        pipeline_parallel_size=1,
+        data_parallel_size=1,
+        distributed_executor_backend="uni",
+    )
+    refuse(args, parallel)
 
 
 @pytest.mark.usefixtures("_cuda")
 @pytest.mark.parametrize("is_v2", [None, True, False])
 def test_cuda_gets_its_own_worker(monkeypatch: pytest.MonkeyPatch, is_v2: bool | None) -> None:
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
-    assert mode().worker == mode(GPU_WORKER).worker == GPU_WORKER
-    assert mode().runner == "v2"
+    assert (runner_here(), worker_here()) == ("v2", GPU_WORKER)
+    refuse_worker("auto")
+    refuse_worker(GPU_WORKER)
     with pytest.raises(ValueError, match="worker_cls is"):
-        mode(CPU_WORKER)
+        refuse_worker(CPU_WORKER)
 
 
-@pytest.mark.parametrize(("is_v2", "worker"), [(False, CPU_WORKER), (True, CPU_WORKER_V2)])
+@pytest.mark.parametrize(
+    ("is_v2", "runner", "worker"),
+    [
+        (None, "v1", CPU_WORKER),
+        (False, "v1", CPU_WORKER),
+        (True, "v2", CPU_WORKER_V2),
+    ],
+)
 def test_a_cpu_has_a_worker_for_each_runner(
-    monkeypatch: pytest.MonkeyPatch, is_v2: bool, worker: str
+    monkeypatch: pytest.MonkeyPatch, is_v2: bool | None, runner: str, worker: str
 ) -> None:
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
-    assert mode().worker == mode(worker).worker == worker
+    assert (runner_here(), worker_here()) == (runner, worker)
+    refuse_worker("auto")
+    refuse_worker(worker)
+    with pytest.raises(ValueError, match="worker_cls is"):
+        refuse_worker(GPU_WORKER)
 
 
 def test_other_platforms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     with pytest.raises(ValueError, match="CPU and CUDA platforms"):
-        mode()
+        refuse_worker("auto")
 
 
 def test_a_worker_of_someone_else_is_refused() -> None:
     with pytest.raises(ValueError, match=r"worker_cls is 'mine\.Worker'"):
-        mode("mine.Worker")
+        refuse_worker("mine.Worker")
+
+
+def test_every_reason_is_said_at_once() -> None:
+    args: Any = SimpleNamespace(enable_lora=True, watermark_config=None)
+    parallel: Any = SimpleNamespace(
+        worker_cls="mine.Worker",
+        pipeline_parallel_size=3,
+        data_parallel_size=4,
+        distributed_executor_backend="uni",
+    )
+    with pytest.raises(ValueError, match="worker_cls") as refused:
+        refuse(args, parallel)
+    said = str(refused.value)
+    assert "pipeline_parallel_size is 3" in said
+    assert "data_parallel_size is 4" in said
+    assert "does not support LoRA" in said

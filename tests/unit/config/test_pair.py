@@ -18,17 +18,14 @@ from support.pairs import drafter_config, save_drafter
 from vllm_dflash.checkpoint.pairing import PairingTarget
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
-from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode
-from vllm_dflash.config.options import DFlashOptions, from_json
+from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode, from_json
 from vllm_dflash.config.pair import check_weights, resolve, target_facts
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
-V1, V2 = Mode("v1"), Mode("v2")
 
-
-def mode(base: Mode, own: dict[str, Any]) -> Mode:
-    """With what the user wrote."""
-    return replace(base, is_planned=own.get("draft_length") != "fixed")
+def engine(**changes: Any) -> Any:
+    """What else is asked of it."""
+    return SimpleNamespace(**{"scheduler_cls": None, "max_num_batched_tokens": None, **changes})
 
 
 def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
@@ -53,26 +50,23 @@ def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
     return config
 
 
-def parallel(tensor: int = 1, pipeline: int = 1, data: int = 1) -> Any:
-    return SimpleNamespace(
-        tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, data_parallel_size=data
-    )
+def parallel(tensor: int = 1) -> Any:
+    return SimpleNamespace(tensor_parallel_size=tensor)
 
 
 @pytest.mark.parametrize(
-    ("config", "spread", "facts"),
+    ("config", "facts"),
     [
-        (target(), None, {}),
-        (target(), parallel(8, 2, 3), {"pipeline_parallel_size": 2, "data_parallel_size": 3}),
-        (target(OPTForCausalLM), parallel(), {"supports_taps": False}),
-        (target(is_multimodal_model=True), None, {"multimodal": True}),
-        (target(is_hybrid=True), None, {"has_linear_attention": True}),
-        (target(get_hidden_size=lambda: 48), None, {"hidden_size": 48}),
+        (target(), {}),
+        (target(OPTForCausalLM), {"supports_taps": False}),
+        (target(is_multimodal_model=True), {"multimodal": True}),
+        (target(is_hybrid=True), {"has_linear_attention": True}),
+        (target(get_hidden_size=lambda: 48), {"hidden_size": 48}),
     ],
 )
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_facts_of_a_target(
-    monkeypatch: pytest.MonkeyPatch, config: Any, spread: Any, facts: dict[str, Any], on_cpu: bool
+    monkeypatch: pytest.MonkeyPatch, config: Any, facts: dict[str, Any], on_cpu: bool
 ) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: on_cpu)
     plain: dict[str, Any] = {
@@ -85,10 +79,8 @@ def test_facts_of_a_target(
         "multimodal": False,
         "has_linear_attention": False,
         "on_cpu": on_cpu,
-        "pipeline_parallel_size": 1,
-        "data_parallel_size": 1,
     }
-    assert target_facts(config, spread) == PairingTarget(**{**plain, **facts})
+    assert target_facts(config) == PairingTarget(**{**plain, **facts})
 
 
 @pytest.fixture
@@ -115,13 +107,13 @@ def test_options_of_a_pair_that_fits(
     model = str(drafter) if is_folder else "someone/drafter"
     config = drafter_config()
     settings = SpeculativeSettings(model=model, **own)
-    options = resolve(settings, config, target(), parallel(tensor), mode(V1, own))
+    options = resolve(settings, config, target(), engine(), parallel(tensor))
     count, length, ranks = expected
     spec, free_drafts = parse_config(model, config), length == "adaptive"
     # Who asks for a number of drafts gets no more.
     room = MOST_FREE_DRAFTS if free_drafts and count == 7 else count
     most_free = room if free_drafts else 0
-    assert options == DFlashOptions(room, count, length, spec, ranks, most_free=most_free)
+    assert options == Mode(room, count, length, spec, ranks, most_free=most_free)
 
 
 @pytest.mark.parametrize(
@@ -146,26 +138,67 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
 ) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)  # as linear attention is
     settings, config = SpeculativeSettings(model=str(drafter), **own), drafter_config()
-    options = resolve(settings, config, target(**facts), parallel(), mode(V1, own))
+    options = resolve(settings, config, target(**facts), engine(), parallel())
     found = options.num_speculative_tokens, options.draft_width, options.free_drafts
     assert found == expected
     assert options.shares_outputs == (own.get("free_drafts") == "shared")
     assert from_json(options.to_json()) == options
-    narrow = replace(mode(V1, own), has_room=False)
-    elsewhere = resolve(settings, config, target(**facts), parallel(), narrow)
+    narrow = engine(max_num_batched_tokens=MOST_FREE_DRAFTS)
+    elsewhere = resolve(settings, config, target(**facts), narrow, parallel())
     width = options.draft_width
     most_free = width if options.free_drafts else 0
     assert elsewhere == replace(options, num_speculative_tokens=width, most_free=most_free)
 
 
-@pytest.mark.parametrize("asked", ["auto", "off", 64])
-@pytest.mark.parametrize(("runner", "room"), [(V1, MOST_FREE_DRAFTS), (V2, 7)])
-def test_drafts_are_chains(drafter: Path, asked: str | int, runner: Mode, room: int) -> None:
-    """Whatever `draft_tree` says; on V2 texts give as many as a block has."""
-    settings = SpeculativeSettings.model_validate({"model": str(drafter), "draft_tree": asked})
-    options = resolve(settings, drafter_config(), target(), parallel(), runner)
+@pytest.mark.parametrize(
+    ("is_v2", "asked", "room"),
+    [
+        (None, {}, MOST_FREE_DRAFTS),
+        (False, {}, MOST_FREE_DRAFTS),
+        (False, {"max_num_batched_tokens": MOST_FREE_DRAFTS + 1}, MOST_FREE_DRAFTS),
+        (True, {}, 7),  # texts give as many as a block has
+        (False, {"scheduler_cls": "mine.Scheduler"}, 7),  # which would keep as much room for all
+    ],
+)
+@pytest.mark.parametrize("tree", ["auto", "off", 64])
+def test_who_may_have_more_drafts_than_a_block(
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: Path,
+    is_v2: bool | None,
+    asked: dict[str, Any],
+    room: int,
+    tree: str | int,
+) -> None:
+    """Drafts are chains, whatever `draft_tree` says."""
+    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
+    settings = SpeculativeSettings.model_validate({"model": str(drafter), "draft_tree": tree})
+    options = resolve(settings, drafter_config(), target(), engine(**asked), parallel())
     assert options.draft_width == 7
     assert (options.num_speculative_tokens, options.most_free) == (room, room)
+    assert options.runner == ("v2" if is_v2 else "v1")
+
+
+@pytest.mark.parametrize(
+    ("on_cuda", "own", "asked", "captures"),
+    [
+        (True, {}, {}, True),
+        (True, {"draft_length": "fixed"}, {}, False),
+        (True, {}, {"scheduler_cls": "mine.Scheduler"}, False),
+        (False, {}, {}, False),  # there are no graphs
+    ],
+)
+def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them(
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: Path,
+    on_cuda: bool,
+    own: dict[str, Any],
+    asked: dict[str, Any],
+    captures: bool,
+) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: on_cuda)
+    settings = SpeculativeSettings(model=str(drafter), **own)
+    options = resolve(settings, drafter_config(), target(), engine(**asked), parallel())
+    assert options.captures_lengths is captures
 
 
 def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -> None:
@@ -173,7 +206,7 @@ def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -
     config = drafter_config(block_size=1 + width)
     save_drafter(tmp_path / "drafter", config)
     settings = SpeculativeSettings(model=str(tmp_path / "drafter"))
-    options = resolve(settings, config, target(), parallel(), V1)
+    options = resolve(settings, config, target(), engine(), parallel())
     assert (options.num_speculative_tokens, options.draft_width) == (width, width)
 
 
@@ -182,51 +215,50 @@ def test_the_users_word_on_adaptive_verification(
     drafter: Path, written: bool | None, may_trim: bool
 ) -> None:
     settings = SpeculativeSettings(model=str(drafter), enable_adaptive_verification=written)
-    assert resolve(settings, drafter_config(), target(), parallel(1), V2).may_trim is may_trim
+    assert resolve(settings, drafter_config(), target(), engine(), parallel(1)).may_trim is may_trim
 
 
 def test_the_folder_for_what_was_learned(drafter: Path, tmp_path: Path) -> None:
     """It is made, and the workers hear of it; where it cannot be, no process starts."""
     folder = tmp_path / "kept"
     settings = SpeculativeSettings(model=str(drafter), estimates_folder=str(folder))
-    options = resolve(settings, drafter_config(), target(), parallel(1), V2)
+    options = resolve(settings, drafter_config(), target(), engine(), parallel(1))
     assert from_json(options.to_json()).estimates_folder == str(folder)
     folder.rmdir()
     folder.touch()
     with pytest.raises(ValueError, match=r"estimates_folder .*nothing can be written there"):
-        resolve(settings, drafter_config(), target(), parallel(1), V2)
+        resolve(settings, drafter_config(), target(), engine(), parallel(1))
 
 
 def test_overrides_reach_the_options(drafter: Path) -> None:
     overrides = {"is_causal": True}
     settings = SpeculativeSettings(model=str(drafter), drafter_overrides=overrides)
-    assert resolve(settings, drafter_config(), target(), parallel(), V2).drafter.causal == (
+    assert resolve(settings, drafter_config(), target(), engine(), parallel()).drafter.causal == (
         True,
         True,
     )
 
 
 @pytest.mark.parametrize(
-    ("own", "config", "spread", "words"),
+    ("own", "config", "tensor", "words"),
     [
-        ({}, {"vocab_size": 310}, (1, 1, 1), "does not fit target 'target': vocab_size is 310"),
-        ({}, {}, (1, 2, 1), "pipeline_parallel_size is 2"),
-        ({}, {"intermediate_size": 95}, (1, 1, 1), "the weights do not match config.json"),
-        ({"num_speculative_tokens": 8}, {}, (1, 1, 1), "num_speculative_tokens is 8"),
-        ({"draft_tensor_parallel_size": 4}, {}, (2, 1, 1), "draft_tensor_parallel_size is 4"),
-        ({"drafter_overrides": {"zzz": 1}}, {}, (1, 1, 1), r"\['zzz'\] changes nothing"),
+        ({}, {"vocab_size": 310}, 1, "does not fit target 'target': vocab_size is 310"),
+        ({}, {"intermediate_size": 95}, 1, "the weights do not match config.json"),
+        ({"num_speculative_tokens": 8}, {}, 1, "num_speculative_tokens is 8"),
+        ({"draft_tensor_parallel_size": 4}, {}, 2, "draft_tensor_parallel_size is 4"),
+        ({"drafter_overrides": {"zzz": 1}}, {}, 1, r"\['zzz'\] changes nothing"),
     ],
 )
 def test_pairs_that_are_refused(
     drafter: Path,
     own: dict[str, Any],
     config: dict[str, Any],
-    spread: tuple[int, int, int],
+    tensor: int,
     words: str,
 ) -> None:
     settings = SpeculativeSettings(model=str(drafter), **own)
     with pytest.raises(DrafterError, match=words):
-        resolve(settings, drafter_config(**config), target(), parallel(*spread), V2)
+        resolve(settings, drafter_config(**config), target(), engine(), parallel(tensor))
 
 
 @pytest.mark.parametrize(
@@ -254,15 +286,16 @@ def test_weights_that_are_refused(drafter: Path, damage: str | None, words: str)
 
 
 @pytest.mark.parametrize(
-    ("mode", "remedy"),
+    ("is_v2", "length", "remedy"),
     [
-        (Mode("v1", is_planned=False), "leave one of the two out"),
-        (V2, "leave 'free_drafts' out"),
+        (False, "fixed", "leave one of the two out"),
+        (True, "adaptive", "leave 'free_drafts' out"),
     ],
 )
 def test_answers_are_not_shared_where_nothing_is_looked_up(
-    drafter: Path, mode: Mode, remedy: str
+    monkeypatch: pytest.MonkeyPatch, drafter: Path, is_v2: bool, length: Any, remedy: str
 ) -> None:
-    settings = SpeculativeSettings(model=str(drafter), free_drafts="shared")
+    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
+    settings = SpeculativeSettings(model=str(drafter), free_drafts="shared", draft_length=length)
     with pytest.raises(ValueError, match=remedy):
-        resolve(settings, drafter_config(), target(), parallel(), mode)
+        resolve(settings, drafter_config(), target(), engine(), parallel())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,7 +75,9 @@ DFLASH2 = {
     "incoai/GLM-5.3-Flash-DFlash2": ((5, 14, 24, 33, 42), OF_ALL),
     "z-lab/Muse-Glimmer-30B-DFlash2": (
         (1, 13, 25, 37, 49),
-        replace(OF_ALL, output_multiplier=0.19611613513818404, final_logit_softcapping=20.0),
+        OF_ALL.model_copy(
+            update={"output_multiplier": 0.19611613513818404, "final_logit_softcapping": 20.0}
+        ),
     ),
     "z-lab/Qwen3.8-27B-DFlash2": ((5, 19, 33, 47, 61), OF_ALL),
 }
@@ -95,7 +96,7 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 def as_json(spec: Any) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(json.dumps(spec.to_dict()))
+    read: dict[str, Any] = json.loads(spec.model_dump_json())
     return read
 
 
@@ -162,4 +163,4 @@ def test_quantised_ones_are_read(name: str) -> None:
     assert spec.quantization == "compressed-tensors"
     assert (spec.dflash2 == OF_ALL) == ("DFlash2" in name)
     plain = {key: value for key, value in config_of(name).items() if key != "quantization_config"}
-    assert replace(spec, quantization=None) == parse_config(name, plain)
+    assert spec.model_copy(update={"quantization": None}) == parse_config(name, plain)

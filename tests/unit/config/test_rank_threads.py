@@ -7,7 +7,7 @@ import pytest
 from vllm.engine.arg_utils import EngineArgs
 
 from support.pairs import Pair, make_pair
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
@@ -42,7 +42,7 @@ def test_threads_that_cannot_be_bound(pair: Pair, monkeypatch: pytest.MonkeyPatc
         engine_args(pair, tensor_parallel_size=2).create_engine_config()
     monkeypatch.setenv(BINDING, "0|1")
     config = engine_args(pair, tensor_parallel_size=2).create_engine_config()
-    assert DFlashOptions.of(config).drafter_ranks == 2
+    assert Mode.of(config).drafter_ranks == 2
     monkeypatch.setattr(cpu_resource_utils, "get_visible_memory_node", lambda: [0, 1])
     monkeypatch.delenv(BINDING)
     engine_args(pair, tensor_parallel_size=2).create_engine_config()

@@ -14,13 +14,14 @@ from vllm.v1.outputs import DraftTokenIds
 
 from support.bare_scheduler import CONTEXT_TOKENS, MAX_LEN, request, step, take_vllm_out
 from support.fake_time import FakeTime
+from support.log_lines import log_lines
 from support.planner_world import profiled_costs, straight_costs
 from vllm_dflash.engine import estimates_file
-from vllm_dflash.engine.estimates_file import EstimatesFile, Memory
+from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.reporting.figures import take_figures
-from vllm_dflash.engine.v2.directions import Directions, directions_of
+from vllm_dflash.engine.reporting.log import PeriodicLog
+from vllm_dflash.engine.v2.exchange import FACTS, Directions, WorkerFacts, directions_of
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
-from vllm_dflash.engine.v2.worker_facts import FACTS, WorkerFacts
 from vllm_dflash.planning.ahead import TEXT, Ahead, AheadPlanner, Outcomes
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
 from vllm_dflash.planning.estimates import Estimates
@@ -183,10 +184,9 @@ def test_what_was_learned_comes_with_the_facts_and_is_kept_at_the_end(
     texts = np.stack([seen, 0.9 * seen])
     blocks = np.stack([seen, 0.1 * seen])
     recalled = Estimates(profiled_costs(), blocks, np.zeros(2), texts)
-    file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"})
+    file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"}, recalled)
     scheduled, output = step({"a": 0}, {"a": 1})
-    memory = Memory(file, recalled)
-    FACTS.attach(output, WorkerFacts(recalled.costs, range(8), looks_up=True, memory=memory))
+    FACTS.attach(output, WorkerFacts(recalled.costs, range(8), looks_up=True, memory=file))
     scheduler.shutdown()  # nothing is there to be kept
     scheduler.update_from_output(scheduled, output)
     rates = scheduler.planner.learned()
@@ -235,7 +235,7 @@ def test_padding_of_requests_that_were_just_admitted_is_no_draft(
 ) -> None:
     """vLLM gives them as many placeholders as others have drafts; all come out rejected."""
     drafts, produced = {"o": 7, "n": 7, "r": 7}, {"o": 3, "n": 1, "r": 1}
-    scheduler.update_from_output(*step(drafts, produced, new=("n",), resumed=("r",)))
+    scheduler.update_from_output(*step(drafts, produced, admitted={"n": 0, "r": 0}))
     ((seen, outcomes),) = observed
     assert outcomes.source.tolist() == [1, 0, 0]
     assert seen.verified.tolist() == [7, 7, 7]  # they take their time all the same
@@ -251,7 +251,8 @@ def test_rows_are_those_that_the_device_kept(scheduler: Any, observed: list[Any]
     )
     ((seen, _),) = observed
     assert seen.rows == 60 + 2 + 5
-    assert seen.verified.tolist() == seen.verified_free.tolist() == [4, 1, 0]
+    assert seen.verified.tolist() == [4, 1, 0]
+    assert scheduler.free_drafts == {"a": 4, "b": 1, "p": 0}
 
 
 def test_steps_are_timed_where_the_same_requests_only_decode(
@@ -273,7 +274,7 @@ def test_steps_are_timed_where_the_same_requests_only_decode(
 
 def test_steps_of_nobody_teach_nothing(scheduler: Any) -> None:
     """Behind a request of one token, before any that decoded: nothing to learn a time from."""
-    first, output = step({"a": 0}, {"a": 1}, {"a": 9}, new=("a",))
+    first, output = step({"a": 0}, {"a": 1}, {"a": 9})
     FACTS.attach(output, WorkerFacts(costs := profiled_costs(), range(8)))
     before = costs.verify.seconds.tolist()
     for one in ((first, output), step({}, {}), step({}, {}), step({}, {})):
@@ -337,6 +338,20 @@ def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
             "planning_seconds": 3 * 0.001,
         }
     )
+
+
+def test_the_line_in_the_log_is_the_schedulers(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who plans knows what steps took, and what became of the drafts."""
+    scheduler.planner.start(profiled_costs(), range(8))
+    scheduler._log = PeriodicLog(scheduler.statistics, 0.0)
+    plans(monkeypatch, 2, 2)
+    with log_lines() as lines:
+        run(scheduler, monkeypatch, [step({"a": 2, "b": 2}, {"a": 2, "b": 1})] * 3)
+    line, _ = lines  # the first step has none before it to be timed by
+    assert line.startswith("INFO DFlash planner: Drafted steps: 100%, Mean draft length: 2.00")
+    assert "Mean acceptance length: 1.50, Step: " in line
 
 
 def test_steps_without_a_block_are_skipped_ones(

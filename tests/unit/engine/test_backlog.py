@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from support.context_rows import waiting_row
 from vllm_dflash.engine.v1 import backlog as backlog_module
 from vllm_dflash.engine.v1.backlog import ContextBacklog
-from vllm_dflash.engine.v1.waiting_rows import WaitingRows
 
 WIDTH = 2
 BLOCK = 4
@@ -34,15 +33,15 @@ class Cache:
 
 
 def make(cache: Cache, capacity: int = 64) -> ContextBacklog:
-    made = ContextBacklog(
-        cache,  # type: ignore[arg-type]
-        WIDTH,
-        torch.float32,
-        num_slots=NUM_BLOCKS * BLOCK,
-        block_size=BLOCK,
-    )
-    made.rows = WaitingRows(capacity, NUM_BLOCKS * BLOCK, BLOCK)
-    return made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backlog_module, "MAX_ROWS", capacity)
+        return ContextBacklog(
+            cache,  # type: ignore[arg-type]
+            WIDTH,
+            torch.float32,
+            num_slots=NUM_BLOCKS * BLOCK,
+            block_size=BLOCK,
+        )
 
 
 POSITIONS, SLOTS = torch.zeros(64, dtype=torch.int64), torch.zeros(64, dtype=torch.int64)
@@ -68,8 +67,8 @@ def add(backlog: ContextBacklog, slots: list[int], step: float = 0.0) -> int:
 def waiting(backlog: ContextBacklog) -> Rows:
     """What would be stored; looks without settling anything."""
     rows: Rows = {}
-    for number in np.flatnonzero(backlog.rows._row_of >= 0).tolist():
-        features, position, slot = waiting_row(backlog, int(backlog.rows._row_of[number]))
+    for number in np.flatnonzero(backlog._row_of >= 0).tolist():
+        features, position, slot = waiting_row(backlog, int(backlog._row_of[number]))
         assert slot == number
         rows[number] = features.tolist(), int(position)
     return rows
@@ -101,15 +100,15 @@ def test_rows_that_are_stored_at_once_replace_those_that_waited() -> None:
     cache = Cache()
     backlog = make(cache)
     add(backlog, [4, 5, 6], 1.0)
-    assert len(backlog.rows) == 3
+    assert len(backlog) == 3
     fresh, position = row(5, 2.0)
     stored = backlog.store_new(torch.tensor([fresh]), torch.tensor([position]), torch.tensor([5]))
     assert stored == 1
     assert waiting(backlog) == {4: row(4, 1.0), 6: row(6, 1.0)}
-    assert len(backlog.rows) == 2
+    assert len(backlog) == 2
     assert backlog.store(table([1]), np.array([4])) == 2
     assert cache.rows == {4: row(4, 1.0), 5: row(5, 2.0), 6: row(6, 1.0)}
-    assert len(backlog.rows) == 0
+    assert len(backlog) == 0
 
 
 def test_rows_that_wait_are_copies_of_what_the_next_step_overwrites() -> None:
@@ -126,26 +125,7 @@ def test_rows_that_wait_are_copies_of_what_the_next_step_overwrites() -> None:
     assert waiting(backlog) == {12: row(12, 2.0)}
 
 
-def test_steps_go_into_the_ring_together() -> None:
-    """Sixteen steps, or 256 rows, spare small copies; no order of theirs shows."""
-    for rows_each, together in (
-        (1, [*range(1, 17), *range(1, 17), 1]),
-        (60, [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1]),
-        (64, [1, 2, 3, 4, 1, 2, 3, 4, 1]),
-    ):
-        cache = Cache()
-        backlog = make(cache, capacity=1024)
-        newest: Rows = {}
-        for number, steps in enumerate(together):
-            slots = [(7 * number + each) % 128 for each in range(rows_each)]
-            add(backlog, slots, float(number))
-            newest |= {slot: row(slot, float(number)) for slot in slots}
-            assert waiting(backlog) == newest
-            assert len(backlog._arrived) == steps
-        assert cache.stores == 0
-
-
-def test_a_ring_starts_over_while_rows_are_on_their_way_into_it() -> None:
+def test_a_ring_starts_over_where_rows_do_not_fit_behind_the_last() -> None:
     cache = Cache()
     backlog = make(cache, capacity=64)
     for step in range(7):
@@ -164,7 +144,7 @@ def test_its_buffers_stay_where_they_are() -> None:
     for number in range(40):
         add(backlog, [number, number + 1], float(number))
     assert [buffer.data_ptr() for buffer in backlog.buffers()] == before
-    assert [buffer.shape[0] for buffer in backlog.buffers()] == [16384] * 3
+    assert [buffer.shape[0] for buffer in backlog.buffers()] == [64] * 2
 
 
 def test_a_shared_block_counts_for_each_and_is_stored_once() -> None:
@@ -201,21 +181,26 @@ def test_each_request_has_its_own_blocks_and_no_more() -> None:
 
 
 def test_a_ring_gives_out_its_rows_in_turn() -> None:
-    rows = WaitingRows(8, 64, BLOCK)
-    claimed = []
-    for count in (3, 3, 3, 2, 4):
-        start, displaced = rows.claim(count, 2)
-        assert displaced.dtype == np.int64  # also where there are none
-        claimed.append((start, displaced.tolist()))
-        rows.free(displaced)
-        rows.put(start, np.arange(count) + 10 * len(claimed))
-    # What does not fit behind the last row begins anew.
-    assert claimed == [(0, []), (3, []), (0, [0, 1, 2]), (3, [3, 4]), (0, [0, 1, 2, 3])]
-    assert len(rows) == 4 + 1 + 1  # of the second step the last row, of the fourth the last
+    """What does not fit behind the last row begins anew; the oldest that are in the way go."""
+    cache = Cache()
+    backlog = make(cache, capacity=16)  # looks four ahead
+    slots = iter(range(100))
+    for count, displaced in (
+        (4, []),
+        (4, []),
+        (4, []),
+        (3, []),
+        (4, [0, 1, 2, 3]),
+        (2, [4, 5, 6, 7]),
+    ):
+        before = set(cache.rows)
+        add(backlog, [next(slots) for _ in range(count)])
+        assert sorted(cache.rows.keys() - before) == displaced
+    assert len(backlog) == 4 + 3 + 4 + 2
 
 
 def test_rows_of_blocks_with_a_new_owner_are_dropped() -> None:
-    """Also before they were put into the ring, and where the owner's blocks are larger."""
+    """Also where the owner's blocks are larger."""
     cache = Cache()
     backlog = make(cache)
     add(backlog, [4, 5, 8, 16])
@@ -266,12 +251,11 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     def sizes(width: int) -> list[tuple[int, ...]]:
         made = ContextBacklog(None, width, torch.bfloat16, num_slots=8, block_size=4)  # type: ignore[arg-type]
         assert made.buffers()[0].dtype == torch.bfloat16
-        assert [buffer.dtype for buffer in made.buffers()[1:]] == [torch.int64] * 2
-        assert made.rows.capacity == len(made.buffers()[0])
+        assert made.buffers()[1].dtype == torch.int64
         return [tuple(buffer.shape) for buffer in made.buffers()]
 
-    assert sizes(10) == [(50, 10), (50,), (50,)]  # by its bytes
-    assert sizes(1) == [(400, 1), (400,), (400,)]  # by its rows
+    assert sizes(10) == [(50, 10), (50,)]  # by its bytes
+    assert sizes(1) == [(400, 1), (400,)]  # by its rows
 
 
 @st.composite
@@ -316,4 +300,4 @@ def test_what_waits_and_what_is_stored_is_the_newest_context_of_every_slot(
             assert backlog.store(np.array([which]), full) == due
             assert not [slot for slot in waiting(backlog) if slot // BLOCK in which]
         assert cache.rows | waiting(backlog) == newest
-        assert len(backlog.rows) == len(waiting(backlog)) <= capacity
+        assert len(backlog) == len(waiting(backlog)) <= capacity

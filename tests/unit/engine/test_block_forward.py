@@ -12,7 +12,7 @@ import torch
 
 from vllm_dflash.engine.block_layout import block_inputs
 from vllm_dflash.engine.v1.block_forward import BlockForward
-from vllm_dflash.model.candidate_selector import CandidateSelector
+from vllm_dflash.model.dflash2_layers import CandidateSelector
 
 NAN, INF = math.nan, math.inf
 NO_BLOCKS = np.zeros(0, np.int64), np.zeros(0, np.int32)
@@ -65,9 +65,8 @@ def logits(*shares: float) -> list[float]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_most_likely_token_and_its_probability(block: BlockForward, dtype: torch.dtype) -> None:
     rows = [logits(0.7, 0.1, 0.1, 0.1), logits(0.2, 0.25, 0.15, 0.4), logits(0.1, 0.6, 0.1, 0.2)]
-    tokens, finite, probability = block.pick(torch.tensor(rows, dtype=dtype), *NO_BLOCKS)[:3]
+    tokens, probability = block.pick(torch.tensor(rows, dtype=dtype), *NO_BLOCKS)
     assert tokens == [103, 100, 102]  # numbered as the target's
-    assert finite.tolist() == [True] * 3
     assert probability == pytest.approx(
         [0.7, 0.4, 0.6], rel=0.03 if dtype == torch.bfloat16 else 1e-5
     )
@@ -87,10 +86,8 @@ def test_confidence_is_a_probability_whatever_the_logits(
     block: BlockForward, bad: list[float], finite: bool
 ) -> None:
     """Also behind a row that is not finite, and never NaN: the planner would take it as it is."""
-    tokens, is_finite, probability = block.pick(
-        torch.tensor([bad, logits(0.1, 0.6, 0.1, 0.2), bad]), *NO_BLOCKS
-    )[:3]
-    assert is_finite.tolist() == [finite, True, finite]
+    rows = torch.tensor([bad, logits(0.1, 0.6, 0.1, 0.2), bad])
+    tokens, probability = block.pick(rows, *NO_BLOCKS)
     assert probability == pytest.approx([float(finite), 0.6, float(finite)])
     assert tokens[1] == 102
 
@@ -203,7 +200,6 @@ def test_dflash2_walks_along_each_block_by_itself(block: BlockForward, model: An
     likelihood[5, 0] = NAN
     model.compute_candidates = lambda hidden: (candidates, likelihood)
     lengths, bonus = np.array([1, 3, 2]), np.array([4, 20, 30], dtype=np.int32)
-    tokens, finite, probability = block.pick(torch.zeros(6, 4), lengths, bonus)[:3]
+    tokens, probability = block.pick(torch.zeros(6, 4), lengths, bonus)
     assert tokens[:5] == [5, 21, 22, 23, 31]
-    assert finite.tolist() == [True] * 5 + [False]
     assert probability == pytest.approx([1.0] * 5 + [0.0])

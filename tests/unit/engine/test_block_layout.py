@@ -13,7 +13,6 @@ from vllm_dflash.engine.block_layout import (
     draft_limits,
     kept_rows,
     length_limits,
-    split_drafts,
 )
 
 CACHE_BLOCK = 4
@@ -169,22 +168,6 @@ def test_nobody_keeps_or_drafts_anything() -> None:
     got = block_inputs(np.array([4, 5]), nobody, nobody, MASK, np.zeros((2, 4), int), CACHE_BLOCK)
     assert got.query_start_loc.tolist() == [0]
     assert not any(len(rows) for name, rows in vars(got).items() if name != "query_start_loc")
-
-
-@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=7), max_size=5))
-def test_drafts_end_before_the_first_that_is_not_finite(finite: list[list[bool]]) -> None:
-    flat = [ok for request in finite for ok in request]
-    lengths = np.array([len(request) for request in finite], dtype=int)
-    drafts = split_drafts(range(len(flat)), np.array(flat, dtype=bool), lengths)
-    first = 0
-    for request, got in zip(finite, drafts, strict=True):
-        expected = []
-        for offset, ok in enumerate(request):
-            if not ok:
-                break
-            expected.append(first + offset)
-        assert got == expected
-        first += len(request)
 
 
 def test_a_request_ends_behind_its_prompt_and_what_it_asked_for() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.decided_steps import World
 from vllm_dflash.engine.v2.choice import choose
-from vllm_dflash.engine.v2.draft_slots import DraftSlots
+from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.grading import TILE
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
 from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
@@ -47,57 +47,69 @@ def test_more_requests_than_are_graded_at_a_time() -> None:
         world.step(2 * TILE + 3)
 
 
+def batch_of(slots: list[int], sampled: list[int], newest: list[int]) -> Batch:
+    """Whose texts nobody reads."""
+    there, came = torch.tensor(slots), torch.tensor(sampled, dtype=torch.int32)
+    nothing = torch.zeros(0)
+    return Batch(there, came, 0 * came, nothing, nothing, torch.tensor(newest)[:, None])
+
+
+def drafts_of(tokens: list[list[int]], confidence: list[list[float]]) -> Drafts:
+    sure = torch.tensor(confidence)
+    return Drafts(torch.tensor(tokens), sure, torch.ones_like(sure))
+
+
 def test_drafts_that_are_surely_accepted_promise_no_more_than_that() -> None:
     """A bias above 1 corrects chances to 1 at most; what is handed over multiplies up to them."""
-    slots = DraftSlots(1, 3, CPU)
-    slots.bias[0, :, 0], slots.bias[0, :, 1] = 10.0, 30.0
-    chances = torch.zeros(1, 3)
-    confidence = torch.tensor([[0.9, 0.8, 0.1]])
-    ones = torch.ones(1, dtype=torch.int32)
-    drafts, last = torch.tensor([[4, 5, 6]]), torch.tensor([[9]])
-    choose(slots, torch.tensor([0]), ones, last, drafts, confidence, None, chances)
+    slots, drafts = DraftSlots(1, 3, CPU), drafts_of([[4, 5, 6]], [[0.9, 0.8, 0.1]])
+    for bias in (slots.records[0, 2:4], slots.records[0, 4:6], *slots.everybody):
+        bias.copy_(torch.tensor([10.0, 30.0]))
+    choose(slots, batch_of([0], [1], [9]), drafts, None, has_block=True)
     of_all = (30 + 8) / (10 + 8)
     bias = (30 + 8 * of_all) / (10 + 8)
     corrected = np.minimum(np.cumprod([0.9, 0.8, 0.1]) * bias, 1.0)
-    np.testing.assert_allclose(chances[0].cumprod(0), corrected, rtol=1e-6)
-    assert chances[0, 0] == 1.0
-    assert slots.source.tolist() == [BLOCK]
-    assert slots.block_survival[0, 0] == pytest.approx(0.9)
+    np.testing.assert_allclose(drafts.chances[0].cumprod(0), corrected, rtol=1e-6)
+    assert drafts.chances[0, 0] == 1.0
+    assert slots.records[:, 0].tolist() == [BLOCK]
+    assert slots.records[0, HEAD + 3] == pytest.approx(0.9)
 
 
 def test_agreement_with_the_block_makes_a_text_surer() -> None:
     """So that it is chosen where the block alone would have been."""
-    slots, found, chances = DraftSlots(2, 3, CPU), TextLookUp(2, 8, 3, CPU), torch.zeros(2, 3)
-    found.tokens[:], found.lengths[:], found.matches[:] = torch.tensor([4, 5, 6]), 3, 2
-    ones, last = torch.ones(2, dtype=torch.int32), torch.tensor([[9], [9]])
-    drafts = torch.tensor([[4, 5, 0], [0, 5, 0]])
-    confidence = torch.full((2, 3), 0.8)
-    choose(slots, torch.tensor([1, 0]), ones, last, drafts, confidence, found, chances)
-    assert slots.source.tolist() == [BLOCK, TEXT]
-    assert drafts.tolist() == [[4, 5, 6], [0, 5, 0]]
-    assert slots.matches.tolist() == [2, 2 + 2 * AGREEMENT]
+    slots, found = DraftSlots(2, 3, CPU), TextLookUp(2, 8, 3, CPU)
+    found.tokens[:], found.matches[:] = torch.tensor([4, 5, 6]), 2
+    drafts = drafts_of([[4, 5, 0], [0, 5, 0]], [[0.8] * 3] * 2)
+    choose(slots, batch_of([1, 0], [1, 1], [9, 9]), drafts, found, has_block=True)
+    assert slots.records[:, 0].tolist() == [BLOCK, TEXT]
+    assert drafts.tokens.tolist() == [[4, 5, 6], [0, 5, 0]]
+    assert slots.records[:, 1].tolist() == [2, 2 + 2 * AGREEMENT]
 
 
 def test_without_block_and_text_the_last_token_is_repeated() -> None:
     """A request in its prompt keeps what it has."""
-    slots, chances = DraftSlots(2, 3, CPU), torch.ones(2, 3)
-    drafts = torch.full((2, 3), 4)
-    sampled, last = torch.tensor([1, 0], dtype=torch.int32), torch.tensor([[8], [9]])
-    choose(slots, torch.tensor([1, 0]), sampled, last, drafts, None, None, chances)
-    assert drafts.tolist() == [[9, 9, 9], [4, 4, 4]]
-    assert not chances.any()
-    assert slots.source.tolist() == [NOBODY, NOBODY]
+    slots, drafts = DraftSlots(2, 3, CPU), drafts_of([[4] * 3] * 2, [[0.5] * 3] * 2)
+    choose(slots, batch_of([1, 0], [1, 0], [8, 9]), drafts, None, has_block=False)
+    assert drafts.tokens.tolist() == [[9, 9, 9], [4, 4, 4]]
+    assert not drafts.chances.any()
+    assert slots.records[:, 0].tolist() == [NOBODY, NOBODY]
+
+
+def test_drafts_that_are_not_finite_are_told_from_none() -> None:
+    """They are counted; a request in its prompt, and a step without a block, had none."""
+    slots, drafts = DraftSlots(2, 3, CPU), drafts_of([[4] * 3] * 2, [[0.5, 0.0, 0.5]] * 2)
+    for has_block, expected in ((True, [[0.0] * 3, [0.5, -1.0, 0.5]]), (False, [[0.0] * 3] * 2)):
+        choose(slots, batch_of([1, 0], [1, 0], [8, 9]), drafts, None, has_block=has_block)
+        assert slots.records[:, HEAD : HEAD + 3].tolist() == expected
 
 
 def test_new_requests_start_from_nothing() -> None:
     """What others have is left alone."""
     slots = DraftSlots(3, 2, CPU)
     before = [each.data_ptr() for each in slots.buffers()]
-    for each in (slots.source, slots.text_lengths, slots.bias):
-        each.fill_(1)
+    slots.records.fill_(1)
     slots.forget(torch.tensor([2, 0]))
-    assert slots.source.tolist() == slots.text_lengths.tolist() == [0, 1, 0]
-    assert slots.bias[:, :, 0].tolist() == [[0, 1, 0, 1]] * 2
+    assert slots.records[:, 0].tolist() == [0, 1, 0]
+    assert slots.records.unique(dim=1).shape == (3, 1)
     slots.set_rates(np.full((2, 11), 0.25), np.full((2, 11), 0.5))
     assert slots.rates[:, 0, 0].tolist() == [0.25, 0.5]
     assert [each.data_ptr() for each in slots.buffers()] == before

@@ -12,9 +12,9 @@ from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
 from support.planner_world import straight_costs
-from vllm_dflash.engine.v2 import draft_budget as module
-from vllm_dflash.engine.v2.directions import Directions
-from vllm_dflash.engine.v2.draft_budget import DraftBudget, take_over_the_budget
+from vllm_dflash.engine.v2 import trimming as module
+from vllm_dflash.engine.v2.exchange import Directions
+from vllm_dflash.engine.v2.trimming import DraftBudget, take_over_the_budget
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.ahead import Learned
 from vllm_dflash.planning.budget import MOST_STEPS, Load, RecentChances
@@ -46,7 +46,7 @@ def bare(chances: float | Floats = 0.5) -> Any:
         ],
         _confidence_probs=torch.full((SLOTS, K), 0.5),
     )
-    return DraftBudget.of(whole)
+    return DraftBudget.instead_of(whole)
 
 
 def learned(factor: float) -> Learned:

@@ -18,23 +18,22 @@ from support.fake_time import FakeTime
 from support.log_lines import log_lines
 from support.planner_world import MAX_DRAFT, MOST_FREE, World, names, planner
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY, DFlashOptions
+from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode
 from vllm_dflash.engine import estimates_file
 from vllm_dflash.engine.estimates_file import (
     INTERVAL,
     LEAST_STEPS,
     EstimatesFile,
     EstimatesKeeper,
-    Memory,
     device_name,
     engine_key,
 )
 
 SIZES = (MAX_DRAFT, 64)
-OPTIONS = DFlashOptions(MOST_FREE, MAX_DRAFT, "adaptive", parse_config("z-lab/it", QWEN))
+OPTIONS = Mode(MOST_FREE, MAX_DRAFT, "adaptive", parse_config("z-lab/it", QWEN))
 
 
-def vllm_config(options: DFlashOptions = OPTIONS, **changes: Any) -> Any:
+def vllm_config(options: Mode = OPTIONS, **changes: Any) -> Any:
     """As much of vLLM's as the key asks; changes are those of its parts, by name."""
     parts: dict[str, dict[str, Any]] = {
         "model_config": {
@@ -221,6 +220,8 @@ def test_several_may_write(file: EstimatesFile) -> None:
 class Written:
     """Stands for a file, and counts."""
 
+    recalled = None
+
     def __init__(self) -> None:
         self.times, self.fails = 0, False
         self.may_go_on = threading.Event()
@@ -244,7 +245,7 @@ def test_when_it_is_written() -> None:
     """Every minute in which there was something to learn, and at the end."""
     file: Any = Written()
     now = 0.0
-    keeper = EstimatesKeeper(file, learned, clock=lambda: now)
+    keeper = EstimatesKeeper(file, planner(), clock=lambda: now)
     ticked(keeper, 3 * LEAST_STEPS)
     assert file.times == 0
     now = INTERVAL
@@ -267,7 +268,7 @@ def test_when_it_is_written() -> None:
 def test_an_engine_that_hardly_ran_writes_nothing() -> None:
     file: Any = Written()
     time = FakeTime()
-    keeper = EstimatesKeeper(file, learned, clock=lambda: time.now)
+    keeper = EstimatesKeeper(file, planner(), clock=lambda: time.now)
     time.now += 10 * INTERVAL
     ticked(keeper, LEAST_STEPS - 1)
     keeper.close()
@@ -277,7 +278,7 @@ def test_an_engine_that_hardly_ran_writes_nothing() -> None:
 def test_no_step_waits_for_a_disk() -> None:
     file: Any = Written()
     time = FakeTime()
-    keeper = EstimatesKeeper(file, learned, clock=lambda: time.now)
+    keeper = EstimatesKeeper(file, planner(), clock=lambda: time.now)
     file.may_go_on.clear()
     for _ in range(2):
         time.now += INTERVAL
@@ -293,7 +294,7 @@ def test_a_full_disk_is_told_once() -> None:
     file: Any = Written()
     file.fails = True
     time = FakeTime()
-    keeper = EstimatesKeeper(file, learned, clock=lambda: time.now)
+    keeper = EstimatesKeeper(file, planner(), clock=lambda: time.now)
     with log_lines() as lines:
         for _ in range(2):
             time.now += INTERVAL
@@ -304,24 +305,41 @@ def test_a_full_disk_is_told_once() -> None:
     assert lines == ["WARNING what was learned cannot be kept: no space left"]
 
 
-def test_a_memory_is_there_if_it_was_asked_for(
+def test_a_file_is_there_if_it_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimates_file, "agreed_estimates", lambda read: read())
-    assert Memory.of(vllm_config()) is None
+    monkeypatch.setattr(estimates_file, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(estimates_file, "from_rank_0", lambda value: value)
+    assert EstimatesFile.of(vllm_config()) is None
     config = vllm_config(replace(OPTIONS, estimates_folder=str(tmp_path)))
-    memory = Memory.of(config)
-    assert memory is not None
-    assert memory.recalled is None
+    file = EstimatesFile.of(config)
+    assert file is not None
+    assert file.recalled is None
     old, new = planner(), planner()
     World(old).run(names(4), 300)
-    keeper = memory.attend(old)
+    keeper = EstimatesKeeper(file, old)
     ticked(keeper, LEAST_STEPS)
     keeper.close()
-    memory = Memory.of(config)
-    assert memory is not None
-    assert memory.recalled is not None
-    assert memory.recalled.to_dict() == old.estimates().to_dict()
-    memory.attend(new)
+    file = EstimatesFile.of(config)
+    assert file is not None
+    assert file.recalled is not None
+    assert file.recalled.to_dict() == old.estimates().to_dict()
+    EstimatesKeeper(file, new)
     assert new.blocks.seen.sum() > 0
     assert new.blocks.bias_of_all.tolist() == old.blocks.bias_of_all.tolist()
+
+
+def test_what_rank_0_reads_is_recalled_on_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have no such file, or another one, which they do not look at."""
+    config, known = vllm_config(replace(OPTIONS, estimates_folder=str(tmp_path))), learned()
+    asked: list[Any] = []
+    monkeypatch.setattr(estimates_file, "get_tensor_model_parallel_rank", lambda: 1)
+    monkeypatch.setattr(estimates_file, "from_rank_0", lambda own: asked.append(own) or known)
+    with log_lines() as lines:
+        file = EstimatesFile.of(config)
+    assert file is not None
+    assert file.recalled is known
+    assert asked == [None]
+    assert lines == []

@@ -7,7 +7,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import REGISTRY, Counter, generate_latest
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -18,22 +21,27 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from support import ROOT
 from support.pairs import Pair, make_pair
+from vllm_dflash.engine.reporting.counting_scheduler import CountingScheduler
 from vllm_dflash.engine.reporting.figures import (
-    FIGURES,
     FIGURES_SENT,
+    FREE_DRAFTS,
+    INTERVAL,
+    OF_WORKERS,
     Figures,
-    FiguresToSend,
+    Increases,
     send_figures,
     take_figures,
 )
 from vllm_dflash.engine.reporting.prometheus import FigureLogger
-from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.statistics import METRICS, DraftStatistics
 from vllm_dflash.engine.scheduler import DFlashScheduler
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.worker import DraftingWorker
+from vllm_dflash.planning.step import Step
 
 
 @pytest.fixture
@@ -43,15 +51,15 @@ def now() -> SimpleNamespace:
 
 def test_what_is_new_is_sent_once_a_second(now: SimpleNamespace) -> None:
     statistics = DraftStatistics(3)
-    to_send = FiguresToSend(statistics, lambda: now.seconds)
-    statistics.skipped_steps, statistics.seconds = 3, 0.25
+    to_send = Increases(statistics, INTERVAL, METRICS, lambda: now.seconds)
+    statistics.skipped_steps, statistics.step_seconds, statistics.probes = 3, 0.25, 5
     now.seconds = 100.9
-    assert to_send.tick() == {}
+    assert to_send.tick() is None
     now.seconds = 101.0
     assert to_send.tick() == {"skipped_steps": 3_000_000, "step_seconds": 250_000}
     statistics.skipped_steps = 5
     now.seconds = 101.9
-    assert to_send.tick() == {}
+    assert to_send.tick() is None
     now.seconds = 102.0
     assert to_send.tick() == {"skipped_steps": 2_000_000}
     assert to_send.take() == {}
@@ -59,16 +67,16 @@ def test_what_is_new_is_sent_once_a_second(now: SimpleNamespace) -> None:
 
 def test_the_rest_is_sent_when_the_engine_runs_dry(now: SimpleNamespace) -> None:
     statistics = DraftStatistics(3)
-    to_send = FiguresToSend(statistics, lambda: now.seconds)
+    to_send = Increases(statistics, INTERVAL, clock=lambda: now.seconds)
     statistics.skipped_steps, now.seconds = 1, 100.5
     assert to_send.take() == {"skipped_steps": 1_000_000}
     statistics.skipped_steps, now.seconds = 2, 101.4
-    assert to_send.tick() == {}  # a second after that, not after the start
+    assert to_send.tick() is None  # a second after that, not after the start
 
 
 def test_nothing_is_lost_in_rounding(now: SimpleNamespace) -> None:
     statistics = DraftStatistics(3)
-    to_send = FiguresToSend(statistics, lambda: now.seconds)
+    to_send = Increases(statistics, INTERVAL, clock=lambda: now.seconds)
     arrived = 0
     for _ in range(1000):
         statistics.planning_seconds += 0.4e-6
@@ -91,8 +99,8 @@ def drafted_once() -> DraftStatistics:
 @pytest.fixture
 def worker() -> Any:
     worker: Any = object.__new__(V1CPUWorker)
-    worker._figures, worker.draft_groups = FiguresToSend(drafted_once()), []
-    worker.drafter = SimpleNamespace(end_step=lambda: None, has_drafts=False)
+    worker._figures, worker.draft_groups = Increases(drafted_once(), INTERVAL, OF_WORKERS), []
+    worker.drafter = SimpleNamespace(end_step=lambda: None, step=None)
     return worker
 
 
@@ -112,7 +120,7 @@ def test_a_step_that_is_still_to_sample_is_passed_on(
 
 
 def test_a_worker_sends_with_a_steps_output(worker: Any, now: SimpleNamespace) -> None:
-    worker._figures = FiguresToSend(drafted_once(), lambda: now.seconds)
+    worker._figures = Increases(drafted_once(), INTERVAL, OF_WORKERS, lambda: now.seconds)
     output = ModelRunnerOutput(["a"], {"a": 0})
     assert worker.end_step(output) is output
     assert FIGURES_SENT.on(output) is None
@@ -148,17 +156,66 @@ def test_one_api_server_of_several_gets_them() -> None:
     send_figures({0: EngineCoreOutputs()}, {"skipped_steps": 1})  # statistics are turned off
 
 
+def counting(kind: type[CountingScheduler], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A scheduler with nothing of vLLM's but how it counts drafts."""
+    monkeypatch.setattr(Scheduler, "__init__", lambda self: None)
+    scheduler: Any = object.__new__(kind)
+    scheduler.num_spec_tokens, scheduler.log_stats = 7, True
+    CountingScheduler.__init__(scheduler)
+    return scheduler
+
+
 def test_the_scheduler_hands_on_what_came_with_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = counting(DFlashScheduler, monkeypatch)
     outputs = EngineCoreOutputs(scheduler_stats=SchedulerStats())
     monkeypatch.setattr(Scheduler, "update_from_output", lambda *_: {0: outputs})
-    scheduler: Any = object.__new__(DFlashScheduler)
-    output = ModelRunnerOutput([], {})
-    scheduler.update_from_output(SimpleNamespace(), output)
+    output, scheduled = ModelRunnerOutput([], {}), SimpleNamespace(total_num_scheduled_tokens=3)
+    scheduler.update_from_output(scheduled, output)
     assert outputs.scheduler_stats == SchedulerStats()
     FIGURES_SENT.attach(output, {"planned_tokens": 7_000_000})
-    scheduler.update_from_output(SimpleNamespace(), output)
+    scheduler.update_from_output(scheduled, output)
     assert outputs.scheduler_stats is not None
     assert take_figures(outputs.scheduler_stats) == {"planned_tokens": 7.0}
+
+
+def test_a_worker_says_which_drafts_were_free(worker: Any) -> None:
+    output = ModelRunnerOutput(["a"], {"a": 0})
+    worker.drafter.step = Step("abc", np.ones(3, int), verified_free=np.array([0, 5, 0]))
+    worker.end_step(output)
+    assert FREE_DRAFTS.on(output) == {"b": 5}
+
+
+@given(
+    requests=st.lists(
+        st.tuples(st.booleans(), st.booleans(), st.integers(1, 7), st.integers(0, 7)), max_size=9
+    )
+)
+def test_no_more_free_drafts_are_accepted_than_drafts(
+    requests: list[tuple[bool, bool, int, int]],
+) -> None:
+    """At `/metrics`, where vLLM counts all drafts: those of requests that were aborted while their
+    step ran are left out by it. Of each: goes on, drafts are free, verified, accepted at most."""
+    with pytest.MonkeyPatch.context() as patch:
+        scheduler = counting(CountingScheduler, patch)
+        scheduler.free_drafts = {
+            str(name): verified for name, (_, free, verified, _) in enumerate(requests) if free
+        }
+        stats = SpecDecodingStats.new(7)
+        for name, (goes_on, _, verified, accepted) in enumerate(requests):
+            if goes_on:
+                stats = scheduler.make_spec_decoding_stats(
+                    stats,
+                    num_draft_tokens=verified,
+                    num_accepted_tokens=min(accepted, verified),
+                    num_invalid_spec_tokens=None,
+                    request_id=str(name),
+                )
+    counted = scheduler.statistics
+    assert counted.free_draft_tokens <= stats.num_draft_tokens
+    assert counted.free_accepted_tokens <= stats.num_accepted_tokens
+    assert counted.free_accepted_tokens <= counted.free_draft_tokens
+    if all(free for _, free, _, _ in requests):
+        assert counted.free_accepted_tokens == stats.num_accepted_tokens
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +266,7 @@ def test_counters_are_of_the_kind_that_vllms_are(dflash: VllmConfig) -> None:
         _counter_cls = Counted
 
     StatLoggerManager(dflash, [0], custom_stat_loggers=[OtherLogger])
-    assert {f"vllm:dflash_{name}" for name in FIGURES} < set(made)
+    assert {f"vllm:dflash_{name}" for name in METRICS} < set(made)
 
 
 @pytest.mark.parametrize("additional", [{}, {"something": "else"}])

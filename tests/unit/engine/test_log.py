@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,20 +11,20 @@ from support.log_lines import log_lines
 from support.pairs import make_pair
 from support.planner_world import profiled_costs
 from vllm_dflash import __version__
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.reporting.log import log_active, log_free_drafts
-from vllm_dflash.engine.v2.worker_facts import WorkerFacts, log_lengths
+from vllm_dflash.engine.v2.exchange import WorkerFacts, log_lengths
 
 
 @pytest.mark.parametrize(
     ("draft_length", "said"), [("adaptive", "up to 5 tokens"), ("fixed", "5 tokens")]
 )
 def test_the_start_line_names_drafter_and_draft_length(
-    tmp_path: Path, draft_length: str, said: str
+    tmp_path: Path, draft_length: Any, said: str
 ) -> None:
-    spec = dataclasses.replace(make_pair(tmp_path).spec, model="someone/its-drafter")
+    spec = make_pair(tmp_path).spec.model_copy(update={"model": "someone/its-drafter"})
     with log_lines() as lines:
-        log_active(DFlashOptions(32, 5, draft_length, spec))
+        log_active(Mode(32, 5, draft_length, spec))
     assert lines == [
         f"INFO vllm-dflash {__version__} is active: drafter someone/its-drafter, draft length"
         f" {draft_length} ({said} a step), runner v1, block size 8, taps [0, 2]"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from vllm_dflash.engine.reporting.periodic_log import PeriodicLog
+from support.log_lines import log_lines
+from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 
 
@@ -10,28 +11,22 @@ class Logged:
     """A log with a clock of its own, ten seconds a line."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
         self.now = 100.0
         self.statistics = DraftStatistics(3)
-        self.log = PeriodicLog(
-            self.statistics,
-            10.0,
-            lambda text, *values: self.lines.append(text % values),
-            lambda: self.now,
-        )
+        self.log = PeriodicLog(self.statistics, 10.0, lambda: self.now)
 
     def at(self, now: float) -> list[str]:
         """Lines that come at this time."""
-        self.now, before = now, len(self.lines)
-        self.log.tick()
-        return self.lines[before:]
+        self.now = now
+        with log_lines() as lines:
+            self.log.tick()
+        return [line.removeprefix("INFO ") for line in lines]
 
     def count(self, **numbers: float) -> None:
-        """So much more of each; the last three are of steps."""
-        step = self.statistics.costs["step"]
-        step.count += int(numbers.pop("timed", 0))
-        step.estimated += numbers.pop("estimated", 0)
-        step.measured += numbers.pop("measured", 0)
+        """So much more of each; the first three are of steps."""
+        self.statistics.costs[0] += [
+            numbers.pop(name, 0) for name in ("timed", "estimated", "measured")
+        ]
         for name, more in numbers.items():
             setattr(self.statistics, name, getattr(self.statistics, name) + more)
 
@@ -53,7 +48,7 @@ A_STEP = {
     "measured": 0.08,
     "produced_tokens": 5,
     "plain_tokens": 4,
-    "predicted_tokens": 7,
+    "expected_tokens": 7,
 }
 LINE = (
     "DFlash planner: Drafted steps: 25%, Mean draft length: 2.50 (free: 40% of the drafts), Mean"

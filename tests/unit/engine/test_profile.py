@@ -26,6 +26,7 @@ from vllm_dflash.planning.costs import NO_ATTENTION
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     time = FakeTime()
     monkeypatch.setattr(profile, "time", time)
+    monkeypatch.setattr(profile, "from_rank_0", lambda seconds: seconds)
     return time
 
 
@@ -36,7 +37,7 @@ def test_a_profile_stops_when_its_time_is_up(fake: FakeTime) -> None:
         runs.append(count)
         fake.now += 0.01 * count
 
-    curve = measure_curve(run, (1, 2, 4, 8, 16), lambda seconds: seconds, budget=0.15)
+    curve = measure_curve(run, (1, 2, 4, 8, 16), budget=0.15)
     assert sorted(set(runs)) == [1, 2, 4]  # 3 * (0.01 + 0.02 + 0.04) > 0.15
     assert float(curve.at(3)) == pytest.approx(0.03)
     assert float(curve.at(16)) == pytest.approx(0.16)  # goes on with the last slope
@@ -66,14 +67,17 @@ def test_the_drafter_is_back_after_a_profile_that_failed() -> None:
     assert not Drafter.runs_target_alone
 
 
-def test_the_best_of_three_counts_and_building_kernels_does_not(fake: FakeTime) -> None:
+def test_the_best_of_three_counts_and_building_kernels_does_not(
+    fake: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On all ranks what the first one measured."""
     lasts = iter([9.0, 0.3, 0.1, 0.2, 9.0, 0.5, 0.6, 0.4])
 
     def run(_: int) -> None:
         fake.now += next(lasts)
 
-    curve = measure_curve(run, (1, 2), lambda seconds: 10 * seconds, budget=100.0)
+    monkeypatch.setattr(profile, "from_rank_0", lambda seconds: 10 * seconds)
+    curve = measure_curve(run, (1, 2), budget=100.0)
     assert curve.counts.tolist() == [1, 2]
     assert curve.seconds == pytest.approx([1.0, 4.0])
 
@@ -82,7 +86,7 @@ def test_two_points_are_measured_however_long_they_take(fake: FakeTime) -> None:
     def run(count: int) -> None:
         fake.now += count
 
-    curve = measure_curve(run, (1, 2, 4), lambda seconds: seconds, budget=0.5)
+    curve = measure_curve(run, (1, 2, 4), budget=0.5)
     assert curve.counts.tolist() == [1, 2]
 
 
@@ -143,9 +147,9 @@ class MadeUp:
 def test_v1_what_each_part_costs(fake: FakeTime) -> None:
     """The target without the drafter; blocks and storing behind a step of the target."""
     runner: Any = MadeUp(fake, max_model_len=103)  # a block in it has 100 tokens of context
-    costs = profile_v1(runner, lambda seconds: seconds)
+    costs = profile_v1(runner)
     for curve, counts, expected in (
-        (costs.verify, [*ROWS, *MORE_ROWS], [10.103 + 2 * count for count in [*ROWS, *MORE_ROWS]]),
+        (costs.verify, [*ROWS, *MORE_ROWS], [10.1 + 2 * count for count in [*ROWS, *MORE_ROWS]]),
         (costs.draft, [2, 3, 6, 12], [3 * count + 1 for count in (2, 3, 6, 12)]),
         (costs.context, [1, 2, 4, 8], [0.5, 1, 2, 4]),
     ):
@@ -162,7 +166,7 @@ def test_v1_what_each_part_costs(fake: FakeTime) -> None:
 
 def test_v1_what_long_contexts_cost(fake: FakeTime) -> None:
     runner: Any = MadeUp(fake, max_model_len=20_000)
-    costs = profile_v1(runner, lambda seconds: seconds)
+    costs = profile_v1(runner)
     assert np.array(costs.attention) == pytest.approx([1e-6, 2e-6, 1e-5])
 
 
@@ -197,7 +201,7 @@ def _nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_v2_the_drafter_is_what_a_step_takes_longer_with_it(fake: FakeTime) -> None:
     """A block of three rows for each request; context is stored in the same graph."""
     runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=200)
-    costs = profile_v2(runner, lambda seconds: seconds)
+    costs = profile_v2(runner)
     assert costs.verify.counts.tolist() == ROWS
     assert costs.verify.seconds * 1000 == pytest.approx([10 + count for count in ROWS])
     assert costs.draft.counts.tolist() == [3, 6, 9, 12]
@@ -208,14 +212,14 @@ def test_v2_the_drafter_is_what_a_step_takes_longer_with_it(fake: FakeTime) -> N
 
 def test_v2_what_contexts_take(fake: FakeTime) -> None:
     runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=8000)
-    costs = profile_v2(runner, lambda seconds: seconds)
+    costs = profile_v2(runner)
     assert [1e6 * each for each in costs.attention] == pytest.approx([1.0, 0.1, 3.0])
 
 
 def test_v2_an_engine_of_one_request(fake: FakeTime) -> None:
     """One point makes no curve, so the drafter is taken to cost nothing until it is measured."""
     runner: Any = Runner(fake, max_num_reqs=1, max_num_tokens=64, max_model_len=200)
-    costs = profile_v2(runner, lambda seconds: seconds)
+    costs = profile_v2(runner)
     assert costs.verify.seconds * 1000 == pytest.approx([11, 12, 13])
     assert not costs.draft.seconds.any()
 
@@ -237,6 +241,6 @@ def test_v2_what_ragged_batches_take_longer(
     if captured is not None:
         graphs = {Graph(count): None for count in captured}
         runner.cudagraph_manager = SimpleNamespace(graphs=graphs)
-    found = ragged_seconds(runner, lambda seconds: seconds)
+    found = ragged_seconds(runner)
     assert 1000 * found == pytest.approx(milliseconds)
     assert runner.max_num_reqs == requests

@@ -12,8 +12,8 @@ from support.drafter_harness import CACHE_BLOCK, DrafterHarness, Harness, Row
 from support.engines import USES_V2
 from support.pairs import Pair, make_pair
 from support.planner_world import profiled_costs
-from vllm_dflash.engine.v1.length_policy import FixedLength
-from vllm_dflash.engine.v2.directions import Directions
+from vllm_dflash.engine.v1.host_step import FixedLength
+from vllm_dflash.engine.v2.exchange import Directions
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.step import Plan, Step
 
@@ -92,7 +92,7 @@ def test_context_kept_back_gives_the_same_drafts(pair: Pair) -> None:
     harness = DrafterHarness(pair)
     proposer = harness.proposer
     proposer.adapt_lengths(profiled_costs())
-    proposer.lengths.policy = FixedLength(7)  # drafts whenever anybody can use some
+    proposer.host.policy = FixedLength(7)  # drafts whenever anybody can use some
     stored = []
     store = proposer.model.context.store
     proposer.model.context.store = lambda *rows: (stored.append(len(rows[0])), store(*rows))
@@ -114,18 +114,18 @@ def test_context_does_not_wait_while_all_are_drafted(pair: Pair) -> None:
     harness = DrafterHarness(pair)
     proposer = harness.proposer
     proposer.adapt_lengths(profiled_costs())
-    proposer.lengths.policy = FixedLength(7)
-    assert proposer.backlog is not None
+    proposer.host.policy = FixedLength(7)
+    assert proposer.host.backlog is not None
     added = []
-    add = proposer.backlog.add
-    proposer.backlog.add = lambda *rows: (added.append(len(rows[0])), add(*rows))[1]
+    add = proposer.host.backlog.add
+    proposer.host.backlog.add = lambda *rows: (added.append(len(rows[0])), add(*rows))[1]
     drafts = [
         harness.step([Row(0, whole[start:end], bonus=3)])
         for start, end in ((0, 33), (33, 40), (40, 60))
     ]
     assert drafts == expected
     assert added == [33]
-    assert len(proposer.backlog.rows) == 0
+    assert len(proposer.host.backlog) == 0
     harness.step([Row(0, features(1, 1)), Row(1, features(5, 2))])  # another batch
     assert added == [33, 6]
 
@@ -144,7 +144,7 @@ def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> 
 
     harness = DrafterHarness(pair)
     harness.proposer.adapt_lengths(profiled_costs())
-    harness.proposer.lengths.policy = Second(7)
+    harness.proposer.host.policy = Second(7)
     assert harness.step(rows) == [[], expected[:2], []]
 
 
@@ -159,14 +159,13 @@ def test_skipped_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> No
             planned.append((list(step.ids), step.waiting.tolist()))
             return Plan.nothing(step.num_requests, skip_steps=2)
 
-    proposer.lengths.policy = Never(7)
+    proposer.host.policy = Never(7)
     for _ in range(4):
         assert harness.step([Row(0, features(2, 0))]) == [[]]
     assert planned == [(["0"], [2]), (["0"], [8])]
     harness.step([Row(0, features(1, 0)), Row(1, features(3, 0))])
     assert planned[2:] == [(["0", "1"], [9, 3])]
     assert proposer.collect_statistics().skipped_steps == 5
-    assert not proposer.has_drafts
 
 
 class FromText(FixedLength):
@@ -198,7 +197,7 @@ class FromText(FixedLength):
 def planned_harness(pair: Pair, policy: FromText) -> Harness:
     harness = DrafterHarness(pair)
     harness.proposer.adapt_lengths(profiled_costs())
-    harness.proposer.lengths.policy = policy
+    harness.proposer.host.policy = policy
     return harness
 
 
@@ -208,7 +207,6 @@ def test_a_request_gets_what_its_text_predicts_and_the_drafter_rests(pair: Pair)
     harness.proposer.model.block.forward = None  # which is not called
     harness.texts[0, :5] = [11, 12, 13, 14, 11]
     assert harness.step([Row(0, features(5, 0), bonus=12)]) == [[13, 14, 11, 12]]
-    assert harness.proposer.has_drafts
     (step,) = policy.planned
     assert step.predicted is not None
     assert step.predicted.lengths.tolist() == [harness.config.num_speculative_tokens] == [32]
@@ -247,7 +245,6 @@ def test_how_far_block_and_text_say_the_same(pair: Pair) -> None:
         harness.texts[number, 19] = 11
     assert harness.step(rows) == [[], [], []]
     assert policy.agreed == [[0, 3, 0]]
-    assert not harness.proposer.has_drafts
 
 
 def test_a_prompt_of_embeddings_gets_blocks_and_nothing_of_its_text(pair: Pair) -> None:
@@ -302,12 +299,12 @@ def test_a_step_that_rests_is_planned_where_a_text_predicts_something(pair: Pair
 @pytest.mark.parametrize("own", [{"free_drafts": "off"}, {"num_speculative_tokens": 3}, {}])
 def test_texts_are_looked_up_unless_the_user_says_no(pair: Pair, own: dict[str, Any]) -> None:
     proposer = DrafterHarness(pair, **own).proposer
-    assert proposer.texts is None  # nobody asks, while lengths are fixed
+    assert proposer.host.texts is None  # nobody asks, while lengths are fixed
     proposer.adapt_lengths(profiled_costs())
     most = {"free_drafts": None, "num_speculative_tokens": 3}.get(next(iter(own), ""), 32)
-    assert (proposer.texts and proposer.texts.most) == most
-    assert proposer.lengths.policy.max_draft == own.get("num_speculative_tokens", 7)
-    assert proposer.lengths.statistics.max_draft == own.get("num_speculative_tokens", 7)
+    assert (proposer.host.texts and proposer.most_free) == most
+    assert proposer.host.policy.max_draft == own.get("num_speculative_tokens", 7)
+    assert proposer.host.statistics.max_draft == own.get("num_speculative_tokens", 7)
 
 
 @on_both_runners
@@ -386,23 +383,13 @@ def test_nan_logits_never_become_drafts(harness: Harness) -> None:
     bad[3] = float("nan")
     drafts = harness.step([Row(0, features(8, 0)), Row(1, bad), Row(2, features(8, 2))])
     assert [len(d) for d in drafts] == [7, 0, 7]
-    assert harness.proposer.collect_statistics().nan_drafts == 7
-
-
-def test_one_request_with_drafts_is_enough_to_send_them(pair: Pair) -> None:
-    """To processes that the engine would not call for drafts."""
-    harness = DrafterHarness(pair)
-    far, at_its_end = Row(0, features(50, 0)), Row(1, features(254, 1))
-    assert [len(drafts) for drafts in harness.step([far, at_its_end])] == [7, 0]
-    assert harness.proposer.has_drafts
-    harness.step([Row(1, features(1, 2))])
-    assert not harness.proposer.has_drafts
+    assert harness.nan_drafts() == 7
 
 
 def test_a_steps_rows_are_those_of_the_target(harness: Harness) -> None:
     """Prompt tokens and drafts included: by them it is told apart, and learned from."""
     seen: list[Step] = []
-    harness.proposer.lengths.end = seen.append
+    harness.proposer.host.end = seen.append
     harness.step([Row(0, features(9, 0)), Row(1, features(4, 1), num_rejected=2)])
     harness.step([Row(0, features(1, 2)), Row(1, features(1, 3))])
     assert [step.rows for step in seen] == [13, 2]
@@ -419,4 +406,4 @@ def test_context_waits_only_where_nobody_else_needs_the_cache(
     proposer.vllm_config.kv_transfer_config = connector
     proposer.num_cache_groups = groups
     proposer.adapt_lengths(profiled_costs())
-    assert (proposer.backlog is not None) == waits
+    assert (proposer.host.backlog is not None) == waits

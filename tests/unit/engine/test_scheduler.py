@@ -12,12 +12,9 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import DraftTokenIds
 
 from support.pairs import make_pair
-from vllm_dflash.config.class_paths import CPU_RAY_EXECUTOR, SCHEDULER
-from vllm_dflash.config.mode import MOST_FREE_DRAFTS
-from vllm_dflash.config.options import DFlashOptions
-from vllm_dflash.engine import drafts_in_output
+from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, MOST_FREE_DRAFTS, SCHEDULER, Mode
 from vllm_dflash.engine import scheduler as ours
-from vllm_dflash.engine.drafts_in_output import DRAFTS, drafts_come_with_the_output
+from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
 from vllm_dflash.engine.scheduler import DFlashScheduler, build_scheduler, room_for_blocks
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.seams import ENGINE
@@ -28,6 +25,7 @@ WHOLE: Any = SimpleNamespace(
     speculative_config=SimpleNamespace(method="dflash", num_speculative_tokens=32),
 )
 """vLLM's config, with room for 32 drafts, of which a block has 7."""
+SCHEDULED: Any = SimpleNamespace(total_num_scheduled_tokens=3)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +47,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         told.append(step)
         return "outputs"
 
-    monkeypatch.setattr(DFlashOptions, "of", lambda _: SimpleNamespace(draft_width=7))
+    monkeypatch.setattr(Mode, "of", lambda _: SimpleNamespace(draft_width=7))
     monkeypatch.setattr(Scheduler, "__init__", start)
     monkeypatch.setattr(Scheduler, "update_from_output", update)
     monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda _, drafts: told.append(drafts))
@@ -61,8 +59,8 @@ def test_drafts_are_taken_behind_the_tokens(happened: list[Any]) -> None:
     drafts = DraftTokenIds(["a"], [[1, 2]])
     output: Any = SimpleNamespace()
     DRAFTS.attach(output, drafts)
-    assert DFlashScheduler(vllm_config=WHOLE).update_from_output("scheduled", output) == "outputs"
-    assert happened == [("scheduled", output), drafts]
+    assert DFlashScheduler(vllm_config=WHOLE).update_from_output(SCHEDULED, output) == "outputs"
+    assert happened == [(SCHEDULED, output), drafts]
 
 
 def test_an_output_without_drafts(happened: list[Any]) -> None:
@@ -70,9 +68,7 @@ def test_an_output_without_drafts(happened: list[Any]) -> None:
     attached: Any = SimpleNamespace()
     DRAFTS.attach(attached, None)
     for output in (SimpleNamespace(), attached):
-        assert (
-            DFlashScheduler(vllm_config=WHOLE).update_from_output("scheduled", output) == "outputs"
-        )
+        assert DFlashScheduler(vllm_config=WHOLE).update_from_output(SCHEDULED, output) == "outputs"
     assert [len(step) for step in happened] == [2, 2]
 
 
@@ -142,7 +138,7 @@ def test_workers_are_called_for_drafts_that_do_not_come_along(
     happened: list[Any], monkeypatch: pytest.MonkeyPatch, comes_along: bool, taken: str | None
 ) -> None:
     monkeypatch.setattr(MultiprocExecutor, "take_draft_token_ids", lambda _: "called for")
-    monkeypatch.setattr(drafts_in_output, "drafts_come_with_the_output", lambda config: config[0])
+    monkeypatch.setattr(ours, "drafts_come_with_the_output", lambda config: config[0])
     for _ in range(2):  # a second engine in the process changes nothing
         DFlashScheduler(vllm_config=WHOLE)
     executor: Any = SimpleNamespace(vllm_config=[comes_along])
@@ -163,7 +159,7 @@ def test_an_engine_gets_the_scheduler_of_its_runner_and_way_of_scheduling(
     checked: list[Any] = []
     monkeypatch.setattr(ours, "check_seams", checked.append)
     options = SimpleNamespace(runner="v2" if is_v2 else "v1")
-    monkeypatch.setattr(DFlashOptions, "of", lambda _: options)
+    monkeypatch.setattr(Mode, "of", lambda _: options)
     config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=is_async))
     given: dict[str, Any] = {}
     monkeypatch.setattr(kind, "__init__", lambda self, **arguments: given.update(arguments))

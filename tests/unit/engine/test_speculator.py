@@ -11,11 +11,12 @@ import torch
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.engine.v2 import speculator as module
-from vllm_dflash.engine.v2.directions import DIRECTIONS, Directions
-from vllm_dflash.engine.v2.draft_slots import DraftSlots
+from vllm_dflash.engine.v2 import device_step as module
+from vllm_dflash.engine.v2.device_step import DeviceStep
+from vllm_dflash.engine.v2.draft_slots import Drafts
+from vllm_dflash.engine.v2.exchange import DIRECTIONS, Directions
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
-from vllm_dflash.engine.v2.texts_on_device import has_room_for_texts
+from vllm_dflash.engine.v2.text_look_up import has_room_for_texts
 from vllm_dflash.planning.ahead import BLOCK, Learned
 from vllm_dflash.planning.costs import COSTS
 
@@ -33,9 +34,8 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append(f"vLLM: {num_speculative_tokens}, no graph: {is_profile}")
         return self.draft_tokens
 
-    def choose(*arguments: Any) -> None:
-        confidence, found = arguments[5:7]
-        seen.append(f"choose, block: {confidence is not None}, texts: {found is not None}")
+    def choose(*given: Any, has_block: bool) -> None:
+        seen.append(f"choose, block: {has_block}, texts: {given[-1] is not None}")
 
     monkeypatch.setattr(DFlashSpeculator, "propose", propose)
     monkeypatch.setattr(module, "choose", choose)
@@ -46,17 +46,16 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def bare() -> Any:
     made: Any = object.__new__(PlannedSpeculator)
     made.device, made.num_speculative_steps = CPU, K
-    made.slots = DraftSlots(SLOTS, K, CPU)
-    made.statistics, made.budget, made._verified = DraftStatistics(K), None, None
-    made.confidence, made.outcomes = torch.zeros(4, K), torch.zeros(4, 6 + K)
     made.draft_tokens = torch.zeros(4, K, dtype=torch.int64)
-    made.draft_token_confidence_probs = torch.zeros(4, K)
+    texts: Any = SimpleNamespace(look_up=lambda _: None)
+    made.step = DeviceStep(SLOTS, Drafts(made.draft_tokens, *torch.zeros(2, 4, K)), texts)
+    made.statistics, made.budget = DraftStatistics(K), None
     made.runs_target_alone, made.newly_admitted = False, ()
-    made.texts = SimpleNamespace(look_up=lambda *_: None)
     made.req_states = SimpleNamespace(
         req_id_to_index={"a": 4, "b": 0, "c": 5, "d": 2},
         all_token_ids=SimpleNamespace(gpu=None),
         total_len=SimpleNamespace(gpu=None),
+        last_sampled_tokens=None,
     )
     return made
 
@@ -76,10 +75,10 @@ def scheduled(directions: Directions | None, places: int = K, new: tuple[str, ..
 def run(speculator: Any, step: Any) -> None:
     """A step of four requests."""
     speculator.expect(step)
-    speculator.observe_verification(*[torch.zeros(4)] * 3)
-    batch = SimpleNamespace(num_reqs=4, req_ids=[*"abcd"], idx_mapping=torch.arange(4))
-    inputs: list[Any] = [batch, *[None] * 4, *[torch.ones(4, dtype=torch.int32)] * 2, None]
-    speculator.propose(*inputs, num_speculative_tokens=step.num_spec_tokens_to_schedule)
+    ones = torch.ones(4, dtype=torch.int32)
+    speculator.observe_verification(torch.arange(4), ones, ones)
+    batch = SimpleNamespace(num_reqs=4)
+    speculator.propose(batch, num_speculative_tokens=step.num_spec_tokens_to_schedule)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,7 @@ def test_a_step_top_to_bottom(
 
 def test_without_look_ups(done: list[str]) -> None:
     speculator = bare()
-    speculator.texts = None
+    speculator.step.texts = None
     run(speculator, scheduled(Directions(True)))
     assert done[-1] == "choose, block: True, texts: False"
 
@@ -134,9 +133,11 @@ def test_slots_of_new_requests_are_forgotten_before_they_are_graded(
 ) -> None:
     """And those alone: `c` and `b` are new, `gone` has left again."""
     speculator = bare()
-    speculator.slots.source[:] = BLOCK
+    speculator.step.slots.records[:, 0] = BLOCK
     seen: list[list[int]] = []
-    monkeypatch.setattr(module, "grade", lambda slots, *_: seen.append(slots.source.tolist()))
+    monkeypatch.setattr(
+        module, "grade", lambda slots, *_: seen.append(slots.records[:, 0].tolist())
+    )
     run(speculator, scheduled(Directions(True), new=("c", "b", "gone")))
     assert seen == [[0, 1, 1, 1, 1, 0]]
 
@@ -148,8 +149,8 @@ def test_what_was_learned_is_taken_over(done: list[str]) -> None:
     rates = np.full((K, 11), 0.25), np.full((K, 11), 0.5)
     directions = Directions(True, learned=Learned(np.zeros(1, COSTS), *rates))
     speculator.expect(scheduled(directions))
-    assert speculator.slots.rates[0].unique().tolist() == [0.25]
-    assert speculator.slots.rates[1].unique().tolist() == [0.5]
+    assert speculator.step.slots.rates[0].unique().tolist() == [0.25]
+    assert speculator.step.slots.rates[1].unique().tolist() == [0.5]
     assert told == [directions]
     nobody = scheduled(Directions(False))
     nobody.total_num_scheduled_tokens = 0  # nothing is verified, and nothing drafted

@@ -4,39 +4,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from vllm_dflash.engine.reporting.figures import FIGURES
-from vllm_dflash.engine.reporting.statistics import CostRecord, DraftStatistics
+from vllm_dflash.engine.reporting.statistics import COUNTERS, METRICS, DraftStatistics
 from vllm_dflash.planning.step import Plan, Step, StepEstimate
 
 NO_TIME = {"estimated": 0.0, "measured": 0.0}
 NOTHING = {
-    "steps": 0,
-    "drafted_steps": 0,
-    "skipped_steps": 0,
-    "probes": 0,
-    "draft_tokens": 0,
-    "accepted_tokens": 0,
-    "free_verifications": 0,
-    "free_draft_tokens": 0,
-    "free_accepted_tokens": 0,
+    **dict.fromkeys(COUNTERS, 0),
     "mean_acceptance_length": 0.0,
     "mean_draft_length": 0.0,
     "draft_lengths": [0, 0, 0, 0],
-    "nan_drafts": 0,
     "costs_ms": {"step": NO_TIME, "draft": NO_TIME, "context": NO_TIME},
     "predicted_speedup": 0.0,
     "measured_speedup": 0.0,
-    "seconds": {"steps": 0.0, "draft": 0.0, "context": 0.0, "planning": 0.0},
+    "seconds": {"steps": 0, "draft": 0, "context": 0, "planning": 0},
     "planning_share": 0.0,
 }
 
 
 def changed(statistics: DraftStatistics) -> dict[str, Any]:
-    """What is not as at the start, but for `seconds`."""
+    """What is not as at the start, but for seconds."""
     now = statistics.to_dict()
     assert list(now) == list(NOTHING)
-    names = [name for name in now if name != "seconds"]
+    names = [name for name in now if "seconds" not in name]
     return {name: now[name] for name in names if now[name] != NOTHING[name]}
 
 
@@ -68,7 +60,8 @@ def drafted_step(**changes: Any) -> Step:
 
 
 def test_before_anything_happens() -> None:
-    assert repr(DraftStatistics(3).to_dict()) == repr(NOTHING)  # plain integers are counts
+    assert repr(DraftStatistics(3).to_dict()) == repr(NOTHING)  # plain numbers
+    assert all(COUNTERS.values())  # each says what it counts
 
 
 def test_what_was_verified() -> None:
@@ -77,8 +70,8 @@ def test_what_was_verified() -> None:
     step.verified = np.array([7, 0, 1, 5, 2])  # the fourth one's sample was discarded
     for _ in range(2):
         statistics.observe_verification(step)
-    assert statistics.verifications == 6
     assert changed(statistics) == {
+        "verifications": 6,
         "draft_tokens": 20,
         "accepted_tokens": 8,
         "mean_acceptance_length": pytest.approx(1 + 8 / 6),
@@ -93,8 +86,8 @@ def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> No
     step.verified_free = np.array([7, 3, 0, 5, 0])  # the fourth one's sample was discarded
     for _ in range(2):
         statistics.observe_verification(step)
-    assert statistics.verifications == 8
     assert changed(statistics) == {
+        "verifications": 8,
         "draft_tokens": 26,
         "accepted_tokens": 8,
         "free_verifications": 4,
@@ -116,13 +109,12 @@ def test_lengths_are_those_of_blocks() -> None:
     assert (statistics.drafted_steps, statistics.skipped_steps) == (1, 1)
 
 
-def test_figures_are_sums_whose_ratios_say_something() -> None:
+def test_metrics_are_sums_whose_ratios_say_something() -> None:
     statistics = DraftStatistics(3)
     step = drafted_step(verified_free=np.array([2, 0, 0]))
     statistics.observe_verification(step)
     statistics.observe(step, StepEstimate(0.03, 0.012, 0.004, plain_seconds=0.025))
-    figures = statistics.figures()
-    assert figures == pytest.approx(
+    assert {name: statistics.counts()[name] for name in METRICS} == pytest.approx(
         {
             "drafted_steps": 1,
             "skipped_steps": 0,
@@ -137,24 +129,46 @@ def test_figures_are_sums_whose_ratios_say_something() -> None:
             "plain_tokens": 6,
         }
     )
-    assert figures.keys() == FIGURES.keys()
 
 
-@pytest.mark.parametrize(("length", "requests", "tokens"), [(3, 2, 6), (0, 0, 0)])
-def test_figures_of_one_length_for_all(length: int, requests: int, tokens: int) -> None:
+def test_steps_of_one_length_for_all() -> None:
     statistics = DraftStatistics(3)
-    statistics.observe_uniform(length, 2)
-    figures = statistics.figures()
-    assert (figures["drafted_requests"], figures["planned_tokens"]) == (requests, tokens)
-    assert (figures["drafted_steps"], figures["skipped_steps"]) == (length > 0, length == 0)
+    for length, requests in ((1, 5), (0, 0), (3, 1), (1, 3)):
+        statistics.observe_lengths(np.full(requests, length), could_draft=True)
+    statistics.observe_lengths(np.zeros(0, int), could_draft=False)
+    assert changed(statistics) == {
+        "steps": 5,
+        "drafted_steps": 3,
+        "skipped_steps": 1,
+        "drafted_requests": 9,
+        "planned_tokens": 11,
+        "draft_lengths": [0, 8, 0, 1],
+    }
 
 
-def test_a_step_of_uniform_length() -> None:
-    statistics = DraftStatistics(3)
-    for length, requests in ((1, 5), (0, 4), (3, 1), (1, 3)):
-        statistics.observe_uniform(length, requests)
-    counts = {"steps": 4, "drafted_steps": 3, "skipped_steps": 1, "draft_lengths": [0, 8, 0, 1]}
-    assert changed(statistics) == counts
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 7), st.booleans(), st.booleans(), st.integers(0, 7)), max_size=9
+    ),
+    times=st.integers(1, 3),
+)
+def test_parts_are_never_more_than_the_whole(
+    rows: list[tuple[int, bool, bool, int]], times: int
+) -> None:
+    """Of each request: drafts verified, whether they are free, whether it got tokens, and accepted
+    ones at most."""
+    verified = np.array([count for count, _, _, _ in rows], int)
+    free = verified * np.array([is_free for _, is_free, _, _ in rows], int)
+    produced = [decodes * (1 + min(count, most)) for count, _, decodes, most in rows]
+    step = Step("x" * len(rows), np.array(produced, int), verified=verified, verified_free=free)
+    now = DraftStatistics(7)
+    for _ in range(times):
+        now.observe_verification(step)
+    assert 0 <= now.free_accepted_tokens <= now.free_draft_tokens <= now.draft_tokens
+    assert now.free_accepted_tokens <= now.accepted_tokens <= now.draft_tokens
+    assert now.free_verifications <= now.verifications <= times * len(rows)
+    own = now.accepted_tokens - now.free_accepted_tokens
+    assert 0 <= own <= now.draft_tokens - now.free_draft_tokens
 
 
 @pytest.mark.parametrize(
@@ -169,6 +183,8 @@ def test_a_step_of_uniform_length() -> None:
             drafted_step(),
             {
                 "drafted_steps": 1,
+                "drafted_requests": 2,
+                "planned_tokens": 2,
                 "draft_lengths": [1, 0, 1, 0],
                 "nan_drafts": 4,
                 "planning_share": pytest.approx(0.1),
@@ -176,7 +192,7 @@ def test_a_step_of_uniform_length() -> None:
         ),
         (
             step_of(Plan(np.array([True, False, True]), 1, 1.0, 1.0, is_probe=True)),
-            {"drafted_steps": 1, "probes": 1, "draft_lengths": [2, 0, 0, 0]},
+            {"drafted_steps": 1, "probes": 1, "drafted_requests": 2, "draft_lengths": [2, 0, 0, 0]},
         ),
     ],
 )
@@ -198,6 +214,8 @@ def test_steps_add_up() -> None:
         "drafted_steps": 6,
         "skipped_steps": 3,
         "probes": 3,
+        "drafted_requests": 9,
+        "planned_tokens": 6,
         "draft_lengths": [6, 0, 3, 0],
         "nan_drafts": 12,
         "planning_share": pytest.approx(0.015 / 0.45),
@@ -230,20 +248,10 @@ def test_a_step_that_stands_for_several() -> None:
         "draft": NO_TIME,  # none ran
         "context": NO_TIME,
     }
-    assert statistics.costs["step"].count == 5
+    assert statistics.costs[0, 0] == 5
     assert statistics.plain_tokens == pytest.approx(4 * 3 * 1.25 + 3 * 2.5)
-    assert statistics.predicted_tokens == pytest.approx(22.5)
+    assert statistics.expected_tokens == pytest.approx(22.5)
     assert statistics.produced_tokens == 15
-
-
-def test_a_record_of_costs_gives_means_in_milliseconds() -> None:
-    record = CostRecord()
-    record.add(0.001, 0.002)
-    record.add(0.0040004, 0.0050006, times=3)
-    assert record.count == 4
-    assert record.to_dict() == {"estimated": 3.25, "measured": 4.25}
-    record.add(0.0, 1e-6)
-    assert record.to_dict() == {"estimated": 2.6, "measured": 3.401}
 
 
 def test_seconds_add_up_by_what_they_were_spent_on() -> None:

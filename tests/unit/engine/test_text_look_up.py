@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from support.searched_texts import CPU, look_up
 from vllm_dflash.engine.v2 import text_look_up
+from vllm_dflash.engine.v2.draft_slots import Batch
 from vllm_dflash.engine.v2.text_look_up import TILE, TextLookUp
 from vllm_dflash.planning.texts import LONGEST, SHORTEST
 
@@ -65,7 +66,8 @@ def test_a_match_as_long_as_half_the_text() -> None:
 def test_no_match_goes_on_in_the_text_before() -> None:
     """Texts that fill their rows lie one behind the other."""
     texts = torch.tensor([[0, 0, 0, 0, 3], [1, 2, 3, 1, 2]], dtype=torch.int32)
-    found, lens = TextLookUp(1, 5, 2, CPU), torch.tensor([5, 5], dtype=torch.int32)
-    found.look_up(texts, lens, torch.tensor([1]), torch.tensor([1], dtype=torch.int32))
+    one, lens = torch.ones(1, dtype=torch.int32), torch.tensor([5, 5], dtype=torch.int32)
+    found, newest = TextLookUp(1, 5, 2, CPU), torch.tensor([[3], [2]])
+    found.look_up(Batch(torch.tensor([1]), one, 0 * one, texts, lens, newest))
     assert found.matches.tolist() == [2]
     assert found.tokens.tolist() == [[3, 1]]

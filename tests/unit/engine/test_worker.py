@@ -3,23 +3,25 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from support.planner_world import profiled_costs
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
+from vllm_dflash.engine.message import DRAFTS
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.engine.reporting.watch import FIRST_LOOK
+from vllm_dflash.engine.v1 import v1_worker
+from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
-from vllm_dflash.engine.v2.nan_counter import NanCounter
+from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.v2_workers import GPUWorker, V2CPUWorker
-from vllm_dflash.engine.v2.worker_facts import FACTS, WorkerFacts
 from vllm_dflash.engine.worker import DraftingWorker
+from vllm_dflash.planning.step import Step
 
 
 def test_a_step_whose_first_half_failed_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +40,8 @@ def blocks_dropped(
     worker: Any = object.__new__(V1CPUWorker)
     dropped: list[int] = []
     worker.cache_config = SimpleNamespace(enable_prefix_caching=caches_prefixes)
-    worker.drafter = SimpleNamespace(drop_context=lambda blocks, _: dropped.extend(blocks))
+    backlog = SimpleNamespace(drop=lambda blocks, _: dropped.extend(blocks))
+    worker.drafter = SimpleNamespace(host=SimpleNamespace(backlog=backlog))
     rows = {name: row for row, name in enumerate(["ended", "other"])}
     worker.model_runner = SimpleNamespace(
         requests=known, input_batch=SimpleNamespace(req_id_to_index=rows)
@@ -64,6 +67,38 @@ def test_what_waits_for_a_prefix_that_can_be_found_again_is_kept(
     assert blocks_dropped(known, {"ended"}, caches_prefixes=caches_prefixes) == dropped
 
 
+@pytest.mark.parametrize(("lengths", "are_sent"), [([7, 0], True), ([0, 0], False)])
+def test_one_request_with_drafts_is_enough_to_send_them(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], are_sent: bool
+) -> None:
+    """To processes that the engine would not call for drafts."""
+    worker: Any = object.__new__(V1CPUWorker)
+    worker.vllm_config = None
+    step = Step(["a", "b"], np.ones(2, int), lengths=np.array(lengths))
+    worker.drafter = SimpleNamespace(step=step, end_step=lambda: None)
+    monkeypatch.setattr(v1_worker, "drafts_come_with_the_output", lambda _: True)
+    monkeypatch.setattr(worker, "take_draft_token_ids", lambda: "drafts")
+    output = worker.end_step(SimpleNamespace())
+    assert DRAFTS.on(output) == ("drafts" if are_sent else None)
+
+
+def test_what_ends_with_a_step_is_known_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the text away."""
+    worker: Any = object.__new__(DraftingWorker)
+    told: list[Any] = []
+    worker.drafter = object.__new__(PlannedProposer)
+    worker.drafter.host = SimpleNamespace(expect=lambda *what: told.append(what))
+    worker.drafter.runner = SimpleNamespace(input_batch=SimpleNamespace(token_ids_cpu="texts"))
+    monkeypatch.setattr(Worker, "execute_model", lambda self, step: told.append("runs"))
+    scheduled = SimpleNamespace(
+        finished_req_ids={"a"},
+        scheduled_new_reqs=[SimpleNamespace(req_id="b")],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids={"c"}),
+    )
+    worker.execute_model(scheduled)
+    assert told == [({"b", "c"}, {"a"}, "texts"), "runs"]
+
+
 def test_one_long_request_does_not_end_everybodys_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """On V1, vLLM looks at the longest of a batch."""
     for name in ("PlannedProposer", "DraftRejectionSampler"):
@@ -87,20 +122,20 @@ class Drafter:
     """Counts the steps that run; what it did before a user's first is not to be seen."""
 
     def __init__(self) -> None:
-        self.statistics, self.nan_counter = DraftStatistics(7), NanCounter(torch.device("cpu"))
+        self.statistics = DraftStatistics(7)
         self.sealed_with: list[int] = []
         self.warm = SimpleNamespace(seal=lambda: self.sealed_with.append(self.count()))
 
     def count(self) -> int:
-        return self.statistics.steps + self.nan_counter.total()
+        return self.statistics.steps + self.statistics.nan_drafts
 
     def before_capture(self, runner: Any) -> None:
         self.run(1)
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self.statistics.observe_uniform(7, 1)
-            self.nan_counter.observe(torch.tensor([0.0]), torch.tensor([True]))
+            self.statistics.observe_lengths(np.array([7]), could_draft=True)
+            self.statistics.nan_drafts += 1
 
     def clear_statistics(self) -> None:
         PlannedSpeculator.clear_statistics(self)  # type: ignore[arg-type]
@@ -108,7 +143,7 @@ class Drafter:
     def counted(self, output: Any) -> Any:
         return output
 
-    def collect_statistics(self, *, waits: bool = True) -> DraftStatistics:
+    def collect_statistics(self) -> DraftStatistics:
         return self.statistics
 
 
@@ -123,27 +158,23 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     worker.vllm_config = None
     worker.model_runner = SimpleNamespace()
     options = SimpleNamespace(is_planned=is_planned, drafter=SimpleNamespace(model="D"))
-    monkeypatch.setattr(DFlashOptions, "of", lambda _: options)
+    monkeypatch.setattr(Mode, "of", lambda _: options)
     output = SimpleNamespace(model_runner_output=SimpleNamespace())
     monkeypatch.setattr(Worker, "sample_tokens", lambda *_: output)
 
     def warm_up(self: Any) -> str:
-        for _ in range(2 * FIRST_LOOK):
-            self.drafter.run(1)
-            self.sample_tokens(None)
+        self.drafter.run(2)
+        self.sample_tokens(None)
         return "seconds"
 
     monkeypatch.setattr(Worker, "compile_or_warm_up_model", warm_up)
     monkeypatch.setattr(GPUWorker, "_plan_lengths", lambda self: self.drafter.run(5))
     assert worker.compile_or_warm_up_model() == "seconds"
     assert worker.drafter.sealed_with == [0]
-    watch, *log = worker._ticking
-    assert watch._steps_left == FIRST_LOOK
-    assert len(log) == is_planned
+    (watch,) = worker._ticking
+    assert not watch._warned_of_nan
     worker.drafter.run(3)
     assert worker.drafter.count() == 6
-    for each in log:
-        assert each._last["drafted"] == 0
 
 
 @pytest.mark.parametrize("kind", [V1CPUWorker, V2CPUWorker, GPUWorker])

@@ -12,8 +12,8 @@ from vllm import _custom_ops as ops
 
 from support.drafter_harness import ProposerHarness, Row
 from support.pairs import make_pair
+from support.reference_decoding import draft
 from vllm_dflash.model import context_projection
-from vllm_dflash.model.reference_decoding import draft
 
 SHAPES: dict[str, dict[str, Any]] = {
     "five-layers": {"num_hidden_layers": 5},

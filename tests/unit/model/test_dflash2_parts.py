@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from vllm.model_executor.models.qwen3_dflash2 import _grouped_conv, _score_edges
 
 from vllm_dflash.checkpoint.spec import DFlash2
-from vllm_dflash.model.candidate_selector import walk
-from vllm_dflash.model.grouped_convolution import convolve
+from vllm_dflash.model.dflash2_layers import convolve, walk
 from vllm_dflash.model.reference_dflash2 import ReferenceConvolution, ReferenceSelector
 
 HIDDEN = 12

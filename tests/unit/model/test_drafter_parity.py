@@ -8,7 +8,7 @@ import torch
 
 from support.drafter_harness import DrafterHarness, Harness, ProposerHarness, Row
 from support.pairs import Pair, dflash2_config, make_pair
-from vllm_dflash.model.reference_decoding import block_states
+from support.reference_decoding import block_states
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 SHAPES: dict[str, dict[str, Any]] = {

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from support.drafter_harness import DrafterHarness, Row
 from support.pairs import Pair, drafter_config, make_pair
+from support.reference_decoding import draft
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
-from vllm_dflash.model.reference_decoding import draft
 from vllm_dflash.model.vocabulary import check_ids
 
 SPEC = parse_config("drafts", drafter_config(draft_vocab_size=4))  # of 320 tokens

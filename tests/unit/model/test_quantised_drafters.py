@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from support.drafter_harness import ProposerHarness, Row
 from support.pairs import Pair, dflash2_config, make_pair
 from support.quantised import WAYS, quantise
+from support.reference_decoding import block_states
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.model.reference_decoding import block_states
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3": {},

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from support import drafter_harness
 from support.drafter_harness import DrafterHarness, Harness, Row
 from support.pairs import Pair, make_pair
-from vllm_dflash.model.reference_decoding import draft
+from support.reference_decoding import draft
+from vllm_dflash.engine.v1 import proposer
 
 pytestmark = pytest.mark.usefixtures("runner")
 OWN, OF_TARGET = 64, 256
@@ -48,7 +50,8 @@ def test_hazard_57964_no_position_is_read_behind_the_rotary_table(
     pair = make_pair(tmp_path, max_position_embeddings=OWN, **changes)
     harness = DrafterHarness(pair, max_model_len=OF_TARGET)
     assert all(len(table) >= OF_TARGET for table in tables(harness))
-    monkeypatch.setattr(type(harness.proposer), "length_limit", OF_TARGET, raising=False)
+    for place in (proposer, drafter_harness):
+        monkeypatch.setattr(place, "drafted_length", lambda _: OF_TARGET)
     # The second block ends at the target's last position.
     contexts = [features_of(pair, num_rows) for num_rows in (OWN + 5, OF_TARGET - 9)]
     drafts = harness.step([Row(i, rows, bonus=7) for i, rows in enumerate(contexts)])

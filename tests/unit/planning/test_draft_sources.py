@@ -17,7 +17,7 @@ from support.planner_world import (
     straight_costs,
 )
 from support.told_planner import ToldPlanner, decoding
-from vllm_dflash.engine.v1.length_policy import FixedLength
+from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.chances import AGREEMENT, TRUST, Chances, expect_texts, learn_texts
 from vllm_dflash.planning.costs import StepCosts

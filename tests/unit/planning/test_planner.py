@@ -18,7 +18,7 @@ from support.planner_world import (
     rate_of,
     step_of,
 )
-from vllm_dflash.engine.v1.length_policy import FixedLength
+from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
@@ -152,7 +152,7 @@ def test_planning_never_sees_a_token() -> None:
 
 def test_planning_imports_neither_vllm_nor_torch() -> None:
     code = (
-        "import sys, vllm_dflash.engine.v1.length_policy;"
+        "import sys, vllm_dflash.planning.planner;"
         "sys.exit(any(name.split('.')[0] in ('vllm', 'torch') for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

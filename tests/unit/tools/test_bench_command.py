@@ -63,7 +63,7 @@ def bench(tmp_path: Path, *arguments: str) -> int:
         ([*NOT_WIDENED, "--context", "--concurrency", "65"], "raise --max-num-seqs"),
         ([*NOT_WIDENED, "--prompts", "nothing.jsonl"], "pass another --prompts"),
         ([*NOT_WIDENED, "--max-num-seqs", "31"], "raise --max-num-seqs"),
-        ([*NOT_WIDENED, "--load", "poisson", "--max-num-seqs", "15"], "raise --max-num-seqs"),
+        ([*NOT_WIDENED, "--load", "swing", "--max-num-seqs", "31"], "raise --max-num-seqs"),
         (
             [*NOT_WIDENED, "--load", "swing", "--phases", "1", "--where", "--max-num-seqs", "31"],
             "raise --max-num-seqs",
@@ -193,7 +193,7 @@ def test_workers_are_timed_only_to_find_out_where_the_time_goes(
     tmp_path: Path, comparisons: list[Comparison], asked: bool
 ) -> None:
     assert bench(tmp_path, *NOT_WIDENED, *["--where"] * asked) == 0
-    assert comparisons[0].where == asked
+    assert comparisons[0].workload.where == asked
     assert comparisons[0].engines.arguments.get("worker_extension_cls") == (
         TIMED if asked else None
     )

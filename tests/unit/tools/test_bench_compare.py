@@ -12,13 +12,12 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from vllm_dflash.tools.bench import sides
-from vllm_dflash.tools.bench.bench_plan import CLOSED, POISSON, SWING, Workload, plan_round
+from vllm_dflash.tools.bench.bench_plan import CLOSED, SWING, Workload, plan_round
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.comparison import Comparison
-from vllm_dflash.tools.bench.side_engines import SideEngines
-from vllm_dflash.tools.bench.sides import make_sides
+from vllm_dflash.tools.bench.sides import SideEngines, make_sides
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
-from vllm_dflash.tools.progress import Lines, Progress, Silent
+from vllm_dflash.tools.progress import Progress
 
 Asked = tuple[str, str, dict[str, Any]]
 
@@ -80,15 +79,14 @@ def comparison(
     where: bool = False,
     contexts: tuple[int, ...] = (),
 ) -> Comparison:
-    phases, rates = (1, 8), (0.5,)
-    workload = Workload(loads, (1, 4), phases, rates, tokens=10, seconds=2.0, contexts=contexts)
-    record = Record(
-        describe(["bench"], "a pair", {}, workload), make_sides("drafter", [3], []), rounds
+    workload = Workload(
+        loads, (1, 4), phases=(1, 8), tokens=10, seconds=2.0, contexts=contexts, where=where
     )
+    record = Record(describe(["bench"], "a pair", {}, workload), make_sides("drafter", [3]), rounds)
     prompts = [f"prompt {number}" for number in range(20)]
-    progress = progress or Silent()
-    engines = SideEngines({"model": "target"}, at_once, out / "logs", progress)
-    return Comparison(record, workload, prompts, engines, 1, out, progress, tuned, where)
+    engines = SideEngines({"model": "target"}, at_once, out / "logs")
+    progress = progress or Progress()
+    return Comparison(record, workload, prompts, engines, out, progress, tune_schedule=tuned)
 
 
 def of(asked: list[Asked], question: str) -> list[Asked]:
@@ -176,12 +174,12 @@ def test_says_what_it_is_going_to_do(
     assert said in one.announcement()
 
 
-@pytest.mark.parametrize("loads", [[CLOSED, SWING], [SWING], [POISSON]])
+@pytest.mark.parametrize("loads", [[CLOSED, SWING], [SWING]])
 def test_seconds_of_a_round(tmp_path: Path, loads: list[str]) -> None:
     """What is announced of windows and phases is what a round asks of an engine."""
     one = comparison(tmp_path, *loads).workload
-    plan = plan_round(one, ["prompt"], 0, {1: 50.0, 8: 200.0, 16: 300.0})
-    windows = [3 if m.load == POISSON else len(m.arguments.get("phases", "1")) for m in plan]
+    plan = plan_round(one, ["prompt"], 0, {1: 50.0, 8: 200.0})
+    windows = [len(m.arguments.get("phases", "1")) for m in plan]
     assert sum(windows) * one.seconds == one.seconds_of_round
 
 
@@ -216,13 +214,13 @@ def test_engines_start_side_by_side(
     monkeypatch.setattr(instant, "receive", watched_receive)
     one = comparison(tmp_path, CLOSED, at_once=at_once)
     with one.engines:
-        one.engines.start(one.record.sides)
+        one.engines.start(one.record.sides, Progress())
     assert " ".join(seen) == order
 
 
 def test_what_goes_on_is_told_and_how_ours_stands(tmp_path: Path, asked: list[Asked]) -> None:
     file = StringIO()
-    comparison(tmp_path, CLOSED, rounds=2, progress=Lines(file)).run()
+    comparison(tmp_path, CLOSED, rounds=2, progress=Progress(file)).run()
     told = file.getvalue()
     assert "starting the engines: 3 engines\nup after 0 s: ours\n" in told
     first, second = told.split("round 1 of 2: 6 measurements")[1].split("round 2 of 2: 6")
@@ -247,7 +245,7 @@ def test_where_the_time_goes_is_asked_after_all_rounds(tmp_path: Path, asked: li
 
 def test_contexts_are_measured_where_there_is_room(tmp_path: Path, asked: list[Asked]) -> None:
     file = StringIO()
-    one = comparison(tmp_path, rounds=2, contexts=(100, 800), progress=Lines(file), where=True)
+    one = comparison(tmp_path, rounds=2, contexts=(100, 800), progress=Progress(file), where=True)
     words = one.announcement()
     one.run()
     settings = [("context, 1 at a time", 100), ("context, 1 at a time", 800)]

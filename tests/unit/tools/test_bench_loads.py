@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -14,20 +13,16 @@ import pytest
 from vllm_dflash.tools.bench.bench_plan import (
     CLOSED,
     MIXED,
-    POISSON,
     SWING,
     Workload,
     plan_contexts,
     plan_round,
-    plan_where,
 )
 from vllm_dflash.tools.bench.bench_prompts import easy_and_hard, long_texts
 from vllm_dflash.tools.loads import (
     measure_closed,
     measure_decoding,
-    measure_poisson,
     measure_swing,
-    poisson_arrivals,
 )
 from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
 
@@ -47,7 +42,6 @@ class FakeEngine(SteppedEngine):
     """In flight during each step."""
     aborted: list[str] = field(default_factory=list)
     emitted: list[tuple[float, int]] = field(default_factory=list)
-    slept: list[float] = field(default_factory=list)
 
     def add(
         self,
@@ -86,11 +80,6 @@ class FakeEngine(SteppedEngine):
 
     def now(self) -> float:
         return self.time
-
-    def sleep(self, seconds: float) -> None:
-        assert seconds > 0
-        self.time += seconds
-        self.slept.append(seconds)
 
 
 @dataclass
@@ -194,58 +183,6 @@ class TestSwing:
         assert result["tokens_per_second"] == pytest.approx([40 / 28, 5 / 11])
 
 
-class TestPoisson:
-    def test_no_request_is_added_before_it_arrives_nor_later_than_the_step_allows(self) -> None:
-        arrivals = poisson_arrivals(rate=0.02, count=40, seed="a")
-        engine = FakeEngine()
-        added: dict[str, float] = {}
-        original = engine.add
-
-        def add(request_id: str, *arguments: Any, **sampling: Any) -> None:
-            added[request_id] = engine.time - 100
-            original(request_id, *arguments, **sampling)
-
-        engine.add = add
-        measure_poisson(engine, prompts=PROMPTS, arrivals=arrivals, tokens=8)
-        longest_step = 10 + max(engine.concurrency)
-        assert len(added) == 40
-        for number, arrival in enumerate(arrivals):
-            assert arrival <= added[str(number)] + 1e-9
-            assert added[str(number)] <= arrival + longest_step
-
-    def test_sleeps_until_the_next_arrival_when_idle(self) -> None:
-        engine = FakeEngine()
-        result = measure_poisson(engine, prompts=PROMPTS, arrivals=[0, 500], tokens=2)
-        assert engine.slept == [500 - 22]
-        assert result["to_first_token"] == [11, 11]
-        assert result["to_last_token"] == [22, 22]
-        assert result["makespan"] == 522
-
-    def test_waiting_for_a_running_step_is_part_of_the_latency(self) -> None:
-        engine = FakeEngine()
-        result = measure_poisson(engine, prompts=PROMPTS, arrivals=[0, 1], tokens=2)
-        # The second arrives during the first's first step (11 s) and shares the next (12 s).
-        assert result["to_first_token"] == [11, 22]
-        assert result["to_last_token"] == [23, 33]
-
-    def test_requests_are_as_long_as_asked_for(self) -> None:
-        engine = FakeEngine(tokens_per_step=3)
-        arrivals = poisson_arrivals(rate=1.0, count=10, seed="b")
-        measure_poisson(engine, prompts=PROMPTS, arrivals=arrivals, tokens=7)
-        assert sum(tokens for _, tokens in engine.emitted) == 70
-        assert engine.added == [(prompt, 7) for prompt in PROMPTS[:10]]
-
-    def test_arrivals_are_a_poisson_process(self) -> None:
-        arrivals = poisson_arrivals(rate=4.0, count=4_000, seed="c")
-        gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
-        mean = sum(gaps) / len(gaps)
-        variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
-        assert arrivals[0] == 0
-        assert mean == pytest.approx(1 / 4, rel=0.1)
-        assert variance == pytest.approx(1 / 16, rel=0.2)
-        assert arrivals == poisson_arrivals(rate=4.0, count=4_000, seed="c")
-
-
 @dataclass
 class RoomForTwo(FakeEngine):
     """More requests wait until one of these is done."""
@@ -328,22 +265,19 @@ class TestDecoding:
 
 
 def workload(*loads: str) -> Workload:
-    return Workload(
-        loads, concurrency=(1, 4), phases=(1, 8), rates=(0.5, 2.0), tokens=10, seconds=2.0
-    )
+    return Workload(loads, concurrency=(1, 4), phases=(1, 8), tokens=10, seconds=2.0)
 
 
-RATES = {1: 50.0, 8: 200.0, 16: 300.0}
+RATES = {1: 50.0, 8: 200.0}
 
 
 class TestPlan:
     def test_rounds_differ_and_are_the_same_every_time(self) -> None:
-        load = workload(CLOSED, POISSON)
+        load = workload(CLOSED, SWING)
         first, again, second = (plan_round(load, PROMPTS, number, RATES) for number in (0, 0, 1))
         assert first == again
         for one, other in zip(first, second, strict=True):
             assert one.arguments["prompts"] != other.arguments["prompts"]
-            assert "arrivals" not in one.arguments or one.arguments != other.arguments
 
     def test_closed_measures_each_concurrency(self) -> None:
         plan = plan_round(workload(CLOSED), PROMPTS, 0, {})
@@ -366,25 +300,14 @@ class TestPlan:
         (swing,) = plan_round(workload(SWING), PROMPTS, 0, RATES)
         assert swing.arguments["phases"] == [(1, 100), (8, 400)]
 
-    def test_arrivals_are_a_fraction_of_what_plain_decoding_can_serve(self) -> None:
-        slow, fast = plan_round(workload(POISSON), PROMPTS, 0, RATES)
-        # 300 tokens/s serve 30 requests of 10 tokens a second.
-        assert len(slow.arguments["arrivals"]) == 0.5 * 30 * 6
-        assert len(fast.arguments["arrivals"]) == 2 * 30 * 6
-        assert slow.arguments["arrivals"][-1] == pytest.approx(6, rel=0.4)
-
     def test_calibrates_only_what_is_needed(self) -> None:
         assert workload(CLOSED, MIXED).calibrated == []
         assert workload(SWING).calibrated == [1, 8]
-        assert workload(POISSON).calibrated == [16]
         assert workload(SWING).highest_concurrency == 8
         assert workload(CLOSED).highest_concurrency == 4
-
-    def test_where_is_asked_at_each_concurrency_whatever_was_measured(self) -> None:
-        for load in (CLOSED, SWING):
-            plan = plan_where(workload(load), PROMPTS, [])
-            assert [(one.question, one.setting) for one in plan] == [("where", 1), ("where", 4)]
-            assert [one.arguments["concurrency"] for one in plan] == [1, 4]
+        for where in (False, True):
+            wide = replace(workload(SWING), concurrency=(64,), where=where)
+            assert wide.highest_concurrency == (64 if where else 8)
 
     def test_a_context_is_measured_from_several_ends(self) -> None:
         contexts = replace(workload(), contexts=(1024, 64))

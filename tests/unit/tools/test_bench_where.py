@@ -71,7 +71,7 @@ def test_tables() -> None:
 
 
 def record_of(where: list[dict[str, Any]]) -> Record:
-    workload = Workload((CLOSED,), (1, 4), phases=(), rates=(), tokens=8, seconds=1.0)
+    workload = Workload((CLOSED,), (1, 4), phases=(), tokens=8, seconds=1.0)
     sides = make_sides("drafter", [3], [])
     record = Record(describe(["bench"], "a pair", {}, workload), sides, rounds=1)
     record.finish_round(

@@ -34,7 +34,7 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 def by_step(engine: Playback, tokens: int) -> list[list[str]]:
-    return write_by_step(engine, decode, prompt=[1, 2], tokens=tokens)  # type: ignore[arg-type]
+    return write_by_step(engine, decode, [1, 2], tokens)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tokens", [4, 5])

@@ -13,9 +13,8 @@ from rich.console import Console
 from support.fake_time import FakeTime
 from vllm_dflash.tools import progress
 from vllm_dflash.tools.console import print_report
-from vllm_dflash.tools.inspect.inspect_command import print_inspection
-from vllm_dflash.tools.inspect.inspection import Inspection, TargetFacts
-from vllm_dflash.tools.progress import Bars, Lines
+from vllm_dflash.tools.inspect.inspection import Inspection, TargetFacts, make_tables
+from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.tables import Table
 
 NUMBERS = Table("a title longer than the table", ["a", "b"], [["1", "2"]])
@@ -59,10 +58,10 @@ def test_tables_where_a_person_looks(
 ) -> None:
     target = TargetFacts("[red]t[/red]", "A", 1, 2, 3, "bfloat16", 4, None, None)
     found = Inspection("d", "t", target=target)
-    print_inspection(found)
+    print_report(make_tables(found))
     piped = capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    print_inspection(found)
+    print_report(make_tables(found))
     seen = capsys.readouterr().out
     assert "│" not in piped
     assert "│" in seen
@@ -81,7 +80,7 @@ def test_a_pipe_gets_no_escape_codes_whatever_is_asked_for(
 
 def test_progress_in_a_log() -> None:
     file = StringIO()
-    with Lines(file).stage("measuring", 12.5) as tell:
+    with Progress(file).stage("measuring", 12.5) as tell:
         tell(3.0, "round 1")
     assert re.fullmatch(r"measuring: 12.5 s\nmeasuring: 0\.\d s\n", file.getvalue())
 
@@ -98,7 +97,7 @@ def test_a_log_hears_of_a_long_stage_four_times_a_minute(
 ) -> None:
     clock, file = FakeTime(), StringIO()
     monkeypatch.setattr(progress, "time", clock)
-    with Lines(file).stage("measuring", total, unit) as tell:
+    with Progress(file).stage("measuring", total, unit) as tell:
         for _ in range(31):
             clock.now += 1
             tell(3.0, "round 1")
@@ -112,10 +111,10 @@ def test_progress_on_a_terminal(total: int | None) -> None:
             return True
 
     file = Terminal()
-    bars = Bars(file)
-    with bars.stage("writing", total, "texts") as tell:
+    one = Progress(file)
+    with one.stage("writing", total, "texts") as tell:
         tell(3, "[red]now")
-        bars.say("[red]so far")
+        one.say("[red]so far")
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
     assert "[red]so far" in shown
     assert "writing: [red]now" in shown

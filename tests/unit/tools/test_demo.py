@@ -15,13 +15,12 @@ from vllm_dflash.tools.bench import sides
 from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.console import INTERRUPTED
 from vllm_dflash.tools.demo import demonstration
-from vllm_dflash.tools.demo.demo_report import show
-from vllm_dflash.tools.demo.demonstration import Demonstration, Written, demonstrate
+from vllm_dflash.tools.demo.demonstration import Demonstration, Written, demonstrate, show
 from vllm_dflash.tools.engine_process import EngineDied
-from vllm_dflash.tools.progress import Silent
+from vllm_dflash.tools.progress import Progress
 
 PAIR = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
-SIDES = make_sides("drafter", [3], [])
+SIDES = make_sides("drafter", [3])
 STEPS = [["b"], ["c", "[d]", "e"]]
 
 
@@ -41,9 +40,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Demonstrations that were asked for."""
     calls: list[dict[str, Any]] = []
 
-    def answer(target: str, sides: Any, prompts: Any, tokens: int, **named: Any) -> Demonstration:
-        calls.append({"target": target, "sides": sides, "prompts": prompts, **named})
-        named["logs"].mkdir(parents=True)
+    def answer(engine: Any, sides: Any, prompts: Any, tokens: int, progress: Any) -> Demonstration:
+        calls.append({**engine, "sides": sides, "prompts": prompts})
+        engine["logs"].mkdir(parents=True)
         return found()
 
     monkeypatch.setattr(demonstration, "demonstrate", answer)
@@ -97,7 +96,7 @@ def test_a_users_pair_brings_its_own_dtype_and_needs_no_prompts(
     target.symlink_to(DEMO / "target")
     assert demo(tmp_path, "--target", str(target), *PAIR[2:], "--", "--max-num-seqs=4") == 0
     (call,) = asked
-    assert call["target"] == str(target)
+    assert call["model"] == str(target)
     assert call["dtype"] == "auto"
     assert call["flags"][-1] == "--max-num-seqs=4"  # after ours, so it holds
     assert "--enforce-eager" not in call["flags"]
@@ -114,7 +113,7 @@ def test_the_demo_pair_is_widened_and_runs_in_float32(
     monkeypatch.setattr(bench_pair, "widened_demo", lambda demo, out: wide)
     assert demo(tmp_path, "--native-k", "3") == 0
     (call,) = asked
-    assert (call["target"], call["dtype"]) == ("wide target", "float32")
+    assert (call["model"], call["dtype"]) == ("wide target", "float32")
     assert "--enforce-eager" in call["flags"]  # it starts sooner
     assert [side.name for side in call["sides"]] == ["plain", "native K=3", "ours"]
 
@@ -126,11 +125,8 @@ def test_the_demo_pair_is_widened_and_runs_in_float32(
 def test_only_float32_texts_must_be_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, differs: bool, code: int
 ) -> None:
-    def answer(*arguments: Any, logs: Path, **named: Any) -> Demonstration:
-        logs.mkdir(parents=True)
-        return found(dtype, differs=differs)
-
-    monkeypatch.setattr(demonstration, "demonstrate", answer)
+    written = found(dtype, differs=differs)
+    monkeypatch.setattr(demonstration, "demonstrate", lambda *arguments: written)
     assert demo(tmp_path, *PAIR) == code
 
 
@@ -143,7 +139,7 @@ def test_what_ends_it(
     log = tmp_path / "log"
     log.write_text("it broke")
 
-    def fail(*arguments: Any, **named: Any) -> None:
+    def fail(*arguments: Any) -> None:
         raise EngineDied(log) if error == "death" else error
 
     monkeypatch.setattr(demonstration, "demonstrate", fail)
@@ -182,15 +178,14 @@ def test_differences_are_explained_where_rounding_explains_them(dtype: str, said
 
 
 class InstantProcess:
-    """Each text is 10 tokens, which take as many steps as the side's draft length allows."""
+    """Writes each text at once: its prompt's length, over and over."""
 
     started: list[tuple[str, dict[str, Any]]]
 
     def __init__(self, log: Path, *, environment: dict[str, str], **arguments: Any) -> None:
         self.started.append((environment["VLLM_PLUGINS"], arguments))
         self.answers = self
-        self.submitted: list[tuple[int, int]] = []
-        self.steps = 0
+        self.asked: list[tuple[int, int]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -200,22 +195,14 @@ class InstantProcess:
     def facts(self) -> dict[str, str]:
         return {"dtype": "float32"}
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        return [[len(text)] for text in texts]
+    def generate(self, prompts: list[str], tokens: int, concurrency: int) -> dict[str, Any]:
+        self.asked.append((len(prompts), concurrency))
+        counts = {"drafts": 5.0, "draft_tokens": 35.0, "accepted_tokens": 5.0}
+        texts = [[len(prompt)] * tokens for prompt in prompts]
+        return {"token_ids": texts, "tokens_per_second": 7.0, "counts": counts}
 
-    def counts(self) -> dict[str, float]:
-        return {"drafts": self.steps, "draft_tokens": 7 * self.steps, "accepted_tokens": self.steps}
-
-    def submit(self, requests: list[Any], concurrency: int) -> None:
-        self.submitted.append((len(requests), concurrency))
-        self.requests = requests
-
-    def advance(self, seconds: float) -> list[tuple[int, list[int], None]]:
-        self.steps += 5 * len(self.requests)
-        return [(number, [number] * 10, None) for number in range(len(self.requests))]
-
-    def by_step(self, prompt: list[int], tokens: int) -> list[list[str]]:
-        return [[str(prompt), str(tokens)]]
+    def by_step(self, prompt: str, tokens: int) -> list[list[str]]:
+        return [[prompt, str(tokens)]]
 
 
 def test_every_side_writes_the_same_texts_and_ours_starts_first(
@@ -231,9 +218,8 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
 
     monkeypatch.setattr(sides, "EngineProcess", Kept)
     prompts = ["p" * length for length in range(1, 21)]
-    one = demonstrate(
-        "target", SIDES, prompts, 10, dtype="auto", flags=[], logs=tmp_path, progress=Silent()
-    )
+    engine = {"model": "target", "logs": tmp_path}
+    one = demonstrate(engine, SIDES, prompts, 10, Progress())
     assert [plugins for plugins, _ in InstantProcess.started] == ["dflash", "", ""]
     configs = [arguments["speculative_config"] for _, arguments in InstantProcess.started]
     assert [config and config.get("num_speculative_tokens") for config in configs] == [
@@ -241,11 +227,11 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
         None,
         3,
     ]
-    assert all(process.submitted == [(3, 1), (6, 1), (16, 8), (16, 8)] for process in processes)
+    assert all(process.asked == [(3, 1), (6, 1), (16, 8), (16, 8)] for process in processes)
     assert one.dtype == "float32"
     assert one.all_identical
     assert list(one.levels) == [1, 8]
     assert {
         name: written.acceptance_length for name, written in one.levels[8].items()
     } == dict.fromkeys(("ours", "plain", "native K=3"), 2.0)
-    assert one.by_step == [("p", [["[1]", "10"]]), ("pp", [["[2]", "10"]])]
+    assert one.by_step == [("p", [["p", "10"]]), ("pp", [["pp", "10"]])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -23,7 +22,6 @@ from vllm_dflash.checkpoint.pairing import PairingTarget, pair_faults
 from vllm_dflash.checkpoint.read import parse_config, read_drafter
 from vllm_dflash.checkpoint.tensors import expected_tensors
 from vllm_dflash.tools.inspect.inspection import Fault
-from vllm_dflash.tools.inspect.target import EngineOptions
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +87,7 @@ def test_every_fault_of_a_pair_is_named(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_ranks_that_the_target_cannot_have(pair: Pair) -> None:
-    asked = dataclasses.replace(SMALL, tensor_parallel_size=3)
+    asked = {**SMALL, "tensor_parallel_size": 3}
     found = inspect(pair.drafter, pair.target, asked)
     assert found.exit_code == 1
     assert {fault.kind for fault in found.faults} == {"parallel"}
@@ -253,7 +251,7 @@ def test_a_large_pair_without_reading_a_weight(tmp_path: Path) -> None:
     ).save_pretrained(target)
     inspect(DEMO / "drafter", DEMO / "target")  # so that libraries are in memory
     before = peak_memory(reset=True)
-    found = inspect(drafter, target, EngineOptions(), kv_cache_memory=16 << 30)
+    found = inspect(drafter, target, {}, kv_cache_memory=16 << 30)
     assert peak_memory() - before < 100 << 20
     assert found.exit_code == 0
     assert found.tensors is not None

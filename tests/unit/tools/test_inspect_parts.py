@@ -9,8 +9,8 @@ import pytest
 from support.pairs import drafter_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.tools.inspect.inspect_command import parse_size
-from vllm_dflash.tools.inspect.inspect_report import layer_ranges
-from vllm_dflash.tools.inspect.loaded_weights import loaded_weights
+from vllm_dflash.tools.inspect.inspection import layer_ranges
+from vllm_dflash.tools.inspect.memory import loaded_weights
 
 
 @pytest.mark.parametrize(

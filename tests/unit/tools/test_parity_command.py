@@ -14,8 +14,7 @@ from vllm_dflash.tools import cli
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
 from vllm_dflash.tools.parity import check
 from vllm_dflash.tools.parity.parity_command import DIFFERS, EQUAL
-from vllm_dflash.tools.parity.parity_report import Acceptance, ParityReport
-from vllm_dflash.tools.parity.stages import HINTS, Place, Stage
+from vllm_dflash.tools.parity.parity_report import HINTS, Acceptance, ParityReport, Stage
 
 PAIR = [str(DEMO / "drafter"), "--target", str(DEMO / "target")]
 
@@ -34,11 +33,11 @@ def report(*stages: Stage, **changes: Any) -> ParityReport:
     return ParityReport(**fields | changes)
 
 
-CLEAN = report(Stage("tap of layer 1", 2e-6, 1e-6, Place(0, 0)))
+CLEAN = report(Stage("tap of layer 1", 2e-6, 1e-6, 0, 0))
 FAULTY = report(
-    Stage("tap of layer 1", 1e-6, 1e-6, Place(0, 0)),
-    Stage("embedding", 0.5, 0.5, Place(1, 2)),
-    Stage("layer 0", float("inf"), 1e-6, Place(0, 0)),
+    Stage("tap of layer 1", 1e-6, 1e-6, 0, 0),
+    Stage("embedding", 0.5, 0.5, 1, 2),
+    Stage("layer 0", float("inf"), 1e-6, 0, 0),
 )
 
 

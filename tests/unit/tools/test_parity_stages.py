@@ -13,11 +13,10 @@ import torch
 from support.pairs import Pair, make_pair
 from support.simulated_engine import oracle_of, simulate, write
 from vllm_dflash.model.reference import ReferenceDrafter
-from vllm_dflash.tools.parity.check import EngineSide, compare
+from vllm_dflash.tools.parity.compare_recordings import compare, gap_to_best, relative_error
 from vllm_dflash.tools.parity.oracle import Oracle
 from vllm_dflash.tools.parity.parity_report import ParityReport
-from vllm_dflash.tools.parity.recording import DraftStep, RecordedRequest, Recording
-from vllm_dflash.tools.parity.stages import Place, gap_to_best, relative_error
+from vllm_dflash.tools.parity.recorder import DraftStep, Recording
 
 PROMPT_LENGTH, NEW_TOKENS = 40, 12
 MIXED: dict[str, Any] = {
@@ -36,24 +35,34 @@ def ids(pair: Pair) -> list[int]:
     return write(oracle_of(pair), [3 * i % 300 for i in range(PROMPT_LENGTH)], NEW_TOKENS)
 
 
-def report_on(pair: Pair, request: RecordedRequest) -> ParityReport:
-    return compare(EngineSide([request], "v1", 0), oracle_of(pair))
+def report_on(pair: Pair, recording: Recording) -> ParityReport:
+    return compare([recording], oracle_of(pair))
 
 
 @pytest.fixture
-def request_(pair: Pair, ids: list[int], tmp_path: Path) -> RecordedRequest:
+def recording(pair: Pair, ids: list[int], tmp_path: Path) -> Recording:
     """What a faultless engine records, as it comes from a file."""
-    request = simulate(oracle_of(pair), ids, PROMPT_LENGTH)
-    request.recording.save(tmp_path / "recording")
-    return replace(request, recording=Recording.load(tmp_path / "recording"))
+    written = dict(vars(simulate(oracle_of(pair), ids, PROMPT_LENGTH)))
+    asked = {name: written.pop(name) for name in ("token_ids", "prompt_length")}
+    steps = [vars(step) for step in written["steps"]]
+    torch.save({**written, "steps": steps}, tmp_path / "recording")
+    return Recording.load(tmp_path / "recording", **asked)
 
 
-def test_a_faultless_engine(pair: Pair, request_: RecordedRequest) -> None:
-    report = report_on(pair, request_)
+def test_a_faultless_engine(pair: Pair, recording: Recording) -> None:
+    report = report_on(pair, recording)
     assert report.is_equal
     assert report.culprit is report.cause is None
     assert len(report.acceptance[0].engine) > 3
-    assert max(stage.worst for stage in report.stages) < 1e-5
+    assert max(max(stage.alone, stage.end_to_end) for stage in report.stages) < 1e-5
+
+
+def test_drafts_that_were_thrown_away_are_a_difference(pair: Pair, recording: Recording) -> None:
+    """Nothing of them is recorded but how many there were, of all prompts together."""
+    lossy = [replace(recording, nan_drafts=count) for count in (2, 3)]
+    report = compare(lossy, oracle_of(pair))
+    assert (report.nan_drafts, report.culprit, report.is_equal) == (5, None, False)
+    assert "not finite" in str(report.cause)
 
 
 def spoil_context(recording: Recording, step: DraftStep) -> None:
@@ -118,15 +127,15 @@ def spoil_tap(recording: Recording, step: DraftStep) -> None:
 )
 def test_a_spoilt_value_is_found(
     pair: Pair,
-    request_: RecordedRequest,
+    recording: Recording,
     spoil: Callable[[Recording, DraftStep], None],
     culprit: str,
     cause: str,
 ) -> None:
-    spoil(request_.recording, request_.recording.steps[1])
-    report = report_on(pair, request_)
+    spoil(recording, recording.steps[1])
+    report = report_on(pair, recording)
     first = next(stage for stage in report.stages if stage.name == culprit)
-    assert first.place == Place(0, 0 if "context" in culprit or "tap" in culprit else 1)
+    assert (first.prompt, first.step) == (0, 0 if "context" in culprit or "tap" in culprit else 1)
     assert (report.culprit, report.is_equal) == (culprit, False)
     assert report.cause is not None
     assert cause in report.cause
@@ -138,20 +147,19 @@ def test_a_spoilt_value_is_found(
 )
 def test_no_tolerance_excuses_a_wrong_row(
     pair: Pair,
-    request_: RecordedRequest,
+    recording: Recording,
     spoil: Callable[[Recording, DraftStep], None],
     culprit: str,
 ) -> None:
     """As wide as in bfloat16, and wider: what is right or wrong was not rounded."""
-    spoil(request_.recording, request_.recording.steps[1])
-    side = EngineSide([request_], "v1", 0)
-    report = compare(side, oracle_of(pair), tolerance=0.5)
+    spoil(recording, recording.steps[1])
+    report = compare([recording], oracle_of(pair), tolerance=0.5)
     assert (report.culprit, report.is_equal) == (culprit, False)
 
 
-def test_a_verification_of_other_drafts(pair: Pair, request_: RecordedRequest) -> None:
-    request_.recording.steps[-1].num_accepted += 1
-    report = report_on(pair, request_)
+def test_a_verification_of_other_drafts(pair: Pair, recording: Recording) -> None:
+    recording.steps[-1].num_accepted += 1
+    report = report_on(pair, recording)
     assert (report.culprit, report.is_equal) == ("acceptance", False)
 
 
@@ -162,7 +170,7 @@ def test_a_target_that_writes_something_else(pair: Pair, ids: list[int]) -> None
 
 
 def first_tap(drafter: ReferenceDrafter) -> None:
-    drafter.spec = replace(drafter.spec, taps=(1, 2))
+    drafter.spec = drafter.spec.model_copy(update={"taps": (1, 2)})
 
 
 def rope_layout(drafter: ReferenceDrafter) -> None:
@@ -172,11 +180,11 @@ def rope_layout(drafter: ReferenceDrafter) -> None:
 
 
 def no_window(drafter: ReferenceDrafter) -> None:
-    drafter.spec = replace(drafter.spec, windows=(None, None))
+    drafter.spec = drafter.spec.model_copy(update={"windows": (None, None)})
 
 
 def causal(drafter: ReferenceDrafter) -> None:
-    drafter.spec = replace(drafter.spec, causal=(True, True))
+    drafter.spec = drafter.spec.model_copy(update={"causal": (True, True)})
 
 
 def k_norm(drafter: ReferenceDrafter) -> None:

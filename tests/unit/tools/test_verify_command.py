@@ -12,16 +12,15 @@ from support import DEMO
 from support.engines import FIXED, TARGET
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
+from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineDied
-from vllm_dflash.tools.engine_start import start
-from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.prompts import BUILT_IN, default_prompts, read_prompts
 from vllm_dflash.tools.verify import verify_command as command
-from vllm_dflash.tools.verify.gate_prompts import BUILT_IN, default_prompts
-from vllm_dflash.tools.verify.gate_sides import other_plugins
-from vllm_dflash.tools.verify.verification import Drafting, Level, Verification
+from vllm_dflash.tools.verify.verification import Level, Verification
+from vllm_dflash.tools.verify.verify_command import other_plugins
 
 PAIR = ["--target", str(TARGET), "--speculative-config", json.dumps(FIXED)]
-LOSSLESS = (Level(1, Drafting(9, 3.0), ((),)),)
+LOSSLESS = (Level.of(1, 9, 3.0, ((),)),)
 ABOUT = {"prompts": 1, "tokens": 5, "dtype": "bfloat16", "drafter": "somebody"}
 
 
@@ -43,7 +42,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     [
         (["--target", "x"], "--speculative-config"),
         (["--target", "x", "--speculative-config", "{"], "not JSON"),
-        (["--target", "x", "--speculative-config", "{}"], "expected an object"),
         ([*PAIR, "--concurrency", "0"], "no positive whole number"),
         ([*PAIR, "--tokens", "ten"], "ten is no positive whole number"),
         ([*PAIR, "--tie", "-0.1"], "no number from 0 on"),
@@ -83,8 +81,16 @@ def test_prompts_of_both_kinds(tmp_path: Path) -> None:
 
 def test_default_prompts() -> None:
     held_out = read_prompts(DEMO / "held_out.jsonl")
-    assert default_prompts(str(TARGET)) == [*held_out, *BUILT_IN]
-    assert default_prompts("somewhere/else") == BUILT_IN
+    built_in = read_prompts(BUILT_IN)
+    assert len(built_in) == 16
+    assert default_prompts(str(TARGET)) == [*held_out, *built_in]
+    assert default_prompts("somewhere/else") == built_in
+
+
+def test_an_empty_speculative_config(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both engines would be plain decoding's."""
+    assert cli.main(["verify", "--target", "x", "--speculative-config", "{}"]) == COULD_NOT_RUN
+    assert "the speculative config is empty" in capsys.readouterr().err
 
 
 def test_arguments_arrive(asked: list[Any]) -> None:
@@ -166,5 +172,5 @@ def test_plain_decoding_keeps_the_plugins_of_others(monkeypatch: pytest.MonkeyPa
 )
 def test_flags_that_are_not_taken(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     with pytest.raises(SystemExit):
-        start(str(TARGET), flags=flags)
+        EngineAnswers.start(str(TARGET), flags=flags)
     assert ("--max-modle-len" if "512" in flags else "after --") in capsys.readouterr().err

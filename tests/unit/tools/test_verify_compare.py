@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_dflash.tools.engine_answers import Finished, Request
 from vllm_dflash.tools.verify.divergence import (
     FIRST_PIECE,
-    Answer,
     Divergence,
-    Question,
     Text,
     Tokens,
     compare_all,
@@ -28,7 +27,7 @@ class Plain:
     """Plain decoding by a rule that depends on all tokens so far; says what it was asked."""
 
     def __init__(self) -> None:
-        self.rounds: list[list[Question]] = []
+        self.rounds: list[list[Request]] = []
 
     def logprobs(self, tokens: Tokens) -> list[float]:
         # A stop token is best rarely, and every other token somewhere.
@@ -54,14 +53,15 @@ class Plain:
             text += (choose(prompt + text),)
         return text
 
-    def ask(self, questions: list[Question]) -> Sequence[Answer]:
-        self.rounds.append(questions)
+    def ask(self, requests: list[Request]) -> Sequence[Finished]:
+        self.rounds.append(requests)
         return [
-            Answer(
-                math.nan if one.token is None else self.regret(one.prefix, one.token),
-                self.write(one.continued, one.max_tokens),
+            Finished(
+                number,
+                list(self.write(tuple(one.tokens), one.max_tokens)),
+                None if one.scored is None else self.regret(tuple(one.tokens), one.scored),
             )
-            for one in questions
+            for number, one in enumerate(requests)
         ]
 
     def compare(self, *texts: Tokens, limit: int) -> list[list[Divergence]]:
@@ -157,7 +157,8 @@ def test_a_stop_token_of_its_own_that_does_not_stop() -> None:
     text = (*plain.write(PROMPT, 20)[:3], STOP, 2, 2)
     (found,) = plain.compare(text, limit=20)
     assert [one.position for one in found] == [3, 4]
-    assert [questions[0].max_tokens for questions in plain.rounds] == [0]
+    ((scoring,),) = plain.rounds  # and nothing is asked for behind it
+    assert scoring.scored == STOP
     assert found[1] == Divergence(4, 2, None, math.inf)
 
 
@@ -168,7 +169,7 @@ def test_many_texts_share_rounds(texts: list[Tokens]) -> None:
     apart = [one.compare(text, limit=40)[0] for one, text in zip(alone, texts, strict=True)]
     assert together.compare(*texts, *texts, limit=40) == apart + apart
     assert len(together.rounds) == max(len(one.rounds) for one in alone)
-    assert all(len({*questions}) == len(questions) for questions in together.rounds)
+    assert all(len({*requests}) == len(requests) for requests in together.rounds)
 
 
 def test_what_agrees_is_asked_for_in_growing_pieces() -> None:
@@ -182,7 +183,7 @@ def test_what_agrees_is_asked_for_in_growing_pieces() -> None:
     text = plain.write(PROMPT, 150, choose)
     (found,) = plain.compare(text, limit=150)
     assert [one.position for one in found] == [2]
-    assert [questions[0].max_tokens for questions in plain.rounds] == [16, 32, 64, 35]
+    assert [requests[-1].max_tokens for requests in plain.rounds] == [16, 32, 64, 35]
 
 
 def test_an_answer_too_few_is_no_answer() -> None:
@@ -190,7 +191,7 @@ def test_an_answer_too_few_is_no_answer() -> None:
     text = plain.write(PROMPT, 20)
     wrong = Text(PROMPT, text, (text[0] % 5 + 1, *text[1:]), 20)
     with pytest.raises(ValueError, match="shorter than"):
-        compare_all([wrong, wrong], {STOP}, lambda questions: plain.ask(questions)[:-1])
+        compare_all([wrong, wrong], {STOP}, lambda requests: plain.ask(requests)[:-1])
 
 
 @pytest.mark.parametrize(

@@ -7,45 +7,13 @@ from typing import Any
 
 import pytest
 
-from vllm_dflash.tools.verify.divergence import Divergence
-from vllm_dflash.tools.verify.verification import (
-    Drafting,
-    Finding,
-    Level,
-    Verification,
-    describe,
-)
+from vllm_dflash.tools.verify.verification import Finding, Level, Verification
 
 TIED = Finding(0, 3, "a", "b", 0.125, is_tie=True)
 WRONG = Finding(2, 0, "c", "d", 1.5, is_tie=False)
 ENDED = Finding(2, 7, None, "e", math.inf, is_tie=False)
 OTHER_TIE = Finding(2, 8, "f", "g", 0.25, is_tie=True)
-LEVEL = Level(8, Drafting(12, 2.5), ((TIED,), (), (WRONG, ENDED, OTHER_TIE)))
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [
-        ({}, {}, Drafting(0, None)),
-        (
-            {"drafts": 2.0, "draft_tokens": 6.0, "accepted_tokens": 1.0},
-            {"drafts": 6.0, "draft_tokens": 20.0, "accepted_tokens": 7.0},
-            Drafting(14, 2.5),
-        ),
-        ({}, {"drafts": 4.0, "draft_tokens": 12.0, "accepted_tokens": 2.0}, Drafting(12, 1.5)),
-        (
-            {"drafts": 3.0, "draft_tokens": 9.0},
-            {"drafts": 3.0, "draft_tokens": 9.0},
-            Drafting(0, None),
-        ),
-        ({"drafts": 1.0}, {"drafts": 3.0, "draft_tokens": 5.0}, Drafting(5, 1.0)),
-    ],
-)
-def test_drafting_is_what_was_counted_in_between(
-    before: dict[str, float], after: dict[str, float], expected: Drafting
-) -> None:
-    """A counter that vLLM has not shown yet stands at zero."""
-    assert Drafting.between(before, after) == expected
+LEVEL = Level.of(8, 12, 2.5, ((TIED,), (), (WRONG, ENDED, OTHER_TIE)))
 
 
 def test_a_level_as_json() -> None:
@@ -68,12 +36,12 @@ def test_a_level_as_json() -> None:
         "drafts_verified": 12,
         "divergences": described,
     }
-    assert Level(1, Drafting(0, None), ((),)).to_dict()["worst"] is None
+    assert Level.of(1, 0, None, ((),)).to_dict()["worst"] is None
 
 
 def test_a_verification_as_json() -> None:
     about = {"prompts": 3, "dtype": "bfloat16"}
-    clean = Level(1, Drafting(5, 2.0), ((), (), ()))
+    clean = Level.of(1, 5, 2.0, ((), (), ()))
     assert Verification(about, 0.2, (clean, LEVEL)).to_dict() == {
         "schema": "vllm-dflash.verify/1",
         "verdict": "regression",
@@ -85,7 +53,7 @@ def test_a_verification_as_json() -> None:
 
 
 def level(verified: int, *findings: Finding) -> Level:
-    return Level(1, Drafting(verified, None), (findings,))
+    return Level.of(1, verified, None, (findings,))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +85,7 @@ def test_the_worst_finding(regrets: tuple[float, ...], worst: int) -> None:
     """Whatever cannot be compared is worse than anything that can; of equals, the first."""
     findings = [Finding(0, 0, "a", "b", regret, is_tie=False) for regret in regrets]
     for texts in ((tuple(findings),), tuple((one,) for one in findings)):
-        assert Level(1, Drafting(0, None), texts).worst is findings[worst]
+        assert Level.of(1, 0, None, texts).worst is findings[worst]
 
 
 @pytest.mark.parametrize(
@@ -129,19 +97,3 @@ def test_the_worst_finding(regrets: tuple[float, ...], worst: int) -> None:
 )
 def test_a_finding_in_words(finding: Finding, words: str) -> None:
     assert str(finding) == words
-
-
-def test_divergences_are_described_text_by_text() -> None:
-    found = [
-        [],
-        [Divergence(3, 1, 2, 0.2)],
-        [Divergence(0, None, 7, math.inf), Divergence(5, 8, None, 0.3)],
-    ]
-    assert describe(found, 0.2, lambda token: f"<{token}>") == (
-        (),
-        (Finding(1, 3, "<1>", "<2>", 0.2, is_tie=True),),
-        (
-            Finding(2, 0, None, "<7>", math.inf, is_tie=False),
-            Finding(2, 5, "<8>", None, 0.3, is_tie=False),
-        ),
-    )

@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 
 from support import DEMO
 from support.pairs import Pair, dflash2_config, make_pair
+from support.reference_decoding import block_states, generate
 from vllm_dflash.checkpoint.headers import read_folder
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.tensors import check_tensors
-from vllm_dflash.model.reference_decoding import block_states, generate
 from vllm_dflash.tools.bench.bench_pair import Pair as BenchPair
 from vllm_dflash.tools.bench.bench_pair import demo_pair, widened_demo, with_random_drafter
 from vllm_dflash.tools.bench.widen import Shape, widen_pair
@@ -138,7 +138,7 @@ def test_the_demo_pair_is_widened_once(tmp_path: Path, monkeypatch: pytest.Monke
         (demo / name).mkdir(parents=True)
         (demo / name / "config.json").write_text(name)
 
-    def widen(demo: Path, out: Path) -> None:
+    def widen(demo: Path, out: Path, *sizes: object) -> None:
         out.mkdir(parents=True, exist_ok=True)
         widened.append(out)
 
@@ -195,11 +195,11 @@ def test_a_widening_that_was_interrupted_is_done_again(
     config.parent.mkdir(parents=True)
     (tmp_path / "widened").mkdir()
 
-    def interrupted(demo: Path, out: Path) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     config.write_text("one")
-    monkeypatch.setattr(widen, lambda demo, out: None)
+    monkeypatch.setattr(widen, lambda *_: None)
     widened_demo(tmp_path / "demo", tmp_path)
     config.write_text("another")
     monkeypatch.setattr(widen, interrupted)

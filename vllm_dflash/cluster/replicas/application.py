@@ -77,7 +77,7 @@ class Replica:
         await init_app_state(self._engine, app.state, self._arguments, tasks)
         app.state.server = Namespace()  # uvicorn's, which vLLM would tell to leave
         self._watch = asyncio.create_task(self._leave_with_the_engine())
-        return ServedBy(app, name=f"{socket.gethostname()}/{os.getpid()}")
+        return signed(app, f"{socket.gethostname()}/{os.getpid()}")
 
     async def check_health(self) -> None:
         """Asked by Serve every `health_check_period_s`; does not return where the engine hangs.
@@ -104,18 +104,16 @@ class Replica:
         self._guard.dismiss()
 
 
-class ServedBy:
+def signed(app: App, name: str) -> App:
     """ASGI middleware: answers carry the host and process id of their replica."""
 
-    def __init__(self, app: App, name: str) -> None:
-        self._app, self._header = app, (b"x-served-by", name.encode())
-
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Pass a request on, and its answer back."""
-
+    async def signed_app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         async def send_signed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), self._header]
+                signature = (b"x-served-by", name.encode())
+                message["headers"] = [*message.get("headers", ()), signature]
             await send(message)
 
-        await self._app(scope, receive, send_signed)
+        await app(scope, receive, send_signed)
+
+    return signed_app

@@ -16,23 +16,19 @@ Send = Callable[[Message], Awaitable[None]]
 Receive = Callable[[], Awaitable[Message]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-PROXY_CALLBACK = "vllm_dflash.cluster.replicas.client_errors.proxy_middlewares"
-"""For `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`, where Ray itself is started."""
 REPLICA_DIED = "the replica that served this request died; send the request again"
+PROXYS_ERRORS = (408, 429, 503)
+"""Which the proxy sends as plain text; a replica's are JSON already."""
 
 
 def proxy_middlewares() -> list[Any]:
-    """What Serve's proxy is to run around every request."""
+    """What Serve's proxy is to run around every request.
+
+    Named by `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`, where Ray is started.
+    """
     from starlette.middleware import Middleware
 
     return [Middleware(OpenAIErrors)]
-
-
-def error_body(message: str, status: int) -> bytes:
-    """JSON as vLLM's server writes it."""
-    kind = HTTPStatus(status).phrase.replace(" ", "") + "Error"
-    error = {"message": message, "type": kind, "param": None, "code": status}
-    return json.dumps({"error": error}).encode()
 
 
 class OpenAIErrors:
@@ -41,7 +37,7 @@ class OpenAIErrors:
     - No answer has begun: 503, which clients know as worth another try.
     - A stream of events broke off: one more event with the error, then `[DONE]`, as vLLM ends one.
     - Another body broke off: nothing can be added to it; uvicorn closes the connection.
-    - 408, 429 and 503 of the proxy's own (in plain text): the same words as JSON.
+    - Errors of the proxy's own: the same words as JSON.
     """
 
     def __init__(self, app: App) -> None:
@@ -52,59 +48,50 @@ class OpenAIErrors:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _Answer(send)
-        await self._app(scope, receive, answer.send)
-        await answer.finish()
+        start: Message | None = None
+        is_held = is_stream = is_finished = False
+
+        async def watch(message: Message) -> None:
+            nonlocal start, is_held, is_stream, is_finished
+            if message["type"] == "http.response.start":
+                start = message
+                kind = dict(message.get("headers", ())).get(b"content-type", b"")
+                is_stream = kind.startswith(b"text/event-stream")
+                is_held = message["status"] in PROXYS_ERRORS and kind.startswith(b"text/plain")
+                if is_held:  # until its words are known
+                    return
+            else:
+                is_finished = not message.get("more_body", False)
+            if start is not None and is_held:
+                is_held = False
+                words = message.get("body", b"").decode(errors="replace")
+                await _send_error(send, words, start["status"], start["headers"])
+            else:
+                await send(message)
+
+        await self._app(scope, receive, watch)
+        if start is None:
+            await _send_error(send, REPLICA_DIED, HTTPStatus.SERVICE_UNAVAILABLE)
+        elif is_stream and not is_finished:
+            error = _error_body(REPLICA_DIED, HTTPStatus.SERVICE_UNAVAILABLE)
+            last = b"data: " + error + b"\n\ndata: [DONE]\n\n"
+            await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-class _Answer:
-    """One answer on its way to the client."""
+def _error_body(message: str, status: int) -> bytes:
+    """JSON as vLLM's server writes it."""
+    kind = HTTPStatus(status).phrase.replace(" ", "") + "Error"
+    error = {"message": message, "type": kind, "param": None, "code": status}
+    return json.dumps({"error": error}).encode()
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._begun = self._finished = self._is_stream = False
-        self._rewriting: Message | None = None
-        """The start of an error of the proxy's own, held back until its body is known."""
 
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._begun = True
-            kind = dict(message.get("headers", ())).get(b"content-type", b"")
-            self._is_stream = kind.startswith(b"text/event-stream")
-            if message["status"] in (408, 429, 503) and kind.startswith(b"text/plain"):
-                self._rewriting = message
-                return
-        elif message["type"] == "http.response.body":
-            self._finished = not message.get("more_body", False)
-            if self._rewriting is not None:
-                start, self._rewriting = self._rewriting, None
-                text = message.get("body", b"").decode(errors="replace")
-                kept = [
-                    (name, value)
-                    for name, value in start["headers"]
-                    if name not in (b"content-type", b"content-length")
-                ]
-                await self._error(text, start["status"], kept)
-                return
-        await self._send(message)
-
-    async def finish(self) -> None:
-        """Say what the one who answered could not say any more."""
-        if not self._begun:
-            await self._error(REPLICA_DIED, HTTPStatus.SERVICE_UNAVAILABLE)
-        elif self._is_stream and not self._finished:
-            event = b"data: " + error_body(REPLICA_DIED, HTTPStatus.SERVICE_UNAVAILABLE)
-            event += b"\n\ndata: [DONE]\n\n"
-            await self._send({"type": "http.response.body", "body": event, "more_body": False})
-
-    async def _error(
-        self, text: str, status: int, headers: list[tuple[bytes, bytes]] | None = None
-    ) -> None:
-        body = error_body(text, status)
-        about = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-        ]
-        start = {"type": "http.response.start", "status": int(status)}
-        await self._send(start | {"headers": about + (headers or [])})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+async def _send_error(
+    send: Send, message: str, status: int, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    """A whole answer. `headers`: those of the answer that it stands for."""
+    body = _error_body(message, status)
+    own = {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
+    kept = [(name, value) for name, value in headers or () if name not in own]
+    start = {"type": "http.response.start", "status": int(status)}
+    await send(start | {"headers": [*own.items(), *kept]})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

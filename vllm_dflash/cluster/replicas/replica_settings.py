@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from vllm_dflash.cluster.shared_machine import engine_environment, threads_of_each
+from vllm_dflash.cluster.local_ray import engine_environment, threads_of_each
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 
@@ -87,25 +87,18 @@ class Settings(BaseModel):
         return engine_environment(self.num_threads) | method
 
     def deployment_options(self) -> dict[str, Any]:
-        """Options of the Serve deployment."""
-        options: dict[str, Any] = {
-            "max_ongoing_requests": self.max_ongoing_requests,
-            "health_check_period_s": self.health_check_period_s,
-            "health_check_timeout_s": self.health_check_timeout_s,
-            "graceful_shutdown_timeout_s": self.graceful_shutdown_timeout_s,
-            "ray_actor_options": {
-                "num_cpus": self.num_cpus,
-                "num_gpus": self.gpus,
-                "runtime_env": {"env_vars": self.environment()},
-            },
+        """Options of the Serve deployment, which has these names."""
+        actor = {
+            "num_cpus": self.num_cpus,
+            "num_gpus": self.gpus,
+            "runtime_env": {"env_vars": self.environment()},
         }
+        names = "max_ongoing_requests health_check_period_s health_check_timeout_s"
+        names += " graceful_shutdown_timeout_s"
+        options = self.model_dump(include={*names.split()}) | {"ray_actor_options": actor}
         if self.min_replicas == self.max_replicas:
             return options | {"num_replicas": self.max_replicas}
-        scaling = {
-            "min_replicas": self.min_replicas,
-            "max_replicas": self.max_replicas,
-            "target_ongoing_requests": self.ongoing_requests,
-            "upscale_delay_s": self.upscale_delay_s,
-            "downscale_delay_s": self.downscale_delay_s,
-        }
+        names = "min_replicas max_replicas upscale_delay_s downscale_delay_s"
+        scaling = self.model_dump(include={*names.split()})
+        scaling["target_ongoing_requests"] = self.ongoing_requests
         return options | {"autoscaling_config": scaling}

@@ -8,69 +8,64 @@ process. Once a second, and when the engine runs dry, what is new travels:
     API server                    `engine/reporting/prometheus.py` adds it to its counters
 
 So no call is made for them. Each message is what came since the last, and vLLM hands a step's
-statistics to one API server only: the counters of several add up.
+statistics to one API server only: the counters of several add up. Free drafts are counted by
+schedulers (`counting_scheduler.py`), because vLLM's own counters are.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
 
 from vllm_dflash.engine.message import Message
-from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.statistics import COUNTERS, METRICS, DraftStatistics
 
-FIGURES = {
-    "drafted_steps": "Steps in which the drafter ran.",
-    "skipped_steps": "Steps in which drafts could have been used and the drafter did not run.",
-    "drafted_requests": "Requests of drafted steps whose draft length was chosen, 0 included.",
-    "planned_tokens": "Sum of the draft lengths chosen for dflash_drafted_requests.",
-    "free_draft_tokens": "Verified drafts that came from a request's own text.",
-    "free_accepted_tokens": "Of those, drafts that were accepted.",
-    "step_seconds": "Time of all steps that followed another without a pause.",
-    "planning_seconds": "Time spent on choosing draft lengths.",
-    "produced_tokens": "Tokens of the steps that the cost model was compared with.",
-    "expected_tokens": "Tokens that the planner expected of those steps.",
-    "plain_tokens": "Tokens that plain decoding makes in the same time, by the cost model.",
-}
-"""What `DraftStatistics.figures` gives, and what each is, for Prometheus."""
 INTERVAL = 1.0
 """Seconds between two messages of an engine that is busy."""
 UNIT = 1e-6
 """Of the figures under way: vLLM's statistics have room for whole numbers only."""
-
 PREFIX = "vllm_dflash:"
+FREE = ("free_draft_tokens", "free_accepted_tokens")
+"""What schedulers count."""
+OF_WORKERS = [name for name in METRICS if name not in FREE]
 
 Figures = dict[str, int]
-"""Increase of each figure that increased, in `UNIT`."""
+"""Increase of each counter that increased, in `UNIT`."""
 FIGURES_SENT: Message[Figures] = Message("dflash_figures")
 """V1, worker to scheduler."""
+FREE_DRAFTS: Message[Mapping[str, int]] = Message("dflash_free_drafts")
+"""V1, worker to scheduler: free drafts that the step has verified, of requests that had any."""
 
 
-class FiguresToSend:
-    """What was counted and not sent yet."""
+class Increases:
+    """What counters have grown by: asked for as steps end, told once in an interval."""
 
     def __init__(
-        self, statistics: DraftStatistics, clock: Callable[[], float] = time.monotonic
+        self,
+        statistics: DraftStatistics,
+        interval: float,
+        names: Collection[str] = tuple(COUNTERS),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing was sent of these so far."""
-        self._statistics = statistics
-        self._clock = clock
-        self._due = clock() + INTERVAL
-        self._sent = dict.fromkeys(FIGURES, 0)
+        """Nothing was told of these so far; `interval` in seconds."""
+        self._statistics, self._interval, self._clock = statistics, interval, clock
+        self._due = clock() + interval
+        self._told = dict.fromkeys(names, 0)
 
-    def tick(self) -> Figures:
-        """A step has ended: what is to be sent with it, mostly nothing."""
-        return {} if self._clock() < self._due else self.take()
+    def tick(self) -> Figures | None:
+        """A step has ended: what is new, if it is time to tell."""
+        return None if self._clock() < self._due else self.take()
 
     def take(self) -> Figures:
         """All of it. For the step without tokens with which vLLM ends every stretch of work."""
-        self._due = self._clock() + INTERVAL
-        counted = {name: round(value / UNIT) for name, value in self._statistics.figures().items()}
-        fresh = {name: more for name in FIGURES if (more := counted[name] - self._sent[name]) > 0}
-        self._sent.update((name, counted[name]) for name in fresh)
+        self._due = self._clock() + self._interval
+        counts = self._statistics.counts()
+        now = {name: round(counts[name] / UNIT) for name in self._told}
+        fresh = {name: more for name in now if (more := now[name] - self._told[name]) > 0}
+        self._told = now
         return fresh
 
 

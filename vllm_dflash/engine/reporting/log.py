@@ -1,14 +1,24 @@
-"""What a worker says in vLLM's log when it starts."""
+"""What is said in vLLM's log: once at the start, every so often, and of what goes wrong unseen."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Callable
 from logging import Logger
 
 from vllm.logger import init_logger
 
 from vllm_dflash import __version__
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
+from vllm_dflash.engine.reporting.figures import Increases
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.planning.costs import Curve, StepCosts
+
+ENOUGH_VERIFICATIONS = 256
+LEAST_ACCEPTED = 0.01
+"""Accepted drafts per verification, below which acceptance counts as stuck at zero: a drafter of
+random weights hits a token now and then."""
 
 
 def logger() -> Logger:
@@ -16,7 +26,7 @@ def logger() -> Logger:
     return init_logger("vllm.dflash")
 
 
-def log_active(options: DFlashOptions) -> None:
+def log_active(options: Mode) -> None:
     """The one line that says which DFlash runs."""
     drafter = options.drafter
     logger().info(
@@ -58,3 +68,90 @@ def log_costs(costs: StepCosts, origin: str) -> None:
         milliseconds(costs.verify),
         milliseconds(costs.draft),
     )
+
+
+class PeriodicLog:
+    """Says what was planned since the last line, and what came of it, next to vLLM's own line on
+    speculative decoding."""
+
+    def __init__(
+        self,
+        statistics: DraftStatistics,
+        interval: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """At most one line in `interval` seconds."""
+        self._statistics = statistics
+        self._increases = Increases(statistics, interval, clock=clock)
+        self._costs = statistics.costs.copy()
+
+    def tick(self) -> None:
+        """A step has ended; write if it is time to and anything could have been drafted."""
+        fresh = self._increases.tick()
+        if fresh is None:
+            return
+        since, last, self._costs = Counter(fresh), self._costs, self._statistics.costs.copy()
+        steps, estimated, measured = self._costs[0] - last[0]
+        able = since["drafted_steps"] + since["skipped_steps"]
+        if not able or not steps:
+            return
+        verifications = max(since["verifications"], 1)
+        plain = max(since["plain_tokens"], 1)
+        logger().info(
+            "DFlash planner: Drafted steps: %.0f%%, Mean draft length: %.2f (free: %.0f%% of the"
+            " drafts), Mean acceptance length: %.2f, Step: %.1f ms (estimated %.1f ms), Estimated"
+            " gain over plain decoding, by the cost model: %.2fx (planned: %.2fx)",
+            100 * since["drafted_steps"] / able,
+            since["draft_tokens"] / verifications,
+            100 * since["free_draft_tokens"] / max(since["draft_tokens"], 1),
+            1 + since["accepted_tokens"] / verifications,
+            1000 * measured / steps,
+            1000 * estimated / steps,
+            since["produced_tokens"] / plain,
+            since["expected_tokens"] / plain,
+        )
+
+
+class DraftWatch:
+    """Warns of what goes on without an error, once of each: drafts that are not finite, or never
+    accepted."""
+
+    def __init__(self, statistics: DraftStatistics, *, target: str, drafter: str) -> None:
+        self._statistics = statistics
+        self._parity = f"vllm-dflash parity {drafter} --target {target}"
+        self._warned_of_nan = self._warned_of_zero = False
+        self._verifications = self._accepted = 0
+
+    def tick(self) -> None:
+        """A step has ended: compare the counters with those of the last looks."""
+        now = self._statistics
+        if now.nan_drafts and not self._warned_of_nan:
+            self._warned_of_nan = True
+            logger().warning(
+                "DFlash: the logits of %d drafts were not finite. Such drafts are thrown away and"
+                " the requests go on undrafted, so the output is the target's, but slower. Usual"
+                " causes: damaged weights, or a dtype too narrow for them (float16). Where it"
+                " begins: %s",
+                now.nan_drafts,
+                self._parity,
+            )
+        # Free drafts say nothing about the drafter.
+        all_verifications = now.verifications - now.free_verifications
+        verifications = all_verifications - self._verifications
+        if verifications < ENOUGH_VERIFICATIONS or self._warned_of_zero:
+            return
+        all_accepted = now.accepted_tokens - now.free_accepted_tokens
+        accepted = all_accepted - self._accepted
+        self._verifications, self._accepted = all_verifications, all_accepted
+        if accepted < LEAST_ACCEPTED * verifications:
+            self._warned_of_zero = True
+            logger().warning(
+                "DFlash: of the drafts of the last %d verifications %d were accepted. The output"
+                " is right, but drafting is of no use. Usual causes: a drafter trained for another"
+                " target, or for another version of it; a chat template or thinking mode it was"
+                " not trained on; taps, scaling or rotation that its config states wrongly."
+                " Whether it computes what it should: %s",
+                verifications,
+                accepted,
+                self._parity,
+            )

@@ -14,8 +14,9 @@ from vllm.v1.metrics.loggers import (
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 from vllm.v1.metrics.utils import create_metric_per_engine
 
-from vllm_dflash.config.options import ADDITIONAL_CONFIG_KEY
-from vllm_dflash.engine.reporting.figures import FIGURES, take_figures
+from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY
+from vllm_dflash.engine.reporting.figures import take_figures
+from vllm_dflash.engine.reporting.statistics import COUNTERS, METRICS
 
 METRIC = "vllm:dflash_{}"
 """Beginning like vLLM's own: it lists those, and forgets them where an engine is built anew."""
@@ -33,12 +34,12 @@ class FigureLogger(AggregateStatLoggerBase):
             name: create_metric_per_engine(
                 beside._counter_cls(
                     name=METRIC.format(name),
-                    documentation=about,
+                    documentation=COUNTERS[name],
                     labelnames=["model_name", "engine"],
                 ),
                 {index: labels[index] for index in engine_indexes},
             )
-            for name, about in FIGURES.items()
+            for name in METRICS
         }
 
     def record(

@@ -1,37 +1,27 @@
-"""What a worker counts while it drafts."""
+"""What is counted of drafting: one table, from which `/metrics`, `dflash_stats` and the log take
+their names."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
-from vllm_dflash.planning import Ints
+from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.step import Step, StepEstimate
 
+COSTS = ("step", "draft", "context")
+"""Kinds of time that are estimated."""
 
-@dataclass
-class CostRecord:
-    """One kind of time: sums of what was estimated beforehand and of what was measured."""
 
-    count: int = 0
-    estimated: float = 0.0
-    measured: float = 0.0
+def _counter(about: str, *, is_shown: bool = False) -> Any:
+    """One that starts at 0, and never decreases; `is_shown`: at `/metrics`, too."""
+    return field(default=0, metadata={"about": about, "is_shown": is_shown})
 
-    def add(self, estimated: float, measured: float, times: int = 1) -> None:
-        """So many more, seconds each."""
-        self.count += times
-        self.estimated += times * estimated
-        self.measured += times * measured
 
-    def to_dict(self) -> dict[str, float]:
-        """Means in milliseconds."""
-        milli = 1000.0 / max(self.count, 1)
-        return {
-            "estimated": round(self.estimated * milli, 3),
-            "measured": round(self.measured * milli, 3),
-        }
+def _shown(about: str) -> Any:
+    return _counter(about, is_shown=True)
 
 
 @dataclass
@@ -40,41 +30,40 @@ class DraftStatistics:
 
     max_draft: int
     """K."""
-    steps: int = 0
-    """Steps of the engine that sampled or prefilled anything."""
-    drafted_steps: int = 0
-    """Steps in which anybody was drafted."""
-    skipped_steps: int = 0
-    """Steps in which somebody could have used drafts and nobody was drafted."""
-    probes: int = 0
-    """Drafted steps that were only to see how drafts would do."""
-    verifications: int = 0
-    draft_tokens: int = 0
-    """Drafts the target verified (as vLLM counts them; drafts never scheduled do not count)."""
-    accepted_tokens: int = 0
-    free_verifications: int = 0
-    """Of the verifications, those of free drafts, which a request's text predicted."""
-    free_draft_tokens: int = 0
-    free_accepted_tokens: int = 0
-    nan_drafts: int = 0
-    """Drafts thrown away because their logits were not finite."""
-    seconds: float = 0.0
-    """Time of all steps that followed another without a pause."""
-    draft_seconds: float = 0.0
-    context_seconds: float = 0.0
-    planning_seconds: float = 0.0
+    steps: int = _counter("Steps of the engine that sampled or prefilled anything.")
+    drafted_steps: int = _shown("Steps in which the drafter ran.")
+    skipped_steps: int = _shown(
+        "Steps in which drafts could have been used and the drafter did not run."
+    )
+    probes: int = _counter("Drafted steps that were only to see how drafts would do.")
+    drafted_requests: int = _shown(
+        "Requests of drafted steps whose draft length was chosen, 0 included."
+    )
+    planned_tokens: int = _shown("Sum of the draft lengths chosen for dflash_drafted_requests.")
+    verifications: int = _counter("Requests of steps that verified drafts of theirs.")
+    draft_tokens: int = _counter("Drafts that the target verified.")
+    accepted_tokens: int = _counter("Of those, drafts that were accepted.")
+    free_verifications: int = _counter("Verifications of free drafts.")
+    free_draft_tokens: int = _shown("Verified drafts that came from a request's own text.")
+    free_accepted_tokens: int = _shown("Of those, drafts that were accepted.")
+    nan_drafts: int = _counter("Drafts thrown away because their logits were not finite.")
+    step_seconds: float = _shown("Time of all steps that followed another without a pause.")
+    draft_seconds: float = _counter("Of it, time of the drafter's blocks.")
+    context_seconds: float = _counter("Of it, time of storing context.")
+    planning_seconds: float = _shown("Time spent on choosing draft lengths.")
+    produced_tokens: int = _shown("Tokens of the steps that the cost model was compared with.")
+    expected_tokens: float = _shown("Tokens that the planner expected of those steps.")
+    plain_tokens: float = _shown(
+        "Tokens that plain decoding makes in the same time, by the cost model."
+    )
     draft_lengths: Ints = field(init=False)
     """How often each length from 0 to K was chosen for a request in a drafted step, [K + 1]."""
-    costs: dict[str, CostRecord] = field(init=False)
-    predicted_tokens: float = 0.0
-    produced_tokens: float = 0.0
-    plain_tokens: float = 0.0
-    """Tokens of decoding steps: as planned, as they came, and as plain decoding would have
-    produced in the same time by the cost model."""
+    costs: Floats = field(init=False)
+    """Of `COSTS`: how many, seconds estimated beforehand, and seconds measured, [3, 3]."""
 
     def __post_init__(self) -> None:
         self.draft_lengths = np.zeros(self.max_draft + 1, dtype=np.int64)
-        self.costs = {name: CostRecord() for name in ("step", "draft", "context")}
+        self.costs = np.zeros((len(COSTS), 3))
 
     def clear(self) -> None:
         """Count from zero again, for everybody who reads these."""
@@ -83,39 +72,36 @@ class DraftStatistics:
     def observe_verification(self, step: Step) -> None:
         """Count what became of the drafts that a step verified."""
         # A request whose sample was discarded verified nothing.
-        verified = step.verified[step.decoding]
+        verified = np.where(step.decoding, step.verified, 0)
+        free = np.where(step.decoding, step.verified_free, 0)
         self.verifications += int((verified > 0).sum())
         self.draft_tokens += int(verified.sum())
         self.accepted_tokens += int(step.accepted.sum())
-        is_free = step.verified_free > 0
-        self.free_verifications += int((is_free & step.decoding).sum())
-        self.free_draft_tokens += int(step.verified_free[step.decoding].sum())
-        self.free_accepted_tokens += int(step.accepted[is_free].sum())
+        self.free_verifications += int((free > 0).sum())
+        self.free_draft_tokens += int(free.sum())
+        self.free_accepted_tokens += int(step.accepted[free > 0].sum())
 
-    def observe_uniform(self, length: int, num_requests: int, *, could_draft: bool = True) -> None:
-        """Count a step in which all of so many requests were given the same draft length."""
+    def observe_lengths(self, lengths: Ints, *, could_draft: bool) -> None:
+        """Count a step that runs blocks of these lengths, [R]; of nobody: the drafter rests."""
         self.steps += 1
-        self.drafted_steps += length > 0
-        self.skipped_steps += could_draft and length == 0
-        if length:
-            self.draft_lengths[length] += num_requests
+        self.drafted_steps += len(lengths) > 0
+        self.skipped_steps += could_draft and not len(lengths)
+        self.draft_lengths += np.bincount(lengths, minlength=self.max_draft + 1)
+        self.drafted_requests += len(lengths)
+        self.planned_tokens += int(lengths.sum())
 
     def observe(self, step: Step, estimate: StepEstimate | None) -> None:
         """Count a step that is over; `estimate` is what its time was expected to be."""
         plan = step.plan
-        self.steps += 1
-        self.drafted_steps += plan.width > 0
-        self.skipped_steps += step.could_draft and plan.width == 0
+        blocks = np.where(step.from_text, 0, step.lengths)[plan.drafted]
+        self.observe_lengths(blocks[: len(blocks) * (plan.width > 0)], could_draft=step.could_draft)
         self.probes += plan.is_probe
         self.nan_drafts += step.nan_drafts
-        if plan.width:
-            blocks = np.where(step.from_text, 0, step.lengths)[plan.drafted]
-            self.draft_lengths += np.bincount(blocks, minlength=self.max_draft + 1)
         self.observe_time(step, estimate)
 
     def observe_time(self, step: Step, estimate: StepEstimate | None) -> None:
         """Count what a step took; `estimate` is what was expected."""
-        self.seconds += step.seconds
+        self.step_seconds += step.seconds
         self.draft_seconds += step.draft_seconds
         self.context_seconds += step.context_seconds
         self.planning_seconds += step.planning_seconds
@@ -125,60 +111,44 @@ class DraftStatistics:
         """Count how a step's time was estimated, if it was."""
         if estimate is None:
             return
-        self.costs["step"].add(estimate.target_seconds, step.target_seconds, step.count)
-        if step.draft_rows:
-            self.costs["draft"].add(estimate.draft_seconds, step.draft_seconds)
-        if step.context_rows:
-            self.costs["context"].add(estimate.context_seconds, step.context_seconds)
-        seconds = step.target_seconds + step.draft_seconds + step.context_seconds
-        plain = step.count * step.num_requests * seconds / estimate.plain_seconds
-        self.plain_tokens += plain
-        self.predicted_tokens += plain * step.plan.speedup
+        times = np.array([step.count, step.draft_rows > 0, step.context_rows > 0])
+        measured = np.array([step.target_seconds, step.draft_seconds, step.context_seconds])
+        self.costs += times[:, None] * np.stack([np.ones(3), estimate[:3], measured], axis=1)
+        plain = step.count * step.num_requests * measured.sum() / estimate.plain_seconds
+        self.plain_tokens += float(plain)
+        self.expected_tokens += float(plain) * step.plan.speedup
         self.produced_tokens += step.count * step.num_requests + int(step.accepted.sum())
 
-    def figures(self) -> dict[str, float]:
-        """What a dashboard takes ratios of; none of them ever decreases."""
-        lengths = np.arange(self.max_draft + 1)
-        return {
-            "drafted_steps": self.drafted_steps,
-            "skipped_steps": self.skipped_steps,
-            "drafted_requests": int(self.draft_lengths.sum()),
-            "planned_tokens": int(self.draft_lengths @ lengths),
-            "free_draft_tokens": self.free_draft_tokens,
-            "free_accepted_tokens": self.free_accepted_tokens,
-            "step_seconds": self.seconds,
-            "planning_seconds": self.planning_seconds,
-            "produced_tokens": self.produced_tokens,
-            "expected_tokens": self.predicted_tokens,
-            "plain_tokens": self.plain_tokens,
-        }
+    def counts(self) -> dict[str, float]:
+        """All counters."""
+        return {name: getattr(self, name) for name in COUNTERS}
 
     def to_dict(self) -> dict[str, Any]:
-        """Counters and the means derived from them; plain values only."""
-        count = self.verifications
-        plain = self.plain_tokens
+        """For `dflash_stats`: counters and the means derived from them; plain values only."""
+        count, plain, seconds = self.verifications, self.plain_tokens, self.step_seconds
+        means = 1000.0 * self.costs[:, 1:] / np.maximum(self.costs[:, :1], 1)
         return {
-            "steps": self.steps,
-            "drafted_steps": self.drafted_steps,
-            "skipped_steps": self.skipped_steps,
-            "probes": self.probes,
-            "draft_tokens": self.draft_tokens,
-            "accepted_tokens": self.accepted_tokens,
-            "free_verifications": self.free_verifications,
-            "free_draft_tokens": self.free_draft_tokens,
-            "free_accepted_tokens": self.free_accepted_tokens,
+            **self.counts(),
             "mean_acceptance_length": 1 + self.accepted_tokens / count if count else 0.0,
             "mean_draft_length": self.draft_tokens / count if count else 0.0,
             "draft_lengths": self.draft_lengths.tolist(),
-            "nan_drafts": self.nan_drafts,
-            "costs_ms": {name: record.to_dict() for name, record in self.costs.items()},
-            "predicted_speedup": self.predicted_tokens / plain if plain else 0.0,
+            "costs_ms": {
+                name: {"estimated": round(estimated, 3), "measured": round(measured, 3)}
+                for name, (estimated, measured) in zip(COSTS, means.tolist(), strict=True)
+            },
+            "predicted_speedup": self.expected_tokens / plain if plain else 0.0,
             "measured_speedup": self.produced_tokens / plain if plain else 0.0,
             "seconds": {
-                "steps": self.seconds,
+                "steps": seconds,
                 "draft": self.draft_seconds,
                 "context": self.context_seconds,
                 "planning": self.planning_seconds,
             },
-            "planning_share": self.planning_seconds / self.seconds if self.seconds else 0.0,
+            "planning_share": self.planning_seconds / seconds if seconds else 0.0,
         }
+
+
+COUNTERS = {each.name: each.metadata["about"] for each in fields(DraftStatistics) if each.metadata}
+"""What each counter counts."""
+METRICS = [each.name for each in fields(DraftStatistics) if each.metadata.get("is_shown")]
+"""Those that are shown at `/metrics`."""

@@ -7,16 +7,14 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from vllm_dflash.engine.v1.waiting_rows import WaitingRows, slots_in
 from vllm_dflash.model.context_projection import ContextProjection
-from vllm_dflash.planning import Ints
+from vllm_dflash.planning import Bools, Ints
 
 MAX_BYTES = 256 << 20
 MAX_ROWS = 16384
-MAX_ARRIVED, MAX_ARRIVED_ROWS = 16, 256
-"""Steps, and rows of theirs, that are put into the ring together, which spares small copies."""
 STORED_AHEAD = 256
 """Where the ring is full, so many rows are stored at a time: one reads the same weights."""
+EMPTY = -1
 
 
 class ContextBacklog:
@@ -27,7 +25,8 @@ class ContextBacklog:
     Storing many rows at a time is cheaper, too.
 
     The rows lie in a ring. Where it is full, the oldest are stored after all, so nothing is
-    missing that a request could need, whether it computed the block or found it in the cache.
+    missing that a request could need, whether it computed the block or found it in the cache: rows
+    are known by their slot and not by their request.
     """
 
     def __init__(
@@ -41,23 +40,30 @@ class ContextBacklog:
     ) -> None:
         """For features of `width` numbers, and a cache of so many slots in such blocks."""
         self._context = context
+        self._block_size = block_size
         capacity = min(MAX_ROWS, MAX_BYTES // (width * dtype.itemsize))
-        self.rows = WaitingRows(capacity, num_slots, block_size)
         self._features = torch.empty(capacity, width, dtype=dtype)  # taken up as it fills
         self._positions = torch.empty(capacity, dtype=torch.int64)
-        self._slots = torch.empty(capacity, dtype=torch.int64)
-        self._arrived: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        self._arrived_rows = slice(0, 0)
-        """Where in the ring they belong."""
+        self._slot_of = np.full(capacity, EMPTY)
+        """What each row of the ring waits for."""
+        self._row_of = np.full(num_slots, EMPTY, dtype=np.int32)
+        """What waits for each slot."""
+        self._in_block = np.zeros(-(-num_slots // block_size), dtype=np.int32)
+        """Rows that wait for each block."""
+        self._next = self._count = 0
+
+    def __len__(self) -> int:
+        """How many rows wait."""
+        return self._count
 
     def buffers(self) -> list[torch.Tensor]:
         """What it allocated once and for all."""
-        return [self._features, self._positions, self._slots]
+        return [self._features, self._positions]
 
     def drop(self, blocks: Collection[int], block_size: int) -> None:
         """Blocks that have a new owner, or none that could be found again; before `add`."""
         if blocks:
-            self.rows.drop(slots_in(np.array([*blocks]), block_size))
+            self._drop(slots_in(np.array([*blocks]), block_size))
 
     def add(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> int:
         """Take rows [C, m * H], their positions [C] and slots [C].
@@ -65,49 +71,103 @@ class ContextBacklog:
         Returns:
             How many rows were stored, to make space or because they are too many to keep.
         """
-        count, capacity = len(features), self.rows.capacity
-        if count > capacity // 4:
+        count, most = len(features), len(self._slot_of) // 4
+        if count > most:
             return self.store_new(features, positions, slots)
-        start, displaced = self.rows.claim(count, min(STORED_AHEAD, capacity // 4))
-        is_full = len(self._arrived) >= MAX_ARRIVED or start != self._arrived_rows.stop
-        if is_full or self._arrived_rows.stop - self._arrived_rows.start >= MAX_ARRIVED_ROWS:
-            self._take_in()
+        rows, displaced = self._claim(count, min(STORED_AHEAD, most))
         stored = self._store(displaced)
-        self.rows.put(start, slots.numpy())
-        # The features are this step's own; the other two lie in buffers that the next step fills.
-        self._arrived.append((features, positions.clone(), slots.clone()))
-        first = self._arrived_rows.start if len(self._arrived) > 1 else start
-        self._arrived_rows = slice(first, start + count)
+        self._features[rows], self._positions[rows] = features, positions
+        self._wait(rows, slots.numpy())
         return stored
 
     def store_new(
         self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
     ) -> int:
         """Store rows that need not wait, as for `add`. Returns how many they are."""
-        self.rows.drop(slots.numpy())
+        self._drop(slots.numpy())
         self._context.store(features, positions, slots)
         return len(features)
 
     def count(self, block_table: Ints, context_lens: Ints) -> Ints:
-        """Rows that wait for each request's context, [R]; block table [R, B]."""
-        return self.rows.count(block_table, context_lens)
+        """Rows that wait for slots of each request's context, [R].
+
+        Args:
+            block_table: blocks of each request, [R, B].
+            context_lens: tokens in them, [R].
+        """
+        if not self._count:
+            return np.zeros(len(context_lens), dtype=np.int64)
+        used = self._used(context_lens)
+        return (self._in_block[block_table[:, : used.shape[1]]] * used).sum(axis=1)
 
     def store(self, block_table: Ints, context_lens: Ints) -> int:
         """Store all that waits for these requests' contexts. Returns how many rows that was."""
-        return self._store(self.rows.of(block_table, context_lens))
+        if not self._count:
+            return 0
+        used = self._used(context_lens)
+        blocks = np.unique(block_table[:, : used.shape[1]][used])
+        blocks = blocks[self._in_block[blocks] > 0]
+        return self._store(self._rows_of(slots_in(blocks, self._block_size)))
 
-    def _take_in(self) -> None:
-        """Move the rows of the last steps into the ring."""
-        if self._arrived:
-            for part, ring in enumerate(self.buffers()):
-                rows = [arrived[part] for arrived in self._arrived]
-                torch.cat(rows, out=ring[self._arrived_rows])
-            self._arrived.clear()
+    def _claim(self, count: int, ahead: int) -> tuple[slice, Ints]:
+        """Go on by `count` rows of the ring.
+
+        Args:
+            count: at most what the ring holds.
+            ahead: how many rows to look ahead at least, so that few are displaced often.
+
+        Returns:
+            Those rows, and the ones that still wait there or soon behind: the oldest, which are to
+            be stored.
+        """
+        if self._next + count > len(self._slot_of):
+            self._next = 0
+        start, self._next = self._next, self._next + count
+        rows = slice(start, start + count)
+        if (self._slot_of[rows] == EMPTY).all():
+            return rows, np.zeros(0, dtype=np.int64)
+        here = self._slot_of[start : start + max(count, ahead)]
+        return rows, start + np.flatnonzero(here != EMPTY)
+
+    def _wait(self, rows: slice, slots: Ints) -> None:
+        """These rows wait for these slots, [C]; others that did no longer do."""
+        self._drop(slots)
+        self._slot_of[rows] = slots
+        self._row_of[slots] = np.arange(rows.start, rows.stop)
+        np.add.at(self._in_block, slots // self._block_size, 1)
+        self._count += len(slots)
+
+    def _drop(self, slots: Ints) -> None:
+        """Nothing waits for these slots any longer; some may be named twice."""
+        rows = self._rows_of(slots) if self._count else slots[:0]
+        if len(rows):
+            self._free(np.unique(rows))
+
+    def _free(self, rows: Ints) -> None:
+        """These rows wait no longer; each once."""
+        slots = self._slot_of[rows]
+        self._row_of[slots] = EMPTY
+        self._slot_of[rows] = EMPTY
+        np.subtract.at(self._in_block, slots // self._block_size, 1)
+        self._count -= len(rows)
 
     def _store(self, rows: Ints) -> int:
         if len(rows):
-            self._take_in()
-            index = torch.from_numpy(rows.astype(np.int64))
-            self._context.store(self._features[index], self._positions[index], self._slots[index])
-            self.rows.free(rows)
+            index, slots = torch.from_numpy(rows), torch.from_numpy(self._slot_of[rows])
+            self._context.store(self._features[index], self._positions[index], slots)
+            self._free(rows)
         return len(rows)
+
+    def _used(self, context_lens: Ints) -> Bools:
+        """Which columns of a block table these contexts use, [R, most of their blocks]."""
+        num_blocks = -(-context_lens // self._block_size)
+        return np.arange(num_blocks.max(initial=0)) < num_blocks[:, None]
+
+    def _rows_of(self, slots: Ints) -> Ints:
+        rows = self._row_of[slots].astype(np.int64)
+        return rows[rows != EMPTY]
+
+
+def slots_in(blocks: Ints, block_size: int) -> Ints:
+    """All slots of these blocks."""
+    return (blocks[:, None].astype(np.int64) * block_size + np.arange(block_size)).ravel()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +11,8 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vllm_dflash.engine.attention_groups import DraftAttentionGroup
-from vllm_dflash.engine.block_layout import BlockInputs, split_drafts
-from vllm_dflash.model.candidate_selector import walk
+from vllm_dflash.engine.block_layout import BlockInputs
+from vllm_dflash.model.dflash2_layers import walk
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning import Bools, Floats, Ints
 
@@ -30,15 +29,8 @@ class BlockDrafts:
     """Probability of each token under the drafter, 0 behind a request's end, [D, w]."""
 
 
-class Picked(NamedTuple):
-    """The most likely tokens of Q rows."""
-
-    tokens: list[int]
-    """[Q]."""
-    finite: Bools
-    """Whether its logits are, [Q]."""
-    probability: Floats
-    """0 where they are not, [Q]."""
+NO_BLOCKS = BlockDrafts(np.zeros(0, np.int64), [], np.zeros((0, 0)))
+"""Of a step that drafts nobody."""
 
 
 class BlockForward:
@@ -82,17 +74,21 @@ class BlockForward:
             torch.from_numpy(inputs.positions),
             torch.from_numpy(inputs.offsets),
         )
-        lengths, starts = widths - 1, inputs.query_start_loc[:-1]
-        picked = self.pick(
-            hidden[torch.from_numpy(inputs.mask_rows)], lengths, inputs.input_ids[starts]
-        )
+        lengths, bonus_ids = widths - 1, inputs.input_ids[inputs.query_start_loc[:-1]]
+        rows = hidden[torch.from_numpy(inputs.mask_rows)]
+        tokens, probability = self.pick(rows, lengths, bonus_ids)
         confidence = np.zeros((len(lengths), int(lengths.max())))
-        confidence[_is_row(lengths)] = picked.probability
-        drafts = split_drafts(picked.tokens, picked.finite, lengths)
+        confidence[_is_row(lengths)] = probability
+        starts = np.cumsum(lengths) - lengths
+        ends = starts + np.cumprod(confidence > 0, axis=1).sum(axis=1)
+        drafts = [tokens[start:end] for start, end in zip(starts, ends, strict=True)]
         return BlockDrafts(inputs.requests, drafts, confidence)
 
-    def pick(self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints) -> Picked:
-        """Most likely tokens of rows [Q, H].
+    def pick(
+        self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints
+    ) -> tuple[list[int], Floats]:
+        """Most likely tokens of rows [Q, H], [Q], and their probability, 0 where the logits are not
+        finite, [Q].
 
         `lengths`: how many rows each of the blocks has, [D]; `bonus_ids`: their first tokens, [D].
         """
@@ -102,16 +98,16 @@ class BlockForward:
             # Lengths are fixed: nobody asks how sure the drafter is. Only ids come back, so drafts
             # of NaN are neither seen nor counted; they are verified like others.
             tokens = self._model.get_top_tokens(hidden)
-            return Picked(tokens.tolist(), np.ones(len(tokens), dtype=bool), np.ones(len(tokens)))
+            return tokens.tolist(), np.ones(len(tokens))
         logits = self._model.compute_logits(hidden).float()  # [Q, V]
         best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
         probability = torch.exp(best - logits.logsumexp(dim=-1))
-        finite = torch.isfinite(best)
-        tokens = self._model.target_ids(tokens)
-        probability = probability.where(finite, 0.0)
-        return Picked(tokens.tolist(), finite.numpy(), probability.numpy())
+        probability = probability.where(torch.isfinite(best), 0.0)
+        return self._model.target_ids(tokens).tolist(), probability.numpy()
 
-    def _walk(self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints) -> Picked:
+    def _walk(
+        self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints
+    ) -> tuple[list[int], Floats]:
         """`pick` for DFlash 2, whose tokens are chosen one after the other in each block."""
         selector = self._model.selector
         assert selector is not None
@@ -125,9 +121,8 @@ class BlockForward:
         is_row = torch.from_numpy(_is_row(lengths))
         probability = probability[is_row]
         # The walk takes the largest score: not finite where any of its place is NaN.
-        finite = torch.isfinite(probability)
-        probability = probability.where(finite, 0.0)
-        return Picked(tokens[is_row].tolist(), finite.numpy(), probability.numpy())
+        probability = probability.where(torch.isfinite(probability), 0.0)
+        return tokens[is_row].tolist(), probability.numpy()
 
     def run(
         self,

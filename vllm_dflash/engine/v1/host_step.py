@@ -1,201 +1,294 @@
 """V1's step: the host plans.
 
-A step, behind the target's, top to bottom (`drafts`):
+A step, behind the target's, top to bottom (`HostStep.run`):
 
-    outcome   what became of the drafts that the step verified               (length_control.py)
+    outcome   what became of the drafts that the step verified
     context   of the tokens that came to stay: stored, or kept waiting        (backlog.py)
-    look up   what the requests' own texts predict                            (text_drafts.py)
-    plan      whom to draft, and how wide                     (length_control.py, the planner's)
+    look up   what the requests' own texts predict                            (planning/texts.py)
+    plan      whom to draft, and how wide                                     (planning/planner.py)
     block     the drafter: context that these wait for stored, blocks drafted (block_forward.py)
-    choose    block or text, and how many of its drafts are to be verified    (length_control.py)
-    hand over to the scheduler, as lists of tokens                            (drafts_in_output.py)
+    choose    block or text, and how many of its drafts are to be verified    (planning/planner.py)
+    hand over to the scheduler, as lists of tokens                            (message.py)
 
-A plan that drafts nobody holds for some steps, in which texts alone are looked up.
+A plan that drafts nobody holds for some steps, in which texts alone are looked up. `proposer.py`
+takes from vLLM what a step needs: arrays and tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from vllm.config import VllmConfig
-from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from vllm_dflash.engine.block_layout import (
-    block_inputs,
-    draft_limits,
-    kept_rows,
-    length_limits,
-    room_for_long_drafts,
-)
+from vllm_dflash.config.mode import Mode
+from vllm_dflash.engine.agreement import from_rank_0
+from vllm_dflash.engine.block_layout import block_inputs, draft_limits, kept_rows
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v1.backlog import ContextBacklog
-from vllm_dflash.engine.v1.block_forward import BlockDrafts
-from vllm_dflash.engine.v1.length_control import NO_CONFIDENCE, LengthControl
-from vllm_dflash.engine.v1.loaded_drafter import LoadedDrafter
-from vllm_dflash.engine.v1.text_drafts import TextDrafts
-from vllm_dflash.planning import Ints
-from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.engine.v1.block_forward import NO_BLOCKS, BlockDrafts, BlockForward
+from vllm_dflash.model.context_projection import ContextProjection
+from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.texts import SuffixMatches, append_tokens
 
 
-class HostStep(LoadedDrafter):
-    """A drafter that is loaded, and what a step does with it."""
+class TargetBatch(NamedTuple):
+    """What the target ran, T rows of R requests, and what there is to draft them by."""
+
+    features: torch.Tensor
+    """Of the taps, [T, m * H]."""
+    positions: torch.Tensor
+    """[T]."""
+    slots: torch.Tensor
+    """Of the drafter's cache, [T]."""
+    query_start_loc: Ints
+    """First row of each request and the total, [R + 1]."""
+    num_rejected: Ints
+    """Rejected drafts, the last rows of each, [R]."""
+    block_table: torch.Tensor
+    """Cache blocks of each request, [R, most of any]."""
+    sampled: Ints
+    """Tokens that each was given, and -1 behind them, [R, most of any]."""
+    bonus_ids: Ints
+    """The newest of them, [R]."""
+    texts: Ints
+    """All tokens of each before those; they are written behind them, [R, longest] int32."""
+    text_limits: Ints
+    """Tokens that each may come to by its text, 0: it has none to look up, [R]."""
+    block_limits: Ints
+    """And by the drafter, [R]."""
+    most_free: int
+    """Free drafts of each at most, for which a step has room."""
+
+
+class FixedLength:
+    """`draft_length: "fixed"`, which stands in the planner's place: always K, or as many as a
+    request can use."""
+
+    is_same_everywhere = True
+    """On all tensor-parallel ranks, by itself."""
+
+    def __init__(self, max_draft: int) -> None:
+        self.max_draft = max_draft
+
+    def plan(self, step: Step) -> Plan:
+        """Everybody who can use drafts."""
+        width = min(self.max_draft, int(step.limits.max(initial=0)))
+        return Plan(step.limits > 0, width, price=0.0, speedup=1.0)
+
+    def lengths(self, step: Step, confidence: Floats) -> Ints:
+        """All of them."""
+        return np.minimum(step.limits, step.plan.width) * step.plan.drafted
+
+    def observe(self, step: Step) -> None:
+        """Expects nothing, and learns nothing."""
+
+
+class HostStep:
+    """Drafts of one worker, step by step."""
 
     def __init__(
-        self, vllm_config: VllmConfig, device: torch.device, runner: GPUModelRunner
+        self,
+        options: Mode,
+        block: BlockForward,
+        context: ContextProjection,
+        block_size: int,
     ) -> None:
-        super().__init__(vllm_config, device, runner)
-        self.lengths = LengthControl(self.width)
-        self.texts: TextDrafts | None = None
+        """Fixed lengths and no free drafts, until told otherwise; `block_size` is the cache's."""
+        self.width = options.draft_width
+        """Drafts of a block at most; there may be more of free ones."""
+        self.mask_token_id = options.drafter.mask_token_id
+        self.block_size = block_size
+        self.block = block
+        self.context = context
+        self.policy: Planner | FixedLength = FixedLength(self.width)
+        self.texts: SuffixMatches | None = None
         """What gives free drafts, if anything does."""
         self.backlog: ContextBacklog | None = None
         """Without one, context is stored in every step."""
-        self.all_drafted: Sequence[str] = ()
-        """The last batch, if all of it was drafted."""
-        self.has_drafts = False
-        """Whether any draft of the last step is to be verified."""
-        self.sampled = np.zeros((0, 1), np.int32)
-        """What this step sampled, [R, most of any]."""
+        self.statistics = DraftStatistics(self.width)
+        self._clock = StepClock()
+        self._handed_over: dict[str, bool] = {}
+        """Requests that have drafts which are still to be verified, for they may have to wait for
+        their turn; and whether their text predicted them."""
+        self._last = Step((), np.zeros(0, np.int64))
+        """The step before."""
+        self._skip_steps = 0
+        """How often nobody need be asked again, while the batch is the last one."""
 
-    def adapt_lengths(self, costs: StepCosts) -> None:
-        """From now on plan draft lengths, starting from these costs."""
-        most_free = self.options.most_free
-        self.lengths.policy = Planner(self.width, self.max_batch_size, costs, most_free=most_free)
-        if most_free:
-            sizes = self.max_batch_size, self.runner.max_model_len, most_free
-            self.texts = TextDrafts(*sizes, shares_outputs=self.options.shares_outputs)
-        # A connector hands the cache on with each step, so it must be complete. And of several
-        # cache groups, blocks that another one is given would have to be looked after as well.
-        if self.vllm_config.kv_transfer_config is None and self.num_cache_groups == 1:
-            self.backlog = ContextBacklog(
-                self.model.context,
-                self.feature_width,
-                self.dtype,
-                num_slots=self.num_slots,
-                block_size=self.block_size,
-            )
+    def expect(self, admitted: set[str], ended: set[str], texts: Ints) -> None:
+        """A step is about to run, to which such requests come, whose drafts vLLM has dropped; and
+        such have ended, whose texts are as they were at the last look-up."""
+        for name in admitted | ended:
+            self._handed_over.pop(name, None)
+        if ended and self.texts is not None:
+            self.texts.end(ended, texts)
 
-    def drafts(
-        self, step: Step, batch: CommonAttentionMetadata, bonus_ids: Ints
-    ) -> list[list[int]]:
-        """What each request of the batch is to have verified next; bonus tokens are [R]."""
-        ends = length_limits(self.runner.requests, step.ids, self.runner.max_model_len)
-        rests = self.lengths.take_skip(step)
-        self._look_up(step, ends)
-        if rests and step.predicted is None:
-            return self._hand_over(step, None)
-        if not rests:
-            self._limit(step, batch, np.minimum(ends, self.length_limit))
-        block, plan = None, self.lengths.plan(step)
-        if plan.width:
-            self._catch_up(step, batch)
-            block = self._run_block(step, batch, bonus_ids)
-        if plan.width or plan.uses_text:
-            self._choose(step, block)
+    def run(self, step: Step, batch: TargetBatch) -> list[list[int]]:
+        """What each request of the batch is to have verified next. The step knows its `ids`,
+        `produced`, `rows`, `context_lens`, and how many drafts it `verified`, ours or not."""
+        self._take_outcome(step)
+        self._keep_context(step, batch)
+        self._take_skip(step)
+        self._look_up(step, batch)
+        if not step.is_resting:
+            self._limit(step, batch)
+        block = NO_BLOCKS
+        if not step.is_resting or step.predicted is not None:
+            self._plan(step)
+            if step.plan.width:
+                self._catch_up(step, batch)
+                block = self._run_block(step, batch)
+            if step.plan.width or step.plan.uses_text:
+                self._choose(step, block)
         return self._hand_over(step, block)
 
-    def keep_context(
-        self,
-        step: Step,
-        positions: torch.Tensor,
-        features: torch.Tensor,
-        batch: CommonAttentionMetadata,
-        num_rejected: Ints,
-    ) -> None:
+    def end(self, step: Step) -> None:
+        """The runner is done with a step: time it, learn from it, count it."""
+        # A step that verified drafts is unlike the undrafted ones that may follow it.
+        is_skipping = self._skip_steps > 0 and not step.verified.any()
+        held = self._clock.finish(step, hold=is_skipping)
+        if held is not None:
+            self.statistics.compare(held, self.policy.observe(held))
+        with step.timing("planning"):
+            estimate = self.policy.observe(step)
+        self.statistics.observe(step, estimate)
+
+    # --- the parts of a step, in their order ------------------------------------------------------
+
+    def _take_outcome(self, step: Step) -> None:
+        """What became of our drafts; a discarded sample says nothing of them."""
+        if not step.verified.any():
+            return
+        ours = np.array([name in self._handed_over for name in step.ids])
+        free = np.array([self._handed_over.get(name, False) for name in step.ids])
+        step.verified = np.where(ours & step.decoding, step.verified, 0)
+        step.verified_free = step.verified * free
+        self.statistics.observe_verification(step)
+
+    def _keep_context(self, step: Step, batch: TargetBatch) -> None:
         """Of all rows that the target did not reject."""
-        slots = batch.slot_mapping[: len(features)]
         rows: slice | torch.Tensor
-        if num_rejected[:-1].any():
-            rows = torch.from_numpy(kept_rows(batch.query_start_loc_cpu.numpy(), num_rejected))
+        if batch.num_rejected[:-1].any():
+            rows = torch.from_numpy(kept_rows(batch.query_start_loc, batch.num_rejected))
         else:  # what is kept is in one piece, so nothing need be copied
-            rows = slice(len(features) - int(num_rejected[-1]))
-        kept = features[rows], positions[rows], slots[rows]
+            rows = slice(len(batch.features) - int(batch.num_rejected[-1]))
+        kept = batch.features[rows], batch.positions[rows], batch.slots[rows]
         with step.timing("context"):
             if self.backlog is None:
-                self.model.context.store(*kept)
+                self.context.store(*kept)
                 step.context_rows = len(kept[0])
-            else:
-                goes_on = step.ids == self.all_drafted  # it would not wait for long
-                take = self.backlog.store_new if goes_on else self.backlog.add
-                step.context_rows = take(*kept)
+                return
+            # While all are drafted step after step, it would not wait for long.
+            goes_on = step.ids == self._last.ids and self._last.plan.drafted.all()
+            take = self.backlog.store_new if goes_on else self.backlog.add
+            step.context_rows = take(*kept)
 
-    def _look_up(self, step: Step, ends: Ints) -> None:
-        """What texts predict, for requests that may come to so many tokens, [R]."""
+    def _take_skip(self, step: Step) -> None:
+        """An earlier plan may have said that nobody is drafted in this step either."""
+        if not self._skip_steps or step.ids != self._last.ids:
+            self._skip_steps = 0
+            return
+        self._skip_steps -= 1
+        step.plan = Plan.nothing(step.num_requests)
+        step.could_draft = self._last.could_draft
+        step.is_resting = True
+
+    def _look_up(self, step: Step, batch: TargetBatch) -> None:
+        """What texts predict, and what became of what they predicted before."""
         if self.texts is None:
             return
         with step.timing("planning"):
-            texts, ends = self.runner.input_batch, ends.copy()
-            # A prompt of embeddings has no tokens; what lies there was another request's.
-            ends[list(texts.req_prompt_embeds)] = 0
-            self.texts.look_up(
-                step,
-                texts.token_ids_cpu,
-                np.arange(step.num_requests),
-                ends,
-                self.sampled.astype(np.int32, copy=False),  # not written down yet
-                self._room_for_long_drafts(),
+            texts, places = batch.texts, np.arange(step.num_requests)
+            lens, produced = step.context_lens, step.produced
+            # The runner will write the same ones. Other types would be compiled for.
+            append_tokens(texts, places, lens, batch.sampled.astype(np.int32, copy=False), produced)
+            limits = batch.text_limits.astype(np.int64, copy=False)
+            found = self.texts.look_up(
+                step.ids, texts, places, lens, produced, limits, batch.most_free
             )
+        if found.lengths.any() or found.known.any():
+            step.predicted = found
 
-    def _limit(self, step: Step, batch: CommonAttentionMetadata, ends: Ints) -> None:
+    def _limit(self, step: Step, batch: TargetBatch) -> None:
         """How many drafts of a block each can use, and how much context waits for them."""
-        step.limits = draft_limits(step.context_lens, ends, self.width, step.decoding)
+        step.limits = draft_limits(step.context_lens, batch.block_limits, self.width, step.decoding)
+        step.could_draft = bool(step.limits.any())
         if self.backlog is not None:
             with step.timing("planning"):
-                table = batch.block_table_tensor.numpy()
+                table = batch.block_table.numpy()
                 step.waiting = self.backlog.count(table, step.context_lens)
 
-    def _catch_up(self, step: Step, batch: CommonAttentionMetadata) -> None:
+    def _plan(self, step: Step) -> None:
+        """Whom to draft and how wide, on every rank alike."""
+        with step.timing("planning"):
+            plan = self.policy.plan(step)
+        step.plan = plan if self.policy.is_same_everywhere else from_rank_0(plan)
+        if not step.plan.width and not step.is_resting:
+            self._skip_steps = step.plan.skip_steps
+
+    def _catch_up(self, step: Step, batch: TargetBatch) -> None:
         """Store the context for which the requests that are drafted wait."""
         if self.backlog is None:
             return
         drafted = step.plan.drafted
         with step.timing("context"):
-            table = batch.block_table_tensor.numpy()[drafted]
+            table = batch.block_table.numpy()[drafted]
             step.context_rows += self.backlog.store(table, step.context_lens[drafted])
 
-    def _run_block(
-        self, step: Step, batch: CommonAttentionMetadata, bonus_ids: Ints
-    ) -> BlockDrafts:
+    def _run_block(self, step: Step, batch: TargetBatch) -> BlockDrafts:
         """Blocks of all requests that are drafted, in one forward of the drafter."""
         inputs = block_inputs(
             step.context_lens,
             np.minimum(step.limits, step.plan.width) * step.plan.drafted,
-            bonus_ids,
-            self.spec.mask_token_id,
-            batch.block_table_tensor.numpy(),
+            batch.bonus_ids,
+            self.mask_token_id,
+            batch.block_table.numpy(),
             self.block_size,
         )
         with step.timing("draft"):
-            block = self.block.draft(inputs, batch.block_table_tensor)
+            block = self.block.draft(inputs, batch.block_table)
         step.draft_rows = len(inputs.input_ids)
         return block
 
-    def _choose(self, step: Step, block: BlockDrafts | None) -> None:
-        """Whose drafts each request gets, and how many of them are verified."""
-        usable = np.zeros_like(step.limits)
-        if block is None:
-            self.lengths.choose(step, usable, NO_CONFIDENCE)
-            return
+    def _choose(self, step: Step, block: BlockDrafts) -> None:
+        """Whose drafts each request gets, and how many of them, on every rank alike."""
+        drafted, usable = step.plan.drafted, np.zeros_like(step.limits)
         usable[block.requests] = [len(tokens) for tokens in block.tokens]
-        if self.texts is not None and step.plan.uses_text:
-            self.texts.compare(step, block.requests, block.tokens)
-        self.lengths.choose(step, usable, block.confidence)
+        step.nan_drafts = int(np.minimum(step.limits, step.plan.width)[drafted].sum())
+        step.nan_drafts -= int(usable.sum())
+        step.limits = usable
+        if step.plan.uses_text:
+            self._compare(step, block)
+        with step.timing("planning"):
+            step.lengths = self.policy.lengths(step, block.confidence)
+        if not self.policy.is_same_everywhere:
+            step.lengths, step.from_text = from_rank_0((step.lengths, step.from_text))
 
-    def _hand_over(self, step: Step, block: BlockDrafts | None) -> list[list[int]]:
+    def _compare(self, step: Step, block: BlockDrafts) -> None:
+        """How far blocks say what their requests' texts do, too."""
+        assert self.texts is not None
+        assert step.predicted is not None
+        for request, drafts in zip(block.requests.tolist(), block.tokens, strict=True):
+            length = min(int(step.predicted.lengths[request]), len(drafts))
+            differ = np.array(drafts[:length]) != self.texts.tokens(request, length)
+            step.agreed[request] = differ.argmax() if differ.any() else length
+
+    def _hand_over(self, step: Step, block: BlockDrafts) -> list[list[int]]:
+        """To the scheduler, and to the memory of the next step."""
         drafts: list[list[int]] = [[] for _ in step.ids]
-        if block is not None:
-            for request, tokens in zip(block.requests.tolist(), block.tokens, strict=True):
-                drafts[request] = tokens[: step.lengths[request]]
-        if self.texts is not None:
-            for request in np.flatnonzero(step.from_text & (step.lengths > 0)).tolist():
-                drafts[request] = self.texts.tokens(request, int(step.lengths[request]))
-        self.has_drafts = bool(step.lengths.any())
-        self.all_drafted = step.ids if step.plan.drafted.all() else ()
+        for request, tokens in zip(block.requests.tolist(), block.tokens, strict=True):
+            drafts[request] = tokens[: step.lengths[request]]
+        for request in np.flatnonzero(step.from_text & (step.lengths > 0)).tolist():
+            assert self.texts is not None
+            drafts[request] = self.texts.tokens(request, int(step.lengths[request]))
+        if self._handed_over:
+            for name in step.ids:
+                self._handed_over.pop(name, None)
+        for request in np.flatnonzero(step.lengths).tolist():
+            self._handed_over[step.ids[request]] = bool(step.from_text[request])
+        self._last = step
         return drafts
-
-    def _room_for_long_drafts(self) -> int:
-        budget = self.vllm_config.scheduler_config.max_num_batched_tokens
-        return room_for_long_drafts(budget, len(self.runner.requests), self.width)

@@ -1,59 +1,157 @@
-"""The proposer for vLLM's V1 model runner: what vLLM calls, in the order of a step."""
+"""The proposer for vLLM's V1 model runner: what vLLM calls, at the start and in every step.
+
+It stands between vLLM's types and the step itself (`host_step.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 import torch
-from vllm.config import VllmConfig
+from torch import nn
+from vllm.config import VllmConfig, replace
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from vllm_dflash.engine.block_layout import (
-    bonus_tokens,
-)
-from vllm_dflash.engine.padding import have_own_drafts, newly_admitted
+from vllm_dflash.config.draft_config import drafted_length
+from vllm_dflash.config.mode import Mode
+from vllm_dflash.engine.attention_groups import split_by_kind
+from vllm_dflash.engine.block_layout import bonus_tokens, length_limits
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.engine.v1.host_step import HostStep
+from vllm_dflash.engine.scheduled import newly_admitted
+from vllm_dflash.engine.v1.backlog import ContextBacklog
+from vllm_dflash.engine.v1.block_forward import BlockForward
+from vllm_dflash.engine.v1.host_step import HostStep, TargetBatch
+from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.warm import WarmState
+from vllm_dflash.model.draft_model import DFlashDraftModel
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.texts import SuffixMatches
 
 
-class PlannedProposer(HostStep):
+class PlannedProposer(DFlashProposer):
     """Drafts a block per request in one forward, in the place of vLLM's own proposer.
 
-    Written for synchronous scheduling, which is what the V1 runner does on CPUs: the ragged
-    lists it returns tell the scheduler each request's length.
+    Nothing of vLLM's class is used but its buffers and its start-up; the runner knows its drafter
+    by that class. Written for synchronous scheduling, which is what the V1 runner does on CPUs:
+    the ragged lists it returns tell the scheduler each request's length.
     """
+
+    model: DFlashDraftModel
+    runner: GPUModelRunner
+    host: HostStep
+    """The step, once the cache is there."""
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, runner: GPUModelRunner
     ) -> None:
         super().__init__(vllm_config, device, runner)
+        self.runner = runner
+        self.options = Mode.of(vllm_config)
+        self.spec = self.options.drafter
+        self.width = self.options.draft_width
+        """Drafts of a block at most; there may be more of free ones."""
+        self.most_free = self.options.most_free
+        self.feature_width = len(self.spec.taps) * self.spec.target_hidden_size
+        self.runs_target_alone = False
+        """Whether dummy runs of the runner are to leave the drafter out."""
         self.warm = WarmState(self._persistent_buffers)
         self.step: Step | None = None
         """The one that runs, from when the target's output is there."""
-        self.newly_admitted: Collection[str] = ()
-        """Requests whose drafts in this step are vLLM's placeholders."""
+        self._sampled = np.zeros((0, 1), np.int32)
+        """What it sampled, [R, most of any]."""
+
+    # --- the start ------------------------------------------------------------------------------
+
+    def _create_draft_vllm_config(self) -> VllmConfig:
+        base = super()._create_draft_vllm_config()
+        attention = replace(base.attention_config, use_non_causal=not all(self.spec.causal))
+        return replace(base, attention_config=attention)
+
+    def _maybe_share_embeddings(self, target_language_model: nn.Module) -> None:
+        self.model.share_vocabulary(target_language_model)
+
+    def _maybe_share_lm_head(self, target_language_model: nn.Module) -> None:
+        """The head came with the embedding."""
+
+    def load_model(self, target_model: nn.Module) -> None:
+        """Load the drafter."""
+        super().load_model(target_model)
+        cover_positions(self.model, self.max_model_len)
+        self.block = BlockForward(self.model, self.vllm_config, [])
+
+    def initialize_attn_backend(
+        self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int] | None = None
+    ) -> None:
+        """Find the drafter's cache group, and build metadata for each kind of layer in it."""
+        super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
+        groups = split_by_kind(
+            self.draft_attn_groups[0],
+            self.model.context.attentions,
+            self.vllm_config,
+            self.device,
+            kernel_block_sizes[self.kv_cache_gid] if kernel_block_sizes else None,
+        )
+        self.block = BlockForward(self.model, self.vllm_config, groups)
+        self.host = HostStep(self.options, self.block, self.model.context, self.block_size)
+        group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
+        self.num_slots = kv_cache_config.num_blocks * group.kv_cache_spec.block_size
+        self.num_cache_groups = len(kv_cache_config.kv_cache_groups)
+
+    @torch.inference_mode()
+    def dummy_run(
+        self,
+        num_tokens: int,
+        use_cudagraphs: bool = True,
+        is_graph_capturing: bool = False,
+        slot_mappings: dict[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Profile and compile: the largest context and the largest block, writing nothing."""
+        if self.runs_target_alone:
+            return
+        features = torch.zeros(num_tokens, self.feature_width, dtype=self.dtype, device=self.device)
+        positions = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
+        self.model.context.project(self.model.context.fuse(features), positions)
+        num_queries = min(num_tokens, self.max_batch_size * (1 + self.width))
+        hidden = self.block.run(None, {}, self.input_ids[:num_queries], positions[:num_queries])
+        if self.model.selector is None:
+            self.model.compute_logits(hidden)
+        else:
+            self.model.compute_candidates(hidden)
+
+    def adapt_lengths(self, costs: StepCosts) -> None:
+        """From now on plan draft lengths, starting from these costs."""
+        host, most_free, shares = self.host, self.most_free, self.options.shares_outputs
+        host.policy = Planner(self.width, self.max_batch_size, costs, most_free=most_free)
+        if most_free:
+            sizes = self.max_batch_size, self.runner.max_model_len, most_free
+            host.texts = SuffixMatches(*sizes, shares_outputs=shares)
+        # A connector hands the cache on with each step, so it must be complete. And of several
+        # cache groups, blocks that another one is given would have to be looked after as well.
+        if self.vllm_config.kv_transfer_config is None and self.num_cache_groups == 1:
+            host.backlog = ContextBacklog(
+                self.model.context,
+                self.feature_width,
+                self.dtype,
+                num_slots=self.num_slots,
+                block_size=self.block_size,
+            )
+
+    def _persistent_buffers(self) -> list[torch.Tensor]:
+        return [] if self.host.backlog is None else self.host.backlog.buffers()
+
+    # --- every step, in this order --------------------------------------------------------------
 
     def expect(self, step: SchedulerOutput) -> None:
         """A step is about to run."""
-        self.newly_admitted = newly_admitted(step)
-        if self.texts is not None:
-            self.texts.end(step.finished_req_ids)
-
-    def drop_context(self, blocks: Collection[int], block_size: int) -> None:
-        """Before a step: cache blocks that it gives to somebody else, or that are of no more use.
-
-        The context that waits for them is not to be stored any more.
-        """
-        if self.backlog is not None:
-            self.backlog.drop(blocks, block_size)
+        texts = self.runner.input_batch.token_ids_cpu
+        self.host.expect(newly_admitted(step), step.finished_req_ids, texts)
 
     def prepare_next_token_ids_padded(
         self,
@@ -67,9 +165,9 @@ class PlannedProposer(HostStep):
         The first that the proposer hears of a step. Unlike vLLM's own, looks no token up for
         requests still in their prompt: those are not drafted, so their bonus token is never read.
         """
-        num_requests, self.sampled = len(sampled_token_ids), sampled_token_ids.numpy()
+        num_requests, self._sampled = len(sampled_token_ids), sampled_token_ids.numpy()
         bonus, produced = bonus_tokens(
-            self.sampled,
+            self._sampled,
             discard_request_mask.numpy()[:num_requests],
             gpu_input_batch.vocab_size,
         )
@@ -82,40 +180,27 @@ class PlannedProposer(HostStep):
         spec_decode_metadata: SpecDecodeMetadata,
         valid_sampled_tokens_count: torch.Tensor,
     ) -> tuple[CommonAttentionMetadata, None, torch.Tensor]:
-        """The batch as it is, and how many drafts of each request were rejected, [R].
-
-        Also the one place that sees what became of the drafts.
-        """
+        """The batch as it is, and how many drafts of each request were rejected, [R]; called where
+        any were verified."""
         assert self.step is not None
-        if not any(spec_decode_metadata.num_draft_tokens):
-            return common_attn_metadata, None, torch.zeros_like(valid_sampled_tokens_count)
-        drafted = np.array(spec_decode_metadata.num_draft_tokens)
-        step, produced = self.step, self.step.produced
-        tells = (produced > 0) & have_own_drafts(step.ids, self.newly_admitted)
-        step.verified = np.where(tells, drafted, 0)  # a discarded sample says nothing
-        self.lengths.observe_verification(step)
-        rejected = np.where(drafted > 0, drafted + 1 - produced, 0)
+        verified = np.array(spec_decode_metadata.num_draft_tokens)
+        self.step.verified = verified
+        rejected = np.where(verified > 0, verified + 1 - valid_sampled_tokens_count.numpy(), 0)
         return common_attn_metadata, None, torch.from_numpy(rejected.astype(np.int32))
 
     @torch.inference_mode()
     def propose(
         self,
-        num_speculative_tokens: int,
-        target_token_ids: torch.Tensor,
         target_positions: torch.Tensor,
         target_hidden_states: torch.Tensor,
         next_token_ids: torch.Tensor,
-        token_indices_to_sample: torch.Tensor | None,
         common_attn_metadata: CommonAttentionMetadata,
-        sampling_metadata: SamplingMetadata,
-        mm_embed_inputs: tuple[list[torch.Tensor], torch.Tensor] | None = None,
         num_rejected_tokens_gpu: torch.Tensor | None = None,
-        slot_mappings: dict[str, torch.Tensor] | list[dict[str, torch.Tensor]] | None = None,
+        **_: object,
     ) -> list[list[int]]:
         """Take this step's context and draft the next tokens.
 
         Args:
-            num_speculative_tokens: drafts of a request at most.
             target_positions: of this step's T scheduled rows, [T].
             target_hidden_states: taps concatenated in ascending layer order, [T, m * H].
             next_token_ids: the bonus token of each request, [R].
@@ -126,29 +211,51 @@ class PlannedProposer(HostStep):
         Returns:
             Drafts of each request, empty where none are worth it.
         """
-        step, batch = self.step, common_attn_metadata
+        step, batch, runner = self.step, common_attn_metadata, self.runner
         assert step is not None
-        rejected = num_rejected_tokens_gpu
-        num_rejected = np.zeros(batch.num_reqs, np.int32) if rejected is None else rejected.numpy()
+        num_rejected = np.zeros(batch.num_reqs, np.int32)
+        if num_rejected_tokens_gpu is not None:
+            num_rejected = num_rejected_tokens_gpu.numpy()
         step.rows = batch.num_actual_tokens
         context_lens = batch.seq_lens[: batch.num_reqs].numpy() - num_rejected
         step.context_lens = context_lens.astype(np.int64)
-        self.keep_context(step, target_positions, target_hidden_states, batch, num_rejected)
-        return self.drafts(step, batch, next_token_ids.numpy())
+        limits = length_limits(runner.requests, step.ids, runner.max_model_len)
+        text_limits = limits.copy()
+        # A prompt of embeddings has no tokens; what lies there was another request's.
+        text_limits[list(runner.input_batch.req_prompt_embeds)] = 0
+        # Free drafts that all can have verified in one step, whoever else has as many: of a step's
+        # rows, the scheduler also keeps a block's for each, and lets those wait who find no room.
+        budget = self.vllm_config.scheduler_config.max_num_batched_tokens
+        room = max(budget // len(runner.requests) - 2 - self.width, 0)
+        return self.host.run(
+            step,
+            TargetBatch(
+                features=target_hidden_states,
+                positions=target_positions,
+                slots=batch.slot_mapping[: len(target_hidden_states)],
+                query_start_loc=batch.query_start_loc_cpu.numpy(),
+                num_rejected=num_rejected,
+                block_table=batch.block_table_tensor,
+                sampled=self._sampled,
+                bonus_ids=next_token_ids.numpy(),
+                texts=runner.input_batch.token_ids_cpu,
+                text_limits=text_limits,
+                # vLLM may lower its limit after start-up.
+                block_limits=limits.clip(max=drafted_length(self.draft_model_config)),
+                most_free=min(self.most_free, room),
+            ),
+        )
 
     def end_step(self) -> None:
         """The runner is done with a step, or had none."""
         step, self.step = self.step, None
         if step is not None:
-            self.lengths.end(step)
+            self.host.end(step)
 
     def clear_statistics(self) -> None:
         """Count from zero again."""
-        self.lengths.statistics.clear()
+        self.host.statistics.clear()
 
-    def collect_statistics(self, *, waits: bool = True) -> DraftStatistics:
-        """What was counted so far; there is nothing to wait for."""
-        return self.lengths.statistics
-
-    def _persistent_buffers(self) -> list[torch.Tensor]:
-        return [] if self.backlog is None else self.backlog.buffers()
+    def collect_statistics(self) -> DraftStatistics:
+        """What was counted so far."""
+        return self.host.statistics

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from copy import copy
 
+from vllm import envs
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from vllm_dflash.engine.agreement import agreed_seconds
 from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
-from vllm_dflash.engine.drafts_in_output import DRAFTS, drafts_come_with_the_output
-from vllm_dflash.engine.estimates_file import Memory
-from vllm_dflash.engine.fresh_blocks import useless_blocks
+from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
+from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
 from vllm_dflash.engine.profile import profile_v1
-from vllm_dflash.engine.reporting.figures import FIGURES_SENT, FiguresToSend
-from vllm_dflash.engine.reporting.log import log_free_drafts
+from vllm_dflash.engine.reporting.figures import (
+    FIGURES_SENT,
+    FREE_DRAFTS,
+    INTERVAL,
+    OF_WORKERS,
+    Increases,
+)
+from vllm_dflash.engine.reporting.log import PeriodicLog, log_free_drafts
+from vllm_dflash.engine.scheduled import useless_blocks
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
@@ -32,7 +38,7 @@ class V1CPUWorker(DraftingCPUWorker):
     seams = V1_WORKER
     model_runner: GPUModelRunner
     drafter: PlannedProposer
-    _figures: FiguresToSend | None = None
+    _figures: Increases | None = None
 
     def attach(self) -> PlannedProposer:
         """Hooks 10, 11 and 19."""
@@ -48,23 +54,27 @@ class V1CPUWorker(DraftingCPUWorker):
 
     def measure(self) -> StepCosts:
         """By dummy batches."""
-        return profile_v1(self.model_runner, agreed_seconds)
+        return profile_v1(self.model_runner)
 
-    def start_planning(self, costs: StepCosts, memory: Memory | None) -> None:
-        """The proposer plans; rank 0's memory is kept."""
-        policy, options = self.drafter.lengths.policy, self.drafter.options
-        assert isinstance(policy, Planner)
-        if memory is not None:
-            keeper = memory.attend(policy)
+    def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
+        """The proposer plans; what rank 0 learns is kept."""
+        planner, options = self.drafter.host.policy, self.drafter.options
+        assert isinstance(planner, Planner)
+        if file is not None:
+            keeper = EstimatesKeeper(file, planner)
             self._keeper = keeper if self.rank == 0 else None
         if self.rank == 0 and options.free_drafts:
             log_free_drafts(options.most_free, shares_outputs=options.shares_outputs)
 
     def start_counting(self) -> None:
-        """Here the worker counts for `/metrics`, too."""
+        """Here the worker counts for the log and for `/metrics`, too."""
         super().start_counting()
-        if self.rank == 0:
-            self._figures = FiguresToSend(self.drafter.collect_statistics())
+        if self.rank != 0:
+            return
+        statistics = self.drafter.collect_statistics()
+        self._figures = Increases(statistics, INTERVAL, OF_WORKERS)
+        if self.drafter.options.is_planned:
+            self._ticking += (PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL),)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:
         """Run the target, and sample and draft in the same call unless a grammar has a say.
@@ -84,6 +94,9 @@ class V1CPUWorker(DraftingCPUWorker):
         self, step: SchedulerOutput, blocks: list[int], group: int, block_size: int
     ) -> None:
         """Drop the context that waits for blocks with new owners, or that nobody can find again."""
+        backlog = self.drafter.host.backlog
+        if backlog is None:
+            return
         # Those that were preempted gave their blocks away before; the runner still lists them.
         runner = self.model_runner
         still_own = step.finished_req_ids & runner.input_batch.req_id_to_index.keys()
@@ -93,7 +106,7 @@ class V1CPUWorker(DraftingCPUWorker):
             block_size,
             caches_prefixes=self.cache_config.enable_prefix_caching,
         )
-        self.drafter.drop_context(blocks + useless, block_size)
+        backlog.drop(blocks + useless, block_size)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Output | None:
         """Sample and draft: the end of a step."""
@@ -101,9 +114,14 @@ class V1CPUWorker(DraftingCPUWorker):
             return super().sample_tokens(grammar_output)
 
     def end_step(self, output: Output) -> Output:
-        """Drafts go with the tokens, and now and then figures do."""
-        if self.drafter.has_drafts and drafts_come_with_the_output(self.vllm_config):
+        """Drafts go with the tokens, what became of free ones does, and now and then figures do."""
+        step = self.drafter.step
+        has_drafts = step is not None and step.lengths.any()
+        if has_drafts and drafts_come_with_the_output(self.vllm_config):
             DRAFTS.attach(output, self.take_draft_token_ids())
+        if step is not None and step.verified_free.any():
+            verified = zip(step.ids, step.verified_free.tolist(), strict=True)
+            FREE_DRAFTS.attach(output, {name: count for name, count in verified if count})
         self.drafter.end_step()
         if self._figures is not None and (figures := self._figures.tick()):
             FIGURES_SENT.attach(output, figures)

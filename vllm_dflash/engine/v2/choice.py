@@ -9,10 +9,9 @@ about the token that the target is going to draw there, and the target's distrib
 
 from __future__ import annotations
 
-import torch
 from vllm.triton_utils import tl, triton
 
-from vllm_dflash.engine.v2.draft_slots import DraftSlots
+from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
 from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
 from vllm_dflash.planning.chances import AGREEMENT, BIAS_PRIOR_TOKENS
@@ -32,39 +31,30 @@ def _acceptance(rates, knots, draft, confidence, is_draft, NUM_KNOTS: tl.constex
 
 
 @triton.jit
-def _bias_of(bias, slot, num_slots, PRIOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Accepted against expected tokens of a request, shrunk to everybody's; `bias` [S + 1, 2]."""
-    everybody = bias + 2 * num_slots
+def _bias_of(bias, everybody, PRIOR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Accepted against expected tokens of a request, shrunk to everybody's."""
     of_everybody = (tl.load(everybody + 1) + PRIOR) / (tl.load(everybody) + PRIOR)
-    own = bias + 2 * slot
-    return (tl.load(own + 1) + PRIOR * of_everybody) / (tl.load(own) + PRIOR)
+    return (tl.load(bias + 1) + PRIOR * of_everybody) / (tl.load(bias) + PRIOR)
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit
 def _choose(  # type: ignore[no-untyped-def]
-    idx_mapping,  # [R]
+    slots,  # [R]
     num_sampled,  # [R]
-    last_sampled,  # [S, 1]
+    newest,  # [S, 1]
     drafts,  # [max R, K]
     block_confidence,  # [max R, K]
-    found_tokens,  # [max R, K]
-    found_lengths,  # [max R]
-    found_matches,  # [max R]
     chances,  # [max R, K]
-    source,  # [S]
-    confidence,  # [S, K]
-    block_survival,  # [S, K]
-    text_survival,  # [S, K]
-    matches,  # [S]
-    text_lengths,  # [S]
-    text_tokens,  # [S, K]
-    bias,  # [2, S + 1, 2]
+    found_tokens,  # [max R, K]
+    found_matches,  # [max R]
+    records,  # [S, HEAD + 4 * K]
+    everybody,  # [2, 2]
     rates,  # [2, K, knots]
     trust,  # [MOST_TRUST + 1]
     knots,
-    num_slots,
     HAS_BLOCK: tl.constexpr,
     HAS_TEXT: tl.constexpr,
+    HEAD: tl.constexpr,
     K: tl.constexpr,
     PADDED_K: tl.constexpr,
     NUM_KNOTS: tl.constexpr,
@@ -76,31 +66,31 @@ def _choose(  # type: ignore[no-untyped-def]
     TEXT: tl.constexpr,
 ):
     request = tl.program_id(0)
-    slot = tl.load(idx_mapping + request).to(tl.int64)
+    slot = tl.load(slots + request).to(tl.int64)
     is_running = tl.load(num_sampled + request) > 0
     draft = tl.arange(0, PADDED_K)
     is_place = draft < K
-    row, own = request * K + draft, slot * K + draft
+    row, record = request * K + draft, records + slot * (HEAD + 4 * K)
     given = tl.load(drafts + row, mask=is_place, other=0)
-    last = tl.load(last_sampled + slot)
+    last = tl.load(newest + slot)
 
     sure = tl.zeros([PADDED_K], tl.float32)
     chance_of_block = tl.zeros([PADDED_K], tl.float32)
     if HAS_BLOCK:
         sure = tl.load(block_confidence + row, mask=is_place & is_running, other=0.0)
-        sure = tl.where(sure > 0, sure, 0.0)  # where logits were not finite there is no draft
-        chance_of_block = _acceptance(rates, knots, draft, sure, is_place & (sure > 0), NUM_KNOTS)
+        is_finite = is_place & (sure > 0)  # where logits were not, there is no draft
+        chance_of_block = _acceptance(rates, knots, draft, sure, is_finite, NUM_KNOTS)
+        sure = tl.where(is_finite, sure, tl.where(is_running, -1.0, 0.0))
     survival_of_block = tl.cumprod(chance_of_block, axis=0)
-    bias_of_block = _bias_of(bias, slot, num_slots, PRIOR)
+    bias_of_block = _bias_of(record + 2, everybody, PRIOR)
 
-    match, length, predicted = 0, 0, last + tl.zeros_like(given)
+    match, predicted = tl.full([], 0, tl.int32), last + tl.zeros_like(given)
     chance_of_text = tl.zeros([PADDED_K], tl.float32)
     if HAS_TEXT:
         match = tl.where(is_running, tl.load(found_matches + request), 0)
-        length = tl.where(is_running, tl.load(found_lengths + request), 0)
-        is_predicted = is_place & (draft < length)
+        is_predicted = is_place & (match > 0)
         predicted = tl.load(found_tokens + row, mask=is_predicted, other=0)
-        predicted = tl.where(is_predicted, predicted, last)
+        predicted = tl.where(match > 0, predicted, last)
         if HAS_BLOCK:
             match += AGREEMENT * tl.min(
                 tl.where(is_predicted & (predicted == given), PADDED_K, draft), axis=0
@@ -109,7 +99,7 @@ def _choose(  # type: ignore[no-untyped-def]
         rates_of_text = rates + K * NUM_KNOTS
         chance_of_text = _acceptance(rates_of_text, knots, draft, trusted, is_predicted, NUM_KNOTS)
     survival_of_text = tl.cumprod(chance_of_text, axis=0)
-    bias_of_text = _bias_of(bias + 2 * (num_slots + 1), slot, num_slots, PRIOR)
+    bias_of_text = _bias_of(record + 4, everybody + 2, PRIOR)
 
     block_promises = tl.sum(tl.minimum(survival_of_block * bias_of_block, 1.0), axis=0)
     text_promises = tl.sum(tl.minimum(survival_of_text * bias_of_text, 1.0), axis=0)
@@ -127,54 +117,42 @@ def _choose(  # type: ignore[no-untyped-def]
     tl.debug_barrier()  # several threads read what one of them writes
     tl.store(drafts + row, tokens, mask=is_place & is_running)
     tl.store(chances + row, tl.minimum(corrected / before, 1.0), mask=is_place)
-    tl.store(source + slot, tl.where(is_running, chosen, NOBODY))
-    tl.store(confidence + own, sure, mask=is_place)
-    tl.store(block_survival + own, survival_of_block, mask=is_place)
-    tl.store(text_survival + own, survival_of_text, mask=is_place)
-    tl.store(matches + slot, match)
-    tl.store(text_lengths + slot, length)
-    tl.store(text_tokens + own, predicted, mask=is_place)
+    tl.store(record, tl.where(is_running, chosen, NOBODY).to(tl.float32))
+    tl.store(record + 1, match.to(tl.float32))
+    of_drafts = record + HEAD + draft
+    tl.store(of_drafts, sure, mask=is_place)
+    tl.store(of_drafts + K, survival_of_block, mask=is_place)
+    tl.store(of_drafts + 2 * K, survival_of_text, mask=is_place)
+    tl.store(of_drafts + 3 * K, predicted.to(tl.float32), mask=is_place)
 
 
 def choose(
-    slots: DraftSlots,
-    idx_mapping: torch.Tensor,
-    num_sampled: torch.Tensor,
-    last_sampled: torch.Tensor,
-    drafts: torch.Tensor,
-    confidence: torch.Tensor | None,
-    found: TextLookUp | None,
-    chances: torch.Tensor,
+    slots: DraftSlots, batch: Batch, drafts: Drafts, found: TextLookUp | None, *, has_block: bool
 ) -> None:
-    """Write drafts and chances of R requests, and into `slots` what grading them takes.
+    """Write drafts and chances of a batch, and into `slots` what grading them takes.
 
     Args:
         slots: of all requests.
-        idx_mapping: the slot of each request, [R].
-        num_sampled: tokens that it got in this step, [R]; 0: it is still in its prompt.
-        last_sampled: newest token of each slot, [S, 1] int64.
-        drafts: in: tokens of the blocks; out: those chosen, [max R, K] int64.
-        confidence: of the blocks' tokens, [max R, K] float32, 0 where logits were not finite; None:
-            no block was run.
+        batch: of R requests.
+        drafts: in: tokens and confidence of the blocks; out: the tokens chosen, and chances.
         found: what the texts predict; None: nothing was looked up.
-        chances: of each draft, if those before it are accepted, [max R, K] float32.
+        has_block: whether a block was run.
     """
-    num_slots, width = slots.confidence.shape
-    _choose[(len(idx_mapping),)](
-        idx_mapping,
-        num_sampled,
-        last_sampled,
-        drafts,
-        confidence,
-        *((None, None, None) if found is None else (found.tokens, found.lengths, found.matches)),
-        chances,
-        *slots.of_drafts(),
+    width = slots.width
+    _choose[(len(batch.slots),)](
+        batch.slots,
+        batch.sampled,
+        batch.newest,
+        *drafts,
+        *((None, None) if found is None else (found.tokens, found.matches)),
+        slots.records,
+        slots.everybody,
         slots.rates,
         slots.trust,
         slots.knots,
-        num_slots,
-        HAS_BLOCK=confidence is not None,
+        HAS_BLOCK=has_block,
         HAS_TEXT=found is not None,
+        HEAD=HEAD,
         K=width,
         PADDED_K=triton.next_power_of_2(width),
         NUM_KNOTS=len(slots.knots),

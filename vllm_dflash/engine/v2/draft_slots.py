@@ -1,9 +1,11 @@
-"""What the device knows of each request's drafts, by slot: written by one kernel, read by the next.
+"""What the device knows of drafts: written by one kernel, read by the next.
 
 The host sees counts of it, steps later, and sends back what it learned: acceptance rates.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,58 +13,66 @@ import torch
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS, TRUST, Chances
 
+HEAD = 6
+"""Columns of a slot's record before those of its drafts: whose they are (NOBODY, BLOCK or TEXT),
+tokens that its text has matched (with agreement, 0: it predicts nothing), and its biases: tokens
+expected and accepted of late, decayed, of blocks and of texts."""
+
+
+class Batch(NamedTuple):
+    """A step of R requests, behind the target's. S slots are there for all requests."""
+
+    slots: torch.Tensor
+    """Of each request, [R]."""
+    sampled: torch.Tensor
+    """Tokens that each got in this step; 0: it is still in its prompt, [R]."""
+    rejected: torch.Tensor
+    """Its drafts that were rejected, [R]."""
+    texts: torch.Tensor
+    """With this step's tokens, [S, L] int32."""
+    text_lens: torch.Tensor
+    """Tokens that each has, [S] int32."""
+    newest: torch.Tensor
+    """Last token of each, [S, 1] int64."""
+
+
+class Drafts(NamedTuple):
+    """What a batch is to have verified next; rows behind the batch's are left alone."""
+
+    tokens: torch.Tensor
+    """[max R, K] int64."""
+    confidence: torch.Tensor
+    """Of the drafter, in its block; 0 where its logits were not finite, [max R, K] float32."""
+    chances: torch.Tensor
+    """Of each draft, if those before it are accepted, [max R, K] float32."""
+
 
 class DraftSlots:
     """Persistent tensors of S slots with up to K drafts each; zeros for new requests."""
 
     def __init__(self, num_slots: int, width: int, device: torch.device) -> None:
         """For S slots and K drafts."""
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        def table(values: Floats) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device)
-
-        self.source = zeros(num_slots, dtype=torch.int32)  # [S]: NOBODY, BLOCK or TEXT
-        self.confidence = zeros(num_slots, width)  # [S, K]: the drafter's, of its last block
-        # Chances that each draft and all before it are accepted, not corrected by bias.
-        self.block_survival = zeros(num_slots, width)  # [S, K]
-        self.text_survival = zeros(num_slots, width)  # [S, K]
-        self.matches = zeros(num_slots, dtype=torch.int32)  # [S]: with agreement
-        self.text_lengths = zeros(num_slots, dtype=torch.int32)  # [S]: tokens predicted
-        self.text_tokens = zeros(num_slots, width, dtype=torch.int64)  # [S, K]
-        # Of blocks and texts, of each slot and (row S) of everybody: decayed tokens expected and
-        # accepted.
-        self.bias = zeros(2, num_slots + 1, 2)
+        self.width = width
+        # What was handed over: behind the head, K columns each of the drafter's confidence in its
+        # last block (-1: not finite), of survival of the block's drafts and of the text's (chances
+        # that all up to there are accepted, not corrected by bias), and of the text's tokens,
+        # which are exact up to 2^24.
+        self.records = torch.zeros(num_slots, HEAD + 4 * width, device=device)
+        # Biases of everybody together, of blocks and of texts.
+        self.everybody = torch.zeros(2, 2, device=device)
         fresh = Chances.of(width, 0).rates
-        self.rates = table(np.stack((fresh, fresh)))  # [2, K, knots]: of blocks and texts
-        self.trust = table(TRUST)  # [512]
-        self.knots = table(CONFIDENCE_KNOTS)  # [knots]
+        tables = (np.stack((fresh, fresh)), TRUST, CONFIDENCE_KNOTS)
+        self.rates, self.trust, self.knots = (
+            torch.tensor(table, dtype=torch.float32, device=device) for table in tables
+        )  # [2, K, knots], [512], [knots]
 
     def buffers(self) -> list[torch.Tensor]:
         """What kernels read and write; never allocated again."""
-        return [*vars(self).values()]
-
-    def of_drafts(self) -> tuple[torch.Tensor, ...]:
-        """What `choose` writes and `grade` reads, in the order of both kernels' arguments."""
-        return (
-            self.source,
-            self.confidence,
-            self.block_survival,
-            self.text_survival,
-            self.matches,
-            self.text_lengths,
-            self.text_tokens,
-            self.bias,
-        )
+        return [each for each in vars(self).values() if isinstance(each, torch.Tensor)]
 
     def forget(self, slots: torch.Tensor) -> None:
         """Slots [N] int64, on the device, are new requests' from now on."""
-        for each in (self.source, self.text_lengths):
-            each.index_fill_(0, slots, 0)
-        self.confidence.index_fill_(0, slots, 0.0)  # is reported whoever the drafts are of
-        self.bias.index_fill_(1, slots, 0.0)
+        self.records.index_fill_(0, slots, 0.0)
 
     def set_rates(self, block: Floats, text: Floats) -> None:
         """From now on drafts of blocks and texts are accepted at these rates, [K, knots] each.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import nn
 from vllm.compilation.backends import set_model_tag
-from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig, replace
 from vllm.model_executor.model_loader import get_model
+from vllm.model_executor.model_loader.utils import get_draft_load_config
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBuffers
@@ -14,9 +17,8 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.utils import AttentionGroup
 
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.attention_groups import split_by_kind
-from vllm_dflash.engine.v2.drafter_config import drafter_layers, one_width
 from vllm_dflash.engine.v2.trimming import why_untrimmed
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.model.draft_model import DFlashDraftModel
@@ -30,7 +32,7 @@ class LoadedSpeculator(DFlashSpeculator):
     enable_adaptive_verification: bool
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        self.options = DFlashOptions.of(vllm_config)
+        self.options = Mode.of(vllm_config)
         super().__init__(vllm_config, device)
         self.engine_config = vllm_config
         """As the engine was started with it; vLLM's class changes its own copy."""
@@ -47,9 +49,10 @@ class LoadedSpeculator(DFlashSpeculator):
         self, target_model: nn.Module, target_attn_layer_names: set[str]
     ) -> DFlashDraftModel:
         """Load our draft model and let it use the target's vocabulary."""
-        config = drafter_layers(self.vllm_config, self.requires_non_causal)
         with set_model_tag("dflash_head"):
-            model = get_model(vllm_config=config, model_config=self.draft_model_config)
+            model = get_model(
+                vllm_config=self._config_of_layers(), model_config=self.draft_model_config
+            )
         language_model = getattr(target_model, "get_language_model", lambda: target_model)()
         model.share_vocabulary(language_model)
         cover_positions(model, self.max_model_len)
@@ -61,9 +64,29 @@ class LoadedSpeculator(DFlashSpeculator):
             self.enable_adaptive_verification = True
         return model
 
+    def _config_of_layers(self) -> VllmConfig:
+        """To build the drafter's with: attention backend, cache type and loading are its own."""
+        whole, speculative = self.vllm_config, self.speculative_config
+        cache = whole.cache_config
+        if speculative.kv_cache_dtype is not None:
+            cache = replace(cache, cache_dtype=speculative.kv_cache_dtype)
+        attention = replace(
+            whole.attention_config,
+            use_non_causal=self.requires_non_causal,
+            backend=speculative.attention_backend,
+        )
+        return replace(
+            whole,
+            attention_config=attention,
+            cache_config=cache,
+            load_config=get_draft_load_config(whole),
+        )
+
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """Capture blocks of one width: the lengths of the table are the target's."""
-        whole, self.vllm_config = self.vllm_config, one_width(self.vllm_config)
+        whole, self.vllm_config = self.vllm_config, copy(self.vllm_config)
+        self.vllm_config.speculative_config = copy(self.speculative_config)
+        self.vllm_config.speculative_config.num_speculative_tokens_per_batch_size = None
         try:
             super().init_cudagraph_manager(cudagraph_mode)
         finally:

@@ -12,24 +12,29 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from vllm import envs
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from vllm_dflash.config.draft_config import drafted_length
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.estimates_file import EstimatesKeeper
-from vllm_dflash.engine.padding import have_own_drafts, newly_admitted
-from vllm_dflash.engine.reporting.figures import FiguresToSend, send_figures
-from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.counting_scheduler import CountingScheduler
+from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.step_clock import StepClock
-from vllm_dflash.engine.v2.counted_output import OUTCOMES
-from vllm_dflash.engine.v2.directions import DIRECTIONS, Directions, directions_of
-from vllm_dflash.engine.v2.worker_facts import FACTS, WorkerFacts
+from vllm_dflash.engine.v2.exchange import (
+    DIRECTIONS,
+    FACTS,
+    OUTCOMES,
+    Directions,
+    WorkerFacts,
+    directions_of,
+    free_ones,
+)
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.ahead import NOBODY, TEXT, Ahead, AheadPlanner
+from vllm_dflash.planning.ahead import Ahead, AheadPlanner
 from vllm_dflash.planning.rehearsal import rehearse_ahead
 from vllm_dflash.planning.step import Step
 
@@ -37,19 +42,18 @@ FIRST_NEWS, MOST_NEWS = 4, 32
 """Steps after which workers are told what was learned: soon at first, then now and then."""
 
 
-class PlansAhead(Scheduler):
-    """What both of vLLM's schedulers get on V2."""
+class DFlashDeviceScheduler(CountingScheduler):
+    """vLLM's scheduler for V2, where a step is scheduled once the last one's tokens are known."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         width = self.num_spec_tokens
         self.planner = AheadPlanner(width, self.vllm_config.scheduler_config.max_num_seqs)
         """Workers start it, unless draft lengths are fixed."""
-        self._is_fixed = not DFlashOptions.of(self.vllm_config).is_planned
+        self._is_fixed = not Mode.of(self.vllm_config).is_planned
         if not self._is_fixed:
             rehearse_ahead(width)
-        self.statistics = DraftStatistics(width)
-        self._figures = FiguresToSend(self.statistics)
+        self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL)
         self._keeper: EstimatesKeeper | None = None
         self._clock = StepClock()
         self._draft_rows = 0
@@ -65,22 +69,14 @@ class PlansAhead(Scheduler):
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         step, names = scheduler_output, list(scheduler_output.num_scheduled_tokens)
         self._places = {}
-        # vLLM 0.33 drafts nothing behind a step whose requests are in their prompts or at their
-        # ends, whatever it is told; so nothing is to be charged, and no probe spent on it.
-        is_skipped = bool(getattr(step, "skip_drafts", False))
-        if is_skipped:
-            step.num_spec_tokens_to_schedule = 0
-            nothing = Directions(runs_block=False, could_draft=False, learned=self._news())
-            DIRECTIONS.attach(step, nothing)
-        elif names:
-            started = time.perf_counter()
-            self._plan(step, names)
-            self.statistics.planning_seconds += time.perf_counter() - started
         if names:
-            could_draft = directions_of(step).could_draft
-            self.statistics.observe_uniform(
-                self._drafted(step), len(names), could_draft=could_draft
-            )
+            started = time.perf_counter()
+            directions = self._plan(step, names)
+            DIRECTIONS.attach(step, directions)
+            self.statistics.planning_seconds += time.perf_counter() - started
+            length, count = step.num_spec_tokens_to_schedule, len(names) * self._has_block(step)
+            could_draft = directions.could_draft
+            self.statistics.observe_lengths(np.full(count, length), could_draft=could_draft)
         super()._update_after_schedule(step)
         if self.vllm_config.scheduler_config.async_scheduling:
             for name, places in self._places.items():
@@ -88,7 +84,12 @@ class PlansAhead(Scheduler):
                 if request is not None and request.spec_token_ids:
                     request.spec_token_ids = request.spec_token_ids[:places]
 
-    def _plan(self, step: SchedulerOutput, names: list[str]) -> None:
+    def _plan(self, step: SchedulerOutput, names: list[str]) -> Directions:
+        # vLLM 0.33 drafts nothing behind a step whose requests are in their prompts or at their
+        # ends, whatever it is told; so nothing is to be charged, and no probe spent on it.
+        if getattr(step, "skip_drafts", False):
+            step.num_spec_tokens_to_schedule = 0
+            return Directions(runs_block=False, could_draft=False, learned=self._news())
         # At most, for nobody knows yet how many of the drafts in it are accepted.
         context = self._context_lens(names) + np.array([*step.num_scheduled_tokens.values()])
         most = drafted_length(self.vllm_config.speculative_config.draft_model_config)
@@ -103,9 +104,7 @@ class PlansAhead(Scheduler):
         step.num_spec_tokens_to_schedule = length
         if (ahead.lengths < length).any():
             self._places = dict(zip(names, ahead.lengths.tolist(), strict=True))
-        DIRECTIONS.attach(
-            step, Directions(ahead.runs_block, ahead.least, could_draft, self._news())
-        )
+        return Directions(ahead.runs_block, ahead.least, could_draft, self._news())
 
     def _can_use_drafts(self, names: list[str], context_lens: Ints) -> bool:
         """Whether any request will be past its prompt behind the step, and not at its end.
@@ -129,8 +128,8 @@ class PlansAhead(Scheduler):
         self._news_in = self._news_every
         return self.planner.learned()
 
-    def _drafted(self, step: SchedulerOutput) -> int:
-        return step.num_spec_tokens_to_schedule if directions_of(step).runs_block else 0
+    def _has_block(self, step: SchedulerOutput) -> bool:
+        return directions_of(step).runs_block and step.num_spec_tokens_to_schedule > 0
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Where scheduling waits for drafts, they come with the tokens: each request's are cut."""
@@ -161,10 +160,11 @@ class PlansAhead(Scheduler):
         self._observe(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         is_busy = scheduler_output.total_num_scheduled_tokens > 0
-        if self._keeper is not None and is_busy:
-            self._keeper.tick()
-        if figures := self._figures.tick() if is_busy else self._figures.take():
-            send_figures(outputs, figures)
+        if is_busy:
+            self._log.tick()
+            if self._keeper is not None:
+                self._keeper.tick()
+        self.send(outputs, None, is_busy=is_busy)
         return outputs
 
     def shutdown(self) -> None:
@@ -179,30 +179,30 @@ class PlansAhead(Scheduler):
             facts.costs, facts.lengths, trims=facts.trims, ragged_seconds=facts.ragged_seconds
         )
         if facts.memory is not None:
-            self._keeper = facts.memory.attend(self.planner)
+            self._keeper = EstimatesKeeper(facts.memory, self.planner)
             self._news_in = 0
 
     def _observe(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
         # In the scheduler's order, which stays as it is as long as the batch does: the worker's has
         # those in front that have most drafts.
-        names, rows = list(scheduled.num_scheduled_tokens), output.req_id_to_index
-        order, sampled = [rows[name] for name in names], output.sampled_token_ids
-        step = Step(names, np.array([len(sampled[row]) if sampled else 0 for row in order]))
-        drafts = scheduled.scheduled_spec_decode_tokens
-        step.rows = scheduled.total_num_scheduled_tokens
-        outcomes = OUTCOMES.on(output)
+        names, outcomes = list(scheduled.num_scheduled_tokens), OUTCOMES.on(output)
+        step = Step(names, np.zeros(len(names), np.int64), scheduled.total_num_scheduled_tokens)
         if outcomes is not None:
+            order = [output.req_id_to_index[name] for name in names]
             outcomes = outcomes.of_rows(order)
-            own = have_own_drafts(names, newly_admitted(scheduled)) & (outcomes.source != NOBODY)
-            outcomes = outcomes._replace(source=np.where(own, outcomes.source, NOBODY))
+            step.produced = np.array([len(output.sampled_token_ids[row]) for row in order])
+            step.verified = outcomes.admitted
+            self.statistics.observe_verification(step)
+            self.free_drafts = dict(zip(names, free_ones(outcomes).tolist(), strict=True))
+            drafts = scheduled.scheduled_spec_decode_tokens
             given = np.array([len(drafts.get(name, ())) for name in names], dtype=np.int64)
-            # Places that nobody had drafts for take their time as well.
-            step.verified = np.where(own, outcomes.admitted, 0) if self.planner.trims else given
-            step.verified_free = np.where(outcomes.source == TEXT, step.verified, 0)
-            step.rows -= int(given.sum() - step.verified.sum())
+            if self.planner.trims:
+                step.rows -= int(given.sum() - step.verified.sum())
+            else:  # places that nobody had drafts for take their time as well
+                step.verified = given
         step.context_lens = self._context_lens(names)
         step.draft_rows = self._draft_rows
-        self._draft_rows = (self._drafted(scheduled) > 0) * len(names) * (1 + self.num_spec_tokens)
+        self._draft_rows = self._has_block(scheduled) * len(names) * (1 + self.num_spec_tokens)
         self._clock.finish(step)
         with step.timing("planning"):
             estimate = self.planner.observe(step, outcomes)
@@ -210,9 +210,5 @@ class PlansAhead(Scheduler):
         self.statistics.observe_time(step, estimate)
 
 
-class DFlashDeviceScheduler(PlansAhead):
-    """vLLM's scheduler for V2 where a step is scheduled once the last one's tokens are known."""
-
-
-class DFlashAsyncScheduler(PlansAhead, AsyncScheduler):
-    """vLLM's asynchronous one."""
+class DFlashAsyncScheduler(DFlashDeviceScheduler, AsyncScheduler):
+    """The same for vLLM's asynchronous one, where a step is scheduled while the last one runs."""

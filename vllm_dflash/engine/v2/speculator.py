@@ -1,21 +1,13 @@
-"""The speculator for vLLM's Model Runner V2: vLLM's own, with our drafter, and the device decides.
+"""The speculator for vLLM's Model Runner V2: vLLM's own, around a step of ours (`device_step.py`).
 
-A step, behind the target's, top to bottom; each line a kernel or a captured graph, none of which
-the host waits for (`observe_verification`, then `propose`):
-
-    grade     what became of the drafts that each request's slot holds        (grading.py)
-    report    that goes to the host, which counts it and plans by it          (counted_output.py)
-    block     the drafter: context stored, a block drafted, judged            (vLLM's graph)
-    look up   what the requests' own texts predict                           (text_look_up.py)
-    choose    whose drafts each request gets, with a chance for each          (choice.py)
-
-Where attention backends allow it, vLLM then trims the drafts of the batch on the device, to a
-budget of ours (`draft_budget.py`). The scheduler says whether a block is run (`directions.py`).
+What vLLM calls: what is above the line once, when an engine starts, and what is below it in every
+step. `sample_draft` is captured with the drafter's block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,19 +21,19 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import CandidateSampler
 from vllm.v1.worker.gpu.states import RequestState
 
-from vllm_dflash.engine.padding import newly_admitted
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.engine.v2.choice import choose
+from vllm_dflash.engine.scheduled import newly_admitted
 from vllm_dflash.engine.v2.confidence import judge
-from vllm_dflash.engine.v2.counted_output import CountedOutput, VerifiedDrafts
-from vllm_dflash.engine.v2.directions import Directions, directions_of
-from vllm_dflash.engine.v2.draft_budget import DraftBudget, take_over_the_budget
-from vllm_dflash.engine.v2.draft_slots import DraftSlots
-from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
+from vllm_dflash.engine.v2.device_step import DeviceStep
+from vllm_dflash.engine.v2.draft_slots import Batch, Drafts
+from vllm_dflash.engine.v2.exchange import CountedOutput, Directions, directions_of
 from vllm_dflash.engine.v2.loaded_speculator import LoadedSpeculator
-from vllm_dflash.engine.v2.nan_counter import NanCounter
-from vllm_dflash.engine.v2.text_look_up import TextLookUp
-from vllm_dflash.engine.v2.texts_on_device import has_room_for_texts, keep_texts_on_device
+from vllm_dflash.engine.v2.text_look_up import (
+    TextLookUp,
+    has_room_for_texts,
+    keep_texts_on_device,
+)
+from vllm_dflash.engine.v2.trimming import DraftBudget, take_over_the_budget
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.planning.costs import StepCosts
 
@@ -49,26 +41,27 @@ from vllm_dflash.planning.costs import StepCosts
 class PlannedSpeculator(LoadedSpeculator):
     """vLLM's speculator with our draft model, chances, free drafts and statistics."""
 
+    batch: Batch
+    """Of the step that runs, once the target has."""
+
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState | None
     ) -> None:
         """`req_states` are the model runner's; None where nothing is to run."""
         super().__init__(vllm_config, device)
-        width = self.num_speculative_steps
-        self.statistics = DraftStatistics(width)
-        self.nan_counter = NanCounter(device)
-        self.warm = WarmState(self.persistent_buffers)
-        self.confidence = torch.zeros(self.draft_tokens.shape, device=device)  # [max R, K]
-        self.slots = DraftSlots(self.max_num_reqs, width, device)
-        self.outcomes = torch.zeros(self.max_num_reqs, OUTCOME_COLUMNS + width, device=device)
-        self.texts: TextLookUp | None = None
-        """What gives free drafts, if anything does."""
-        if self.options.free_drafts and has_room_for_texts(self.max_num_reqs, self.max_model_len):
-            self.texts = TextLookUp(self.max_num_reqs, self.max_model_len, width, device)
+        width, sizes = self.num_speculative_steps, (self.max_num_reqs, self.max_model_len)
+        texts = None
+        if self.options.free_drafts and has_room_for_texts(*sizes):
+            texts = TextLookUp(*sizes, width, device)
         if req_states is not None:
             self.req_states = req_states
-            if self.texts is not None:
+            if texts is not None:
                 keep_texts_on_device(req_states)
+        self.confidence = torch.zeros(self.draft_tokens.shape, device=device)  # [max R, K]
+        drafts = Drafts(self.draft_tokens, self.confidence, self.draft_token_confidence_probs)
+        self.step = DeviceStep(self.max_num_reqs, drafts, texts)
+        self.statistics = DraftStatistics(width)
+        self.warm = WarmState(self.persistent_buffers)
         self.candidates: CandidateSampler | None = None
         """What walks along the candidates of a DFlash 2 drafter."""
         if self.spec.dflash2 is not None:
@@ -80,8 +73,6 @@ class PlannedSpeculator(LoadedSpeculator):
         """Of the step that runs."""
         self.newly_admitted: Collection[str] = ()
         """Requests whose drafts in this step are vLLM's placeholders."""
-        self._verified: VerifiedDrafts | None = None
-        """Of the step that runs."""
         self._runs_block = True
 
     def before_capture(self, runner: GPUModelRunner) -> None:
@@ -91,11 +82,10 @@ class PlannedSpeculator(LoadedSpeculator):
             self.budget = take_over_the_budget(runner)
         if self.budget is not None:
             self.budget.warm_up()
-        nobody = torch.zeros(1, dtype=torch.int64, device=self.device)
         nothing = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self.observe_verification(nobody, nothing, nothing)
-        for self._runs_block in (False, True):
-            self._choose(nobody, nothing, self.req_states.last_sampled_tokens)
+        self.observe_verification(nothing.long(), nothing, nothing)
+        for has_block in (False, True):
+            self.step.run(self.batch, None, partial(bool, has_block))
 
     def capture(self) -> None:
         """Capture graphs of blocks."""
@@ -109,8 +99,7 @@ class PlannedSpeculator(LoadedSpeculator):
 
     def persistent_buffers(self) -> list[torch.Tensor]:
         """What captured graphs read and write."""
-        texts = [] if self.texts is None else self.texts.buffers()
-        return super().persistent_buffers() + self.slots.buffers() + texts
+        return super().persistent_buffers() + self.step.buffers()
 
     # --- every step -----------------------------------------------------------------------
 
@@ -119,33 +108,23 @@ class PlannedSpeculator(LoadedSpeculator):
         self.newly_admitted = newly_admitted(step)
         self.directions = directions_of(step)
         if (learned := self.directions.learned) is not None:
-            self.slots.set_rates(learned.block_rates, learned.text_rates)
+            self.step.slots.set_rates(learned.block_rates, learned.text_rates)
         if self.budget is not None and step.total_num_scheduled_tokens:
             self.budget.expect(self.directions)
 
     def observe_verification(
         self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
     ) -> None:
-        """Grade the drafts of the batch; vLLM's arguments, [R]."""
-        if self.newly_admitted:
-            places = self.req_states.req_id_to_index
-            fresh = [places[name] for name in self.newly_admitted if name in places]
-            self.slots.forget(async_tensor_h2d(np.array(fresh, np.int64), device=self.device))
+        """The target has run: vLLM's numbers of the batch, [R]."""
         states = self.req_states
-        texts, lens = states.all_token_ids.gpu, states.total_len.gpu
-        grade(self.slots, idx_mapping, num_sampled, num_rejected, texts, lens, self.outcomes)
+        texts = states.all_token_ids.gpu, states.total_len.gpu
+        numbers = idx_mapping, num_sampled, num_rejected
+        self.batch = Batch(*numbers, *texts, states.last_sampled_tokens)
 
     @torch.inference_mode()
     def propose(
         self,
         input_batch: InputBatch,
-        attn_metadata: Any,
-        slot_mappings: Any,
-        last_hidden_states: torch.Tensor,
-        aux_hidden_states: list[torch.Tensor] | None,
-        num_sampled: torch.Tensor,
-        num_rejected: torch.Tensor,
-        last_sampled: torch.Tensor,
         *inputs: Any,
         dummy_run: bool = False,
         is_profile: bool = False,
@@ -159,54 +138,37 @@ class PlannedSpeculator(LoadedSpeculator):
         count, places = input_batch.num_reqs, num_speculative_tokens
         if self.runs_target_alone:
             return self.draft_tokens[:count]
-        if not dummy_run:
-            self._verified = VerifiedDrafts(
-                input_batch.req_ids, self.newly_admitted, self.outcomes[:count]
-            )
-            drafted = self.num_speculative_steps if places is None else places
-            drafted *= self.directions.runs_block
-            could_draft = self.directions.could_draft
-            self.statistics.observe_uniform(drafted, count, could_draft=could_draft)
         self._runs_block = dummy_run or (self.directions.runs_block and places != 0)
-        super().propose(
-            input_batch,
-            attn_metadata,
-            slot_mappings,
-            last_hidden_states,
-            aux_hidden_states,
-            num_sampled,
-            num_rejected,
-            last_sampled,
-            *inputs,
-            dummy_run=dummy_run,
-            # A step without a block is no graph, but stores context all the same.
-            is_profile=is_profile or not self._runs_block,
-            # At 0, vLLM 0.33 stores context and is done; 0.32 does not look at it.
-            num_speculative_tokens=places if self._runs_block else 0,
-            **more_inputs,
-        )
-        if not dummy_run:
-            self._choose(input_batch.idx_mapping, num_sampled, last_sampled)
+
+        def run_block() -> bool:
+            super(PlannedSpeculator, self).propose(
+                input_batch,
+                *inputs,
+                dummy_run=dummy_run,
+                # A step without a block is no graph, but stores context all the same.
+                is_profile=is_profile or not self._runs_block,
+                # At 0, vLLM 0.33 stores context and is done; 0.32 does not look at it.
+                num_speculative_tokens=places if self._runs_block else 0,
+                **more_inputs,
+            )
+            return self._runs_block
+
+        if dummy_run:
+            run_block()
+        else:
+            self.step.run(self.batch, self._fresh_slots(), run_block)
+            drafted = self.num_speculative_steps if places is None else places
+            lengths = np.full(count * self._runs_block, drafted)
+            self.statistics.observe_lengths(lengths, could_draft=self.directions.could_draft)
         return self.draft_tokens[:count]
 
-    def _choose(
-        self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, last_sampled: torch.Tensor
-    ) -> None:
-        """Whose drafts each request gets."""
-        states = self.req_states
-        if self.texts is not None:
-            texts, lens = states.all_token_ids.gpu, states.total_len.gpu
-            self.texts.look_up(texts, lens, idx_mapping, num_sampled)
-        choose(
-            self.slots,
-            idx_mapping,
-            num_sampled,
-            last_sampled,
-            self.draft_tokens,
-            self.confidence if self._runs_block else None,
-            self.texts,
-            self.draft_token_confidence_probs,
-        )
+    def _fresh_slots(self) -> torch.Tensor | None:
+        """Those of newly admitted requests, [N]; None in nearly every step."""
+        if not self.newly_admitted:
+            return None
+        slots = self.req_states.req_id_to_index
+        fresh = [slots[name] for name in self.newly_admitted if name in slots]
+        return async_tensor_h2d(np.array(fresh, np.int64), device=self.device)
 
     def _build_uniform_attn_metadata(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if not self._runs_block:
@@ -217,18 +179,7 @@ class PlannedSpeculator(LoadedSpeculator):
         if self._runs_block:
             super()._generate_draft(*args, **kwargs)
 
-    def sample_draft(
-        self,
-        hidden_states: torch.Tensor,
-        sample_src_positions: torch.Tensor,
-        idx_mapping: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-        draft_step: torch.Tensor,
-        draft_logits: torch.Tensor | None,
-        spec_step_idx: int = 0,
-        num_steps: int = 1,
-    ) -> torch.Tensor:
+    def sample_draft(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """The most likely token of each row [Q, H], whatever the temperature. Captured."""
         confidence = self.confidence.view(-1)[: len(hidden_states)]  # [Q]
         if self.candidates is not None:
@@ -239,10 +190,9 @@ class PlannedSpeculator(LoadedSpeculator):
             confidence.fill_(1.0)
             return self.model.get_top_tokens(hidden_states)
         else:
-            logits, drafts = self.compute_draft_logits(hidden_states, spec_step_idx), None  # [Q, V]
+            logits, drafts = self.model.compute_logits(hidden_states), None  # [Q, V]
         tokens = torch.empty(len(logits), dtype=torch.int64, device=self.device)
         judge(logits, tokens, confidence)
-        self.nan_counter.observe(confidence, idx_mapping >= 0)
         return self.model.target_ids(tokens) if drafts is None else drafts
 
     def _walk(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -276,18 +226,13 @@ class PlannedSpeculator(LoadedSpeculator):
 
     def counted(self, output: AsyncOutput) -> AsyncOutput | CountedOutput:
         """The output of the step that ends, which sees to it that its drafts are counted."""
-        verified, self._verified = self._verified, None
-        if verified is None:
-            return output
-        return CountedOutput(output, verified, self.statistics)
+        report, self.step.report = self.step.report, None
+        return output if report is None else CountedOutput(output, report, self.statistics)
 
     def clear_statistics(self) -> None:
         """Count from zero again."""
         self.statistics.clear()
-        self.nan_counter.clear()
 
-    def collect_statistics(self, *, waits: bool = True) -> DraftStatistics:
-        """The statistics, with what the device counted: by now, or lately if nothing is to wait."""
-        count = self.nan_counter.total if waits else self.nan_counter.lately
-        self.statistics.nan_drafts = count()
+    def collect_statistics(self) -> DraftStatistics:
+        """What was counted so far."""
         return self.statistics

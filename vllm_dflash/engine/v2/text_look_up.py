@@ -11,20 +11,25 @@ from __future__ import annotations
 
 import torch
 from vllm.triton_utils import tl, triton
+from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
+from vllm.v1.worker.gpu.states import RequestState
 
+from vllm_dflash.engine.reporting.log import logger
+from vllm_dflash.engine.v2.draft_slots import Batch
 from vllm_dflash.planning.texts import LONGEST, SHORTEST
 
 TILE = 1024
 """Places that are compared at a time."""
 MOST_PROGRAMS = 4096
 """That share the texts of a batch; more than a GPU runs at once."""
+MOST_TEXT_BYTES = 2 << 30
 
 
 @triton.jit(do_not_specialize=["stride_texts", "stride_best"])
 def _scan(  # type: ignore[no-untyped-def]
     texts,  # [S, L]
-    total_len,  # [S]
-    idx_mapping,  # [R]
+    text_lens,  # [S]
+    slots,  # [R]
     num_sampled,  # [R]
     best,  # [max R, parts of a text]
     stride_texts,
@@ -36,9 +41,9 @@ def _scan(  # type: ignore[no-untyped-def]
     request, part = tl.program_id(0), tl.program_id(1)
     if tl.load(num_sampled + request) == 0:
         return
-    slot = tl.load(idx_mapping + request).to(tl.int64)
+    slot = tl.load(slots + request).to(tl.int64)
     text = texts + slot * stride_texts
-    last = tl.load(total_len + slot) - 1
+    last = tl.load(text_lens + slot) - 1
     found = tl.zeros([TILE], tl.int64)
     for first in range(part * TILE, last, tl.num_programs(1) * TILE):
         place = first + tl.arange(0, TILE)
@@ -59,12 +64,11 @@ def _scan(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=["stride_texts", "stride_best", "num_parts"])
 def _predict(  # type: ignore[no-untyped-def]
     texts,  # [S, L]
-    total_len,  # [S]
-    idx_mapping,  # [R]
+    text_lens,  # [S]
+    slots,  # [R]
     num_sampled,  # [R]
     best,  # [max R, parts of a text]
     tokens,  # [max R, K]
-    lengths,  # [max R]
     matches,  # [max R]
     stride_texts,
     stride_best,
@@ -75,8 +79,8 @@ def _predict(  # type: ignore[no-untyped-def]
 ):
     request = tl.program_id(0)
     part, draft = tl.arange(0, PADDED_PARTS), tl.arange(0, PADDED_K)
-    slot = tl.load(idx_mapping + request).to(tl.int64)
-    end = tl.load(total_len + slot)
+    slot = tl.load(slots + request).to(tl.int64)
+    end = tl.load(text_lens + slot)
     is_running = tl.load(num_sampled + request) > 0
     is_part = is_running & (part < num_parts)
     found = tl.max(tl.load(best + request * stride_best + part, mask=is_part, other=0), axis=0)
@@ -86,7 +90,6 @@ def _predict(  # type: ignore[no-untyped-def]
     is_draft = draft < K
     token = tl.load(texts + slot * stride_texts + place, mask=is_running & is_draft, other=0)
     tl.store(tokens + request * K + draft, token.to(tl.int64), mask=is_draft)
-    tl.store(lengths + request, tl.where(match > 0, K, 0))
     tl.store(matches + request, match.to(tl.int32))
 
 
@@ -95,9 +98,9 @@ class TextLookUp:
 
     def __init__(self, max_requests: int, max_len: int, width: int, device: torch.device) -> None:
         """For so many requests of a batch, texts of so many tokens, K drafts each."""
-        # What was found last, in the batch's order; rows behind the batch stay as they were.
+        # What was found last, in the batch's order: K tokens, and how many stood before as they do
+        # now; 0: the tokens are the text's last one, since ids go straight into a model.
         self.tokens = torch.zeros(max_requests, width, dtype=torch.int64, device=device)
-        self.lengths = torch.zeros(max_requests, dtype=torch.int32, device=device)
         self.matches = torch.zeros(max_requests, dtype=torch.int32, device=device)
         most_parts = min(triton.cdiv(max_len, TILE), MOST_PROGRAMS)
         self._best = torch.zeros(max_requests, most_parts, dtype=torch.int64, device=device)
@@ -106,36 +109,19 @@ class TextLookUp:
         """What kernels read and write; never allocated again."""
         return [*vars(self).values()]
 
-    def look_up(
-        self,
-        texts: torch.Tensor,
-        total_len: torch.Tensor,
-        idx_mapping: torch.Tensor,
-        num_sampled: torch.Tensor,
-    ) -> None:
-        """Write `tokens`, `lengths` and `matches` of R requests.
-
-        Where nothing matches the tokens are the text's last one: ids go straight into a model.
-
-        Args:
-            texts: of all slots, [S, L] int32.
-            total_len: tokens that each has, [S] int32.
-            idx_mapping: the slot of each request, [R].
-            num_sampled: tokens that it got in this step, [R]; 0: it is still in its prompt, and
-                nothing is looked up.
-        """
-        num_requests = len(idx_mapping)
+    def look_up(self, batch: Batch) -> None:
+        """Write `tokens` and `matches` of R requests; other rows are left alone."""
+        num_requests = len(batch.slots)
         most_parts, width = self._best.shape[1], self.tokens.shape[1]
         num_parts = min(most_parts, MOST_PROGRAMS // max(1, num_requests) or 1)
-        asked = texts, total_len, idx_mapping, num_sampled, self._best
-        strides = texts.stride(0), self._best.stride(0)
+        asked = batch.texts, batch.text_lens, batch.slots, batch.sampled, self._best
+        strides = batch.texts.stride(0), self._best.stride(0)
         _scan[(num_requests, num_parts)](
             *asked, *strides, SHORTEST=SHORTEST, LONGEST=LONGEST, TILE=TILE
         )
         _predict[(num_requests,)](
             *asked,
             self.tokens,
-            self.lengths,
             self.matches,
             *strides,
             num_parts,
@@ -144,3 +130,27 @@ class TextLookUp:
             PADDED_PARTS=triton.next_power_of_2(most_parts),
             num_warps=1,
         )
+
+
+def has_room_for_texts(num_requests: int, most_tokens: int) -> bool:
+    """Whether texts of so many requests are kept on the device; a line in the log if not."""
+    size = num_requests * most_tokens * torch.int32.itemsize
+    if size > MOST_TEXT_BYTES:
+        logger().warning(
+            "no free drafts: the texts of %d requests of up to %d tokens would take %.1f GiB of the"
+            " device's memory. Set --max-num-seqs or --max-model-len lower to get them.",
+            num_requests,
+            most_tokens,
+            size / 2**30,
+        )
+    return size <= MOST_TEXT_BYTES
+
+
+def keep_texts_on_device(states: RequestState) -> None:
+    """Hook 16: look-ups read all of a request's text, which vLLM keeps in the host's memory.
+
+    Before the runner hands the table to anybody.
+    """
+    texts = states.all_token_ids
+    shape = states.max_num_reqs, states.max_model_len
+    states.all_token_ids = StagedWriteTensor(shape, dtype=texts.dtype, device=states.device)

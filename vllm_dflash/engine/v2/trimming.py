@@ -1,8 +1,12 @@
-"""Which draft lengths CUDA graphs allow, asked where it is known.
+"""Drafts that the device trims: whether it can, and how many of a step's are verified.
 
-vLLM's adaptive verification trims each request's drafts on the device, in graphs that take ragged
-batches. Whether those can be captured depends on the backend of every attention layer, which is
-chosen while the models are loaded. Who copies the setting (the acceptance estimator, the rejection
+vLLM's adaptive verification splits a budget of rows among the drafts of a batch on the device, by
+their chances, in graphs that take ragged batches. Its budget comes from a table of times and from
+the chances of one step; ours from `planning/budget.py`, by what steps take with the contexts at
+hand, and may be nothing.
+
+Whether such graphs can be captured depends on the backend of every attention layer, which is chosen
+while the models are loaded. Who copies the setting (the acceptance estimator, the rejection
 sampler, metadata builders) does so after the drafter is loaded; so that is when it is decided here.
 Where it does not hold, graphs are there for a few lengths (`config/engine_settings.py`): all
 requests of a step take one of these, or run in pieces; without full graphs, any length will do.
@@ -12,8 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import product, repeat
 from typing import Any
 
+import numpy as np
+import torch
 from vllm.config import SpeculativeConfig, VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionCGSupport
@@ -23,10 +30,16 @@ from vllm.v1.worker.gpu.attn_utils import (
     get_varlen_cudagraph_unsupported_backend,
 )
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.spec_decode import adaptive_verification
+from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 from vllm.v1.worker.utils import AttentionGroup
 
-from vllm_dflash.config.options import DFlashOptions
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.agreement import agreed_by_all
+from vllm_dflash.engine.v2.exchange import Directions
+from vllm_dflash.planning import Ints
+from vllm_dflash.planning.budget import Load, RecentChances, best_budget
+from vllm_dflash.planning.costs import StepCosts
 
 Layers = Mapping[str, AttentionLayerBase]
 
@@ -37,21 +50,18 @@ def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | No
     To be asked on every rank alike, when both models are loaded. `target_names` are the target's
     attention layers.
     """
-    why = why_untrimmed_here(config, target_names)
-    return why if agreed_by_all(why is None) else why or "it does not hold on another rank"
-
-
-def why_untrimmed_here(config: VllmConfig, target_names: Collection[str]) -> str | None:
-    """The same for the layers of this process, whatever other ranks have."""
-    options = DFlashOptions.of(config)
-    if not options.is_planned:
-        return "draft lengths are fixed"
-    if not options.may_trim:
-        return "enable_adaptive_verification is false"
+    options = Mode.of(config)
     layers = get_layers_from_vllm_config(config, AttentionLayerBase)
     target = {name: layer for name, layer in layers.items() if name in target_names}
     drafter = {name: layer for name, layer in layers.items() if name not in target_names}
-    return obstacle(config, target, drafter, 1 + options.draft_width)
+    why: str | None
+    if not options.is_planned:
+        why = "draft lengths are fixed"
+    elif not options.may_trim:
+        why = "enable_adaptive_verification is false"
+    else:
+        why = obstacle(config, target, drafter, 1 + options.draft_width)
+    return why if agreed_by_all(why is None) else why or "it does not hold on another rank"
 
 
 def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len: int) -> str | None:
@@ -126,3 +136,104 @@ def lengths_to_choose(runner: GPUModelRunner) -> list[int]:
     captured = {graph.uniform_token_count for graph in manager.graphs} if manager else set()
     lengths = {count - 1 for count in captured if count}
     return sorted(lengths | {0, max_draft}) if lengths else list(range(max_draft + 1))
+
+
+class DraftBudget(AdaptiveVerificationManager):
+    """Stands for vLLM's in a runner. All ranks decide alike: by like chances, and costs they are
+    sent."""
+
+    costs: StepCosts | None = None
+    """What steps take; None until that is known."""
+    directions = Directions(runs_block=False)
+    """Of the step that runs."""
+    recent: RecentChances
+    _least = 0
+    """Drafts to verify whatever they seem worth: what the step before had directed."""
+    _had_blocks = False, False
+    """Whether blocks were run in the last two steps, the older one first."""
+    _steps = 0
+    _added: Ints
+    """The step that a request was added in, by slot: until the second one behind it, chances that
+    the host has are those of who had the slot before."""
+
+    @classmethod
+    def instead_of(cls, whole: AdaptiveVerificationManager) -> DraftBudget:
+        """Set up as vLLM's is."""
+        budget = cls.__new__(cls)
+        budget.__dict__.update(vars(whole))
+        slots = whole.req_states.max_num_reqs
+        budget.recent = RecentChances(slots, whole.num_speculative_steps)
+        budget._added = np.full(slots, -2)
+        return budget
+
+    def expect(self, directions: Directions) -> None:
+        """A step with these directions is about to run."""
+        self._had_blocks = self._had_blocks[1], self.directions.runs_block
+        self._least, self.directions = self.directions.least, directions
+        self._steps += 1
+        if self.costs is not None and directions.learned is not None:
+            self.costs.records[:] = directions.learned.costs
+
+    def add_request(self, req_idx: int) -> None:
+        """A new request is in this slot: drafts that it comes with are placeholders."""
+        self._confidence_probs[req_idx].fill_(0.0)
+        self.recent.forget(req_idx)
+        self._added[req_idx] = self._steps
+
+    def get_num_tokens(
+        self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
+    ) -> int:
+        """Rows of the step, once its drafts are trimmed to the budget; vLLM's arguments."""
+        if self.costs is None:
+            return super().get_num_tokens(num_tokens_per_req, draft_tokens)
+        names, states = list(num_tokens_per_req), self.req_states
+        count = len(names)
+        tokens = np.fromiter(num_tokens_per_req.values(), np.int32, count)
+        given = map(len, map(draft_tokens.get, names, repeat(())))
+        drafts = np.fromiter(given, np.int32, count)
+        slots = np.fromiter(map(states.req_id_to_index.__getitem__, names), np.int64, count)
+        # Chances of a step without a block say nothing of drafts that have one behind them.
+        is_alike = self._had_blocks[0] == self._had_blocks[1]
+        known = slots[is_alike & (self._steps - self._added[slots] >= 2)]
+        self.recent.add(known, self._stale_confidences[self._stale_idx].np[known])
+        others = tokens - drafts
+        context = states.num_computed_tokens_np[slots]
+        decodes = context + others >= states.prefill_len.np[slots]
+        most = min(int(drafts.sum()), self._max_total_logits - count * self.num_bonus_tokens)
+        budget = 0
+        if most > 0 and decodes.any():
+            load = Load(
+                num_requests=int(decodes.sum()),
+                rows=int(others.sum()),
+                context=float(context[decodes].sum()),
+                mean_context=float(context[drafts > 0].mean()),
+                block_rows=self.directions.runs_block * count * (1 + self.num_speculative_steps),
+            )
+            scores, steps = self.recent.sample(slots, drafts)
+            budget = best_budget(self.costs, load, scores, steps, most, self._least)
+        self._batch_budget = (
+            dict(zip(names, drafts.tolist(), strict=True)),
+            dict(zip(names, others.tolist(), strict=True)),
+            budget,
+        )
+        return int(others.sum()) + budget
+
+    def warm_up(self) -> None:
+        """vLLM compiles how it splits a budget when it first does that, for one and for several
+        requests and drafts: here nobody waits for it."""
+        width = self.num_speculative_steps
+        for count, budget in product((1, 2), (1, 2)):
+            capacities = self._batch_draft_capacity[:count].fill_(width)
+            if budget < count * width:
+                slots = torch.arange(count, device=capacities.device)
+                adaptive_verification._assign_draft_token_budget_compiled(
+                    self._confidence_probs, slots, capacities, budget, width
+                )
+
+
+def take_over_the_budget(runner: GPUModelRunner) -> DraftBudget | None:
+    """Hook 17, before graphs are captured; None where the device does not trim."""
+    if runner.adaptive_verification is None:
+        return None
+    runner.adaptive_verification = DraftBudget.instead_of(runner.adaptive_verification)
+    return runner.adaptive_verification

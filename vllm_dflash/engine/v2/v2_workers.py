@@ -6,14 +6,13 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.worker_base import CompilationTimes
 
-from vllm_dflash.engine.agreement import agreed_seconds
 from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
-from vllm_dflash.engine.estimates_file import Memory
+from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.profile import profile_v2, ragged_seconds
 from vllm_dflash.engine.reporting.log import log_free_drafts
+from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts, log_lengths
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
-from vllm_dflash.engine.v2.worker_facts import FACTS, WorkerFacts, log_lengths
 from vllm_dflash.engine.worker import DraftingWorker, Output, expect_drafter
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.seams import V2_WORKER
@@ -42,17 +41,17 @@ class V2Worker(DraftingWorker):
 
     def measure(self) -> StepCosts:
         """By dummy batches."""
-        return profile_v2(self.model_runner, agreed_seconds)
+        return profile_v2(self.model_runner)
 
-    def start_planning(self, costs: StepCosts, memory: Memory | None) -> None:
+    def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
         """The scheduler plans: it is told with the first tokens."""
         self._facts_to_send = WorkerFacts(
             costs,
             lengths_to_choose(self.model_runner),
             trims=self.drafter.budget is not None,
-            ragged_seconds=ragged_seconds(self.model_runner, agreed_seconds),
-            looks_up=self.drafter.texts is not None,
-            memory=memory,
+            ragged_seconds=ragged_seconds(self.model_runner),
+            looks_up=self.drafter.step.texts is not None,
+            memory=file,
         )
         if self.rank == 0:
             if self._facts_to_send.looks_up:

@@ -1,4 +1,4 @@
-"""`vllm-dflash bench`: from its arguments to a comparison, and to what it prints."""
+"""`vllm-dflash bench`: its arguments, and from them to a comparison and what it prints."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.arguments import (
+    add_compared,
+    add_folder,
+    add_number,
+    add_numbers,
+    positive,
+    share,
+)
+from vllm_dflash.tools.bench.bench_plan import LOADS, Workload
+from vllm_dflash.tools.bench.sides import BLOCKS, LOOK_UPS, SideEngines, make_sides
+from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, print_report
 from vllm_dflash.tools.progress import Progress, progress_on
+from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.step_times import TIMED
 
 if TYPE_CHECKING:
     from vllm_dflash.tools.bench.bench_pair import Pair
-    from vllm_dflash.tools.bench.bench_plan import Workload
     from vllm_dflash.tools.bench.comparison import Comparison
 
 FULL = {
@@ -24,7 +35,144 @@ FULL = {
 }
 QUICK = FULL | {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
 OF_CONTEXTS = {"concurrency": [1, 4], "native_schedule": "none"}
+"""What is taken where nothing else is said."""
 CONTEXTS = (1024, 2048, 4096, 8192, 16384)
+
+EPILOG = """what the loads are:
+{loads}
+
+examples:
+  vllm-dflash bench --quick
+  vllm-dflash bench --load closed swing --native-k 3 7 --rounds 9
+  vllm-dflash bench --load edit quote prose --beside blocks ngram --native-k 3
+  vllm-dflash bench --where --native-k 3 --concurrency 1 8
+  vllm-dflash bench --context 1024 4096 16384 --native-k 3 --as-it-is
+  vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\
+      --prompts prompts.jsonl
+
+exit code 0: measured, {failed}: could not run, {interrupted}: interrupted"""
+
+
+def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-command to the command line."""
+    loads = "\n".join(f"  {name:8} {meaning}" for name, meaning in LOADS.items())
+    parser = commands.add_parser(
+        "bench",
+        help="measure plain decoding, vLLM's own DFlash and ours side by side",
+        description="Measure plain decoding, vLLM's own DFlash at several fixed K, and ours, which"
+        " chooses how much to draft.\nAll engines live side by side; every round measures each of"
+        " them once under each load.",
+        epilog=EPILOG.format(loads=loads, failed=COULD_NOT_RUN, interrupted=INTERRUPTED),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    pair = parser.add_argument_group("pair")
+    add_compared(pair, "held_out.jsonl of the demo pair")
+    about = "without --target: the repository's demo pair, made to cost as much as a larger one"
+    add_folder(pair, "--demo", "models/demo", about)
+    pair.add_argument(
+        "--as-it-is",
+        action="store_true",
+        help="do not widen the demo pair: 5 M and 2.6 M parameters, whose steps take 2 ms",
+    )
+    pair.add_argument(
+        "--random-drafter",
+        action="store_true",
+        help="fill a copy of the drafter with noise: what do useless drafts cost?",
+    )
+    _add_sides(parser.add_argument_group("engines"))
+    _add_measurements(parser.add_argument_group("measurements"))
+    add_folder(parser, "--out", "out/bench", "for result.json, result.md, result.png and logs")
+    parser.set_defaults(run=run_bench)
+
+
+def _add_sides(sides: argparse._ArgumentGroup) -> None:
+    about = "draft lengths of vLLM's own DFlash, an engine each, as far as the drafter's block goes"
+    add_numbers(sides, "--native-k", [1, 3, 5, 7], about)
+    sides.add_argument(
+        "--native-schedule",
+        choices=("tuned", "none"),
+        help="whether to add vLLM's own DFlash with num_speculative_tokens_per_batch_size: of the K"
+        " of --native-k, or no drafts, what is fastest at each concurrency when it is tried for a"
+        " moment (default: tuned; with --context: none)",
+    )
+    add_numbers(sides, "--ours-fixed-k", [], "measure ours at these fixed K, too")
+    sides.add_argument(
+        "--beside",
+        nargs="+",
+        choices=(BLOCKS, *LOOK_UPS),
+        default=[],
+        metavar="ENGINE",
+        help="more engines: blocks (ours without free drafts), ngram and suffix (vLLM's methods of"
+        " these names, which look drafts up in the text; suffix needs arctic-inference)",
+    )
+    add_number(sides, "--max-model-len", 1024, "of every engine; --context raises it")
+    add_number(sides, "--max-num-seqs", 64, "of every engine")
+    add_number(sides, "--tensor-parallel-size", 1, "ranks of every engine")
+    sides.add_argument(
+        "--gpu-memory-utilization",
+        type=share,
+        default=0.9,
+        metavar="SHARE",
+        help="of a GPU's memory, for all engines together: each gets the same part (default: 0.9)",
+    )
+
+
+def _add_measurements(load: argparse._ArgumentGroup) -> None:
+    what = load.add_mutually_exclusive_group()
+    what.add_argument(
+        "--load",
+        nargs="+",
+        metavar="LOAD",
+        choices=LOADS,
+        default=["closed"],
+        help="(default: closed)",
+    )
+    what.add_argument(
+        "--context",
+        type=positive,
+        nargs="*",
+        metavar="TOKENS",
+        help="instead of a load: decoding alone, after prompts of so many tokens that were read"
+        " before; the engines keep prefixes then (without numbers: 1024 2048 4096 8192 16384)",
+    )
+    load.add_argument(
+        "--concurrency",
+        type=positive,
+        nargs="+",
+        metavar="N",
+        help="of closed and its like, and of --context (default: 1 2 4 8 16 32; --context: 1 4)",
+    )
+    about = "requests in flight in each phase of swing"
+    add_numbers(load, "--phases", [1, 32, 4, 16, 1, 32, 8, 2], about, nargs="+")
+    add_number(load, "--tokens", 96, "new tokens a request")
+    load.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="length of a measurement; of a phase of swing, as long as plain decoding takes"
+        " (default: 6)",
+    )
+    load.add_argument("--rounds", type=positive, metavar="N", help="(default: 5)")
+    load.add_argument(
+        "--warmup-rounds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="rounds that do not count: kernels are prepared when a batch of a new size first"
+        " comes by (default: 1)",
+    )
+    load.add_argument(
+        "--where",
+        action="store_true",
+        help="then also show where the time goes, at each concurrency: milliseconds of a step and"
+        " of a token in the target, the draft, its context, its planning, and the rest of the"
+        " engine (on CPU)",
+    )
+    load.add_argument(
+        "--quick",
+        action="store_true",
+        help="windows of 1.5 s, 2 rounds, concurrency 1 4 16, where not said otherwise",
+    )
 
 
 def run_bench(parsed: argparse.Namespace) -> int:
@@ -58,9 +206,6 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
     from vllm_dflash.checkpoint.read import read_drafter
     from vllm_dflash.tools.bench.bench_record import Record, describe
     from vllm_dflash.tools.bench.comparison import Comparison
-    from vllm_dflash.tools.bench.side_engines import SideEngines
-    from vllm_dflash.tools.bench.sides import make_sides
-    from vllm_dflash.tools.prompts import read_prompts
 
     workload = _choose_workload(parsed)
     prompts = read_prompts(parsed.prompts or parsed.demo / "held_out.jsonl")
@@ -70,15 +215,12 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
         pair = _choose_pair(parsed, max_model_len)
         drafter = read_drafter(pair.drafter)
     progress.say(f"the pair: {pair.name}")
-    runs_native = drafter.dflash2 is None or not current_platform.is_cpu()
-    if not runs_native:
+    native_k = [k for k in sorted({*parsed.native_k}) if k <= drafter.max_draft_tokens]
+    if drafter.dflash2 is not None and current_platform.is_cpu():
         progress.say("vLLM's own DFlash is left out: it runs no DFlash 2 drafters on CPUs")
-    native_k = [
-        k for k in sorted({*parsed.native_k}) if k <= drafter.max_draft_tokens and runs_native
-    ]
-    sides = make_sides(
-        pair.drafter, native_k, _distinct(parsed.ours_fixed_k), _distinct(parsed.beside)
-    )
+        native_k = []
+    ours_k, beside = _distinct(parsed.ours_fixed_k), _distinct(parsed.beside)
+    sides = make_sides(pair.drafter, native_k, ours_k, beside)
     tunes = parsed.native_schedule == "tuned" and bool(native_k)
     engine: dict[str, Any] = {
         "model": pair.target,
@@ -90,9 +232,7 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
     }
     if parsed.tensor_parallel_size > 1:
         engine["tensor_parallel_size"] = parsed.tensor_parallel_size
-    if parsed.where:
-        from vllm_dflash.tools.step_times import TIMED
-
+    if workload.where:
         engine["worker_extension_cls"] = TIMED
     at_once = max(1, len(os.sched_getaffinity(0)) // parsed.tensor_parallel_size)
     if current_platform.is_cuda():
@@ -102,12 +242,11 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
         Record(describe(sys.argv[1:], pair.name, engine, workload), sides, parsed.rounds),
         workload,
         prompts,
-        SideEngines(engine, at_once, parsed.out / "logs", progress),
-        parsed.warmup_rounds,
+        SideEngines(engine, at_once, parsed.out / "logs"),
         parsed.out,
         progress,
+        warmup_rounds=parsed.warmup_rounds,
         tune_schedule=tunes,
-        where=parsed.where,
     )
 
 
@@ -115,24 +254,22 @@ def _choose_workload(parsed: argparse.Namespace) -> Workload:
     from vllm.platforms import current_platform
 
     from vllm_dflash.config.thread_binding import check_thread_binding
-    from vllm_dflash.tools.bench.bench_plan import Workload
 
     workload = Workload(
         loads=() if parsed.context else _distinct(parsed.load),
         concurrency=_distinct(parsed.concurrency),
         phases=tuple(parsed.phases),
-        rates=_distinct(parsed.rates),
         tokens=parsed.tokens,
         seconds=parsed.seconds,
         contexts=_distinct(parsed.context or ()),
+        where=parsed.where,
     )
-    highest = max([workload.highest_concurrency, *workload.concurrency * parsed.where])
-    if highest > parsed.max_num_seqs:
+    if workload.highest_concurrency > parsed.max_num_seqs:
         raise ValueError(
-            f"the loads have up to {highest} requests in flight, the engines"
+            f"the loads have up to {workload.highest_concurrency} requests in flight, the engines"
             f" take {parsed.max_num_seqs} at a time: raise --max-num-seqs."
         )
-    if parsed.where and current_platform.is_cuda():
+    if workload.where and current_platform.is_cuda():
         raise ValueError(
             "--where times calls, and on a GPU a call returns before its work is done: use vLLM's"
             " profiler there (--profiler-config), or leave --where out."

@@ -7,7 +7,6 @@ import json
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -43,48 +42,48 @@ def demo_pair(demo: Path, out: Path, *, as_it_is: bool, positions: int, context:
     Its configs allow `positions` at least. `context` is the longest prompt: the pair's name tells
     where drafts mean nothing.
     """
-    _check_demo(demo)
-    configs = {name: json.loads((demo / name / "config.json").read_text()) for name in widen.PARTS}
-    sizes: dict[str, Any] = {}
-    if as_it_is:
-        sizes |= {name: Shape.of(config) for name, config in configs.items()}
-    if positions > configs[widen.TARGET]["max_position_embeddings"]:
-        sizes["positions"] = positions
-    pair = widened_demo(demo, out, **sizes)
-    name = "demo pair as it is" if as_it_is else pair.name
-    if "positions" in sizes:
+    target, drafter = (None if as_it_is else shape for shape in (WIDE_TARGET, WIDE_DRAFTER))
+    pair = widened_demo(demo, out, target, drafter, positions)
+    name = pair.name
+    config = json.loads((demo / "target" / "config.json").read_text())
+    if positions > config["max_position_embeddings"]:
         name += f", {positions:,} positions"
     if context > TRAINED_ON:
         name += f"; trained on {TRAINED_ON} tokens at a time: beyond, texts and drafts are noise"
     return replace(pair, name=name)
 
 
-def widened_demo(demo: Path, out: Path, **sizes: Any) -> Pair:
+def widened_demo(
+    demo: Path,
+    out: Path,
+    target: Shape | None = WIDE_TARGET,
+    drafter: Shape | None = WIDE_DRAFTER,
+    positions: int = 0,
+) -> Pair:
     """The demo pair made as large as one worth speeding up; what it computes stays the same.
 
-    Made once for a folder; after that it is found there. `sizes`: as for `widen_pair`.
+    Made once for a folder; after that it is found there. Sizes: as for `widen_pair`.
     """
-    _check_demo(demo)
-    digest = hashlib.sha256(repr(sorted(sizes.items())).encode())
+    if not (demo / "target").is_dir():
+        raise ValueError(
+            f"there is no demo pair in {demo}: it comes with a clone of the repository. Run this"
+            " in the clone or pass --target and --drafter."
+        )
+    sizes = target, drafter, positions
+    digest = hashlib.sha256(repr(sizes).encode())
     for file in sorted([Path(widen.__file__), *demo.glob("target/*"), *demo.glob("drafter/*")]):
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     wide = out / "widened"
     stamp = wide / "made_from"
     if not stamp.is_file() or stamp.read_text() != digest.hexdigest():
         stamp.unlink(missing_ok=True)  # or it would outlive a widening that is interrupted
-        widen_pair(demo, wide, **sizes)
+        widen_pair(demo, wide, *sizes)
         stamp.write_text(digest.hexdigest())
-    target, drafter = sizes.get("target", WIDE_TARGET), sizes.get("drafter", WIDE_DRAFTER)
-    layers = f"{target.layers} and {drafter.layers} layers of width {target.hidden}"
-    return Pair(str(wide / "target"), str(wide / "drafter"), f"demo pair widened to {layers}")
-
-
-def _check_demo(demo: Path) -> None:
-    if not (demo / "target").is_dir():
-        raise ValueError(
-            f"there is no demo pair in {demo}: it comes with a clone of the repository. Run this"
-            " in the clone or pass --target and --drafter."
-        )
+    name = "demo pair as it is"
+    if target and drafter:
+        layers = f"{target.layers} and {drafter.layers} layers"
+        name = f"demo pair widened to {layers} of width {target.hidden}"
+    return Pair(str(wide / "target"), str(wide / "drafter"), name)
 
 
 def with_random_drafter(pair: Pair, out: Path) -> Pair:

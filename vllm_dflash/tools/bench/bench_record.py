@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -12,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_dflash.tools.bench.bench_plan import Workload
-from vllm_dflash.tools.bench.bench_report import make_tables, parts_tables
-from vllm_dflash.tools.bench.results import Results
+from vllm_dflash.tools.bench.bench_report import Results, make_tables, parts_tables
 from vllm_dflash.tools.bench.sides import Side
 from vllm_dflash.tools.tables import Table
 
@@ -96,6 +96,5 @@ def describe(
 
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown")
+    found = re.search(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.M)
+    return found[1] if found else platform.processor() or "unknown"

@@ -1,56 +1,71 @@
-"""From results to tables."""
+"""From what was measured to tables: medians, and ratios of paired rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from vllm_dflash.tools.bench.bench_plan import POISSON, setting_name
-from vllm_dflash.tools.bench.results import Result, Results, Rounds, Spread
-from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
+from vllm_dflash.tools.bench.bench_plan import SWING, setting_name
+from vllm_dflash.tools.bench.sides import OURS, Side
 from vllm_dflash.tools.step_times import CONTEXT, DRAFT, PLANNING, TARGET
 from vllm_dflash.tools.tables import Table
 
 PARTS, ENGINE = (TARGET, DRAFT, CONTEXT, PLANNING), "engine"
 """Of a step. The engine is what is left: scheduling, input, sampling, output."""
+Setting = str | int
+Rounds = npt.NDArray[np.float64]
+"""One value per round. Rounds of different sides are pairs: divide first, then take the median."""
 
 
-def mean_latency(result: Result) -> float:
-    """Seconds from a request's arrival to its last token."""
-    return float(np.mean(result["to_last_token"]))
+class Results:
+    """Measurements by load, setting and side."""
+
+    def __init__(self, sides: list[Side], measurements: Iterable[dict[str, Any]]) -> None:
+        self.sides = sides
+        self._results: dict[tuple[str, Setting, str], list[dict[str, Any]]] = defaultdict(list)
+        for one in measurements:
+            load, side, result = one["load"], one["side"], one["result"]
+            if load == SWING:  # each phase is a setting of its own
+                phases = zip(result["concurrency"], result["tokens_per_second"], strict=True)
+                for number, (count, rate) in enumerate(phases, 1):
+                    setting = f"{number}: {count}"
+                    self._results[load, setting, side].append({"tokens_per_second": rate})
+            else:
+                self._results[load, one["setting"], side].append(result)
+
+    @property
+    def loads(self) -> list[str]:
+        """Loads that were measured, in order."""
+        return list(dict.fromkeys(load for load, _, _ in self._results))
+
+    def of_kind(self, *kinds: str) -> list[Side]:
+        """Sides of these kinds, in order."""
+        return [side for side in self.sides if side.kind in kinds]
+
+    def settings(self, load: str) -> list[Setting]:
+        """Concurrencies, phases or contexts of a load, in order."""
+        return list(dict.fromkeys(setting for one, setting, _ in self._results if one == load))
+
+    def rounds(
+        self, load: str, setting: Setting, side: str, value: str = "tokens_per_second"
+    ) -> Rounds:
+        """A value of each round's result."""
+        return np.array([result[value] for result in self._results[load, setting, side]])
 
 
-def ms_per_token(result: Result) -> float:
-    """Mean milliseconds between two tokens of a request, after its first."""
-    decoding = np.subtract(result["to_last_token"], result["to_first_token"])
-    return float(1000 * np.mean(decoding) / max(1, result["tokens"] - 1))
-
-
-LATENCIES: dict[str, Callable[[Result], float]] = {
-    "mean latency s": mean_latency,
-    "p95 latency s": lambda result: float(np.percentile(result["to_last_token"], 95)),
-    "mean first token s": lambda result: float(np.mean(result["to_first_token"])),
-    "mean ms per token": ms_per_token,
-    "makespan s": lambda result: float(result["makespan"]),
-}
-"""What is reported of a Poisson load, by its column's title."""
+def spread(rounds: Rounds) -> str:
+    """A median, and how far the rounds lie apart."""
+    return f"{np.median(rounds):.2f} ({rounds.min():.2f} - {rounds.max():.2f})"
 
 
 def make_tables(results: Results) -> list[Table]:
     """Every table of what was measured."""
-    tables: list[Table] = []
-    for load in results.loads:
-        if load != POISSON:
-            tables.append(throughput_table(results, load))
-        tables.append(standing_table(results, load))
-    return tables
-
-
-def standing_table(results: Results, load: str) -> Table:
-    """Ours against others under one load."""
-    return latency_table(results) if load == POISSON else comparison_table(results, load)
+    makers = (throughput_table, comparison_table)
+    return [make(results, load) for load in results.loads for make in makers]
 
 
 def throughput_table(results: Results, load: str) -> Table:
@@ -58,7 +73,7 @@ def throughput_table(results: Results, load: str) -> Table:
     names = [side.name for side in results.sides]
     rows = []
     for setting in results.settings(load):
-        rates = [np.median(results.throughput(load, setting, name)) for name in names]
+        rates = [np.median(results.rounds(load, setting, name)) for name in names]
         rows.append([str(setting), *(f"{rate:.1f}" for rate in rates)])
     return Table(f"{load}: tokens/s, median of rounds", [setting_name(load), *names], rows)
 
@@ -69,16 +84,16 @@ def comparison_table(results: Results, load: str) -> Table:
     ratios: dict[str, list[Rounds]] = {title: [] for title in opponents}
     rows = []
     for setting in results.settings(load):
-        ours = results.throughput(load, setting, OURS)
+        rates = {side.name: results.rounds(load, setting, side.name) for side in results.sides}
         row = [str(setting)]
         for title, sides in opponents.items():
-            fastest = results.fastest(load, setting, sides)
-            ratio = ours / results.throughput(load, setting, fastest.name)
+            fastest = max(sides, key=lambda side: np.median(rates[side.name]))
+            ratio = rates[OURS] / rates[fastest.name]
             ratios[title].append(ratio)
-            row.append(f"{Spread.of(ratio)}{f', {fastest.draft_length}' * (len(sides) > 1)}")
+            row.append(f"{spread(ratio)}{f', {fastest.draft_length}' * (len(sides) > 1)}")
         rows.append(row)
-    means = [Spread.of(np.exp(np.mean(np.log(ratio), axis=0))) for ratio in ratios.values()]
-    rows.append(["geometric mean", *map(str, means)])
+    means = [spread(np.exp(np.mean(np.log(ratio), axis=0))) for ratio in ratios.values()]
+    rows.append(["geometric mean", *means])
     title = f"{load}: tokens/s of ours / others', median of paired rounds (min - max)"
     return Table(title, [setting_name(load), *opponents], rows)
 
@@ -96,20 +111,6 @@ def _opponents(results: Results) -> dict[str, list[Side]]:
     return opponents
 
 
-def latency_table(results: Results) -> Table:
-    """Latencies of every side under a Poisson load, with their ratio to plain decoding's."""
-    rows = []
-    for rate in results.settings(POISSON):
-        for side in results.sides:
-            row = [str(rate), side.name]
-            for value in LATENCIES.values():
-                mine = results.rounds(POISSON, rate, side.name, value)
-                plain = results.rounds(POISSON, rate, PLAIN, value)
-                row.append(f"{np.median(mine):.3f} (x{np.median(mine / plain):.2f})")
-            rows.append(row)
-    return Table("poisson: median of rounds (x plain)", ["rate", "side", *LATENCIES], rows)
-
-
 def milliseconds(spent: Mapping[str, float], unit: str) -> dict[str, float]:
     """Of each part that a side has, per step or per token (`unit`) that came out."""
     known = {part: spent[part] for part in PARTS if part in spent}
@@ -119,22 +120,21 @@ def milliseconds(spent: Mapping[str, float], unit: str) -> dict[str, float]:
 
 def parts_tables(where: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Where the time goes, per step and per token; `where` is that of a record."""
-    tables = []
-    for load in dict.fromkeys(one["load"] for one in where):
-        for unit, name in (("steps", "step"), ("tokens", "output token")):
-            rows = []
-            for one in where:
-                if one["load"] != load:
-                    continue
-                spent = one["result"]["spent"]
-                parts = milliseconds(spent, unit)
-                cells = [f"{parts[part]:.2f}" if part in parts else "" for part in (*PARTS, ENGINE)]
-                rows.append([str(one["setting"]), one["side"], *cells])
-                rows[-1] += [
-                    f"{sum(parts.values()):.2f}",
-                    f"{spent['tokens'] / spent['steps']:.2f}",
-                ]
-            columns = [setting_name(load), "side", *PARTS, ENGINE, "all", "tokens per step"]
-            title = f"{load}: where the time goes, ms per {name}, decoding alone"
-            tables.append(Table(title, columns, rows, words=(1,)))
-    return tables
+    return [
+        _parts_table([one for one in where if one["load"] == load], load, unit, name)
+        for load in dict.fromkeys(one["load"] for one in where)
+        for unit, name in (("steps", "step"), ("tokens", "output token"))
+    ]
+
+
+def _parts_table(where: Sequence[Mapping[str, Any]], load: str, unit: str, name: str) -> Table:
+    rows = []
+    for one in where:
+        spent = one["result"]["spent"]
+        parts = milliseconds(spent, unit)
+        cells = [f"{parts[part]:.2f}" if part in parts else "" for part in (*PARTS, ENGINE)]
+        cells += [f"{sum(parts.values()):.2f}", f"{spent['tokens'] / spent['steps']:.2f}"]
+        rows.append([str(one["setting"]), one["side"], *cells])
+    columns = [setting_name(load), "side", *PARTS, ENGINE, "all", "tokens per step"]
+    title = f"{load}: where the time goes, ms per {name}, decoding alone"
+    return Table(title, columns, rows, words=(1,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,18 @@ from vllm_dflash.tools.bench.bench_plan import (
     plan_closed,
     plan_contexts,
     plan_round,
-    plan_where,
 )
 from vllm_dflash.tools.bench.bench_prompts import long_texts
 from vllm_dflash.tools.bench.bench_record import Record
-from vllm_dflash.tools.bench.bench_report import standing_table
-from vllm_dflash.tools.bench.side_engines import SideEngines
-from vllm_dflash.tools.bench.sides import PLAIN, PLUGIN, SCHEDULE, Side, tuned_schedule
+from vllm_dflash.tools.bench.bench_report import comparison_table
+from vllm_dflash.tools.bench.sides import (
+    PLAIN,
+    PLUGIN,
+    SCHEDULE,
+    Side,
+    SideEngines,
+    tuned_schedule,
+)
 from vllm_dflash.tools.progress import Progress
 
 CALIBRATION_SECONDS = 2.0
@@ -40,42 +45,40 @@ class Comparison:
     workload: Workload
     prompts: list[str]
     engines: SideEngines
-    warmup_rounds: int
     out: Path
     progress: Progress
+    warmup_rounds: int = 1
     tune_schedule: bool = False
     """Whether a side with vLLM's own schedule is added, made of what its fixed K reach here."""
-    where: bool = False
-    """Whether it is also found out where the time goes. The engines' workers are `TimedSteps`."""
 
     def run(self) -> None:
         """Start the engines, measure all rounds, write results after each of them."""
         self.progress.say(self.announcement())
-        sides = self.record.sides
+        sides, rounds = self.record.sides, self.record.rounds
         with self.engines:
-            facts = self.engines.start(sides)
+            facts = self.engines.start(sides, self.progress)
             for one in facts:
                 self.record.about["versions"] |= one["versions"]
             contexts = self._plan_contexts(min(one["cache_tokens"] for one in facts))
             plain_rates = self._calibrate()
             self.record.about["plain_tokens_per_second_at"] = plain_rates
-            for number in range(-self.warmup_rounds, self.record.rounds):
+            for number in range(-self.warmup_rounds, rounds):
                 plan = plan_round(self.workload, self.prompts, number, plain_rates) + contexts
                 first = number % len(sides)  # nobody is always first after another's load
                 in_turns = [*sides[first:], *sides[:first]]
                 if number < 0:
                     self._measure("warm-up", plan, in_turns)
                     continue
-                name = f"round {number + 1} of {self.record.rounds}"
-                found = self._measure(name, plan, in_turns)
+                found = self._measure(f"round {number + 1} of {rounds}", plan, in_turns)
                 self.record.finish_round([{"round": number, **one} for one in found])
                 self.record.write(self.out)
-                if number + 1 < self.record.rounds:  # after the last one comes the report
+                if number + 1 < rounds:  # after the last one comes the report
                     results = self.record.results
                     for load in results.loads:
-                        self.progress.say(standing_table(results, load).plain())
-            if self.where:  # last: timing costs next to nothing, but rounds are to be as in use
-                plan = plan_where(self.workload, self.prompts, contexts)
+                        self.progress.say(comparison_table(results, load).plain())
+            if self.workload.where:  # last: timing costs little, but rounds are to be as in use
+                plan = contexts or plan_closed(self.workload, CLOSED, self.prompts)
+                plan = [replace(one, question="where") for one in plan]
                 self.record.where += self._measure("where the time goes", plan, sides)
                 self.record.write(self.out)
 
@@ -102,7 +105,7 @@ class Comparison:
         texts = long_texts(self.prompts, max(self.workload.concurrency))
         tokens = self.engines.ask(PLAIN, "encode", texts=texts)
         plan = plan_contexts(self.workload, tokens, room)
-        without = len(plan_contexts(self.workload, tokens, math.inf)) - len(plan)
+        without = len(self.workload.contexts) * len(self.workload.concurrency) - len(plan)
         words = (
             f"the engines' caches hold {room:,} tokens each; more do with VLLM_CPU_KVCACHE_SPACE"
             " (GiB) on a CPU, --gpu-memory-utilization on a GPU"
@@ -123,8 +126,12 @@ class Comparison:
         if self.tune_schedule:
             counts |= {*self.workload.concurrency}
             lengths |= {one.name: one.draft_tokens or 0 for one in sides if one.kind == "native"}
-        seconds = min(CALIBRATION_SECONDS, self.workload.seconds)
-        plan = plan_closed(CLOSED, self.prompts, sorted(counts), self.workload.tokens, seconds)
+        short = replace(
+            self.workload,
+            concurrency=tuple(sorted(counts)),
+            seconds=min(CALIBRATION_SECONDS, self.workload.seconds),
+        )
+        plan = plan_closed(short, CLOSED, self.prompts)
         calibrated = [side for side in sides if side.name in lengths]
         rates: dict[int, dict[int, float]] = defaultdict(dict)
         for _ in range(CALIBRATION_WINDOWS if plan else 0):
@@ -136,7 +143,7 @@ class Comparison:
             schedule = tuned_schedule(config["model"], rates)
             sides.insert(len(calibrated), schedule)
             self.progress.say(f"{SCHEDULE}: {schedule.speculative_config}")
-            self.engines.start([schedule])
+            self.engines.start([schedule], self.progress)
         return {count: rates[count][0] for count in self.workload.calibrated}
 
     def _measure(

@@ -12,9 +12,8 @@ import numpy as np
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-from vllm_dflash.tools.bench.bench_plan import POISSON, setting_name
-from vllm_dflash.tools.bench.bench_report import mean_latency
-from vllm_dflash.tools.bench.results import Results, Spread, tokens_rate
+from vllm_dflash.tools.bench.bench_plan import setting_name
+from vllm_dflash.tools.bench.bench_report import Results
 from vllm_dflash.tools.bench.sides import PLAIN
 
 STYLES: dict[str, dict[str, Any]] = {
@@ -36,29 +35,23 @@ def plot_panels(panels: Sequence[tuple[Results, str]], path: Path) -> None:
         1, len(panels), figsize=(6 * len(panels), 4.5), squeeze=False, layout="constrained"
     )
     for (results, load), panel in zip(panels, axes[0], strict=True):
-        value, name = (
-            (mean_latency, "mean latency") if load == POISSON else (tokens_rate, "tokens/s")
-        )
         settings, styles = results.settings(load), _styles(results)
+        plain = [results.rounds(load, setting, PLAIN) for setting in settings]
         for side in results.sides:
-            ratios = [
-                results.rounds(load, setting, side.name, value)
-                / results.rounds(load, setting, PLAIN, value)
-                for setting in settings
-            ]
-            spreads = [Spread.of(ratio) for ratio in ratios]
-            medians = [one.median for one in spreads]
-            errors = [[one.median - one.low for one in spreads]]
-            errors += [[one.high - one.median for one in spreads]]
+            rounds = [results.rounds(load, setting, side.name) for setting in settings]
+            # Of each setting, its rounds' lowest, median and highest ratio.
+            low, medians, high = np.transpose(
+                [np.quantile(a / b, [0, 0.5, 1]) for a, b in zip(rounds, plain, strict=True)]
+            )
             panel.errorbar(
                 [str(setting) for setting in settings],
                 medians,
-                yerr=errors,
+                yerr=[medians - low, high - medians],
                 label=side.name,
                 capsize=2,
                 **styles[side.name],
             )
-        panel.set(title=load, xlabel=setting_name(load), ylabel=f"{name} relative to plain")
+        panel.set(title=load, xlabel=setting_name(load), ylabel="tokens/s relative to plain")
         panel.grid(alpha=0.3)
         panel.legend()
     figure.savefig(path, dpi=120)

@@ -1,14 +1,18 @@
-"""The engines that are compared."""
+"""The engines that are compared. They start side by side where that is safe, and stay so."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+from vllm_dflash.tools.engine_answers import Facts
 from vllm_dflash.tools.engine_process import EngineProcess
+from vllm_dflash.tools.progress import Progress
 
 OURS = "ours"
 PLAIN = "plain"
@@ -63,7 +67,7 @@ def side_environment(plugins: str | None = None) -> dict[str, str]:
 def make_sides(
     drafter: str,
     native_k: Iterable[int],
-    ours_fixed_k: Iterable[int],
+    ours_fixed_k: Iterable[int] = (),
     beside: Iterable[str] = (),
 ) -> list[Side]:
     """Plain decoding, native DFlash at each fixed K, ours: adaptive and at each fixed K; others.
@@ -105,3 +109,53 @@ def tuned_schedule(drafter: str, rates: Mapping[int, Mapping[int, float]]) -> Si
         "num_speculative_tokens_per_batch_size": [[*one] for one in ranges],
     }
     return Side(SCHEDULE, "native schedule", NO_PLUGIN, config)
+
+
+@dataclass
+class SideEngines:
+    """One for each side, in processes of their own, until the context ends."""
+
+    arguments: dict[str, Any]
+    """Of every engine."""
+    at_once: int
+    """Engines that may start at the same time."""
+    logs: Path
+    """A folder."""
+    _children: dict[str, EngineProcess] = field(default_factory=dict)
+
+    def start(self, sides: Sequence[Side], progress: Progress) -> list[Facts]:
+        """Start an engine for each of these sides, and return what they say about themselves.
+
+        The first one starts alone: that is ours, which times its own costs at the end of its start,
+        and nobody may disturb it then.
+        """
+        waiting = sorted(sides, key=lambda side: side.name != OURS)
+        facts: list[Facts] = []
+        with progress.stage("starting the engines", len(sides), "engines") as tell:
+            while waiting:
+                room = self.at_once if self._children else 1
+                crowd, waiting = waiting[:room], waiting[room:]
+                names, began = ", ".join(side.name for side in crowd), time.monotonic()
+                tell(len(facts), f"{names} on the way")
+                for side in crowd:
+                    self._children[side.name] = side.start(self.logs, **self.arguments)
+                    self._children[side.name].send("facts")
+                for side in crowd:
+                    facts.append(self._children[side.name].receive())
+                    tell(len(facts), f"{side.name} is up")
+                progress.say(f"up after {time.monotonic() - began:.0f} s: {names}")
+        return facts
+
+    def ask(self, name: str, question: str, **arguments: Any) -> Any:
+        """Of the side of that name; see `EngineProcess.ask`."""
+        return self._children[name].ask(question, **arguments)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        with ExitStack() as stack:
+            for child in self._children.values():
+                stack.push(child)
+            for child in self._children.values():
+                child.dismiss()  # all of them, before the first is waited for

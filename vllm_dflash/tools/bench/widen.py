@@ -58,14 +58,14 @@ WIDE_DRAFTER = Shape(hidden=1024, intermediate=1792, heads=8, kv_heads=4, layers
 def widen_pair(
     pair: Path,
     out: Path,
-    target: Shape = WIDE_TARGET,
-    drafter: Shape = WIDE_DRAFTER,
-    positions: int | None = None,
+    target: Shape | None = WIDE_TARGET,
+    drafter: Shape | None = WIDE_DRAFTER,
+    positions: int = 0,
 ) -> None:
-    """Write a copy of the pair in a folder to `out`, with these sizes.
+    """Write a copy of the pair in a folder to `out`, with these sizes; None: the original's.
 
-    `positions` is the longest context that its configs allow, if not the original's. Beyond what
-    that was trained for, costs are right and texts are noise.
+    Its configs allow a context of `positions` at least. Beyond what the original was trained for,
+    costs are right and texts are noise.
 
     Raises:
         ValueError: a size is smaller than the original's, the hidden sizes are not related by a
@@ -73,6 +73,7 @@ def widen_pair(
             differently, the drafter's depth differs, or a layer has a sliding window.
     """
     configs = {name: json.loads((pair / name / CONFIG).read_text()) for name in PARTS}
+    target, drafter = target or Shape.of(configs[TARGET]), drafter or Shape.of(configs[DRAFTER])
     if target.hidden != drafter.hidden:
         raise ValueError("a drafter shares its target's hidden size.")
     if drafter.layers != configs[DRAFTER]["num_hidden_layers"]:
@@ -83,12 +84,9 @@ def widen_pair(
         # Mean squares shrink with the zeros in them, and epsilon with the mean squares.
         config["rms_norm_eps"] *= config["hidden_size"] / shape.hidden
         config |= dict(zip(SIZES, astuple(shape), strict=True))
-        config |= {
-            "layer_types": [FULL_ATTENTION] * shape.layers,
-            "max_window_layers": shape.layers,
-        }
-        if positions is not None:
-            config["max_position_embeddings"] = positions
+        config["layer_types"] = [FULL_ATTENTION] * shape.layers
+        config["max_window_layers"] = shape.layers
+        config["max_position_embeddings"] = max(config["max_position_embeddings"], positions)
         if name == DRAFTER:
             config["num_target_layers"] = target.layers
         shutil.copytree(pair / name, out / name, dirs_exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vllm_dflash.tools.arguments import add_compared, add_number, add_numbers
+from vllm_dflash.tools.arguments import add_compared, add_folder, add_number, add_numbers
 from vllm_dflash.tools.console import complain, output_console
 from vllm_dflash.tools.progress import progress_on
 
@@ -35,20 +35,14 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add_compared(parser, "some of many kinds; for the demo pair, text it was not trained on")
     about = "draft lengths of vLLM's own DFlash, an engine and about a minute each, such as 3"
-    add_numbers(parser, "--native-k", [], about, nargs="*")
+    add_numbers(parser, "--native-k", [], about)
     add_number(parser, "--tokens", 64, "new tokens a text at most")
     parser.add_argument(
         "--dtype",
         help="of all engines (default: float32 for the demo pair, in which texts must be the same"
         " to the last token; auto for yours)",
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("out/demo"),
-        metavar="FOLDER",
-        help="for logs and the widened pair (default: out/demo)",
-    )
+    add_folder(parser, "--out", "out/demo", "for logs and the widened pair")
     parser.add_argument(
         "flags", nargs="*", metavar="-- FLAGS", help="flags of `vllm serve`, for all engines"
     )
@@ -61,15 +55,13 @@ def run_demo(parsed: argparse.Namespace) -> int:
     from vllm_dflash.checkpoint.refusal import folder_fault
     from vllm_dflash.tools.bench.bench_pair import given_pair, widened_demo
     from vllm_dflash.tools.bench.sides import make_sides
-    from vllm_dflash.tools.demo.demo_report import show
-    from vllm_dflash.tools.demo.demonstration import demonstrate
-    from vllm_dflash.tools.prompts import read_prompts
-    from vllm_dflash.tools.verify.gate_prompts import default_prompts
+    from vllm_dflash.tools.demo.demonstration import demonstrate, show
+    from vllm_dflash.tools.prompts import default_prompts, read_prompts
 
     progress = progress_on()
     pair = own = given_pair(parsed.target, parsed.drafter)
     if own and (fault := folder_fault(own.target)):
-        raise ValueError(f"target {own.target!r}: this folder {fault}.")
+        raise ValueError(f"target {own.target!r}: {fault}.")
     held_out_beside = own.target if own else str(DEMO / "target")
     prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(held_out_beside)
     if pair is None:
@@ -79,16 +71,14 @@ def run_demo(parsed: argparse.Namespace) -> int:
             pair = widened_demo(DEMO, parsed.out)
     longest = read_drafter(pair.drafter).max_draft_tokens
     native_k = sorted({min(k, longest) for k in parsed.native_k})
-    found = demonstrate(
-        pair.target,
-        make_sides(pair.drafter, native_k, []),
-        prompts,
-        parsed.tokens,
-        dtype=parsed.dtype or ("auto" if own else "float32"),
-        flags=[*FLAGS, *([] if own else SOONER), *parsed.flags],
-        logs=parsed.out / "logs",
-        progress=progress,
-    )
+    engine = {
+        "model": pair.target,
+        "dtype": parsed.dtype or ("auto" if own else "float32"),
+        "flags": [*FLAGS, *([] if own else SOONER), *parsed.flags],
+        "logs": parsed.out / "logs",
+    }
+    sides = make_sides(pair.drafter, native_k)
+    found = demonstrate(engine, sides, prompts, parsed.tokens, progress)
     show(found, output_console())
     if found.dtype == "float32" and not found.all_identical:
         complain("demo", "float32 texts differ. This should never happen: please report it.")

@@ -1,23 +1,29 @@
-"""What a demonstration does: engines one after the other write the same texts."""
+"""Engines one after the other write the same texts, and it is shown who wrote what, how fast."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
-from vllm_dflash.tools.engine_answers import EngineAnswers, Request, complete
-from vllm_dflash.tools.progress import Progress, Tell
-from vllm_dflash.tools.verify.verification import Drafting
+from vllm_dflash.tools.progress import Progress
+from vllm_dflash.tools.verify.gate import drafting_between
 
 TEXTS = {1: (3, 6), 8: (16, 16)}
 """How many texts are written, by how many of them at a time: first some that do not count, since
 kernels are prepared and costs learned when a batch first comes by."""
 SHOWN = 2
 """Texts that are shown by the step."""
+BAR = 16
+ACCEPTED, OWN = "bold green", "bold"
+PROMPT_SHOWN = 160
+NAMES = {"plain": "plain decoding", "ours": "vllm-dflash"}
+STYLES = {"plain": "dim", "native": "blue", "ours": "green"}
 
 
 @dataclass(frozen=True)
@@ -34,10 +40,12 @@ class Demonstration:
     """All that was seen."""
 
     sides: list[Side]
-    dtype: str
-    levels: dict[int, dict[str, Written]]
+    dtype: str = ""
+    levels: dict[int, dict[str, Written]] = field(
+        default_factory=lambda: {one: {} for one in TEXTS}
+    )
     """By how many requests at a time, and by side."""
-    by_step: list[tuple[str, list[list[str]]]]
+    by_step: list[tuple[str, list[list[str]]]] = field(default_factory=list)
     """Prompts, and what followed: the text of each token, by the step that brought it."""
 
     def identical(self, concurrency: int, side: Side) -> int:
@@ -50,68 +58,113 @@ class Demonstration:
     def all_identical(self) -> bool:
         """Whether every side wrote what plain decoding wrote."""
         return all(
-            self.identical(count, side) == len(level[PLAIN].texts)
-            for count, level in self.levels.items()
-            for side in self.sides
+            written.texts == level[PLAIN].texts
+            for level in self.levels.values()
+            for written in level.values()
         )
 
 
 def demonstrate(
-    target: str,
-    sides: Sequence[Side],
-    prompts: list[str],
-    tokens: int,
-    *,
-    dtype: str,
-    flags: Sequence[str],
-    logs: Path,
-    progress: Progress,
+    start: dict[str, Any], sides: list[Side], prompts: list[str], tokens: int, progress: Progress
 ) -> Demonstration:
     """Write texts of so many tokens on every side, each in an engine of its own, in turn.
 
-    Plain decoding and ours are among the sides; `flags` are those of `vllm serve`.
+    Plain decoding and ours are among the sides; `start` are arguments of `Side.start`.
 
     Raises:
         ValueError: an engine refused its arguments.
         EngineDied: an engine did.
     """
-    found = Demonstration([*sides], "", {count: {} for count in TEXTS}, [])
+    found = Demonstration(sides)
     # Ours first: it is the one that finds fault with a pair.
     for number, side in enumerate(sorted(sides, key=lambda side: side.name != OURS), 1):
-        with side.start(logs, model=target, dtype=dtype, flags=[*flags]) as process:
-            name = f"engine {number} of {len(sides)} ({side.name})"
+        with side.start(**start) as process:
+            engine, name = process.answers, f"engine {number} of {len(sides)} ({side.name})"
             with progress.stage(f"{name}: starting"):
-                found.dtype = process.answers.facts()["dtype"]
-                encoded = process.answers.encode(texts=prompts)
-            total = sum(len(encoded[:texts]) for passes in TEXTS.values() for texts in passes)
+                found.dtype = engine.facts()["dtype"]
+            passes = [(count, prompts[:texts]) for count in TEXTS for texts in TEXTS[count]]
+            total, done = sum(len(texts) for _, texts in passes), 0
             with progress.stage(f"{name}: writing", total, "texts") as tell:
-                for count, written in _write(process.answers, encoded, tokens, tell).items():
+                for count, texts in passes:
+                    answer = engine.generate(prompts=texts, tokens=tokens, concurrency=count)
+                    _, length = drafting_between({}, answer["counts"])
+                    written = Written(answer["token_ids"], answer["tokens_per_second"], length)
                     found.levels[count][side.name] = written
+                    done += len(texts)
+                    tell(done)
                 if side.name == OURS:
                     found.by_step = [
-                        (prompt, process.answers.by_step(prompt=ids, tokens=tokens))
-                        for prompt, ids in zip(prompts[:SHOWN], encoded, strict=False)
+                        (one, engine.by_step(prompt=one, tokens=tokens)) for one in prompts[:SHOWN]
                     ]
     return found
 
 
-def _write(
-    engine: EngineAnswers, encoded: list[list[int]], tokens: int, tell: Tell
-) -> dict[int, Written]:
-    written: dict[int, Written] = {}
-    done = 0
-    for count, passes in TEXTS.items():
-        for texts in passes:
-            requests = [Request(prompt, tokens) for prompt in encoded[:texts]]
-            before, started = engine.counts(), time.perf_counter()
-            finished = complete(engine, requests, count, partial(_tell_after, tell, done))
-            seconds, after = time.perf_counter() - started, engine.counts()
-            done += len(requests)
-            ids = [one.tokens for one in finished]
-            length = Drafting.between(before, after).acceptance_length
-            written[count] = Written(ids, sum(map(len, ids)) / seconds, length)
-    return written
+def show(found: Demonstration, console: Console) -> None:
+    """Some text by who wrote it, then the speeds."""
+    for part in (*_texts(found, console), _speeds(found), *_notes(found)):
+        console.print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
 
 
-def _tell_after(tell: Tell, earlier: int, now: int) -> None:
-    tell(earlier + now)
+def _texts(found: Demonstration, console: Console) -> Iterator[RenderableType]:
+    colours = bool(console.color_system) and not console.no_color
+    accepted = Text("accepted drafts" if colours else "«accepted drafts»", ACCEPTED)
+    own = Text("the target's own tokens", OWN)
+    yield Text.assemble("\nWho wrote what: ", accepted, ", ", own)
+    for prompt, steps in found.by_step:
+        text = Text().append(prompt[-PROMPT_SHOWN:], "dim")
+        for *drafted, bonus in steps:
+            words = "".join(drafted)
+            text.append(words if colours or not words else f"«{words}»", ACCEPTED)
+            text.append(bonus, OWN)
+        yield Text("─" * 72, "dim")
+        yield text
+        tokens = sum(map(len, steps))
+        yield Text(
+            f"{tokens} tokens in {len(steps)} steps of the target:"
+            f" {tokens - len(steps)} were drafted, and accepted by it",
+            "italic",
+        )
+    yield Text("─" * 72, "dim")
+
+
+def _speeds(found: Demonstration) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("")
+    table.add_column("tokens/s")
+    for head in ("", "against\nplain", "acceptance\nlength", "identical\ntexts"):
+        table.add_column(head, justify="right")
+    for count, level in found.levels.items():
+        table.add_row(f"\n{count} request{'s'[: count > 1]} at a time", style="bold")
+        plain = level[PLAIN].tokens_per_second
+        fastest = max(written.tokens_per_second for written in level.values())
+        for side in found.sides:
+            written = level[side.name]
+            rate, length = written.tokens_per_second, written.acceptance_length
+            same = f"{found.identical(count, side)} of {len(written.texts)}"
+            table.add_row(
+                Text(f"  {_name(side)}"),
+                Text("█" * max(1, round(BAR * rate / fastest))),
+                f"{rate:.1f}",
+                "" if side.name == PLAIN else f"{rate / plain:.2f}x",
+                "" if length is None else f"{length:.2f}",
+                "" if side.name == PLAIN else same,
+                style=STYLES[side.kind],
+            )
+    return table
+
+
+def _name(side: Side) -> str:
+    """What a newcomer would call it."""
+    return NAMES.get(side.kind, f"vLLM's DFlash, {side.draft_length}")
+
+
+def _notes(found: Demonstration) -> Iterator[str]:
+    yield (
+        f"\n{found.dtype}, greedy. Acceptance length: tokens that a request gets from a"
+        "\nstep of the target that verifies drafts, the target's own token included."
+    )
+    if not found.all_identical and found.dtype != "float32":
+        yield (
+            f"Texts differ where rounding to {found.dtype} decides between two likely tokens:\n"
+            "`vllm-dflash verify` judges each such place. In float32 there are none."
+        )

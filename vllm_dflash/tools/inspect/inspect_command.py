@@ -8,15 +8,30 @@ import os
 import re
 import sys
 from contextlib import redirect_stdout
-from dataclasses import fields
+from typing import Any
 
 from pydantic import ByteSize, TypeAdapter
 
 from vllm_dflash.tools.arguments import add_pair, positive
 from vllm_dflash.tools.console import print_report
-from vllm_dflash.tools.inspect.inspect_report import make_notes, make_tables
-from vllm_dflash.tools.inspect.inspection import DOES_NOT_FIT, FITS, UNREADABLE, Inspection
-from vllm_dflash.tools.inspect.target import EngineOptions
+from vllm_dflash.tools.inspect.inspection import (
+    DOES_NOT_FIT,
+    FITS,
+    UNREADABLE,
+    make_notes,
+    make_tables,
+)
+
+ENGINE: dict[str, dict[str, Any]] = {
+    "tensor_parallel_size": {"type": positive, "metavar": "N"},
+    "max_model_len": {"type": positive, "metavar": "N"},
+    "block_size": {"type": positive, "metavar": "N", "help": "tokens of a KV block"},
+    "dtype": {"help": "of weights: auto, bfloat16, float16, float32"},
+    "kv_cache_dtype": {"help": "of the KV cache: auto, fp8 and so on"},
+    "model_impl": {"help": "vLLM's, such as transformers"},
+    "trust_remote_code": {"action": "store_true", "help": "of the target"},
+}
+"""Options of vLLM."""
 
 
 def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,47 +63,35 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="memory of the KV cache on each rank, such as 4GiB (default: VLLM_CPU_KVCACHE_SPACE"
         " where vLLM runs on a CPU and it is set, else some examples)",
     )
-    engine.add_argument("--tensor-parallel-size", type=positive, default=1, metavar="N")
-    engine.add_argument("--max-model-len", type=positive, metavar="N")
-    engine.add_argument("--block-size", type=positive, metavar="N", help="tokens of a KV block")
-    engine.add_argument("--dtype", help="of weights: auto, bfloat16, float16, float32")
-    engine.add_argument("--kv-cache-dtype", help="of the KV cache: auto, fp8 and so on")
-    engine.add_argument("--model-impl", help="vLLM's, such as transformers")
-    engine.add_argument("--trust-remote-code", action="store_true", help="of the target")
+    for name, option in ENGINE.items():
+        engine.add_argument(f"--{name.replace('_', '-')}", **option)
     parser.set_defaults(run=run_inspect)
 
 
 def run_inspect(parsed: argparse.Namespace) -> int:
-    """Inspect and print. Returns the exit code."""
+    """Inspect and print, to standard error why something cannot be read. Returns the exit code."""
     # vLLM logs to standard output unless told otherwise before it is imported.
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
-
     with redirect_stdout(sys.stderr):
+        from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
+
         found = inspect_pair(
             parsed.drafter,
             parsed.target,
             revision=parsed.revision,
             drafter_overrides=parsed.drafter_overrides,
             kv_cache_memory=parsed.kv_cache_memory,
-            options=EngineOptions(
-                **{one.name: getattr(parsed, one.name) for one in fields(EngineOptions)}
-            ),
+            **{name: getattr(parsed, name) for name in ENGINE if getattr(parsed, name)},
         )
     if parsed.json:
         print(json.dumps(found.to_dict(), indent=2))
-    else:
-        print_inspection(found)
-    return found.exit_code
-
-
-def print_inspection(found: Inspection) -> None:
-    """To standard output; why something cannot be read is said on standard error."""
+        return found.exit_code
     notes = make_notes(found)
     print_report(make_tables(found), notes if found.error is None else ())
     if found.error is not None:
         print("\n".join(notes), file=sys.stderr)
+    return found.exit_code
 
 
 def parse_size(text: str) -> int:

@@ -6,38 +6,26 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from vllm.config import ModelConfig
+from vllm.engine.arg_utils import EngineArgs
 
 from vllm_dflash.checkpoint.headers import (
     Headers,
     HeadersNotCheckedError,
     HeadersUnreadableError,
-    Tensor,
     missing_weights,
     read_headers_of,
 )
-from vllm_dflash.checkpoint.pairing import pair_faults, target_faults
+from vllm_dflash.checkpoint.pairing import PairingTarget, pair_faults, target_faults
 from vllm_dflash.checkpoint.read import check_not_swapped, load_config, parse_overridden
+from vllm_dflash.checkpoint.refusal import folder_fault, looks_local, without_frame
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
-from vllm_dflash.checkpoint.tensors import (
-    MAPS,
-    compare_tensors,
-    quantised_parts,
-    required_vocabulary,
-    vocabulary_tensors,
-)
+from vllm_dflash.checkpoint.tensors import MAPS, quantised_parts, tensor_faults
+from vllm_dflash.config.pair import target_facts
 from vllm_dflash.tools.inspect.inspection import Fault, Inspection, TargetFacts, TensorFacts
-from vllm_dflash.tools.inspect.memory import memory_facts
-from vllm_dflash.tools.inspect.target import (
-    EngineOptions,
-    TargetUnreadableError,
-    pairing_facts,
-    rank_faults,
-    read_target,
-)
-
-if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+from vllm_dflash.tools.inspect.memory import inspect_memory
 
 FLOATS = {"F64", "F32", "F16", "BF16"}
 
@@ -49,7 +37,8 @@ def inspect_pair(
     revision: str | None = None,
     drafter_overrides: Mapping[str, Any] | None = None,
     kv_cache_memory: int | None = None,
-    options: EngineOptions | None = None,
+    tensor_parallel_size: int = 1,
+    **engine: Any,
 ) -> Inspection:
     """Say what a drafter is, whether it fits a target, and what the pair takes of memory.
 
@@ -63,54 +52,52 @@ def inspect_pair(
         drafter_overrides: fields that stand in for those of its `config.json`.
         kv_cache_memory: bytes of KV cache on each rank; None: as `VLLM_CPU_KVCACHE_SPACE` says
             on the CPU platform, else a few examples.
-        options: of the engine.
+        tensor_parallel_size: ranks.
+        engine: more of vLLM's engine arguments that change the answer, such as `max_model_len`.
     """
-    options = options or EngineOptions()
     found = Inspection(drafter, target)
     try:
-        spec = _read_spec(drafter, revision, drafter_overrides, target)
-        found.drafter = spec
+        spec = found.drafter = _read_spec(drafter, revision, drafter_overrides, target)
         found.warnings += spec.remarks
-        headers = _read_weights(found, "drafter", drafter, revision)
+        headers = _read_headers(found, "drafter", drafter, revision)
         if headers is not None:
             found.tensors = _tensor_facts(found, spec, headers)
-        model = read_target(target, options)
-        _inspect_target(found, spec, model, options)
-    except (DrafterError, HeadersUnreadableError, TargetUnreadableError) as error:
+        args, model, facts = _read_target(target, engine)
+        target_headers = _read_headers(found, "target", target)
+    except ValueError as error:
         found.error = str(error)
         return found
-    tensors = headers.tensors if headers else _least_tensors(spec)
-    memory_facts(found, spec, tensors, model, kv_cache_memory, options)
+    found.target = TargetFacts(
+        model=target,
+        architecture=facts.architecture,
+        num_layers=facts.num_layers,
+        hidden_size=facts.hidden_size,
+        vocab_size=facts.vocab_size,
+        dtype=str(model.dtype).removeprefix("torch."),
+        max_model_len=model.max_model_len,
+        parameters=target_headers.parameters if target_headers else None,
+        num_bytes=target_headers.num_bytes if target_headers else None,
+    )
+    found.faults += [Fault("target", message) for message in target_faults(facts)]
+    found.faults += [Fault("pair", message) for message in pair_faults(spec, facts)]
+    if spec.max_position_embeddings < model.max_model_len:
+        found.warnings.append(
+            f"the drafter knows {spec.max_position_embeddings} positions, requests may have"
+            f" {model.max_model_len} tokens: longer ones go on undrafted"
+        )
+    if undivided := _rank_faults(model, tensor_parallel_size):
+        found.faults += [Fault("parallel", message) for message in undivided]
+        found.not_checked.append("memory: the target does not divide among so many ranks")
+    else:
+        tensors = headers.tensors if headers else {}
+        inspect_memory(found, tensors, args, kv_cache_memory, tensor_parallel_size)
     if not found.faults:
-        found.speculative_config = {"method": "dflash", "model": drafter}
-        if revision:
-            found.speculative_config["revision"] = revision
-        if drafter_overrides:
-            found.speculative_config["drafter_overrides"] = dict(drafter_overrides)
-        found.command = _command(found, kv_cache_memory, options)
+        config = {"revision": revision, "drafter_overrides": dict(drafter_overrides or {})}
+        written = {name: value for name, value in config.items() if value}
+        found.speculative_config = {"method": "dflash", "model": drafter, **written}
+        ranks = {} if tensor_parallel_size == 1 else {"tensor_parallel_size": tensor_parallel_size}
+        found.command = _command(found, {**ranks, **engine}, kv_cache_memory)
     return found
-
-
-def _least_tensors(spec: DrafterSpec) -> dict[str, Tensor]:
-    """What its checkpoint must have of a vocabulary, where nobody has seen its headers."""
-    shapes = vocabulary_tensors(spec)
-    return {name: Tensor(shapes[name], "BF16") for name in required_vocabulary(spec)}
-
-
-def _read_weights(
-    found: Inspection, what: str, model: str, revision: str | None = None
-) -> Headers | None:
-    try:
-        return read_headers_of(model, revision)
-    except HeadersNotCheckedError as error:
-        if what == "drafter" and Path(model).is_dir():
-            raise HeadersUnreadableError(
-                f"drafter {model!r}: {error}.{missing_weights(Path(model))}"
-            ) from error
-        found.not_checked.append(f"the {what}'s tensors: {error}")
-        return None
-    except HeadersUnreadableError as error:
-        raise HeadersUnreadableError(f"{what} {model!r}: {error}") from error
 
 
 def _read_spec(
@@ -125,10 +112,25 @@ def _read_spec(
     return parse_overridden(drafter, config, overrides or {})
 
 
+def _read_headers(
+    found: Inspection, what: str, model: str, revision: str | None = None
+) -> Headers | None:
+    try:
+        return read_headers_of(model, revision)
+    except HeadersNotCheckedError as error:
+        if what == "drafter" and Path(model).is_dir():
+            raise ValueError(
+                f"drafter {model!r}: {error}.{missing_weights(Path(model))}"
+            ) from error
+        found.not_checked.append(f"the {what}'s tensors: {error}")
+        return None
+    except HeadersUnreadableError as error:
+        raise ValueError(f"{what} {model!r}: {error}") from error
+
+
 def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> TensorFacts:
     stored = headers.tensors
-    messages = compare_tensors(spec, stored).messages()
-    found.faults += [Fault("tensors", message) for message in messages]
+    found.faults += [Fault("tensors", message) for message in tensor_faults(spec, stored)]
     quantised = set().union(*quantised_parts(spec, stored).values())
     plain = {tensor.dtype for name, tensor in stored.items() if name not in {*MAPS, *quantised}}
     if odd := sorted({dtype for dtype in plain if dtype.startswith("F")} - FLOATS):
@@ -146,37 +148,48 @@ def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> Ten
     )
 
 
-def _inspect_target(
-    found: Inspection, spec: DrafterSpec, model: ModelConfig, options: EngineOptions
-) -> None:
-    facts = pairing_facts(model)
-    headers = _read_weights(found, "target", found.target_model)
-    found.target = TargetFacts(
-        model=found.target_model,
-        architecture=facts.architecture,
-        num_layers=facts.num_layers,
-        hidden_size=facts.hidden_size,
-        vocab_size=facts.vocab_size,
-        dtype=str(model.dtype).removeprefix("torch."),
-        max_model_len=model.max_model_len,
-        parameters=headers.parameters if headers else None,
-        num_bytes=headers.num_bytes if headers else None,
-    )
-    found.faults += [Fault("target", message) for message in target_faults(facts)]
-    found.faults += [Fault("pair", message) for message in pair_faults(spec, facts)]
-    tp_size = options.tensor_parallel_size
-    found.faults += [Fault("parallel", message) for message in rank_faults(model, tp_size)]
-    if spec.max_position_embeddings < model.max_model_len:
-        found.warnings.append(
-            f"the drafter knows {spec.max_position_embeddings} positions, requests may have"
-            f" {model.max_model_len} tokens: longer ones go on undrafted"
+def _read_target(
+    target: str, engine: Mapping[str, Any]
+) -> tuple[EngineArgs, ModelConfig, PairingTarget]:
+    """Arguments of its engine on one rank, vLLM's config of it, and what pairing needs.
+
+    Raises ValueError where there is none. Sizes are divided by us, so that no rank need exist here.
+    """
+    if found := folder_fault(target):
+        raise ValueError(
+            f"target {target!r}: {found}. Pass --target a folder with a model of Hugging Face's"
+            " format, or the name of its repository."
         )
+    try:
+        args = EngineArgs(model=target, skip_tokenizer_init=True, **engine)
+        model = args.create_model_config()
+        return args, model, target_facts(model)
+    except Exception as error:  # a config is a stranger's, and so is what breaks on it
+        why = without_frame(error) or type(error).__name__
+        remedy = (
+            "" if looks_local(target) else " Download it first, and pass the folder, or try again."
+        )
+        raise ValueError(f"target {target!r} cannot be read: {why}{remedy}") from error
 
 
-def _command(found: Inspection, kv_cache_memory: int | None, options: EngineOptions) -> str:
+def _rank_faults(model: ModelConfig, tp_size: int) -> list[str]:
+    """Why vLLM cannot divide the target among so many ranks."""
+    shape, ranks = model.model_arch_config, f"tensor_parallel_size {tp_size}"
+    heads, kv_heads = shape.total_num_attention_heads, shape.total_num_kv_heads
+    faults = []
+    if heads % tp_size:
+        faults.append(f"the target's {heads} attention heads do not divide by {ranks}")
+    if not model.use_mla and kv_heads % tp_size and tp_size % kv_heads:
+        faults.append(
+            f"the target's {kv_heads} key/value heads neither divide by {ranks} nor divide it"
+        )
+    return faults
+
+
+def _command(found: Inspection, engine: Mapping[str, Any], kv_cache_memory: int | None) -> str:
     """`vllm serve` with all that was asked for."""
     words = ["vllm", "serve", found.target_model]
-    for name, value in options.written().items():
+    for name, value in engine.items():
         words.append(f"--{name.replace('_', '-')}")
         if value is not True:
             words.append(str(value))

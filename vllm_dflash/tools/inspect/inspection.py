@@ -1,15 +1,28 @@
-"""What an inspection found, as data: `Inspection.to_dict` is the schema of `--json`."""
+"""What an inspection found: as data, whose `to_dict` is the schema of `--json`, and in tables."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import Any
 
+from pydantic import ByteSize
+
 from vllm_dflash.checkpoint.spec import DrafterSpec
+from vllm_dflash.tools.tables import Table
 
 SCHEMA = "vllm-dflash.inspect/2"
 FITS, DOES_NOT_FIT, UNREADABLE = 0, 1, 2
 STATUS = {FITS: "fits", DOES_NOT_FIT: "does not fit", UNREADABLE: "unreadable"}
+Rows = list[tuple[str, ...]]
+REMEDIES = {
+    "target": "Another drafter would not change that.",
+    "pair": "Choose a drafter that was trained for this target.",
+    "parallel": "Choose another --tensor-parallel-size.",
+    "tensors": "Download the drafter again: its weights are not those its config.json implies.",
+    "memory": "Choose another --max-model-len or --kv-cache-memory.",
+}
+"""What to do about each kind of fault."""
 
 
 @dataclass(frozen=True)
@@ -122,4 +135,133 @@ class Inspection:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; every key is there in every case."""
         status = {"status": STATUS[self.exit_code], "exit_code": self.exit_code}
-        return {"schema": SCHEMA, **status, **asdict(self)}
+        drafter = self.drafter and self.drafter.model_dump()
+        return {"schema": SCHEMA, **status, **asdict(self), "drafter": drafter}
+
+
+# --- for people -------------------------------------------------------------------------------
+
+
+def make_tables(found: Inspection) -> list[Table]:
+    """All that is known, in the order people ask."""
+    named: list[tuple[str, Rows]] = []
+    if found.drafter is not None:
+        named.append(("Drafter", _drafter(found.drafter, found.tensors)))
+    if found.target is not None:
+        named.append(("Target", _target(found.target)))
+    if (memory := found.memory) is not None:
+        size = memory.tensor_parallel_size
+        ranks = f" on each of {size} ranks" if size > 1 else ""
+        named.append((f"Memory{ranks} (platform {memory.platform})", _memory(memory)))
+    tables = [Table(title, (), rows, words=(0, 1)) for title, rows in named]
+    if memory is not None and memory.cache is not None:
+        tables.append(_budgets(memory.cache, memory.max_model_len))
+    return tables
+
+
+def make_notes(found: Inspection) -> list[str]:
+    """What to take away: lines of text, the command last."""
+    lines = [f"warning: {text}" for text in found.warnings]
+    lines += [f"not checked: {text}" for text in found.not_checked]
+    if found.error is not None:
+        return [*lines, f"Cannot be read: {found.error}"]
+    if found.faults:
+        reasons = [f"  - {fault.message}" for fault in found.faults]
+        lines += [f"Does not fit {found.target_model}:", *reasons]
+        lines += [REMEDIES[kind] for kind in dict.fromkeys(fault.kind for fault in found.faults)]
+        return lines
+    return [*lines, f"Fits {found.target_model}. Use it with:", found.command or ""]
+
+
+def _drafter(spec: DrafterSpec, tensors: TensorFacts | None) -> Rows:
+    vocabulary = f"{spec.vocab_size} tokens"
+    if spec.draft_vocab_size != spec.vocab_size:
+        vocabulary += f", drafts from {spec.draft_vocab_size} of them"
+    if tensors is not None:
+        own = ["embedding"] * tensors.own_embedding + ["head"] * tensors.own_head
+        vocabulary += f"; {' and '.join(own) or 'no embedding or head'} of its own"
+    rows: Rows = [
+        ("model", f"{spec.model} (dialect {spec.dialect})"),
+        ("block size", f"{spec.block_size}: drafts up to {spec.max_draft_tokens} tokens"),
+        ("mask token", str(spec.mask_token_id)),
+        ("taps", f"outputs of target layers {', '.join(map(str, spec.taps))}"),
+        ("hidden size", f"{spec.hidden_size}, reads states of {spec.target_hidden_size}"),
+        ("heads", f"{spec.num_heads} of {spec.head_dim}, {spec.num_kv_heads} for keys and values"),
+        *layer_ranges(spec),
+        ("vocabulary", vocabulary),
+    ]
+    if spec.dflash2 is not None:
+        rows.append(("candidates", f"{spec.dflash2.selector_top_k} for each place (DFlash 2)"))
+    if spec.quantization is not None:
+        rows.append(("quantised", f"{spec.quantization}, as vLLM's layers take it"))
+    if tensors is not None:
+        dtypes = ", ".join(f"{count} {dtype}" for dtype, count in tensors.dtypes.items())
+        files = f"{', '.join(tensors.files)} ({dtypes})"
+        rows.append(("tensors", f"{_stored(tensors.parameters, tensors.num_bytes)} in {files}"))
+    return rows
+
+
+def layer_ranges(spec: DrafterSpec) -> Rows:
+    """Neighbouring layers of a kind together: ("layers 0-3", "window of 2048 tokens, ...")."""
+    ranges: Rows = []
+    first = 0
+    for (window, causal), same in groupby(zip(spec.windows, spec.causal, strict=True)):
+        last = first + len(list(same)) - 1
+        numbers = str(first) if first == last else f"{first}-{last}"
+        reach = "whole context" if window is None else f"window of {window} tokens"
+        block = "causal" if causal else "not causal"
+        ranges.append((f"layers {numbers}", f"{reach}, {block} inside the block"))
+        first = last + 1
+    return ranges
+
+
+def _target(facts: TargetFacts) -> Rows:
+    rows: Rows = [
+        ("model", f"{facts.model} ({facts.architecture})"),
+        ("layers", f"{facts.num_layers}, hidden size {facts.hidden_size}"),
+        ("vocabulary", f"{facts.vocab_size} tokens"),
+        ("runs in", f"{facts.dtype}, up to {facts.max_model_len} tokens a request"),
+    ]
+    if facts.parameters is not None and facts.num_bytes is not None:
+        rows.append(("tensors", f"{_stored(facts.parameters, facts.num_bytes)} in files"))
+    return rows
+
+
+def _memory(facts: MemoryFacts) -> Rows:
+    rows: Rows = []
+    if facts.tensor_parallel_size > 1:
+        is_split = facts.drafter_tensor_parallel_size > 1
+        layers = "split over the ranks" if is_split else "whole on every rank: do not divide"
+        rows.append(("drafter's layers", layers))
+    rows.append(("drafter's weights", _size(facts.drafter_weights)))
+    if (cache := facts.cache) is not None:
+        drafters, targets = cache.drafter_bytes_per_token, cache.target_bytes_per_token
+        share = f"{drafters / (drafters + targets):.1%} of the KV cache"
+        rows += [
+            ("drafter's K/V of a token", f"{_size(drafters)}, {share}"),
+            ("target's K/V of a token", _size(targets)),
+        ]
+    return rows
+
+
+def _budgets(cache: CacheFacts, max_model_len: int) -> Table:
+    rows: Rows = [
+        (
+            _size(budget.num_bytes),
+            f"{budget.tokens:,}",
+            f"{budget.max_concurrency:.2f}",
+            f"{budget.longest_request:,}",
+        )
+        for budget in cache.budgets
+    ]
+    columns = ["KV cache", "tokens", f"requests of {max_model_len:,} at a time"]
+    columns.append("longest --max-model-len")
+    return Table(f"What it holds, {cache.budget_source or 'examples'}", columns, rows)
+
+
+def _stored(parameters: int, num_bytes: int) -> str:
+    return f"{parameters:,} parameters, {_size(num_bytes)}"
+
+
+def _size(num_bytes: int) -> str:
+    return ByteSize(num_bytes).human_readable(separator=" ")

@@ -4,114 +4,145 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from math import prod
 
+import torch
 from pydantic import ByteSize
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
 from vllm_dflash.checkpoint.headers import Tensor
-from vllm_dflash.checkpoint.ranks import drafter_ranks
+from vllm_dflash.checkpoint.pairing import drafter_ranks
+from vllm_dflash.checkpoint.refusal import without_frame
 from vllm_dflash.checkpoint.spec import DrafterSpec
+from vllm_dflash.checkpoint.tensors import expected_tensors, quantised_parts, required_vocabulary
 from vllm_dflash.tools.inspect.inspection import Budget, CacheFacts, Fault, Inspection, MemoryFacts
-from vllm_dflash.tools.inspect.loaded_weights import loaded_weights
-from vllm_dflash.tools.inspect.target import EngineOptions, engine_config
-
-if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
 
 GIB = 1 << 30
+VOCABULARY_ALIGNMENT = 64
+"""vLLM pads embeddings and heads to a multiple of this many rows."""
+D2T_BYTES = 8
+SPLIT = (
+    *("q_proj.weight", "q_proj.bias", "o_proj.weight", "attention_sink_bias"),
+    *("gate_proj.weight", "up_proj.weight", "down_proj.weight"),
+)
+"""Tensors of which each rank has its share."""
+PER_KV_HEAD = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
 UNPACKED = {"auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"}
 """Cache types that keep a number in as many bytes as it has."""
 OPTION, ENVIRONMENT = "--kv-cache-memory", "VLLM_CPU_KVCACHE_SPACE"
 EXAMPLES = (1 * GIB, 4 * GIB, 16 * GIB, 64 * GIB)
-WINDOWS_LOST = (
-    "{} of the target's layers look back through a window only. Without DFlash vLLM keeps no more"
-    " of them; with it, on this platform, they keep the whole context like all others, since V1's"
-    " drafters have one cache group"
-)
-WINDOWS_NOT_COUNTED = (
-    "what windows save: {} of the target's layers have one, and the KV cache is counted as if they"
-    " kept the whole context"
-)
 
 
-def memory_facts(
+def inspect_memory(
     found: Inspection,
-    spec: DrafterSpec,
     tensors: Mapping[str, Tensor],
-    model: ModelConfig,
+    args: EngineArgs,
     kv_cache_memory: int | None,
-    options: EngineOptions,
+    tp_size: int,
 ) -> None:
     """Fill in `found.memory`, and what follows from it: faults, warnings, gaps.
 
-    Args:
-        found: so far.
-        spec: of the drafter.
-        tensors: of the drafter's checkpoint.
-        model: vLLM's config of the target.
-        kv_cache_memory: bytes, or None.
-        options: of the engine.
+    `found` has a drafter and a target, `tensors` are those of the drafter's checkpoint, as far as
+    they are known, `args` are of the target's engine on one rank.
     """
-    from vllm.platforms import current_platform
-
-    if any(fault.kind == "parallel" for fault in found.faults):
-        found.not_checked.append("memory: the target does not divide among so many ranks")
-        return
-    tp_size = options.tensor_parallel_size
+    spec, target = found.drafter, found.target
+    assert spec is not None
+    assert target is not None
     cache = None
     try:
-        config = engine_config(found.target_model, options)
-        cache = _cache_facts(found, spec, config, kv_cache_memory, tp_size)
-    except ValueError as error:
-        found.not_checked.append(f"KV cache: {error}")
+        sizes = {OPTION: kv_cache_memory, ENVIRONMENT: _environment_budget()}
+        asked = {name: size for name, size in sizes.items() if size is not None}
+        cache = _cache_facts(spec, args.create_engine_config(), asked, tp_size)
+    except Exception as error:  # vLLM may make no engine of this config here
+        found.not_checked.append(f"KV cache: {without_frame(error) or type(error).__name__}")
+    else:
+        _judge(found, cache, asked, target.max_model_len)
+    itemsize = getattr(torch, target.dtype).itemsize
     found.memory = MemoryFacts(
         platform=current_platform.device_name,
         tensor_parallel_size=tp_size,
         drafter_tensor_parallel_size=drafter_ranks(spec, tp_size),
-        max_model_len=model.max_model_len,
-        drafter_weights=loaded_weights(spec, tensors, model.dtype.itemsize, tp_size),
+        max_model_len=target.max_model_len,
+        drafter_weights=loaded_weights(spec, tensors, itemsize, tp_size),
         cache=cache,
     )
-    if cache is not None:
-        _judge(found, cache, kv_cache_memory, model.max_model_len)
+
+
+def loaded_weights(
+    spec: DrafterSpec, found: Mapping[str, Tensor], itemsize: int, tp_size: int = 1
+) -> int:
+    """Bytes on each rank of a drafter whose checkpoint has the `found` tensors, as far as is known.
+
+    With a second copy of all layers' K and V projections, stacked for the context. The target's
+    embedding and head do not count. An embedding and a head of its own are split over all ranks,
+    its layers where they divide. What is quantised stays as large as it is in the file.
+
+    Args:
+        spec: of the drafter.
+        found: its checkpoint's tensors.
+        itemsize: bytes of a number where nothing is quantised.
+        tp_size: ranks of the target.
+    """
+    ranks = drafter_ranks(spec, tp_size)
+    kv_heads = max(1, spec.num_kv_heads // ranks)
+
+    def on_a_rank(name: str, whole: int) -> int:
+        if name.endswith(PER_KV_HEAD):
+            return whole // spec.num_kv_heads * kv_heads
+        return whole // ranks if name.endswith(SPLIT) else whole
+
+    parts = quantised_parts(spec, found.keys())
+    own_vocabulary = found.keys() | required_vocabulary(spec)
+    num_bytes = D2T_BYTES * spec.draft_vocab_size if "d2t" in own_vocabulary else 0
+    for name, inside in parts.items():
+        num_bytes += on_a_rank(name, sum(found[part].num_bytes for part in inside))
+    numbers = sum(
+        on_a_rank(name, prod(shape))
+        for name, shape in expected_tensors(spec).items()
+        if name not in parts
+    )
+    rows_of = {"embed_tokens.weight": spec.vocab_size, "lm_head.weight": spec.draft_vocab_size}
+    for name in rows_of.keys() & own_vocabulary:
+        padded = -(-rows_of[name] // VOCABULARY_ALIGNMENT) * VOCABULARY_ALIGNMENT
+        numbers += padded // tp_size * spec.hidden_size
+    stacked = spec.head_dim  # the K norm
+    if not any("self_attn" in name for name in parts):  # else layers project context themselves
+        inputs = spec.hidden_size + (1 if spec.attention_bias else 0)
+        stacked += 2 * kv_heads * spec.head_dim * inputs
+    return num_bytes + (numbers + spec.num_layers * stacked) * itemsize
+
+
+# --- the KV cache -----------------------------------------------------------------------------
 
 
 def _cache_facts(
-    found: Inspection,
-    spec: DrafterSpec,
-    config: VllmConfig,
-    kv_cache_memory: int | None,
-    tp_size: int,
+    spec: DrafterSpec, config: VllmConfig, asked: Mapping[str, int], tp_size: int
 ) -> CacheFacts:
-    from vllm.platforms import current_platform
-    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+    """Of each rank. Raises ValueError where the config does not say how large it is.
 
+    `asked`: bytes that it is to have, by who says so; the first one counts.
+    """
     if (written := config.cache_config.cache_dtype) not in UNPACKED:
         raise ValueError(f"vLLM packs a cache of {written}, so its size is only known once it runs")
-    dtype = kv_cache_dtype_str_to_dtype(written, config.model_config)
+    itemsize = kv_cache_dtype_str_to_dtype(written, config.model_config).itemsize
     numbers, sliding = _target_cache(config, tp_size)
-    of_target = numbers * dtype.itemsize
     # Windows do not matter: a sliding layer of ours keeps the whole context.
     heads = max(1, spec.num_kv_heads // drafter_ranks(spec, tp_size))
-    of_drafter = 2 * heads * spec.head_dim * spec.num_layers * dtype.itemsize
-    if sliding and current_platform.is_cpu():
-        found.warnings.append(WINDOWS_LOST.format(sliding))
-    elif sliding:
-        found.not_checked.append(WINDOWS_NOT_COUNTED.format(sliding))
-    source = OPTION if kv_cache_memory is not None else None
-    if kv_cache_memory is None and (kv_cache_memory := _environment_budget()) is not None:
-        source = ENVIRONMENT
+    own_numbers = 2 * heads * spec.head_dim * spec.num_layers
+    source = next(iter(asked), None)
+    sizes = EXAMPLES if source is None else (asked[source],)
     block_size, max_model_len = config.cache_config.block_size, config.model_config.max_model_len
+    bytes_per_block = (numbers + own_numbers) * itemsize * block_size
     return CacheFacts(
         block_size=block_size,
-        drafter_bytes_per_token=of_drafter,
-        target_bytes_per_token=of_target,
+        drafter_bytes_per_token=own_numbers * itemsize,
+        target_bytes_per_token=numbers * itemsize,
         sliding_target_layers=sliding,
         budget_source=source,
-        budgets=[
-            _budget(num_bytes, of_target + of_drafter, block_size, max_model_len)
-            for num_bytes in (EXAMPLES if kv_cache_memory is None else (kv_cache_memory,))
-        ],
+        budgets=[_budget(size, bytes_per_block, block_size, max_model_len) for size in sizes],
     )
 
 
@@ -149,9 +180,9 @@ def _target_cache(config: VllmConfig, tp_size: int) -> tuple[int, int]:
     return numbers, sliding
 
 
-def _budget(num_bytes: int, bytes_per_token: int, block_size: int, max_model_len: int) -> Budget:
+def _budget(num_bytes: int, bytes_per_block: int, block_size: int, max_model_len: int) -> Budget:
     """As vLLM has it, of layers that keep the whole context: one pool of blocks for all of them."""
-    blocks = num_bytes // (bytes_per_token * block_size)
+    blocks = num_bytes // bytes_per_block
     max_concurrency = blocks / -(-max_model_len // block_size)
     usable = max(blocks - 1, 0)  # vLLM keeps one for itself
     return Budget(
@@ -164,41 +195,42 @@ def _budget(num_bytes: int, bytes_per_token: int, block_size: int, max_model_len
 
 def _environment_budget() -> int | None:
     """Bytes, where vLLM takes them from its environment. Raises ValueError for no number."""
-    from vllm.platforms import current_platform
-
     written = os.environ.get(ENVIRONMENT)
     return int(written) * GIB if written and current_platform.is_cpu() else None
 
 
 def _judge(
-    found: Inspection, cache: CacheFacts, kv_cache_memory: int | None, max_model_len: int
+    found: Inspection, cache: CacheFacts, asked: Mapping[str, int], max_model_len: int
 ) -> None:
-    """Say so where the budget is too small for vLLM to start."""
-    from vllm.platforms import current_platform
-
-    if cache.budget_source is None:
-        return
-    (budget,) = cache.budgets
-    if (longest := budget.longest_request) < max_model_len:
-        size = ByteSize(budget.num_bytes).human_readable(separator=" ")
-        if cache.sliding_target_layers and not current_platform.is_cpu():
-            found.not_checked.append(
-                f"whether {size} of KV cache ({cache.budget_source}) hold a request of"
-                f" max_model_len {max_model_len}: they would not if all layers kept all of it"
-            )
-            return
-        message = (
-            f"{size} of KV cache ({cache.budget_source}) do not hold one"
-            f" request of max_model_len {max_model_len}, so vLLM does not start; "
-            + (f"pass --max-model-len {longest} or less, or " if longest else "")
-            + "give it more memory"
-        )
-        if kv_cache_memory is None:
-            found.warnings.append(message)
-        else:
-            found.faults.append(Fault("memory", message))
-    in_environment = _environment_budget()
-    if kv_cache_memory is not None and in_environment not in (None, kv_cache_memory):
+    """Say what windows do, and where the budget is too small for vLLM to start."""
+    if len({*asked.values()}) > 1:
         found.warnings.append(
             f"{ENVIRONMENT} is set, and on CPUs it overrides --kv-cache-memory-bytes: unset it"
         )
+    if sliding := cache.sliding_target_layers:
+        if not current_platform.is_cpu():  # the target keeps them: too little may be enough
+            found.not_checked.append(
+                f"what windows save: {sliding} of the target's layers have one, and the KV cache is"
+                " counted as if they kept the whole context, so that less may do for a request of"
+                " max_model_len"
+            )
+            return
+        found.warnings.append(
+            f"{sliding} of the target's layers look back through a window only. Without DFlash vLLM"
+            " keeps no more of them; with it, on this platform, they keep the whole context like"
+            " all others, since V1's drafters have one cache group"
+        )
+    longest = min(budget.longest_request for budget in cache.budgets)
+    if cache.budget_source is None or longest >= max_model_len:
+        return
+    size = ByteSize(asked[cache.budget_source]).human_readable(separator=" ")
+    message = (
+        f"{size} of KV cache ({cache.budget_source}) do not hold one request of max_model_len"
+        f" {max_model_len}, so vLLM does not start; "
+        + (f"pass --max-model-len {longest} or less, or " if longest else "")
+        + "give it more memory"
+    )
+    if cache.budget_source == OPTION:
+        found.faults.append(Fault("memory", message))
+    else:
+        found.warnings.append(message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +12,26 @@ import torch
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineProcess, temporary_logs
-from vllm_dflash.tools.parity.compare_request import compare_request
+from vllm_dflash.tools.parity.compare_recordings import compare
 from vllm_dflash.tools.parity.oracle import Oracle
-from vllm_dflash.tools.parity.parity_defaults import (
-    BUILT_IN_PROMPTS,
+from vllm_dflash.tools.parity.parity_report import (
+    BUILT_IN,
     MAX_MODEL_LEN,
     TOKENS,
-    TOLERANCES,
+    ParityReport,
 )
-from vllm_dflash.tools.parity.parity_report import ParityReport
-from vllm_dflash.tools.parity.recorder import RECORDED
-from vllm_dflash.tools.parity.recording import RecordedRequest, Recording
-from vllm_dflash.tools.parity.stages import StageErrors
-from vllm_dflash.tools.progress import Progress, Silent
+from vllm_dflash.tools.parity.recorder import RECORDED, Recording
+from vllm_dflash.tools.progress import Progress
+from vllm_dflash.tools.prompts import read_prompts
 
 Prompt = str | list[int]
-
-
-@dataclass(frozen=True)
-class EngineSide:
-    """What an engine did with some prompts."""
-
-    requests: list[RecordedRequest]
-    runner: str
-    """Of vLLM: `v1` or `v2`."""
-    nan_drafts: int
 
 
 def check_parity(
     drafter: str,
     target: str,
     *,
-    prompts: Sequence[Prompt] = BUILT_IN_PROMPTS,
+    prompts: Sequence[Prompt] | None = None,
     tokens: int = TOKENS,
     dtype: str = "float32",
     tolerance: float | None = None,
@@ -61,7 +48,7 @@ def check_parity(
     Args:
         drafter: folder or repository.
         target: folder or repository.
-        prompts: texts, or lists of token ids.
+        prompts: texts, or lists of token ids (default: the built-in ones).
         tokens: new tokens of each prompt.
         dtype: of both sides, `float32` or `bfloat16`.
         tolerance: largest relative error that counts as equal; by dtype unless given.
@@ -91,21 +78,20 @@ def check_parity(
             " such layers: compare the checkpoint it was made from, and both with `vllm-dflash"
             " verify`, whose report has each one's acceptance length."
         )
-    progress = progress or Silent()
+    prompts, progress = prompts or read_prompts(BUILT_IN), progress or Progress()
     arguments = engine_arguments(drafter, target, dtype, _shorter(target, max_model_len)) | engine
-    for key, value in (("revision", revision), ("drafter_overrides", drafter_overrides)):
-        if value:
-            arguments["speculative_config"][key] = value
+    asked = {"revision": revision, "drafter_overrides": drafter_overrides}
+    arguments["speculative_config"] |= {name: value for name, value in asked.items() if value}
     with (
         tempfile.TemporaryDirectory(prefix="vllm-dflash-parity-") as folder,
         temporary_logs("vllm-dflash-parity-") as logs,
     ):
-        with EngineProcess(logs / "engine.reporting.log", **arguments) as process:
-            side = record_prompts(process.answers, prompts, tokens, Path(folder), progress)
+        with EngineProcess(logs / "engine.log", **arguments) as process:
+            recordings = record_prompts(process.answers, prompts, tokens, Path(folder), progress)
         with progress.stage("loading the reference"):
             kind = getattr(torch, dtype)
             oracle = Oracle.load(target, drafter, kind, revision, drafter_overrides)
-        return compare(side, oracle, tolerance, progress)
+        return compare(recordings, oracle, tolerance, progress)
 
 
 def engine_arguments(drafter: str, target: str, dtype: str, max_model_len: int) -> dict[str, Any]:
@@ -130,7 +116,7 @@ def record_prompts(
     tokens: int,
     folder: Path,
     progress: Progress | None = None,
-) -> EngineSide:
+) -> list[Recording]:
     """Generate so many tokens from each prompt, text or token ids, one after the other.
 
     The recordings go through the folder, which is all that the engine and the caller share.
@@ -138,56 +124,27 @@ def record_prompts(
     Raises:
         ValueError: a prompt is longer than the engine's context. Nothing is generated then.
     """
-    progress = progress or Silent()
+    progress = progress or Progress()
     with progress.stage("starting the engine"):
         limit = engine.facts()["max_model_len"]
-    (before,) = engine.dflash_stats()
+    block_size = engine.dflash_stats()[0]["block_size"]
     token_ids = [engine.encode(texts=[one])[0] if isinstance(one, str) else one for one in prompts]
     for number, ids in enumerate(token_ids):
-        needed = len(ids) + tokens + before["block_size"]
+        needed = len(ids) + tokens + block_size
         if not ids or needed > limit:
             raise ValueError(
                 f"prompt {number + 1} has {len(ids)} tokens; with {tokens} new ones and a block it"
                 f" needs {needed}, the engine takes {limit}: raise"
                 " --max-model-len, lower --tokens or pass other prompts."
             )
-    requests = []
+    recordings = []
     with progress.stage("generating", len(prompts), "prompts") as tell:
         for number, ids in enumerate(token_ids):
             file = folder / f"{number}.pt"
             written = engine.record(token_ids=ids, tokens=tokens, file=str(file))
-            requests.append(RecordedRequest([*ids, *written], len(ids), Recording.load(file)))
+            recordings.append(Recording.load(file, [*ids, *written], len(ids)))
             tell(number + 1)
-    (after,) = engine.dflash_stats()
-    return EngineSide(requests, before["runner"], after["nan_drafts"] - before["nan_drafts"])
-
-
-def compare(
-    side: EngineSide,
-    oracle: Oracle,
-    tolerance: float | None = None,
-    progress: Progress | None = None,
-) -> ParityReport:
-    """The engine's side against the reference's. Raises ValueError where nothing was drafted."""
-    spec, dtype = oracle.drafter.spec, str(oracle.target.dtype).removeprefix("torch.")
-    errors = StageErrors(spec)
-    acceptance = []
-    with (progress or Silent()).stage("comparing", len(side.requests), "prompts") as tell:
-        for number, request in enumerate(side.requests):
-            acceptance.append(compare_request(oracle, request, number, errors))
-            tell(number + 1)
-    if not any(one.engine for one in acceptance):
-        raise ValueError("the engine drafted nothing: pass more --tokens or other prompts.")
-    return ParityReport(
-        drafter=spec.model,
-        target=oracle.target.name_or_path,
-        runner=side.runner,
-        dtype=dtype,
-        tolerance=TOLERANCES[dtype] if tolerance is None else tolerance,
-        stages=errors.stages(),
-        acceptance=tuple(acceptance),
-        nan_drafts=side.nan_drafts,
-    )
+    return recordings
 
 
 def _shorter(target: str, max_model_len: int) -> int:

@@ -12,8 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.model.reference import ReferenceDrafter
-from vllm_dflash.model.reference_decoding import target_step
+from vllm_dflash.model.reference import ReferenceDrafter, target_step
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,15 @@ class Oracle:
     def scores(
         self, logits: torch.Tensor, hidden: torch.Tensor, before: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of DFlash 2: candidates of K places, and their scores behind the tokens [K] before them.
+        """Tokens that may be drafted in K places, and their scores there, [K, C] each.
 
-        From logits [K, V'] and hidden states [K, H]; [K, C] each.
+        From logits [K, V'] and hidden states [K, H]. Of DFlash these are all tokens and their
+        logits; of DFlash 2 the likeliest ones, scored behind the tokens [K] `before` them.
         """
         selector = self.drafter.candidate_selector
-        assert selector is not None
+        if selector is None:
+            tokens = self.drafter.target_ids(torch.arange(logits.shape[-1]))
+            return tokens.expand(len(logits), -1), logits
         values, candidates = logits.topk(selector.top_k, dim=-1)
         return candidates, selector.scores(candidates, values, hidden, before)
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vllm_dflash.tools.arguments import add_number, add_pair, not_negative
-from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, complain, print_report
-from vllm_dflash.tools.parity.parity_defaults import (
-    BUILT_IN_PROMPTS,
+from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, print_report
+from vllm_dflash.tools.parity.parity_report import (
+    BUILT_IN,
     MAX_MODEL_LEN,
     TOKENS,
     TOLERANCES,
+    make_notes,
+    make_tables,
 )
 from vllm_dflash.tools.progress import progress_on
 from vllm_dflash.tools.prompts import read_prompts
-
-if TYPE_CHECKING:
-    from vllm_dflash.tools.parity.parity_report import ParityReport
 
 EQUAL, DIFFERS = 0, 1
 NUM_PROMPTS = 4
@@ -72,41 +69,19 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_parity(parsed: argparse.Namespace) -> int:
-    """Compare and print. Returns the exit code."""
-    try:
-        report = _check(parsed)
-    except KeyboardInterrupt:
-        complain("parity", "interrupted")
-        return INTERRUPTED
-    # Python's own exit code for an error would read as "differs".
-    except Exception as error:
-        if not isinstance(error, (OSError, RuntimeError, ValueError)):
-            traceback.print_exc()
-        complain("parity", error)
-        return COULD_NOT_RUN
-    from vllm_dflash.tools.parity.parity_report import make_notes, make_tables
-
-    if parsed.json:
-        print(json.dumps(report.to_dict(), indent=2))
-    else:
-        print_report(make_tables(report), make_notes(report))
-    return EQUAL if report.is_equal else DIFFERS
-
-
-def _check(parsed: argparse.Namespace) -> ParityReport:
+    """Compare and print. Returns the exit code, or raises what `cli.main` explains."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    prompts = read_prompts(parsed.prompts) if parsed.prompts else BUILT_IN_PROMPTS
-    engine = {} if parsed.model_impl is None else {"model_impl": parsed.model_impl}
+    prompts = read_prompts(parsed.prompts or BUILT_IN, parsed.num_prompts)
     progress = progress_on()
     with progress.stage("loading vLLM"):
         from vllm_dflash.tools.parity.check import check_parity
 
-    return check_parity(
+    report = check_parity(
         parsed.drafter,
         parsed.target,
-        prompts=prompts[: parsed.num_prompts],
+        prompts=prompts,
         tokens=parsed.tokens,
         dtype=parsed.dtype,
         tolerance=parsed.tolerance,
@@ -114,5 +89,10 @@ def _check(parsed: argparse.Namespace) -> ParityReport:
         revision=parsed.revision,
         drafter_overrides=parsed.drafter_overrides,
         progress=progress,
-        **engine,
+        **({} if parsed.model_impl is None else {"model_impl": parsed.model_impl}),
     )
+    if parsed.json:
+        print(json.dumps(report.to_dict(), indent=2))
+    else:
+        print_report(make_tables(report), make_notes(report))
+    return EQUAL if report.is_equal else DIFFERS

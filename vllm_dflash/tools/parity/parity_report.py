@@ -1,20 +1,116 @@
-"""What a comparison came to, as a typed result, as JSON and as tables."""
+"""What a comparison came to: the error of every stage, the verdict, and both as JSON and tables.
+
+Imports nothing heavy, for the command line.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from vllm_dflash.tools.parity.stages import COUNTED, NOT_FINITE, Stage
+from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.tools.tables import Table
 
 SCHEMA = "vllm-dflash.parity/2"
+TOKENS, MAX_MODEL_LEN = 32, 2048
+"""New tokens of each prompt, and the engine's limit, where nobody says."""
+BUILT_IN = Path(__file__).with_name("prompts.jsonl")
+"""Short and longer prompts, so that context is stored over several cache blocks."""
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1}
+"""Largest relative error that counts as equal, by dtype."""
+HINTS = {
+    "tap": "taps off by one (they count layers from 0 and mean their outputs; vLLM's own numbers"
+    " are one higher), taken behind a norm, or a target that computes something else",
+    "context rows": "the engine drafted without some of its context: rows were dropped as rejected,"
+    " or stored nowhere, or not yet stored",
+    "context Z": "fc or hidden_norm: weights, the order in which taps are concatenated, epsilon",
+    "block rows": "the bonus token, the mask token's id, or the block's positions",
+    "embedding": "the target's embedding or its scale, or a mask_embedding.pt that is not used",
+    "layer": "rope layout, theta or scaling, q and k norms, windows or causality, positions, or"
+    " weights; if no other layer differs, what is particular to this one",
+    "final norm": "the final norm's weights or epsilon",
+    "logits": "the head: its weights, a logit scale or softcap, or rows other than the masks'",
+    "drafts": "the map from the drafter's vocabulary to the target's (d2t), or DFlash 2's walk"
+    " along its candidates: codes, or which token a place's candidates are scored behind",
+    "acceptance": "drafts are right, but others were verified: they are lost or shifted on their"
+    " way to the target",
+    "text": "the target itself, or the verification of drafts, writes other tokens than plain"
+    " decoding: not the drafter's doing",
+}
+"""The stages of drafting, in the order in which an error spreads, and what to look at where one is
+the first that differs. There is a tap of each tapped layer, and each layer of the drafter."""
+COUNTED = ("context rows", "block rows", "acceptance")
+"""Stages whose error is a share of rows or steps that are wrong."""
+EXACT_ALONE = (*COUNTED, "drafts")
+"""Stages that round nothing: by themselves they are right in every row or wrong."""
+NOT_FINITE = (
+    "NaN or infinite numbers: cache that was never written, weights that were not loaded, or an"
+    " overflow"
+)
 ACCUMULATED = (
     "each stage alone is within the tolerance, and their errors add up to more than it from one"
     " end to the other: rounding, which a wider --tolerance allows for"
 )
 LOST = "drafts were thrown away because their logits were not finite"
+
+
+def stage_names(spec: DrafterSpec) -> list[str]:
+    """All stages of a drafter, in order."""
+    several = {
+        "tap": [f"tap of layer {tap}" for tap in spec.taps],
+        "layer": [f"layer {number}" for number in range(spec.num_layers)],
+    }
+    return [name for kind in HINTS for name in several.get(kind, [kind])]
+
+
+@dataclass
+class Stage:
+    """The worst that was seen of a stage; an error is infinite where a number is not finite."""
+
+    name: str
+    end_to_end: float = 0.0
+    """Error of the engine's value, all of the reference's own making."""
+    alone: float = 0.0
+    """Error of the engine's value where the reference starts from the engine's inputs."""
+    prompt: int | None = None
+    step: int | None = None
+    """Where the stage alone is worst, both from 0."""
+
+    def observe(
+        self, prompt: int, step: int, alone: float, end_to_end: float | None = None
+    ) -> None:
+        """Take the errors of one step; a stage that reads no engine's input has but one."""
+        if self.prompt is None or alone > self.alone:
+            self.prompt, self.step = prompt, step
+        self.alone = max(self.alone, alone)
+        self.end_to_end = max(self.end_to_end, alone if end_to_end is None else end_to_end)
+
+    @property
+    def hint(self) -> str:
+        """What to look at if it is the first that differs."""
+        if math.isinf(self.alone):
+            return NOT_FINITE
+        return next(hint for kind, hint in HINTS.items() if self.name.startswith(kind))
+
+    def differs_alone(self, tolerance: float) -> bool:
+        """Whether it is wrong by itself, and not only for what came before it."""
+        return self.alone > (0.0 if self.name in EXACT_ALONE else tolerance)
+
+    def differs(self, tolerance: float) -> bool:
+        """Whether it is wrong, by itself or end to end."""
+        return self.end_to_end > tolerance or self.differs_alone(tolerance)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, which has no infinity: an error that is not finite is null."""
+        errors = {"end_to_end": self.end_to_end, "alone": self.alone}
+        return {
+            "stage": self.name,
+            **{name: error if math.isfinite(error) else None for name, error in errors.items()},
+            "prompt": self.prompt,
+            "step": self.step,
+        }
 
 
 @dataclass(frozen=True)
@@ -87,16 +183,11 @@ def make_tables(report: ParityReport) -> list[Table]:
         f"{report.drafter} for {report.target}: runner {report.runner}, {report.dtype},"
         f" tolerance {report.tolerance:g}"
     )
-    stages = [
-        [
-            stage.name,
-            _written(stage, stage.end_to_end),
-            _written(stage, stage.alone),
-            _note(report, stage),
-        ]
-        for stage in report.stages
-    ]
-    culprits = [n for n, stage in enumerate(report.stages) if stage.name == report.culprit]
+    stages = []
+    for stage in report.stages:
+        errors = [_written(stage, error) for error in (stage.end_to_end, stage.alone)]
+        stages.append([stage.name, *errors, _note(report, stage)])
+    culprits = [n for n, stage in enumerate(report.stages) if stage is report.first_difference]
     accepted = []
     for number, one in enumerate(report.acceptance, start=1):
         for name, counts in asdict(one).items():
@@ -128,8 +219,10 @@ def _written(stage: Stage, error: float) -> str:
 
 
 def _note(report: ParityReport, stage: Stage) -> str:
-    if stage is report.first_difference:
-        return f"<- first difference; worst at {stage.place}"
     if stage.differs_alone(report.tolerance):
-        return f"differs, at {stage.place}"
+        assert stage.prompt is not None
+        assert stage.step is not None
+        place = f"at prompt {stage.prompt + 1}, step {stage.step + 1}"
+        is_first = stage is report.first_difference
+        return f"<- first difference; worst {place}" if is_first else f"differs, {place}"
     return "passed on from above" if stage.differs(report.tolerance) else ""

@@ -1,20 +1,86 @@
-"""In a worker: watches the drafting code of either model runner, and writes down what it computes.
+"""What an engine computes while it drafts for one request: written down in its worker, and read.
 
-Works on eager models only: a compiled block or a captured graph calls no hooks.
+Works on eager models only: a compiled block or a captured graph calls no hooks. Shapes: Q rows of a
+block (the bonus token's and k masks'), H hidden size, m taps, T context rows taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.planning.step import Step
-from vllm_dflash.tools.parity.recording import DraftStep, Recording
+
+NOT_VERIFIED = -1
+NOTHING = torch.empty(0)
+"""What a step has before its block has run."""
+
+
+@dataclass
+class DraftStep:
+    """One block forward of the engine's drafter."""
+
+    rows_taken: int
+    """How many context rows the engine had taken in when this block ran."""
+    input_ids: torch.Tensor
+    """[Q]."""
+    positions: torch.Tensor
+    """[Q]."""
+    embedding: torch.Tensor = NOTHING
+    """[Q, H]."""
+    layers: list[torch.Tensor] = field(default_factory=list)
+    """Output of each layer, its residual added, [Q, H]."""
+    hidden: torch.Tensor = NOTHING
+    """Behind the final norm, [Q, H]."""
+    logits: torch.Tensor = NOTHING
+    """Of the mask rows, [Q - 1, V']; of DFlash 2 those of candidates, [Q - 1, C]."""
+    drafts: torch.Tensor = NOTHING
+    """Tokens of the target that were drafted, [Q - 1]."""
+    num_drafted: int = 0
+    """Drafts the target verified; fewer than Q - 1 where the request could not use all."""
+    num_accepted: int = NOT_VERIFIED
+    candidates: torch.Tensor | None = None
+    """Columns of the logits, of DFlash 2, [Q - 1, C]."""
+
+
+@dataclass
+class Recording:
+    """All context rows and draft steps of one request, in the order in which they came."""
+
+    token_ids: list[int]
+    """The prompt and the new tokens."""
+    prompt_length: int
+    features: torch.Tensor
+    """Taps, concatenated in ascending layer order, [T, m * H_target]."""
+    z: torch.Tensor
+    """The same rows fused, as their keys and values were made of them, [T, H]."""
+    positions: torch.Tensor
+    """[T]. One that occurs twice was stored twice; the later row counts."""
+    steps: list[DraftStep]
+    runner: str
+    """Of vLLM: `v1` or `v2`."""
+    nan_drafts: int = 0
+    """Drafts the engine threw away because their logits were not finite."""
+
+    @classmethod
+    def load(cls, path: Path, token_ids: list[int], prompt_length: int) -> Recording:
+        """What `RecordedDrafting.take_recording` wrote while these tokens were generated."""
+        found = torch.load(path, weights_only=True)
+        steps = [DraftStep(**step) for step in found.pop("steps")]
+        return cls(token_ids, prompt_length, steps=steps, **found)
+
+    def visible_rows(self, step: DraftStep, length: int) -> torch.Tensor:
+        """Row of each context position that this step sees, -1 where there is none: [length]."""
+        positions = self.positions[: step.rows_taken].long()
+        rows = (positions < length).nonzero()[:, 0]
+        # Of several rows of one position, the last counts.
+        return torch.full((length,), -1).scatter_reduce(0, positions[rows], rows, "amax")
 
 
 class RecordedDrafting:
@@ -36,7 +102,7 @@ class RecordedDrafting:
 
     def take_recording(self, path: str) -> None:
         """Stop, and write it to a file for `Recording.load`."""
-        self._draft_recorder.finish(Path(path))
+        torch.save(self._draft_recorder.finish(), path)
 
 
 RECORDED = f"{RecordedDrafting.__module__}.{RecordedDrafting.__qualname__}"
@@ -47,48 +113,55 @@ class DraftRecorder:
 
     def __init__(self, drafter: Any) -> None:
         """For our proposer (V1) or speculator (V2); recording starts here."""
-        self._features: list[torch.Tensor] = []
-        self._z: list[torch.Tensor] = []
-        self._positions: list[torch.Tensor] = []
+        model, statistics = drafter.model, drafter.collect_statistics()
+        self._drafter = drafter
+        self._nan_drafts = statistics.nan_drafts
+        self._rows: list[tuple[torch.Tensor, ...]] = []
+        """Of each time that rows were stored: features, Z and positions."""
         self._steps: list[DraftStep] = []
         self._newest: torch.Tensor | None = None
-        """Features that were fused and are to be stored, [T, m * H]."""
-        self._undo = ExitStack()
-        model = drafter.model
-        self._spec: DrafterSpec = drafter.spec
-        self._wrap(model.context, "fuse", self._on_fuse)
-        self._wrap(model.context, "store_fused", self._on_store)
-        self._wrap(model.block, "forward", self._on_block)
-        self._wrap(model, "compute_logits", self._on_logits)
-        self._wrap(model, "compute_candidates", self._on_candidates)
+        """Features that were fused and are to be stored, [T, m * H_target]."""
         self._verified: DraftStep | None = None
         """Of V2, the block that the step which runs verifies: the next is drafted by the time that
         what became of it is known."""
         self._is_v2 = hasattr(drafter, "sample_draft")
+        self._undo = ExitStack()
+        self._wrap(model.context, "fuse", self._on_fuse)
+        self._wrap(model.context, "store_fused", self._on_store)
+        self._wrap(model.block, "forward", lambda y, x, *_: self._keep(embedding=x, hidden=y))
+        self._wrap(model, "compute_logits", lambda found, *_: self._keep(logits=found))
+        self._wrap(
+            model,
+            "compute_candidates",
+            lambda found, *_: self._keep(candidates=found[0], logits=found[1]),
+        )
         if self._is_v2:
             self._wrap(drafter, "observe_verification", self._on_grading)
-            self._wrap(drafter, "sample_draft", self._on_drafts)
+            self._wrap(drafter, "sample_draft", lambda drafts, *_: self._keep(drafts=drafts))
         else:
-            self._wrap(drafter.block, "pick", lambda picked, *_: self._on_drafts(picked[0]))
-        self._wrap(drafter.collect_statistics(), "observe_verification", self._on_verification)
+            self._wrap(drafter.block, "pick", lambda picked, *_: self._keep(drafts=picked[0]))
+        self._wrap(statistics, "observe_verification", self._on_verification)
         self._undo.enter_context(model.register_forward_pre_hook(self._on_model, with_kwargs=True))
         for layer in model.block.layers:
             self._undo.enter_context(layer.register_forward_hook(self._on_layer))
 
-    def finish(self, path: Path) -> None:
-        """Stop, and write everything to a file."""
+    def finish(self) -> dict[str, Any]:
+        """Stop, and return all of it, as `Recording` has it."""
         self._undo.close()
         if self._is_v2 and self._steps and self._steps[-1] is not self._verified:
             del self._steps[-1]  # drafted behind the last step, which nobody verifies
-        spec = self._spec
-        width = len(spec.taps) * spec.target_hidden_size
-        recording = Recording(
-            torch.cat(self._features) if self._features else torch.zeros(0, width),
-            torch.cat(self._z) if self._z else torch.zeros(0, spec.hidden_size),
-            torch.cat(self._positions) if self._positions else torch.zeros(0, dtype=torch.int64),
-            self._steps,
-        )
-        recording.save(path)
+        spec = self._drafter.spec
+        widths = len(spec.taps) * spec.target_hidden_size, spec.hidden_size
+        nothing = (*(torch.zeros(0, width) for width in widths), torch.zeros(0, dtype=torch.int64))
+        features, z, positions = map(torch.cat, zip(*self._rows or [nothing], strict=True))
+        return {
+            "features": features,
+            "z": z,
+            "positions": positions,
+            "steps": [vars(step) for step in self._steps],
+            "runner": "v2" if self._is_v2 else "v1",
+            "nan_drafts": self._drafter.collect_statistics().nan_drafts - self._nan_drafts,
+        }
 
     def _wrap(self, owner: Any, name: str, observe: Callable[..., None]) -> None:
         """Call `observe(result, *arguments)` after a method of an object."""
@@ -101,11 +174,7 @@ class DraftRecorder:
             observe(result, *kept, **kwargs)
             return result
 
-        if name in vars(owner):
-            self._undo.callback(setattr, owner, name, original)
-        else:
-            self._undo.callback(delattr, owner, name)
-        setattr(owner, name, wrapped)
+        self._undo.enter_context(patch.object(owner, name, wrapped))
 
     # --- context ------------------------------------------------------------------------------
 
@@ -117,9 +186,7 @@ class DraftRecorder:
     ) -> None:
         assert self._newest is not None
         stored = _copy(slots[0]) >= 0  # a slot of -1 is a row that was rejected
-        self._features.append(self._newest[: len(z)][stored])
-        self._z.append(z[stored])
-        self._positions.append(positions[stored])
+        self._rows.append((self._newest[: len(z)][stored], z[stored], positions[stored]))
 
     # --- block --------------------------------------------------------------------------------
 
@@ -127,7 +194,7 @@ class DraftRecorder:
         named = dict(zip(("input_ids", "positions"), args, strict=False)) | kwargs
         self._steps.append(
             DraftStep(
-                sum(map(len, self._positions)),
+                sum(len(positions) for *_, positions in self._rows),
                 input_ids=_copy(named["input_ids"]),
                 positions=_copy(named["positions"]),
             )
@@ -137,18 +204,10 @@ class DraftRecorder:
         x, residual = output  # vLLM adds them up in the norm that comes next
         self._steps[-1].layers.append(_copy(x + residual))
 
-    def _on_block(self, hidden: torch.Tensor, x: torch.Tensor, *_: torch.Tensor) -> None:
-        self._steps[-1].embedding = x
-        self._steps[-1].hidden = _copy(hidden)
-
-    def _on_logits(self, logits: torch.Tensor, *_: Any) -> None:
-        self._steps[-1].logits = _copy(logits)
-
-    def _on_candidates(self, found: tuple[torch.Tensor, torch.Tensor], *_: Any) -> None:
-        self._steps[-1].candidates, self._steps[-1].logits = map(_copy, found)
-
-    def _on_drafts(self, drafts: torch.Tensor | list[int], *_: Any) -> None:
-        self._steps[-1].drafts = _copy(torch.as_tensor(drafts))
+    def _keep(self, **values: torch.Tensor | list[int]) -> None:
+        """Of the newest block."""
+        for name, value in values.items():
+            setattr(self._steps[-1], name, _copy(torch.as_tensor(value)))
 
     # --- verification -------------------------------------------------------------------------
 

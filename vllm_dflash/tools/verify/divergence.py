@@ -1,7 +1,7 @@
 """Token by token: where DFlash's text leaves plain decoding's, and by how much.
 
 Pure. What plain decoding would have written or how it likes a token is asked for: `compare` yields
-questions and is sent answers; `compare_all` collects those of many texts into rounds.
+requests and is sent what became of them; `compare_all` collects those of many texts into rounds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import chain
+
+from vllm_dflash.tools.engine_answers import Finished, Request
 
 Tokens = tuple[int, ...]
 FIRST_PIECE = 16
@@ -29,31 +32,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Question:
-    """To plain decoding, about a text that starts with `prefix` (the prompt's tokens included)."""
-
-    prefix: Tokens
-    token: int | None
-    """What is its regret as the next one? None: nothing is to be scored."""
-    max_tokens: int
-    """How many tokens are wanted behind prefix and token; at most, a stop token ends them."""
-
-    @property
-    def continued(self) -> Tokens:
-        """What is continued."""
-        return self.prefix if self.token is None else (*self.prefix, self.token)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Of plain decoding."""
-
-    regret: float
-    """In nat: the best token's log-probability minus that of the token that was asked about."""
-    continuation: Tokens
-
-
-@dataclass(frozen=True)
 class Divergence:
     """Where DFlash's text is not what plain decoding would have written behind the same tokens."""
 
@@ -63,7 +41,8 @@ class Divergence:
     plain: int | None
     """The tokens; None: this text has ended."""
     regret: float
-    """Of DFlash's token, in nat; infinite where one of them has ended."""
+    """Of DFlash's token, in nat: plain decoding's log-probability of its best token minus that of
+    this one; infinite where one of them has ended."""
 
     def is_tie(self, tie: float) -> bool:
         """Whether rounding explains it: plain decoding likes the token almost as much as its own.
@@ -75,7 +54,7 @@ class Divergence:
 
 def compare(
     text: Text, stop_tokens: AbstractSet[int]
-) -> Generator[Question, Answer, list[Divergence]]:
+) -> Generator[list[Request], list[Finished], list[Divergence]]:
     """Find every divergence. Behind each, plain decoding goes on from DFlash's own tokens."""
     ours = text.dflash
     start, plain, asked = 0, text.plain, text.limit
@@ -84,12 +63,13 @@ def compare(
         at = start + _length_in_common(ours[start:], plain)
         wanted = plain[at - start] if at - start < len(plain) else None
         got = ours[at] if at < len(ours) else None
+        before = (*text.prompt, *ours[:at])
         stopped = bool(plain) and plain[-1] in stop_tokens
         if wanted is None and len(plain) == asked and not stopped and at < text.limit:
             # So far so good, and plain decoding has not ended.
             asked = min(2 * asked, text.limit - at)
-            answer = yield Question((*text.prompt, *ours[:at]), None, asked)
-            start, plain = at, answer.continuation
+            (written,) = yield [Request(before, asked)]
+            start, plain = at, tuple(written.tokens)
             continue
         if wanted is None or got is None:
             if wanted != got:
@@ -97,48 +77,47 @@ def compare(
             return found
         next_one = at + 1
         ends = got in stop_tokens or next_one == text.limit
-        asked = 0 if ends else min(FIRST_PIECE, text.limit - next_one)
-        answer = yield Question((*text.prompt, *ours[:at]), got, asked)
-        found.append(Divergence(at, got, wanted, answer.regret))
+        requests = [Request(before, 1, got)]
+        if not ends:
+            asked = min(FIRST_PIECE, text.limit - next_one)
+            requests.append(Request((*before, got), asked))
+        scored, *behind = yield requests
+        # No answer exonerates nobody.
+        regret = math.nan if scored.regret is None else scored.regret
+        found.append(Divergence(at, got, wanted, regret))
         if ends:
             if next_one < len(ours):
                 found.append(Divergence(next_one, ours[next_one], None, math.inf))
             return found
-        start, plain = next_one, answer.continuation
+        start, plain = next_one, tuple(behind[0].tokens)
 
 
 def compare_all(
     texts: Sequence[Text],
     stop_tokens: AbstractSet[int],
-    ask: Callable[[list[Question]], Sequence[Answer]],
+    ask: Callable[[list[Request]], Sequence[Finished]],
     on_round: Callable[[int], None] = lambda settled: None,
 ) -> list[list[Divergence]]:
-    """Compare many texts, asking about all of them at a time and nothing twice in a round.
+    """The divergences of each text, asking about all at a time and nothing twice in a round.
 
-    Args:
-        texts: any number.
-        stop_tokens: those that end a text.
-        ask: gives one answer per question.
-        on_round: told before each round how many texts need no more answers.
-
-    Returns:
-        The divergences of each text, in order.
+    `ask` has plain decoding run these requests, in their order, such as `complete`; `on_round` is
+    told before each round how many texts need no more answers.
     """
     found: list[list[Divergence]] = [[] for _ in texts]
     comparisons = {number: compare(text, stop_tokens) for number, text in enumerate(texts)}
-    answers: dict[int, Answer | None] = dict.fromkeys(comparisons)
+    answers: dict[int, list[Finished] | None] = dict.fromkeys(comparisons)
     while comparisons:
-        questions: dict[int, Question] = {}
+        requests: dict[int, list[Request]] = {}
         for number, comparison in list(comparisons.items()):
             try:
-                questions[number] = comparison.send(answers[number])  # type: ignore[arg-type]
+                requests[number] = comparison.send(answers[number])  # type: ignore[arg-type]
             except StopIteration as end:
                 found[number] = end.value
                 del comparisons[number]
         on_round(len(texts) - len(comparisons))
-        distinct = list(dict.fromkeys(questions.values()))
+        distinct = list(dict.fromkeys(chain.from_iterable(requests.values())))
         told = dict(zip(distinct, ask(distinct), strict=True)) if distinct else {}
-        answers = {number: told[question] for number, question in questions.items()}
+        answers = {number: [told[one] for one in mine] for number, mine in requests.items()}
     return found
 
 

@@ -5,15 +5,15 @@ One engine after the other, since on a GPU each of them takes most of the memory
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from vllm_dflash.tools.engine_answers import EngineAnswers, Facts, Request, complete
-from vllm_dflash.tools.progress import Progress, Silent
-from vllm_dflash.tools.verify.divergence import Answer, Divergence, Question, Text, compare_all
-from vllm_dflash.tools.verify.verification import Drafting, Level, Verification, describe
+from vllm_dflash.tools.progress import Progress
+from vllm_dflash.tools.verify.divergence import Divergence, Text, Tokens, compare_all
+from vllm_dflash.tools.verify.verification import Finding, Level, Verification
 
 OpenEngine = Callable[[], AbstractContextManager[EngineAnswers]]
 """Starts an engine, which ends with the context."""
@@ -32,15 +32,6 @@ class GateSettings:
     """New tokens a text at most."""
     tie: float | None = None
     """Most regret of a tie, in nat; None: 0.20, in float32 0."""
-
-
-@dataclass(frozen=True)
-class Writing:
-    """What DFlash wrote at one concurrency: tokens of each text."""
-
-    concurrency: int
-    drafting: Drafting
-    texts: list[list[int]]
 
 
 def verify(
@@ -65,107 +56,73 @@ def verify(
         EngineDied: an engine in a child process did.
     """
     settings = settings or GateSettings()
-    progress = progress or Silent()
+    progress = progress or Progress()
+    most = max(settings.concurrency)
     with open_dflash() as dflash:
         with progress.stage("starting DFlash's engine"):
             facts = dflash.facts()
-        check_concurrency(settings, facts)
-        encoded = dflash.encode(texts=list(prompts))
-        limits = text_limits(encoded, settings.tokens, facts["max_model_len"])
-        requests = [Request(tokens, limit) for tokens, limit in zip(encoded, limits, strict=True)]
-        writings = [_write(dflash, requests, count, progress) for count in settings.concurrency]
+        requests = make_requests(dflash.encode(texts=list(prompts)), settings, facts)
+        written, counts = [], [dflash.counts()]
+        for concurrency in settings.concurrency:
+            name = f"DFlash, concurrency {concurrency}"
+            written.append(_write(dflash, requests, concurrency, name, progress))
+            counts.append(dflash.counts())
     with open_plain() as plain:
         with progress.stage("starting plain decoding's engine"):
-            of_plain = plain.facts()
-        check_engines(facts, of_plain)
-        reference = _texts(plain, requests, max(settings.concurrency), "plain decoding", progress)
+            check_engines(facts, plain.facts())
+        reference = _write(plain, requests, most, "plain decoding", progress)
         texts = [
-            Text(tuple(tokens), tuple(theirs), tuple(ours), limit)
-            for writing in writings
-            for tokens, limit, theirs, ours in zip(
-                encoded, limits, reference, writing.texts, strict=True
-            )
+            Text(tuple(request.tokens), theirs, ours, request.max_tokens)
+            for of_level in written
+            for request, theirs, ours in zip(requests, reference, of_level, strict=True)
         ]
-        judge = Judge(plain, max(settings.concurrency))
+        ask = partial(complete, plain, concurrency=most)
         with progress.stage("comparing", len(texts), "texts") as on_settled:
-            found = compare_all(texts, {*facts["stop_tokens"]}, judge.answer, on_settled)
-        words = _words(plain, found)
-    tie = settings.tie
-    if tie is None:
-        tie = 0.0 if facts["dtype"] == EXACT else TIE
+            divergences = compare_all(texts, {*facts["stop_tokens"]}, ask, on_settled)
+        tie = settings.tie
+        if tie is None:
+            tie = 0.0 if facts["dtype"] == EXACT else TIE
+        found = _describe(plain, divergences, len(prompts), tie)
     levels = []
-    for number, writing in enumerate(writings):
+    for number, concurrency in enumerate(settings.concurrency):
+        drafting = drafting_between(counts[number], counts[number + 1])
         mine = found[number * len(prompts) : (number + 1) * len(prompts)]
-        described = describe(mine, tie, words.__getitem__)
-        levels.append(Level(writing.concurrency, writing.drafting, described))
+        levels.append(Level.of(concurrency, *drafting, mine))
     about = {"prompts": len(prompts), "tokens": settings.tokens, "dtype": facts["dtype"]}
     about |= {"drafter": facts["drafter"], "versions": facts["versions"]}
     return Verification(about, tie, tuple(levels))
 
 
-@dataclass(frozen=True)
-class Judge:
-    """Asks plain decoding what the comparison wants to know."""
-
-    plain: EngineAnswers
-    concurrency: int
-
-    def answer(self, questions: Sequence[Question]) -> list[Answer]:
-        """One answer per question; all of them at once."""
-        requests: list[Request] = []
-        for one in questions:
-            if one.token is not None:
-                requests.append(Request(one.prefix, 1, one.token))
-            if one.max_tokens:
-                requests.append(Request(one.continued, one.max_tokens))
-        done = iter(complete(self.plain, requests, self.concurrency))
-        answers = []
-        for one in questions:
-            regret = 0.0  # where nothing was to be scored
-            if one.token is not None:
-                told = next(done).regret
-                regret = math.nan if told is None else told  # no answer exonerates nobody
-            continuation = tuple(next(done).tokens) if one.max_tokens else ()
-            answers.append(Answer(regret, continuation))
-        return answers
+def check_engines(dflash: Facts, plain: Facts) -> None:
+    """Raises ValueError where plain decoding is not the plain decoding of the same model."""
+    for option in ("dtype", "max_model_len"):
+        if (ours := dflash[option]) != (theirs := plain[option]):
+            raise ValueError(
+                f"{option} is {ours} in DFlash's engine and {theirs} in plain decoding's: set"
+                f" --{option.replace('_', '-')} for both."
+            )
+    if plain["drafter"] is not None:
+        raise ValueError(
+            f"plain decoding's engine drafts as well ({plain['drafter']}): leave speculative"
+            " decoding out of the flags for both engines."
+        )
 
 
-def check_concurrency(settings: GateSettings, facts: Facts) -> None:
-    """Raises ValueError where requests would wait for each other inside the engine."""
-    most, taken = max(settings.concurrency), facts["max_num_seqs"]
-    if most > taken:
+def make_requests(
+    prompts: Sequence[Sequence[int]], settings: GateSettings, facts: Facts
+) -> list[Request]:
+    """To continue each prompt for so long, or to the engine's limit.
+
+    Raises:
+        ValueError: requests would wait for each other inside the engine, or a prompt is empty or
+            leaves no room.
+    """
+    if (most := max(settings.concurrency)) > (taken := facts["max_num_seqs"]):
         raise ValueError(
             f"concurrency {most} is more than the {taken} requests the engine takes"
             " at a time: raise its --max-num-seqs, or lower --concurrency."
         )
-
-
-def check_engines(dflash: Facts, plain: Facts) -> None:
-    """Raises ValueError where plain decoding is not the plain decoding of the same model."""
-    ours, theirs = dflash["dtype"], plain["dtype"]
-    if ours != theirs:
-        raise ValueError(f"DFlash's engine runs in {ours}, plain decoding's in {theirs}.")
-    longest, longest_plain = dflash["max_model_len"], plain["max_model_len"]
-    if longest != longest_plain:
-        raise ValueError(
-            f"DFlash's engine takes {longest} tokens, plain decoding's"
-            f" {longest_plain}: set --max-model-len for both."
-        )
-    drafter = plain["drafter"]
-    if drafter is not None:
-        raise ValueError(
-            f"plain decoding's engine drafts as well ({drafter}): leave speculative decoding"
-            " out of the flags for both engines."
-        )
-
-
-def text_limits(prompts: Sequence[Sequence[int]], tokens: int, max_model_len: int) -> list[int]:
-    """How long each text may become.
-
-    Raises:
-        ValueError: a prompt is empty or leaves no room.
-    """
-    limits = []
+    requests, max_model_len = [], facts["max_model_len"]
     for number, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {number} is empty.")
@@ -174,32 +131,52 @@ def text_limits(prompts: Sequence[Sequence[int]], tokens: int, max_model_len: in
                 f"prompt {number} has {len(prompt)} tokens, which leaves no room for text in"
                 f" {max_model_len}: leave it out, or raise the engine's --max-model-len."
             )
-        limits.append(min(tokens, max_model_len - len(prompt)))
-    return limits
+        requests.append(Request(prompt, min(settings.tokens, max_model_len - len(prompt))))
+    return requests
 
 
-def _words(engine: EngineAnswers, found: Sequence[Sequence[Divergence]]) -> dict[int, str]:
-    """The text of every token that occurs in divergences."""
-    both = [token for text in found for one in text for token in (one.dflash, one.plain)]
-    tokens = sorted({token for token in both if token is not None})
-    return dict(zip(tokens, engine.decode(tokens=tokens), strict=True))
+def drafting_between(
+    before: Mapping[str, float], after: Mapping[str, float]
+) -> tuple[int, float | None]:
+    """Drafts verified and acceptance length between two looks at `EngineAnswers.counts`."""
+    steps, verified, accepted = (
+        after.get(name, 0.0) - before.get(name, 0.0)
+        for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    return int(verified), 1 + accepted / steps if steps else None
 
 
 def _write(
-    dflash: EngineAnswers, requests: Sequence[Request], concurrency: int, progress: Progress
-) -> Writing:
-    before = dflash.counts()
-    name = f"DFlash, concurrency {concurrency}"
-    texts = _texts(dflash, requests, concurrency, name, progress)
-    return Writing(concurrency, Drafting.between(before, dflash.counts()), texts)
-
-
-def _texts(
     engine: EngineAnswers,
     requests: Sequence[Request],
     concurrency: int,
     name: str,
     progress: Progress,
-) -> list[list[int]]:
+) -> list[Tokens]:
     with progress.stage(name, len(requests), "texts") as on_finished:
-        return [one.tokens for one in complete(engine, requests, concurrency, on_finished)]
+        finished = complete(engine, requests, concurrency, on_finished)
+    return [tuple(one.tokens) for one in finished]
+
+
+def _describe(
+    engine: EngineAnswers, divergences: Sequence[Sequence[Divergence]], num_prompts: int, tie: float
+) -> list[tuple[Finding, ...]]:
+    """Of each text, in words; texts of all prompts follow each other, level by level."""
+    both = {token for text in divergences for one in text for token in (one.dflash, one.plain)}
+    tokens = sorted(token for token in both if token is not None)
+    words: dict[int | None, str | None] = {None: None}
+    words |= dict(zip(tokens, engine.decode(tokens=tokens), strict=True))
+    return [
+        tuple(
+            Finding(
+                prompt=number % num_prompts,
+                position=one.position,
+                dflash=words[one.dflash],
+                plain=words[one.plain],
+                regret=one.regret,
+                is_tie=one.is_tie(tie),
+            )
+            for one in text
+        )
+        for number, text in enumerate(divergences)
+    ]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
-
-from vllm_dflash.tools.verify.divergence import Divergence
 
 SCHEMA = "vllm-dflash.verify/1"
 Verdict = Literal["lossless", "regression", "nothing drafted"]
@@ -45,86 +43,61 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Drafting:
-    """What vLLM counted while the texts were written."""
-
-    verified: int
-    """Drafts the target verified."""
-    acceptance_length: float | None
-    """Tokens of a verify step of a request, bonus token included; None: there were no such."""
-
-    @classmethod
-    def between(cls, before: Mapping[str, float], after: Mapping[str, float]) -> Drafting:
-        """Of two looks at `EngineAnswers.counts`."""
-        steps, verified, accepted = (
-            after.get(name, 0.0) - before.get(name, 0.0)
-            for name in ("drafts", "draft_tokens", "accepted_tokens")
-        )
-        return cls(int(verified), 1 + accepted / steps if steps else None)
-
-
-@dataclass(frozen=True)
 class Level:
     """All texts, written so many at a time."""
 
     concurrency: int
-    drafting: Drafting
-    texts: tuple[tuple[Finding, ...], ...]
-    """The divergences of each text."""
+    texts: int
+    identical: int
+    """Texts without any divergence."""
+    with_ties: int
+    """Texts that diverge in ties only."""
+    with_regressions: int
+    ties: int
+    """Divergences that rounding explains."""
+    regressions: int
+    """Divergences that it does not."""
+    worst: Finding | None
+    """The one with the most regret; one that has none, since a text ended, before all."""
+    acceptance_length: float | None
+    """Tokens of a verify step of a request, bonus token included; None: there were no such."""
+    drafts_verified: int
+    """Drafts the target verified meanwhile, as vLLM counts them."""
+    divergences: tuple[Finding, ...]
 
-    @property
-    def identical(self) -> int:
-        """Texts without any divergence."""
-        return sum(not text for text in self.texts)
-
-    @property
-    def with_regressions(self) -> int:
-        """Texts with at least one."""
-        return sum(any(not one.is_tie for one in text) for text in self.texts)
-
-    @property
-    def with_ties(self) -> int:
-        """Texts that diverge in ties only."""
-        return len(self.texts) - self.identical - self.with_regressions
-
-    @property
-    def ties(self) -> int:
-        """Divergences that rounding explains."""
-        return sum(one.is_tie for one in self._findings())
-
-    @property
-    def regressions(self) -> int:
-        """Divergences that it does not."""
-        return sum(not one.is_tie for one in self._findings())
-
-    @property
-    def worst(self) -> Finding | None:
-        """The one with the most regret; one that has none, since a text ended, before all."""
-        return max(
-            self._findings(),
+    @classmethod
+    def of(
+        cls,
+        concurrency: int,
+        drafts_verified: int,
+        acceptance_length: float | None,
+        texts: Sequence[Sequence[Finding]],
+    ) -> Level:
+        """Count the divergences of each text."""
+        found = tuple(one for text in texts for one in text)
+        identical = sum(not text for text in texts)
+        with_regressions = sum(any(not one.is_tie for one in text) for text in texts)
+        ties = sum(one.is_tie for one in found)
+        return cls(
+            concurrency=concurrency,
+            texts=len(texts),
+            identical=identical,
+            with_ties=len(texts) - identical - with_regressions,
+            with_regressions=with_regressions,
+            ties=ties,
+            regressions=len(found) - ties,
             # Not a number: worse than anything.
-            key=lambda one: math.inf if math.isnan(one.regret) else one.regret,
-            default=None,
+            worst=max(found, key=lambda one: (math.isnan(one.regret), one.regret), default=None),
+            acceptance_length=acceptance_length,
+            drafts_verified=drafts_verified,
+            divergences=found,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Counts, and every divergence."""
-        return {
-            "concurrency": self.concurrency,
-            "texts": len(self.texts),
-            "identical": self.identical,
-            "with_ties": self.with_ties,
-            "with_regressions": self.with_regressions,
-            "ties": self.ties,
-            "regressions": self.regressions,
-            "worst": self.worst and self.worst.to_dict(),
-            "acceptance_length": self.drafting.acceptance_length,
-            "drafts_verified": self.drafting.verified,
-            "divergences": [one.to_dict() for one in self._findings()],
-        }
-
-    def _findings(self) -> Iterable[Finding]:
-        return (one for text in self.texts for one in text)
+        worst = None if self.worst is None else self.worst.to_dict()
+        divergences = [one.to_dict() for one in self.divergences]
+        return asdict(self) | {"worst": worst, "divergences": divergences}
 
 
 @dataclass(frozen=True)
@@ -142,7 +115,7 @@ class Verification:
         """A regression anywhere is one; where nothing was drafted, nothing was shown."""
         if any(level.regressions for level in self.levels):
             return "regression"
-        if not any(level.drafting.verified for level in self.levels):
+        if not any(level.drafts_verified for level in self.levels):
             return "nothing drafted"
         return "lossless"
 
@@ -160,18 +133,3 @@ class Verification:
             **self.about,
             "levels": [level.to_dict() for level in self.levels],
         }
-
-
-def describe(
-    divergences: Sequence[Sequence[Divergence]], tie: float, word: Callable[[int], str]
-) -> tuple[tuple[Finding, ...], ...]:
-    """Divergences of each prompt's text, readable; `word` gives a token's text."""
-
-    def finding(prompt: int, one: Divergence) -> Finding:
-        tokens = (one.dflash, one.plain)
-        dflash, plain = (None if token is None else word(token) for token in tokens)
-        return Finding(prompt, one.position, dflash, plain, one.regret, one.is_tie(tie))
-
-    return tuple(
-        tuple(finding(number, one) for one in text) for number, text in enumerate(divergences)
-    )

@@ -1,26 +1,40 @@
-"""`vllm-dflash verify`: its arguments, and from them to a verdict."""
+"""`vllm-dflash verify`: its arguments, its two engines, and what it prints."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 from vllm_dflash.tools.arguments import add_number, json_object, not_negative, positive
-from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, complain, print_report
-from vllm_dflash.tools.engine_process import EngineDied, temporary_logs
+from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.engine_answers import EngineAnswers
+from vllm_dflash.tools.engine_process import EngineProcess, temporary_logs
 from vllm_dflash.tools.progress import Progress, progress_on
-from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.prompts import default_prompts, read_prompts
+from vllm_dflash.tools.tables import Table
 from vllm_dflash.tools.verify.gate import GateSettings, verify
-from vllm_dflash.tools.verify.gate_prompts import default_prompts
-from vllm_dflash.tools.verify.gate_sides import open_side
 from vllm_dflash.tools.verify.verification import Verification
-from vllm_dflash.tools.verify.verify_report import make_notes, make_table
+
+OUR_PLUGIN = "dflash"
+VERDICTS = {
+    "lossless": "lossless: DFlash writes what plain decoding writes",
+    "regression": "REGRESSION: DFlash writes what plain decoding would not",
+    "nothing drafted": "nothing verified: no draft reached the target at any concurrency",
+}
+WITH_TIES = (
+    "lossless but for rounding: where DFlash's texts part from plain decoding's, that likes both"
+    " tokens as well, to within {:g} nat"
+)
+FIX_LENGTHS = 'add "draft_length": "fixed" to the speculative config to have drafts in every step.'
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,7 +62,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--speculative-config",
         required=True,
-        type=_speculative_config,
+        type=json_object,
         metavar="JSON",
         help="as for `vllm serve`",
     )
@@ -93,35 +107,28 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_verify(parsed: argparse.Namespace) -> int:
-    """Verify and print. Returns the exit code."""
-    try:
-        prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(parsed.target)
-        result = verify_pair(
-            parsed.target,
-            parsed.speculative_config,
-            prompts,
-            GateSettings(tuple(dict.fromkeys(parsed.concurrency)), parsed.tokens, parsed.tie),
-            dtype=parsed.dtype,
-            flags=tuple(parsed.flags),
-            logs=parsed.logs,
-            progress=progress_on(),
-        )
-        result.about["command"] = shlex.join(["vllm-dflash", *sys.argv[1:]])
-        written = json.dumps(result.to_dict(), indent=1)
-        if parsed.json:
-            print(written)
-        else:
-            print_report([make_table(result)], make_notes(result))
-        # Last: what took so long is not lost to a folder that cannot be written.
-        if parsed.out:
-            parsed.out.parent.mkdir(parents=True, exist_ok=True)
-            parsed.out.write_text(written + "\n")
-    except KeyboardInterrupt:
-        complain("verify", "interrupted")
-        return INTERRUPTED
-    except (OSError, ValueError, EngineDied) as error:
-        complain("verify", error)
-        return COULD_NOT_RUN
+    """Verify and print. Returns the exit code, or raises what `cli.main` explains."""
+    prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(parsed.target)
+    result = verify_pair(
+        parsed.target,
+        parsed.speculative_config,
+        prompts,
+        GateSettings(tuple(dict.fromkeys(parsed.concurrency)), parsed.tokens, parsed.tie),
+        dtype=parsed.dtype,
+        flags=tuple(parsed.flags),
+        logs=parsed.logs,
+        progress=progress_on(),
+    )
+    result.about["command"] = shlex.join(["vllm-dflash", *sys.argv[1:]])
+    written = json.dumps(result.to_dict(), indent=1)
+    if parsed.json:
+        print(written)
+    else:
+        print_report([make_table(result)], make_notes(result))
+    # Last: what took so long is not lost to a folder that cannot be written.
+    if parsed.out:
+        parsed.out.parent.mkdir(parents=True, exist_ok=True)
+        parsed.out.write_text(written + "\n")
     return result.exit_code
 
 
@@ -136,22 +143,18 @@ def verify_pair(
     logs: Path | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """`verify` on engines in processes of their own, one after the other.
+    """`verify` on engines in processes of their own, one after the other; raises what that does.
 
     Args:
         target: folder or repository.
-        speculative_config: as for `vllm serve`.
-        prompts: what is continued.
-        settings: (default: `GateSettings()`).
+        speculative_config: as for `vllm serve`, of the first engine.
+        prompts: see `verify`; so `settings` and `progress`.
         dtype: of both engines.
         flags: of `vllm serve`, for both engines.
         logs: folder for the engines' logs; without one, only those of an engine that died are kept.
-        progress: told what goes on.
-
-    Raises:
-        ValueError: something does not fit.
-        EngineDied: an engine did; the message says why, and where its log is.
     """
+    if not speculative_config:
+        raise ValueError('the speculative config is empty: expected {"method": "dflash", ...}')
     open_engine = partial(open_side, target, flags=flags, dtype=dtype)
     with nullcontext(logs) if logs else temporary_logs("vllm-dflash-verify-") as folder:
         result = verify(
@@ -165,10 +168,78 @@ def verify_pair(
     return result
 
 
-def _speculative_config(text: str) -> dict[str, Any]:
-    config = json_object(text)
-    if not config:
-        raise argparse.ArgumentTypeError(
-            'expected an object such as {"method": "dflash", "model": "..."}'
-        )
-    return config
+@contextmanager
+def open_side(
+    target: str,
+    speculative_config: dict[str, Any] | None,
+    log: Path,
+    *,
+    flags: Sequence[str] = (),
+    dtype: str | None = None,
+) -> Iterator[EngineAnswers]:
+    """An engine with this speculative config; without one, and without our plugin, a plain one.
+
+    Everything is as for `vllm serve`; the log is the engine's.
+
+    Raises:
+        ValueError: (also later) the engine refused its arguments.
+        EngineDied: (also later) it did.
+    """
+    arguments: dict[str, Any] = {"flags": [*flags]}
+    if dtype is not None:
+        arguments["dtype"] = dtype
+    if speculative_config:
+        arguments["speculative_config"] = speculative_config
+    else:
+        arguments["environment"] = {"VLLM_PLUGINS": ",".join(other_plugins())}
+    with EngineProcess(log, model=target, **arguments) as process:
+        yield process.answers
+
+
+def other_plugins() -> list[str]:
+    """All plugins that this environment would load, but ours: platforms and models, maybe."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None:
+        names = {*allowed.split(",")}
+    else:
+        entries = (one for package in distributions() for one in package.entry_points)
+        names = {one.name for one in entries if one.group.startswith("vllm.")}
+    return sorted(names - {OUR_PLUGIN})
+
+
+def make_table(result: Verification) -> Table:
+    """A row per concurrency."""
+    about = result.about
+    title = (
+        f"{about['prompts']} prompts, up to {about['tokens']} tokens, {about['dtype']},"
+        f" drafted by {about['drafter']}; a tie is up to {result.tie:g} nat"
+    )
+    rows = []
+    for one in result.levels:
+        of_texts = one.concurrency, one.identical, one.with_ties, one.with_regressions
+        regret = "-" if one.worst is None else f"{one.worst.regret:.3g}"
+        length = "-" if one.acceptance_length is None else f"{one.acceptance_length:.2f}"
+        counts = *of_texts, one.ties, one.regressions, regret, one.drafts_verified, length
+        rows.append([*map(str, counts)])
+    # Of texts, then of places where they part, then of drafts. In a terminal of 100 columns.
+    columns = ["concurrency", "identical", "tied", "regressed", "ties", "regressions", "regret"]
+    return Table(title, [*columns, "drafts", "acceptance"], rows)
+
+
+def make_notes(result: Verification) -> list[str]:
+    """The worst divergence of each concurrency, what was not tested, and the verdict."""
+    notes = [
+        f"worst at concurrency {level.concurrency}: {level.worst}"
+        for level in result.levels
+        if level.worst is not None
+    ]
+    notes += [
+        f"no draft was verified at concurrency {level.concurrency}, so nothing was tested there: "
+        + FIX_LENGTHS
+        for level in result.levels
+        if not level.drafts_verified
+    ]
+    has_ties = any(level.ties for level in result.levels)
+    if result.verdict == "lossless" and has_ties:
+        return [*notes, WITH_TIES.format(result.tie)]
+    return [*notes, VERDICTS[result.verdict]]

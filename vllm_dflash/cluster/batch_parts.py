@@ -1,4 +1,4 @@
-"""What a run has finished: parts in a folder, each whole or absent.
+"""What a batch run has finished: parts in a folder, each whole or absent.
 
 A part is written under another name and then renamed. Its name follows from the rows it holds, so
 a batch that is done twice, because an actor died behind it, takes its own place.
@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ FORMATS = (JSONL, PARQUET)
 ABOUT = "run.json"
 UNFINISHED = ".unfinished"
 ID = "id"
-Row = Mapping[str, Any]
 
 
-def write_part(out: Path, rows: Sequence[Row], form: str) -> Path:
+def write_part(out: Path, rows: Sequence[dict[str, Any]], form: str) -> None:
     """Write rows, each with an `id` of its own, to a part; all of them or none."""
     ids = json.dumps([str(row[ID]) for row in rows])
     path = out / f"part-{hashlib.sha256(ids.encode()).hexdigest()[:16]}.{form}"
@@ -30,42 +29,29 @@ def write_part(out: Path, rows: Sequence[Row], form: str) -> Path:
     if form == PARQUET:
         from pyarrow import Table, parquet
 
-        parquet.write_table(Table.from_pylist([dict(row) for row in rows]), unfinished)
+        parquet.write_table(Table.from_pylist(rows), unfinished)
     else:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         unfinished.write_text("".join(lines), encoding="utf-8")
     with unfinished.open("rb") as file:
         os.fsync(file.fileno())  # the name is not to survive a power cut that the rows do not
     os.replace(unfinished, path)
-    return path
 
 
-def read_parts(out: Path) -> list[dict[str, Any]]:
-    """All rows of all parts, in the order of their ids as far as those have one."""
-    rows: list[dict[str, Any]] = []
-    for path in _parts(out):
-        if path.suffix == f".{PARQUET}":
-            from pyarrow import parquet
+def read_parts(out: Path) -> Iterator[dict[str, Any]]:
+    """All rows of all parts, in no order."""
+    for path in out.glob(f"part-*.{PARQUET}"):
+        from pyarrow import parquet
 
-            rows += parquet.read_table(path).to_pylist()
-        else:
-            with path.open(encoding="utf-8") as file:
-                rows += [json.loads(line) for line in file]
-    return sorted(rows, key=lambda row: (isinstance(row[ID], str), row[ID]))
+        yield from parquet.read_table(path).to_pylist()
+    for path in out.glob(f"part-*.{JSONL}"):
+        with path.open(encoding="utf-8") as file:
+            yield from map(json.loads, file)
 
 
 def finished_ids(out: Path) -> set[str]:
     """Ids of all rows in the parts, as text."""
-    finished: set[str] = set()
-    for path in _parts(out):
-        if path.suffix == f".{PARQUET}":
-            from pyarrow import parquet
-
-            finished |= {str(i) for i in parquet.read_table(path, columns=[ID])[ID].to_pylist()}
-        else:
-            with path.open(encoding="utf-8") as file:
-                finished |= {str(json.loads(line)[ID]) for line in file}
-    return finished
+    return {str(row[ID]) for row in read_parts(out)}
 
 
 def check_claimed(out: Path) -> None:
@@ -81,33 +67,31 @@ def check_claimed(out: Path) -> None:
         )
 
 
-def _parts(out: Path) -> list[Path]:
-    return [path for form in FORMATS for path in sorted(out.glob(f"part-*.{form}"))]
-
-
 def claim(out: Path, about: Mapping[str, Any]) -> None:
     """Make the folder this run's, or go on with it; what was left unfinished is removed.
+
+    Args:
+        out: the folder.
+        about: what decides about the rows, as JSON can hold it.
 
     Raises:
         ValueError: it holds parts of a run with other settings.
     """
     out.mkdir(parents=True, exist_ok=True)
     path = out / ABOUT
-    if path.exists() and _parts(out):
+    if path.exists() and any(part.suffix != UNFINISHED for part in out.glob("part-*")):
         before = json.loads(path.read_text())
-        now = json.loads(json.dumps(dict(about)))
         changed = [
-            f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
-            for key in sorted(before.keys() | now.keys())
-            if before.get(key) != now.get(key)
+            f"{key} was {before.get(key)!r} and is {about.get(key)!r}"
+            for key in sorted(before.keys() | about.keys())
+            if before.get(key) != about.get(key)
         ]
         if changed:
             raise ValueError(
                 f"{out} holds another run: {'; '.join(changed)}. Choose another --out, or the"
                 " settings of then to go on with it."
             )
+    else:
+        path.write_text(json.dumps(about, indent=1))
     for unfinished in out.glob(f"*{UNFINISHED}"):
         unfinished.unlink()
-    fresh = path.with_name(path.name + UNFINISHED)
-    fresh.write_text(json.dumps(dict(about), indent=1))
-    os.replace(fresh, path)

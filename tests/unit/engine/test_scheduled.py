@@ -1,4 +1,4 @@
-"""Hazard 5: blocks that a request is given hold nothing of their last owner."""
+"""Placeholders, and cache blocks that change hands (hazard 5)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_dflash.engine.fresh_blocks import fresh_blocks, useless_blocks
+from vllm_dflash.engine.scheduled import fresh_blocks, newly_admitted, useless_blocks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 
 
+def test_new_and_resumed_requests_have_no_drafts_yet() -> None:
+    new = [SimpleNamespace(req_id=name) for name in "ab"]
+    going_on = SimpleNamespace(resumed_req_ids={"c"})
+    step: Any = SimpleNamespace(scheduled_new_reqs=new, scheduled_cached_reqs=going_on)
+    assert newly_admitted(step) == {"a", "b", "c"}
+    step.scheduled_new_reqs, going_on.resumed_req_ids = [], set()
+    assert newly_admitted(step) == set()
+
+
 def test_fresh_blocks_are_those_without_a_cached_prefix() -> None:
-    step = SimpleNamespace(
+    step: Any = SimpleNamespace(
         scheduled_new_reqs=[
             SimpleNamespace(block_ids=([9], [1, 2, 3]), num_computed_tokens=0),
             SimpleNamespace(block_ids=([9], [4, 5, 6]), num_computed_tokens=64),
@@ -31,7 +40,7 @@ def test_fresh_blocks_are_those_without_a_cached_prefix() -> None:
 
 def test_a_step_that_allocates_nothing_has_no_fresh_blocks() -> None:
     """A request that goes on, one that was found in full blocks, one that resumes all found."""
-    step = SimpleNamespace(
+    step: Any = SimpleNamespace(
         scheduled_new_reqs=[SimpleNamespace(block_ids=([1, 2],), num_computed_tokens=64)],
         scheduled_cached_reqs=SimpleNamespace(
             req_ids=["a", "b"],
@@ -61,7 +70,7 @@ def test_clearing_spares_all_other_blocks() -> None:
 
 def test_blocks_of_ended_requests_that_no_prefix_can_be_found_in() -> None:
     """The last token was never computed, so 64 tokens fill one block of 32, and 65 fill two."""
-    ended = [
+    ended: list[Any] = [
         SimpleNamespace(block_ids=([9], [1, 2]), num_tokens=64),
         SimpleNamespace(block_ids=([9], [3, 4, 5]), num_tokens=65),
         SimpleNamespace(block_ids=([9], [6]), num_tokens=3),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from vllm_dflash.model.reference import ReferenceDrafter
+from vllm_dflash.model.reference import ReferenceDrafter, target_step
 
 
 @dataclass
@@ -19,29 +19,6 @@ class Generation:
     """New tokens, the prompt's not included."""
     acceptance_lengths: list[int]
     """Tokens each verify step produced, its bonus token included; drafted steps only."""
-
-
-@torch.inference_mode()
-def target_step(
-    target: PreTrainedModel, token_ids: torch.Tensor, cache: DynamicCache, taps: Collection[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the target over new tokens [1, T]. Returns logits [T, V] and features [T, m * H]."""
-    # Hooks, since Hugging Face norms the last entry of `hidden_states`, and taps are not normed.
-    outputs: dict[int, torch.Tensor] = {}
-
-    def keep(tap: int, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
-        outputs[tap] = output[0] if isinstance(output, tuple) else output
-
-    layers = target.get_decoder().layers
-    hooks = [
-        layers[tap].register_forward_hook(lambda *call, tap=tap: keep(tap, call[2])) for tap in taps
-    ]
-    try:
-        logits = target(token_ids, past_key_values=cache, use_cache=True).logits[0]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return logits, torch.cat([outputs[tap][0] for tap in taps], dim=-1)
 
 
 @torch.inference_mode()

@@ -1,15 +1,16 @@
-"""A batch run: what is left of a dataset, through a pool of engines, into parts."""
+"""A batch run: what is left of a dataset, through a pool of engines, into parts (Ray Data)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.cluster.batches.generator import Generator
-from vllm_dflash.cluster.batches.parts import ID, claim, finished_ids
-from vllm_dflash.cluster.shared_machine import engine_environment, threads_of_each
+from vllm_dflash.cluster.batch_parts import ID, check_claimed, claim, finished_ids, write_part
+from vllm_dflash.cluster.local_ray import engine_environment, threads_of_each
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -48,28 +49,10 @@ class BatchSettings:
         names = "data model drafter form prompt_column id_column max_tokens temperature"
         return {name: getattr(self, name) for name in f"{names} max_model_len dtype".split()}
 
-    def engine(self) -> dict[str, Any]:
-        """Arguments of `vllm.LLM`."""
-        arguments = {"model": self.model, "max_model_len": self.max_model_len}
-        arguments |= {"dtype": self.dtype, "enforce_eager": self.enforce_eager}
-        arguments |= {"max_num_seqs": self.batch, "tensor_parallel_size": max(1, self.gpus)}
-        if self.drafter:
-            arguments["speculative_config"] = {"method": "dflash", "model": self.drafter}
-        return arguments
-
     @property
     def num_threads(self) -> int:
         """Threads of one engine."""
         return self.threads or threads_of_each(self.engines)
-
-    @property
-    def num_cpus(self) -> float:
-        """Ray's share for one engine: a core less, for tasks that read the data need one, too."""
-        return max(0.5, self.num_threads - 1)
-
-    def environment(self) -> dict[str, str]:
-        """Variables of an actor."""
-        return engine_environment(self.num_threads)
 
 
 @dataclass
@@ -102,17 +85,99 @@ class BatchResult:
         return 1 + self.accepted / self.drafts if self.drafts else 0.0
 
     def add(self, batch: dict[str, Any]) -> None:
-        """Count what an actor said of one batch."""
+        """Count what an engine said of one batch."""
         for name in ("rows", "refused", "tokens", "drafts", "accepted"):
             setattr(self, name, getattr(self, name) + int(batch[name]))
         self.began = min(self.began, float(batch["began"]))
         self.ended = max(self.ended, float(batch["ended"]))
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        numbers = {k: v for k, v in asdict(self).items() if k not in ("began", "ended")}
-        derived = ("tokens_per_second", "acceptance_length")
-        return numbers | {name: getattr(self, name) for name in derived}
+
+class Generator:
+    """One engine, in an actor that Ray Data hands rows to. Whatever ends the actor ends all of it.
+
+    Generates for a batch, writes its part, and says what that took.
+    """
+
+    def __init__(self, settings: BatchSettings) -> None:
+        """Start the engine.
+
+        Raises:
+            ValueError: `out` is not the folder of the run that this machine sees.
+        """
+        check_claimed(settings.out)
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        from vllm import LLM, SamplingParams
+
+        drafts = {"method": "dflash", "model": settings.drafter}
+        self._llm = LLM(
+            settings.model,
+            max_model_len=settings.max_model_len,
+            dtype=settings.dtype,
+            enforce_eager=settings.enforce_eager,
+            max_num_seqs=settings.batch,
+            tensor_parallel_size=max(1, settings.gpus),
+            speculative_config=drafts if settings.drafter else None,
+            disable_log_stats=False,
+        )
+        self._sampling = SamplingParams(
+            temperature=settings.temperature, max_tokens=settings.max_tokens
+        )
+        self._settings = settings
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        """`batch`: columns of the dataset. Returns one row, for `BatchResult.add`."""
+        began = time.time()
+        drafts, accepted = self._count("drafts"), self._count("accepted_tokens")
+        prompts = [_plain(prompt) for prompt in batch[self._settings.prompt_column]]
+        rows = self._generate([_plain(value) for value in batch[ID]], prompts)
+        write_part(self._settings.out, rows, self._settings.form)
+        return {
+            "rows": [len(rows)],
+            "refused": [sum(row["error"] is not None for row in rows)],
+            "tokens": [sum(row["tokens"] for row in rows)],
+            "drafts": [self._count("drafts") - drafts],
+            "accepted": [self._count("accepted_tokens") - accepted],
+            "began": [began],
+            "ended": [time.time()],
+        }
+
+    def _generate(self, ids: list[Any], prompts: list[Any]) -> list[dict[str, Any]]:
+        """A row of the output for each prompt; one that cannot be generated from has an error."""
+        errors = [self._error_of(prompt) for prompt in prompts]
+        good = [prompt for prompt, error in zip(prompts, errors, strict=True) if error is None]
+        outputs = iter(self._llm.generate(good, self._sampling, use_tqdm=False))
+        rows = []
+        for row_id, prompt, error in zip(ids, prompts, errors, strict=True):
+            row = {ID: row_id, "prompt": prompt if isinstance(prompt, str) else None}
+            if error is None:
+                answer = next(outputs).outputs[0]
+                row |= {"text": answer.text, "tokens": len(answer.token_ids)}
+                row |= {"finish_reason": answer.finish_reason, "error": None}
+            else:
+                row |= {"text": None, "tokens": 0, "finish_reason": None, "error": error}
+            rows.append(row)
+        return rows
+
+    def _error_of(self, prompt: Any) -> str | None:
+        """Why nothing can be generated from this prompt."""
+        if prompt is None or prompt != prompt:  # in a column of numbers and nothing, it is NaN
+            return "there is no prompt"
+        if not isinstance(prompt, str):
+            return f"the prompt is no text but {prompt!r}"
+        limit = self._settings.max_model_len
+        length = len(self._llm.get_tokenizer().encode(prompt))
+        fits = 0 < length < limit
+        return None if fits else f"{length} tokens; from 1 to {limit - 1} fit max_model_len {limit}"
+
+    def _count(self, name: str) -> int:
+        """One of vLLM's counters; 0 in an engine without drafts, which does not have it."""
+        full_name = f"vllm:spec_decode_num_{name}"
+        return sum(one.value for one in self._llm.get_metrics() if one.name == full_name)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it: numpy's numbers become Python's."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def run(settings: BatchSettings, tell: Callable[[BatchResult], None]) -> BatchResult:
@@ -136,7 +201,19 @@ def run(settings: BatchSettings, tell: Callable[[BatchResult], None]) -> BatchRe
     result = BatchResult(total, skipped=total - num_left)
     tell(result)
     if num_left:
-        for batch in _generate(settings, left):
+        # So that a task is a batch.
+        blocks = left.repartition(target_num_rows_per_block=settings.batch)
+        batches = blocks.map_batches(
+            Generator,
+            fn_constructor_args=(replace(settings, out=settings.out.absolute()),),
+            batch_size=settings.batch,
+            compute=ray.data.ActorPoolStrategy(size=settings.engines),
+            # A core less than threads, for tasks that read the data need one, too.
+            num_cpus=max(0.5, settings.num_threads - 1),
+            num_gpus=settings.gpus,
+            runtime_env={"env_vars": engine_environment(settings.num_threads)},
+        )
+        for batch in batches.iter_rows():
             result.add(batch)
             tell(result)
     return result
@@ -185,28 +262,3 @@ def count_ids(rows: Dataset, column: str) -> int:
             )
         seen.add(str(row[ID]))
     return len(seen)
-
-
-def _generate(settings: BatchSettings, rows: Dataset) -> Iterator[dict[str, Any]]:
-    """One row of counts for each batch, as they come."""
-    import ray.data
-
-    return iter(
-        rows.repartition(target_num_rows_per_block=settings.batch)  # so that a task is a batch
-        .map_batches(
-            Generator,
-            fn_constructor_args=(
-                settings.engine(),
-                {"temperature": settings.temperature, "max_tokens": settings.max_tokens},
-                str(settings.out.absolute()),
-                settings.form,
-                settings.prompt_column,
-            ),
-            batch_size=settings.batch,
-            compute=ray.data.ActorPoolStrategy(size=settings.engines),
-            num_cpus=settings.num_cpus,
-            num_gpus=settings.gpus,
-            runtime_env={"env_vars": settings.environment()},
-        )
-        .iter_rows()
-    )

@@ -1,0 +1,379 @@
+"""V1's step without a model: who is asked, who agrees, what is handed over and remembered."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support.configs_by_hand import QWEN
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.config.mode import Mode
+from vllm_dflash.engine.block_layout import BlockInputs
+from vllm_dflash.engine.step_clock import StepClock
+from vllm_dflash.engine.v1 import host_step
+from vllm_dflash.engine.v1.block_forward import BlockDrafts
+from vllm_dflash.engine.v1.host_step import FixedLength, HostStep, TargetBatch
+from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.step import Plan, Step, StepEstimate
+from vllm_dflash.planning.texts import SuffixMatches
+
+OPTIONS = Mode(32, 7, "adaptive", parse_config("z-lab/it", QWEN))
+CONTEXT = 10
+"""Tokens of context of a request, before it gets its one token."""
+LONGEST, MOST_FREE = 64, 6
+
+
+class Blocks:
+    """In the place of the drafter: drafts 20, 21, 22 and so on, of which so many are finite."""
+
+    def __init__(self, finite: int = 7) -> None:
+        self.finite = finite
+
+    def draft(self, inputs: BlockInputs, _: torch.Tensor) -> BlockDrafts:
+        lengths = np.diff(inputs.query_start_loc) - 1
+        tokens = [[*range(20, 20 + min(length, self.finite))] for length in lengths.tolist()]
+        return BlockDrafts(inputs.requests, tokens, np.ones((len(lengths), lengths.max())))
+
+
+class Scripted(FixedLength):
+    """Drafts and skips as it is told, and has no more than two drafts of each verified."""
+
+    is_same_everywhere = False
+
+    def __init__(self, *plans: Plan) -> None:
+        super().__init__(7)
+        self.plans = list(plans)
+        self.asked: list[Step] = []
+
+    def plan(self, step: Step) -> Plan:
+        self.asked.append(step)
+        return self.plans.pop(0)
+
+    def lengths(self, step: Step, confidence: Floats) -> Ints:
+        return np.minimum(step.limits, 2) * step.plan.drafted
+
+
+class FromText(Scripted):
+    """Has everything verified that texts predict."""
+
+    def lengths(self, step: Step, confidence: Floats) -> Ints:
+        assert step.predicted is not None
+        step.from_text = step.predicted.lengths > 0
+        return step.predicted.lengths
+
+
+class Host(HostStep):
+    """With drafts of `Blocks`."""
+
+    def __init__(self, policy: Any = None, *, finite: int = 7, looks_up: bool = False) -> None:
+        stored = SimpleNamespace(store=lambda *rows: None)
+        super().__init__(OPTIONS, Blocks(finite), stored, 16)  # type: ignore[arg-type]
+        self.policy = policy or self.policy
+        self.all_texts = np.arange(8 * LONGEST, dtype=np.int32).reshape(8, LONGEST)
+        if looks_up:
+            self.texts = SuffixMatches(8, LONGEST, MOST_FREE)
+
+    def make(
+        self,
+        *limits: int,
+        names: str = "abcdefgh",
+        sampled: list[list[int]] | None = None,
+        context: int = CONTEXT,
+    ) -> tuple[Step, TargetBatch]:
+        """The next step of as many requests, each of which gets these tokens, or one."""
+        count = len(limits)
+        sampled = sampled or [[1000 + request] for request in range(count)]
+        produced = np.array([len(tokens) for tokens in sampled])
+        width = max(map(len, sampled))
+        padded = np.array([tokens + [-1] * (width - len(tokens)) for tokens in sampled], np.int32)
+        step = Step([*names[:count]], produced, rows=count)
+        step.context_lens = context + produced - 1
+        ends = step.context_lens + 2 + np.array(limits)
+        batch = TargetBatch(
+            features=torch.zeros(count, 2),
+            positions=torch.zeros(count, dtype=torch.int64),
+            slots=torch.zeros(count, dtype=torch.int64),
+            query_start_loc=np.arange(count + 1),
+            num_rejected=np.zeros(count, np.int32),
+            block_table=torch.zeros(count, 8, dtype=torch.int32),
+            sampled=padded,
+            bonus_ids=np.array([tokens[-1] if tokens else 0 for tokens in sampled]),
+            texts=self.all_texts,
+            text_limits=ends,
+            block_limits=ends,
+            most_free=MOST_FREE,
+        )
+        return step, batch
+
+    def step(self, *limits: int, **more: Any) -> tuple[Step, list[list[int]]]:
+        """Run it to its end."""
+        step, batch = self.make(*limits, **more)
+        drafts = self.run(step, batch)
+        self.end(step)
+        return step, drafts
+
+    def verify(self, names: str, verified: list[int], produced: list[int]) -> Step:
+        """A step that has verified so many drafts of each, of which nobody can use any more."""
+        sampled = [[1000 + number for number in range(count)] for count in produced]
+        step, batch = self.make(*[0] * len(names), names=names, sampled=sampled)
+        step.verified = np.array(verified)
+        self.run(step, batch)
+        self.end(step)
+        return step
+
+
+@pytest.fixture(autouse=True)
+def agreed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was sent from rank 0 to the others; a broadcast each."""
+    sent: list[Any] = []
+    monkeypatch.setattr(host_step, "from_rank_0", lambda value: sent.append(value) or value)
+    return sent
+
+
+def drafting(*drafted: bool, width: int = 4, skip_steps: int = 0) -> Plan:
+    return Plan(np.array(drafted), width, price=1.0, speedup=2.0, skip_steps=skip_steps)
+
+
+@pytest.mark.parametrize(
+    ("limits", "lengths"),
+    [
+        ([9, 0, 3], [7, 0, 3]),
+        ([0, 0, 1], [0, 0, 1]),
+        ([2, 4, 0], [2, 4, 0]),
+        ([0, 0, 0], [0, 0, 0]),
+    ],
+)
+def test_a_fixed_length_is_always_k_or_what_can_be_used(
+    agreed: list[Any], limits: list[int], lengths: list[int]
+) -> None:
+    """Every rank comes to it by itself, so nothing is broadcast."""
+    host = Host()
+    step, drafts = host.step(*limits)
+    assert [len(tokens) for tokens in drafts] == lengths == step.lengths.tolist()
+    assert step.plan.drafted.tolist() == [length > 0 for length in lengths]
+    assert agreed == []
+
+
+def test_what_is_measured_is_agreed_upon(agreed: list[Any]) -> None:
+    host = Host(Scripted(drafting(False, True)), finite=3)
+    step, drafts = host.step(7, 7)
+    (plan, (lengths, from_text)) = agreed
+    assert plan is step.plan
+    assert lengths.tolist() == step.lengths.tolist() == [0, 2]
+    assert not from_text.any()
+    assert drafts == [[], [20, 21]]
+    assert step.nan_drafts == 1  # four were drafted, three can be used
+    assert step.could_draft
+
+
+def test_ranks_take_the_drafts_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(FromText(Plan.nothing(2, uses_text=True)), looks_up=True)
+    host.all_texts[:2, :CONTEXT] = [7, 1000, 8, 9, 3, 4, 5, 6, 1, 7]
+    of_rank_0 = iter([drafting(True, False), (np.array([1, 2]), np.array([False, True]))])
+    monkeypatch.setattr(host_step, "from_rank_0", lambda _: next(of_rank_0))
+    step, batch = host.make(7, 7, sampled=[[1000], [1000]])
+    step.predicted = None
+    assert host.run(step, batch) == [[20], [8, 9]]
+
+
+def test_skipped_steps_are_counted_and_not_planned() -> None:
+    host = Host(policy := Scripted(Plan.nothing(2, skip_steps=2), Plan.nothing(2), Plan.nothing(1)))
+    steps = [host.step(*limits)[0] for limits in ((7, 0), (7, 0), (7, 0), (7, 0), (7,))]
+    assert [step.is_resting for step in steps] == [False, True, True, False, False]
+    assert [step.could_draft for step in steps] == [True] * 5
+    assert steps[1].plan.drafted.tolist() == [False] * 2
+    assert len(policy.asked) == 3
+    assert host.statistics.steps == host.statistics.skipped_steps == 5
+
+
+def test_steps_in_which_nobody_could_draft_are_no_skipped_ones() -> None:
+    host = Host(Scripted(Plan.nothing(1, skip_steps=1)))
+    host.step(0)
+    host.step(0)
+    assert (host.statistics.steps, host.statistics.skipped_steps) == (2, 0)
+
+
+def test_another_batch_ends_the_skipping() -> None:
+    host = Host(Scripted(*[Plan.nothing(2, skip_steps=5), Plan.nothing(1), Plan.nothing(2)]))
+    steps = [host.step(*limits)[0] for limits in ((7, 7), (7,), (7, 7))]
+    assert [step.is_resting for step in steps] == [False] * 3
+
+
+def test_a_plan_that_drafts_begins_no_skipping() -> None:
+    host = Host(Scripted(drafting(True, skip_steps=3), Plan.nothing(1)))
+    host.step(7)
+    assert not host.step(7)[0].is_resting
+
+
+def test_a_step_that_rests_may_take_what_its_text_predicts() -> None:
+    """That uses up no other step of rest, and begins none."""
+    first, free = Plan.nothing(2, skip_steps=2), Plan.nothing(2, skip_steps=9, uses_text=True)
+    host = Host(policy := FromText(first, free, Plan.nothing(2), Plan.nothing(2)), looks_up=True)
+    host.all_texts[1, : CONTEXT - 1] = [7, 1000, 8, 9, 3, 4, 5, 6, 1]
+    host.step(7, 0, sampled=[[4], [7]], context=CONTEXT - 1)
+    step, drafts = host.step(0, 3, sampled=[[5], [1000]])
+    assert step.is_resting
+    assert step.plan is free
+    assert step.could_draft  # as in the step that was planned, whose limits are known
+    assert drafts == [[], [8, 9, 3]]
+    assert step.from_text.tolist() == [False, True]
+    assert step.nan_drafts == 0
+    assert host.statistics.skipped_steps == 2
+    assert len(policy.asked) == 2
+    # What became of it is looked at in the next, which is the last that rests.
+    following = [host.step(7, 0, context=CONTEXT + more)[0] for more in (1, 2)]
+    assert [step.is_resting for step in following] == [True, False]
+
+
+def test_tokens_are_written_where_the_runner_will_write_them() -> None:
+    """What was no token is not written."""
+    host = Host(FromText(Plan.nothing(3)), looks_up=True)
+    before = host.all_texts.copy()
+    host.step(7, 7, 7, sampled=[[501, 502], [], [503]])
+    before[0, CONTEXT : CONTEXT + 2] = [501, 502]
+    before[2, CONTEXT] = 503
+    assert host.all_texts.tolist() == before.tolist()
+
+
+@pytest.mark.parametrize(
+    ("block", "agreed_on"),
+    [([8, 9, 3, 4], 4), ([8, 9, 0, 4], 2), ([0, 9, 3, 4], 0), ([8], 1), ([], 0)],
+)
+def test_how_far_a_block_says_what_the_text_does(block: list[int], agreed_on: int) -> None:
+    """The first has no text to compare with, the last no block."""
+    plan = Plan(np.array([True, True, False]), 4, price=1.0, speedup=1.0, uses_text=True)
+    host = Host(FromText(plan), looks_up=True)
+    blocks = BlockDrafts(np.array([0, 1]), [[8, 9, 3, 4], block], np.ones((2, 4)))
+    host.block = SimpleNamespace(draft=lambda *_: blocks)  # type: ignore[assignment]
+    host.all_texts[1:3, :CONTEXT] = [7, 1000, 8, 9, 3, 4, 5, 6, 1, 7]
+    step, _ = host.step(7, 7, 7, sampled=[[1], [1000], [1000]])
+    assert step.predicted is not None
+    assert step.predicted.lengths.tolist() == [0, MOST_FREE, MOST_FREE]
+    assert step.agreed.tolist() == [0, agreed_on, 0]
+
+
+# --- what was handed over ----------------------------------------------------------------------
+
+
+def counted(host: Host) -> tuple[int, int, int]:
+    found = host.statistics
+    return found.verifications, found.draft_tokens, found.accepted_tokens
+
+
+def handed_over(*from_text: bool) -> Host:
+    """Three requests of which each was given two drafts, these of their texts."""
+
+    class Told(Scripted):
+        def plan(self, step: Step) -> Plan:
+            return super().plan(step) if self.plans else Plan.nothing(step.num_requests)
+
+        def lengths(self, step: Step, confidence: Floats) -> Ints:
+            step.from_text = np.array(from_text or [False] * 3)
+            return np.full(3, 2)
+
+    host = Host(Told(drafting(*[True] * 3)), looks_up=True)
+    host.step(7, 7, 7)
+    return host
+
+
+@pytest.mark.parametrize(
+    ("admitted", "ended", "expected"),
+    [
+        (set(), set(), (2, 4, 1)),
+        ({"b"}, {"of another batch"}, (1, 2, 1)),
+        (set(), {"a"}, (1, 2, 0)),
+        ({"a", "b", "elsewhere"}, set(), (0, 0, 0)),
+    ],
+)
+def test_placeholders_are_no_drafts(
+    admitted: set[str], ended: set[str], expected: tuple[int, int, int]
+) -> None:
+    """Of a request that comes back, or whose name somebody else has by now. Of the second, all were
+    rejected; the third had none in this step."""
+    host = handed_over()
+    host.expect(admitted, ended, host.all_texts)
+    host.verify("abc", [2, 2, 0], [2, 1, 1])
+    assert counted(host) == expected
+
+
+def test_drafts_of_a_request_that_was_given_none_are_vllms() -> None:
+    host = handed_over()
+    step = host.verify("abd", [2, 2, 7], [1, 1, 1])
+    assert step.verified.tolist() == [2, 2, 0]
+
+
+def test_a_sample_that_is_discarded_says_nothing() -> None:
+    host = handed_over()
+    assert host.verify("abc", [2, 2, 2], [1, 0, 3]).verified.tolist() == [2, 0, 2]
+
+
+def test_free_drafts_are_known_until_they_are_verified() -> None:
+    """By name: the batch may be another one, and a request may have to wait."""
+    host = handed_over(False, True, True)
+    host.verify("de", [0, 0], [1, 1])
+    step = host.verify("ba", [2, 2], [3, 2])
+    assert step.verified_free.tolist() == [2, 0]
+    assert counted(host) == (2, 4, 3)
+    found = host.statistics
+    assert (found.free_verifications, found.free_draft_tokens) == (1, 2)
+    assert found.free_accepted_tokens == 2
+    assert host.verify("ba", [2, 2], [3, 2]).verified.tolist() == [0, 0]
+    assert host.verify("c", [1], [1]).verified_free.tolist() == [1]
+
+
+def test_who_has_ended_is_forgotten_with_all_it_had() -> None:
+    host = handed_over()
+    host.expect(set(), {"a", "b", "c"}, host.all_texts)
+    assert not host._handed_over
+
+
+# --- the end of a step -------------------------------------------------------------------------
+
+
+def test_a_step_is_counted_and_learned_from_when_it_ends() -> None:
+    """With what the policy expected of it; and its own planning takes time, too."""
+    observed: list[Step] = []
+
+    class Learning(Scripted):
+        def observe(self, step: Step) -> StepEstimate:  # type: ignore[override]
+            observed.append(step)
+            return StepEstimate(0.002, 0.0, 0.0, plain_seconds=0.001)
+
+    host = Host(Learning())
+    step, _ = host.make(7, 7)
+    step.target_seconds = 0.004
+    host.end(step)
+    assert observed == [step]
+    assert step.planning_seconds > 0
+    assert host.statistics.planning_seconds == step.planning_seconds
+    assert host.statistics.to_dict()["costs_ms"]["step"] == {"estimated": 2.0, "measured": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("skip_steps", "verified", "is_held"), [(3, 0, True), (3, 2, False), (0, 0, False)]
+)
+def test_undrafted_steps_are_timed_together_while_nobody_is_asked(
+    monkeypatch: pytest.MonkeyPatch, skip_steps: int, verified: int, is_held: bool
+) -> None:
+    """But for one that verified drafts, which the others are unlike."""
+    held: list[bool] = []
+    monkeypatch.setattr(StepClock, "finish", lambda _, step, *, hold: held.append(hold))
+    host = Host(Scripted(Plan.nothing(1, skip_steps=skip_steps)))
+    step, batch = host.make(7)
+    host.run(step, batch)
+    step.verified = np.array([verified])
+    host.end(step)
+    assert held == [is_held]
+
+
+def test_logits_that_were_not_finite_are_counted_by_request() -> None:
+    """Against what was drafted of each, which its own limit may have cut."""
+    host = Host(Scripted(drafting(True, True, False, True, width=5)), finite=1)
+    step, drafts = host.step(7, 3, 2, 7)
+    assert drafts == [[20], [20], [], [20]]
+    assert step.nan_drafts == 4 + 2 + 4
+    assert step.limits.tolist() == [1, 1, 0, 1]

@@ -1,1 +1,0 @@
-"""Batch inference over a dataset, with Ray Data (`examples/ray_data.py`)."""

@@ -1,0 +1,60 @@
+"""What the scheduler's word on a step means for drafting: vLLM's placeholders, and cache blocks of
+the drafter's layers that change hands.
+
+vLLM pads a request that was just admitted or resumed, and whose prompt is cached but for one
+token, with K placeholders, so that its rows look like those of the others (`Scheduler.schedule`,
+under either way of scheduling, unless lengths come from a table by batch size). They come out
+rejected and say nothing about the drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+from vllm_dflash.planning import Bools
+
+
+def newly_admitted(step: SchedulerOutput) -> set[str]:
+    """Requests that have no drafts of their own yet in this step: any are placeholders."""
+    admitted = {request.req_id for request in step.scheduled_new_reqs}
+    return admitted | step.scheduled_cached_reqs.resumed_req_ids
+
+
+def have_own_drafts(ids: Sequence[str], admitted: Collection[str]) -> Bools:
+    """Whether drafts of each request are the drafter's, [R]."""
+    if not admitted:  # nearly every step
+        return np.ones(len(ids), dtype=bool)
+    return np.array([name not in admitted for name in ids], dtype=bool)
+
+
+def fresh_blocks(step: SchedulerOutput, group: int, block_size: int) -> list[int]:
+    """Blocks of a cache group that a step allocates; none that a prefix was found in."""
+    fresh: list[int] = []
+    for request in step.scheduled_new_reqs:
+        fresh += request.block_ids[group][-(-request.num_computed_tokens // block_size) :]
+    going_on = step.scheduled_cached_reqs
+    for name, blocks, computed in zip(
+        going_on.req_ids, going_on.new_block_ids, going_on.num_computed_tokens, strict=True
+    ):
+        if blocks is not None:  # of a preempted request that resumes all, else what is added
+            found = -(-computed // block_size) if name in going_on.resumed_req_ids else 0
+            fresh += blocks[group][found:]
+    return fresh
+
+
+def useless_blocks(
+    ended: Collection[CachedRequestState], group: int, block_size: int, *, caches_prefixes: bool
+) -> list[int]:
+    """Blocks of requests that have ended in which no later request can find a prefix.
+
+    A block can be found if it was filled; the last token of a request never was computed.
+    """
+    useless: list[int] = []
+    for request in ended:
+        filled = (request.num_tokens - 1) // block_size if caches_prefixes else 0
+        useless += request.block_ids[group][filled:]
+    return useless

@@ -1,0 +1,131 @@
+"""What V2's scheduler and its workers tell each other: with a step, with its output, and once.
+
+What became of drafts is nobody's to wait for: it is counted, and sent, when vLLM has the step's
+tokens on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np
+
+from vllm_dflash.engine.estimates_file import EstimatesFile
+from vllm_dflash.engine.message import Message
+from vllm_dflash.engine.reporting.log import logger
+from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
+from vllm_dflash.planning import Ints
+from vllm_dflash.planning.ahead import TEXT, Learned, Outcomes
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.step import Step
+
+
+@dataclass(frozen=True)
+class Directions:
+    """How a step is to draft: the same for all workers, so that they decide alike."""
+
+    runs_block: bool
+    """Whether the drafter's block is run behind it."""
+    least: int = 0
+    """Of the drafts that it makes, how many the next step verifies, whatever they seem worth."""
+    could_draft: bool = True
+    """Whether any request could have used drafts."""
+    learned: Learned | None = None
+    """What chances and budgets go by from now on, if that has changed."""
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """What a worker finds out while it starts, and the scheduler plans by."""
+
+    costs: StepCosts
+    lengths: Sequence[int]
+    """Draft lengths that all requests of a step can be given alike, 0 and K among them."""
+    trims: bool = False
+    """Whether the device drops drafts that are not worth verifying."""
+    ragged_seconds: float = 0.0
+    """What a step takes longer whose requests were given different lengths."""
+    looks_up: bool = False
+    """Whether texts are looked up."""
+    memory: EstimatesFile | None = None
+    """What an earlier engine had learned, and where to keep what this one does."""
+
+
+DIRECTIONS: Message[Directions] = Message("dflash_directions")
+"""Scheduler to workers, with a step."""
+OUTCOMES: Message[Outcomes] = Message("dflash_outcomes")
+"""Worker to scheduler, with its output: of the output's requests, in its order."""
+FACTS: Message[WorkerFacts] = Message("dflash_facts")
+"""Worker to scheduler, with the first sampled tokens."""
+
+
+def directions_of(step: SchedulerOutput) -> Directions:
+    """In a worker; where nobody plans, every step that has room for drafts runs a block."""
+    return DIRECTIONS.on(step) or Directions(runs_block=step.num_spec_tokens_to_schedule > 0)
+
+
+def free_ones(outcomes: Outcomes) -> Ints:
+    """Drafts of each request that were verified and that its text had predicted, [R]."""
+    return np.where(outcomes.source == TEXT, outcomes.admitted, 0)
+
+
+class HostCopy:
+    """A tensor on its way to the host: as it is when this is made, whatever is launched behind."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._values = async_copy_to_np(tensor)
+        self._arrival = torch.cuda.current_stream().record_event() if tensor.is_cuda else None
+
+    def wait(self) -> np.ndarray:
+        """Its values, once all that was launched before is done."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        return self._values
+
+
+class CountedOutput(AsyncModelRunnerOutput):
+    """vLLM's output of a step, which counts the step's drafts when it is fetched."""
+
+    def __init__(self, output: AsyncOutput, report: HostCopy, statistics: DraftStatistics) -> None:
+        """`report` is what the device saw of the drafts, [R, OUTCOME_COLUMNS + K]."""
+        self.model_runner_output = output.model_runner_output
+        self._output, self._report, self._statistics = output, report, statistics
+
+    def get_output(self) -> ModelRunnerOutput:
+        """Called by vLLM where it may wait: in a thread of its own, or by the scheduler."""
+        output, table = self._output.get_output(), self._report.wait()
+        self._statistics.nan_drafts += int((table[:, OUTCOME_COLUMNS:] < 0.0).sum())
+        outcomes = Outcomes.of(np.maximum(table, 0.0))
+        step = Step(
+            output.req_ids,
+            np.array([len(tokens) for tokens in output.sampled_token_ids]),
+            verified=outcomes.admitted,  # 0 of placeholders, and where nobody had a draft
+            verified_free=free_ones(outcomes),
+        )
+        self._statistics.observe_verification(step)
+        OUTCOMES.attach(output, outcomes)
+        return output
+
+    def get_kv_connector_output(self) -> Any:
+        """Called by vLLM 0.33 for an output that failed."""
+        return self.model_runner_output.kv_connector_output
+
+
+def log_lengths(facts: WorkerFacts, untrimmed: str | None) -> None:
+    """The line that says how draft lengths vary; `untrimmed`: why the device does not trim drafts,
+    None if it does."""
+    how = "drafts are made or not, and vLLM's adaptive verification trims each request's"
+    if untrimmed is not None:
+        more = f"{1000 * facts.ragged_seconds:.2f} ms more"
+        how = (
+            f"the same for all requests of a step, or each its own, for {more};"
+            f" adaptive verification is off: {untrimmed}"
+        )
+    logger().info("draft lengths %s (%s)", ", ".join(map(str, facts.lengths)), how)

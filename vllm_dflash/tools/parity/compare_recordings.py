@@ -1,0 +1,227 @@
+"""Walks along the texts an engine wrote, and compares every stage of every draft step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from vllm_dflash.tools.parity.oracle import Oracle
+from vllm_dflash.tools.parity.parity_report import (
+    TOLERANCES,
+    Acceptance,
+    ParityReport,
+    Stage,
+    stage_names,
+)
+from vllm_dflash.tools.parity.recorder import NOT_VERIFIED, DraftStep, Recording
+from vllm_dflash.tools.progress import Progress
+
+
+def compare(
+    recordings: Sequence[Recording],
+    oracle: Oracle,
+    tolerance: float | None = None,
+    progress: Progress | None = None,
+) -> ParityReport:
+    """The engine's side against the reference's. Raises ValueError where nothing was drafted."""
+    spec, dtype = oracle.drafter.spec, str(oracle.target.dtype).removeprefix("torch.")
+    stages = {name: Stage(name) for name in stage_names(spec)}
+    acceptance = []
+    with (progress or Progress()).stage("comparing", len(recordings), "prompts") as tell:
+        for number, recording in enumerate(recordings):
+            acceptance.append(_Comparison(oracle, recording, number, stages).run())
+            tell(number + 1)
+    if not any(one.engine for one in acceptance):
+        raise ValueError("the engine drafted nothing: pass more --tokens or other prompts.")
+    return ParityReport(
+        drafter=spec.model,
+        target=oracle.target.name_or_path,
+        runner=recordings[0].runner,
+        dtype=dtype,
+        tolerance=TOLERANCES[dtype] if tolerance is None else tolerance,
+        stages=tuple(stages.values()),
+        acceptance=tuple(acceptance),
+        nan_drafts=sum(one.nan_drafts for one in recordings),
+    )
+
+
+class _Comparison:
+    """Of a request: `logits` [T, V], `features` [T, m * H_target], `z` [T, H] of the oracle."""
+
+    def __init__(
+        self, oracle: Oracle, recording: Recording, prompt: int, stages: dict[str, Stage]
+    ) -> None:
+        self.oracle, self.drafter, self.spec = oracle, oracle.drafter, oracle.drafter.spec
+        self.recording, self.prompt, self.stages = recording, prompt, stages
+        self.number = 0
+        """Of the draft step that is compared, from 0."""
+        self.checked = torch.zeros(len(recording.positions), dtype=torch.bool)
+        """Context rows that a step before saw."""
+        self.acceptance = Acceptance([], [])
+
+    @torch.inference_mode()
+    def run(self) -> Acceptance:
+        """All stages of all steps."""
+        recording, start = self.recording, self.recording.prompt_length
+        self.logits, self.features = self.oracle.text(recording.token_ids, self.spec.taps)
+        self.z = self.drafter.context(self.features)
+        written = torch.tensor(recording.token_ids[start:])
+        self._observe("text", gap_to_best(self.logits[start - 1 : -1], written))
+        decoded = start
+        for self.number, step in enumerate(recording.steps):
+            length = min(decoded, len(recording.token_ids) - 1)  # tokens before the bonus token
+            rows = recording.visible_rows(step, length)
+            self._compare_context(rows)
+            hidden, logits = self._compare_block(step, rows)
+            self._compare_drafts(step, hidden, logits)
+            self._compare_acceptance(step, length, hidden, logits)
+            decoded += 1 + max(step.num_accepted, 0)
+        return self.acceptance
+
+    def _observe(self, name: str, alone: float, end_to_end: float | None = None) -> None:
+        self.stages[name].observe(self.prompt, self.number, alone, end_to_end)
+
+    def _compare(
+        self, name: str, got: torch.Tensor, alone: torch.Tensor, expected: torch.Tensor
+    ) -> None:
+        """Take values of a stage, all of one shape: the engine's, the reference's from the engine's
+        inputs, and the reference's from its own."""
+        self._observe(name, relative_error(got, alone), relative_error(got, expected))
+
+    def _compare_context(self, rows: torch.Tensor) -> None:
+        """Taps and Z of the rows this step sees and no step before it saw."""
+        self._observe("context rows", (rows < 0).float().mean().item())
+        is_new = rows >= 0
+        is_new[is_new.clone()] = ~self.checked[rows[is_new]]
+        new = rows[is_new]
+        self.checked[new] = True
+        features, width = self.recording.features[new], self.spec.target_hidden_size
+        expected_features = self.features[: len(rows)][is_new].split(width, dim=-1)
+        taps = zip(self.spec.taps, features.split(width, dim=-1), expected_features, strict=True)
+        for tap, got, expected in taps:
+            self._compare(f"tap of layer {tap}", got, expected, expected)
+        expected_z = self.z[: len(rows)][is_new]
+        self._compare(
+            "context Z", self.recording.z[new], self.drafter.context(features), expected_z
+        )
+
+    def _engine_context(self, rows: torch.Tensor) -> torch.Tensor:
+        """The engine's fused context by position, [C, H]; the reference's where there is none."""
+        mine, z = self.recording.z, self.z[: len(rows)]
+        return torch.where((rows >= 0)[:, None], mine[rows.clamp(min=0)], z) if len(mine) else z
+
+    def _compare_block(
+        self, step: DraftStep, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """From the block's tokens to its logits.
+
+        Returns:
+            The reference's hidden states and logits of the mask rows, [K, H] and [K, V'].
+        """
+        target, length = self.oracle.target, len(rows)
+        ids = torch.full_like(step.input_ids, self.spec.mask_token_id).long()
+        ids[0] = self.recording.token_ids[length]
+        positions = torch.arange(length, length + len(ids))
+        wrong = (step.input_ids != ids) | (step.positions != positions)
+        self._observe("block rows", wrong.float().mean().item())
+
+        embedding = self.drafter.embed(ids, target)
+        alone = self.drafter.embed(step.input_ids.long(), target)
+        self._compare("embedding", step.embedding, alone, embedding)
+        layers, hidden = self.oracle.block(embedding, self.z[:length])
+        layers_alone, hidden_alone = self.oracle.block(
+            step.embedding, self._engine_context(rows), fed=[step.embedding, *step.layers]
+        )
+        of_layers = zip(step.layers, layers_alone, layers, strict=True)
+        for number, (got, alone, expected) in enumerate(of_layers):
+            self._compare(f"layer {number}", got, alone, expected)
+        self._compare("final norm", step.hidden, hidden_alone, hidden)
+        logits = self.drafter.logits(hidden[1:], target)
+        alone, expected = (
+            found if step.candidates is None else found.gather(-1, step.candidates)
+            for found in (self.drafter.logits(step.hidden[1:], target), logits)
+        )
+        self._compare("logits", step.logits, alone, expected)
+        return hidden[1:], logits
+
+    def _compare_drafts(
+        self, step: DraftStep, hidden: torch.Tensor, expected: torch.Tensor
+    ) -> None:
+        mine = step.logits
+        if step.candidates is not None:  # the engine's are of few columns
+            mine = self.drafter.logits(step.hidden[1:], self.oracle.target)
+        alone = self._gap(step, step.hidden[1:], mine)
+        self._observe("drafts", alone, self._gap(step, hidden, expected))
+
+    def _gap(self, step: DraftStep, hidden: torch.Tensor, logits: torch.Tensor) -> float:
+        """How far the engine's drafts lie below the best by hidden states [K, H] and logits
+        [K, V'], of DFlash 2 each behind the engine's own draft before it.
+
+        1 where one of them is not even a candidate.
+        """
+        before = torch.cat([step.input_ids[:1].long(), step.drafts[:-1].long()])
+        tokens, scores = self.oracle.scores(logits, hidden, before)  # [K, C]
+        is_drafted = tokens == step.drafts[:, None]
+        if not is_drafted.any(-1).all():
+            return 1.0
+        return gap_to_best(scores, is_drafted.int().argmax(-1))
+
+    def _compare_acceptance(
+        self, step: DraftStep, length: int, hidden: torch.Tensor, logits: torch.Tensor
+    ) -> None:
+        if step.num_accepted == NOT_VERIFIED:
+            self._observe("acceptance", 1.0)
+            return
+        verified = self.recording.token_ids[length + 1 : length + 1 + step.num_drafted]
+        by_text = count_matches(step.drafts, verified)
+        self._observe("acceptance", float(step.num_accepted != by_text))
+        of_reference = self.drafter.choose(logits, hidden, int(step.input_ids[0]))
+        self.acceptance.engine.append(step.num_accepted)
+        self.acceptance.reference.append(count_matches(of_reference, verified))
+
+
+def count_matches(drafts: torch.Tensor, tokens: list[int]) -> int:
+    """How many drafts [K] are accepted, if these are the target's tokens."""
+    wanted = torch.tensor(tokens[: len(drafts)], dtype=drafts.dtype)
+    return int((drafts[: len(wanted)] == wanted).cumprod(0).sum())
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference in a row, relative to the row's largest number; of the worst row.
+
+    Row by row, since targets have rows (the first token's) a thousand times as large as others,
+    beside which an error of another row would vanish. Infinite where a number is not finite.
+
+    Args:
+        got: [..., N].
+        expected: of the same shape.
+    """
+    if got.shape != expected.shape:
+        raise ValueError(f"shapes differ: {list(got.shape)} and {list(expected.shape)}")
+    difference = (got.float() - expected.float()).abs().amax(-1)
+    least = torch.finfo(torch.float32).tiny
+    errors = difference / expected.float().abs().amax(-1).clamp(min=least)
+    # A row that ought to be zeros is far off, and yet of numbers.
+    errors = torch.where(difference.isfinite(), errors.clamp(max=1 / least), errors)
+    return _worst(errors)
+
+
+def gap_to_best(logits: torch.Tensor, columns: torch.Tensor) -> float:
+    """How far logits of the chosen columns lie below the best, relative to the row's largest.
+
+    0 where each choice is the most likely one, or as likely; of the worst row.
+
+    Args:
+        logits: [K, V].
+        columns: a choice for each row, [K].
+    """
+    logits = logits.float()
+    chosen = logits.gather(-1, columns.long()[:, None])[:, 0]
+    return _worst((logits.amax(-1) - chosen) / logits.abs().amax(-1))
+
+
+def _worst(errors: torch.Tensor) -> float:
+    worst = errors.max().item() if errors.numel() else 0.0
+    return worst if math.isfinite(worst) else math.inf
