@@ -32,7 +32,7 @@ REQUESTS = 4
 def profiled(*_: Any) -> StepCosts:
     """Drafting is all but free, so that there are drafts to learn from."""
     almost_free = {1: 0.1, 64: 0.2}
-    return StepCosts(curve(VERIFY_MS), curve(almost_free), curve(almost_free), REQUESTS)
+    return StepCosts.of(curve(VERIFY_MS), curve(almost_free), curve(almost_free), REQUESTS)
 
 
 def costs_before_a_step(llm: Any) -> StepCosts:

@@ -20,8 +20,8 @@ from support.fake_time import FakeTime
 from support.recorded_drafts import RecordedDrafts
 from support.simulated_device import SimulatedDevice, Verified
 from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.ahead import Learned
 from vllm_dflash.planning.costs import NO_ATTENTION, Attention
+from vllm_dflash.planning.step import Learned
 
 ROOM = 16
 """Recorded tokens behind the place where a request leaves a text: what is drafted there is graded

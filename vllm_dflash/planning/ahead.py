@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vllm_dflash.planning import Floats, Ints, Records
-from vllm_dflash.planning.chances import expect, expect_texts, learn_blocks, learn_texts
+from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.chances import expect, expect_texts, learn, learn_blocks
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.forecast import THRESHOLDS
+from vllm_dflash.planning.forecast import THRESHOLDS, seen_with_a_block
 from vllm_dflash.planning.planner import (
     CLOSE,
     MARGIN,
@@ -29,7 +29,7 @@ from vllm_dflash.planning.planner import (
     LearningPlanner,
     ProbeSchedule,
 )
-from vllm_dflash.planning.step import Predicted, Step, StepEstimate
+from vllm_dflash.planning.step import BLOCK, TEXT, Learned, Outcomes, Step, StepEstimate
 
 OLD_TOKENS = 24.0
 """What all that was seen before is worth beside probes that contradict it."""
@@ -43,50 +43,6 @@ LEAST_SURVIVAL = 1e-6
 """Of a draft that is given a place."""
 TYPICAL_RATE = 0.05
 """Weight of the newest look-up in what a text promises behind a match that has ended."""
-NOBODY, BLOCK, TEXT = 0, 1, 2
-"""Whose a request's drafts are; placeholders of vLLM's are nobody's."""
-
-
-class Outcomes(NamedTuple):
-    """What became of the drafts of R requests, as the device saw it."""
-
-    source: Ints
-    """Whose they were, [R]."""
-    admitted: Ints
-    """Drafts that were verified, [R]."""
-    matches: Ints
-    """Tokens that stood before, of the last look-up, [R]."""
-    text_lengths: Ints
-    """Tokens that it predicted, [R]."""
-    known: Ints
-    """Of those: how many there is a true one for, [R]."""
-    came_true: Ints
-    """Of those: how many first ones were right, [R]."""
-    confidence: Floats
-    """The drafter's, in its last block; 0: there was none, or a draft was not finite, [R, K]."""
-
-    @classmethod
-    def of(cls, table: Floats) -> Outcomes:
-        """The device's table, [R, 6 + K]."""
-        source, admitted, matches, lengths, known, came_true = table[:, :6].astype(np.int64).T
-        confidence = table[:, 6:].astype(np.float64)
-        return cls(source, admitted, matches, lengths, known, came_true, confidence)
-
-    def of_rows(self, rows: Sequence[int]) -> Outcomes:
-        """Of some requests."""
-        source, admitted, matches, lengths, known, came_true = (one[rows] for one in self[:6])
-        return Outcomes(source, admitted, matches, lengths, known, came_true, self.confidence[rows])
-
-
-class Learned(NamedTuple):
-    """What workers are told now and then, copies."""
-
-    costs: Records
-    """Of `StepCosts`, [1]."""
-    block_rates: Floats
-    """Acceptance by position and confidence, [K, knots]; see `Chances`."""
-    text_rates: Floats
-    """The same of free drafts, [K, knots]."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +70,8 @@ class Expected(NamedTuple):
     nothing."""
     curves: Floats
     """Survival of their drafts, [R, K]."""
-    gain: Floats
-    """Of those, how many first ones are accepted in the mean, [R, K]."""
     groups: Ints
     """By the forecast, of those who get a block; -1: its text's drafts, [R]."""
-    runs_block: bool = False
     block_seconds: float = 0.0
 
 
@@ -186,16 +139,14 @@ class AheadPlanner(LearningPlanner):
         least[least <= LEAST_READING] = 0.0
         rows = self._rows(ids)
         texts, nobody = self.promises[rows], np.full(count, -1)
-        chosen = Ahead(np.zeros(count, np.int64), rate=plain)
-        best = chosen
-        of_texts = Expected(limits, context_lens, least, texts, texts.cumsum(axis=1), nobody)
+        of_texts = Expected(limits, context_lens, least, texts, nobody)
+        nothing = best = Ahead(np.zeros(count, np.int64), rate=plain)
         if self.looks_up and texts[:, 0].any():
             best = self._best(of_texts)
         blocks = self._best(self._with_a_block(of_texts, self.forecast.scores(rows)))
         if blocks.rate > best.rate:
-            best = blocks
-        if best.rate > MARGIN * plain:
-            chosen = best
+            best = replace(blocks, runs_block=True)
+        chosen = best if best.rate > MARGIN * plain else nothing
         self.speedup = chosen.rate / plain
         if chosen.runs_block:
             self.probes.restart()
@@ -208,15 +159,11 @@ class AheadPlanner(LearningPlanner):
         """Where the text promises more, it is taken in the block's stead."""
         summary, rows = self.forecast.summary, len(scores) * (1 + self.max_draft)
         groups = (scores[:, None] < summary.least_score[:-1]).sum(axis=1)
-        gain = summary.gain[groups, 0]  # [R, K]
-        curves = gain.copy()
-        curves[:, 1:] -= gain[:, :-1]
-        is_text = (expected.gain[:, -1] > gain[:, -1])[:, None]
+        curves = np.diff(summary.gain[groups, 0], axis=1, prepend=0.0)
+        is_text = expected.curves.sum(axis=1) > curves.sum(axis=1)
         return expected._replace(
-            curves=np.where(is_text, expected.curves, curves),
-            gain=np.where(is_text, expected.gain, gain),
-            groups=np.where(is_text[:, 0], -1, groups),
-            runs_block=True,
+            curves=np.where(is_text[:, None], expected.curves, curves),
+            groups=np.where(is_text, -1, groups),
             block_seconds=self.costs.block(rows, float(expected.context_lens.sum())),
         )
 
@@ -226,50 +173,57 @@ class AheadPlanner(LearningPlanner):
 
     def _best_trimmed(self, expected: Expected) -> Ahead:
         """Where the device drops drafts: all that survive less than the best of T thresholds."""
-        limits, context_lens, least, curves, _, groups, *_ = expected
+        limits, _, least, curves, groups, _ = expected
         worth = np.minimum((curves > least[:, None]).sum(axis=1), limits)
         lengths = np.where(least > 0.0, worth, limits)
         within = np.arange(self.max_draft) < worth[:, None]
-        is_kept = (curves[:, None] >= THRESHOLDS[:, None]) & within[:, None]  # [R, T, K]
-        is_block, last, summary = groups >= 0, lengths - 1, self.forecast.summary
-        kept, gain = (  # [R, T]
-            np.where(is_block[:, None], of_blocks[groups, :, last], of_texts.sum(axis=2))
-            * (worth > 0)[:, None]
-            for of_blocks, of_texts in (
-                (summary.kept, is_kept),
-                (summary.gain, is_kept * curves[:, None]),
-            )
+        is_kept = (curves >= THRESHOLDS[:, None, None]) & within  # [T, R, K]
+        summary, last, has_drafts = self.forecast.summary, lengths - 1, worth > 0
+        of_blocks = (one[groups, :, last].T for one in (summary.kept, summary.gain))  # [T, R]
+        of_texts = is_kept.sum(axis=2), (is_kept * curves).sum(axis=2)
+        kept, gain = (
+            has_drafts * np.where(groups >= 0, block, text)
+            for block, text in zip(of_blocks, of_texts, strict=True)
         )
-        rates = self._rates(expected, kept.sum(axis=0), gain.sum(axis=0), context_lens @ kept)
-        return Ahead(lengths, expected.runs_block, rate=float(rates.max()))
+        return self._fastest(expected, np.broadcast_to(lengths, kept.shape), kept, gain)
 
     def _best_given(self, expected: Expected) -> Ahead:
         """Where drafts are verified as they are given: as many of each request, or those that
         survive a threshold."""
-        limits, context_lens, least, curves, gain, *_ = expected
+        limits, _, least, curves, *_ = expected
         is_worth = curves > np.maximum(least, LEAST_SURVIVAL)[:, None]
         survive = (is_worth & (curves >= THRESHOLDS[:, None, None])).sum(axis=2)  # [T, R]
         lengths = np.concatenate([np.minimum(one, limits) for one in (self._alike, survive)])
-        tokens = (gain[np.arange(len(limits)), lengths - 1] * (lengths > 0)).sum(axis=1)
+        gain = curves.cumsum(axis=1)[np.arange(len(limits)), lengths - 1] * (lengths > 0)
         first = lengths[:, :1]
         is_alike = (lengths == first).all(axis=1) & ((first == self._alike.T) | (first == 0)).any(1)
-        ragged = self._ragged_seconds * ~is_alike
-        rates = self._rates(expected, lengths.sum(axis=1), tokens, lengths @ context_lens, ragged)
-        best = int(rates.argmax())
-        return Ahead(lengths[best], expected.runs_block, rate=float(rates[best]))
+        return self._fastest(
+            expected, lengths, lengths * 1.0, gain, self._ragged_seconds * ~is_alike
+        )
 
-    def _rates(
+    def _fastest(
         self,
         expected: Expected,
-        drafts: Ints | Floats,
+        lengths: Ints,
+        kept: Floats,
         gain: Floats,
-        reading: Floats,
-        more: Floats | float = 0.0,
-    ) -> Floats:
-        """Tokens a second of N steps that verify so many drafts, of which so many are accepted."""
-        count, context = len(expected.limits), float(expected.context_lens.sum())
-        seconds = self.costs.decoding(count, count + drafts, context, reading)
-        return (count + gain) / (seconds + expected.block_seconds + more)
+        more_seconds: Floats | float = 0.0,
+    ) -> Ahead:
+        """Of N steps the one with the most tokens a second.
+
+        Args:
+            expected: of their requests.
+            lengths: places for drafts, [N, R].
+            kept: drafts that will be verified in the mean, [N, R].
+            gain: of those, how many are accepted in the mean, [N, R].
+            more_seconds: that these steps take, [N].
+        """
+        count, context_lens = len(expected.limits), expected.context_lens
+        rows, context = count + kept.sum(axis=1), float(context_lens.sum())
+        seconds = self.costs.decoding(count, rows, context, kept @ context_lens)
+        rates = (count + gain.sum(axis=1)) / (seconds + expected.block_seconds + more_seconds)
+        best = int(rates.argmax())
+        return Ahead(lengths[best], rate=float(rates[best]))
 
     def _probe(
         self, expected: Expected, chosen: Ahead, rest_seconds: float, is_close: bool
@@ -308,23 +262,20 @@ class AheadPlanner(LearningPlanner):
         if not self.is_started:
             return None  # lengths are fixed: nobody would go by it
         if outcomes is not None and len(step.ids):
-            self._learn(step, outcomes)
+            rows = self._rows(step.ids)
+            found: Floats = np.zeros((len(rows), self.max_draft))
+            if self.looks_up:
+                found = expect_texts(self.texts, rows, outcomes.matches, outcomes.text_lengths)
+            if outcomes.confidence[:, 0].any():
+                self._learn_blocks(rows, step, outcomes, found)
+            if self.looks_up:
+                self._learn_texts(rows, step, outcomes, found)
         self.costs.observe_batch(step.prompt_rows)
         if not step.target_seconds:
             return None
         drafting = self.costs.block(step.draft_rows, float(step.context_lens.sum()))
         seconds = step.target_seconds - drafting
         return self.costs.observe(replace(step, target_seconds=seconds, draft_rows=0))
-
-    def _learn(self, step: Step, outcomes: Outcomes) -> None:
-        rows = self._rows(step.ids)
-        found: Floats = np.zeros((len(rows), self.max_draft))
-        if self.looks_up:
-            found = expect_texts(self.texts, rows, outcomes.matches, outcomes.text_lengths)
-        if outcomes.confidence[:, 0].any():
-            self._learn_blocks(rows, step, outcomes, found)
-        if self.looks_up:
-            self._learn_texts(rows, step, outcomes, found)
 
     def _learn_blocks(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:
         """Of whom a block was made; `found`: survival of what the texts predicted, [R, K]."""
@@ -349,11 +300,8 @@ class AheadPlanner(LearningPlanner):
 
     def _is_better(self, confidence: Floats, verified: Ints, accepted: Ints) -> bool:
         """Whether probes lately fared better than all that was seen before would have it."""
-        rates = self.blocks.acceptance(confidence)
-        tried = np.arange(self.max_draft) < np.minimum(accepted + 1, verified)[:, None]  # [R, K]
-        expected, variance = (tried * rates).sum(), (tried * rates * (1.0 - rates)).sum()
         self._probed *= PROBE_MEMORY
-        self._probed += (accepted.sum(), expected, variance)
+        self._probed += self.blocks.compared(confidence, verified, accepted)
         came, expected, variance = self._probed
         return bool(came - expected > SURPRISE * np.sqrt(max(variance, 1.0)))
 
@@ -365,7 +313,7 @@ class AheadPlanner(LearningPlanner):
             self.typical_promise += TYPICAL_RATE * (survival - self.typical_promise)
         verified = np.where(source == TEXT, np.minimum(admitted, lengths), 0)
         self.texts.num_verified[rows] = verified
-        learn_texts(self.texts, rows, verified, Predicted(lengths, matches, known, came_true))
+        learn(self.texts, rows, verified, known, came_true)
         goes_on = (known > 0) & (came_true == known)
         self._has_ended[rows] = ~goes_on
         # A match that has gone on so far is one of so many tokens more. By then another step will
@@ -385,19 +333,3 @@ class AheadPlanner(LearningPlanner):
             return None
         rates = self.blocks.rates.copy(), self.texts.rates.copy()
         return Learned(self.costs.records.copy(), *rates)
-
-
-def seen_with_a_block(curves: Floats, found: Floats, promised: Floats) -> Floats:
-    """Survival of the drafts that a block's step has brought, [R, K].
-
-    They are the text's where these are better. Where that was not to be foreseen, it is part of
-    what a block's step brings.
-
-    Args:
-        curves: of the blocks, [R, K].
-        found: of what the texts predicted, [R, K].
-        promised: of what they were expected to, [R, K].
-    """
-    block = curves.sum(axis=1)
-    is_surprise = (found.sum(axis=1) > block) & (block >= promised.sum(axis=1))
-    return np.where(is_surprise[:, None], found, curves)

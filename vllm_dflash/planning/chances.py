@@ -15,7 +15,6 @@ import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.step import Predicted
 
 CONFIDENCE_KNOTS = np.array([0.0, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 1.0])
 PRIOR_TOKENS = 4.0
@@ -83,6 +82,14 @@ class Chances(NamedTuple):
         """Of drafts of such confidence, given those before them, [D, w] each."""
         columns = zip(self.rates, confidence.T, strict=False)
         return np.stack([np.interp(sure, CONFIDENCE_KNOTS, rates) for rates, sure in columns], 1)
+
+    def compared(self, confidence: Floats, verified: Ints, accepted: Ints) -> Floats:
+        """Drafts of R requests that were accepted, that were expected to be, and the variance of
+        that, [3]; confidence: [R, K]."""
+        rates, places = self.acceptance(confidence), np.arange(confidence.shape[1])
+        tried = places < np.minimum(accepted + 1, verified)[:, None]  # [R, K]
+        variance = (tried * rates * (1.0 - rates)).sum()
+        return np.array([accepted.sum(), (tried * rates).sum(), variance])
 
     def keep(self, tokens: float) -> None:
         """Let all observations count for no more than so many."""
@@ -215,11 +222,6 @@ def learn_blocks(chances: Chances, rows: Ints, verified: Ints, accepted: Ints) -
     """
     is_own = verified <= chances.num_verified[rows]
     learn(chances, rows, verified, verified * is_own, accepted)
-
-
-def learn_texts(chances: Chances, rows: Ints, verified: Ints, predicted: Predicted) -> None:
-    """What has become of what the texts of R requests predicted, by the new look-up."""
-    learn(chances, rows, verified, predicted.known, predicted.came_true)
 
 
 def expect_texts(chances: Chances, rows: Ints, matches: Ints, lengths: Ints) -> Floats:

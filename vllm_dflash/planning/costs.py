@@ -7,21 +7,23 @@ storing context are a curve each.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
+from vllm_dflash.planning.curves import (
+    CURVE,
+    LARGEST_SURPRISE,
+    Curve,
+    Record,
+    correct_curve,
+    seconds_at,
+)
 from vllm_dflash.planning.step import Step, StepEstimate, Work
 
 CURVE_RATE, LEVEL_RATE = 0.05, 0.15
-LARGEST_SURPRISE = 0.3
-"""A measured time counts as at most this much, relatively, off its prediction: a step that was
-interrupted, or met a batch size whose kernel had to be built, says nothing about the next."""
-FAR_SHARE = 0.15
-"""Part of a correction that reaches points far from the measured one: a machine that gets slower
-gets slower everywhere."""
 MIN_PROMPT_SHARE, LEAST_SHARE = 0.01, 0.1
 PROMPT_RATE = 1 / 32
 """Weight of the newest step in how often, and how many, prompt rows share a step."""
@@ -29,11 +31,7 @@ FAR_CONTEXT = 8192
 """Tokens of context of a request from which on attention explains most of a surprising time."""
 ATTENTION_RATE = 0.15
 
-MOST_POINTS, MOST_OCTAVES = 64, 24
-CURVE = np.dtype(
-    [("num_points", "i8"), ("counts", "f8", (MOST_POINTS,)), ("seconds", "f8", (MOST_POINTS,))]
-)
-"""Counts, ascending, and their seconds, non-decreasing."""
+MOST_OCTAVES = 24
 LEVEL = np.dtype(
     [("num_points", "i8"), ("seconds", "f8", (MOST_OCTAVES,)), ("seen", "f8", (MOST_OCTAVES,))]
 )
@@ -51,9 +49,6 @@ COSTS = np.dtype(
     ]
 )
 """All that is known; see `StepCosts`."""
-Record = Any
-"""An entry of such an array: one argument for all that is known, since each one costs a compiled
-function as much as some dozen points of a curve. Changes reach the array."""
 
 
 class Attention(NamedTuple):
@@ -68,42 +63,6 @@ class Attention(NamedTuple):
 
 
 NO_ATTENTION = Attention()
-
-
-@compiled
-def seconds_at(curve: Record, count: float) -> float:
-    """Between two points linear; beyond the last one the last slope goes on."""
-    counts, seconds = curve.counts, curve.seconds
-    if count <= counts[0]:
-        return seconds[0]
-    lower, upper = 0, curve.num_points - 1
-    while upper - lower > 1:
-        middle = (lower + upper) // 2
-        if counts[middle] <= count:
-            lower = middle
-        else:
-            upper = middle
-    slope = (seconds[upper] - seconds[lower]) / (counts[upper] - counts[lower])
-    return seconds[lower] + (count - counts[lower]) * slope
-
-
-@compiled
-def correct_curve(curve: Record, count: float, seconds: float, rate: float) -> None:
-    """Move the curve towards a measurement, most near its count."""
-    predicted = seconds_at(curve, count)
-    if predicted <= 0.0:
-        return
-    surprise = min(max(seconds / predicted - 1.0, -LARGEST_SURPRISE), LARGEST_SURPRISE)
-    octave = np.log2(max(count, 0.5))
-    nearest = np.inf
-    for point in range(curve.num_points):
-        nearest = min(nearest, abs(np.log2(max(curve.counts[point], 0.5)) - octave))
-    least = 0.0
-    for point in range(curve.num_points):
-        octaves = abs(np.log2(max(curve.counts[point], 0.5)) - octave)
-        share = max(FAR_SHARE, 1.0 - (octaves - nearest))
-        least = max(least, curve.seconds[point] * (1.0 + rate * share * surprise))
-        curve.seconds[point] = least
 
 
 @compiled
@@ -210,12 +169,9 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
     far = (context / (count * FAR_CONTEXT)) ** 2
     draft_far = (reading / (count * FAR_CONTEXT)) ** 2
     parts = 1.0 + far + draft_far
-    if context:
-        change = ATTENTION_RATE * surprise * far / parts / context
-        attention[0] = max(attention[0] + change, 0.0)
-    if reading:
-        change = ATTENTION_RATE * surprise * draft_far / parts / reading
-        attention[1] = max(attention[1] + change, 0.0)
+    change = ATTENTION_RATE * surprise / parts  # where nothing is read, nothing is far
+    attention[0] = max(attention[0] + change * far / max(context, 1.0), 0.0)
+    attention[1] = max(attention[1] + change * draft_far / max(reading, 1.0), 0.0)
     surprise /= parts
     # Until undrafted steps were seen, what surprises is taken to be in those as well.
     is_plain_known = costs.plain_level.seen[round(np.log2(count))] > 0
@@ -231,9 +187,8 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
         bound = LARGEST_SURPRISE * drafting
         surprise = min(max(work.draft_seconds - drafting, -bound), bound)
         far = (work.block_context / (count * FAR_CONTEXT)) ** 2
-        if work.block_context:
-            change = ATTENTION_RATE * surprise * far / (1.0 + far) / work.block_context
-            attention[2] = max(attention[2] + change, 0.0)
+        change = ATTENTION_RATE * surprise * far / (1.0 + far)
+        attention[2] = max(attention[2] + change / max(work.block_context, 1.0), 0.0)
         correct_curve(costs.draft, work.draft_rows, curve + surprise / (1.0 + far), LEVEL_RATE)
     if work.context_rows:
         correct_curve(costs.context, work.context_rows, work.context_seconds, LEVEL_RATE)
@@ -245,53 +200,22 @@ def num_octaves(max_requests: int) -> int:
     return int(np.ceil(np.log2(max(max_requests, 2)))) + 1
 
 
-class Curve:
-    """Seconds against a count: piecewise linear, non-decreasing, corrected where it is used."""
-
-    def __init__(self, counts: Ints | Floats, seconds: Floats) -> None:
-        """Start from measured points; counts ascending, at least two."""
-        self.records = np.zeros(1, CURVE)
-        self.records["num_points"] = len(counts)
-        self.counts[:] = counts
-        self.seconds[:] = np.maximum.accumulate(seconds)
-
-    @classmethod
-    def of(cls, records: Records) -> Curve:
-        """The curve in an array of one."""
-        curve = cls.__new__(cls)
-        curve.records = records
-        return curve
-
-    @property
-    def counts(self) -> Floats:
-        """[P]."""
-        return self.records["counts"][0, : self.records["num_points"][0]]
-
-    @property
-    def seconds(self) -> Floats:
-        """[P]."""
-        return self.records["seconds"][0, : self.records["num_points"][0]]
-
-    def at(self, counts: Ints | Floats | float) -> Floats:
-        """Seconds for each count; beyond the last point the last slope goes on."""
-        known, seconds = self.counts, self.seconds
-        wanted = np.maximum(counts, known[0])
-        lower = np.minimum(np.searchsorted(known, wanted, side="right"), len(known) - 1) - 1
-        slopes = (seconds[lower + 1] - seconds[lower]) / (known[lower + 1] - known[lower])
-        return seconds[lower] + (wanted - known[lower]) * slopes
-
-
 class StepCosts:
     """Seconds of a step in three parts: everything around the target, draft, context."""
 
-    def __init__(
-        self,
+    def __init__(self, records: Records) -> None:
+        """Those in an array of one."""
+        self.records = records
+
+    @classmethod
+    def of(
+        cls,
         verify: Curve,
         draft: Curve,
         context: Curve,
         max_requests: int,
         attention: Attention = NO_ATTENTION,
-    ) -> None:
+    ) -> StepCosts:
         """Start from profiled curves.
 
         Args:
@@ -301,35 +225,29 @@ class StepCosts:
             max_requests: the largest batch.
             attention: what tokens of context add.
         """
-        self.records = np.zeros(1, COSTS)
+        records = np.zeros(1, COSTS)
         for name, curve in (("verify", verify), ("draft", draft), ("context", context)):
-            self.records[name] = curve.records
+            records[name] = curve.records
         # What the profile did not see depends on the number of requests; verifying adds to it.
         for name in ("plain_level", "verify_level"):
-            self.records[name]["num_points"] = num_octaves(max_requests)
-        self.records["attention"] = attention
-
-    @classmethod
-    def of(cls, records: Records) -> StepCosts:
-        """Those in an array of one."""
-        costs = cls.__new__(cls)
-        costs.records = records
-        return costs
+            records[name]["num_points"] = num_octaves(max_requests)
+        records["attention"] = attention
+        return cls(records)
 
     @property
     def verify(self) -> Curve:
         """Target's forward against rows."""
-        return Curve.of(self.records["verify"])
+        return Curve(self.records["verify"])
 
     @property
     def draft(self) -> Curve:
         """Drafter's block forward against rows."""
-        return Curve.of(self.records["draft"])
+        return Curve(self.records["draft"])
 
     @property
     def context(self) -> Curve:
         """Storing context against rows."""
-        return Curve.of(self.records["context"])
+        return Curve(self.records["context"])
 
     @property
     def attention(self) -> Attention:
@@ -343,14 +261,7 @@ class StepCosts:
         context: float = 0.0,
         reading: Floats | float = 0.0,
     ) -> Floats:
-        """Seconds that decoding will take of the next step, [N].
-
-        Args:
-            num_requests: R.
-            rows: of the target: one for each request, and the drafts to verify, [N].
-            context: tokens of context of all requests.
-            reading: tokens of context before each draft, summed up, [N].
-        """
+        """Seconds that decoding will take of the next step, [N]; see `decoding_seconds`."""
         rows = np.asarray(rows, np.float64)
         read = np.zeros(len(rows)) + reading
         return decoding_seconds(self.records, num_requests, float(context), rows, read)

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
-from vllm_dflash.planning.costs import COSTS, MOST_POINTS, Curve, StepCosts, num_octaves
+from vllm_dflash.planning.costs import COSTS, StepCosts, num_octaves
+from vllm_dflash.planning.curves import MOST_POINTS, Curve
 
 LARGEST = 1e15
 """No number comes near it."""
@@ -97,13 +98,13 @@ def _costs(written: Any, max_requests: int) -> StepCosts:
     records = np.zeros(1, COSTS)
     _fill(records, written)
     for name in ("verify", "draft", "context"):
-        curve = Curve.of(records[name])
+        curve = Curve(records[name])
         _check(
             name, (records[name]["num_points"] >= 2) & (records[name]["num_points"] <= MOST_POINTS)
         )
         _check(name, (curve.counts[0] >= 0) & (np.diff(curve.counts) > 0))
         _check(name, (curve.seconds[0] >= 0) & (np.diff(curve.seconds) >= 0))
-    _check("verify", Curve.of(records["verify"]).seconds[0] > 0)
+    _check("verify", Curve(records["verify"]).seconds[0] > 0)
     for name in ("plain_level", "verify_level"):
         level = records[name]
         _check(name, level["num_points"] == num_octaves(max_requests))
@@ -111,4 +112,4 @@ def _costs(written: Any, max_requests: int) -> StepCosts:
     _check("attention", records["attention"] >= 0)
     _check("prompts", (records["prompt_share"] >= 0) & (records["prompt_share"] <= 1))
     _check("prompts", records["prompt_rows"] >= 0)
-    return StepCosts.of(records)
+    return StepCosts(records)

@@ -120,3 +120,19 @@ class Forecast:
         least[:-1] = (scores[inner - 1] + scores[inner]) / 2
         mean = float(curves[:, 0].mean())
         self.summary, self._unread = Summary(least, kept, gain, mean, count), 0
+
+
+def seen_with_a_block(curves: Floats, found: Floats, promised: Floats) -> Floats:
+    """Survival of the drafts that a block's step has brought, [R, K].
+
+    They are the text's where these are better. Where that was not to be foreseen, it is part of
+    what a block's step brings.
+
+    Args:
+        curves: of the blocks, [R, K].
+        found: of what the texts predicted, [R, K].
+        promised: of what they were expected to, [R, K].
+    """
+    block = curves.sum(axis=1)
+    is_surprise = (found.sum(axis=1) > block) & (block >= promised.sum(axis=1))
+    return np.where(is_surprise[:, None], found, curves)

@@ -23,8 +23,8 @@ from vllm_dflash.planning.chances import (
     Chances,
     expect,
     expect_texts,
+    learn,
     learn_blocks,
-    learn_texts,
 )
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.estimates import Estimates
@@ -172,7 +172,7 @@ class Planner(LearningPlanner):
         predicted = step.predicted
         if predicted is None:
             return self._text_curves[:0]
-        learn_texts(self.texts, rows, step.verified, predicted)
+        learn(self.texts, rows, step.verified, predicted.known, predicted.came_true)
         if not predicted.lengths.any():
             return self._text_curves[:0]
         return expect_texts(self.texts, rows, predicted.matches, predicted.lengths)

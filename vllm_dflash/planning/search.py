@@ -13,7 +13,8 @@ import numpy as np
 
 from vllm_dflash.planning import Bools, Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.costs import Record, block_seconds, decoding_seconds, seconds_at
+from vllm_dflash.planning.costs import block_seconds, decoding_seconds
+from vllm_dflash.planning.curves import Record, seconds_at
 from vllm_dflash.planning.forecast import THRESHOLDS, Summary
 
 CATCH_UP_STEPS = 64

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vllm_dflash.planning import Bools, Ints
+from vllm_dflash.planning import Bools, Floats, Ints, Records
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,49 @@ class Predicted(NamedTuple):
     """Of the tokens that were predicted last: how many there is a true one for by now, [R]."""
     came_true: Ints
     """Of those: how many first ones were right, [R]."""
+
+
+NOBODY, BLOCK, TEXT = 0, 1, 2
+"""Whose a request's drafts are; placeholders of vLLM's are nobody's."""
+
+
+class Outcomes(NamedTuple):
+    """What became of the drafts of R requests, as the device saw it."""
+
+    source: Ints
+    """Whose they were, [R]."""
+    admitted: Ints
+    """Drafts that were verified, [R]."""
+    matches: Ints
+    """Tokens that stood before, of the last look-up, [R]."""
+    text_lengths: Ints
+    """Tokens that it predicted, [R]."""
+    known: Ints
+    """Of those: how many there is a true one for, [R]."""
+    came_true: Ints
+    """Of those: how many first ones were right, [R]."""
+    confidence: Floats
+    """The drafter's, in its last block; 0: there was none, or a draft was not finite, [R, K]."""
+
+    @staticmethod
+    def of(table: Floats) -> Outcomes:
+        """The device's table, [R, 6 + K]."""
+        return Outcomes._make([*table[:, :6].astype(np.int64).T, table[:, 6:].astype(np.float64)])
+
+    def of_rows(self, rows: Sequence[int]) -> Outcomes:
+        """Of some requests."""
+        return Outcomes._make(one[rows] for one in self)
+
+
+class Learned(NamedTuple):
+    """What workers are told now and then, copies."""
+
+    costs: Records
+    """Of `StepCosts`, [1]."""
+    block_rates: Floats
+    """Acceptance by position and confidence, [K, knots]; see `Chances`."""
+    text_rates: Floats
+    """The same of free drafts, [K, knots]."""
 
 
 class Work(NamedTuple):
@@ -217,7 +260,7 @@ class Step:
             setattr(self, name, getattr(self, name) + time.perf_counter() - started)
 
 
-NOBODY: Ints = np.zeros(0, dtype=np.int64)
+NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 
 
 class RequestRows:
@@ -226,7 +269,7 @@ class RequestRows:
     def __init__(self, num_rows: int) -> None:
         self._row_of: dict[str, int] = {}
         self._free = list(range(num_rows))
-        self._last: tuple[Sequence[str], Ints] = ((), NOBODY)
+        self._last: tuple[Sequence[str], Ints] = ((), NO_ROWS)
 
     def of(self, ids: Sequence[str]) -> tuple[Ints, Ints]:
         """Rows of the requests in the batch, [R], and which of those rows are new requests'.
@@ -235,7 +278,7 @@ class RequestRows:
         """
         last_ids, last_rows = self._last
         if ids == last_ids:
-            return last_rows, NOBODY
+            return last_rows, NO_ROWS
         row_of = self._row_of
         unknown = [name for name in ids if name not in row_of]
         if len(unknown) > len(self._free):

@@ -18,7 +18,7 @@ import numpy as np
 
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.step import NOBODY, Predicted, RequestRows
+from vllm_dflash.planning.step import NO_ROWS, Predicted, RequestRows
 
 SHORTEST, LONGEST = 2, 32
 """Tokens of a match. A longer one is no surer."""
@@ -246,7 +246,7 @@ class SuffixMatches:
         )
         self._recent = RecentOutputs.empty(CAPACITY if shares_outputs else 0)
         self._ids: Sequence[str] = ()
-        self._rows = self._places = self._ends = NOBODY
+        self._rows = self._places = self._ends = NO_ROWS
 
     def look_up(
         self,

@@ -22,10 +22,10 @@ from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.v2.exchange import FACTS, Directions, WorkerFacts, directions_of
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
-from vllm_dflash.planning.ahead import TEXT, Ahead, AheadPlanner, Outcomes
+from vllm_dflash.planning.ahead import Ahead, AheadPlanner
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
 from vllm_dflash.planning.estimates import Estimates
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import TEXT, Outcomes, Step
 
 KINDS = [DFlashAsyncScheduler, DFlashDeviceScheduler]
 

@@ -12,9 +12,11 @@ from support.outcomes import BLOCK, NOBODY, TEXT, outcomes_of
 from support.planner_world import names, step_of, straight, straight_costs
 from support.told_planner import ToldForecast, ToldProbes
 from vllm_dflash.planning import ahead as module
-from vllm_dflash.planning.ahead import AheadPlanner, Outcomes, seen_with_a_block
+from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.costs import Attention, StepCosts
+from vllm_dflash.planning.forecast import seen_with_a_block
 from vllm_dflash.planning.planner import MARGIN
+from vllm_dflash.planning.step import Outcomes
 
 TRIMMED: dict[str, Any] = {"trims": True}
 ALIKE: dict[str, Any] = {"ragged_seconds": 1.0}
@@ -257,7 +259,7 @@ def test_costs_learn_what_a_step_took_without_the_block_in_it(
 
 
 def test_a_probe_that_has_paid_for_itself_is_refunded() -> None:
-    planner = by_hand(*[0.01] * 3, costs=StepCosts(straight(10, 1), *(straight(1, 0),) * 2, 8))
+    planner = by_hand(*[0.01] * 3, costs=StepCosts.of(straight(10, 1), *(straight(1, 0),) * 2, 8))
     probes = planner.probes
     assert isinstance(probes, ToldProbes)
     probes.due = True

@@ -5,7 +5,7 @@ import pytest
 
 from support.levels import Level, correct, estimate_of
 from support.planner_world import VERIFY_MS, curve, profiled_costs
-from vllm_dflash.planning.costs import LARGEST_SURPRISE
+from vllm_dflash.planning.curves import LARGEST_SURPRISE
 from vllm_dflash.planning.step import Step
 
 

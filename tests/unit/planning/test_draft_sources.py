@@ -19,7 +19,8 @@ from support.planner_world import (
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning import Floats
-from vllm_dflash.planning.chances import AGREEMENT, TRUST, Chances, expect_texts, learn_texts
+from vllm_dflash.planning.chances import AGREEMENT, TRUST, Chances, expect_texts
+from vllm_dflash.planning.chances import learn as learn_from
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.search import Batch, Drafts, best_step, choose_lengths
@@ -54,7 +55,7 @@ def learn(free: Chances, times: int, came_true: int, verified: int = 0) -> None:
         free.num_verified[rows] = verified
         known = min(came_true + 1, 4) if verified else 1
         told = predicted([4], known=known, came_true=min(came_true, known))
-        learn_texts(free, rows, np.array([verified]), told)
+        learn_from(free, rows, np.array([verified]), told.known, told.came_true)
         expect_texts(free, rows, told.matches, told.lengths)
 
 
@@ -117,7 +118,7 @@ def chosen(
         np.zeros(1, np.int64),
         *(1.0, row_worth, 0, is_probe),
     )
-    free = StepCosts(straight(10, 0), straight(0, 0), straight(0, 0), 1).records
+    free = StepCosts.of(straight(10, 0), straight(0, 0), straight(0, 0), 1).records
     blocks, texts = choose_lengths(free, drafts)
     return int(blocks[0]), int(texts[0])
 

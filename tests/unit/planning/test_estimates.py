@@ -224,7 +224,7 @@ def test_an_engine_that_has_become_slower_learns_that() -> None:
 def test_levels_are_of_the_batch() -> None:
     """As many points as `num_octaves` says, for which the file is read."""
     for requests in (1, 2, 3, 256):
-        known = Planner(3, requests, StepCosts(*(curve({1: 1.0, 2: 2.0}),) * 3, requests))
+        known = Planner(3, requests, StepCosts.of(*(curve({1: 1.0, 2: 2.0}),) * 3, requests))
         read = read_again(known.estimates(), 3, requests)
         points = num_octaves(requests)
         assert read.costs.records["plain_level"]["num_points"] == points

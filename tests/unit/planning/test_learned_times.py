@@ -5,7 +5,8 @@ import pytest
 
 from support.levels import Level, correct, estimate_of
 from support.planner_world import curve, straight_costs
-from vllm_dflash.planning.costs import Curve, StepCosts
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.step import Step
 
 

@@ -118,7 +118,7 @@ def test_at_short_contexts_a_surprise_is_not_attentions() -> None:
 
 
 def test_a_block_over_long_contexts_is_learned_too() -> None:
-    costs = StepCosts(straight(10, 1), straight(1, 0), straight(0, 0), 8)
+    costs = StepCosts.of(straight(10, 1), straight(1, 0), straight(0, 0), 8)
     for _ in range(400):
         for length in (200, 20_000):
             step = timed([length], 0, 11.0)

@@ -13,7 +13,8 @@ from vllm_dflash import __version__
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.reporting.figures import Increases
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.planning.costs import Curve, StepCosts
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.curves import Curve
 
 ENOUGH_VERIFICATIONS = 256
 LEAST_ACCEPTED = 0.01
