@@ -118,8 +118,6 @@ class AheadPlanner(LearningPlanner):
         super()._forget(rows)
         self.promises[rows], self._has_ended[rows] = self.typical_promise, True
 
-    # --- before a step ----------------------------------------------------------------------
-
     def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints | None = None) -> Ahead:
         """What to draft in a step of R requests.
 
@@ -132,8 +130,7 @@ class AheadPlanner(LearningPlanner):
         if not self.is_started or not len(ids):
             return Ahead(limits, runs_block=True)
         count, context = len(ids), float(context_lens.sum())
-        rest_seconds = self.costs.plain(count, context)
-        plain = count / rest_seconds
+        plain = count / self.costs.plain(count, context)
         # What reading a context for one more draft is worth at the rate of plain decoding.
         least = plain * self.costs.attention.draft * context_lens
         least[least <= LEAST_READING] = 0.0
@@ -153,7 +150,7 @@ class AheadPlanner(LearningPlanner):
             self._probe_charge = 0.0
             return chosen
         is_close = blocks.rate > CLOSE * chosen.rate
-        return self._probe(of_texts, chosen, rest_seconds, is_close) or chosen
+        return self._probe(of_texts, chosen, is_close) or chosen
 
     def _with_a_block(self, expected: Expected, scores: Floats) -> Expected:
         """Where the text promises more, it is taken in the block's stead."""
@@ -179,13 +176,11 @@ class AheadPlanner(LearningPlanner):
         within = np.arange(self.max_draft) < worth[:, None]
         is_kept = (curves >= THRESHOLDS[:, None, None]) & within  # [T, R, K]
         summary, last, has_drafts = self.forecast.summary, lengths - 1, worth > 0
-        of_blocks = (one[groups, :, last].T for one in (summary.kept, summary.gain))  # [T, R]
-        of_texts = is_kept.sum(axis=2), (is_kept * curves).sum(axis=2)
-        kept, gain = (
-            has_drafts * np.where(groups >= 0, block, text)
-            for block, text in zip(of_blocks, of_texts, strict=True)
-        )
-        return self._fastest(expected, np.broadcast_to(lengths, kept.shape), kept, gain)
+        is_block = groups >= 0
+        kept = np.where(is_block, summary.kept[groups, :, last].T, is_kept.sum(axis=2))
+        gain = np.where(is_block, summary.gain[groups, :, last].T, (is_kept * curves).sum(axis=2))
+        alike = np.broadcast_to(lengths, kept.shape)
+        return self._fastest(expected, alike, has_drafts * kept, has_drafts * gain)
 
     def _best_given(self, expected: Expected) -> Ahead:
         """Where drafts are verified as they are given: as many of each request, or those that
@@ -225,14 +220,12 @@ class AheadPlanner(LearningPlanner):
         best = int(rates.argmax())
         return Ahead(lengths[best], rate=float(rates[best]))
 
-    def _probe(
-        self, expected: Expected, chosen: Ahead, rest_seconds: float, is_close: bool
-    ) -> Ahead | None:
+    def _probe(self, expected: Expected, chosen: Ahead, is_close: bool) -> Ahead | None:
         """Now and then a block although it does not pay, to notice when it does."""
         limits, context = expected.limits, float(expected.context_lens.sum())
         count, length = len(limits), min(PROBE_LENGTH, self.max_draft)
         tried = min(count, 1 + count // PROBE_SHARE)
-        lengths, least = np.maximum(limits, chosen.lengths), length * tried
+        lengths, least = limits, length * tried
         if not self.trims:
             lengths, least = chosen.lengths.copy(), 0
             if self._ragged_seconds:
@@ -246,11 +239,9 @@ class AheadPlanner(LearningPlanner):
         plain, verifying = self.costs.decoding(count, rows, context).tolist()
         drafting = self.costs.block(count * (1 + self.max_draft), context)
         self._probe_charge = drafting + verifying - plain
-        if not self.probes.is_due(rest_seconds, self._probe_charge, is_close=is_close):
+        if not self.probes.is_due(plain, self._probe_charge, is_close=is_close):
             return None
         return replace(chosen, lengths=lengths, runs_block=True, least=least)
-
-    # --- when its outcome is there --------------------------------------------------------------
 
     def observe(self, step: Step, outcomes: Outcomes | None) -> StepEstimate | None:
         """Learn from a step: what became of the drafts it verified, and what it took.
@@ -283,27 +274,23 @@ class AheadPlanner(LearningPlanner):
         of_those = rows[made]
         verified = np.where(outcomes.source == BLOCK, outcomes.admitted, 0)
         accepted = np.where(verified > 0, step.produced - 1, 0)
-        if self._probe_charge and self._is_better(outcomes.confidence, verified, accepted):
-            self.blocks.keep(OLD_TOKENS)
-            self.forecast.restart()
+        if self._probe_charge:
+            self._probed *= PROBE_MEMORY
+            self._probed += self.blocks.compared(outcomes.confidence, verified, accepted)
+            came, expected, variance = self._probed
+            if came - expected > SURPRISE * np.sqrt(max(variance, 1.0)):
+                self.blocks.keep(OLD_TOKENS)
+                self.forecast.restart()
         whole = np.full(len(made), self.max_draft)
         curves = expect(self.blocks, of_those, outcomes.confidence[made], whole)
-        self.forecast.observe(
-            of_those, curves, seen_with_a_block(curves, found[made], self.promises[of_those])
-        )
+        samples = seen_with_a_block(curves, found[made], self.promises[of_those])
+        self.forecast.observe(of_those, curves, samples)
         self.blocks.num_verified[rows] = verified
         learn_blocks(self.blocks, rows, verified, accepted)
         if self._probe_charge:
             # A probe that has paid for itself can be repeated at once.
             worth = int(accepted.sum()) * self.costs.plain(len(rows)) / len(rows)
             self.probes.refund(min(worth, self._probe_charge))
-
-    def _is_better(self, confidence: Floats, verified: Ints, accepted: Ints) -> bool:
-        """Whether probes lately fared better than all that was seen before would have it."""
-        self._probed *= PROBE_MEMORY
-        self._probed += self.blocks.compared(confidence, verified, accepted)
-        came, expected, variance = self._probed
-        return bool(came - expected > SURPRISE * np.sqrt(max(variance, 1.0)))
 
     def _learn_texts(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:
         """What has become of what the texts predicted, and what they will predict two steps from
@@ -324,8 +311,6 @@ class AheadPlanner(LearningPlanner):
         last = going[np.arange(len(rows)), lengths - 1] * (lengths > 0)
         typical = self.typical_promise
         self.promises[rows] = typical + last[:, None] * (going - typical)
-
-    # --- what others are told -------------------------------------------------------------------
 
     def learned(self) -> Learned | None:
         """Copies of what the device and its budget go by; None before it is started."""
