@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -49,9 +50,19 @@ class Seam:
 Seams = tuple[Seam, ...]
 
 
-def _members(owner: str, **parameters: str | None) -> Seams:
-    """Seams of one module (`package.module:`) or class (`package.module:Class.`)."""
-    return tuple(Seam(owner + name, theirs) for name, theirs in parameters.items())
+def _listed(text: str) -> Seams:
+    """From a line for each: `module:name(parameters) versions`, without parentheses for what is
+    not called. A line that ends in `module:` or `module:Class.` is how those below it begin."""
+    owner, seams = "", []
+    for line in re.sub(r"\n {8}", " ", text).splitlines():  # which go on
+        if line.endswith((":", ".")):
+            owner = line
+            continue
+        name, parenthesis, rest = line.strip().partition("(")
+        parameters, _, versions = rest.partition(")")
+        path = name if ":" in name else owner + name
+        seams.append(Seam(path, parameters if parenthesis else None, versions.strip()))
+    return tuple(seams)
 
 
 def check_version(version: str) -> None:
@@ -92,9 +103,8 @@ def check_seams(seams: Seams) -> None:
         if not seam.accepts(found):
             expected = seam.parameters.split()
             raise UnsupportedVllmError(
-                f"vllm-dflash relies on {seam.path}({', '.join(expected)}), but this vLLM"
-                f" has {attribute.rpartition('.')[2]}({', '.join(found)})."
-                f" {SWITCH_OFF}."
+                f"vllm-dflash relies on {seam.path}({', '.join(expected)}), but this vLLM has"
+                f" {attribute.rpartition('.')[2]}({', '.join(found)}). {SWITCH_OFF}."
             )
 
 
@@ -106,243 +116,180 @@ def check_vllm(seams: Seams) -> None:
     check_seams(seams)
 
 
-FRONT_END = (
-    Seam(
-        "vllm.engine.arg_utils:EngineArgs.create_speculative_config",
-        "self target_model_config target_parallel_config",
-    ),
-    Seam(
-        "vllm.model_executor.models.registry:ModelRegistry.register_model", "model_arch model_cls"
-    ),
-    *_members(
-        "vllm.v1.metrics.loggers:AggregateStatLoggerBase.",
-        __init__="self vllm_config engine_indexes",
-        record="self scheduler_stats iteration_stats mm_cache_stats engine_idx",
-    ),
-    Seam("vllm.v1.metrics.loggers:PrometheusStatLogger._counter_cls"),
-    Seam("vllm.v1.metrics.loggers:StatLoggerBase.log_engine_initialized", "self"),
-    Seam(
-        "vllm.v1.metrics.loggers:StatLoggerManager.__init__",
-        "self vllm_config engine_idxs custom_stat_loggers enable_default_loggers "
-        "aggregate_engine_logging client_count",
-    ),
-    Seam("vllm.v1.metrics.utils:create_metric_per_engine", "metric per_engine_labelvalues"),
-)
+FRONT_END = _listed("""\
+vllm.engine.arg_utils:EngineArgs.
+    create_speculative_config(self target_model_config target_parallel_config)
+vllm.model_executor.models.registry:ModelRegistry.register_model(model_arch model_cls)
+vllm.v1.metrics.loggers:
+    AggregateStatLoggerBase.__init__(self vllm_config engine_indexes)
+    AggregateStatLoggerBase.record(self scheduler_stats iteration_stats mm_cache_stats engine_idx)
+    PrometheusStatLogger._counter_cls
+    StatLoggerBase.log_engine_initialized(self)
+    StatLoggerManager.__init__(self vllm_config engine_idxs custom_stat_loggers
+        enable_default_loggers aggregate_engine_logging client_count)
+vllm.v1.metrics.utils:create_metric_per_engine(metric per_engine_labelvalues)
+""")
 """Used in the process that builds the engine's config."""
 
-ENGINE = (
-    *_members(
-        "vllm.v1.core.sched.scheduler:Scheduler.",
-        __init__="self vllm_config kv_cache_config structured_output_manager block_size "
-        "hash_block_size mm_registry include_finished_set log_stats",
-        _update_after_schedule="self scheduler_output",
-        add_request="self request",
-        make_spec_decoding_stats="self spec_decoding_stats num_draft_tokens num_accepted_tokens "
-        "num_invalid_spec_tokens request_id",
-        shutdown="self",
-        update_draft_token_ids="self draft_token_ids",
-        update_from_output="self scheduler_output model_runner_output",
-    ),
-    *_members(
-        "vllm.v1.core.sched.async_scheduler:AsyncScheduler.",
-        __init__="self args kwargs",
-        _update_after_schedule="self scheduler_output",
-    ),
-    Seam("vllm.v1.engine:EngineCoreOutputs.scheduler_stats"),
-    Seam("vllm.v1.executor.multiproc_executor:MultiprocExecutor.take_draft_token_ids", "self"),
-    Seam("vllm.v1.metrics.stats:SchedulerStats.__dataclass_fields__.running_lora_adapters"),
-)
+ENGINE = _listed("""\
+vllm.v1.core.sched.scheduler:Scheduler.
+    __init__(self vllm_config kv_cache_config structured_output_manager block_size hash_block_size
+        mm_registry include_finished_set log_stats)
+    _update_after_schedule(self scheduler_output)
+    add_request(self request)
+    make_spec_decoding_stats(self spec_decoding_stats num_draft_tokens num_accepted_tokens
+        num_invalid_spec_tokens request_id)
+    shutdown(self)
+    update_draft_token_ids(self draft_token_ids)
+    update_from_output(self scheduler_output model_runner_output)
+vllm.v1.core.sched.async_scheduler:AsyncScheduler.
+    __init__(self args kwargs)
+    _update_after_schedule(self scheduler_output)
+vllm.v1.engine:EngineCoreOutputs.scheduler_stats
+vllm.v1.executor.multiproc_executor:MultiprocExecutor.take_draft_token_ids(self)
+vllm.v1.metrics.stats:SchedulerStats.__dataclass_fields__.running_lora_adapters
+""")
 """Used in the engine's process."""
 
-BOTH_WORKERS = (
-    *_members(
-        "vllm.v1.worker.gpu_worker:Worker.",
-        compile_or_warm_up_model="self",
-        execute_model="self scheduler_output",
-        init_device="self",
-        sample_tokens="self grammar_output",
-        shutdown="self",
-        take_draft_token_ids="self",
-    ),
-    Seam(
-        "vllm.model_executor.layers.attention.attention:Attention.get_kv_cache_spec",
-        "self vllm_config",
-    ),
-    *_members(
-        "vllm.compilation.wrapper:TorchCompileWithNoGuardsWrapper.",
-        __init__="self compile_prefix is_encoder",
-        forward="self args kwargs",
-    ),
-)
+BOTH_WORKERS = _listed("""\
+vllm.v1.worker.gpu_worker:Worker.
+    compile_or_warm_up_model(self)
+    execute_model(self scheduler_output)
+    init_device(self)
+    sample_tokens(self grammar_output)
+    shutdown(self)
+    take_draft_token_ids(self)
+vllm.model_executor.layers.attention.attention:Attention.get_kv_cache_spec(self vllm_config)
+vllm.compilation.wrapper:TorchCompileWithNoGuardsWrapper.
+    __init__(self compile_prefix is_encoder)
+    forward(self args kwargs)
+""")
 """Used in a worker with either model runner."""
 
-V1_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner."
-V1_WORKER = (
-    *BOTH_WORKERS,
-    *_members(
-        "vllm.v1.worker.cpu_worker:CPUWorker.",
-        compile_or_warm_up_model="self",
-        execute_model="self scheduler_output",
-        init_device="self",
-        load_model="self load_dummy_weights",
-        sample_tokens="self grammar_output",
-        shutdown="self",
-        take_draft_token_ids="self",
-    ),
-    Seam("vllm.v1.worker.gpu_worker:Worker.initialize_from_config", "self kv_cache_config"),
-    *_members(
-        V1_RUNNER,
-        _dummy_run="self num_tokens cudagraph_runtime_mode force_attention uniform_decode "
-        "allow_microbatching skip_eplb is_profile create_mixed_batch remove_lora "
-        "is_graph_capturing num_active_loras profile_seq_lens randomize_inputs",
-        _input_fits_in_drafter="self common_attn_metadata",
-    ),
-    *_members(
-        "vllm.v1.spec_decode.dflash:DFlashProposer.",
-        __init__="self vllm_config device runner",
-        _create_draft_vllm_config="self",
-        dummy_run="self num_tokens use_cudagraphs is_graph_capturing slot_mappings",
-    ),
-    *_members(
-        "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.",
-        _maybe_share_embeddings="self target_language_model",
-        _maybe_share_lm_head="self target_language_model",
-        initialize_attn_backend="self kv_cache_config kernel_block_sizes",
-        load_model="self target_model",
-        prepare_inputs_padded="self common_attn_metadata spec_decode_metadata "
-        "valid_sampled_tokens_count",
-        prepare_next_token_ids_padded="self sampled_token_ids requests gpu_input_batch "
-        "discard_request_mask",
-        propose="self num_speculative_tokens target_token_ids target_positions "
-        "target_hidden_states next_token_ids token_indices_to_sample common_attn_metadata "
-        "sampling_metadata mm_embed_inputs num_rejected_tokens_gpu slot_mappings",
-    ),
-    *_members(
-        "vllm.v1.worker.utils:AttentionGroup.",
-        build_metadata="self common_attn_metadata ubatch_idx common_prefix_len kwargs",
-        build_metadata_for_cudagraph_capture="self common_attn_metadata ubatch_idx",
-        build_metadata_for_drafting="self common_attn_metadata draft_index",
-        create_metadata_builders="self vllm_config device kernel_block_size num_metadata_builders",
-    ),
-    *_members(
-        "vllm.v1.sample.rejection_sampler:RejectionSampler.",
-        __init__="self sampler spec_config device",
-        forward="self metadata draft_probs logits sampling_metadata",
-    ),
-    Seam(
-        "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
-        "x cu_num_tokens num_tokens replace_from replace_to",
-    ),
-    *_members(
-        "vllm._custom_ops:",
-        rms_norm="out input weight epsilon",
-        rotary_embedding="positions query key head_size cos_sin_cache is_neox rope_dim_offset "
-        "inverse",
-    ),
-)
+V1_WORKER = BOTH_WORKERS + _listed("""\
+vllm.v1.worker.cpu_worker:CPUWorker.
+    compile_or_warm_up_model(self)
+    execute_model(self scheduler_output)
+    init_device(self)
+    load_model(self load_dummy_weights)
+    sample_tokens(self grammar_output)
+    shutdown(self)
+    take_draft_token_ids(self)
+vllm.v1.worker.gpu_worker:Worker.initialize_from_config(self kv_cache_config)
+vllm.v1.worker.gpu_model_runner:GPUModelRunner.
+    _dummy_run(self num_tokens cudagraph_runtime_mode force_attention uniform_decode
+        allow_microbatching skip_eplb is_profile create_mixed_batch remove_lora is_graph_capturing
+        num_active_loras profile_seq_lens randomize_inputs)
+    _input_fits_in_drafter(self common_attn_metadata)
+vllm.v1.spec_decode.dflash:DFlashProposer.
+    __init__(self vllm_config device runner)
+    _create_draft_vllm_config(self)
+    dummy_run(self num_tokens use_cudagraphs is_graph_capturing slot_mappings)
+vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.
+    _maybe_share_embeddings(self target_language_model)
+    _maybe_share_lm_head(self target_language_model)
+    initialize_attn_backend(self kv_cache_config kernel_block_sizes)
+    load_model(self target_model)
+    prepare_inputs_padded(self common_attn_metadata spec_decode_metadata valid_sampled_tokens_count)
+    prepare_next_token_ids_padded(self sampled_token_ids requests gpu_input_batch
+        discard_request_mask)
+    propose(self num_speculative_tokens target_token_ids target_positions target_hidden_states
+        next_token_ids token_indices_to_sample common_attn_metadata sampling_metadata
+        mm_embed_inputs num_rejected_tokens_gpu slot_mappings)
+vllm.v1.worker.utils:AttentionGroup.
+    build_metadata(self common_attn_metadata ubatch_idx common_prefix_len kwargs)
+    build_metadata_for_cudagraph_capture(self common_attn_metadata ubatch_idx)
+    create_metadata_builders(self vllm_config device kernel_block_size num_metadata_builders)
+vllm.v1.sample.rejection_sampler:RejectionSampler.
+    __init__(self sampler spec_config device)
+    forward(self metadata draft_probs logits sampling_metadata)
+vllm.v1.sample.rejection_sampler:
+    expand_batch_to_tokens(x cu_num_tokens num_tokens replace_from replace_to)
+vllm._custom_ops:
+    rms_norm(out input weight epsilon)
+    rotary_embedding(positions query key head_size cos_sin_cache is_neox rope_dim_offset inverse)
+""")
 """Used in a worker with the V1 model runner."""
 
-STEP_TIMES = _members(
-    V1_RUNNER,
-    _copy_draft_token_ids_to_cpu=None,
-    _model_forward=None,
-    propose_draft_token_ids=None,
-    sample_tokens=None,
-    take_draft_token_ids=None,
-)
+STEP_TIMES = _listed("""\
+vllm.v1.worker.gpu_model_runner:GPUModelRunner.
+    _copy_draft_token_ids_to_cpu
+    _model_forward
+    propose_draft_token_ids
+    sample_tokens
+    take_draft_token_ids
+""")
 """Timed by `vllm-dflash bench`, with whatever arguments they have."""
 
-V2 = "vllm.v1.worker.gpu"
-V2_WORKER = (
-    *BOTH_WORKERS,
-    Seam("vllm.v1.outputs:AsyncModelRunnerOutput.get_output", "self"),
-    Seam("vllm.v1.outputs:AsyncModelRunnerOutput.get_kv_connector_output", "self", ">=0.33"),
-    *_members(
-        f"{V2}.model_runner:GPUModelRunner.",
-        _dummy_run="self num_tokens args skip_attn uniform_decode context_len skip_eplb "
-        "is_profile valid_dummy_state_slots randomize_inputs kwargs",
-        take_draft_token_ids="self",
-    ),
-    *_members(
-        f"{V2}.spec_decode.dflash.speculator:DFlashSpeculator.",
-        __init__="self vllm_config device",
-        _build_uniform_attn_metadata="self batch_desc num_reqs num_query_per_req "
-        "seq_lens_cpu_upper_bound step causal dcp_local_seq_lens",
-        _generate_draft="self num_reqs num_tokens_padded attn_metadata slot_mappings "
-        "num_tokens_across_dp cudagraph_runtime_mode",
-        _maybe_predict_acceptance="self logits idx_mapping draft_step",
-        capture="self",
-        init_cudagraph_manager="self cudagraph_mode",
-        load_draft_model="self target_model target_attn_layer_names",
-        observe_verification="self idx_mapping num_sampled num_rejected",
-        propose="self input_batch attn_metadata slot_mappings last_hidden_states "
-        "aux_hidden_states num_sampled num_rejected last_sampled next_prefill_tokens "
-        "temperature seeds dp_sync_state dummy_run skip_attn_for_dummy_run mm_inputs "
-        "is_profile num_speculative_tokens",
-        sample_draft="self hidden_states sample_src_positions idx_mapping temperature seeds "
-        "draft_step draft_logits spec_step_idx num_steps?",  # from 0.33 on
-        set_attn="self model_state kv_cache_config block_tables target_input_buffers "
-        "target_attn_groups",
-    ),
-    *_members(
-        f"{V2}.spec_decode.dflash2.speculator:CandidateSampler.",
-        __init__="self max_num_reqs num_steps top_k device",
-        sample="self candidate_ids scores num_reqs sample_pos idx_mapping temperature seeds "
-        "draft_tokens draft_logits use_fp64",
-    ),
-    *_members(
-        f"{V2}.spec_decode.adaptive_verification:AdaptiveVerificationManager.",
-        add_request="self req_idx",
-        get_num_tokens="self num_tokens_per_req draft_tokens",
-        reallocate_drafts="self req_ids idx_mapping",
-        record_confidences="self confidence_probs input_batch",
-    ),
-    Seam(
-        f"{V2}.spec_decode.adaptive_verification:_assign_draft_token_budget",
-        "confidence_probs idx_mapping capacities draft_budget num_steps",
-    ),
-    *_members(
-        f"{V2}.attn_utils:",
-        get_attn_cg_support="attn_groups vllm_config checked_layer_names",
-        get_query_lens_mismatch_unsupported_backend="attn_groups checked_layer_names",
-        get_varlen_cudagraph_unsupported_backend="attn_groups vllm_config max_query_len "
-        "checked_layer_names",
-    ),
-    Seam(
-        f"{V2}.buffer_utils:StagedWriteTensor.__init__",
-        "self size dtype device max_concurrency uva_instead_of_gpu",
-    ),
-)
+V2_WORKER = BOTH_WORKERS + _listed("""\
+vllm.v1.outputs:AsyncModelRunnerOutput.
+    get_output(self)
+    get_kv_connector_output(self) >=0.33
+vllm.v1.worker.gpu.model_runner:GPUModelRunner.
+    _dummy_run(self num_tokens args skip_attn uniform_decode context_len skip_eplb is_profile
+        valid_dummy_state_slots randomize_inputs kwargs)
+    take_draft_token_ids(self)
+vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator.
+    __init__(self vllm_config device)
+    _build_uniform_attn_metadata(self batch_desc num_reqs num_query_per_req seq_lens_cpu_upper_bound
+        step causal dcp_local_seq_lens)
+    _generate_draft(self num_reqs num_tokens_padded attn_metadata slot_mappings num_tokens_across_dp
+        cudagraph_runtime_mode)
+    _maybe_predict_acceptance(self logits idx_mapping draft_step)
+    capture(self)
+    init_cudagraph_manager(self cudagraph_mode)
+    load_draft_model(self target_model target_attn_layer_names)
+    observe_verification(self idx_mapping num_sampled num_rejected)
+    propose(self input_batch attn_metadata slot_mappings last_hidden_states aux_hidden_states
+        num_sampled num_rejected last_sampled next_prefill_tokens temperature seeds dp_sync_state
+        dummy_run skip_attn_for_dummy_run mm_inputs is_profile num_speculative_tokens)
+    sample_draft(self hidden_states sample_src_positions idx_mapping temperature seeds draft_step
+        draft_logits spec_step_idx num_steps?)
+    set_attn(self model_state kv_cache_config block_tables target_input_buffers target_attn_groups)
+vllm.v1.worker.gpu.spec_decode.dflash2.speculator:CandidateSampler.
+    __init__(self max_num_reqs num_steps top_k device)
+    sample(self candidate_ids scores num_reqs sample_pos idx_mapping temperature seeds draft_tokens
+        draft_logits use_fp64)
+vllm.v1.worker.gpu.spec_decode.adaptive_verification:AdaptiveVerificationManager.
+    add_request(self req_idx)
+    get_num_tokens(self num_tokens_per_req draft_tokens)
+    reallocate_drafts(self req_ids idx_mapping)
+    record_confidences(self confidence_probs input_batch)
+vllm.v1.worker.gpu.spec_decode.adaptive_verification:
+    _assign_draft_token_budget(confidence_probs idx_mapping capacities draft_budget num_steps)
+vllm.v1.worker.gpu.attn_utils:
+    get_attn_cg_support(attn_groups vllm_config checked_layer_names)
+    get_query_lens_mismatch_unsupported_backend(attn_groups checked_layer_names)
+    get_varlen_cudagraph_unsupported_backend(attn_groups vllm_config max_query_len
+        checked_layer_names)
+vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor.
+    __init__(self size dtype device max_concurrency uva_instead_of_gpu)
+""")
 """Used in a worker with Model Runner V2."""
 
-RAY = "vllm.v1.executor.ray_executor_v2:"
-RAY_EXECUTOR = _members(f"{RAY}RayExecutorV2.", _build_runtime_env="self", _init_executor="self")
+RAY_EXECUTOR = _listed("""\
+vllm.v1.executor.ray_executor_v2:RayExecutorV2.
+    _build_runtime_env(self)
+    _init_executor(self)
+""")
 """Used in the engine's process with any Ray backend."""
 
-RAY_CPU = (
-    *RAY_EXECUTOR,
-    *_members(
-        f"{RAY}RayExecutorV2.",
-        _get_actor_resource_kwargs="",
-        _join_monitor_thread="self",
-        shutdown="self",
-    ),
-    *_members(
-        f"{RAY}RayWorkerProc.",
-        get_node_and_physical_gpu_ids="self",
-        initialize_worker="self local_rank env_vars distributed_init_method driver_env_vars "
-        "assigned_physical_gpu_ids",
-    ),
-    *_members(RAY, get_bundles_sorted_by_node="placement_group", initialize_ray_cluster=None),
-    Seam(
-        "vllm.distributed.device_communicators.cpu_communicator:"
-        "CpuCommunicator._all_group_ranks_share_shm_group_name",
-        "self",
-    ),
-    Seam(
-        "vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait", "self timeout_ms"
-    ),
-)
+RAY_CPU = RAY_EXECUTOR + _listed("""\
+vllm.v1.executor.ray_executor_v2:RayExecutorV2.
+    _get_actor_resource_kwargs()
+    _join_monitor_thread(self)
+    shutdown(self)
+vllm.v1.executor.ray_executor_v2:RayWorkerProc.
+    get_node_and_physical_gpu_ids(self)
+    initialize_worker(self local_rank env_vars distributed_init_method driver_env_vars
+        assigned_physical_gpu_ids)
+vllm.v1.executor.ray_executor_v2:
+    get_bundles_sorted_by_node(placement_group)
+    initialize_ray_cluster
+vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.
+    _all_group_ranks_share_shm_group_name(self)
+vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait(self timeout_ms)
+""")
 """Used in the engine's process and in the workers with our Ray executor for CPUs."""
 
 SEAMS = (FRONT_END, ENGINE, V1_WORKER, V2_WORKER, RAY_EXECUTOR, RAY_CPU, STEP_TIMES)

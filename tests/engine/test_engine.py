@@ -249,4 +249,4 @@ def test_dummy_weights_need_no_checkpoint() -> None:
     with engine(speculative_config=FIXED, load_format="dummy", max_model_len=64) as llm:
         (tokens,) = token_ids(llm, PROMPTS[:1], greedy(4, ignore_eos=True))
         assert len(tokens) == 4
-        assert proposer_of(llm).collect_statistics().draft_tokens > 0
+        assert proposer_of(llm).statistics.draft_tokens > 0

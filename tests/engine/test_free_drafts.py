@@ -43,7 +43,7 @@ def shared(plain: list[list[int]]) -> Iterator[LLM]:
 @pytest.fixture
 def llm(shared: LLM) -> Iterator[LLM]:
     assert shared.reset_prefix_cache()
-    proposer_of(shared).clear_statistics()
+    proposer_of(shared).statistics.clear()
     yield shared
     (stats,) = shared.collective_rpc("dflash_stats")
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
@@ -155,7 +155,7 @@ def test_what_others_were_answered(plain: list[list[int]]) -> None:
         proposer, accepted = proposer_of(llm), []
         proposer.host.policy = ForcedTexts(proposer.width, whole=True)
         for _ in range(2):
-            proposer.clear_statistics()
+            proposer.statistics.clear()
             assert token_ids(llm, PROMPTS, params) == expected
             (stats,) = llm.collective_rpc("dflash_stats")
             accepted.append(stats["free_accepted_tokens"])

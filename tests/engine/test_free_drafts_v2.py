@@ -54,7 +54,7 @@ def both(request: pytest.FixtureRequest) -> Iterator[tuple[list[list[int]], LLM]
 def count_from_here(llm: LLM) -> None:
     """A step of the test before may be under way when its last request has ended."""
     token_ids(llm, PROMPTS[:1], greedy(1))
-    proposer_of(llm).clear_statistics()
+    proposer_of(llm).statistics.clear()
 
 
 def stats_of(llm: LLM) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
     """Nobody says what to do: texts and blocks are both used, and learned of."""
     plain, llm = both
     speculator = proposer_of(llm)
-    speculator.clear_statistics()
+    speculator.statistics.clear()
     for _ in range(2):
         assert token_ids(llm, PROMPTS, PARAMS) == plain
     stats = stats_of(llm)

@@ -15,6 +15,7 @@ from vllm.v1.request import Request
 
 from support.engines import USES_V2, proposer_of
 from vllm_dflash.engine.v1.backlog import ContextBacklog
+from vllm_dflash.engine.warm import tensors_of
 
 
 class Row(NamedTuple):
@@ -127,7 +128,7 @@ def waiting_row(
     backlog: ContextBacklog, number: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What is to be stored from a row of the ring: features, position and slot."""
-    features, positions = (ring[number] for ring in backlog.buffers())
+    features, positions = (ring[number] for ring in tensors_of(backlog))
     return features, positions, torch.tensor(backlog._slot_of[number])
 
 

@@ -198,7 +198,7 @@ class ProposerHarness(Harness):
     """On the V1 runner."""
 
     def nan_drafts(self) -> int:
-        return int(self.proposer.collect_statistics().nan_drafts)
+        return int(self.proposer.statistics.nan_drafts)
 
     def _load(self, target: HfTarget) -> None:
         self.proposer = PlannedProposer(self.config, torch.device("cpu"), self)

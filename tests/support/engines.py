@@ -134,7 +134,7 @@ def prefix_cache_hits(llm: LLM) -> int:
 
 def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
     """Watch an engine: tokens of each verify step, per request, filled while it generates."""
-    statistics = proposer_of(llm).collect_statistics()
+    statistics = proposer_of(llm).statistics
     lengths: dict[str, list[int]] = {}
     original = statistics.observe_verification
 

@@ -10,6 +10,7 @@ import torch
 from support.kernel_oracle import Oracle
 from vllm_dflash.engine.v2.draft_slots import Batch
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
+from vllm_dflash.engine.warm import tensors_of
 from vllm_dflash.planning.texts import LONGEST, SHORTEST
 
 CPU = torch.device("cpu")
@@ -64,7 +65,7 @@ def look_up(
     if 0 <= in_prompt < num_requests:
         sampled[in_prompt], expected[in_prompt] = 0, ([0] * width, 0)
     found = TextLookUp(num_requests + 1, longest + 1, width, torch.device(device))
-    for each in found.buffers():
+    for each in tensors_of(found):
         each.fill_(UNTOUCHED)  # of an earlier step
     found._best.fill_((LONGEST << 32) | 1)
     arrays = np.array(slots), sampled, np.zeros_like(sampled), texts, total_len, total_len

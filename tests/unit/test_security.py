@@ -22,8 +22,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from support.pairs import Pair, make_pair
-from vllm_dflash.checkpoint.mask_embedding import parse_mask_embedding
 from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.checkpoint.tensors import parse_mask_embedding
 from vllm_dflash.model.draft_model import DFlashDraftModel
 
 

@@ -7,11 +7,17 @@ second is turned into the first, so one parser reads both. Others are refused by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PretrainedConfig
 
+from vllm_dflash.checkpoint.dialects import (
+    ARCHITECTURE_OF,
+    ONLY_NESTED,
+    ZlabConfig,
+    from_speculators,
+)
 from vllm_dflash.checkpoint.refusal import (
     checked,
     folder_fault,
@@ -29,8 +35,6 @@ from vllm_dflash.checkpoint.spec import (
     DrafterShape,
     DrafterSpec,
 )
-from vllm_dflash.checkpoint.speculators import ARCHITECTURE_OF, from_speculators
-from vllm_dflash.checkpoint.zlab import ONLY_NESTED, ZlabConfig
 
 LENGTH_HEADS = ("thresh_head_two_model", "thresh_head_subsequent", "prob_head")
 """Modules of an AdaFlash drafter: a DFlash drafter with a small head on its last hidden states,
@@ -80,29 +84,30 @@ def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
     return config
 
 
-def overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with these fields instead of its own; those of `dflash_config` one by one."""
-    merged = {**config, **overrides}
-    nested = [fields.get("dflash_config") for fields in (config, overrides)]
-    if all(isinstance(fields, Mapping) for fields in nested):
-        merged["dflash_config"] = {**nested[0], **nested[1]}  # type: ignore[dict-item]
-    return merged
-
-
 def parse_overridden(
     model: str, config: dict[str, Any], overrides: Mapping[str, Any]
 ) -> DrafterSpec:
-    """Parse with overrides, each of which has to change something. Raises `DrafterError`."""
-    spec = parse_config(model, overridden(config, overrides))
+    """Parse with these fields instead of the config's own; those of `dflash_config` one by one.
+
+    Raises:
+        DrafterError: it cannot be read so, or one of them changes nothing.
+    """
+
+    def parse(chosen: Mapping[str, Any]) -> DrafterSpec:
+        merged = {**config, **chosen}
+        nested = [fields.get("dflash_config") for fields in (config, chosen)]
+        if all(isinstance(fields, Mapping) for fields in nested):
+            merged["dflash_config"] = {**nested[0], **nested[1]}  # type: ignore[dict-item]
+        return parse_config(model, merged)
 
     def is_idle(name: str) -> bool:
-        others = {key: value for key, value in overrides.items() if key != name}
         try:
-            without = parse_config(model, overridden(config, others))
+            without = parse({key: value for key, value in overrides.items() if key != name})
         except DrafterError:  # which this one mends
             return False
         return without.model_copy(update={"remarks": spec.remarks}) == spec
 
+    spec = parse(overrides)
     if idle := [name for name in overrides if is_idle(name)]:
         raise DrafterError(
             f"drafter {model!r}: drafter_overrides: {idle} changes nothing in how it is read."
@@ -112,22 +117,26 @@ def parse_overridden(
 
 def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
     """Turn a parsed `config.json` into a spec. Pure. Raises `DrafterError`."""
+    try:
+        return _parsed(model, config)
+    except ValueError as why:
+        raise DrafterError(f"drafter {model!r}: {why}.") from None
 
-    def refuse(why: str) -> DrafterError:
-        return DrafterError(f"drafter {model!r}: {why}.")
 
+def _parsed(model: str, config: dict[str, Any]) -> DrafterSpec:
+    """The same; raises `ValueError` with a message without its full stop."""
     dialect = "z-lab"
     if config.get("speculators_model_type") is not None:
-        dialect, config = "speculators", from_speculators(model, config)
+        dialect, config = "speculators", from_speculators(config)
     nested = config.get("dflash_config") or {}
     if not isinstance(nested, dict):
-        raise refuse(f"dflash_config must be an object, config.json says {shown(nested)}")
+        raise ValueError(f"dflash_config must be an object, config.json says {shown(nested)}")
     architectures = config.get("architectures") or []
-    _check_architecture(model, architectures)
+    _check_architecture(architectures)
     at_top = {name: value for name, value in config.items() if name not in ONLY_NESTED}
     inside = {name: value for name, value in nested.items() if value is not None}
-    fields = checked(ZlabConfig, at_top | inside, refuse)
-    rope, sliding_rope = read_ropes(config, fields, refuse)
+    fields = checked(ZlabConfig, at_top | inside)
+    rope, sliding_rope = read_ropes(config, fields)
     is_second = ARCHITECTURE_2 in architectures
     return DrafterSpec(
         **{name: getattr(fields, name) for name in DrafterShape.model_fields},
@@ -136,30 +145,28 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
         dialect=dialect,
         rope_parameters=rope,
         sliding_rope_parameters=sliding_rope,
-        dflash2=_read_dflash2(inside, fields, refuse) if is_second else None,
+        dflash2=_read_dflash2(inside, fields) if is_second else None,
         length_heads=tuple(head for head in LENGTH_HEADS if nested.get(f"use_{head}") is True),
         remarks=_remarks(nested, is_second),
     )
 
 
-def _read_dflash2(
-    nested: Mapping[str, Any], layers: ZlabConfig, refuse: Callable[[str], Exception]
-) -> DFlash2:
+def _read_dflash2(nested: Mapping[str, Any], layers: ZlabConfig) -> DFlash2:
     """Of `dflash_config` alone, as vLLM reads it: at top level, these fields are the target's."""
     own = {name: nested.get(name) for name in DFlash2.model_fields}
-    fields = checked(DFlash2, own, refuse, inside="dflash_config")
+    fields = checked(DFlash2, own, inside="dflash_config")
     if layers.hidden_size % fields.conv_group_size:
-        raise refuse(
+        raise ValueError(
             f"conv_group_size ({fields.conv_group_size}) must divide hidden_size"
             f" ({layers.hidden_size})"
         )
     if layers.draft_vocab_size != layers.vocab_size:
-        raise refuse(
+        raise ValueError(
             f"draft_vocab_size is {layers.draft_vocab_size} and vocab_size {layers.vocab_size}: a"
             " DFlash 2 drafter chooses among all tokens of its target, so they must be equal"
         )
     if fields.selector_top_k > layers.vocab_size:
-        raise refuse(
+        raise ValueError(
             f"selector_top_k ({fields.selector_top_k}) must not exceed vocab_size"
             f" ({layers.vocab_size})"
         )
@@ -193,18 +200,18 @@ def check_not_swapped(
     )
 
 
-def _check_architecture(model: str, architectures: Any) -> None:
+def _check_architecture(architectures: Any) -> None:
     if is_drafter({"architectures": architectures}):
         return
     if "DSpark" in str(architectures):
-        raise DrafterError(
-            f"drafter {model!r} is a DSpark checkpoint (architectures {architectures}), which"
-            ' method "dflash" does not run, with or without vllm-dflash. Write "method": "dspark"'
-            " in the speculative config."
+        raise ValueError(
+            f"it is a DSpark checkpoint (architectures {shown(architectures)}), which method"
+            ' "dflash" does not run, with or without vllm-dflash. Write "method": "dspark" in the'
+            " speculative config"
         )
-    raise DrafterError(
-        f"drafter {model!r} is not a DFlash checkpoint that can be read: config.json has"
-        f" architectures {shown(architectures)}, expected one of {[*ARCHITECTURES]}."
+    raise ValueError(
+        "it is not a DFlash checkpoint that can be read: config.json has architectures"
+        f" {shown(architectures)}, expected one of {[*ARCHITECTURES]}"
     )
 
 

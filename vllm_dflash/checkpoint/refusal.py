@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +42,6 @@ def described(default: Any, description: str, **bounds: Any) -> Any:
 def checked(
     kind: type[Fields],
     written: Mapping[str, Any],
-    refuse: Callable[[str], Exception],
     *,
     inside: str = "",
     said: str = "config.json says {}",
@@ -54,9 +54,11 @@ def checked(
     Args:
         kind: a pydantic model whose fields have descriptions ("an integer from 2 to 1024").
         written: by name.
-        refuse: makes the error that is raised, of a message without its full stop.
         inside: the object of which these are fields, if it has a name.
         said: how the message gives a value.
+
+    Raises:
+        ValueError: with a message without its full stop.
     """
     there = {name: value for name, value in written.items() if value is not None}
     try:
@@ -75,7 +77,7 @@ def checked(
             wanted = cause or fields[name].description
             value = said.format(shown(there.get(name)))
             faults[f"{name}{f' of {inside}' if inside else ''} must be {wanted}, {value}"] = None
-        raise refuse("; ".join(faults)) from None  # whose message says as much, and no more
+        raise ValueError("; ".join(faults)) from None  # whose message says as much, and no more
 
 
 def shown(value: Any) -> str:
@@ -97,30 +99,24 @@ def folder_fault(model: str) -> str | None:
 
     The words follow the name of it and a colon.
     """
-    folder = Path(model)
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    folder, is_local = Path(model), looks_local(model)
     if (folder / "config.json").is_file():
         return None
     if folder.exists():
         return "this folder has no config.json" if folder.is_dir() else "this is no folder"
-    if not looks_local(model) and _is_repository_name(model):
-        return None
+    if not is_local:
+        with suppress(HFValidationError):
+            validate_repo_id(model)
+            return None
     there = [one.name for one in folder.parent.glob("*/") if (one / "config.json").is_file()]
     near = nearest(folder.name, there)
     hint = f" (did you mean {str(folder.parent / near)!r}?)" if near else ""
-    if looks_local(model):
+    if is_local:
         return f"this folder does not exist{hint}"
     return f"no such folder, and not a repository name, which has one slash at most{hint}"
-
-
-def _is_repository_name(name: str) -> bool:
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
 
 
 def looks_local(model: str) -> bool:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from vllm_dflash.checkpoint.dialects import FULL, SLIDING, ZlabConfig
 from vllm_dflash.checkpoint.refusal import LARGEST, checked, described, positive, shown
 from vllm_dflash.checkpoint.spec import MOST_POSITIONS
-from vllm_dflash.checkpoint.zlab import FULL, SLIDING, ZlabConfig
-
-Number = int | float
-
 
 NEEDED = {
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
+    "linear": ["factor"],
+    "dynamic": ["factor"],
+    "yarn": ["factor"],
+    "llama3": ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"],
 }
 """Fields that a rotary type cannot do without."""
 
@@ -36,17 +28,17 @@ class Rope(BaseModel):
     rope_type: Literal["default", "linear", "dynamic", "yarn", "llama3"] = described(
         ..., "default, linear, dynamic, yarn or llama3"
     )
-    rope_theta: Number = positive()
-    factor: Number | None = positive(None)
-    low_freq_factor: Number | None = positive(None)
-    high_freq_factor: Number | None = positive(None)
-    original_max_position_embeddings: Number | None = positive(None)
-    attention_factor: Number | None = positive(None)
-    beta_fast: Number | None = positive(None)
-    beta_slow: Number | None = positive(None)
-    mscale: Number | None = described(None, "a number from 0", ge=0, lt=LARGEST)
-    mscale_all_dim: Number | None = described(None, "a number from 0", ge=0, lt=LARGEST)
-    partial_rotary_factor: Number | None = described(None, "at most 1", gt=0, le=1)
+    rope_theta: float = positive()
+    factor: float | None = positive(None)
+    low_freq_factor: float | None = positive(None)
+    high_freq_factor: float | None = positive(None)
+    original_max_position_embeddings: float | None = positive(None)
+    attention_factor: float | None = positive(None)
+    beta_fast: float | None = positive(None)
+    beta_slow: float | None = positive(None)
+    mscale: float | None = described(None, "a number from 0", ge=0, lt=LARGEST)
+    mscale_all_dim: float | None = described(None, "a number from 0", ge=0, lt=LARGEST)
+    partial_rotary_factor: float | None = described(None, "at most 1", gt=0, le=1)
     rope_dim: None = described(None, "left out: heads are rotated as a whole")
 
     @model_validator(mode="after")
@@ -58,21 +50,22 @@ class Rope(BaseModel):
 
 
 def read_ropes(
-    config: dict[str, Any], layers: ZlabConfig, refuse: Callable[[str], Exception]
+    config: dict[str, Any], layers: ZlabConfig
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Normalise `rope_parameters` (transformers 5) and `rope_theta`/`rope_scaling` (4).
-
-    Refuses a type we do not know, a missing or impossible number, and settings without an entry
-    for a type of layer that the drafter has.
 
     Returns:
         The settings of all layers and None; or, where sliding layers are rotated otherwise than
         full ones (an entry for each type, as transformers 5 writes it), those of both.
+
+    Raises:
+        ValueError: a type we do not know, a missing or impossible number, or settings without an
+            entry for a type of layer that the drafter has. No full stop.
     """
     source = next((k for k in ("rope_parameters", "rope_scaling") if config.get(k)), "rope_theta")
     written = config.get(source) if source != "rope_theta" else {}
     if not isinstance(written, dict):
-        raise refuse(f"{source} must be an object, config.json says {shown(written)}")
+        raise ValueError(f"{source} must be an object, config.json says {shown(written)}")
     at_top = {
         name: config[name]
         for name in ("rope_theta", "partial_rotary_factor")
@@ -81,11 +74,11 @@ def read_ropes(
     # What stands beside the entries of a config that has them counts for none, as in vLLM.
     entries = {name: value for name, value in written.items() if isinstance(value, dict)}
     if not entries:
-        return _read(at_top | written, source, layers, refuse), None
+        return _read(at_top | written, source, layers), None
     kinds = [SLIDING if slides else FULL for slides in layers.slides]
     for kind in sorted(set(kinds)):
         if kind not in entries:
-            raise refuse(
+            raise ValueError(
                 f"{source} differs by layer type ({', '.join(entries)}), and has no entry for"
                 f" {kind}, which {kinds.count(kind)} of {len(kinds)} layers are"
                 f" (config.json says {shown(written.get(kind))}). Where the drafter was trained"
@@ -93,7 +86,7 @@ def read_ropes(
                 ' "drafter_overrides" of the speculative config, without layer types'
             )
     read = {
-        kind: _read(at_top | entries[kind], f"{source}.{kind}", layers, refuse)
+        kind: _read(at_top | entries[kind], f"{source}.{kind}", layers)
         for kind in sorted(set(kinds))
     }
     if len(read) == 1 or read[FULL] == read[SLIDING]:
@@ -101,12 +94,7 @@ def read_ropes(
     return read[FULL], read[SLIDING]
 
 
-def _read(
-    written: Mapping[str, Any],
-    source: str,
-    layers: ZlabConfig,
-    refuse: Callable[[str], Exception],
-) -> dict[str, Any]:
+def _read(written: Mapping[str, Any], source: str, layers: ZlabConfig) -> dict[str, Any]:
     """One rotation as transformers 5 writes it."""
     rope = dict(written)
     rope.setdefault("rope_type", rope.pop("type", "default"))
@@ -114,19 +102,19 @@ def _read(
     if rope["rope_type"] == "yarn" and rope.get("original_max_position_embeddings") is None:
         # As transformers does.
         rope["original_max_position_embeddings"] = layers.max_position_embeddings
-    fields = checked(Rope, rope, refuse, inside=source)
+    fields = checked(Rope, rope, inside=source)
     # vLLM makes a table with a row for every position that these numbers promise.
     is_yarn = fields.rope_type == "yarn"
     rows = fields.original_max_position_embeddings if is_yarn else layers.max_position_embeddings
     reach = (rows or 1) * (fields.factor or 1)
     if fields.rope_type != "llama3" and not 1 <= reach <= MOST_POSITIONS:
-        raise refuse(
+        raise ValueError(
             f"factor of {source} stretches the positions to {reach:.0f}, which must be from 1 to"
             f" {MOST_POSITIONS}"
         )
     turned = int(layers.head_dim * (fields.partial_rotary_factor or 1))
     if turned < 2 or turned % 2:
-        raise refuse(
+        raise ValueError(
             f"partial_rotary_factor of {source} ({fields.partial_rotary_factor}) rotates {turned}"
             f" of the {layers.head_dim} numbers of a head, which must be even"
         )

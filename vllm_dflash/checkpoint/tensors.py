@@ -1,26 +1,28 @@
-"""The tensors a drafter checkpoint must hold, compared with those it does hold."""
+"""The tensors of a drafter checkpoint: those it must hold, compared with those it does hold."""
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 
+if TYPE_CHECKING:
+    import torch
+
 Shape = tuple[int, ...]
 MAPS = ("d2t", "t2d")
 """Between a drafter's vocabulary and its target's; all else is numbers."""
-UNQUANTISED = (
-    "Weights of integers need a quantization_config in config.json that says how to read them, and"
-    " their scales beside them: download the drafter again, or take the unquantised checkpoint that"
-    " this one was made from"
-)
 NOT_FLOATING = "what is not quantised must be floating-point numbers"
-DOWNLOAD = "Download the drafter again: weights and config.json belong together"
 LINEAR = ("_proj.weight", ".kernel_projection.weight")
 """Ends of the names of layers that may be quantised."""
 MOST_NAMED = 40
 """Tensors that a refusal names; a config with a wrong depth misses thousands."""
+MASK_EMBEDDING_FILE = "mask_embedding.pt"
+"""Where a checkpoint keeps the mask token's embedding in a file of its own."""
 
 
 def vocabulary_tensors(spec: DrafterSpec) -> dict[str, Shape]:
@@ -117,31 +119,65 @@ def tensor_faults(spec: DrafterSpec, found: Mapping[str, Tensor]) -> list[str]:
         del expected[weight]
     wanted = found.keys() & vocabulary | required_vocabulary(spec)
     expected |= {name: vocabulary[name] for name in sorted(wanted)}
-    missing, surplus = sorted(expected.keys() - found), sorted(found.keys() - expected)
-    both = [(name, found[name], shape) for name, shape in expected.items() if name in found]
-    return [
-        *(f"missing {name} {list(expected[name])}" for name in missing),
-        *(f"surplus {name} {list(found[name].shape)}" for name in surplus),
-        *(
-            f"{name} has shape {list(tensor.shape)}, config.json implies {list(shape)}"
-            for name, tensor, shape in both
-            if tensor.shape != shape
-        ),
-        *(
-            f"{name} is stored as {tensor.dtype}: {NOT_FLOATING}"
-            for name, tensor, _ in both
-            if name not in MAPS and not tensor.is_floating
-        ),
-    ]
+    faults = [f"missing {name} {list(expected[name])}" for name in sorted(expected.keys() - found)]
+    for name in sorted(found.keys() - expected):
+        faults.append(f"surplus {name} {list(found[name].shape)}")
+    both = {name: found[name] for name in expected if name in found}
+    for name, tensor in both.items():
+        if tensor.shape != expected[name]:
+            implied = f"config.json implies {list(expected[name])}"
+            faults.append(f"{name} has shape {list(tensor.shape)}, {implied}")
+    for name, tensor in both.items():
+        if name not in MAPS and not tensor.is_floating:
+            faults.append(f"{name} is stored as {tensor.dtype}: {NOT_FLOATING}")
+    return faults
 
 
 def check_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> None:
     """Refuse tensors that do not fit the config, each by name. Raises `DrafterError`."""
-    if faults := tensor_faults(spec, found):
-        has_integers = any(fault.endswith(NOT_FLOATING) for fault in faults)
-        more = [f"and {len(faults) - MOST_NAMED} more"] if len(faults) > MOST_NAMED else []
-        raise DrafterError(
-            f"drafter {spec.model!r}: the weights do not match config.json:"
-            f" {'; '.join([*faults[:MOST_NAMED], *more])}."
-            f" {UNQUANTISED if has_integers else DOWNLOAD}."
+    faults = tensor_faults(spec, found)
+    if not faults:
+        return
+    remedy = "Download the drafter again: weights and config.json belong together"
+    if any(fault.endswith(NOT_FLOATING) for fault in faults):
+        remedy = (
+            "Weights of integers need a quantization_config in config.json that says how to read"
+            " them, and their scales beside them: download the drafter again, or take the"
+            " unquantised checkpoint that this one was made from"
         )
+    shown = "; ".join(faults[:MOST_NAMED])
+    more = f"; and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
+    raise DrafterError(
+        f"drafter {spec.model!r}: the weights do not match config.json: {shown}{more}. {remedy}."
+    )
+
+
+def parse_mask_embedding(spec: DrafterSpec, content: bytes) -> torch.Tensor:
+    """The embedding, [H], on the CPU. Never runs code that a pickle asks for.
+
+    Raises:
+        DrafterError: it holds anything but a tensor (alone, or as `embedding` of a dictionary), or
+            is for another mask token, or of another size.
+    """
+    import torch
+
+    def refuse(why: str) -> DrafterError:
+        return DrafterError(f"drafter {spec.model!r}: {MASK_EMBEDDING_FILE} {why}.")
+
+    try:
+        state: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    # Whatever torch trips over in a file made to trip it.
+    except (pickle.UnpicklingError, RuntimeError, ValueError, LookupError, EOFError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise refuse(f"cannot be read as tensors and nothing else: {reason}") from error
+    if isinstance(state, dict):
+        token = state.get("mask_token_id", spec.mask_token_id)
+        if token != spec.mask_token_id:
+            raise refuse(f"is for mask_token_id {token}, config.json says {spec.mask_token_id}")
+        state = state.get("embedding")
+    if not isinstance(state, torch.Tensor):
+        raise refuse(f"holds a {type(state).__name__}, not a tensor")
+    # Before anything is copied: a few bytes can claim to be any number of numbers.
+    if state.numel() != spec.hidden_size:
+        raise refuse(f"has {state.numel()} numbers, hidden_size is {spec.hidden_size}")
+    return state.reshape(-1)

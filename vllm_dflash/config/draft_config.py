@@ -13,9 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from vllm_dflash.checkpoint.dialects import from_speculators
 from vllm_dflash.checkpoint.refusal import shown, without_frame
 from vllm_dflash.checkpoint.spec import ARCHITECTURE, DrafterError, DrafterSpec
-from vllm_dflash.checkpoint.speculators import from_speculators
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, SpeculativeConfig
@@ -130,12 +130,16 @@ def config_fault(
                 return failed
         return None
 
-    plain = _plain_config(drafter)
+    # Nothing in it but what such a drafter must have.
+    sizes = {"vocab_size", "hidden_size", "intermediate_size", "head_dim"}
+    sizes |= {"num_layers", "num_heads", "num_kv_heads", "max_position_embeddings"}
+    plain = drafter.model_dump(include=sizes, by_alias=True)
+    plain |= {"architectures": [ARCHITECTURE], "model_type": "qwen3"}
     if failure(plain) is not None:
         return None
     fields = config
     if config.get("speculators_model_type") is not None:
-        fields = from_speculators(drafter.model, config)
+        fields = from_speculators(config)
     trials = [
         ({**plain, name: value}, f"{name} of config.json, which is {shown(value)}")
         for name, value in fields.items()
@@ -148,19 +152,3 @@ def config_fault(
                 f" ({type(failed).__name__})"
             )
     return None
-
-
-def _plain_config(drafter: DrafterSpec) -> dict[str, Any]:
-    """A config with nothing in it but what such a drafter must have."""
-    return {
-        "architectures": [ARCHITECTURE],
-        "model_type": "qwen3",
-        "vocab_size": drafter.vocab_size,
-        "hidden_size": drafter.hidden_size,
-        "intermediate_size": drafter.intermediate_size,
-        "num_hidden_layers": drafter.num_layers,
-        "num_attention_heads": drafter.num_heads,
-        "num_key_value_heads": drafter.num_kv_heads,
-        "head_dim": drafter.head_dim,
-        "max_position_embeddings": drafter.max_position_embeddings,
-    }

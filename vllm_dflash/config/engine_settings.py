@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, Mode, worker_here
@@ -23,57 +22,54 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
     Raises:
         ValueError: with every reason.
     """
-    if faults := [*engine_faults(engine_args, parallel)]:
-        raise ValueError(" ".join(faults))
-    if parallel.distributed_executor_backend == "mp":
-        check_thread_binding(parallel.local_world_size)
-
-
-def engine_faults(engine_args: EngineArgs, parallel: ParallelConfig) -> Iterator[str]:
-    """Why ours cannot be such an engine, a sentence or two for each reason."""
     from vllm.platforms import current_platform
 
+    faults = []
     if not (current_platform.is_cpu() or current_platform.is_cuda()):
-        yield (
+        faults.append(
             "vllm-dflash supports vLLM's CPU and CUDA platforms, not"
             f" {current_platform.device_name!r}. {SWITCH_OFF}."
         )
     if parallel.worker_cls not in ("auto", worker_here()):
-        yield (
+        faults.append(
             "method 'dflash' brings its own worker class, but worker_cls is"
             f" {parallel.worker_cls!r}. Leave worker_cls out. {SWITCH_OFF}."
         )
     if engine_args.enable_lora:
-        yield (
+        faults.append(
             "method 'dflash' does not support LoRA yet: the drafter shares the target's embedding"
             " and head, which LoRA wraps. Leave --enable-lora out and serve the adapter merged into"
             " the target (peft: merge_and_unload), or leave the speculative config out."
         )
     if engine_args.watermark_config is not None:
-        yield (
+        faults.append(
             "method 'dflash' does not support watermarking: the mark is put into drafts that are"
             " sampled, and ours are the likeliest tokens, since sampling each by itself ruins"
             " acceptance. Leave --watermark-config out, or leave the speculative config out."
         )
     if parallel.pipeline_parallel_size > 1:
-        yield (
+        faults.append(
             f"pipeline_parallel_size is {parallel.pipeline_parallel_size}, but DFlash does not run"
             " with pipeline parallelism: the drafter shares the embedding of the first stage and"
             " the head of the last. Divide the model by --tensor-parallel-size instead."
         )
     if parallel.data_parallel_size > 1:
-        yield (
+        faults.append(
             f"data_parallel_size is {parallel.data_parallel_size}, but DFlash does not run with"
             " data parallelism yet: ranks that draft and ranks that do not would wait for each"
             " other. Run a server for each replica instead (docs/ray_serve.md puts them behind one"
             " route), or divide the model by --tensor-parallel-size."
         )
     if parallel.distributed_executor_backend == "ray" and current_platform.is_cpu():
-        yield (
+        faults.append(
             "vLLM's own Ray executor takes no CPUs, which would come out in the engine's process"
             f" only. Set distributed_executor_backend to '{CPU_RAY_EXECUTOR}', or to 'mp' for"
             " processes of this machine (which vLLM does not choose inside a placement group)."
         )
+    if faults:
+        raise ValueError(" ".join(faults))
+    if parallel.distributed_executor_backend == "mp":
+        check_thread_binding(parallel.local_world_size)
 
 
 def length_table(max_draft: int) -> list[tuple[int, int, int]]:

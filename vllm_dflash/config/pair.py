@@ -7,11 +7,14 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.headers import HeadersError, missing_weights, read_folder
-from vllm_dflash.checkpoint.mask_embedding import MASK_EMBEDDING_FILE, parse_mask_embedding
 from vllm_dflash.checkpoint.pairing import PairingTarget, check_pair, drafter_ranks
 from vllm_dflash.checkpoint.read import check_not_swapped, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
-from vllm_dflash.checkpoint.tensors import check_tensors
+from vllm_dflash.checkpoint.tensors import (
+    MASK_EMBEDDING_FILE,
+    check_tensors,
+    parse_mask_embedding,
+)
 from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode, Runner, runner_here
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 

@@ -93,7 +93,10 @@ class SpeculativeSettings(BaseModel):
             )
         undrafted = " To serve without drafts, leave the whole speculative config out."
         remedy = undrafted if written.get("num_speculative_tokens") == 0 else ""
-        settings = checked(cls, written, lambda why: ValueError(f"{why}.{remedy}"), said="not {}")
+        try:
+            settings = checked(cls, written, said="not {}")
+        except ValueError as why:
+            raise ValueError(f"{why}.{remedy}") from None
         if settings.use_local_argmax_reduction and settings.draft_length != "fixed":
             raise ValueError(
                 "use_local_argmax_reduction leaves no logits by which draft lengths could be"

@@ -67,48 +67,30 @@ def check_thread_binding(ranks: int) -> None:
     Raises:
         ValueError: `VLLM_CPU_OMP_THREADS_BIND` does not fit them; says what to set.
     """
-    if ranks == 1 and "|" not in os.environ.get(VARIABLE, ""):
-        return
     from vllm import envs
     from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu() or os.environ.get("VLLM_CPU_SIM_MULTI_NUMA", "0") != "0":
-        return
     from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_visible_memory_node
 
-    num_nodes, cores = len(get_visible_memory_node()), get_allowed_cpu_list()
-    if fault := binding_fault(envs.VLLM_CPU_OMP_THREADS_BIND, ranks, num_nodes, cores):
-        raise ValueError(fault)
-
-
-def binding_fault(
-    binding: str, ranks: int, num_nodes: int, cores: Sequence[LogicalCPUInfo]
-) -> str | None:
-    """Why so many ranks cannot be bound, and what to set instead; None where they can.
-
-    Args:
-        binding: value of the variable: `auto`, `nobind`, or cores of each rank.
-        ranks: those of this machine.
-        num_nodes: its NUMA nodes.
-        cores: those this process may use.
-    """
-    if binding == "nobind":
-        return None
+    binding = envs.VLLM_CPU_OMP_THREADS_BIND
+    if binding == "nobind" or (ranks == 1 and "|" not in binding):
+        return
+    if not current_platform.is_cpu() or os.environ.get("VLLM_CPU_SIM_MULTI_NUMA", "0") != "0":
+        return
     if binding == "auto":
-        if num_nodes >= ranks:
-            return None
-        found = f"vLLM binds each to a NUMA node of its own, and here are {num_nodes}"
+        nodes = len(get_visible_memory_node())
+        found = f"vLLM binds each to a NUMA node of its own, and here are {nodes}"
+        fits = nodes >= ranks
     else:
         lists = binding.count("|") + 1
-        if lists == ranks:
-            return None
         found = f"{VARIABLE}={binding!r} has cores for {lists}"
-    shares = divide_cores(cores, ranks)
-    share_out = f"{VARIABLE}='{shares}' to share its cores out, or " if shares else ""
-    return (
-        f"tensor_parallel_size asks for {ranks} ranks on this machine, but {found}. Set"
-        f" {share_out}{VARIABLE}=nobind to leave threads unbound."
-    )
+        fits = lists == ranks
+    if not fits:
+        shares = divide_cores(get_allowed_cpu_list(), ranks)
+        share_out = f"{VARIABLE}='{shares}' to share its cores out, or " if shares else ""
+        raise ValueError(
+            f"tensor_parallel_size asks for {ranks} ranks on this machine, but {found}. Set"
+            f" {share_out}{VARIABLE}=nobind to leave threads unbound."
+        )
 
 
 def divide_cores(cores: Sequence[LogicalCPUInfo], ranks: int) -> str | None:

@@ -36,10 +36,6 @@ class DraftAttentionGroup(AttentionGroup):
             replace(common, causal=self.causal), *args
         )
 
-    def build_metadata_for_drafting(self, common: CommonAttentionMetadata, draft_index: int) -> Any:
-        """Of a step, where the V1 runner builds it."""
-        return super().build_metadata_for_drafting(replace(common, causal=self.causal), draft_index)
-
 
 def split_by_kind(
     whole: AttentionGroup,

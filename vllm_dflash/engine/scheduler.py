@@ -18,8 +18,7 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm_dflash import __version__
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
-from vllm_dflash.engine.reporting.counting_scheduler import CountingScheduler
-from vllm_dflash.engine.reporting.figures import FIGURES_SENT, FREE_DRAFTS
+from vllm_dflash.engine.reporting.figures import FIGURES_SENT, FREE_DRAFTS, CountingScheduler
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.seams import ENGINE, check_seams

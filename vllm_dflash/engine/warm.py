@@ -44,8 +44,10 @@ class WarmState:
     not in every step.
     """
 
-    def __init__(self, buffers: Callable[[], Iterable[torch.Tensor]]) -> None:
-        self._buffers = buffers
+    def __init__(self, holders: Callable[[], Iterable[object]]) -> None:
+        """`holders`: objects whose tensors are persistent buffers, as they are when it is called;
+        None holds none."""
+        self._holders = holders
         self._addresses: list[int] | None = None
         self._before = 0
 
@@ -67,7 +69,14 @@ class WarmState:
         }
 
     def _now(self) -> list[int]:
-        return [buffer.data_ptr() for buffer in self._buffers()]
+        return [buffer.data_ptr() for each in self._holders() for buffer in tensors_of(each)]
+
+
+def tensors_of(holder: object) -> list[torch.Tensor]:
+    """Those that an object has itself."""
+    if holder is None:
+        return []
+    return [value for value in vars(holder).values() if isinstance(value, torch.Tensor)]
 
 
 def _compiled() -> int:

@@ -7,11 +7,14 @@ attach to a runner is numbered as on the page of hooks (`plugin.py`).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from vllm.config import set_current_vllm_config
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
@@ -23,6 +26,12 @@ from vllm_dflash.engine.compile_aside import CompileAside
 from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
 from vllm_dflash.engine.reporting.log import DraftWatch, log_active, log_costs, logger
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.scheduled import fresh_blocks
+from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
+from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
+from vllm_dflash.engine.vllm_fixes.expanded_sampling import mend_expanded_sampling
+from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
+from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning.costs import StepCosts
@@ -39,25 +48,14 @@ class Drafter(Protocol):
     spec: DrafterSpec
     model: DFlashDraftModel
     warm: WarmState
+    statistics: DraftStatistics
+    """What was counted so far."""
 
     def expect(self, step: SchedulerOutput) -> None:
         """A step is about to run."""
 
     def adapt_lengths(self, costs: StepCosts) -> None:
         """From now on plan draft lengths, starting from these costs."""
-
-    def clear_statistics(self) -> None:
-        """Count from zero again."""
-
-    def collect_statistics(self) -> DraftStatistics:
-        """What was counted so far."""
-
-
-class Ticks(Protocol):
-    """What looks up now and then."""
-
-    def tick(self) -> object:
-        """A step has ended."""
 
 
 class DraftingWorker(Worker):
@@ -66,7 +64,8 @@ class DraftingWorker(Worker):
     seams: ClassVar[Seams]
     """What it relies on of vLLM's."""
     drafter: Drafter
-    _ticking: tuple[Ticks, ...] = ()
+    _ticking: tuple[Callable[[], object], ...] = ()
+    """What is called when a step has ended."""
     _keeper: EstimatesKeeper | None = None
     _compiling: CompileAside | None = None
 
@@ -132,14 +131,14 @@ class DraftingWorker(Worker):
 
     def start_counting(self) -> None:
         """From now on. vLLM's warm-up runs steps through this worker that are no user's."""
-        self.drafter.clear_statistics()
+        self.drafter.statistics.clear()
         if self.rank != 0:
             return
         drafter = Mode.of(self.vllm_config).drafter.model
-        statistics = self.drafter.collect_statistics()
-        self._ticking = (DraftWatch(statistics, target=self.model_config.model, drafter=drafter),)
+        statistics, target = self.drafter.statistics, self.model_config.model
+        self._ticking = (DraftWatch(statistics, target=target, drafter=drafter).tick,)
         if self._keeper is not None:
-            self._ticking += (self._keeper,)
+            self._ticking += (self._keeper.tick,)
 
     # --- every step -------------------------------------------------------------------------
 
@@ -155,7 +154,7 @@ class DraftingWorker(Worker):
             return None
         output = self.end_step(output)
         for each in self._ticking:
-            each.tick()
+            each()
         return output
 
     # --- the end ----------------------------------------------------------------------------
@@ -180,9 +179,51 @@ class DraftingWorker(Worker):
             "runner": options.runner,
             "block_size": self.drafter.spec.block_size,
             "draft_length": options.draft_length,
-            **self.drafter.collect_statistics().to_dict(),
+            **self.drafter.statistics.to_dict(),
             **self.drafter.warm.to_dict(),
         }
+
+
+class DraftingCPUWorker(DraftingWorker, CPUWorker):
+    """What our workers on CPUs share: what vLLM's kernels there get wrong, mended (hook 19)."""
+
+    def init_device(self) -> None:
+        """Mend what this vLLM's CPU kernels get wrong, then build the model runner."""
+        ask_for_amx()
+        mend_expanded_sampling()
+        super().init_device()
+        unlink_collective_memory()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load both models."""
+        super().load_model(*args, **kwargs)
+        mend_sliding_sinks(self.vllm_config)
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the cache."""
+        super().initialize_from_config(kv_cache_config)
+        layers = {a.attn.layer_name: a.attn for a in self.drafter.model.context.attentions}
+        self._num_blocks = kv_cache_config.num_blocks
+        self.draft_groups = [
+            (number, group.kv_cache_spec.block_size, own)
+            for number, group in enumerate(kv_cache_config.kv_cache_groups)
+            if (own := [layers[name] for name in group.layer_names if name in layers])
+        ]
+        """Number, tokens per block and drafter's layers of each cache group that has any."""
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:
+        """Run the target, in whose cache nothing is left of earlier owners."""
+        for group, block_size, layers in self.draft_groups:
+            blocks = fresh_blocks(scheduler_output, group, block_size)
+            if blocks:
+                clear_blocks((layer.kv_cache for layer in layers), self._num_blocks, blocks)
+            self.forget_blocks(scheduler_output, blocks, group, block_size)
+        return super().execute_model(scheduler_output)
+
+    def forget_blocks(
+        self, step: SchedulerOutput, blocks: list[int], group: int, block_size: int
+    ) -> None:
+        """Blocks of a cache group get new owners in this step."""
 
 
 def expect_drafter(found: Any, kind: type) -> None:

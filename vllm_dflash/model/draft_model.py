@@ -16,8 +16,11 @@ from vllm.model_executor.models.utils import (
 from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
 from vllm_dflash.checkpoint.headers import INDEX, Tensor, loading_pattern
-from vllm_dflash.checkpoint.mask_embedding import MASK_EMBEDDING_FILE, parse_mask_embedding
-from vllm_dflash.checkpoint.tensors import check_tensors
+from vllm_dflash.checkpoint.tensors import (
+    MASK_EMBEDDING_FILE,
+    check_tensors,
+    parse_mask_embedding,
+)
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.model.context_projection import ContextProjection
 from vllm_dflash.model.dflash2_layers import CandidateSelector

@@ -14,6 +14,7 @@ from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
 from vllm.model_executor.models.llama import LlamaMLP
 from vllm.model_executor.utils import set_weight_attrs
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 from vllm_dflash.config.mode import Mode
@@ -66,9 +67,6 @@ class BlockAttention(nn.Module):
         spec, ranks = mode.drafter, mode.drafter_ranks
         self.window, self.causal = spec.windows[number], spec.causal[number]
         self.head_dim = spec.head_dim
-        num_heads = spec.num_heads // ranks
-        num_kv_heads = max(1, spec.num_kv_heads // ranks)
-        self.q_size, self.kv_size = num_heads * spec.head_dim, num_kv_heads * spec.head_dim
         self.qkv_proj = QKVParallelLinear(
             spec.hidden_size,
             spec.head_dim,
@@ -79,6 +77,8 @@ class BlockAttention(nn.Module):
             quant_config=quantisation,
             prefix=f"layers.{number}.self_attn.qkv_proj",
         )
+        num_heads, num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads  # a rank's
+        self.q_size, self.kv_size = num_heads * spec.head_dim, num_kv_heads * spec.head_dim
         self.o_proj = RowParallelLinear(
             spec.num_heads * spec.head_dim,
             spec.hidden_size,
@@ -186,7 +186,18 @@ class DrafterLayer(nn.Module):
         return self.mlp_conv(self.mlp, x, offsets), residual
 
 
-@support_torch_compile(dynamic_arg_dims={"x": 0, "positions": 0, "offsets": 0})
+def is_worth_compiling(_: VllmConfig) -> bool:
+    """Whether vLLM is to compile the drafter where it compiles the target.
+
+    Not on CPUs: its block takes 2% of the time there, 1.00 times as long compiled as not, and
+    compiling takes 6 to 10 s of a start (`docs/benchmarks.md`).
+    """
+    return not current_platform.is_cpu()
+
+
+@support_torch_compile(
+    dynamic_arg_dims={"x": 0, "positions": 0, "offsets": 0}, enable_if=is_worth_compiling
+)
 class DraftBlock(nn.Module):
     """All layers and the final norm: what is compiled."""
 

@@ -26,8 +26,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
-from vllm_dflash.checkpoint.mask_embedding import MASK_EMBEDDING_FILE, parse_mask_embedding
 from vllm_dflash.checkpoint.spec import DrafterSpec
+from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, parse_mask_embedding
 from vllm_dflash.model.reference_dflash2 import ReferenceConvolution, ReferenceSelector
 
 
@@ -112,8 +112,9 @@ class ReferenceAttention(nn.Module):
 class ReferenceLayer(nn.Module):
     """One layer of the drafter. The context is not normed per layer; the block is."""
 
-    def __init__(self, spec: DrafterSpec, config: Qwen3Config) -> None:
+    def __init__(self, spec: DrafterSpec, number: int, config: Qwen3Config) -> None:
         super().__init__()
+        self.rotary = rotary_of(spec, spec.rope_of(number))
         self.self_attn = ReferenceAttention(spec)
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
@@ -128,10 +129,12 @@ class ReferenceLayer(nn.Module):
         self,
         x: torch.Tensor,
         z: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
+        positions: torch.Tensor,
         visible: torch.Tensor,
         width: int,
     ) -> torch.Tensor:
+        rope = self.rotary(x, positions)
+
         def attend(rows: torch.Tensor) -> torch.Tensor:
             return self.self_attn(rows, z, rope, visible)
 
@@ -161,7 +164,7 @@ class ReferenceDrafter(nn.Module):
         fused = len(spec.taps) * spec.target_hidden_size
         self.fc = nn.Linear(fused, spec.hidden_size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
-        self.layers = nn.ModuleList(ReferenceLayer(spec, config) for _ in range(spec.num_layers))
+        self.layers = nn.ModuleList(ReferenceLayer(spec, i, config) for i in range(spec.num_layers))
         self.norm = Qwen3RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.embed_tokens: nn.Embedding | None = None
         self.lm_head: nn.Linear | None = None
@@ -172,10 +175,6 @@ class ReferenceDrafter(nn.Module):
             )
         self.register_buffer("d2t", None)
         self.mask_embedding: torch.Tensor | None = None
-        self.rotary = rotary_of(spec, spec.rope_parameters)
-        self.sliding_rotary = self.rotary
-        if spec.sliding_rope_parameters is not None:
-            self.sliding_rotary = rotary_of(spec, spec.sliding_rope_parameters)
 
     @classmethod
     def load(cls, spec: DrafterSpec, folder: str | Path) -> ReferenceDrafter:
@@ -254,7 +253,6 @@ class ReferenceDrafter(nn.Module):
         if visible is None:
             shape = (block.shape[0], 1, num_queries, positions.shape[1])
             visible = torch.ones(shape, dtype=torch.bool, device=block.device)
-        rope, sliding_rope = self.rotary(block, positions), self.sliding_rotary(block, positions)
         q_pos, k_pos = positions[:, None, -num_queries:, None], positions[:, None, None, :]
         for layer, window, causal in zip(
             self.layers, self.spec.windows, self.spec.causal, strict=True
@@ -266,8 +264,7 @@ class ReferenceDrafter(nn.Module):
                 seen = seen & (q_pos - k_pos < window)
                 if not causal:
                     seen = seen & (k_pos - q_pos < window)
-            turned = rope if window is None else sliding_rope
-            block = layer(block, context, turned, seen, width or num_queries)
+            block = layer(block, context, positions, seen, width or num_queries)
         return self.norm(block)
 
 

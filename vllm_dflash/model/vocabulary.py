@@ -38,17 +38,14 @@ class DraftVocabulary(nn.Module):
         if "embed_tokens.weight" in found:
             self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size)
             self._embed = lambda token_ids: self.embed_tokens(token_ids)
+        scale, cap = spec.logit_scale, None
+        if spec.dflash2 is not None:
+            scale, cap = spec.dflash2.output_multiplier, spec.dflash2.final_logit_softcapping
+        self.logits_processor = LogitsProcessor(spec.draft_vocab_size, scale=scale, soft_cap=cap)
         if "lm_head.weight" in found:
             self.lm_head = ParallelLMHead(spec.draft_vocab_size, spec.hidden_size)
-            self.logits_processor = LogitsProcessor(spec.draft_vocab_size, scale=spec.logit_scale)
             self._head = lambda hidden: self.logits_processor(self.lm_head, hidden)
             self.head_parts = self.logits_processor, self.lm_head
-        if spec.dflash2 is not None:
-            self.candidate_processor = LogitsProcessor(
-                spec.vocab_size,
-                scale=spec.dflash2.output_multiplier,
-                soft_cap=spec.dflash2.final_logit_softcapping,
-            )
         self.d2t: nn.Parameter | None = None
         if "d2t" in found:
             offsets = torch.zeros(spec.draft_vocab_size, dtype=torch.int64)
@@ -82,8 +79,8 @@ class DraftVocabulary(nn.Module):
         else:
             table = getattr(inner, "embed_tokens", None) or getattr(inner, "embedding", None)
         table = getattr(self, "embed_tokens", table)
-        self.candidate_head = getattr(self, "lm_head", getattr(target, "lm_head", None))
-        for tensors, what in ((table, "embedding"), (self.candidate_head, "head")):
+        head = getattr(self, "lm_head", getattr(target, "lm_head", None))
+        for tensors, what in ((table, "embedding"), (head, "head")):
             if not isinstance(tensors, VocabParallelEmbedding):
                 raise ValueError(
                     f"a DFlash 2 drafter reads the {what} of its target, and that of"
@@ -91,6 +88,7 @@ class DraftVocabulary(nn.Module):
                     f" {what} of its own, or leave the speculative config out."
                 )
         self._embed = lambda token_ids: table(token_ids)
+        self.head_parts = self.logits_processor, head
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[Q] token ids of the target to embeddings [Q, H]."""
@@ -109,9 +107,9 @@ class DraftVocabulary(nn.Module):
     def candidates(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and float32 logits of the C likeliest tokens of rows [Q, H]: [Q, C] each."""
         assert self.dflash2 is not None
-        return self.candidate_processor.get_top_k_tokens(
-            self.candidate_head, hidden_states, self.dflash2.selector_top_k
-        )
+        assert self.head_parts is not None
+        processor, head = self.head_parts
+        return processor.get_top_k_tokens(head, hidden_states, self.dflash2.selector_top_k)
 
     def best_ids(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Columns [Q] of the largest logits of [Q, H]; each rank searches its part of the head.

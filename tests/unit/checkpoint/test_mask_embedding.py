@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from support.pairs import drafter_config
-from vllm_dflash.checkpoint.mask_embedding import parse_mask_embedding
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.checkpoint.tensors import parse_mask_embedding
 
 SPEC = parse_config("it", drafter_config())  # mask token 300, 64 wide
 NUMBERS = torch.arange(64.0)

@@ -12,7 +12,6 @@ from transformers import PretrainedConfig
 from support.configs_by_hand import QWEN, QWEN_SPEC, SPECULATORS, Fields
 from vllm_dflash.checkpoint.read import (
     load_config,
-    overridden,
     parse_config,
     parse_overridden,
     read_drafter,
@@ -86,28 +85,6 @@ NESTED = QWEN["dflash_config"]
 
 
 @pytest.mark.parametrize(
-    ("config", "overrides", "merged"),
-    [
-        ({"a": 1, "b": 2}, {}, {"a": 1, "b": 2}),
-        ({"a": 1, "b": 2}, {"b": 3, "c": 4}, {"a": 1, "b": 3, "c": 4}),
-        # Those of dflash_config one by one.
-        (
-            {"dflash_config": {"a": 1, "b": 2}, "c": 3},
-            {"dflash_config": {"b": 4, "d": 5}},
-            {"dflash_config": {"a": 1, "b": 4, "d": 5}, "c": 3},
-        ),
-        ({"dflash_config": {"a": 1}}, {"c": 3}, {"dflash_config": {"a": 1}, "c": 3}),
-        ({"c": 3}, {"dflash_config": {"a": 1}}, {"dflash_config": {"a": 1}, "c": 3}),
-        ({"dflash_config": {"a": 1}}, {"dflash_config": None}, {"dflash_config": None}),
-    ],
-)
-def test_overrides_stand_in(config: Fields, overrides: Fields, merged: Fields) -> None:
-    before = json.dumps([config, overrides])
-    assert overridden(config, overrides) == merged
-    assert json.dumps([config, overrides]) == before
-
-
-@pytest.mark.parametrize(
     ("overrides", "means"),
     [
         ({}, {}),
@@ -122,7 +99,20 @@ def test_overrides_stand_in(config: Fields, overrides: Fields, merged: Fields) -
     ],
 )
 def test_each_override_changes_something(overrides: Fields, means: Fields) -> None:
+    before = json.dumps([QWEN, overrides])
     assert parse_overridden("it", QWEN, overrides).model_dump() == {**QWEN_SPEC, **means}
+    assert json.dumps([QWEN, overrides]) == before
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides"),
+    [
+        ({**QWEN, "dflash_config": None}, {"dflash_config": NESTED}),
+        ({**QWEN, "dflash_config": 3}, {"dflash_config": NESTED}),
+    ],
+)
+def test_an_override_stands_for_what_is_no_object(config: Fields, overrides: Fields) -> None:
+    assert parse_overridden("it", config, overrides).model_dump() == QWEN_SPEC
 
 
 @pytest.mark.parametrize(

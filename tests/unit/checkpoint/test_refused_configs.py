@@ -98,10 +98,10 @@ REFUSED: list[tuple[Fields, str]] = [
     ({"layer_types": [FULL] * 4 + [SLIDING]}, "a sliding layer needs "),
     (nested(attention_sink_bias="no"), "attention_sink_bias must be true or false"),
     (nested(attention_value_scale=0), "attention_value_scale must be a positive number"),
-    (nested(sample_from_anchor=True), "sample_from_anchor is true, so"),
-    (nested(causal_head=True), "causal_head is true, so it is a JetSpec drafter"),
-    (nested(use_aux_hidden_state=False), "use_aux_hidden_state is false, so"),
-    ({"use_aux_hidden_state": False}, "use_aux_hidden_state is false, so"),
+    (nested(sample_from_anchor=True), "sample_from_anchor must be false: "),
+    (nested(causal_head=True), "causal_head must be false: it is a JetSpec drafter otherwise"),
+    (nested(use_aux_hidden_state=False), "use_aux_hidden_state must be true: "),
+    ({"use_aux_hidden_state": False}, "use_aux_hidden_state must be true: "),
     ({"quantization_config": {"bits": 4}}, "quantization_config must name its quant_method"),
     ({"quantization_config": "fp8"}, "quantization_config must be an object"),
     ({"is_causal": "no"}, "is_causal must be true or false"),
@@ -247,7 +247,7 @@ def test_what_is_just_allowed(changes: Fields) -> None:
         ({"aux_hidden_state_layer_ids": [0, 2]}, "aux_hidden_state_layer_ids must be a list"),
         ({"aux_hidden_state_layer_ids": [3, 2]}, "target_layer_ids must be strictly ascending"),
         ({"sliding_window_non_causal": "no"}, "sliding_window_non_causal must be true or false"),
-        ({"sample_from_anchor": True}, "sample_from_anchor is true"),
+        ({"sample_from_anchor": True}, "sample_from_anchor must be false"),
         ({"mask_token_id": None}, "mask_token_id must be an integer from 0"),
         ({"quantization_config": {"format": "int8"}}, "quantization_config must name its"),
     ],
@@ -267,5 +267,5 @@ def test_what_is_refused_of_speculators(changes: Fields, words: str) -> None:
 )
 def test_what_is_no_dflash_drafter(architectures: Any, words: str) -> None:
     message = refusal({**QWEN, "architectures": architectures}) or ""
-    assert message.startswith("drafter 'it' is")
+    assert message.startswith("drafter 'it': it is")
     assert words in message

@@ -9,7 +9,6 @@ from vllm.utils.cpu_resource_utils import LogicalCPUInfo
 
 from vllm_dflash.config.thread_binding import (
     VARIABLE,
-    binding_fault,
     check_thread_binding,
     divide_cores,
     share_of_cores,
@@ -72,28 +71,6 @@ def test_cores_in_vllms_notation(cpus: range | tuple[int, ...], ranks: int, divi
     assert divide_cores([LogicalCPUInfo(cpu, cpu, 0) for cpu in cpus], ranks) == divided
 
 
-@pytest.mark.parametrize(
-    ("binding", "ranks", "nodes", "words"),
-    [
-        ("nobind", 4, 1, None),
-        ("auto", 2, 2, None),
-        ("auto", 2, 3, None),
-        ("0-3", 1, 1, None),
-        ("0|1|2", 3, 1, None),
-        ("auto", 2, 1, ["for 2 ranks", "here are 1.", f"{VARIABLE}='0-1|2-3' to share", "=nobind"]),
-        ("0|1", 3, 9, ["for 3 ranks", f"{VARIABLE}='0|1' has cores for 2", "='0|1|2-3' to share"]),
-        ("0|1", 1, 1, ["for 1 ranks", "has cores for 2", f"{VARIABLE}='0-3' to share"]),
-        ("auto", 5, 1, ["for 5 ranks", "here are 1. Set VLLM_CPU_OMP_THREADS_BIND=nobind to"]),
-    ],
-)
-def test_ranks_that_cannot_be_bound(
-    binding: str, ranks: int, nodes: int, words: list[str] | None
-) -> None:
-    fault = binding_fault(binding, ranks, nodes, CORES)
-    assert (fault is None) == (words is None)
-    assert all(word in (fault or "") for word in words or [])
-
-
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU platform of one memory node with CORES."""
@@ -115,7 +92,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ("0|1", 1, "'0|1' has cores for 2"),
         ("0|1|2", 2, "'0|1|2' has cores for 3"),
         ("0-3", 2, "'0-3' has cores for 1"),
+        ("0|1|2", 3, None),
+        ("0|1", 3, "'0|1' has cores for 2. Set VLLM_CPU_OMP_THREADS_BIND='0|1|2-3' to share its"),
         (None, 2, "here are 1. Set VLLM_CPU_OMP_THREADS_BIND='0-1|2-3' to share"),
+        (None, 5, "here are 1. Set VLLM_CPU_OMP_THREADS_BIND=nobind to leave"),
     ],
 )
 def test_ranks_of_this_machine(
@@ -141,6 +121,7 @@ def test_ranks_of_this_machine(
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_node_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_resource_utils, "get_visible_memory_node", lambda: [0, 1])
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_node_for_each_rank(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
+    monkeypatch.setattr(cpu_resource_utils, "get_visible_memory_node", lambda: [*range(nodes)])
     check_thread_binding(2)

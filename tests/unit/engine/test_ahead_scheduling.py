@@ -144,19 +144,22 @@ def test_drafts_that_come_with_the_tokens_are_cut(monkeypatch: pytest.MonkeyPatc
     """Where scheduling waits for them; the worker's batch has an order of its own."""
     take_vllm_out(monkeypatch, 7, is_async=False)
     scheduler: Any = DFlashDeviceScheduler()
-    told: list[Any] = []
-    monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda _, drafts: told.append(drafts))
+    scheduler.requests = {name: request() for name in "cab"}
+
+    def take(scheduler: Any, drafts: DraftTokenIds) -> None:
+        for name, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True):
+            scheduler.requests[name].spec_token_ids = tokens
+
+    monkeypatch.setattr(Scheduler, "update_draft_token_ids", take)
     drafts = DraftTokenIds(["c", "a", "b"], [[1, 2, 3], [4, 5, 6], [7, 8, 9]])
-    plans(monkeypatch, 3, 0, 2)
-    scheduler._update_after_schedule(step(dict.fromkeys("abc", 0), {})[0])
-    scheduler.update_draft_token_ids(drafts)
-    plans(monkeypatch, 3, 3, 3)
-    scheduler._update_after_schedule(step(dict.fromkeys("abc", 0), {})[0])
-    scheduler.update_draft_token_ids(drafts)
-    assert [one.draft_token_ids for one in told] == [
-        [[1, 2], [4, 5, 6], []],
-        [[1, 2, 3], [4, 5, 6], [7, 8, 9]],
-    ]
+    for lengths, taken in (
+        ((3, 0, 2), [[1, 2], [4, 5, 6], []]),
+        ((3, 3, 3), [[1, 2, 3], [4, 5, 6], [7, 8, 9]]),
+    ):
+        plans(monkeypatch, *lengths)
+        scheduler._update_after_schedule(step(dict.fromkeys("abc", 0), {})[0])
+        scheduler.update_draft_token_ids(drafts)
+        assert [each.spec_token_ids for each in scheduler.requests.values()] == taken
 
 
 def test_what_was_learned_is_told_now_and_then(scheduler: Any) -> None:

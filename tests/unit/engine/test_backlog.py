@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.context_rows import waiting_row
 from vllm_dflash.engine.v1 import backlog as backlog_module
 from vllm_dflash.engine.v1.backlog import ContextBacklog
+from vllm_dflash.engine.warm import tensors_of
 
 WIDTH = 2
 BLOCK = 4
@@ -140,11 +141,11 @@ def test_a_ring_starts_over_where_rows_do_not_fit_behind_the_last() -> None:
 
 def test_its_buffers_stay_where_they_are() -> None:
     backlog = make(Cache())
-    before = [buffer.data_ptr() for buffer in backlog.buffers()]
+    before = [buffer.data_ptr() for buffer in tensors_of(backlog)]
     for number in range(40):
         add(backlog, [number, number + 1], float(number))
-    assert [buffer.data_ptr() for buffer in backlog.buffers()] == before
-    assert [buffer.shape[0] for buffer in backlog.buffers()] == [64] * 2
+    assert [buffer.data_ptr() for buffer in tensors_of(backlog)] == before
+    assert [buffer.shape[0] for buffer in tensors_of(backlog)] == [64] * 2
 
 
 def test_a_shared_block_counts_for_each_and_is_stored_once() -> None:
@@ -250,9 +251,9 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def sizes(width: int) -> list[tuple[int, ...]]:
         made = ContextBacklog(None, width, torch.bfloat16, num_slots=8, block_size=4)  # type: ignore[arg-type]
-        assert made.buffers()[0].dtype == torch.bfloat16
-        assert made.buffers()[1].dtype == torch.int64
-        return [tuple(buffer.shape) for buffer in made.buffers()]
+        assert tensors_of(made)[0].dtype == torch.bfloat16
+        assert tensors_of(made)[1].dtype == torch.int64
+        return [tuple(buffer.shape) for buffer in tensors_of(made)]
 
     assert sizes(10) == [(50, 10), (50,)]  # by its bytes
     assert sizes(1) == [(400, 1), (400,)]  # by its rows

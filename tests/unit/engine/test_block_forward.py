@@ -143,8 +143,8 @@ def test_attention_is_told_of_each_block(
     class Group:
         layer_names = ("layer",)
 
-        def build_metadata_for_drafting(self, metadata: Any, draft_index: int) -> str:
-            seen.update(vars(metadata) | {"draft_index": draft_index})
+        def build_metadata(self, metadata: Any) -> str:
+            seen.update(vars(metadata))
             return "built"
 
     block._groups = [Group()]  # type: ignore[list-item]
@@ -169,7 +169,7 @@ def test_attention_is_told_of_each_block(
     assert seen["seq_lens"].tolist() == [8, 4]
     assert seen["block_table_tensor"].tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]]
     sizes = [seen[name] for name in ("num_reqs", "num_actual_tokens", "max_query_len")]
-    assert (sizes, seen["max_seq_len"], seen["draft_index"]) == ([2, 5, 3], 8, 0)
+    assert (sizes, seen["max_seq_len"]) == ([2, 5, 3], 8)
 
 
 class FollowingTokens(torch.nn.Module):

@@ -14,6 +14,7 @@ from vllm_dflash.engine.v2.choice import choose
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.grading import TILE
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
+from vllm_dflash.engine.warm import tensors_of
 from vllm_dflash.planning.chances import AGREEMENT
 from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
 
@@ -105,11 +106,11 @@ def test_drafts_that_are_not_finite_are_told_from_none() -> None:
 def test_new_requests_start_from_nothing() -> None:
     """What others have is left alone."""
     slots = DraftSlots(3, 2, CPU)
-    before = [each.data_ptr() for each in slots.buffers()]
+    before = [each.data_ptr() for each in tensors_of(slots)]
     slots.records.fill_(1)
     slots.forget(torch.tensor([2, 0]))
     assert slots.records[:, 0].tolist() == [0, 1, 0]
     assert slots.records.unique(dim=1).shape == (3, 1)
     slots.set_rates(np.full((2, 11), 0.25), np.full((2, 11), 0.5))
     assert slots.rates[:, 0, 0].tolist() == [0.25, 0.5]
-    assert [each.data_ptr() for each in slots.buffers()] == before
+    assert [each.data_ptr() for each in tensors_of(slots)] == before

@@ -14,7 +14,7 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerific
 from support.planner_world import straight_costs
 from vllm_dflash.engine.v2 import trimming as module
 from vllm_dflash.engine.v2.exchange import Directions
-from vllm_dflash.engine.v2.trimming import DraftBudget, take_over_the_budget
+from vllm_dflash.engine.v2.trimming import DraftBudget
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.budget import MOST_STEPS, Load, RecentChances
 from vllm_dflash.planning.step import Learned
@@ -217,11 +217,8 @@ def test_until_costs_are_known_vllms_number_counts(monkeypatch: pytest.MonkeyPat
     assert bare().get_num_tokens(ROWS, DRAFTS) == 11
 
 
-def test_it_takes_the_place_of_vllms_where_there_is_one() -> None:
-    runner: Any = SimpleNamespace(adaptive_verification=None)
-    assert take_over_the_budget(runner) is None
-    runner.adaptive_verification = whole = bare()
-    found = take_over_the_budget(runner)
-    assert runner.adaptive_verification is found is not whole
-    assert found is not None
+def test_it_takes_the_place_of_vllms() -> None:
+    whole = bare()
+    found = DraftBudget.instead_of(whole)
+    assert found is not whole
     assert found._confidence_probs is whole._confidence_probs

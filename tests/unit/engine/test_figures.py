@@ -25,19 +25,17 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from support import ROOT
 from support.pairs import Pair, make_pair
-from vllm_dflash.engine.reporting.counting_scheduler import CountingScheduler
 from vllm_dflash.engine.reporting.figures import (
     FIGURES_SENT,
     FREE_DRAFTS,
     INTERVAL,
     OF_WORKERS,
-    Figures,
-    Increases,
+    CountingScheduler,
     send_figures,
     take_figures,
 )
 from vllm_dflash.engine.reporting.prometheus import FigureLogger
-from vllm_dflash.engine.reporting.statistics import METRICS, DraftStatistics
+from vllm_dflash.engine.reporting.statistics import METRICS, DraftStatistics, Figures, Increases
 from vllm_dflash.engine.scheduler import DFlashScheduler
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.worker import DraftingWorker

@@ -48,7 +48,7 @@ def test_drafts_of_nan_are_tokens_like_others(pair: Pair) -> None:
     drafts = harness.step(rows)
     assert [len(tokens) for tokens in drafts] == [pair.spec.max_draft_tokens] * 3
     assert all(0 <= token < pair.spec.vocab_size for tokens in drafts for token in tokens)
-    assert harness.proposer.collect_statistics().nan_drafts == 0
+    assert harness.proposer.statistics.nan_drafts == 0
 
 
 @pytest.mark.usefixtures("runner")

@@ -80,7 +80,7 @@ def test_context_is_stored_for_requests_that_draft_nothing(pair: Pair) -> None:
     company = Row(1, features(3, 1), in_prompt=True)  # in another batch, ends are read again
     assert harness.step([Row(0, whole[30:35], bonus=2), company]) == [[], []]
     if not USES_V2:  # there the scheduler knows who can use drafts
-        assert harness.proposer.collect_statistics().drafted_steps == 0
+        assert harness.proposer.statistics.drafted_steps == 0
     harness.max_tokens = 10_000
     assert harness.step([Row(0, whole[35:], bonus=3)]) == expected
 
@@ -165,7 +165,7 @@ def test_skipped_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> No
     assert planned == [(["0"], [2]), (["0"], [8])]
     harness.step([Row(0, features(1, 0)), Row(1, features(3, 0))])
     assert planned[2:] == [(["0", "1"], [9, 3])]
-    assert proposer.collect_statistics().skipped_steps == 5
+    assert proposer.statistics.skipped_steps == 5
 
 
 class FromText(FixedLength):
@@ -210,7 +210,7 @@ def test_a_request_gets_what_its_text_predicts_and_the_drafter_rests(pair: Pair)
     (step,) = policy.planned
     assert step.predicted is not None
     assert step.predicted.lengths.tolist() == [harness.config.num_speculative_tokens] == [32]
-    assert harness.proposer.collect_statistics().skipped_steps == 1
+    assert harness.proposer.statistics.skipped_steps == 1
     # What comes next shows what became of it.
     harness.step([Row(0, features(1, 1), bonus=13)])
     assert policy.planned[1].predicted is not None
@@ -231,7 +231,7 @@ def test_each_request_gets_drafts_of_the_source_that_was_chosen(pair: Pair) -> N
     assert second == expected[:2]
     assert third == []
     assert last == [16, 14, *harness.texts[3, 4:11]]
-    assert harness.proposer.collect_statistics().draft_lengths.tolist() == [1, 0, 1, *[0] * 5]
+    assert harness.proposer.statistics.draft_lengths.tolist() == [1, 0, 1, *[0] * 5]
 
 
 def test_how_far_block_and_text_say_the_same(pair: Pair) -> None:
@@ -292,7 +292,7 @@ def test_a_step_that_rests_is_planned_where_a_text_predicts_something(pair: Pair
     # The third predicts something, and the fourth shows what became of that.
     assert [step.is_resting for step in policy.planned] == [False, True, True, False]
     assert [step.predicted is not None for step in policy.planned] == [False, True, True, False]
-    assert harness.proposer.collect_statistics().skipped_steps == 5
+    assert harness.proposer.statistics.skipped_steps == 5
     assert all(step.could_draft for step in policy.planned)
 
 
@@ -353,7 +353,7 @@ def test_hazard_5_unwritten_cache_pages_may_hold_nan(pair: Pair) -> None:
     """Blocks nobody was given are NaN all along in this harness, and stay unread."""
     harness = DrafterHarness(pair)
     drafts = harness.step([Row(0, features(CACHE_BLOCK * 2 - 3, 0))])
-    assert harness.proposer.collect_statistics().nan_drafts == 0
+    assert harness.proposer.statistics.nan_drafts == 0
     assert len(drafts[0]) == 7
     untouched = harness.blocks[1].long()
     assert all(cache[untouched].isnan().all() for cache in harness.caches)

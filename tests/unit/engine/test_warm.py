@@ -1,5 +1,7 @@
 """Hazard 10: what changes after warm-up is counted."""
 
+from types import SimpleNamespace
+
 import numba
 import torch
 from vllm.compilation.counter import compilation_counter
@@ -8,27 +10,27 @@ from vllm_dflash.engine.warm import WarmState
 
 
 def test_a_buffer_that_moves_is_counted_once() -> None:
-    buffers = [torch.zeros(4), torch.zeros(4)]
-    state = WarmState(lambda: buffers)
-    buffers[0] = torch.zeros(5)  # before it is warm, anything goes
+    holder = SimpleNamespace(one=torch.zeros(4), other=torch.zeros(4), size=4)
+    state = WarmState(lambda: (None, holder))
+    holder.one = torch.zeros(5)  # before it is warm, anything goes
     state.seal()
     assert state.to_dict() == {"captures_after_warmup": 0, "reallocations_after_warmup": 0}
-    kept = buffers[1]  # lest the new one gets the old one's place
-    buffers[1] = torch.zeros(4)
-    assert kept.data_ptr() != buffers[1].data_ptr()
+    kept = holder.other  # lest the new one gets the old one's place
+    holder.other = torch.zeros(4)
+    assert kept.data_ptr() != holder.other.data_ptr()
     assert state.to_dict()["reallocations_after_warmup"] == 1
 
 
 def test_a_new_buffer_is_counted() -> None:
-    buffers = [torch.zeros(4)]
-    state = WarmState(lambda: buffers)
+    holder = SimpleNamespace(one=torch.zeros(4))
+    state = WarmState(lambda: (holder,))
     state.seal()
-    buffers.append(torch.zeros(4))
+    holder.other = torch.zeros(4)
     assert state.to_dict()["reallocations_after_warmup"] == 1
 
 
 def test_captures_and_compilations_are_counted() -> None:
-    state = WarmState(list)
+    state = WarmState(tuple)
     torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2))
     state.seal()
     assert state.to_dict()["captures_after_warmup"] == 0
@@ -40,7 +42,7 @@ def test_captures_and_compilations_are_counted() -> None:
 
 
 def test_compilations_of_numba_are_counted() -> None:
-    state, twice = WarmState(list), numba.njit(lambda x: 2 * x)
+    state, twice = WarmState(tuple), numba.njit(lambda x: 2 * x)
     twice(1)
     state.seal()
     twice(2)
@@ -51,7 +53,7 @@ def test_compilations_of_numba_are_counted() -> None:
 
 def test_compilations_are_counted_once_however_many_engines_there_were() -> None:
     """Also behind `torch._dynamo.reset`, which forgets who listens."""
-    states = [WarmState(list) for _ in range(3)]
+    states = [WarmState(tuple) for _ in range(3)]
     torch._dynamo.reset()
     for state in states:
         state.seal()

@@ -11,16 +11,14 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from support.planner_world import profiled_costs
 from vllm_dflash.config.mode import Mode
-from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
 from vllm_dflash.engine.message import DRAFTS
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v1 import v1_worker
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts
-from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.v2_workers import GPUWorker, V2CPUWorker
-from vllm_dflash.engine.worker import DraftingWorker
+from vllm_dflash.engine.worker import DraftingCPUWorker, DraftingWorker
 from vllm_dflash.planning.step import Step
 
 
@@ -137,14 +135,8 @@ class Drafter:
             self.statistics.observe_lengths(np.array([7]), could_draft=True)
             self.statistics.nan_drafts += 1
 
-    def clear_statistics(self) -> None:
-        PlannedSpeculator.clear_statistics(self)  # type: ignore[arg-type]
-
     def counted(self, output: Any) -> Any:
         return output
-
-    def collect_statistics(self) -> DraftStatistics:
-        return self.statistics
 
 
 @pytest.mark.parametrize("is_planned", [True, False])
@@ -172,7 +164,7 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     assert worker.compile_or_warm_up_model() == "seconds"
     assert worker.drafter.sealed_with == [0]
     (watch,) = worker._ticking
-    assert not watch._warned_of_nan
+    assert not watch.__self__._warned_of_nan
     worker.drafter.run(3)
     assert worker.drafter.count() == 6
 
@@ -219,7 +211,7 @@ def test_a_cpu_worker_mends_its_kernels_before_they_run(monkeypatch: pytest.Monk
     done: list[str] = []
     for name in ("ask_for_amx", "mend_expanded_sampling", "unlink_collective_memory"):
         monkeypatch.setattr(
-            f"vllm_dflash.engine.cpu_worker.{name}", lambda name=name: done.append(name)
+            f"vllm_dflash.engine.worker.{name}", lambda name=name: done.append(name)
         )
     monkeypatch.setattr(DraftingWorker, "init_device", lambda _: done.append("runner"))
     worker: Any = object.__new__(DraftingCPUWorker)

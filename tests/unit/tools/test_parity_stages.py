@@ -244,5 +244,6 @@ def test_an_oracle_loads_what_is_on_disk(pair: Pair) -> None:
 
 def test_positions_are_exact_in_any_dtype(pair: Pair) -> None:
     oracle = Oracle.load(str(pair.target), str(pair.drafter), torch.bfloat16)
-    exact = pair.load_drafter().rotary.inv_freq
-    assert torch.equal(oracle.drafter.rotary.inv_freq, exact)
+    both: list[list[Any]] = [[*oracle.drafter.layers], [*pair.load_drafter().layers]]
+    for layer, exact in zip(*both, strict=True):
+        assert torch.equal(layer.rotary.inv_freq, exact.rotary.inv_freq)

@@ -9,64 +9,75 @@ process. Once a second, and when the engine runs dry, what is new travels:
 
 So no call is made for them. Each message is what came since the last, and vLLM hands a step's
 statistics to one API server only: the counters of several add up. Free drafts are counted by
-schedulers (`counting_scheduler.py`), because vLLM's own counters are.
+schedulers, because vLLM's own counters are.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
+from typing import Any
 
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from vllm_dflash.engine.message import Message
-from vllm_dflash.engine.reporting.statistics import COUNTERS, METRICS, DraftStatistics
+from vllm_dflash.engine.reporting.statistics import (
+    METRICS,
+    UNIT,
+    DraftStatistics,
+    Figures,
+    Increases,
+)
 
 INTERVAL = 1.0
 """Seconds between two messages of an engine that is busy."""
-UNIT = 1e-6
-"""Of the figures under way: vLLM's statistics have room for whole numbers only."""
 PREFIX = "vllm_dflash:"
 FREE = ("free_draft_tokens", "free_accepted_tokens")
 """What schedulers count."""
 OF_WORKERS = [name for name in METRICS if name not in FREE]
 
-Figures = dict[str, int]
-"""Increase of each counter that increased, in `UNIT`."""
 FIGURES_SENT: Message[Figures] = Message("dflash_figures")
 """V1, worker to scheduler."""
 FREE_DRAFTS: Message[Mapping[str, int]] = Message("dflash_free_drafts")
 """V1, worker to scheduler: free drafts that the step has verified, of requests that had any."""
 
 
-class Increases:
-    """What counters have grown by: asked for as steps end, told once in an interval."""
+class CountingScheduler(Scheduler):
+    """vLLM's, which counts and sends what is shown at `/metrics`, on both runners."""
 
-    def __init__(
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.statistics = DraftStatistics(self.num_spec_tokens)
+        self._figures = Increases(self.statistics, INTERVAL, METRICS)
+        self.free_drafts: Mapping[str, int] = {}
+        """That the step whose output is taken has verified, of requests that had any."""
+
+    def make_spec_decoding_stats(
         self,
-        statistics: DraftStatistics,
-        interval: float,
-        names: Collection[str] = tuple(COUNTERS),
-        clock: Callable[[], float] = time.monotonic,
+        spec_decoding_stats: SpecDecodingStats | None,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_invalid_spec_tokens: dict[str, int] | None,
+        request_id: str,
+    ) -> SpecDecodingStats | None:
+        """vLLM counts the drafts of a request, and we the free ones among them: not those of one
+        that was aborted meanwhile, so that no more free drafts are accepted than drafts."""
+        if verified := self.free_drafts.get(request_id, 0):
+            self.statistics.free_draft_tokens += verified
+            self.statistics.free_accepted_tokens += num_accepted_tokens
+        counts = num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens
+        return super().make_spec_decoding_stats(spec_decoding_stats, *counts, request_id)
+
+    def send(
+        self, outputs: Mapping[int, EngineCoreOutputs], of_worker: Figures | None, *, is_busy: bool
     ) -> None:
-        """Nothing was told of these so far; `interval` in seconds."""
-        self._statistics, self._interval, self._clock = statistics, interval, clock
-        self._due = clock() + interval
-        self._told = dict.fromkeys(names, 0)
-
-    def tick(self) -> Figures | None:
-        """A step has ended: what is new, if it is time to tell."""
-        return None if self._clock() < self._due else self.take()
-
-    def take(self) -> Figures:
-        """All of it. For the step without tokens with which vLLM ends every stretch of work."""
-        self._due = self._clock() + self._interval
-        counts = self._statistics.counts()
-        now = {name: round(counts[name] / UNIT) for name in self._told}
-        fresh = {name: more for name in now if (more := now[name] - self._told[name]) > 0}
-        self._told = now
-        return fresh
+        """A step's output is taken: what is new goes with it to the API server, if it is time to,
+        or all of it if the engine runs dry."""
+        own = self._figures.tick() if is_busy else self._figures.take()
+        if figures := (own or {}) | (of_worker or {}):
+            send_figures(outputs, figures)
 
 
 def send_figures(outputs: Mapping[int, EngineCoreOutputs], figures: Figures) -> None:

@@ -11,8 +11,7 @@ from vllm.logger import init_logger
 
 from vllm_dflash import __version__
 from vllm_dflash.config.mode import Mode
-from vllm_dflash.engine.reporting.figures import Increases
-from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.reporting.statistics import DraftStatistics, Increases
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 
@@ -44,12 +43,12 @@ def log_active(options: Mode) -> None:
     )
 
 
-def log_free_drafts(most: int, *, shares_outputs: bool) -> None:
+def log_free_drafts(options: Mode) -> None:
     """The line that says that texts are looked up."""
     logger().info(
         "free drafts: up to %d tokens of a request's own text, where it repeats itself%s",
-        most,
-        ", and of what others were answered lately" if shares_outputs else "",
+        options.most_free,
+        ", and of what others were answered lately" if options.shares_outputs else "",
     )
 
 

@@ -3,6 +3,8 @@ their names."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -11,6 +13,10 @@ import numpy as np
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.step import Step, StepEstimate
 
+UNIT = 1e-6
+"""Of figures under way: vLLM's statistics have room for whole numbers only."""
+Figures = dict[str, int]
+"""Increase of each counter that increased, in `UNIT`."""
 COSTS = ("step", "draft", "context")
 """Kinds of time that are estimated."""
 
@@ -152,3 +158,32 @@ COUNTERS = {each.name: each.metadata["about"] for each in fields(DraftStatistics
 """What each counter counts."""
 METRICS = [each.name for each in fields(DraftStatistics) if each.metadata.get("is_shown")]
 """Those that are shown at `/metrics`."""
+
+
+class Increases:
+    """What counters have grown by: asked for as steps end, told once in an interval."""
+
+    def __init__(
+        self,
+        statistics: DraftStatistics,
+        interval: float,
+        names: Collection[str] = tuple(COUNTERS),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing was told of these so far; `interval` in seconds."""
+        self._statistics, self._interval, self._clock = statistics, interval, clock
+        self._due = clock() + interval
+        self._told = dict.fromkeys(names, 0)
+
+    def tick(self) -> Figures | None:
+        """A step has ended: what is new, if it is time to tell."""
+        return None if self._clock() < self._due else self.take()
+
+    def take(self) -> Figures:
+        """All of it. For the step without tokens with which vLLM ends every stretch of work."""
+        self._due = self._clock() + self._interval
+        counts = self._statistics.counts()
+        now = {name: round(counts[name] / UNIT) for name in self._told}
+        fresh = {name: more for name in now if (more := now[name] - self._told[name]) > 0}
+        self._told = now
+        return fresh

@@ -56,10 +56,6 @@ class ContextBacklog:
         """How many rows wait."""
         return self._count
 
-    def buffers(self) -> list[torch.Tensor]:
-        """What it allocated once and for all."""
-        return [self._features, self._positions]
-
     def drop(self, blocks: Collection[int], block_size: int) -> None:
         """Blocks that have a new owner, or none that could be found again; before `add`."""
         if blocks:
@@ -74,10 +70,20 @@ class ContextBacklog:
         count, most = len(features), len(self._slot_of) // 4
         if count > most:
             return self.store_new(features, positions, slots)
-        rows, displaced = self._claim(count, min(STORED_AHEAD, most))
-        stored = self._store(displaced)
+        if self._next + count > len(self._slot_of):
+            self._next = 0
+        start, self._next = self._next, self._next + count
+        rows, stored = slice(start, self._next), 0
+        if (self._slot_of[rows] != EMPTY).any():  # the oldest, and those soon behind
+            here = self._slot_of[start : start + max(count, min(STORED_AHEAD, most))]
+            stored = self._store(start + np.flatnonzero(here != EMPTY))
         self._features[rows], self._positions[rows] = features, positions
-        self._wait(rows, slots.numpy())
+        waiting = slots.numpy()
+        self._drop(waiting)
+        self._slot_of[rows] = waiting
+        self._row_of[waiting] = np.arange(start, self._next)
+        np.add.at(self._in_block, waiting // self._block_size, 1)
+        self._count += count
         return stored
 
     def store_new(
@@ -108,34 +114,6 @@ class ContextBacklog:
         blocks = np.unique(block_table[:, : used.shape[1]][used])
         blocks = blocks[self._in_block[blocks] > 0]
         return self._store(self._rows_of(slots_in(blocks, self._block_size)))
-
-    def _claim(self, count: int, ahead: int) -> tuple[slice, Ints]:
-        """Go on by `count` rows of the ring.
-
-        Args:
-            count: at most what the ring holds.
-            ahead: how many rows to look ahead at least, so that few are displaced often.
-
-        Returns:
-            Those rows, and the ones that still wait there or soon behind: the oldest, which are to
-            be stored.
-        """
-        if self._next + count > len(self._slot_of):
-            self._next = 0
-        start, self._next = self._next, self._next + count
-        rows = slice(start, start + count)
-        if (self._slot_of[rows] == EMPTY).all():
-            return rows, np.zeros(0, dtype=np.int64)
-        here = self._slot_of[start : start + max(count, ahead)]
-        return rows, start + np.flatnonzero(here != EMPTY)
-
-    def _wait(self, rows: slice, slots: Ints) -> None:
-        """These rows wait for these slots, [C]; others that did no longer do."""
-        self._drop(slots)
-        self._slot_of[rows] = slots
-        self._row_of[slots] = np.arange(rows.start, rows.stop)
-        np.add.at(self._in_block, slots // self._block_size, 1)
-        self._count += len(slots)
 
     def _drop(self, slots: Ints) -> None:
         """Nothing waits for these slots any longer; some may be named twice."""

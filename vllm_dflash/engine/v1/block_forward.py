@@ -145,7 +145,7 @@ class BlockForward:
     def _attention_metadata(self, metadata: CommonAttentionMetadata) -> dict[str, object]:
         per_layer: dict[str, object] = {}
         for group in self._groups:
-            built = group.build_metadata_for_drafting(metadata, draft_index=0)
+            built = group.build_metadata(metadata)
             per_layer |= dict.fromkeys(group.layer_names, built)
         return per_layer
 

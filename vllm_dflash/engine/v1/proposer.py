@@ -46,7 +46,8 @@ class PlannedProposer(DFlashProposer):
     model: DFlashDraftModel
     runner: GPUModelRunner
     host: HostStep
-    """The step, once the cache is there."""
+    """The step, once the cache is there, which counts as it goes."""
+    statistics: DraftStatistics
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, runner: GPUModelRunner
@@ -61,7 +62,7 @@ class PlannedProposer(DFlashProposer):
         self.feature_width = len(self.spec.taps) * self.spec.target_hidden_size
         self.runs_target_alone = False
         """Whether dummy runs of the runner are to leave the drafter out."""
-        self.warm = WarmState(self._persistent_buffers)
+        self.warm = WarmState(lambda: (self.host.backlog,))
         self.step: Step | None = None
         """The one that runs, from when the target's output is there."""
         self._sampled = np.zeros((0, 1), np.int32)
@@ -100,6 +101,7 @@ class PlannedProposer(DFlashProposer):
         )
         self.block = BlockForward(self.model, self.vllm_config, groups)
         self.host = HostStep(self.options, self.block, self.model.context, self.block_size)
+        self.statistics = self.host.statistics
         group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
         self.num_slots = kv_cache_config.num_blocks * group.kv_cache_spec.block_size
         self.num_cache_groups = len(kv_cache_config.kv_cache_groups)
@@ -142,9 +144,6 @@ class PlannedProposer(DFlashProposer):
                 num_slots=self.num_slots,
                 block_size=self.block_size,
             )
-
-    def _persistent_buffers(self) -> list[torch.Tensor]:
-        return [] if self.host.backlog is None else self.host.backlog.buffers()
 
     # --- every step, in this order --------------------------------------------------------------
 
@@ -251,11 +250,3 @@ class PlannedProposer(DFlashProposer):
         step, self.step = self.step, None
         if step is not None:
             self.host.end(step)
-
-    def clear_statistics(self) -> None:
-        """Count from zero again."""
-        self.host.statistics.clear()
-
-    def collect_statistics(self) -> DraftStatistics:
-        """What was counted so far."""
-        return self.host.statistics

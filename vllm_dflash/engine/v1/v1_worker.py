@@ -10,7 +10,6 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
 from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
 from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
 from vllm_dflash.engine.profile import profile_v1
@@ -19,14 +18,14 @@ from vllm_dflash.engine.reporting.figures import (
     FREE_DRAFTS,
     INTERVAL,
     OF_WORKERS,
-    Increases,
 )
 from vllm_dflash.engine.reporting.log import PeriodicLog, log_free_drafts
+from vllm_dflash.engine.reporting.statistics import Increases
 from vllm_dflash.engine.scheduled import useless_blocks
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
-from vllm_dflash.engine.worker import Output, expect_drafter
+from vllm_dflash.engine.worker import DraftingCPUWorker, Output, expect_drafter
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.seams import V1_WORKER
@@ -64,17 +63,17 @@ class V1CPUWorker(DraftingCPUWorker):
             keeper = EstimatesKeeper(file, planner)
             self._keeper = keeper if self.rank == 0 else None
         if self.rank == 0 and options.free_drafts:
-            log_free_drafts(options.most_free, shares_outputs=options.shares_outputs)
+            log_free_drafts(options)
 
     def start_counting(self) -> None:
         """Here the worker counts for the log and for `/metrics`, too."""
         super().start_counting()
         if self.rank != 0:
             return
-        statistics = self.drafter.collect_statistics()
+        statistics = self.drafter.statistics
         self._figures = Increases(statistics, INTERVAL, OF_WORKERS)
         if self.drafter.options.is_planned:
-            self._ticking += (PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL),)
+            self._ticking += (PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL).tick,)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:
         """Run the target, and sample and draft in the same call unless a grammar has a say.

@@ -56,8 +56,3 @@ class DeviceStep:
         if self.texts is not None:
             self.texts.look_up(batch)
         choose(self.slots, batch, self.drafts, self.texts, has_block=has_block)
-
-    def buffers(self) -> list[torch.Tensor]:
-        """What kernels read and write; never allocated again."""
-        texts = [] if self.texts is None else self.texts.buffers()
-        return [*self.slots.buffers(), *texts, self.outcomes]

@@ -66,10 +66,6 @@ class DraftSlots:
             torch.tensor(table, dtype=torch.float32, device=device) for table in tables
         )  # [2, K, knots], [512], [knots]
 
-    def buffers(self) -> list[torch.Tensor]:
-        """What kernels read and write; never allocated again."""
-        return [each for each in vars(self).values() if isinstance(each, torch.Tensor)]
-
     def forget(self, slots: torch.Tensor) -> None:
         """Slots [N] int64, on the device, are new requests' from now on."""
         self.records.index_fill_(0, slots, 0.0)

@@ -116,9 +116,3 @@ class LoadedSpeculator(DFlashSpeculator):
                     block_size,
                 )
         self._configure_decode_metadata_update()
-
-    def persistent_buffers(self) -> list[torch.Tensor]:
-        """What captured graphs read and write."""
-        buffers = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
-        inputs = vars(self.input_buffers).values()
-        return buffers + [value for value in inputs if isinstance(value, torch.Tensor)]

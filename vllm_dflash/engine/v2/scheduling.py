@@ -21,7 +21,7 @@ from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.estimates_file import EstimatesKeeper
-from vllm_dflash.engine.reporting.counting_scheduler import CountingScheduler
+from vllm_dflash.engine.reporting.figures import CountingScheduler
 from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v2.exchange import (
@@ -79,10 +79,7 @@ class DFlashDeviceScheduler(CountingScheduler):
             self.statistics.observe_lengths(np.full(count, length), could_draft=could_draft)
         super()._update_after_schedule(step)
         if self.vllm_config.scheduler_config.async_scheduling:
-            for name, places in self._places.items():
-                request = self.requests.get(name)
-                if request is not None and request.spec_token_ids:
-                    request.spec_token_ids = request.spec_token_ids[:places]
+            self._cut_to_places()
 
     def _plan(self, step: SchedulerOutput, names: list[str]) -> Directions:
         # vLLM 0.33 drafts nothing behind a step whose requests are in their prompts or at their
@@ -132,15 +129,16 @@ class DFlashDeviceScheduler(CountingScheduler):
         return directions_of(step).runs_block and step.num_spec_tokens_to_schedule > 0
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Where scheduling waits for drafts, they come with the tokens: each request's are cut."""
-        if self._places:
-            names, drafts = draft_token_ids.req_ids, draft_token_ids.draft_token_ids
-            places = self._places
-            cut = [
-                tokens[: places.get(name, 0)] for name, tokens in zip(names, drafts, strict=True)
-            ]
-            draft_token_ids = DraftTokenIds(names, cut)
+        """Where scheduling waits for drafts, they come with the tokens."""
         super().update_draft_token_ids(draft_token_ids)
+        self._cut_to_places()
+
+    def _cut_to_places(self) -> None:
+        """Each request's drafts, or vLLM's placeholders for them."""
+        for name, places in self._places.items():
+            request = self.requests.get(name)
+            if request is not None and request.spec_token_ids:
+                request.spec_token_ids = request.spec_token_ids[:places]
 
     def _context_lens(self, names: list[str]) -> Ints:
         """Tokens of context of each request of a step, as far as they are known by now, [R]."""

@@ -33,7 +33,7 @@ from vllm_dflash.engine.v2.text_look_up import (
     has_room_for_texts,
     keep_texts_on_device,
 )
-from vllm_dflash.engine.v2.trimming import DraftBudget, take_over_the_budget
+from vllm_dflash.engine.v2.trimming import DraftBudget
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.planning.costs import StepCosts
 
@@ -61,7 +61,9 @@ class PlannedSpeculator(LoadedSpeculator):
         drafts = Drafts(self.draft_tokens, self.confidence, self.draft_token_confidence_probs)
         self.step = DeviceStep(self.max_num_reqs, drafts, texts)
         self.statistics = DraftStatistics(width)
-        self.warm = WarmState(self.persistent_buffers)
+        self.warm = WarmState(
+            lambda: (self, self.input_buffers, self.step, self.step.slots, self.step.texts)
+        )
         self.candidates: CandidateSampler | None = None
         """What walks along the candidates of a DFlash 2 drafter."""
         if self.spec.dflash2 is not None:
@@ -78,10 +80,10 @@ class PlannedSpeculator(LoadedSpeculator):
     def before_capture(self, runner: GPUModelRunner) -> None:
         """All is loaded, no graph is captured. What runs between graphs is compiled here: no
         request waits for that."""
-        if self.options.is_planned:
-            self.budget = take_over_the_budget(runner)
-        if self.budget is not None:
+        if self.options.is_planned and runner.adaptive_verification is not None:  # hook 17
+            self.budget = DraftBudget.instead_of(runner.adaptive_verification)
             self.budget.warm_up()
+            runner.adaptive_verification = self.budget
         nothing = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.observe_verification(nothing.long(), nothing, nothing)
         for has_block in (False, True):
@@ -96,10 +98,6 @@ class PlannedSpeculator(LoadedSpeculator):
         """From now on drafts are verified by what steps cost."""
         if self.budget is not None:
             self.budget.costs = costs
-
-    def persistent_buffers(self) -> list[torch.Tensor]:
-        """What captured graphs read and write."""
-        return super().persistent_buffers() + self.step.buffers()
 
     # --- every step -----------------------------------------------------------------------
 
@@ -228,11 +226,3 @@ class PlannedSpeculator(LoadedSpeculator):
         """The output of the step that ends, which sees to it that its drafts are counted."""
         report, self.step.report = self.step.report, None
         return output if report is None else CountedOutput(output, report, self.statistics)
-
-    def clear_statistics(self) -> None:
-        """Count from zero again."""
-        self.statistics.clear()
-
-    def collect_statistics(self) -> DraftStatistics:
-        """What was counted so far."""
-        return self.statistics

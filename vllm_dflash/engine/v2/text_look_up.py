@@ -105,10 +105,6 @@ class TextLookUp:
         most_parts = min(triton.cdiv(max_len, TILE), MOST_PROGRAMS)
         self._best = torch.zeros(max_requests, most_parts, dtype=torch.int64, device=device)
 
-    def buffers(self) -> list[torch.Tensor]:
-        """What kernels read and write; never allocated again."""
-        return [*vars(self).values()]
-
     def look_up(self, batch: Batch) -> None:
         """Write `tokens` and `matches` of R requests; other rows are left alone."""
         num_requests = len(batch.slots)

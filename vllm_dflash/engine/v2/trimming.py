@@ -229,11 +229,3 @@ class DraftBudget(AdaptiveVerificationManager):
                 adaptive_verification._assign_draft_token_budget_compiled(
                     self._confidence_probs, slots, capacities, budget, width
                 )
-
-
-def take_over_the_budget(runner: GPUModelRunner) -> DraftBudget | None:
-    """Hook 17, before graphs are captured; None where the device does not trim."""
-    if runner.adaptive_verification is None:
-        return None
-    runner.adaptive_verification = DraftBudget.instead_of(runner.adaptive_verification)
-    return runner.adaptive_verification

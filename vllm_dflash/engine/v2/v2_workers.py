@@ -6,14 +6,13 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.worker_base import CompilationTimes
 
-from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
 from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.profile import profile_v2, ragged_seconds
 from vllm_dflash.engine.reporting.log import log_free_drafts
 from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts, log_lengths
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
-from vllm_dflash.engine.worker import DraftingWorker, Output, expect_drafter
+from vllm_dflash.engine.worker import DraftingCPUWorker, DraftingWorker, Output, expect_drafter
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.seams import V2_WORKER
 from vllm_dflash.vllms_own import SWITCH_OFF
@@ -55,7 +54,7 @@ class V2Worker(DraftingWorker):
         )
         if self.rank == 0:
             if self._facts_to_send.looks_up:
-                log_free_drafts(self.drafter.options.most_free, shares_outputs=False)
+                log_free_drafts(self.drafter.options)
             log_lengths(self._facts_to_send, self.drafter.untrimmed)
 
     def end_step(self, output: Output) -> Output:

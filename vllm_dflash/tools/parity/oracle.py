@@ -46,7 +46,7 @@ class Oracle:
             folder = snapshot_download(drafter, revision=revision, allow_patterns=files)
         model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
         reference = ReferenceDrafter.load(spec, folder)
-        rotaries = (reference.rotary, reference.sliding_rotary)
+        rotaries: list[Any] = [layer.rotary for layer in reference.layers]
         frequencies = [rotary.inv_freq for rotary in rotaries]
         reference.to(dtype)
         # In bfloat16 they are off by up to 0.4%: a radian at position 300.

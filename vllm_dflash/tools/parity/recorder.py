@@ -113,7 +113,7 @@ class DraftRecorder:
 
     def __init__(self, drafter: Any) -> None:
         """For our proposer (V1) or speculator (V2); recording starts here."""
-        model, statistics = drafter.model, drafter.collect_statistics()
+        model, statistics = drafter.model, drafter.statistics
         self._drafter = drafter
         self._nan_drafts = statistics.nan_drafts
         self._rows: list[tuple[torch.Tensor, ...]] = []
@@ -160,7 +160,7 @@ class DraftRecorder:
             "positions": positions,
             "steps": [vars(step) for step in self._steps],
             "runner": "v2" if self._is_v2 else "v1",
-            "nan_drafts": self._drafter.collect_statistics().nan_drafts - self._nan_drafts,
+            "nan_drafts": self._drafter.statistics.nan_drafts - self._nan_drafts,
         }
 
     def _wrap(self, owner: Any, name: str, observe: Callable[..., None]) -> None:

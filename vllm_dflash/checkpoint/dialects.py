@@ -1,41 +1,22 @@
-"""The fields of a drafter's `config.json` as z-lab writes them."""
+"""The fields of a drafter's `config.json`: as z-lab writes them, and the speculators library.
+
+A config of the second is turned into one of the first, so one parser reads both.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
-from vllm_dflash.checkpoint.refusal import LARGEST, described, flag, shown
-from vllm_dflash.checkpoint.spec import DrafterShape
+from vllm_dflash.checkpoint.refusal import LARGEST, checked, described, flag, shown
+from vllm_dflash.checkpoint.spec import ARCHITECTURE, ARCHITECTURE_2, DFlash2, DrafterShape
 from vllm_dflash.vllms_own import SWITCH_OFF
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 ONLY_NESTED = ("causal", "causal_head", "sample_from_anchor", "swa_window_size", "use_swa")
 """Read in `dflash_config` alone, as vLLM does; any other field may stand in either place."""
-
-UNSUPPORTED = (
-    (
-        "sample_from_anchor",
-        True,
-        "so its first row predicts as well; neither vllm-dflash nor vLLM's own DFlash runs such"
-        " drafters",
-    ),
-    (
-        "causal_head",
-        True,
-        "so it is a JetSpec drafter, whose head predicts each token from those before it; neither"
-        " vllm-dflash nor vLLM 0.32 runs such drafters. Take a DFlash drafter of the same target",
-    ),
-    (
-        "use_aux_hidden_state",
-        False,
-        "so it reads the target's last hidden states instead of taps, which is not supported."
-        f" {SWITCH_OFF}",
-    ),
-)
-"""Fields that name another kind of drafter by a value, and what it is."""
 
 
 class ZlabConfig(DrafterShape):
@@ -54,9 +35,22 @@ class ZlabConfig(DrafterShape):
     """Counts, and is checked, only where a layer slides."""
     is_causal: bool | None = flag(None)
     causal: bool | None = flag(None)
-    causal_head: bool = flag(False)
-    sample_from_anchor: bool = flag(False)
-    use_aux_hidden_state: bool = flag(True)
+    causal_head: Literal[False] = described(
+        False,
+        "false: it is a JetSpec drafter otherwise, whose head predicts each token from those before"
+        " it, and neither vllm-dflash nor vLLM 0.32 runs those (take a DFlash drafter of the same"
+        " target)",
+    )
+    sample_from_anchor: Literal[False] = described(
+        False,
+        "false: neither vllm-dflash nor vLLM's own DFlash runs drafters whose first row predicts as"
+        " well",
+    )
+    use_aux_hidden_state: Literal[True] = described(
+        True,
+        "true: reading the target's last hidden states instead of taps is not supported"
+        f" ({SWITCH_OFF})",
+    )
 
     # Read by transformers, which fails at anything else without naming it.
     model_type: str | None = described(None, "the name of a model type", min_length=1)
@@ -72,14 +66,6 @@ class ZlabConfig(DrafterShape):
         if list(ids) != sorted(set(ids)):
             raise ValueError("strictly ascending")
         return ids
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_supported(cls, written: dict[str, Any]) -> dict[str, Any]:
-        for name, value, why in UNSUPPORTED:
-            if written.get(name) is value:
-                raise ValueError(f"{name} is {str(value).lower()}, {why}")
-        return written
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ZlabConfig:
@@ -126,3 +112,66 @@ class ZlabConfig(DrafterShape):
             "attention_sinks": self.attention_sink_bias,
             "quantization": (self.quantization_config or {}).get("quant_method"),
         }
+
+
+AT_TOP_LEVEL = ("block_size", "draft_vocab_size", "target_hidden_size", "quantization_config")
+
+ARCHITECTURE_OF = {"dflash": ARCHITECTURE, "dflash2": ARCHITECTURE_2}
+"""Of each `speculators_model_type` that is read here."""
+
+
+class Speculators(BaseModel):
+    """What stands beside the layers' own config, and is written in another way by z-lab."""
+
+    model_config = ConfigDict(strict=True)
+
+    transformer_layer_config: dict[str, Any] = described(..., "an object")
+    aux_hidden_state_layer_ids: list[PositiveInt] = described(
+        ..., "a list of numbers from 1 (the first layer's output) on", fail_fast=True
+    )
+    sliding_window_non_causal: bool = flag(True)
+
+
+def from_speculators(config: dict[str, Any]) -> dict[str, Any]:
+    """Translate. Its tap numbers count the embedding as 0, so they are one higher.
+
+    Raises:
+        ValueError: it is another kind of drafter, or its own fields are not what they must be.
+    """
+    kind = config["speculators_model_type"]
+    if kind not in [*ARCHITECTURE_OF]:  # whatever JSON it is
+        hint = '; method "dspark" runs those' if kind == "dspark" else ""
+        raise ValueError(
+            "it is not a DFlash checkpoint: speculators_model_type is"
+            f" {shown(kind)}, expected 'dflash' or 'dflash2'{hint}"
+        )
+    own = checked(Speculators, config)
+    beside = DFlash2.model_fields if kind == "dflash2" else ()
+    nested = {name: config.get(name) for name in beside} | {
+        "mask_token_id": config.get("mask_token_id"),
+        "target_layer_ids": [i - 1 for i in own.aux_hidden_state_layer_ids],
+        "sample_from_anchor": config.get("sample_from_anchor"),
+    }
+    # Said of sliding layers only: full ones are trained bidirectional whatever it is. vLLM 0.32
+    # makes them causal as well (vllm#56692); left out here, each layer is what its type says.
+    if own.sliding_window_non_causal:
+        nested["causal"] = False
+    return {
+        **_with_one_rotation(own.transformer_layer_config),
+        **{name: config[name] for name in AT_TOP_LEVEL if config.get(name) is not None},
+        "architectures": [ARCHITECTURE_OF[kind]],
+        "dflash_config": nested,
+    }
+
+
+def _with_one_rotation(layers: dict[str, Any]) -> dict[str, Any]:
+    """The layers' config with the rotation that the library trains them with.
+
+    Of a target that rotates its layer types differently, it takes the sliding ones' for all layers
+    of the drafter, whatever their own type (`flatten_rope_parameters`). A config may still hold
+    the entries that it was taken from.
+    """
+    rope = layers.get("rope_parameters")
+    if isinstance(rope, dict) and isinstance(rope.get(SLIDING), dict):
+        return {**layers, "rope_parameters": rope[SLIDING]}
+    return layers
