@@ -37,7 +37,7 @@ def profiled(*_: Any) -> StepCosts:
 
 def costs_before_a_step(llm: Any) -> StepCosts:
     """What the planner starts from, whoever that is."""
-    if (facts := worker_of(llm)._facts_to_send) is not None:
+    if (facts := getattr(worker_of(llm), "_facts_to_send", None)) is not None:
         return facts.costs
     return worker_of(llm).drafter.host.policy.costs
 
