@@ -91,7 +91,7 @@ def test_asynchronous_scheduling_gives_the_same_tokens(
         assert token_ids(llm, PROMPTS, PARAMS) == expected
         (stats,) = llm.collective_rpc("dflash_stats")
         if draft_length == "adaptive":
-            assert core.scheduler.planner.costs is not None
+            assert core.scheduler.planner.is_started
     assert stats["accepted_tokens"] > 0
     assert stats["nan_drafts"] == 0
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0

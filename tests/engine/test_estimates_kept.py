@@ -32,12 +32,12 @@ REQUESTS = 4
 def profiled(*_: Any) -> StepCosts:
     """Drafting is all but free, so that there are drafts to learn from."""
     almost_free = {1: 0.1, 64: 0.2}
-    return StepCosts(curve(VERIFY_MS), curve(almost_free), curve(almost_free), REQUESTS)
+    return StepCosts.of(curve(VERIFY_MS), curve(almost_free), curve(almost_free), REQUESTS)
 
 
 def costs_before_a_step(llm: Any) -> StepCosts:
     """What the planner starts from, whoever that is."""
-    if (facts := worker_of(llm)._facts_to_send) is not None:
+    if (facts := getattr(worker_of(llm), "_facts_to_send", None)) is not None:
         return facts.costs
     return worker_of(llm).drafter.host.policy.costs
 
@@ -62,7 +62,7 @@ def test_the_second_start_recalls_the_first(
     assert any(f"goes to {path}" in line for line in first)
     written = json.loads(path.read_text())["estimates"]
     known = Estimates.from_dict(written, MAX_DRAFT, REQUESTS)
-    assert known.seen.sum() > 0
+    assert known.blocks[0].sum() > 0
     assert known.costs.records != profiled().records
 
     def no_profile(*_: Any) -> None:

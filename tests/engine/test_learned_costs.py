@@ -78,7 +78,7 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
     time = EngineTime()
     # On V2 nobody can time a block: what it takes more or less is taken to be the target's.
     draft = scaled(1.0 if USES_V2 else 1.25, DRAFT)
-    profiled = StepCosts(scaled(0.75, TARGET), draft, scaled(0.75, CONTEXT), REQUESTS)
+    profiled = StepCosts.of(scaled(0.75, TARGET), draft, scaled(0.75, CONTEXT), REQUESTS)
     for kind in (V1CPUWorker, V2CPUWorker):
         monkeypatch.setattr(kind, "measure", lambda _: profiled)
     for module in (step, step_clock, scheduling):

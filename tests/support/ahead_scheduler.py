@@ -12,10 +12,10 @@ from support.simulated_pipeline import Directed, Scheduled
 from vllm_dflash.engine import step_clock
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.ahead import NOBODY, AheadPlanner
+from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.budget import Load, RecentChances, best_budget
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import NOBODY, Step
 
 FIRST_NEWS, MOST_NEWS = 4, 32
 

@@ -14,7 +14,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.v2 import scheduling
 from vllm_dflash.engine.v2.exchange import OUTCOMES
-from vllm_dflash.planning.ahead import BLOCK, Outcomes
+from vllm_dflash.planning.step import BLOCK, Outcomes
 
 CONTEXT_TOKENS = 100
 """Of every request there could be."""

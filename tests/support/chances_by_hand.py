@@ -96,8 +96,17 @@ def bias_of_all(chances: Chances) -> float:
     return float(accepted / expected)
 
 
+def bias_of(chances: Chances, rows: Ints) -> Floats:
+    """The same of some requests, [D]: by how much survival of a sure draft is corrected."""
+    sure = Chances.of(1, len(chances.bias))
+    sure.rates[:] = 0.5
+    known = sure._replace(bias=chances.bias, bias_of_all=chances.bias_of_all)
+    return 2 * expect(known, rows, np.ones((len(rows), 1)), np.ones(len(rows), np.int64))[:, 0]
+
+
 def observe(chances: Chances, confidence: Floats, tried: Ints, right: Ints) -> None:
     """Blocks [D, w] of the first D rows, of which `tried` drafts were verified."""
     rows = np.arange(len(confidence))
     expect(chances, rows, confidence, np.full(len(rows), confidence.shape[1]))
-    learn(chances, rows, tried, right, tried, right)
+    chances.num_verified[rows] = tried
+    learn(chances, rows, tried, tried, right)

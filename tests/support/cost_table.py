@@ -52,11 +52,11 @@ class CostTable(BaseModel):
     def curves(self) -> tuple[Curve, Curve, Curve]:
         """Verify, draft, context: seconds against rows."""
         verify, draft, context = (
-            Curve(np.array([*points]), np.array([*points.values()]) / 1000)
+            Curve.of(np.array([*points]), np.array([*points.values()]) / 1000)
             for points in (self.verify_ms, self.draft_ms, self.context_ms)
         )
         return verify, draft, context
 
     def costs(self, max_requests: int) -> StepCosts:
         """What a planner starts from."""
-        return StepCosts(*self.curves(), max_requests)
+        return StepCosts.of(*self.curves(), max_requests)

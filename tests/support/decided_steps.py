@@ -14,7 +14,7 @@ from vllm_dflash.engine.v2.choice import choose
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
-from vllm_dflash.planning.ahead import NOBODY
+from vllm_dflash.planning.step import NOBODY
 
 CPU = torch.device("cpu")
 LONGEST_TEXT = 200

@@ -8,8 +8,8 @@ import numpy as np
 
 from support.chances_by_hand import Bias, Calibration
 from vllm_dflash.engine.v2.draft_slots import DraftSlots
-from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
 from vllm_dflash.planning.chances import AGREEMENT, TRUST
+from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
 
 TOO_CLOSE = 1e-5
 """Two promises that rounding may swap."""

@@ -7,11 +7,17 @@ import numpy as np
 from support.planner_world import straight
 from vllm_dflash.planning.costs import CURVE_RATE, StepCosts, correct_level
 from vllm_dflash.planning.curves import Curve, correct_curve
+from vllm_dflash.planning.step import Step, StepEstimate
 
 
 def correct(curve: Curve, count: float, seconds: float, rate: float = CURVE_RATE) -> None:
     """Towards a measurement."""
     correct_curve(curve.records[0], float(count), float(seconds), rate)
+
+
+def estimate_of(costs: StepCosts, step: Step) -> StepEstimate:
+    """What a step that did as much as this one is expected to take."""
+    return StepCosts(costs.records.copy()).observe(step)
 
 
 class Level:
@@ -24,7 +30,7 @@ class Level:
     def fresh(cls, max_requests: int) -> Level:
         """Of which nothing is known."""
         free = straight(0, 0)
-        return cls(StepCosts(free, free, free, max_requests))
+        return cls(StepCosts.of(free, free, free, max_requests))
 
     def at(self, num_requests: int) -> float:
         """Seconds: linear between powers of two."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT, Outcomes
+from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT, Outcomes
 
 
 def outcomes_of(

@@ -35,7 +35,7 @@ PER_REQUEST_MS = 0.3
 
 
 def curve(points: dict[int, float]) -> Curve:
-    return Curve(np.array(list(points)), np.array(list(points.values())) / 1000)
+    return Curve.of(np.array(list(points)), np.array(list(points.values())) / 1000)
 
 
 def straight(fixed_ms: float, row_ms: float) -> Curve:
@@ -46,17 +46,17 @@ def straight(fixed_ms: float, row_ms: float) -> Curve:
 def straight_costs() -> StepCosts:
     """Costs to reckon with by hand: n rows take 10 + n ms to verify, (2 + n) / 4 to draft, and
     (4 + n) / 20 to store."""
-    return StepCosts(straight(10, 1), straight(0.5, 0.25), straight(0.2, 0.05), 64)
+    return StepCosts.of(straight(10, 1), straight(0.5, 0.25), straight(0.2, 0.05), 64)
 
 
 def profiled_costs(max_requests: int = 64) -> StepCosts:
-    return StepCosts(curve(VERIFY_MS), curve(DRAFT_MS), curve(CONTEXT_MS), max_requests)
+    return StepCosts.of(curve(VERIFY_MS), curve(DRAFT_MS), curve(CONTEXT_MS), max_requests)
 
 
 def costs_of_a_gpu(max_requests: int) -> StepCosts:
     """Assumed, not measured."""
     verify, draft, context = map(curve, (GPU_VERIFY_MS, GPU_DRAFT_MS, CONTEXT_MS))
-    return StepCosts(verify, draft, context, max_requests)
+    return StepCosts.of(verify, draft, context, max_requests)
 
 
 def step_of(ids: list[str], verified: Ints, accepted: Ints) -> Step:
@@ -188,10 +188,11 @@ class SteadyCosts(StepCosts):
     """Costs that stay what they are however long the machine takes, so decisions repeat."""
 
     def observe(self, step: Step) -> StepEstimate:
-        return self.estimate(step)
+        return StepCosts(self.records.copy()).observe(step)
 
 
 def steady_costs(max_requests: int) -> SteadyCosts:
     """Drafting pays, for some requests and to some length."""
     draft, context = {2: 1.0, 256: 3.0}, {1: 0.0, 64: 0.5}
-    return SteadyCosts(curve(VERIFY_MS), curve(draft), curve(context), max_requests)
+    profiled = StepCosts.of(curve(VERIFY_MS), curve(draft), curve(context), max_requests)
+    return SteadyCosts(profiled.records)

@@ -12,7 +12,6 @@ import numpy as np
 
 from support.recorded_drafts import RecordedDrafts
 from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT, Learned, Outcomes
 from vllm_dflash.planning.chances import (
     AGREEMENT,
     BIAS_PRIOR_TOKENS,
@@ -22,6 +21,7 @@ from vllm_dflash.planning.chances import (
     TRUST,
     Chances,
 )
+from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT, Learned, Outcomes
 
 
 class Verified(NamedTuple):

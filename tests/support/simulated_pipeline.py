@@ -20,8 +20,8 @@ from support.fake_time import FakeTime
 from support.recorded_drafts import RecordedDrafts
 from support.simulated_device import SimulatedDevice, Verified
 from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.ahead import Learned
 from vllm_dflash.planning.costs import NO_ATTENTION, Attention
+from vllm_dflash.planning.step import Learned
 
 ROOM = 16
 """Recorded tokens behind the place where a request leaves a text: what is drafted there is graded
@@ -182,7 +182,7 @@ class Pipeline:
         ready = max(self.clock.now, self._device_free) + self._target_seconds(scheduled, verified)
         self._device_free = ready
         if directed.runs_block:
-            seconds = self.draft.at_one(self.num_requests * (1 + self.drafts.width))
+            seconds = float(self.draft.at(self.num_requests * (1 + self.drafts.width)))
             seconds += self.attention.block * context.sum()
             self._device_free += seconds * self._noise()
         self._under_way.append((scheduled, verified, ended, ready))
@@ -191,7 +191,7 @@ class Pipeline:
 
     def _target_seconds(self, scheduled: Scheduled, verified: Verified) -> float:
         admitted, given = verified.admitted, scheduled.given
-        seconds = self.verify.at_one(int(scheduled.others.sum() + admitted.sum()))
+        seconds = float(self.verify.at(int(scheduled.others.sum() + admitted.sum())))
         seconds += self.attention.plain * scheduled.context.sum()
         seconds += self.attention.draft * (scheduled.context * admitted).sum()
         if self.captured is not None and (scheduled.others == 1).all():

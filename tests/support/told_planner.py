@@ -9,8 +9,7 @@ import numpy as np
 from support.planner_world import names, step_of, straight_costs
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.forecast import Forecast, Summary
-from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.probing import ProbeSchedule
+from vllm_dflash.planning.planner import Planner, ProbeSchedule
 from vllm_dflash.planning.step import Step
 
 EVERYBODY = np.array([-np.inf])

@@ -29,7 +29,7 @@ from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.estimates import Estimates, EstimatesError
 from vllm_dflash.planning.planner import Planner
 
-SCHEMA = 3
+SCHEMA = 4
 """To be raised when what is kept, or what it means, changes."""
 INTERVAL = 60.0
 """Seconds between two times of writing."""

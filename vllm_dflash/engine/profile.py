@@ -25,7 +25,7 @@ SECONDS_PER_CURVE = 1.0
 """A curve is profiled up to where this is used up; beyond, its last slope goes on."""
 REPEATS = 3
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-FREE = Curve(np.array([1, 2]), np.zeros(2))
+FREE = Curve.of(np.array([1, 2]), np.zeros(2))
 POWERS = tuple(2**power for power in range(11))
 CONTEXT_TOKENS = 128
 """Length of the dummy requests that models are profiled with."""
@@ -62,7 +62,7 @@ def measure_curve(
         spent += from_rank_0(time.perf_counter() - began)
         if spent > budget and len(counts) >= 2:
             break
-    return Curve(np.array(counts), np.array(seconds))
+    return Curve.of(np.array(counts), np.array(seconds))
 
 
 def profiled_rows(max_requests: int, most: int) -> list[int]:
@@ -164,7 +164,7 @@ def profile_v1(runner: GPUModelRunner) -> StepCosts:
     parts = {max(block_rows // 4, 2), max(block_rows // 2, 2)}
     blocks = sorted(parts | {n for each in POWERS if (n := block_rows * each) <= most})
     contexts = [rows for rows in POWERS if rows <= most]
-    return StepCosts(
+    return StepCosts.of(
         measure_curve(lambda rows: verify(rows, near), profiled_rows(max_requests, reach)),
         measure_curve(lambda rows: draft(rows, near), blocks, before=target),
         measure_curve(store, contexts, SECONDS_PER_CURVE / 2, before=target),
@@ -192,8 +192,8 @@ def profile_v2(runner: GPUModelRunnerV2) -> StepCosts:
     attention = measure_attention(verify, whole, block_rows, runner.max_model_len - block_rows)
     of_target = attention.plain + attention.draft * (block_rows - 1)
     attention = attention._replace(block=max(attention.block - of_target, 0.0))
-    return StepCosts(
-        target, Curve(both.counts * block_rows, seconds), FREE, max_requests, attention
+    return StepCosts.of(
+        target, Curve.of(both.counts * block_rows, seconds), FREE, max_requests, attention
     )
 
 

@@ -4,6 +4,9 @@ There the device decides what each request's drafts are, a block's or its text's
 trim them, which of them are verified. The host says whether a block is run at all, and how many
 places drafts get, from what it knew two steps ago: how confident recent blocks were, how far texts
 had matched, what became of both, and what steps take.
+
+Survival of the drafts to come is expected: of a text that goes on as it did, its own; of a block,
+that of recent blocks of requests like this one (`forecast.py`).
 """
 
 from __future__ import annotations
@@ -14,17 +17,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vllm_dflash.planning import Floats, Ints, Records
-from vllm_dflash.planning.chances import Chances, expect, expect_texts, learn_blocks
+from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.chances import expect, expect_texts, learn, learn_blocks
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.estimates import Estimates
-from vllm_dflash.planning.forecast import Forecast
-from vllm_dflash.planning.planner import CLOSE, MARGIN, PROBE_LENGTH, PROBE_SHARE
-from vllm_dflash.planning.probing import ProbeSchedule
-from vllm_dflash.planning.prospects import Expected, Rules, prospects_of, seen_with_a_block
-from vllm_dflash.planning.request_rows import RequestRows
-from vllm_dflash.planning.step import Predicted, Step, StepEstimate
-from vllm_dflash.planning.text_promises import TextPromises, learn_promises
+from vllm_dflash.planning.forecast import THRESHOLDS, seen_with_a_block
+from vllm_dflash.planning.planner import (
+    CLOSE,
+    MARGIN,
+    PROBE_LENGTH,
+    PROBE_SHARE,
+    LearningPlanner,
+    ProbeSchedule,
+)
+from vllm_dflash.planning.step import BLOCK, TEXT, Learned, Outcomes, Step, StepEstimate
 
 OLD_TOKENS = 24.0
 """What all that was seen before is worth beside probes that contradict it."""
@@ -32,50 +37,12 @@ SURPRISE, PROBE_MEMORY = 3.0, 0.5
 """Standard deviations from which on they do, and what is left of a probe after another one."""
 LEAST_PROBED = 0.005
 """Of the time, that probes take in the long run: blocks are run of all requests or of nobody."""
-NOBODY, BLOCK, TEXT = 0, 1, 2
-"""Whose a request's drafts are; placeholders of vLLM's are nobody's."""
-
-
-class Outcomes(NamedTuple):
-    """What became of the drafts of R requests, as the device saw it."""
-
-    source: Ints
-    """Whose they were, [R]."""
-    admitted: Ints
-    """Drafts that were verified, [R]."""
-    matches: Ints
-    """Tokens that stood before, of the last look-up, [R]."""
-    text_lengths: Ints
-    """Tokens that it predicted, [R]."""
-    known: Ints
-    """Of those: how many there is a true one for, [R]."""
-    came_true: Ints
-    """Of those: how many first ones were right, [R]."""
-    confidence: Floats
-    """The drafter's, in its last block; 0: there was none, or a draft was not finite, [R, K]."""
-
-    @classmethod
-    def of(cls, table: Floats) -> Outcomes:
-        """The device's table, [R, 6 + K]."""
-        source, admitted, matches, lengths, known, came_true = table[:, :6].astype(np.int64).T
-        confidence = table[:, 6:].astype(np.float64)
-        return cls(source, admitted, matches, lengths, known, came_true, confidence)
-
-    def of_rows(self, rows: Sequence[int]) -> Outcomes:
-        """Of some requests."""
-        source, admitted, matches, lengths, known, came_true = (one[rows] for one in self[:6])
-        return Outcomes(source, admitted, matches, lengths, known, came_true, self.confidence[rows])
-
-
-class Learned(NamedTuple):
-    """What workers are told now and then, copies."""
-
-    costs: Records
-    """Of `StepCosts`, [1]."""
-    block_rates: Floats
-    """Acceptance by position and confidence, [K, knots]; see `Chances`."""
-    text_rates: Floats
-    """The same of free drafts, [K, knots]."""
+LEAST_READING = 0.02
+"""Accepted drafts that reading a context for one more draft must be worth before it counts."""
+LEAST_SURVIVAL = 1e-6
+"""Of a draft that is given a place."""
+TYPICAL_RATE = 0.05
+"""Weight of the newest look-up in what a text promises behind a match that has ended."""
 
 
 @dataclass(frozen=True)
@@ -91,28 +58,39 @@ class Ahead:
     """Tokens a second that it promises."""
 
 
-class AheadPlanner:
+class Expected(NamedTuple):
+    """What is known of the drafts of R requests before there are any."""
+
+    limits: Ints
+    """Drafts that each can use at most, [R]."""
+    context_lens: Ints
+    """Tokens of context, [R]."""
+    least: Floats
+    """Survival from which on a draft is worth reading that context for it, [R]; 0: it costs next to
+    nothing."""
+    curves: Floats
+    """Survival of their drafts, [R, K]."""
+    groups: Ints
+    """By the forecast, of those who get a block; -1: its text's drafts, [R]."""
+    block_seconds: float = 0.0
+
+
+class AheadPlanner(LearningPlanner):
     """State and decisions of one engine. Until it is started, every step drafts K."""
 
     def __init__(self, max_draft: int, max_requests: int, *, looks_up: bool = False) -> None:
-        """Plan for up to `max_draft` drafts (K) of each of up to `max_requests` requests.
-
-        With `looks_up`, texts may give the drafts.
-        """
-        self.max_draft, self.looks_up = max_draft, looks_up
-        self.costs: StepCosts | None = None
+        """See `LearningPlanner`; with `looks_up`, texts may give the drafts, up to K as well."""
+        super().__init__(max_draft, max_requests, max_draft)
+        self.looks_up = looks_up
+        self.is_started = self.trims = False
         self.speedup = 1.0
         """Expected rate against plain decoding, with what was planned last."""
         self.probes = ProbeSchedule(LEAST_PROBED)
-        num_rows = 2 * max_requests
-        self.blocks = Chances.of(max_draft, num_rows)
-        self.texts = Chances.of(max_draft, num_rows)
-        self.forecast = Forecast(max_draft, num_rows)
-        self._requests = RequestRows(num_rows)
-        self._promises = TextPromises.of(num_rows, max_draft)
-        self._nothing = np.zeros((num_rows, max_draft))
-        self._rules = Rules(np.arange(1, max_draft + 1), False, 0.0)
-        self._probe_charge = 0.0
+        # What is to be expected of each request's text, by row [rows, K]; whether its last match
+        # has ended, [rows]; and what is expected where it has, [K].
+        self.promises: Floats = np.zeros((2 * max_requests, max_draft))
+        self._has_ended = np.ones(2 * max_requests, np.bool_)
+        self.typical_promise: Floats = np.zeros(max_draft)
         self._probed: Floats = np.zeros(3)
         """Drafts of probes that were accepted, were expected to be, and the variance of that."""
 
@@ -132,16 +110,13 @@ class AheadPlanner:
             trims: whether the device verifies only those drafts that are worth it.
             ragged_seconds: what a step takes longer whose requests have different lengths.
         """
-        self.costs = costs
-        lengths = np.array(sorted({*choices} - {0}), dtype=np.int64)
-        self._rules = Rules(lengths, trims, float(ragged_seconds))
+        self.is_started, self.costs, self.trims = True, costs, trims
+        self._alike = np.array(sorted({*choices} - {0}), dtype=np.int64)[:, None]  # [C, 1]
+        self._ragged_seconds = float(ragged_seconds)
 
-    @property
-    def trims(self) -> bool:
-        """Whether the device verifies only those drafts that are worth it."""
-        return self._rules.trims
-
-    # --- before a step ----------------------------------------------------------------------
+    def _forget(self, rows: Ints) -> None:
+        super()._forget(rows)
+        self.promises[rows], self._has_ended[rows] = self.typical_promise, True
 
     def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints | None = None) -> Ahead:
         """What to draft in a step of R requests.
@@ -152,56 +127,121 @@ class AheadPlanner:
             limits: drafts that each can use at most, [R]; None: all can use K.
         """
         limits = np.full(len(ids), self.max_draft) if limits is None else limits
-        if self.costs is None or not len(ids):
+        if not self.is_started or not len(ids):
             return Ahead(limits, runs_block=True)
-        rows, count = self._rows(ids), len(ids)
-        summary = self.forecast.summary
-        scores = self.forecast.scores(rows)
-        promised = self._promises.survival[rows]
-        expected = Expected(context_lens, limits, promised, scores, *summary[:3])
-        costs, rules = self.costs.records, self._rules
-        rest_seconds, texts, blocks = prospects_of(costs, expected, rules, self.looks_up)
-        plain = count / rest_seconds
-        chosen = Ahead(np.zeros(count, np.int64), rate=plain)
-        best = max(texts, blocks, key=lambda one: one.rate)
-        if best.rate > MARGIN * plain:
-            chosen = Ahead(best.lengths, best is blocks, rate=best.rate)
+        count, context = len(ids), float(context_lens.sum())
+        plain = count / self.costs.plain(count, context)
+        # What reading a context for one more draft is worth at the rate of plain decoding.
+        least = plain * self.costs.attention.draft * context_lens
+        least[least <= LEAST_READING] = 0.0
+        rows = self._rows(ids)
+        texts, nobody = self.promises[rows], np.full(count, -1)
+        of_texts = Expected(limits, context_lens, least, texts, nobody)
+        nothing = best = Ahead(np.zeros(count, np.int64), rate=plain)
+        if self.looks_up and texts[:, 0].any():
+            best = self._best(of_texts)
+        blocks = self._best(self._with_a_block(of_texts, self.forecast.scores(rows)))
+        if blocks.rate > best.rate:
+            best = replace(blocks, runs_block=True)
+        chosen = best if best.rate > MARGIN * plain else nothing
         self.speedup = chosen.rate / plain
         if chosen.runs_block:
             self.probes.restart()
             self._probe_charge = 0.0
             return chosen
         is_close = blocks.rate > CLOSE * chosen.rate
-        return self._probe(expected, chosen, rest_seconds, is_close) or chosen
+        return self._probe(of_texts, chosen, is_close) or chosen
 
-    def _probe(
-        self, expected: Expected, chosen: Ahead, rest_seconds: float, is_close: bool
-    ) -> Ahead | None:
+    def _with_a_block(self, expected: Expected, scores: Floats) -> Expected:
+        """Where the text promises more, it is taken in the block's stead."""
+        summary, rows = self.forecast.summary, len(scores) * (1 + self.max_draft)
+        groups = (scores[:, None] < summary.least_score[:-1]).sum(axis=1)
+        curves = np.diff(summary.gain[groups, 0], axis=1, prepend=0.0)
+        is_text = expected.curves.sum(axis=1) > curves.sum(axis=1)
+        return expected._replace(
+            curves=np.where(is_text[:, None], expected.curves, curves),
+            groups=np.where(is_text, -1, groups),
+            block_seconds=self.costs.block(rows, float(expected.context_lens.sum())),
+        )
+
+    def _best(self, expected: Expected) -> Ahead:
+        """The best lengths that the device can work with."""
+        return self._best_trimmed(expected) if self.trims else self._best_given(expected)
+
+    def _best_trimmed(self, expected: Expected) -> Ahead:
+        """Where the device drops drafts: all that survive less than the best of T thresholds."""
+        limits, _, least, curves, groups, _ = expected
+        worth = np.minimum((curves > least[:, None]).sum(axis=1), limits)
+        lengths = np.where(least > 0.0, worth, limits)
+        within = np.arange(self.max_draft) < worth[:, None]
+        is_kept = (curves >= THRESHOLDS[:, None, None]) & within  # [T, R, K]
+        summary, last, has_drafts = self.forecast.summary, lengths - 1, worth > 0
+        is_block = groups >= 0
+        kept = np.where(is_block, summary.kept[groups, :, last].T, is_kept.sum(axis=2))
+        gain = np.where(is_block, summary.gain[groups, :, last].T, (is_kept * curves).sum(axis=2))
+        alike = np.broadcast_to(lengths, kept.shape)
+        return self._fastest(expected, alike, has_drafts * kept, has_drafts * gain)
+
+    def _best_given(self, expected: Expected) -> Ahead:
+        """Where drafts are verified as they are given: as many of each request, or those that
+        survive a threshold."""
+        limits, _, least, curves, *_ = expected
+        is_worth = curves > np.maximum(least, LEAST_SURVIVAL)[:, None]
+        survive = (is_worth & (curves >= THRESHOLDS[:, None, None])).sum(axis=2)  # [T, R]
+        lengths = np.concatenate([np.minimum(one, limits) for one in (self._alike, survive)])
+        gain = curves.cumsum(axis=1)[np.arange(len(limits)), lengths - 1] * (lengths > 0)
+        first = lengths[:, :1]
+        is_alike = (lengths == first).all(axis=1) & ((first == self._alike.T) | (first == 0)).any(1)
+        return self._fastest(
+            expected, lengths, lengths * 1.0, gain, self._ragged_seconds * ~is_alike
+        )
+
+    def _fastest(
+        self,
+        expected: Expected,
+        lengths: Ints,
+        kept: Floats,
+        gain: Floats,
+        more_seconds: Floats | float = 0.0,
+    ) -> Ahead:
+        """Of N steps the one with the most tokens a second.
+
+        Args:
+            expected: of their requests.
+            lengths: places for drafts, [N, R].
+            kept: drafts that will be verified in the mean, [N, R].
+            gain: of those, how many are accepted in the mean, [N, R].
+            more_seconds: that these steps take, [N].
+        """
+        count, context_lens = len(expected.limits), expected.context_lens
+        rows, context = count + kept.sum(axis=1), float(context_lens.sum())
+        seconds = self.costs.decoding(count, rows, context, kept @ context_lens)
+        rates = (count + gain.sum(axis=1)) / (seconds + expected.block_seconds + more_seconds)
+        best = int(rates.argmax())
+        return Ahead(lengths[best], rate=float(rates[best]))
+
+    def _probe(self, expected: Expected, chosen: Ahead, is_close: bool) -> Ahead | None:
         """Now and then a block although it does not pay, to notice when it does."""
-        assert self.costs is not None
         limits, context = expected.limits, float(expected.context_lens.sum())
         count, length = len(limits), min(PROBE_LENGTH, self.max_draft)
         tried = min(count, 1 + count // PROBE_SHARE)
-        lengths, least = np.maximum(limits, chosen.lengths), length * tried
+        lengths, least = limits, length * tried
         if not self.trims:
-            lengths = chosen.lengths.copy()
-            if self._rules.ragged_seconds:
-                tried, choices = count, self._rules.choices
+            lengths, least = chosen.lengths.copy(), 0
+            if self._ragged_seconds:
+                tried, choices = count, self._alike[:, 0]
                 length = int(choices[np.searchsorted(choices, length)])
             able = np.argsort(-limits, kind="stable")[:tried]
             lengths[able] = np.maximum(lengths[able], np.minimum(length, limits[able]))
-            least = 0
         if not lengths.any():
             return None
         rows = np.array([count, count + length * tried])
         plain, verifying = self.costs.decoding(count, rows, context).tolist()
         drafting = self.costs.block(count * (1 + self.max_draft), context)
         self._probe_charge = drafting + verifying - plain
-        if not self.probes.is_due(rest_seconds, self._probe_charge, is_close=is_close):
+        if not self.probes.is_due(plain, self._probe_charge, is_close=is_close):
             return None
         return replace(chosen, lengths=lengths, runs_block=True, least=least)
-
-    # --- when its outcome is there --------------------------------------------------------------
 
     def observe(self, step: Step, outcomes: Outcomes | None) -> StepEstimate | None:
         """Learn from a step: what became of the drafts it verified, and what it took.
@@ -210,10 +250,17 @@ class AheadPlanner:
         because nobody can time that alone while the device works on. Returns what was expected of
         the step without that block, where it is known.
         """
-        if self.costs is None:
+        if not self.is_started:
             return None  # lengths are fixed: nobody would go by it
         if outcomes is not None and len(step.ids):
-            self._learn(step, outcomes)
+            rows = self._rows(step.ids)
+            found: Floats = np.zeros((len(rows), self.max_draft))
+            if self.looks_up:
+                found = expect_texts(self.texts, rows, outcomes.matches, outcomes.text_lengths)
+            if outcomes.confidence[:, 0].any():
+                self._learn_blocks(rows, step, outcomes, found)
+            if self.looks_up:
+                self._learn_texts(rows, step, outcomes, found)
         self.costs.observe_batch(step.prompt_rows)
         if not step.target_seconds:
             return None
@@ -221,80 +268,53 @@ class AheadPlanner:
         seconds = step.target_seconds - drafting
         return self.costs.observe(replace(step, target_seconds=seconds, draft_rows=0))
 
-    def _learn(self, step: Step, outcomes: Outcomes) -> None:
-        rows = self._rows(step.ids)
-        source, admitted, matches, lengths, known, came_true, confidence = outcomes
-        found: Floats = self._nothing[: len(rows)]
-        if self.looks_up:
-            found = expect_texts(self.texts, rows, matches, lengths)
-        if confidence[:, 0].any():
-            self._learn_blocks(rows, step, outcomes, found)
-        if self.looks_up:
-            verified = np.where(source == TEXT, np.minimum(admitted, lengths), 0)
-            predicted = Predicted(lengths, matches, known, came_true)
-            learn_promises(
-                self._promises, self.texts, rows, step.produced, verified, predicted, found
-            )
-
     def _learn_blocks(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:
+        """Of whom a block was made; `found`: survival of what the texts predicted, [R, K]."""
         made = np.flatnonzero(outcomes.confidence[:, 0] > 0.0)
         of_those = rows[made]
         verified = np.where(outcomes.source == BLOCK, outcomes.admitted, 0)
         accepted = np.where(verified > 0, step.produced - 1, 0)
-        if self._probe_charge and self._is_better(outcomes.confidence, verified, accepted):
-            self.blocks.keep(OLD_TOKENS)
-            self.forecast.restart()
+        if self._probe_charge:
+            self._probed *= PROBE_MEMORY
+            self._probed += self.blocks.compared(outcomes.confidence, verified, accepted)
+            came, expected, variance = self._probed
+            if came - expected > SURPRISE * np.sqrt(max(variance, 1.0)):
+                self.blocks.keep(OLD_TOKENS)
+                self.forecast.restart()
         whole = np.full(len(made), self.max_draft)
         curves = expect(self.blocks, of_those, outcomes.confidence[made], whole)
-        promised = self._promises.survival[of_those]
-        seen = seen_with_a_block(curves, found[made], promised)
-        self.forecast.observe(of_those, curves, seen)
+        samples = seen_with_a_block(curves, found[made], self.promises[of_those])
+        self.forecast.observe(of_those, curves, samples)
         self.blocks.num_verified[rows] = verified
         learn_blocks(self.blocks, rows, verified, accepted)
         if self._probe_charge:
-            assert self.costs is not None
             # A probe that has paid for itself can be repeated at once.
             worth = int(accepted.sum()) * self.costs.plain(len(rows)) / len(rows)
             self.probes.refund(min(worth, self._probe_charge))
 
-    def _is_better(self, confidence: Floats, verified: Ints, accepted: Ints) -> bool:
-        """Whether probes lately fared better than all that was seen before would have it."""
-        rates = self.blocks.acceptance(confidence)
-        tried = np.arange(self.max_draft) < np.minimum(accepted + 1, verified)[:, None]  # [R, K]
-        expected, variance = (tried * rates).sum(), (tried * rates * (1.0 - rates)).sum()
-        self._probed *= PROBE_MEMORY
-        self._probed += (accepted.sum(), expected, variance)
-        came, expected, variance = self._probed
-        return bool(came - expected > SURPRISE * np.sqrt(max(variance, 1.0)))
-
-    def _rows(self, ids: Sequence[str]) -> Ints:
-        rows, fresh = self._requests.of(ids)
-        if len(fresh):
-            self.forecast.forget(fresh)
-            self.blocks.forget(fresh)
-            self.texts.forget(fresh)
-            self._promises.forget(fresh)
-        return rows
-
-    # --- what others are told -------------------------------------------------------------------
+    def _learn_texts(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:
+        """What has become of what the texts predicted, and what they will predict two steps from
+        now; `found`: survival of what they did, [R, K]."""
+        source, admitted, matches, lengths, known, came_true, _ = outcomes
+        for survival in found[self._has_ended[rows] & (step.produced > 0)]:
+            self.typical_promise += TYPICAL_RATE * (survival - self.typical_promise)
+        verified = np.where(source == TEXT, np.minimum(admitted, lengths), 0)
+        self.texts.num_verified[rows] = verified
+        learn(self.texts, rows, verified, known, came_true)
+        goes_on = (known > 0) & (came_true == known)
+        self._has_ended[rows] = ~goes_on
+        # A match that has gone on so far is one of so many tokens more. By then another step will
+        # have been through all that it predicts now. What goes round in circles predicts no more
+        # than a circle, again and again.
+        lengths = lengths * goes_on
+        going = expect_texts(self.texts, rows, matches + step.produced, lengths)
+        last = going[np.arange(len(rows)), lengths - 1] * (lengths > 0)
+        typical = self.typical_promise
+        self.promises[rows] = typical + last[:, None] * (going - typical)
 
     def learned(self) -> Learned | None:
         """Copies of what the device and its budget go by; None before it is started."""
-        if self.costs is None:
+        if not self.is_started:
             return None
         rates = self.blocks.rates.copy(), self.texts.rates.copy()
         return Learned(self.costs.records.copy(), *rates)
-
-    def estimates(self) -> Estimates:
-        """What was learned, for another run to recall. Asked once it is started."""
-        assert self.costs is not None
-        block, bias = self.blocks, self.blocks.bias_of_all
-        of_texts = np.stack([self.texts.seen, self.texts.accepted])
-        return Estimates(self.costs, block.seen, block.accepted, bias, of_texts)
-
-    def recall(self, estimates: Estimates) -> None:
-        """Start from what another run has learned of drafts; `start` is given the costs."""
-        self.blocks.recall(estimates.seen, estimates.accepted)
-        self.blocks.bias_of_all[:] = estimates.bias
-        if self.looks_up and estimates.free.shape[1] == self.max_draft:
-            self.texts.recall(*estimates.free)

@@ -13,9 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.costs import StepCosts, block_seconds
-from vllm_dflash.planning.curves import Record, seconds_at
+from vllm_dflash.planning.costs import StepCosts
 
 MOST_STEPS = 16
 """Whose chances are remembered."""
@@ -78,15 +76,6 @@ class Load(NamedTuple):
     """Of a block that is drafted behind it; 0: none."""
 
 
-@compiled
-def _forward_seconds(costs: Record, rows: Ints) -> Floats:
-    """Of the target over so many rows, [N]."""
-    seconds = np.empty(len(rows))
-    for number in range(len(rows)):
-        seconds[number] = seconds_at(costs.verify, float(rows[number]))
-    return seconds
-
-
 def best_budget(
     costs: StepCosts, load: Load, scores: Floats, steps: int, most: int, least: int = 0
 ) -> int:
@@ -108,13 +97,11 @@ def best_budget(
         tries = np.unique(np.r_[tries[:16], np.linspace(16, most, CANDIDATES - 16).astype(int)])
     summed = np.concatenate([[0.0], np.cumsum(scores, dtype=np.float64)]) / steps
     gain = np.interp(tries * steps, np.arange(len(summed)), summed)
-    record, count = costs.records[0], load.num_requests
-    drafting = block_seconds(record, float(load.block_rows), load.context)
-    seconds = costs.decoding(count, count + tries, load.context, load.mean_context)
-    rate = float(((count + gain) / (seconds + drafting)).max())
+    count, reading = load.num_requests, load.mean_context * tries
+    seconds = costs.decoding(count, count + tries, load.context, reading)
+    rate = float(((count + gain) / (seconds + costs.block(load.block_rows, load.context))).max())
     if load.rows > count:
-        reading = costs.attention.draft * load.mean_context * tries
-        seconds = _forward_seconds(record, load.rows + tries) + reading
+        seconds = costs.verify.at(load.rows + tries) + costs.attention.draft * reading
     # A long step is not worth more drafts than a short one, only those that pay for themselves.
     value = gain - rate * (seconds - seconds[0])
     best = int(tries[int(value.argmax())])

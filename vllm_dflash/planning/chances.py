@@ -15,7 +15,6 @@ import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.step import Predicted
 
 CONFIDENCE_KNOTS = np.array([0.0, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 1.0])
 PRIOR_TOKENS = 4.0
@@ -61,7 +60,7 @@ class Chances(NamedTuple):
     survival: Floats
     """Chance that each of those and all before it are accepted, not corrected by bias."""
     num_verified: Ints
-    """How many of them were to be verified, [rows]."""
+    """How many of them are to be verified in the next step, [rows]."""
 
     @classmethod
     def of(cls, max_draft: int, num_rows: int) -> Chances:
@@ -71,7 +70,7 @@ class Chances(NamedTuple):
         num_verified = np.zeros(num_rows, np.int64)
         bias = np.zeros((num_rows, 2))
         made = cls(seen, accepted, rates, bias, np.zeros(2), confidence, survival, num_verified)
-        update_rates(rates, seen, accepted)
+        update_rates(made)
         return made
 
     def forget(self, rows: Ints) -> None:
@@ -79,25 +78,29 @@ class Chances(NamedTuple):
         self.bias[rows] = 0.0
         self.num_verified[rows] = 0
 
-    def bias_of(self, rows: Ints) -> Floats:
-        """Accepted against expected tokens of some requests, [D]."""
-        return biases(self, rows)
-
     def acceptance(self, confidence: Floats) -> Floats:
         """Of drafts of such confidence, given those before them, [D, w] each."""
         columns = zip(self.rates, confidence.T, strict=False)
         return np.stack([np.interp(sure, CONFIDENCE_KNOTS, rates) for rates, sure in columns], 1)
+
+    def compared(self, confidence: Floats, verified: Ints, accepted: Ints) -> Floats:
+        """Drafts of R requests that were accepted, that were expected to be, and the variance of
+        that, [3]; confidence: [R, K]."""
+        rates, places = self.acceptance(confidence), np.arange(confidence.shape[1])
+        tried = places < np.minimum(accepted + 1, verified)[:, None]  # [R, K]
+        variance = (tried * rates * (1.0 - rates)).sum()
+        return np.array([accepted.sum(), (tried * rates).sum(), variance])
 
     def keep(self, tokens: float) -> None:
         """Let all observations count for no more than so many."""
         share = min(1.0, tokens / max(float(self.seen.sum()), tokens))
         self.seen[:] *= share
         self.accepted[:] *= share
-        update_rates(self.rates, self.seen, self.accepted)
+        update_rates(self)
 
-    def recall(self, seen: Floats, accepted: Floats) -> None:
-        """Start from what another run has seen, at most `RECALLED_TOKENS` of it."""
-        self.seen[:], self.accepted[:] = seen, accepted
+    def recall(self, table: Floats) -> None:
+        """Start from what another run has seen, and what of it was accepted, [2, K, knots]."""
+        self.seen[:], self.accepted[:] = table
         self.keep(RECALLED_TOKENS)
 
 
@@ -112,8 +115,9 @@ def locate(confidence: float) -> tuple[int, float]:
 
 
 @compiled
-def update_rates(rates: Floats, seen: Floats, accepted: Floats) -> None:
+def update_rates(chances: Chances) -> None:
     """Shrink each cell to all positions together, and those to the drafter's own word."""
+    rates, seen, accepted = chances.rates, chances.seen, chances.accepted
     for knot in range(rates.shape[1]):
         pooled, weight = PRIOR_TOKENS * CONFIDENCE_KNOTS[knot], PRIOR_TOKENS
         for position in range(rates.shape[0]):
@@ -126,35 +130,6 @@ def update_rates(rates: Floats, seen: Floats, accepted: Floats) -> None:
 
 
 @compiled
-def rate_at(rates: Floats, confidence: float) -> float:
-    """Acceptance at a confidence: linear between the knots of a row of a table, [knots]."""
-    knot, share = locate(confidence)
-    return rates[knot] + share * (rates[knot + 1] - rates[knot])
-
-
-@compiled
-def count_outcome(seen: Floats, accepted: Floats, confidence: float, is_right: bool) -> None:
-    """Add a draft of such confidence to a row of a table, [knots] each."""
-    knot, share = locate(confidence)
-    seen[knot] += 1.0 - share
-    seen[knot + 1] += share
-    if is_right:
-        accepted[knot] += 1.0 - share
-        accepted[knot + 1] += share
-
-
-@compiled
-def biases(chances: Chances, rows: Ints) -> Floats:
-    """Accepted against expected tokens of some requests, [D]."""
-    expected, accepted = chances.bias_of_all + BIAS_PRIOR_TOKENS
-    prior = BIAS_PRIOR_TOKENS * (accepted / expected)
-    found = np.empty(len(rows))
-    for number, row in enumerate(rows):
-        found[number] = (chances.bias[row, 1] + prior) / (chances.bias[row, 0] + BIAS_PRIOR_TOKENS)
-    return found
-
-
-@compiled
 def expect(chances: Chances, rows: Ints, confidence: Floats, lengths: Ints) -> Floats:
     """Survival of new drafts of D requests, by their bias as well; written down without it.
 
@@ -164,114 +139,93 @@ def expect(chances: Chances, rows: Ints, confidence: Floats, lengths: Ints) -> F
         confidence: of their drafts, [D, w].
         lengths: how many each has, [D]; survival behind those is 0.
     """
-    curves, bias = np.zeros(confidence.shape), biases(chances, rows)
+    curves, everybody = np.zeros(confidence.shape), chances.bias_of_all
+    prior = everybody[1] + BIAS_PRIOR_TOKENS
+    prior = BIAS_PRIOR_TOKENS * (prior / (everybody[0] + BIAS_PRIOR_TOKENS))
     for number in range(len(rows)):
         row, survival = rows[number], 1.0
+        bias = (chances.bias[row, 1] + prior) / (chances.bias[row, 0] + BIAS_PRIOR_TOKENS)
         for position in range(lengths[number]):
             sure = confidence[number, position]
-            survival *= rate_at(chances.rates[position], sure)
+            knot, share = locate(sure)
+            below, above = chances.rates[position, knot], chances.rates[position, knot + 1]
+            survival *= below + share * (above - below)
             chances.confidence[row, position] = sure
             chances.survival[row, position] = survival
-            curves[number, position] = min(survival * bias[number], 1.0)
+            curves[number, position] = min(survival * bias, 1.0)
     return curves
 
 
 @compiled
-def learn(
-    chances: Chances, rows: Ints, tried: Ints, right: Ints, compared: Ints, came: Ints
-) -> None:
+def learn(chances: Chances, rows: Ints, verified: Ints, known: Ints, right: Ints) -> None:
     """What became of the last drafts of R requests.
+
+    How many tokens a step has got says how easy they were; so where other drafts were verified than
+    these, only the first one tells.
 
     Args:
         chances: of such drafts.
         rows: of the requests, [R].
-        tried: drafts of each whose fate is known, [R]; 0: nothing is known.
-        right: of those, how many first ones were accepted, [R].
-        compared: drafts of each that were expected to bring as many tokens as came, [R].
-        came: tokens that did, [R].
+        verified: drafts of each that were verified, whosesoever, [R].
+        known: drafts of each of which it is known what became of them, [R].
+        right: of those, how many first ones were right, [R].
     """
-    seen, accepted = chances.seen, chances.accepted
+    num_requests, num_verified = len(rows), chances.num_verified
+    tried, compared = known.copy(), known.copy()
     num_tried = num_known = 0
-    for request in range(len(rows)):
-        if tried[request]:
+    for request in range(num_requests):
+        if known[request]:
+            is_own = 0 < verified[request] <= num_verified[rows[request]]
+            tried[request] = known[request] if is_own else 1
+            compared[request] = verified[request] if is_own else 1
             # Every accepted token and the first rejected one were tried; those behind were not.
             num_tried += min(right[request] + 1, tried[request])
             num_known += 1
+    for row in range(len(num_verified)):
+        num_verified[row] = 0
     if not num_known:
         return
     fade = 0.5 ** (num_tried / HALF_LIFE_TOKENS)
-    seen *= fade
-    accepted *= fade
-    chances.bias_of_all[:] *= GLOBAL_MEMORY**num_known
-    for request in range(len(rows)):
+    for position in range(len(chances.seen)):
+        for knot in range(len(CONFIDENCE_KNOTS)):
+            chances.seen[position, knot] *= fade
+            chances.accepted[position, knot] *= fade
+    everybody, memory = chances.bias_of_all, GLOBAL_MEMORY**num_known
+    everybody[0], everybody[1] = memory * everybody[0], memory * everybody[1]
+    for request in range(num_requests):
         if not tried[request]:
             continue
-        row, expected = rows[request], 0.0
-        for position in range(min(right[request] + 1, tried[request])):
-            sure, is_right = chances.confidence[row, position], position < right[request]
-            count_outcome(seen[position], accepted[position], sure, is_right)
+        row, expected, came = rows[request], 0.0, min(right[request], tried[request])
+        for position in range(min(came + 1, tried[request])):
+            knot, share = locate(chances.confidence[row, position])
+            chances.seen[position, knot] += 1.0 - share
+            chances.seen[position, knot + 1] += share
+            if position < came:
+                chances.accepted[position, knot] += 1.0 - share
+                chances.accepted[position, knot + 1] += share
         for position in range(compared[request]):
             expected += chances.survival[row, position]
-        for bias, memory in ((chances.bias[row], REQUEST_MEMORY), (chances.bias_of_all, 1.0)):
-            bias[0] = memory * bias[0] + expected
-            bias[1] = memory * bias[1] + came[request]
-    update_rates(chances.rates, seen, accepted)
+        came = min(came, compared[request])
+        bias = chances.bias[row]
+        bias[0] = REQUEST_MEMORY * bias[0] + expected
+        bias[1] = REQUEST_MEMORY * bias[1] + came
+        everybody[0] += expected
+        everybody[1] += came
+    update_rates(chances)
 
 
-@compiled
 def learn_blocks(chances: Chances, rows: Ints, verified: Ints, accepted: Ints) -> None:
-    """What became of the blocks of R requests: drafts verified and accepted, [R] each."""
-    tried = verified.copy()
-    for request in range(len(rows)):
-        # Drafts that are not ours have nothing to teach: the scheduler pads with some whom it
-        # admits, or resumes after it took their drafts. Ours are verified in the next step.
-        tried[request] *= verified[request] <= chances.num_verified[rows[request]]
-    chances.num_verified[:] = 0
-    learn(chances, rows, tried, accepted, verified, accepted)
+    """What became of the blocks of R requests: drafts verified and accepted, [R] each.
 
-
-@compiled
-def learn_texts(chances: Chances, rows: Ints, verified: Ints, predicted: Predicted) -> None:
-    """What has become of what the texts of R requests predicted.
-
-    Args:
-        chances: of texts.
-        rows: of the requests, [R].
-        verified: drafts of each, whosesoever, [R].
-        predicted: the new look-up, which knows.
+    Drafts that are not ours have nothing to teach: the scheduler pads with some whom it admits, or
+    resumes after it took their drafts. Ours are verified in the next step.
     """
-    tried, right, compared, came = np.zeros((4, len(rows)), np.int64)
-    for request in range(len(rows)):
-        if not predicted.known[request]:
-            continue
-        # How many tokens a step has got says how easy they were; so where the drafts were not
-        # verified themselves, only the first one tells.
-        compared[request] = tried[request] = 1
-        if 0 < verified[request] <= chances.num_verified[rows[request]]:
-            compared[request], tried[request] = verified[request], predicted.known[request]
-        right[request] = min(predicted.came_true[request], tried[request])
-        came[request] = min(right[request], compared[request])
-    learn(chances, rows, tried, right, compared, came)
+    is_own = verified <= chances.num_verified[rows]
+    learn(chances, rows, verified, verified * is_own, accepted)
 
 
-@compiled
 def expect_texts(chances: Chances, rows: Ints, matches: Ints, lengths: Ints) -> Floats:
     """Survival of what the texts of R requests predict, behind matches of so many tokens, 0 behind
     its end, [R, F]; written down as `expect` does."""
-    confidence = np.zeros((len(rows), chances.rates.shape[0]))
-    for request in range(len(rows)):
-        for position in range(lengths[request]):
-            confidence[request, position] = TRUST[min(matches[request] + position, len(TRUST) - 1)]
-    return expect(chances, rows, confidence, lengths)
-
-
-@compiled
-def follow_texts(chances: Chances, rows: Ints, verified: Ints, predicted: Predicted) -> Floats:
-    """Learn from the last look-up, see `learn_texts`, then say what the new one promises: survival
-    of its drafts, [R, F]; of nobody, [0, F], where there are none."""
-    learn_texts(chances, rows, verified, predicted)
-    for row in rows:
-        chances.num_verified[row] = 0
-    if not predicted.lengths.any():
-        return np.zeros((0, chances.rates.shape[0]))
-    return expect_texts(chances, rows, predicted.matches, predicted.lengths)
+    behind = matches[:, None] + np.arange(len(chances.rates))
+    return expect(chances, rows, TRUST[np.minimum(behind, len(TRUST) - 1)], lengths)

@@ -116,35 +116,32 @@ def target_seconds(
 
 @compiled
 def decoding_seconds(
-    costs: Record, num_requests: int, rows: float, context: float, reading: float
-) -> float:
-    """Seconds that decoding will take of the next step, as far as can be known; arguments as of
-    `target_seconds`.
+    records: Records, num_requests: int, context: float, rows: Floats, reading: Floats
+) -> Floats:
+    """Seconds that decoding will take of each of N steps, as far as can be known.
 
     Prompts have to be read in any case. In a step that they share, reading the weights is
     their cost, and decoding is charged only with what its rows add.
+
+    Args:
+        records: costs, [1].
+        num_requests: R, of all of the steps.
+        context: tokens of context of these.
+        rows: as of `target_seconds`, [N].
+        reading: the same, [N].
     """
-    alone = target_seconds(costs, num_requests, rows, context, reading)
+    costs, seconds = records[0], np.empty(len(rows))
     share, prompt_rows = costs.prompt_share, costs.prompt_rows
-    if share < MIN_PROMPT_SHARE:
-        return alone
-    added = seconds_at(costs.verify, rows + prompt_rows)
-    added -= seconds_at(costs.verify, prompt_rows)
-    added += costs.attention[0] * context + costs.attention[1] * reading
-    # A curve that is flat there says only that rows cost less than can be measured.
-    shared = min(max(added, LEAST_SHARE * alone), alone)
-    return alone + share * (shared - alone)
-
-
-@compiled
-def many_decoding_seconds(
-    costs: Record, num_requests: int, rows: Floats, context: float, mean_context: float
-) -> Floats:
-    """`decoding_seconds` for each number of rows, [N]; drafts stand behind a mean context."""
-    seconds = np.empty(len(rows))
+    of_prompts = seconds_at(costs.verify, prompt_rows)
     for number in range(len(rows)):
-        reading = (rows[number] - num_requests) * mean_context
-        seconds[number] = decoding_seconds(costs, num_requests, rows[number], context, reading)
+        alone = target_seconds(costs, num_requests, rows[number], context, reading[number])
+        seconds[number] = alone
+        if share >= MIN_PROMPT_SHARE:
+            added = seconds_at(costs.verify, rows[number] + prompt_rows) - of_prompts
+            added += costs.attention[0] * context + costs.attention[1] * reading[number]
+            # A curve that is flat there says only that rows cost less than can be measured.
+            shared = min(max(added, LEAST_SHARE * alone), alone)
+            seconds[number] += share * (shared - alone)
     return seconds
 
 
@@ -155,61 +152,47 @@ def block_seconds(costs: Record, rows: float, context: float) -> float:
 
 
 @compiled
-def estimate_of(costs: Record, work: Work) -> StepEstimate:
-    """What a step of so much work is expected to take."""
-    count, context = work.num_requests, work.context
-    return StepEstimate(
-        target_seconds(costs, count, work.rows, context, work.draft_context),
-        block_seconds(costs, work.draft_rows, work.block_context),
-        seconds_at(costs.context, work.context_rows) if work.context_rows else 0.0,
-        target_seconds(costs, count, float(count), context, 0.0),
-    )
+def learn_costs(records: Records, work: Work) -> StepEstimate:
+    """Learn from a step, or from the mean of several that were alike; costs: [1].
 
-
-@compiled
-def learn_costs(
-    records: Records, work: Work, target: float, drafting: float, storing: float, steps: int
-) -> StepEstimate:
-    """Learn from alike steps of so much work each, and their mean seconds in three parts.
-
-    Returns what was expected of them.
+    Returns what was expected of it.
     """
-    costs, attention = records[0], records[0].attention
-    estimate = estimate_of(costs, work)
-    bound = LARGEST_SURPRISE * estimate.target_seconds
-    surprise = min(max(target - estimate.target_seconds, -bound), bound)
+    costs, attention, count = records[0], records[0].attention, work.num_requests
+    context, reading = work.context, work.draft_context
+    expected = target_seconds(costs, count, work.rows, context, reading)
+    drafting = block_seconds(costs, work.draft_rows, work.block_context)
+    storing = seconds_at(costs.context, work.context_rows) if work.context_rows else 0.0
+    plain = target_seconds(costs, count, float(count), context, 0.0)
+    bound = LARGEST_SURPRISE * expected
+    surprise = min(max(work.target_seconds - expected, -bound), bound)
     # The longer the contexts are, the more of what surprises is taken to be attention's.
-    far = (work.context / (work.num_requests * FAR_CONTEXT)) ** 2
-    draft_far = (work.draft_context / (work.num_requests * FAR_CONTEXT)) ** 2
+    far = (context / (count * FAR_CONTEXT)) ** 2
+    draft_far = (reading / (count * FAR_CONTEXT)) ** 2
     parts = 1.0 + far + draft_far
-    if work.context:
-        change = ATTENTION_RATE * surprise * far / parts / work.context
-        attention[0] = max(attention[0] + change, 0.0)
-    if work.draft_context:
-        change = ATTENTION_RATE * surprise * draft_far / parts / work.draft_context
-        attention[1] = max(attention[1] + change, 0.0)
+    change = ATTENTION_RATE * surprise / parts  # where nothing is read, nothing is far
+    attention[0] = max(attention[0] + change * far / max(context, 1.0), 0.0)
+    attention[1] = max(attention[1] + change * draft_far / max(reading, 1.0), 0.0)
     surprise /= parts
     # Until undrafted steps were seen, what surprises is taken to be in those as well.
-    is_plain_known = costs.plain_level.seen[round(np.log2(work.num_requests))] > 0
-    if work.rows > work.num_requests and is_plain_known:
-        correct_level(costs.verify_level, work.num_requests, surprise, steps)
+    is_plain_known = costs.plain_level.seen[round(np.log2(count))] > 0
+    if work.rows > count and is_plain_known:
+        correct_level(costs.verify_level, count, surprise, work.num_steps)
     else:
-        correct_level(costs.plain_level, work.num_requests, surprise, steps)
+        correct_level(costs.plain_level, count, surprise, work.num_steps)
     forward = seconds_at(costs.verify, work.rows)
-    rate = 1.0 - (1.0 - CURVE_RATE) ** steps  # goes as far as so many corrections, one by one
+    rate = 1.0 - (1.0 - CURVE_RATE) ** work.num_steps  # as far as so many corrections, one by one
     correct_curve(costs.verify, work.rows, forward + surprise, rate)
     if work.draft_rows:
         curve = seconds_at(costs.draft, work.draft_rows)
-        bound = LARGEST_SURPRISE * estimate.draft_seconds
-        surprise = min(max(drafting - estimate.draft_seconds, -bound), bound)
-        far = (work.block_context / (work.num_requests * FAR_CONTEXT)) ** 2
-        if work.block_context:
-            change = ATTENTION_RATE * surprise * far / (1.0 + far) / work.block_context
-            attention[2] = max(attention[2] + change, 0.0)
+        bound = LARGEST_SURPRISE * drafting
+        surprise = min(max(work.draft_seconds - drafting, -bound), bound)
+        far = (work.block_context / (count * FAR_CONTEXT)) ** 2
+        change = ATTENTION_RATE * surprise * far / (1.0 + far)
+        attention[2] = max(attention[2] + change / max(work.block_context, 1.0), 0.0)
         correct_curve(costs.draft, work.draft_rows, curve + surprise / (1.0 + far), LEVEL_RATE)
     if work.context_rows:
-        correct_curve(costs.context, work.context_rows, storing, LEVEL_RATE)
-    return estimate
+        correct_curve(costs.context, work.context_rows, work.context_seconds, LEVEL_RATE)
+    return StepEstimate(expected, drafting, storing, plain)
 
 
 def num_octaves(max_requests: int) -> int:
@@ -220,14 +203,19 @@ def num_octaves(max_requests: int) -> int:
 class StepCosts:
     """Seconds of a step in three parts: everything around the target, draft, context."""
 
-    def __init__(
-        self,
+    def __init__(self, records: Records) -> None:
+        """Those in an array of one."""
+        self.records = records
+
+    @classmethod
+    def of(
+        cls,
         verify: Curve,
         draft: Curve,
         context: Curve,
         max_requests: int,
         attention: Attention = NO_ATTENTION,
-    ) -> None:
+    ) -> StepCosts:
         """Start from profiled curves.
 
         Args:
@@ -237,35 +225,29 @@ class StepCosts:
             max_requests: the largest batch.
             attention: what tokens of context add.
         """
-        self.records = np.zeros(1, COSTS)
+        records = np.zeros(1, COSTS)
         for name, curve in (("verify", verify), ("draft", draft), ("context", context)):
-            self.records[name] = curve.records
+            records[name] = curve.records
         # What the profile did not see depends on the number of requests; verifying adds to it.
         for name in ("plain_level", "verify_level"):
-            self.records[name]["num_points"] = num_octaves(max_requests)
-        self.records["attention"] = attention
-
-    @classmethod
-    def of(cls, records: Records) -> StepCosts:
-        """Those in an array of one."""
-        costs = cls.__new__(cls)
-        costs.records = records
-        return costs
+            records[name]["num_points"] = num_octaves(max_requests)
+        records["attention"] = attention
+        return cls(records)
 
     @property
     def verify(self) -> Curve:
         """Target's forward against rows."""
-        return Curve.of(self.records["verify"])
+        return Curve(self.records["verify"])
 
     @property
     def draft(self) -> Curve:
         """Drafter's block forward against rows."""
-        return Curve.of(self.records["draft"])
+        return Curve(self.records["draft"])
 
     @property
     def context(self) -> Curve:
         """Storing context against rows."""
-        return Curve.of(self.records["context"])
+        return Curve(self.records["context"])
 
     @property
     def attention(self) -> Attention:
@@ -275,38 +257,26 @@ class StepCosts:
     def decoding(
         self,
         num_requests: int,
-        num_rows: Ints | Floats,
+        rows: Ints | Floats,
         context: float = 0.0,
-        mean_context: float = 0.0,
+        reading: Floats | float = 0.0,
     ) -> Floats:
-        """Seconds that decoding will take of the next step, for each number of target rows, [N].
-
-        Args:
-            num_requests: R.
-            num_rows: one for each request, and the drafts to verify.
-            context: tokens of context of all requests.
-            mean_context: of a request whose drafts are verified.
-        """
-        rows = np.asarray(num_rows, dtype=np.float64)
-        return many_decoding_seconds(self.records[0], num_requests, rows, context, mean_context)
+        """Seconds that decoding will take of the next step, [N]; see `decoding_seconds`."""
+        rows = np.asarray(rows, np.float64)
+        read = np.zeros(len(rows)) + reading
+        return decoding_seconds(self.records, num_requests, float(context), rows, read)
 
     def plain(self, num_requests: int, context: float = 0.0) -> float:
         """Seconds of decoding in a step that verifies nothing; its context can wait."""
-        rows, context = float(num_requests), float(context)
-        return decoding_seconds(self.records[0], num_requests, rows, context, 0.0)
+        return float(self.decoding(num_requests, np.array([num_requests]), context)[0])
 
     def block(self, rows: float, context: float = 0.0) -> float:
         """Seconds of drafting blocks of so many rows."""
         return block_seconds(self.records[0], float(rows), float(context))
 
-    def estimate(self, step: Step) -> StepEstimate:
-        """What a step that did as much as this one is expected to take."""
-        return estimate_of(self.records[0], step.work())
-
     def observe(self, step: Step) -> StepEstimate:
         """Learn from a measured step of decoding alone; returns what was expected of it."""
-        seconds = step.target_seconds, step.draft_seconds, step.context_seconds
-        return learn_costs(self.records, step.work(), *seconds, step.count)
+        return learn_costs(self.records, step.work())
 
     def observe_batch(self, prompt_rows: int) -> None:
         """Learn how many rows of a step belonged to prompts."""

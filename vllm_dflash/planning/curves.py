@@ -1,4 +1,4 @@
-"""Seconds against a count: measured curves, corrected where they are used."""
+"""Seconds against a count: piecewise linear, profiled, and corrected by what is measured."""
 
 from __future__ import annotations
 
@@ -49,14 +49,11 @@ def correct_curve(curve: Record, count: float, seconds: float, rate: float) -> N
     if predicted <= 0.0:
         return
     surprise = min(max(seconds / predicted - 1.0, -LARGEST_SURPRISE), LARGEST_SURPRISE)
-    octave = np.log2(max(count, 0.5))
-    nearest = np.inf
+    least, octaves = 0.0, np.empty(curve.num_points)
     for point in range(curve.num_points):
-        nearest = min(nearest, abs(np.log2(max(curve.counts[point], 0.5)) - octave))
-    least = 0.0
+        octaves[point] = abs(np.log2(max(curve.counts[point], 0.5)) - np.log2(max(count, 0.5)))
     for point in range(curve.num_points):
-        octaves = abs(np.log2(max(curve.counts[point], 0.5)) - octave)
-        share = max(FAR_SHARE, 1.0 - (octaves - nearest))
+        share = max(FAR_SHARE, 1.0 - (octaves[point] - octaves.min()))
         least = max(least, curve.seconds[point] * (1.0 + rate * share * surprise))
         curve.seconds[point] = least
 
@@ -64,34 +61,25 @@ def correct_curve(curve: Record, count: float, seconds: float, rate: float) -> N
 class Curve:
     """Seconds against a count: piecewise linear, non-decreasing, corrected where it is used."""
 
-    def __init__(self, counts: Ints | Floats, seconds: Floats) -> None:
-        """Start from measured points; counts ascending, at least two."""
-        self.records = np.zeros(1, CURVE)
-        self.records["num_points"] = len(counts)
-        self.counts[:] = counts
-        self.seconds[:] = np.maximum.accumulate(seconds)
+    def __init__(self, records: Records) -> None:
+        """The curve in an array of one, of which it has views."""
+        num_points, self.records = int(records["num_points"][0]), records
+        self.counts: Floats = records["counts"][0, :num_points]
+        self.seconds: Floats = records["seconds"][0, :num_points]
 
     @classmethod
-    def of(cls, records: Records) -> Curve:
-        """The curve in an array of one."""
-        curve = cls.__new__(cls)
-        curve.records = records
+    def of(cls, counts: Ints | Floats, seconds: Floats) -> Curve:
+        """Start from measured points; counts ascending, at least two."""
+        records = np.zeros(1, CURVE)
+        records["num_points"] = len(counts)
+        curve = cls(records)
+        curve.counts[:], curve.seconds[:] = counts, np.maximum.accumulate(seconds)
         return curve
-
-    @property
-    def counts(self) -> Floats:
-        """[P]."""
-        return self.records["counts"][0, : self.records["num_points"][0]]
-
-    @property
-    def seconds(self) -> Floats:
-        """[P]."""
-        return self.records["seconds"][0, : self.records["num_points"][0]]
 
     def at(self, counts: Ints | Floats | float) -> Floats:
         """Seconds for each count; beyond the last point the last slope goes on."""
-        return np.vectorize(self.at_one, otypes=[float])(counts)
-
-    def at_one(self, count: float) -> float:
-        """The same for a single count."""
-        return seconds_at(self.records[0], float(count))
+        known, seconds = self.counts, self.seconds
+        wanted = np.maximum(counts, known[0])
+        lower = np.minimum(np.searchsorted(known, wanted, side="right"), len(known) - 1) - 1
+        slopes = (seconds[lower + 1] - seconds[lower]) / (known[lower + 1] - known[lower])
+        return seconds[lower] + (wanted - known[lower]) * slopes

@@ -6,7 +6,7 @@ that makes no sense would stop the engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,21 +30,18 @@ class Estimates:
     """Costs and acceptance, whoever plans by them."""
 
     costs: StepCosts
-    seen: Floats
-    """Drafts by position and confidence, [K, knots]; see `Chances`."""
-    accepted: Floats
-    """Of those."""
+    blocks: Floats
+    """Drafts of blocks that were seen, and accepted, by position and confidence, [2, K, knots]; see
+    `Chances`."""
     bias: Floats
     """Tokens expected and accepted of late, [2]; see `Chances`."""
-    free: Floats = field(default_factory=lambda: np.zeros((2, 0, len(CONFIDENCE_KNOTS))))
-    """Seen and accepted of what texts predict, by position and confidence, [2, F, knots]; nothing
-    where that is not kept."""
+    texts: Floats
+    """The same as of blocks, of what texts predict, [2, F, knots]."""
 
     def to_dict(self) -> dict[str, Any]:
         """A copy in lists and numbers; inverse of `from_dict`."""
-        tables = ("seen", "accepted", "bias", "free")
-        written = {name: getattr(self, name).tolist() for name in tables}
-        return {"costs": _lists(self.costs.records), **written}
+        tables = {name: getattr(self, name).tolist() for name in ("blocks", "bias", "texts")}
+        return {"costs": _lists(self.costs.records), **tables}
 
     @classmethod
     def from_dict(cls, written: Any, max_draft: int, max_requests: int) -> Estimates:
@@ -53,22 +50,20 @@ class Estimates:
         Raises:
             EstimatesError: anything about it is wrong.
         """
-        table = (max_draft, len(CONFIDENCE_KNOTS))
+        knots = len(CONFIDENCE_KNOTS)
         try:
             found = cls(
                 _costs(written["costs"], max_requests),
-                _numbers(written["seen"], table),
-                _numbers(written["accepted"], table),
+                _numbers(written["blocks"], (2, max_draft, knots)),
                 _numbers(written["bias"], (2,)),
-                _numbers(written["free"], (2, len(written["free"][0]), table[1]))
-                if len(written["free"][0])
-                else np.zeros((2, 0, table[1])),
+                _numbers(written["texts"], (2, len(written["texts"][0]), knots)),
             )
         except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             raise EstimatesError(f"{type(error).__name__}: {error}") from None
-        _check("seen", (found.accepted >= 0) & (found.accepted <= found.seen))
         _check("bias", found.bias >= 0)
-        _check("free", (found.free[1] >= 0) & (found.free[1] <= found.free[0]))
+        for name in ("blocks", "texts"):
+            seen, accepted = getattr(found, name)
+            _check(name, (accepted >= 0) & (accepted <= seen))
         return found
 
 
@@ -79,6 +74,8 @@ def _lists(array: npt.NDArray[Any]) -> Any:
 
 def _numbers(written: Any, shape: tuple[int, ...]) -> Floats:
     numbers = np.asarray(written, dtype=np.float64)
+    if not numbers.size:  # lists that hold nothing do not say how much of it
+        numbers = numbers.reshape(shape)
     if numbers.shape != shape or not (np.abs(numbers) < LARGEST).all():  # no NaN is
         raise ValueError(f"not {shape} numbers of a sensible size")
     return numbers
@@ -101,13 +98,13 @@ def _costs(written: Any, max_requests: int) -> StepCosts:
     records = np.zeros(1, COSTS)
     _fill(records, written)
     for name in ("verify", "draft", "context"):
-        curve = Curve.of(records[name])
+        curve = Curve(records[name])
         _check(
             name, (records[name]["num_points"] >= 2) & (records[name]["num_points"] <= MOST_POINTS)
         )
         _check(name, (curve.counts[0] >= 0) & (np.diff(curve.counts) > 0))
         _check(name, (curve.seconds[0] >= 0) & (np.diff(curve.seconds) >= 0))
-    _check("verify", Curve.of(records["verify"]).seconds[0] > 0)
+    _check("verify", Curve(records["verify"]).seconds[0] > 0)
     for name in ("plain_level", "verify_level"):
         level = records[name]
         _check(name, level["num_points"] == num_octaves(max_requests))
@@ -115,4 +112,4 @@ def _costs(written: Any, max_requests: int) -> StepCosts:
     _check("attention", records["attention"] >= 0)
     _check("prompts", (records["prompt_share"] >= 0) & (records["prompt_share"] <= 1))
     _check("prompts", records["prompt_rows"] >= 0)
-    return StepCosts.of(records)
+    return StepCosts(records)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.compiled import compiled
 
 SCORE_RATE = 0.5
 SCORE_FADE = 0.05
@@ -31,97 +30,17 @@ ENOUGH_SAMPLES, MANY_SAMPLES = 8, 32
 """From the first on assumed rates do not count; up to the second each sample counts at once."""
 
 
-@compiled
-def add_samples(
-    samples: tuple[Floats, Floats, Ints], place: int, step: int, scores: Floats, curves: Floats
-) -> int:
-    """Write a step's drafts into the ring from a place on; returns where the next ones go.
-
-    Positions beyond a narrower block go on falling as the ones before them did.
-    """
-    all_curves, all_scores, born = samples
-    count, width = curves.shape
-    for number in range(count):
-        last = curves[number, width - 1]
-        ratio = last ** (1.0 / width)
-        for position in range(all_curves.shape[1]):
-            if position < width:
-                all_curves[place, position] = curves[number, position]
-            else:
-                all_curves[place, position] = last * ratio ** (position - width + 1)
-        all_scores[place] = scores[number]
-        born[place] = step
-        place = (place + 1) % MAX_SAMPLES
-    return place
-
-
-@compiled
-def average_groups(curves: Floats, starts: Ints) -> tuple[Floats, Floats]:
-    """Average over groups of samples what is kept and gained by threshold and width.
-
-    Args:
-        curves: survival of samples, group by group, [N, K].
-        starts: where each group begins, and N, [G + 1].
-
-    Returns:
-        Drafts kept and gained, [G, T, K] each.
-    """
-    num_groups, num_thresholds, max_draft = len(starts) - 1, len(THRESHOLDS), curves.shape[1]
-    kept = np.zeros((num_groups, num_thresholds, max_draft))
-    gain = np.zeros((num_groups, num_thresholds, max_draft))
-    for group in range(num_groups):
-        share = 1.0 / (starts[group + 1] - starts[group])
-        for threshold in range(num_thresholds):
-            for sample in range(starts[group], starts[group + 1]):
-                for position in range(max_draft):
-                    survival = curves[sample, position]
-                    if survival < THRESHOLDS[threshold]:
-                        break  # it never grows
-                    kept[group, threshold, position] += share
-                    gain[group, threshold, position] += share * survival
-            for position in range(1, max_draft):
-                kept[group, threshold, position] += kept[group, threshold, position - 1]
-                gain[group, threshold, position] += gain[group, threshold, position - 1]
-    return kept, gain
-
-
 class Summary(NamedTuple):
     """Of the samples that count now, group by group, the best ones first."""
 
     least_score: Floats
     """Half-way between the worst score in a group and the best below; of the last, -inf, [G]."""
     kept: Floats
-    """Drafts kept of each request, [G, T, K]."""
+    """Drafts of each request that survive each threshold, of blocks of each width, [G, T, K]."""
     gain: Floats
-    """And gained, [G, T, K]."""
+    """How many of those are accepted, [G, T, K]."""
     mean_first_survival: float
     num_samples: int
-
-
-@compiled
-def summarise(samples: tuple[Floats, Floats, Ints], step: int) -> Summary:
-    """Of survival curves, scores and the steps they were made in, at a step."""
-    all_curves, all_scores, born = samples
-    recent = np.nonzero(born > step - SAMPLE_LIFE)[0]
-    count, max_draft = len(recent), all_curves.shape[1]
-    assumed = len(ASSUMED_RATES) if count < ENOUGH_SAMPLES else 0
-    curves, scores = np.empty((count + assumed, max_draft)), np.empty(count + assumed)
-    curves[:count], scores[:count] = all_curves[recent], all_scores[recent]
-    for number in range(assumed):
-        scores[count + number] = ASSUMED_RATES.mean()
-        for position in range(max_draft):
-            curves[count + number, position] = ASSUMED_RATES[number] ** (position + 1)
-    count += assumed
-    order = np.argsort(-scores, kind="mergesort")  # a stable one
-    curves, scores = curves[order], scores[order]
-    num_groups = min(max(count // SAMPLES_PER_GROUP, 1), MAX_GROUPS)
-    starts = np.arange(num_groups + 1) * count // num_groups
-    kept, gain = average_groups(curves, starts)
-    least = np.full(num_groups, -np.inf)
-    for group in range(num_groups - 1):
-        edge = starts[group + 1]
-        least[group] = (scores[edge - 1] + scores[edge]) / 2
-    return Summary(least, kept, gain, curves[:, 0].mean(), count)
 
 
 class Forecast:
@@ -132,18 +51,17 @@ class Forecast:
     """
 
     def __init__(self, max_draft: int, num_rows: int) -> None:
+        """Of blocks of up to `max_draft` tokens (K)."""
         self._scores = np.zeros(num_rows)
-        self._samples = (
-            np.zeros((MAX_SAMPLES, max_draft)),
-            np.zeros(MAX_SAMPLES),
-            np.full(MAX_SAMPLES, -SAMPLE_LIFE),
-        )
-        """Survival curves, scores, and the steps they were made in."""
+        # A ring of samples: survival, the score of whom it is of, and the step it was made in.
+        self._curves = np.zeros((MAX_SAMPLES, max_draft))
+        self._sample_scores = np.zeros(MAX_SAMPLES)
+        self._born = np.zeros(MAX_SAMPLES, np.int64)
         self.restart()
 
     def restart(self) -> None:
         """Forget all samples."""
-        self._samples[2][:] = -SAMPLE_LIFE
+        self._born[:] = -SAMPLE_LIFE
         self._next = self._step = 0
         self._summarise()
 
@@ -153,22 +71,68 @@ class Forecast:
 
     def scores(self, rows: Ints) -> Floats:
         """Of requests, [R]; step by step they come nearer to everybody's."""
-        mean = self.summary.mean_first_survival
-        self._scores[rows] += SCORE_FADE * (mean - self._scores[rows])
-        return self._scores[rows]
+        scores = self._scores[rows]
+        scores += SCORE_FADE * (self.summary.mean_first_survival - scores)
+        self._scores[rows] = scores
+        return scores
 
     def observe(self, rows: Ints, curves: Floats, samples: Floats | None = None) -> None:
         """Add one step's drafts of D requests: survival of their blocks, and of what came of these
         if that is another, [D, w] each."""
-        scores = self._scores[rows]
-        self._scores[rows] += SCORE_RATE * (curves[:, 0] - scores)
+        scores, samples = self._scores[rows], curves if samples is None else samples
+        self._scores[rows] = scores + SCORE_RATE * (curves[:, 0] - scores)
         self._step += 1
-        samples = curves if samples is None else samples
-        self._next = add_samples(self._samples, self._next, self._step, scores, samples)
-        self._unread += len(curves)
+        places = (self._next + np.arange(len(rows))) % MAX_SAMPLES
+        self._next = (self._next + len(rows)) % MAX_SAMPLES
+        width, max_draft = samples.shape[1], self._curves.shape[1]
+        self._curves[places, :width] = samples
+        if width < max_draft:  # a narrower block goes on falling as it did
+            last = samples[:, -1:]
+            ratio = last ** (1.0 / width)
+            self._curves[places, width:] = last * ratio ** np.arange(1, max_draft - width + 1)
+        self._sample_scores[places] = scores
+        self._born[places] = self._step
+        self._unread += len(rows)
         count = self.summary.num_samples
         if self._unread * 8 >= count or count < MANY_SAMPLES:
             self._summarise()
 
     def _summarise(self) -> None:
-        self.summary, self._unread = summarise(self._samples, self._step), 0
+        is_recent = self._born > self._step - SAMPLE_LIFE
+        curves, scores = self._curves[is_recent], self._sample_scores[is_recent]
+        if len(curves) < ENOUGH_SAMPLES:
+            assumed = ASSUMED_RATES[:, None] ** np.arange(1, curves.shape[1] + 1)
+            curves = np.concatenate([curves, assumed])
+            scores = np.append(scores, np.full(len(assumed), ASSUMED_RATES.mean()))
+        count = len(curves)
+        order = np.argsort(-scores, kind="stable")
+        curves, scores = curves[order], scores[order]
+        num_groups = min(max(count // SAMPLES_PER_GROUP, 1), MAX_GROUPS)
+        edges = np.arange(num_groups + 1) * count // num_groups
+        is_kept = curves[:, None] >= THRESHOLDS[:, None]  # [N, T, K]
+        sizes = np.diff(edges)[:, None, None]
+        kept, gain = (
+            np.add.reduceat(one, edges[:-1], dtype=np.float64).cumsum(axis=2) / sizes
+            for one in (is_kept, is_kept * curves[:, None])
+        )
+        least = np.full(num_groups, -np.inf)
+        inner = edges[1:-1]
+        least[:-1] = (scores[inner - 1] + scores[inner]) / 2
+        mean = float(curves[:, 0].mean())
+        self.summary, self._unread = Summary(least, kept, gain, mean, count), 0
+
+
+def seen_with_a_block(curves: Floats, found: Floats, promised: Floats) -> Floats:
+    """Survival of the drafts that a block's step has brought, [R, K].
+
+    They are the text's where these are better. Where that was not to be foreseen, it is part of
+    what a block's step brings.
+
+    Args:
+        curves: of the blocks, [R, K].
+        found: of what the texts predicted, [R, K].
+        promised: of what they were expected to, [R, K].
+    """
+    block = curves.sum(axis=1)
+    is_surprise = (found.sum(axis=1) > block) & (block >= promised.sum(axis=1))
+    return np.where(is_surprise[:, None], found, curves)

@@ -13,7 +13,7 @@ any drafts (arXiv 2211.17192, section 3.1).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,24 +23,14 @@ from vllm_dflash.planning.chances import (
     Chances,
     expect,
     expect_texts,
-    follow_texts,
+    learn,
     learn_blocks,
 )
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
-from vllm_dflash.planning.probing import ProbeSchedule
-from vllm_dflash.planning.request_rows import RequestRows
-from vllm_dflash.planning.search import (
-    Batch,
-    Choice,
-    Drafts,
-    Undrafted,
-    best_choice,
-    best_undrafted,
-    choose_lengths,
-)
-from vllm_dflash.planning.step import Plan, Step, StepEstimate
+from vllm_dflash.planning.search import Batch, Choice, Drafts, best_step, choose_lengths
+from vllm_dflash.planning.step import Plan, RequestRows, Step, StepEstimate
 
 MARGIN = 1.01
 """Drafting must promise this much more than plain decoding, whose cost is known better."""
@@ -50,51 +40,113 @@ PROBE_SHARE = 16
 """A probe drafts one request, and one more for so many in the batch."""
 PROBE_LENGTH = 3
 """Drafts a probe has verified whatever they seem worth, to see whether estimates still hold."""
+FIRST_SHARE, LEAST_SHARE = 0.015, 0.002
+CLOSE_SHARE = 0.005
+"""Where drafting nearly pays, there is more to find out, and less to lose."""
 SKIP_STEPS, CLOSE_SKIP_STEPS = 7, 1
 """Undrafted steps between two that are planned: planning is to cost next to nothing where it says
 no. What texts predict is looked at in between, too."""
-
-
 NO_CURVES: Floats = np.zeros((0, 0))
-NO_SCORES: Floats = np.zeros(0)
 
 
-class Planner:
-    """State and decisions of one worker."""
+@dataclass
+class ProbeSchedule:
+    """When to draft although it does not seem to pay, to notice that it does again.
 
-    is_same_everywhere = False  # it goes by measured times
+    Probes take at most a share of the time; the share halves with every probe in vain. So the
+    intervals between probes grow, from some dozens of steps to a few hundred, and a drafter that is
+    never worth it costs the least share of the time in the long run.
+    """
 
-    def __init__(
-        self, max_draft: int, max_requests: int, costs: StepCosts, *, most_free: int = 0
-    ) -> None:
-        """Plan for blocks of up to `max_draft` tokens (K) a request, and `max_requests` a batch.
+    least: float = LEAST_SHARE
+    """What the share does not fall below."""
+    share: float = FIRST_SHARE
+    saved: float = 0.0
+    """Seconds that may be spent on probing by now."""
 
-        Where texts are looked up, for up to `most_free` free drafts of each (F).
+    def is_due(self, step_seconds: float, probe_seconds: float, *, is_close: bool) -> bool:
+        """Whether to probe now, after so many more seconds without drafts."""
+        share = max(self.share, CLOSE_SHARE) if is_close else self.share
+        self.saved += share * step_seconds
+        if self.saved < probe_seconds:
+            return False
+        self.saved, self.share = 0.0, max(self.share / 2, self.least)
+        return True
+
+    def refund(self, seconds: float) -> None:
+        """The last probe brought tokens worth so much: the next may come so much earlier."""
+        self.saved += seconds
+
+    def restart(self) -> None:
+        """Drafting pays: should it stop to, begin with short intervals again."""
+        self.share, self.saved = FIRST_SHARE, 0.0
+
+
+class LearningPlanner:
+    """What both planners go by, and learn: of requests, of drafts, and of what steps take."""
+
+    costs: StepCosts
+
+    def __init__(self, max_draft: int, max_requests: int, most_free: int) -> None:
+        """Of blocks of up to `max_draft` tokens (K) a request, and `max_requests` a batch.
+
+        What texts predict is up to `most_free` drafts of each (F).
         """
         self.max_draft = max_draft
-        self.costs = costs
         # Twice the batch: requests that wait to be run again keep what is known of them.
         num_rows = 2 * max_requests
-        self.forecast = Forecast(max_draft, num_rows)
-        self.probes = ProbeSchedule()
         self.blocks = Chances.of(max_draft, num_rows)
         self.texts = Chances.of(most_free, num_rows)
+        self.forecast = Forecast(max_draft, num_rows)
+        self.probes = ProbeSchedule()
         self._requests = RequestRows(num_rows)
-        self._text_curves: Floats = np.zeros((0, most_free))
-        """Survival of what the text of each request of this step predicts, [R, F] or [0, F]."""
-        self._has_blocks = False
-        """Whether drafts of blocks are to be verified."""
-        self._row_seconds = 0.0
         self._probe_charge = 0.0
         """Seconds that the last probe was taken to cost."""
 
     def _rows(self, ids: Sequence[str]) -> Ints:
         rows, fresh = self._requests.of(ids)
         if len(fresh):
-            self.forecast.forget(fresh)
-            self.blocks.forget(fresh)
-            self.texts.forget(fresh)
+            self._forget(fresh)
         return rows
+
+    def _forget(self, rows: Ints) -> None:
+        """They are new requests' from now on."""
+        self.forecast.forget(rows)
+        self.blocks.forget(rows)
+        self.texts.forget(rows)
+
+    def estimates(self) -> Estimates:
+        """What was learned, for another run to recall."""
+        blocks, texts = (np.stack([one.seen, one.accepted]) for one in (self.blocks, self.texts))
+        return Estimates(self.costs, blocks, self.blocks.bias_of_all, texts)
+
+    def recall(self, estimates: Estimates) -> None:
+        """Start from what another run has learned of drafts; of costs, we have it already.
+
+        Not from what it forecast. The first steps draft in any case, and so show whether these
+        requests' drafts are worth it; who went by the forecast of others, for whom they were not,
+        would have to wait for probes.
+        """
+        self.blocks.recall(estimates.blocks)
+        self.blocks.bias_of_all[:] = estimates.bias
+        if estimates.texts[0].shape == self.texts.seen.shape:
+            self.texts.recall(estimates.texts)
+
+
+class Planner(LearningPlanner):
+    """State and decisions of one worker, on V1."""
+
+    is_same_everywhere = False  # it goes by measured times
+
+    def __init__(
+        self, max_draft: int, max_requests: int, costs: StepCosts, *, most_free: int = 0
+    ) -> None:
+        """See `LearningPlanner`; start from these costs."""
+        super().__init__(max_draft, max_requests, most_free)
+        self.costs = costs
+        self._text_curves: Floats = np.zeros((0, most_free))
+        """Survival of what the text of each request of this step predicts, [R, F] or [0, F]."""
+        self._row_seconds = 0.0
 
     def plan(self, step: Step) -> Plan:
         """Learn what became of the drafts that the step verified, then say whom it drafts.
@@ -102,46 +154,47 @@ class Planner:
         Reads the step's `ids`, `verified`, `produced`, `limits`, `waiting` and `predicted`.
         """
         rows = self._rows(step.ids)
-        self._learn(rows, step)
-        texts = self._text_curves[:0]
-        if step.predicted is not None:
-            texts = follow_texts(self.texts, rows, step.verified, step.predicted)
-        self._text_curves = texts
-        scores = NO_SCORES if step.is_resting else self.forecast.scores(rows)
+        learn_blocks(self.blocks, rows, step.verified, step.accepted)
+        self._text_curves = texts = self._expect_texts(rows, step)
+        rests = step.is_resting or not step.limits.any()
+        scores = step.limits * 0.0 if step.is_resting else self.forecast.scores(rows)
         batch = Batch(scores, step.limits, step.waiting, step.context_lens, texts)
-        undrafted = best_undrafted(self.costs.records, batch)
-        self._row_seconds = undrafted.row_seconds
-        if step.is_resting or not step.limits.any():
-            return _resting(step, undrafted)
-        summary = self.forecast.summary
-        best = best_choice(self.costs.records, batch, summary, undrafted, self.max_draft)
-        return self._weigh(step, undrafted, best, uses_text=len(texts) > 0)
+        most = 0 if rests else self.max_draft
+        best = best_step(self.costs.records, batch, self.forecast.summary, most)
+        self._row_seconds = best.row_seconds
+        rate, plain_rate = best.undrafted_rate, best.plain_rate
+        uses_text, speedup = rate > plain_rate, rate / plain_rate
+        resting = Plan.nothing(step.num_requests, rate, speedup=speedup, uses_text=uses_text)
+        return resting if rests else self._weigh(step, resting, best)
 
-    def _learn(self, rows: Ints, step: Step) -> None:
-        if self._has_blocks:
-            learn_blocks(self.blocks, rows, step.verified, step.accepted)
-            self._has_blocks = False
+    def _expect_texts(self, rows: Ints, step: Step) -> Floats:
+        """Survival of what texts predict, [R, F], or of nobody, [0, F]."""
+        predicted = step.predicted
+        if predicted is None:
+            return self._text_curves[:0]
+        learn(self.texts, rows, step.verified, predicted.known, predicted.came_true)
+        if not predicted.lengths.any():
+            return self._text_curves[:0]
+        return expect_texts(self.texts, rows, predicted.matches, predicted.lengths)
 
-    def _weigh(self, step: Step, undrafted: Undrafted, best: Choice, *, uses_text: bool) -> Plan:
+    def _weigh(self, step: Step, resting: Plan, best: Choice) -> Plan:
         """The best choice if it pays, and else a probe from time to time."""
-        rate, tokens = best.rate, best.tokens
-        gain, speedup = rate / undrafted.rate, rate / undrafted.plain_rate
-        plan = Plan(best.drafted, best.width, rate, speedup=speedup, uses_text=uses_text)
+        rate, uses_text = best.rate, len(self._text_curves) > 0
+        gain, speedup = rate / best.undrafted_rate, rate / best.plain_rate
         if gain > MARGIN:
             self.probes.restart()
-            return plan
+            return Plan(best.drafted, best.width, rate, speedup=speedup, uses_text=uses_text)
         skip_steps = CLOSE_SKIP_STEPS if gain > CLOSE else SKIP_STEPS
-        resting = _resting(step, undrafted)
         # A prompt may end with the next step, and another request can be drafted then. And free
         # drafts that are better than the drafter's may be gone by then.
-        is_displaced = resting.uses_text and rate > MARGIN * undrafted.plain_rate
+        is_displaced = resting.uses_text and rate > MARGIN * best.plain_rate
         if is_displaced or not step.decoding.all():
             skip_steps = 0
         probe, seconds = self._cheapest_probe(step)
         # What the best plan loses if it is right; and a probe catches up for itself alone.
-        lost = tokens / rate - tokens / undrafted.rate
-        lost += self.costs.context.at_one(step.waiting[best.drafted].sum())
-        undrafted_seconds = (1 + skip_steps) * undrafted.plain_seconds
+        lost = best.tokens / rate - best.tokens / best.undrafted_rate
+        lost += float(self.costs.context.at(step.waiting[best.drafted].sum()))
+        undrafted_seconds = (1 + skip_steps) * best.plain_seconds
         self._probe_charge = min(lost, seconds)
         if not self.probes.is_due(undrafted_seconds, self._probe_charge, is_close=gain > CLOSE):
             return replace(resting, skip_steps=skip_steps)
@@ -154,20 +207,18 @@ class Planner:
     def _cheapest_probe(self, step: Step) -> tuple[Plan, float]:
         """Draft a few requests with little to catch up, to see what comes of it; and the seconds
         that this takes."""
-        able = np.flatnonzero(step.limits)
+        able, num_requests = np.flatnonzero(step.limits), step.num_requests
         width = min(int(step.limits.max()), self.max_draft)
-        count, num_requests = (
-            min(len(able), 1 + step.num_requests // PROBE_SHARE),
-            step.num_requests,
-        )
+        count = min(len(able), 1 + num_requests // PROBE_SHARE)
         chosen = able[np.argsort(step.waiting[able], kind="stable")[:count]]
         drafted = np.zeros(num_requests, bool)
         drafted[chosen] = True
         context, rows = float(step.context_lens[chosen].sum()), count * PROBE_LENGTH
         both = np.array([num_requests, num_requests + rows])
-        plain, verifying = self.costs.decoding(num_requests, both, 0.0, context / count).tolist()
+        reading = context * np.array([0, PROBE_LENGTH])
+        plain, verifying = self.costs.decoding(num_requests, both, 0.0, reading).tolist()
         seconds = self.costs.block(count * (1 + width), context) + verifying - plain
-        seconds += self.costs.context.at_one(step.waiting[chosen].sum())
+        seconds += float(self.costs.context.at(step.waiting[chosen].sum()))
         return Plan(drafted, width, 0.0, 1.0, is_probe=True, least=PROBE_LENGTH), seconds
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
@@ -177,7 +228,7 @@ class Planner:
             step: with its plan; `limits` of the drafted requests, [R], and what they `agreed` on.
             confidence: probability of each drafted token under the drafter, [D, w].
         """
-        plan, rows = step.plan, self._rows(step.ids)
+        plan, rows, predicted = step.plan, self._rows(step.ids), step.predicted
         curves, texts = NO_CURVES, self._text_curves[:0]
         if plan.width:
             of_drafted = rows[plan.drafted]
@@ -185,22 +236,21 @@ class Planner:
             curves = expect(self.blocks, of_drafted, confidence, whole)
             self.forecast.observe(of_drafted, curves)
         if plan.uses_text:
-            predicted, texts = step.predicted, self._text_curves
             assert predicted is not None
+            texts = self._text_curves
             if step.agreed.any():
                 matches = predicted.matches + AGREEMENT * step.agreed
                 texts = expect_texts(self.texts, rows, matches, predicted.lengths)
-        drafts = Drafts(curves, plan.drafted, step.limits, texts, step.context_lens)
         row_worth = plan.price * self._row_seconds
-        of_blocks, of_texts = choose_lengths(
-            self.costs.records, drafts, plan.price, row_worth, plan.least, plan.is_probe
+        drafts = Drafts(
+            *(curves, plan.drafted, step.limits, texts, step.context_lens),
+            *(plan.price, row_worth, plan.least, plan.is_probe),
         )
+        of_blocks, of_texts = choose_lengths(self.costs.records, drafts)
         step.from_text = of_texts > 0
-        lengths = of_blocks + of_texts
-        self._has_blocks = True
         self.blocks.num_verified[rows] = of_blocks
         self.texts.num_verified[rows] = of_texts
-        return lengths
+        return of_blocks + of_texts
 
     def observe(self, step: Step) -> StepEstimate | None:
         """Learn what a step was made of, and what it cost where that is known.
@@ -215,26 +265,3 @@ class Planner:
             spared = max(estimate.draft_seconds - step.draft_seconds, 0.0)
             self.probes.refund(min(spared, self._probe_charge))
         return estimate
-
-    def estimates(self) -> Estimates:
-        """What was learned, for another run to recall."""
-        blocks = self.blocks
-        return Estimates(self.costs, blocks.seen, blocks.accepted, blocks.bias_of_all)
-
-    def recall(self, estimates: Estimates) -> None:
-        """Start from what another run has learned of drafts; of costs, we have it already.
-
-        Not from what it forecast. The first steps draft in any case, and so show whether these
-        requests' drafts are worth it; who went by the forecast of others, for whom they were not,
-        would have to wait for probes.
-        """
-        self.blocks.recall(estimates.seen, estimates.accepted)
-        self.blocks.bias_of_all[:] = estimates.bias
-
-
-def _resting(step: Step, undrafted: Undrafted) -> Plan:
-    """The drafter rests, and texts are used where that pays."""
-    rate, plain_rate = undrafted.rate, undrafted.plain_rate
-    return Plan.nothing(
-        step.num_requests, rate, speedup=rate / plain_rate, uses_text=rate > plain_rate
-    )

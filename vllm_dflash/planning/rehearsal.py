@@ -15,13 +15,13 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from vllm_dflash.planning.ahead import BLOCK, TEXT, AheadPlanner, Outcomes
+from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.budget import Load, best_budget
 from vllm_dflash.planning.compiled import FOLDER
 from vllm_dflash.planning.costs import Attention, StepCosts
 from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import BLOCK, TEXT, Outcomes, Step
 from vllm_dflash.planning.texts import SuffixMatches, append_tokens
 
 CHEAP, DEAR = 0.0, 1.0
@@ -102,10 +102,10 @@ def rehearse_ahead(max_draft: int) -> None:
 def _costs(block_seconds: float) -> StepCosts:
     counts = np.array([1, 2])
     step, block, free = (
-        Curve(counts, np.full(2, seconds)) for seconds in (1.0, block_seconds, 0.0)
+        Curve.of(counts, np.full(2, seconds)) for seconds in (1.0, block_seconds, 0.0)
     )
     # One of the two requests has too long a context to be drafted.
-    return StepCosts(step, block, free, 2, Attention(block=1.0))
+    return StepCosts.of(step, block, free, 2, Attention(block=1.0))
 
 
 def _step(produced: int) -> Step:

@@ -13,7 +13,7 @@ import numpy as np
 
 from vllm_dflash.planning import Bools, Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.costs import block_seconds, decoding_seconds, many_decoding_seconds
+from vllm_dflash.planning.costs import block_seconds, decoding_seconds
 from vllm_dflash.planning.curves import Record, seconds_at
 from vllm_dflash.planning.forecast import THRESHOLDS, Summary
 
@@ -36,179 +36,164 @@ class Batch(NamedTuple):
     """Survival of what the text of each predicts, [R, F]; of nobody, [0, F]."""
 
 
-class Undrafted(NamedTuple):
-    """The best step in which nobody is drafted."""
-
-    rate: float
-    """Tokens per second."""
-    plain_rate: float
-    """The same, if it verifies nothing."""
-    plain_seconds: float
-    row_seconds: float
-    """What one more row takes."""
-
-
 class Choice(NamedTuple):
-    """The requests and the width that promise the best rate."""
+    """The best step in which anybody is drafted, and the best in which nobody is."""
 
     drafted: Bools
     """[R]."""
     width: int
+    """0: nobody can be drafted."""
     rate: float
     """Tokens per second."""
     tokens: float
     """Expected of the step."""
+    undrafted_rate: float
+    """Tokens per second, of what texts predict as well."""
+    plain_rate: float
+    """The same, if nothing is verified."""
+    plain_seconds: float
+    row_seconds: float
+    """What one more row takes where nobody is drafted."""
 
 
 @compiled
-def of_each_text(texts: Floats) -> tuple[Floats, Floats]:
+def text_outcomes(texts: Floats) -> Floats:
     """Drafts of each text that survive each threshold, and how many of those are accepted, from
-    their survival, [R, F] to [R, T] each."""
-    kept, gain = np.zeros((len(texts), len(THRESHOLDS))), np.zeros((len(texts), len(THRESHOLDS)))
+    their survival, [R, F] to [2, R, T]."""
+    found = np.zeros((2, len(texts), len(THRESHOLDS)))
     for request in range(len(texts)):
         for threshold in range(len(THRESHOLDS)):
             for survival in texts[request]:
                 if survival < THRESHOLDS[threshold] or survival == 0.0:
                     break  # it never grows
-                kept[request, threshold] += 1.0
-                gain[request, threshold] += survival
-    return kept, gain
+                found[0, request, threshold] += 1.0
+                found[1, request, threshold] += survival
+    return found
 
 
 @compiled
-def of_texts(
-    each: tuple[Floats, Floats], drafted: Bools, context_lens: Ints
-) -> tuple[Floats, Floats, Floats]:
-    """Of `of_each_text`, the sums over requests that are not drafted, and the tokens of context
-    that attention reads for those drafts, [T] each."""
-    kept, gain, reading = np.zeros((3, len(THRESHOLDS)))
-    for request in range(len(each[0])):
-        for threshold in range(0 if drafted[request] else len(THRESHOLDS)):
-            drafts = each[0][request, threshold]
-            kept[threshold] += drafts
-            gain[threshold] += each[1][request, threshold]
-            reading[threshold] += drafts * context_lens[request]
-    return kept, gain, reading
-
-
-@compiled
-def best_undrafted(records: Records, batch: Batch) -> Undrafted:
-    """How many free drafts are best verified, and what comes of it; costs: [1]."""
-    costs, count = records[0], len(batch.context_lens)
-    context = float(batch.context_lens.sum())
-    plain = decoding_seconds(costs, count, float(count), context, 0.0)
-    plain_rate = best = count / plain
-    best_rows = float(count)
-    nobody = np.zeros(count, np.bool_)
-    kept, gain, reading = of_texts(of_each_text(batch.texts), nobody, batch.context_lens)
-    for threshold in range(len(THRESHOLDS)):
-        if not kept[threshold]:
-            break  # and none at a higher one
-        rows = count + kept[threshold]
-        rate = count + gain[threshold]
-        rate /= decoding_seconds(costs, count, rows, context, reading[threshold])
-        if rate > best:
-            best, best_rows = rate, rows
-    row = seconds_at(costs.verify, best_rows + 1.0) - seconds_at(costs.verify, best_rows)
-    return Undrafted(best, plain_rate, plain, max(row, 0.0))
-
-
-@compiled
-def worth_drafting(
-    costs: Record, batch: Batch, groups: Ints, summary: Summary, undrafted: Undrafted
-) -> Bools:
-    """Whose drafts bring more than attention over its context takes, and than its text does, [R].
+def drafted_groups(
+    costs: Record, batch: Batch, summary: Summary, price: float, row_seconds: float
+) -> Ints:
+    """Each request's group by the forecast; -1: who should not be drafted, whatever others do, [R].
 
     Drafting makes attention dearer, the more so the longer the context is. A request that loses by
     that alone at the price of a step without the drafter, and there is no lower one, is not
-    drafted, whatever the others do. Nor is one whose free drafts bring as much.
+    drafted. Nor is one whose free drafts bring as much. Where that is everybody, all are tried.
     """
-    worth = batch.limits > 0
-    row_worth = undrafted.rate * undrafted.row_seconds
-    for request in range(len(worth)):
-        if not worth[request]:
-            continue
-        text = 0.0
+    groups, is_worth = np.zeros(len(batch.limits), np.int64), np.zeros(len(batch.limits), np.bool_)
+    any_worth = False
+    for request in range(len(groups)):
+        group, text = 0, 0.0
+        while batch.scores[request] < summary.least_score[group]:
+            group += 1
+        groups[request] = group if batch.limits[request] else -1
         if len(batch.texts):
             for survival in batch.texts[request]:
-                text += max(survival - row_worth, 0.0)
-        reading = undrafted.rate * batch.context_lens[request]
-        draft_price = costs.attention[1] * reading + (row_worth if text else 0.0)
-        kept, gain, best = summary.kept[groups[request]], summary.gain[groups[request]], -np.inf
+                text += max(survival - price * row_seconds, 0.0)
+        reading = price * batch.context_lens[request]
+        draft_price = costs.attention[1] * reading + (price * row_seconds if text else 0.0)
+        kept, gain, best = summary.kept[group], summary.gain[group], -np.inf
         for threshold in range(kept.shape[0]):
             for width in range(kept.shape[1]):
                 best = max(best, gain[threshold, width] - draft_price * kept[threshold, width])
-        worth[request] = best - costs.attention[2] * reading > text
-    return worth
+        is_worth[request] = groups[request] >= 0 and best - costs.attention[2] * reading > text
+        any_worth |= is_worth[request]
+    for request in range(len(groups) if any_worth else 0):
+        if not is_worth[request]:
+            groups[request] = -1
+    return groups
 
 
 @compiled
-def best_choice(
-    records: Records, batch: Batch, summary: Summary, undrafted: Undrafted, max_draft: int
-) -> Choice:
-    """Whom to draft, and how wide: all groups, thresholds and widths of a forecast are tried.
+def best_step(records: Records, batch: Batch, summary: Summary, max_draft: int) -> Choice:
+    """All groups, thresholds and widths of a forecast are tried, and nobody.
 
     Args:
         records: costs, [1].
-        batch: of whom some can be drafted.
+        batch: of whom some may be drafted.
         summary: of recent blocks.
-        undrafted: the best step without the drafter.
-        max_draft: drafts of a block.
+        max_draft: drafts of a block; 0: the drafter rests.
     """
-    costs, (scores, limits, waiting, context_lens, texts) = records[0], batch
-    num_requests, context = len(limits), float(context_lens.sum())
-    groups = np.zeros(num_requests, np.int64)
+    costs, (_, limits, waiting, context_lens, texts) = records[0], batch
+    num_requests, num_thresholds, context = len(limits), len(THRESHOLDS), 0.0
     for request in range(num_requests):
-        while scores[request] < summary.least_score[groups[request]]:
-            groups[request] += 1
-    able = limits > 0
-    if len(texts) or costs.attention[1] > 0.0 or costs.attention[2] > 0.0:
-        worth = worth_drafting(costs, batch, groups, summary, undrafted)
-        if worth.any():
-            able = worth
-    widest = min(limits[able].max(), max_draft)
+        context += context_lens[request]
+    # Of texts, those who are not drafted: drafts kept, gained, and the context read for them.
+    outcomes, of_texts = text_outcomes(texts), np.zeros((3, num_thresholds))
+    for request in range(len(texts)):
+        for threshold in range(num_thresholds):
+            of_texts[0, threshold] += outcomes[0, request, threshold]
+            of_texts[1, threshold] += outcomes[1, request, threshold]
+            of_texts[2, threshold] += outcomes[0, request, threshold] * context_lens[request]
+    rows, reading = np.zeros(1 + num_thresholds), np.zeros(1 + num_thresholds)
+    rows[0] = num_requests
+    for threshold in range(num_thresholds):
+        rows[1 + threshold] = num_requests + of_texts[0, threshold]
+        reading[1 + threshold] = of_texts[2, threshold]
+    seconds = decoding_seconds(records, num_requests, context, rows, reading)
+    plain_rate = undrafted_rate = num_requests / seconds[0]
+    best_rows = float(num_requests)
+    for threshold in range(num_thresholds):
+        rate = (num_requests + of_texts[1, threshold]) / seconds[1 + threshold]
+        if rate > undrafted_rate:
+            undrafted_rate, best_rows = rate, rows[1 + threshold]
+    row = seconds_at(costs.verify, best_rows + 1.0) - seconds_at(costs.verify, best_rows)
+    row, plain_seconds = max(row, 0.0), seconds[0]
+
+    chosen, best_width, best_rate, best_tokens = np.zeros(num_requests, np.bool_), 0, -np.inf, 0.0
+    groups = np.full(num_requests, -1)
+    if max_draft:
+        groups = drafted_groups(costs, batch, summary, undrafted_rate, row)
+    widest = num_able = num_waiting = 0
+    for request in range(num_requests):
+        if groups[request] >= 0:
+            widest = max(widest, min(limits[request], max_draft))
+            num_able += 1
+            num_waiting += waiting[request]
     # What is behind has to be caught up with once, and then pays for many steps.
-    rows_to_store = 1 + waiting[able].sum() / able.sum() / CATCH_UP_STEPS
-    drafted, chosen = np.zeros(num_requests, np.bool_), np.zeros(num_requests, np.bool_)
-    kept, gain = np.zeros(summary.kept[0].shape), np.zeros(summary.kept[0].shape)  # [T, K]
-    each_text, count, block_context = of_each_text(texts), 0, 0.0
-    best_width, best_rate, best_tokens = 0, -np.inf, 0.0
+    rows_to_store = 1 + num_waiting / max(num_able, 1) / CATCH_UP_STEPS
+    num_kept, count, block_context = summary.kept.shape[1], 0, 0.0
+    num_steps = num_kept * widest
+    kept, gain, rows, reading = np.zeros((4, num_steps))  # width by width
     for group in range(len(summary.kept)):  # the best ones first
         members = 0
         for request in range(num_requests):
-            if able[request] and groups[request] == group:
-                drafted[request] = True
+            if groups[request] == group:
                 members += 1
                 block_context += context_lens[request]
+                for threshold in range(num_thresholds if len(texts) else 0):
+                    drafts = outcomes[0, request, threshold]
+                    of_texts[0, threshold] -= drafts
+                    of_texts[1, threshold] -= outcomes[1, request, threshold]
+                    of_texts[2, threshold] -= drafts * context_lens[request]
         count += members
-        kept = members * summary.kept[group] + kept
-        gain = members * summary.gain[group] + gain
         if not count:
             continue
+        for step in range(num_steps):
+            width, threshold = step // num_kept, step % num_kept
+            kept[step] += members * summary.kept[group, threshold, width]
+            gain[step] += members * summary.gain[group, threshold, width]
+            rows[step] = num_requests + kept[step] + of_texts[0, threshold]
+            reading[step] = kept[step] * (block_context / count) + of_texts[2, threshold]
+        seconds = decoding_seconds(records, num_requests, context, rows, reading)
         storing = seconds_at(costs.context, count * rows_to_store)
-        text_kept, text_gain, text_reading = of_texts(each_text, drafted, context_lens)
-        for width in range(1, widest + 1):
+        for step in range(num_steps):
+            width, threshold = step // num_kept + 1, step % num_kept
             drafting = block_seconds(costs, float(count * (1 + width)), block_context) + storing
-            before = -1.0
-            for threshold in range(len(kept)):
-                drafts = kept[threshold, width - 1] + text_kept[threshold]
-                if drafts == before:
-                    continue  # the same drafts
-                before = drafts
-                tokens = num_requests + gain[threshold, width - 1] + text_gain[threshold]
-                reading = kept[threshold, width - 1] * (block_context / count)
-                reading += text_reading[threshold]
-                rows = num_requests + drafts
-                seconds = decoding_seconds(costs, num_requests, rows, context, reading)
-                rate = tokens / (seconds + drafting)
-                if rate > best_rate:
-                    best_width, best_rate, best_tokens = width, rate, tokens
-                    chosen[:] = drafted
-    return Choice(chosen, best_width, best_rate, best_tokens)
+            tokens = num_requests + gain[step] + of_texts[1, threshold]
+            rate = tokens / (seconds[step] + drafting)
+            if rate > best_rate:
+                best_width, best_rate, best_tokens = width, rate, tokens
+                for request in range(num_requests):
+                    chosen[request] = 0 <= groups[request] <= group
+    return Choice(
+        chosen, best_width, best_rate, best_tokens, undrafted_rate, plain_rate, plain_seconds, row
+    )
 
 
 class Drafts(NamedTuple):
-    """What R requests could have verified."""
+    """What R requests could have verified, and what it must be worth."""
 
     blocks: Floats
     """Survival of the blocks of those who were drafted, [D, w]."""
@@ -220,15 +205,14 @@ class Drafts(NamedTuple):
     """Survival of what the text of each predicts, [R, F]; of nobody, [0, F]."""
     context_lens: Ints
     """Tokens of context of each, [R]."""
-
-
-class Lengths(NamedTuple):
-    """Drafts to verify of each request, by where they come from; of one source each."""
-
-    blocks: Ints
-    """[R]."""
-    texts: Ints
-    """[R]."""
+    price: float
+    """Expected tokens a second is worth."""
+    row_worth: float
+    """Tokens that the time of one more row is worth."""
+    least: int
+    """Drafts of a block to verify whatever they seem worth."""
+    is_probe: bool
+    """Whether those who were drafted verify their blocks in any case."""
 
 
 @compiled
@@ -238,8 +222,7 @@ def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> In
     Maximises `sum(worth) - price * seconds[count]` over all lengths. With price the best rate that
     can be had (tokens per second), this attains it (Dinkelbach's rule for ratios), and what was
     already spent on drafting is sunk. A draft is never worth more than the one before it, so the
-    best n are the n that are worth most, and only n has to be searched. The same holds of the nodes
-    of trees, best first.
+    best n are the n that are worth most, and only n has to be searched.
 
     Args:
         worth: of each draft: its survival, or less where it costs time of its own, [R, w].
@@ -250,46 +233,44 @@ def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> In
     Returns:
         Lengths, [R].
     """
-    in_order, number = np.empty(len(seconds) - 1), 0
-    for request in range(len(limits)):
-        for position in range(limits[request]):
-            in_order[number] = worth[request, position]
-            number += 1
-    best_first = -np.sort(-in_order)
+    num_requests, most = len(limits), len(seconds) - 1
+    lengths, order = np.zeros(num_requests, np.int64), np.zeros(most, np.int64)
     total, best, count = 0.0, -price * seconds[0], 0
-    for number in range(len(best_first)):
-        total += best_first[number]
+    for number in range(most):
+        next_one = -1  # of the requests, the first one whose next draft is worth most
+        for request in range(num_requests):
+            length = lengths[request]
+            if length < limits[request] and (
+                next_one < 0 or worth[request, length] > worth[next_one, lengths[next_one]]
+            ):
+                next_one = request
+        total += worth[next_one, lengths[next_one]]
+        lengths[next_one] += 1
+        order[number] = next_one
         value = total - price * seconds[number + 1]
         if value > best:
             best, count = value, number + 1
-    lengths, least = np.zeros(len(limits), np.int64), best_first[count - 1] if count else np.inf
-    equals = count - (in_order > least).sum()  # of those that are worth just the least
-    for request in range(len(limits)):
-        for position in range(limits[request]):
-            is_equal = worth[request, position] == least and equals > 0
-            equals -= is_equal
-            lengths[request] += is_equal or worth[request, position] > least
+    for number in range(count, most):
+        lengths[order[number]] -= 1
     return lengths
 
 
 @compiled
-def choose_lengths(
-    records: Records, drafts: Drafts, price: float, row_worth: float, least: int, is_probe: bool
-) -> Lengths:
+def choose_lengths(records: Records, drafts: Drafts) -> tuple[Ints, Ints]:
     """Of each request's block and text take what is worth more, and cut it where it is not.
 
     Args:
         records: costs, [1].
         drafts: of R requests.
-        price: expected tokens a second is worth.
-        row_worth: tokens that the time of one more row is worth.
-        least: drafts of a block to verify whatever they seem worth.
-        is_probe: whether those who were drafted verify their blocks in any case.
+
+    Returns:
+        How many drafts of its block each is to have verified, and of its text, [R]; one of the two.
     """
-    costs, num_requests, block = records[0], len(drafts.drafted), 0
-    width = max(drafts.blocks.shape[1], drafts.texts.shape[1])
-    worth, context = np.zeros((num_requests, width)), float(drafts.context_lens.sum())
-    limits, from_text = np.zeros(num_requests, np.int64), np.zeros(num_requests, np.bool_)
+    costs, num_requests, block, most = records[0], len(drafts.drafted), 0, 0
+    price, row_worth = drafts.price, drafts.row_worth
+    context, width = 0.0, max(drafts.blocks.shape[1], drafts.texts.shape[1])
+    worth, limits = np.zeros((num_requests, width)), np.zeros(num_requests, np.int64)
+    from_text = np.zeros(num_requests, np.bool_)
     for request in range(num_requests):
         text_value = block_value = 0.0
         if len(drafts.texts):
@@ -299,21 +280,27 @@ def choose_lengths(
         from_text[request] = limits[request] > 0
         curve = drafts.texts[request] if from_text[request] else worth[request]
         if drafts.drafted[request]:
-            most = min(drafts.limits[request], drafts.blocks.shape[1])
-            for survival in drafts.blocks[block, :most]:
+            usable = min(drafts.limits[request], drafts.blocks.shape[1])
+            for survival in drafts.blocks[block, :usable]:
                 block_value += max(survival - row_worth, 0.0)
-            if is_probe or not from_text[request] or text_value <= block_value:
-                curve, limits[request], from_text[request] = drafts.blocks[block], most, False
+            if drafts.is_probe or not from_text[request] or text_value <= block_value:
+                curve, limits[request], from_text[request] = drafts.blocks[block], usable, False
             block += 1
         # What attention takes for a draft is its own; all else depends on how many there are.
         reading = price * costs.attention[1] * drafts.context_lens[request]
         for position in range(limits[request]):
             worth[request, position] = curve[position] - reading
-    rows = num_requests + np.arange(limits.sum() + 1).astype(np.float64)
-    seconds = many_decoding_seconds(costs, num_requests, rows, context, 0.0)
+        most += limits[request]
+        context += drafts.context_lens[request]
+    rows, no_reading = np.zeros(most + 1), np.zeros(most + 1)
+    for number in range(most + 1):
+        rows[number] = num_requests + number
+    seconds = decoding_seconds(records, num_requests, context, rows, no_reading)
     lengths = cut_chains(worth, limits, seconds, price)
-    blocks, texts = lengths * ~from_text, lengths * from_text
+    blocks, texts = np.zeros(num_requests, np.int64), np.zeros(num_requests, np.int64)
     for request in range(num_requests):
-        if drafts.drafted[request] and not from_text[request]:
-            blocks[request] = max(lengths[request], min(limits[request], least))
-    return Lengths(blocks, texts)
+        if from_text[request]:
+            texts[request] = lengths[request]
+        elif drafts.drafted[request]:
+            blocks[request] = max(lengths[request], min(limits[request], drafts.least))
+    return blocks, texts

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vllm_dflash.planning import Bools, Ints
+from vllm_dflash.planning import Bools, Floats, Ints, Records
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,54 @@ class Predicted(NamedTuple):
     """Of those: how many first ones were right, [R]."""
 
 
+NOBODY, BLOCK, TEXT = 0, 1, 2
+"""Whose a request's drafts are; placeholders of vLLM's are nobody's."""
+
+
+class Outcomes(NamedTuple):
+    """What became of the drafts of R requests, as the device saw it."""
+
+    source: Ints
+    """Whose they were, [R]."""
+    admitted: Ints
+    """Drafts that were verified, [R]."""
+    matches: Ints
+    """Tokens that stood before, of the last look-up, [R]."""
+    text_lengths: Ints
+    """Tokens that it predicted, [R]."""
+    known: Ints
+    """Of those: how many there is a true one for, [R]."""
+    came_true: Ints
+    """Of those: how many first ones were right, [R]."""
+    confidence: Floats
+    """The drafter's, in its last block; 0: there was none, or a draft was not finite, [R, K]."""
+
+    @staticmethod
+    def of(table: Floats) -> Outcomes:
+        """The device's table, [R, 6 + K]."""
+        return Outcomes._make([*table[:, :6].astype(np.int64).T, table[:, 6:].astype(np.float64)])
+
+    def of_rows(self, rows: Sequence[int]) -> Outcomes:
+        """Of some requests."""
+        return Outcomes._make(one[rows] for one in self)
+
+
+class Learned(NamedTuple):
+    """What workers are told now and then, copies."""
+
+    costs: Records
+    """Of `StepCosts`, [1]."""
+    block_rates: Floats
+    """Acceptance by position and confidence, [K, knots]; see `Chances`."""
+    text_rates: Floats
+    """The same of free drafts, [K, knots]."""
+
+
 class Work(NamedTuple):
-    """What a step had to do; rows, and the tokens of context that attention read for them."""
+    """What a step had to do, and what it took; see `Step`.
+
+    Rows, and the tokens of context that attention read for them.
+    """
 
     num_requests: int
     rows: float
@@ -82,6 +128,11 @@ class Work(NamedTuple):
     """Of the requests that were drafted."""
     context_rows: float
     """That were stored."""
+    target_seconds: float
+    draft_seconds: float
+    context_seconds: float
+    num_steps: int
+    """That it is the mean of."""
 
 
 class StepEstimate(NamedTuple):
@@ -192,6 +243,10 @@ class Step:
             float(self.draft_rows),
             float(lens[: len(drafted)] @ drafted) if self.draft_rows else 0.0,
             float(self.context_rows),
+            float(self.target_seconds),
+            float(self.draft_seconds),
+            float(self.context_seconds),
+            self.count,
         )
 
     @contextmanager
@@ -203,3 +258,35 @@ class Step:
             yield
         finally:
             setattr(self, name, getattr(self, name) + time.perf_counter() - started)
+
+
+NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
+
+
+class RequestRows:
+    """A row number for every running request, so that what is known of them can be arrays."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._row_of: dict[str, int] = {}
+        self._free = list(range(num_rows))
+        self._last: tuple[Sequence[str], Ints] = ((), NO_ROWS)
+
+    def of(self, ids: Sequence[str]) -> tuple[Ints, Ints]:
+        """Rows of the requests in the batch, [R], and which of those rows are new requests'.
+
+        Requests that are not in the batch lose their rows when rows run out.
+        """
+        last_ids, last_rows = self._last
+        if ids == last_ids:
+            return last_rows, NO_ROWS
+        row_of = self._row_of
+        unknown = [name for name in ids if name not in row_of]
+        if len(unknown) > len(self._free):
+            for name in row_of.keys() - set(ids):
+                self._free.append(row_of.pop(name))
+        for name in unknown:
+            row_of[name] = self._free.pop()
+        rows = np.fromiter((row_of[name] for name in ids), np.int64)
+        fresh = np.fromiter((row_of[name] for name in unknown), np.int64)
+        self._last = (ids, rows)
+        return rows, fresh

@@ -18,21 +18,14 @@ import numpy as np
 
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.request_rows import RequestRows
-from vllm_dflash.planning.step import Predicted
+from vllm_dflash.planning.step import NO_ROWS, Predicted, RequestRows
 
 SHORTEST, LONGEST = 2, 32
 """Tokens of a match. A longer one is no surer."""
 MOST_PLACES = 64
 """That a look-up in a text compares."""
-BUCKETS = 4096
-"""Of pairs of tokens, in a text's index."""
-
-
-@compiled
-def bucket_of(first: int, second: int) -> int:
-    """Of a pair of tokens."""
-    return (first * 40503 + second) % BUCKETS
+BUCKETS, PAIR_FACTOR = 4096, 40503
+"""Of pairs of tokens, in a text's index: the first one times this, and the second one."""
 
 
 @compiled
@@ -47,7 +40,7 @@ def take_in(newest: Ints, before: Ints, text: Ints, start: int, end: int) -> Non
         end: tokens that are to be.
     """
     for place in range(max(start, 1), end):
-        bucket = bucket_of(text[place - 1], text[place])
+        bucket = (text[place - 1] * PAIR_FACTOR + text[place]) % BUCKETS
         before[place] = newest[bucket]
         newest[bucket] = place + 1
 
@@ -105,15 +98,13 @@ class RecentOutputs(NamedTuple):
         return cls(text, np.zeros(BUCKETS, np.int32), before, np.zeros(1, np.int64))
 
 
-@compiled
 def remember(recent: RecentOutputs, output: Ints) -> None:
     """Add an output; of one that is longer than half the room, its first tokens."""
     text, newest, before, length = recent
-    half = len(text) // 2
+    half, end = len(text) // 2, int(length[0])
     size = min(len(output), half - 1)
     if size < SHORTEST_RECENT:
         return
-    end = length[0]
     if end + size + 1 > len(text):
         text[:half] = text[end - half : end].copy()
         newest[:] = 0
@@ -130,7 +121,7 @@ def look_up_recent(recent: RecentOutputs, wanted: Ints, end: int) -> tuple[int, 
     """Tokens that match the last ones of a text of so many, and where what followed them is."""
     if not recent.length[0] or end < SHORTEST_RECENT:
         return 0, 0
-    place = recent.newest[bucket_of(wanted[end - 2], wanted[end - 1])] - 1
+    place = recent.newest[(wanted[end - 2] * PAIR_FACTOR + wanted[end - 1]) % BUCKETS] - 1
     size, start = longest_match(recent.before, recent.text, place, wanted, end)
     if size < SHORTEST_RECENT or recent.text[start] == END:
         return 0, 0
@@ -159,35 +150,33 @@ class TextIndex(NamedTuple):
         self.read[rows] = self.length[rows] = 0
 
 
-@compiled
 def append_tokens(
     texts: Ints, places: Ints, context_lens: Ints, sampled: Ints, produced: Ints
 ) -> None:
     """Write the tokens of a step behind the texts of R requests, [R, most of any]; see
     `SuffixMatches.look_up`."""
-    for request in range(len(places)):
-        start = context_lens[request] + 1 - produced[request]
-        for number in range(produced[request]):
-            texts[places[request], start + number] = sampled[request, number]
+    request, number = np.nonzero(np.arange(sampled.shape[1]) < produced[:, None])
+    starts = context_lens + 1 - produced
+    texts[places[request], starts[request] + number] = sampled[request, number]
 
 
 @compiled
 def look_up(
-    index: TextIndex,
-    recent: RecentOutputs,
-    rows: Ints,
-    texts: Ints,
-    places: Ints,
-    context_lens: Ints,
-    produced: Ints,
-    limits: Ints,
-    most: int,
+    index: TextIndex, recent: RecentOutputs, texts: Ints, requests: Ints, most: int
 ) -> Predicted:
-    """Take in the tokens of a step, and see what was and what is predicted; see `SuffixMatches`."""
-    num_requests = len(rows)
-    lengths, matches = np.zeros(num_requests, np.int64), np.zeros(num_requests, np.int64)
-    known, came_true = np.zeros(num_requests, np.int64), np.zeros(num_requests, np.int64)
-    for request in range(num_requests):
+    """Take in the tokens of a step, and see what was and what is predicted.
+
+    Args:
+        index: of the texts.
+        recent: what others were answered.
+        texts: see `SuffixMatches.look_up`.
+        requests: their rows in the index, and the rest of what is asked of each there: `places`,
+            `context_lens`, `produced`, `limits`, [5, R].
+        most: see there.
+    """
+    rows, places, context_lens, produced, limits = requests
+    lengths, matches, known, came_true = np.zeros((4, len(rows)), np.int64)
+    for request in range(len(rows)):
         row, text = rows[request], texts[places[request]]
         predicted, end = index.predicted[row], context_lens[request] + 1 - produced[request]
         known[request] = min(index.length[row], produced[request])
@@ -202,12 +191,13 @@ def look_up(
         if end != index.read[row]:  # it has more than was written for it: a prompt, or another one
             index.output[row] = end
         end += produced[request]
+        newest, before = index.newest[row], index.before[row]
         if end < index.read[row]:  # another text than it was
-            index.newest[row] = 0
             index.read[row] = 0
+            for bucket in range(BUCKETS):
+                newest[bucket] = 0
         if end <= SHORTEST:
             continue
-        newest, before = index.newest[row], index.before[row]
         take_in(newest, before, text, index.read[row], end)
         index.read[row] = end
         # One token behind the drafts is the target's own; see `block_layout.draft_limits`.
@@ -222,8 +212,7 @@ def look_up(
             for number in range(left):
                 predicted[number] = recent.text[other_start + number]
         elif match >= SHORTEST:
-            matches[request] = match
-            lengths[request] = room
+            matches[request], lengths[request] = match, room
             for number in range(room):  # goes round where the text repeats itself
                 predicted[number] = text[start + number % (end - start)]
         index.length[row] = lengths[request]
@@ -256,9 +245,8 @@ class SuffixMatches:
             np.zeros(num_rows, np.int64),
         )
         self._recent = RecentOutputs.empty(CAPACITY if shares_outputs else 0)
-        nobody: Ints = np.zeros(0, np.int64)
         self._ids: Sequence[str] = ()
-        self._rows = self._places = self._ends = nobody
+        self._rows = self._places = self._ends = NO_ROWS
 
     def look_up(
         self,
@@ -285,8 +273,8 @@ class SuffixMatches:
         if len(fresh):
             self._index.forget(fresh)
         self._ids, self._rows, self._places, self._ends = ids, rows, places, context_lens + 1
-        index, recent = self._index, self._recent
-        return look_up(index, recent, rows, texts, places, context_lens, produced, limits, most)
+        requests = np.array([rows, places, context_lens, produced, limits], np.int64)
+        return look_up(self._index, self._recent, texts, requests, most)
 
     def tokens(self, request: int, length: int) -> list[int]:
         """The first tokens of what the last look-up predicted for a request of the batch."""

@@ -22,10 +22,10 @@ from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.v2.exchange import FACTS, Directions, WorkerFacts, directions_of
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
-from vllm_dflash.planning.ahead import TEXT, Ahead, AheadPlanner, Outcomes
+from vllm_dflash.planning.ahead import Ahead, AheadPlanner
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
 from vllm_dflash.planning.estimates import Estimates
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import TEXT, Outcomes, Step
 
 KINDS = [DFlashAsyncScheduler, DFlashDeviceScheduler]
 
@@ -127,7 +127,7 @@ def test_nothing_is_drafted_that_nobody_could_use(
 ) -> None:
     take_vllm_out(monkeypatch, 7)
     scheduler: Any = DFlashAsyncScheduler()
-    scheduler.planner.costs = straight_costs()
+    scheduler.planner.start(straight_costs(), range(8))
     names = [str(number) for number in range(len(requests))]
     monkeypatch.setattr(Scheduler, "requests", dict(zip(names, requests, strict=True)))
     asked = plans(monkeypatch, *[7] * len(requests))
@@ -184,8 +184,9 @@ def test_what_was_learned_comes_with_the_facts_and_is_kept_at_the_end(
     monkeypatch.setattr(estimates_file, "LEAST_STEPS", 2)
     monkeypatch.setattr(Scheduler, "shutdown", lambda _: None)
     seen = np.ones((7, len(CONFIDENCE_KNOTS)))
-    free = np.stack([seen, 0.9 * seen])
-    recalled = Estimates(profiled_costs(), seen, 0.1 * seen, np.zeros(2), free)
+    texts = np.stack([seen, 0.9 * seen])
+    blocks = np.stack([seen, 0.1 * seen])
+    recalled = Estimates(profiled_costs(), blocks, np.zeros(2), texts)
     file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"}, recalled)
     scheduled, output = step({"a": 0}, {"a": 1})
     FACTS.attach(output, WorkerFacts(recalled.costs, range(8), looks_up=True, memory=file))
@@ -202,8 +203,8 @@ def test_what_was_learned_comes_with_the_facts_and_is_kept_at_the_end(
     kept = file.read(7, 64)
     assert kept is not None
     assert kept.to_dict() == scheduler.planner.estimates().to_dict()
-    assert kept.seen.sum() == pytest.approx(seen.sum() + 3, rel=0.01)
-    np.testing.assert_allclose(kept.free, free)
+    assert kept.blocks[0].sum() == pytest.approx(seen.sum() + 3, rel=0.01)
+    np.testing.assert_allclose(kept.texts, texts)
 
 
 def test_steps_behind_which_vllm_drafts_nothing(

@@ -7,7 +7,7 @@ import torch
 
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v2.exchange import OUTCOMES, CountedOutput, HostCopy
-from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
+from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
 
 NAMES = ["part", "all", "undrafted", "in its prompt", "none", "of its text"]
 """What became of each one's drafts."""

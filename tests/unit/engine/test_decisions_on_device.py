@@ -15,8 +15,8 @@ from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.grading import TILE
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
 from vllm_dflash.engine.warm import tensors_of
-from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
 from vllm_dflash.planning.chances import AGREEMENT
+from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
 
 pytestmark = [
     pytest.mark.usefixtures("runner"),

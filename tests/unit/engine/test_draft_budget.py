@@ -16,8 +16,8 @@ from vllm_dflash.engine.v2 import trimming as module
 from vllm_dflash.engine.v2.exchange import Directions
 from vllm_dflash.engine.v2.trimming import DraftBudget
 from vllm_dflash.planning import Floats
-from vllm_dflash.planning.ahead import Learned
 from vllm_dflash.planning.budget import MOST_STEPS, Load, RecentChances
+from vllm_dflash.planning.step import Learned
 
 K, SLOTS, LOGITS = 3, 6, 64
 PLACES = {"decodes": 4, "in its prompt": 0, "at its end": 5, "new": 2}

@@ -17,8 +17,8 @@ from vllm_dflash.engine.v2.draft_slots import Drafts
 from vllm_dflash.engine.v2.exchange import DIRECTIONS, Directions
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.text_look_up import has_room_for_texts
-from vllm_dflash.planning.ahead import BLOCK, Learned
 from vllm_dflash.planning.costs import COSTS
+from vllm_dflash.planning.step import BLOCK, Learned
 
 K, SLOTS, CPU = 3, 6, torch.device("cpu")
 

@@ -12,10 +12,11 @@ from support.outcomes import BLOCK, NOBODY, TEXT, outcomes_of
 from support.planner_world import names, step_of, straight, straight_costs
 from support.told_planner import ToldForecast, ToldProbes
 from vllm_dflash.planning import ahead as module
-from vllm_dflash.planning.ahead import AheadPlanner, Outcomes
+from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.costs import Attention, StepCosts
+from vllm_dflash.planning.forecast import seen_with_a_block
 from vllm_dflash.planning.planner import MARGIN
-from vllm_dflash.planning.prospects import seen_with_a_block
+from vllm_dflash.planning.step import Outcomes
 
 TRIMMED: dict[str, Any] = {"trims": True}
 ALIKE: dict[str, Any] = {"ragged_seconds": 1.0}
@@ -126,7 +127,7 @@ def test_a_probe_costs_little_and_verifies_some(
     assert not planner.plan(names(count), short(count)).runs_block
     ((plain, probe, is_close),) = probes.asked
     assert plain == pytest.approx((10 + count) / 1000)
-    drafted = 3 if not planner._rules.ragged_seconds else sum(lengths)
+    drafted = 3 if not planner._ragged_seconds else sum(lengths)
     assert probe == pytest.approx((drafted + (2 + 8 * count) / 4) / 1000)
     assert not is_close
     probes.due = True
@@ -213,7 +214,7 @@ def test_what_goes_round_in_circles_promises_no_more_than_a_circle() -> None:
         step = step_of(["a"], np.array([3]), np.array([2]))
         told = outcomes_of([3], 3, source=TEXT, matches=40, lengths=2, known=[2], came_true=[2])
         planner.observe(step, told)
-    first, second, third = planner._promises.survival[planner._rows(["a"])][0]
+    first, second, third = planner.promises[planner._rows(["a"])][0]
     assert first >= second > 0.8
     assert third < 0.1
     assert planner.plan(["a"], short(1)).lengths == [2]
@@ -222,13 +223,13 @@ def test_what_goes_round_in_circles_promises_no_more_than_a_circle() -> None:
 def test_a_match_that_has_ended_promises_what_is_typical() -> None:
     planner = by_hand(0.05, 0.02, 0.01, looks_up=True)
     going_on(planner)
-    assert planner._promises.survival[planner._rows(names(1))][0, 0] > 0.8
+    assert planner.promises[planner._rows(names(1))][0, 0] > 0.8
     step = step_of(names(2), np.array([3, 0]), np.array([1, 0]))
     ended = outcomes_of([3, 0], 3, source=TEXT, known=[2, 0], came_true=[1, 0])
     planner.observe(step, ended._replace(text_lengths=np.array([3, 0])))
     rows = planner._rows(["request-0", "new"])
-    typical = planner._promises.typical
-    np.testing.assert_array_equal(planner._promises.survival[rows], [typical, typical])
+    typical = planner.typical_promise
+    np.testing.assert_array_equal(planner.promises[rows], [typical, typical])
     assert not planner.plan(names(2), short(2)).lengths.any()
 
 
@@ -252,14 +253,13 @@ def test_costs_learn_what_a_step_took_without_the_block_in_it(
     alone = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
     alone.target_seconds, alone.count = 0.015 - drafting, 3
     costs.observe(alone)
-    assert planner.costs is not None
     rows = np.array([2, 4, 8])
     assert planner.costs.decoding(2, rows) == pytest.approx(costs.decoding(2, rows))
     assert (step.draft_rows, step.target_seconds) == (draft_rows, 0.015)
 
 
 def test_a_probe_that_has_paid_for_itself_is_refunded() -> None:
-    planner = by_hand(*[0.01] * 3, costs=StepCosts(straight(10, 1), *(straight(1, 0),) * 2, 8))
+    planner = by_hand(*[0.01] * 3, costs=StepCosts.of(straight(10, 1), *(straight(1, 0),) * 2, 8))
     probes = planner.probes
     assert isinstance(probes, ToldProbes)
     probes.due = True

@@ -80,7 +80,7 @@ def test_beside_a_prompt_drafts_must_pay_for_themselves() -> None:
     alone, beside = Load(2, 2, 0.0, 0.0, 0), Load(2, 2002, 0.0, 0.0, 0)
     assert best_budget(straight_costs(), alone, scores, 1, 8) == 0
     assert best_budget(straight_costs(), beside, scores, 1, 8) == 0
-    flat = StepCosts(straight(10, 0), straight(1, 0), straight(0, 0), 8)
+    flat = StepCosts.of(straight(10, 0), straight(1, 0), straight(0, 0), 8)
     assert best_budget(flat, beside, scores, 1, 8) == 8
 
 
@@ -150,11 +150,11 @@ def test_four_requests_of_which_some_have_nothing() -> None:
     expected = np.r_[np.sort(expected)[::-1], [0.0] * 3 * steps]
     np.testing.assert_allclose(scores, expected, rtol=1e-5)
     load = Load(3, 103, 300.0, 100.0, 0)
-    costs = StepCosts(straight(10, 0.1), straight(1, 0), straight(0, 0), 8)
+    costs = StepCosts.of(straight(10, 0.1), straight(1, 0), straight(0, 0), 8)
     assert best_budget(costs, load, scores, steps, 6) == 3  # of those that are worth anything
 
 
 def test_where_rows_are_free_to_an_edge_it_goes_to_the_edge() -> None:
-    costs = StepCosts(curve({1: 6.0, 16: 6.0, 32: 12.0}), straight(1, 0), straight(0, 0), 8)
+    costs = StepCosts.of(curve({1: 6.0, 16: 6.0, 32: 12.0}), straight(1, 0), straight(0, 0), 8)
     load = Load(4, 4, 0.0, 0.0, 0)
     assert best_budget(costs, load, np.full(28, 0.1), 1, 28) == 12

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.chances_by_hand import Bias, Calibration, bias_of_all, observe
+from support.chances_by_hand import Bias, Calibration, bias_of, bias_of_all, observe
 from vllm_dflash.planning.chances import Chances, expect, learn
 
 WIDTH = 3
@@ -32,7 +32,8 @@ def test_what_is_learned_equals_plain_bookkeeping(batches: list) -> None:
         survival = np.cumprod(calibration.acceptance(confidence), axis=1)
         corrected = np.minimum(survival * bias.of(rows)[:, None], 1.0)
         assert expect(chances, rows, confidence, whole) == pytest.approx(corrected)
-        learn(chances, rows, tried, right, tried, right)
+        chances.num_verified[rows] = tried
+        learn(chances, rows, tried, tried, right)
         calibration.observe(confidence, tried, right)
         within = np.arange(WIDTH) < tried[:, None]
         bias.observe(rows, (survival * within).sum(axis=1), right)
@@ -93,20 +94,21 @@ def test_an_observation_counts_half_after_two_thousand_others() -> None:
 
 def test_a_requests_bias_is_worth_eight_tokens_of_everybodys() -> None:
     """By hand: everybody's fades by 2% a block, a request's by a tenth."""
-    chances = Chances.of(2, 4)
-    assert chances.bias_of(np.array([0, 3])).tolist() == [1.0, 1.0]
+    chances = Chances.of(4, 4)
+    assert bias_of(chances, np.array([0, 3])).tolist() == [1.0, 1.0]
 
     def came(rows: list[int], expected: list[float], accepted: list[int]) -> None:
-        chances.survival[rows, 0] = expected
+        chances.survival[rows] = np.array(expected)[:, None] / 4
         chances.confidence[rows] = 0.5
-        one = np.ones(len(rows), np.int64)
-        learn(chances, np.array(rows), one, one, one, np.array(accepted))
+        all_four = np.full(len(rows), 4)
+        chances.num_verified[rows] = all_four
+        learn(chances, np.array(rows), all_four, all_four, np.array(accepted))
 
     came([2, 0], [2.0, 3.0], [1, 0])
     everybody = (1 + 8) / (5 + 8)
     assert bias_of_all(chances) == pytest.approx(everybody)
     expected = [8 * everybody / (3 + 8), everybody, (1 + 8 * everybody) / (2 + 8)]
-    assert chances.bias_of(np.array([0, 1, 2])) == pytest.approx(expected)
+    assert bias_of(chances, np.array([0, 1, 2])) == pytest.approx(expected)
     came([2, 1], [1.0, 4.0], [2, 4])
     everybody = (0.9604 * 1 + 6 + 8) / (0.9604 * 5 + 5 + 8)
     assert bias_of_all(chances) == pytest.approx(everybody)
@@ -116,10 +118,10 @@ def test_a_requests_bias_is_worth_eight_tokens_of_everybodys() -> None:
         (0.9 + 2 + 8 * everybody) / (1.8 + 1 + 8),
         everybody,
     ]
-    assert chances.bias_of(np.arange(4)) == pytest.approx(expected)
+    assert bias_of(chances, np.arange(4)) == pytest.approx(expected)
     chances.forget(np.array([0, 1]))
     expected[:2] = everybody, everybody
-    assert chances.bias_of(np.arange(4)) == pytest.approx(expected)
+    assert bias_of(chances, np.arange(4)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

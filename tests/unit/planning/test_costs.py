@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from support.levels import Level, correct
+from support.levels import Level, correct, estimate_of
 from support.planner_world import VERIFY_MS, curve, profiled_costs
 from vllm_dflash.planning.curves import LARGEST_SURPRISE
 from vllm_dflash.planning.step import Step
@@ -84,7 +84,7 @@ def test_step_costs_find_what_the_profile_did_not_see(num_requests: int) -> None
     for _ in range(150):
         costs.observe(timed(num_requests, num_requests, plain))
         costs.observe(timed(num_requests, drafted, verify, draft))
-    estimate = costs.estimate(timed(num_requests, drafted, verify, draft))
+    estimate = estimate_of(costs, timed(num_requests, drafted, verify, draft))
     assert estimate.target_seconds == pytest.approx(verify, rel=0.02)
     assert estimate.draft_seconds == pytest.approx(draft, rel=0.02)
     assert estimate.plain_seconds == pytest.approx(plain, rel=0.02)

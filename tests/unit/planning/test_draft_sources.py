@@ -19,9 +19,11 @@ from support.planner_world import (
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning import Floats
-from vllm_dflash.planning.chances import AGREEMENT, TRUST, Chances, expect_texts, follow_texts
+from vllm_dflash.planning.chances import AGREEMENT, TRUST, Chances, expect_texts
+from vllm_dflash.planning.chances import learn as learn_from
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.search import Batch, Drafts, best_undrafted, choose_lengths
+from vllm_dflash.planning.forecast import Forecast
+from vllm_dflash.planning.search import Batch, Drafts, best_step, choose_lengths
 from vllm_dflash.planning.step import Plan, Predicted, Step
 
 POOR_DRAFTER: dict[str, Any] = {"sure": 0.3, "unsure": 0.1}
@@ -53,7 +55,8 @@ def learn(free: Chances, times: int, came_true: int, verified: int = 0) -> None:
         free.num_verified[rows] = verified
         known = min(came_true + 1, 4) if verified else 1
         told = predicted([4], known=known, came_true=min(came_true, known))
-        follow_texts(free, rows, np.array([verified]), told)
+        learn_from(free, rows, np.array([verified]), told.known, told.came_true)
+        expect_texts(free, rows, told.matches, told.lengths)
 
 
 @pytest.mark.parametrize("verified", [0, 4])
@@ -92,13 +95,14 @@ def test_a_step_without_the_drafter_is_no_worse_than_any_threshold(
     costs, lens = straight_costs(), np.array(contexts[: len(rates)])
     curves = np.cumprod(np.array(rates), axis=1)
     nothing = np.zeros(len(rates), np.int64)
-    rest = best_undrafted(costs.records, Batch(nothing * 0.0, nothing, nothing, lens, curves))
+    batch = Batch(nothing * 0.0, nothing, nothing, lens, curves)
+    rest = best_step(costs.records, batch, Forecast(1, 1).summary, 0)
     seconds = costs.decoding(len(rates), len(rates) + np.arange(curves.size + 1))
     tokens = len(rates) + np.concatenate([[0.0], np.cumsum(-np.sort(-curves.ravel()))])
     assert rest.plain_rate == pytest.approx(tokens[0] / seconds[0])
-    assert rest.rate <= (tokens / seconds).max() * (1 + 1e-9)
-    assert rest.rate >= tokens[-1] / seconds[-1] * (1 - 1e-9)
-    assert rest.rate >= rest.plain_rate
+    assert rest.undrafted_rate <= (tokens / seconds).max() * (1 + 1e-9)
+    assert rest.undrafted_rate >= tokens[-1] / seconds[-1] * (1 - 1e-9)
+    assert rest.undrafted_rate >= rest.plain_rate
     assert rest.row_seconds == pytest.approx(0.001)  # `straight_costs`
 
 
@@ -112,10 +116,11 @@ def chosen(
         np.array([len(block)]),
         np.array([text]) if text else np.zeros((0, 0)),
         np.zeros(1, np.int64),
+        *(1.0, row_worth, 0, is_probe),
     )
-    free = StepCosts(straight(10, 0), straight(0, 0), straight(0, 0), 1).records
-    found = choose_lengths(free, drafts, 1.0, row_worth, 0, is_probe)
-    return int(found.blocks[0]), int(found.texts[0])
+    free = StepCosts.of(straight(10, 0), straight(0, 0), straight(0, 0), 1).records
+    blocks, texts = choose_lengths(free, drafts)
+    return int(blocks[0]), int(texts[0])
 
 
 def test_a_request_takes_the_source_that_promises_more() -> None:

@@ -41,7 +41,10 @@ def learned(draw: st.DrawFn, max_draft: int, max_requests: int) -> Estimates:
     seen = draw(arrays(np.float64, (max_draft, KNOTS), elements=AMOUNTS))
     share = draw(arrays(np.float64, (max_draft, KNOTS), elements=st.floats(0.0, 1.0)))
     bias = draw(arrays(np.float64, 2, elements=AMOUNTS))
-    return Estimates(costs, seen, share * seen, bias)
+    blocks = np.stack([seen, share * seen])
+    free = draw(st.integers(0, 3))
+    texts = np.ones((2, free, KNOTS)) * np.array([3.0, 1.5])[:, None, None]
+    return Estimates(costs, blocks, bias, texts)
 
 
 def read_again(estimates: Estimates, max_draft: int = MAX_DRAFT, requests: int = 64) -> Estimates:
@@ -102,7 +105,7 @@ def with_first(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         *(
             with_first(name, value)
             for name in (
-                *("seen", "accepted", "bias", "costs.attention", "costs.prompt_share"),
+                *("blocks", "texts", "bias", "costs.attention", "costs.prompt_share"),
                 *(f"costs.{part}.seconds" for part in ("verify", "draft", "context")),
                 *(f"costs.{part}.counts" for part in ("verify", "draft", "context")),
                 *(f"costs.{part}.num_points" for part in ("verify", "plain_level")),
@@ -116,12 +119,14 @@ def with_first(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         *(with_first("costs.draft.num_points", count) for count in (0, 1, 65, 1e300)),
         *(with_first("costs.verify_level.num_points", count) for count in (0, 1, 24, 25)),
         with_first("costs.prompt_share", 1.5),
-        with_first("accepted", 1e9),
+        lambda written: written["blocks"][1][0].__setitem__(0, 1e9),
+        lambda written: written["texts"][1][0].__setitem__(0, 1e9),
         lambda written: written.pop("costs"),
         lambda written: written["costs"].pop("draft"),
-        lambda written: written.pop("seen"),
-        lambda written: written["seen"].pop(),
-        lambda written: written["seen"][0].pop(),
+        lambda written: written.pop("blocks"),
+        lambda written: written["blocks"].pop(),
+        lambda written: written["blocks"][0].pop(),
+        lambda written: written["texts"][0].pop(),
         lambda written: written.update(costs=[]),
         lambda written: written.update(bias=3.0),
     ],
@@ -149,18 +154,23 @@ def test_of_an_engine_of_another_size_is_refused(max_draft: int, max_requests: i
 
 def test_another_runs_prompts_count_for_less() -> None:
     seen = np.full((MAX_DRAFT, KNOTS), 100.0)
-    known = Estimates(profiled_costs(), seen, 0.25 * seen, np.array([8.0, 4.0]))
+    blocks = np.stack([seen, 0.25 * seen])
+    texts = np.stack([seen, 0.75 * seen])
+    known = Estimates(profiled_costs(), blocks, np.array([8.0, 4.0]), texts)
     policy, ahead = planner(), AheadPlanner(MAX_DRAFT, 64)
     for learner in (policy, ahead):
         learner.recall(known)
     ahead.start(known.costs, range(MAX_DRAFT + 1))
-    assert known.seen.sum() > RECALLED_TOKENS
+    assert known.blocks[0].sum() > RECALLED_TOKENS
     for learner in (policy, ahead):
         now = learner.estimates()
-        assert now.seen.sum() == pytest.approx(RECALLED_TOKENS)
-        np.testing.assert_allclose(now.accepted, 0.25 * now.seen)
+        assert now.blocks[0].sum() == pytest.approx(RECALLED_TOKENS)
+        np.testing.assert_allclose(now.blocks[1], 0.25 * now.blocks[0])
         assert learner.blocks.rates[0, -1] == pytest.approx(0.27, abs=0.03)
         assert bias_of_all(learner.blocks) == 0.75
+    np.testing.assert_allclose(ahead.texts.accepted, 0.75 * ahead.texts.seen)
+    assert ahead.texts.seen.sum() == pytest.approx(RECALLED_TOKENS)
+    assert not policy.texts.seen.any()  # there, other numbers of drafts come of a text
 
 
 def off(verify: float, draft: float) -> StepCosts:
@@ -214,7 +224,7 @@ def test_an_engine_that_has_become_slower_learns_that() -> None:
 def test_levels_are_of_the_batch() -> None:
     """As many points as `num_octaves` says, for which the file is read."""
     for requests in (1, 2, 3, 256):
-        known = Planner(3, requests, StepCosts(*(curve({1: 1.0, 2: 2.0}),) * 3, requests))
+        known = Planner(3, requests, StepCosts.of(*(curve({1: 1.0, 2: 2.0}),) * 3, requests))
         read = read_again(known.estimates(), 3, requests)
         points = num_octaves(requests)
         assert read.costs.records["plain_level"]["num_points"] == points

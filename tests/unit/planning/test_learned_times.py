@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from support.levels import Level, correct
+from support.levels import Level, correct, estimate_of
 from support.planner_world import curve, straight_costs
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
@@ -124,13 +124,13 @@ def test_a_steps_estimate_has_four_parts() -> None:
     costs = straight_costs()
     Level(costs).correct(4, 0.003, 1)
     Level(costs, "verify_level").correct(4, 0.002, 1)
-    drafted = costs.estimate(timed(4, 10, 0.0, draft_rows=6, context_rows=16))
+    drafted = estimate_of(costs, timed(4, 10, 0.0, draft_rows=6, context_rows=16))
     # 10 + 10 + 3 + 2 ms; (2 + 6) / 4, (4 + 16) / 20, and 10 + 4 + 3.
     assert drafted.target_seconds == pytest.approx(0.025)
     assert drafted.draft_seconds == pytest.approx(0.002)
     assert drafted.context_seconds == pytest.approx(0.001)
     assert drafted.plain_seconds == pytest.approx(0.017)
-    plain = costs.estimate(timed(4, 4, 0.0))
+    plain = estimate_of(costs, timed(4, 4, 0.0))
     assert plain.target_seconds == plain.plain_seconds == pytest.approx(0.017)
     assert (plain.draft_seconds, plain.context_seconds) == (0.0, 0.0)
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from support.levels import estimate_of
 from support.planner_world import names, straight, straight_costs
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning.costs import ATTENTION_RATE, FAR_CONTEXT, Attention, StepCosts
@@ -33,7 +34,7 @@ def test_a_step_takes_longer_the_more_context_is_read() -> None:
     step.rows, step.verified = 5, np.array([1, 2])
     step.plan = Plan(np.array([False, True]), width=2, price=0.0, speedup=1.0)
     step.draft_rows = 3
-    estimate = with_attention(plain=1, draft=0.5, block=2).estimate(step)
+    estimate = estimate_of(with_attention(plain=1, draft=0.5, block=2), step)
     # 4000 tokens once, and 1000 + 2 * 3000 for drafts; a block over 3000.
     assert estimate.target_seconds * 1000 == pytest.approx(15 + 4 + 3.5)
     assert estimate.draft_seconds * 1000 == pytest.approx((2 + 3) / 4 + 6)
@@ -53,7 +54,7 @@ def test_beside_prompts_contexts_cost_as_much() -> None:
     costs = with_attention(plain=1, draft=1)
     costs.records["prompt_share"], costs.records["prompt_rows"] = 1.0, 64
     assert costs.plain(1, 5000) * 1000 == pytest.approx(1 + 5)
-    seconds = costs.decoding(1, np.array([3]), 5000, 5000)
+    seconds = costs.decoding(1, np.array([3]), 5000, 2 * 5000)
     assert seconds * 1000 == pytest.approx([3 + 5 + 2 * 5])
 
 
@@ -117,7 +118,7 @@ def test_at_short_contexts_a_surprise_is_not_attentions() -> None:
 
 
 def test_a_block_over_long_contexts_is_learned_too() -> None:
-    costs = StepCosts(straight(10, 1), straight(1, 0), straight(0, 0), 8)
+    costs = StepCosts.of(straight(10, 1), straight(1, 0), straight(0, 0), 8)
     for _ in range(400):
         for length in (200, 20_000):
             step = timed([length], 0, 11.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_dflash.planning.probing import ProbeSchedule
+from vllm_dflash.planning.planner import ProbeSchedule
 
 
 def test_probes_spend_the_saved_share_of_the_time() -> None:
@@ -10,7 +10,7 @@ def test_probes_spend_the_saved_share_of_the_time() -> None:
     probes = ProbeSchedule()
     due = [probes.is_due(0.05, 0.00299, is_close=False) for _ in range(4)]
     assert due == [False, False, False, True]
-    assert (probes.saved, probes.count) == (0.0, 1)
+    assert probes.saved == 0.0
 
 
 def test_a_probe_is_due_as_soon_as_it_can_be_paid() -> None:
@@ -27,7 +27,6 @@ def test_the_share_halves_with_every_probe_and_ends_at_two_thousandths() -> None
         shares.append(probes.share)
         assert probes.is_due(1000.0, 0.001, is_close=False)
     assert shares == pytest.approx([0.015, 0.0075, 0.00375, 0.002, 0.002])
-    assert probes.count == 5
 
 
 @pytest.mark.parametrize(
@@ -44,6 +43,6 @@ def test_where_drafting_nearly_pays_the_share_is_five_thousandths_at_least(
 
 
 def test_a_restart_begins_anew() -> None:
-    probes = ProbeSchedule(share=0.002, saved=0.3, count=7)
+    probes = ProbeSchedule(share=0.002, saved=0.3)
     probes.restart()
-    assert probes == ProbeSchedule(share=0.015, saved=0.0, count=7)
+    assert probes == ProbeSchedule(share=0.015, saved=0.0)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dflash.planning.request_rows import RequestRows
+from vllm_dflash.planning.step import RequestRows
 
 NUM_ROWS = 4
 batches = st.lists(st.lists(st.sampled_from("abcdefg"), unique=True, max_size=NUM_ROWS))

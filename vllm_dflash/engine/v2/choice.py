@@ -13,8 +13,8 @@ from vllm.triton_utils import tl, triton
 
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
-from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
 from vllm_dflash.planning.chances import AGREEMENT, BIAS_PRIOR_TOKENS
+from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
 
 
 @triton.jit

@@ -22,9 +22,8 @@ from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.ahead import TEXT, Learned, Outcomes
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import TEXT, Learned, Outcomes, Step
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 from vllm.triton_utils import tl, triton
 
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, DraftSlots
-from vllm_dflash.planning.ahead import BLOCK, NOBODY, TEXT
 from vllm_dflash.planning.chances import GLOBAL_MEMORY, REQUEST_MEMORY
+from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
 
 OUTCOME_COLUMNS = 6
 """Before the drafts' confidence: source, drafts admitted, tokens matched, tokens predicted, how
