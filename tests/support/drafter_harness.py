@@ -276,7 +276,7 @@ class SpeculatorHarness(Harness):
         return int((held < 0.0).sum())
 
     def _load(self, target: HfTarget) -> None:
-        self.proposer = PlannedSpeculator(self.config, torch.device("cpu"), None)
+        self.proposer = PlannedSpeculator(self.config, torch.device("cpu"))
         self.proposer.step.texts = None  # nobody keeps any here
         self.proposer.load_model(target)
 

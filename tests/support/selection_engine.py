@@ -64,7 +64,7 @@ class Engine:
 
     def __init__(self, config: VllmConfig, kind: str) -> None:
         self.config = config
-        self.speculator = speculator.PlannedSpeculator(config, CPU, None)
+        self.speculator = speculator.PlannedSpeculator(config, CPU)
         self.max_draft = self.speculator.num_speculative_steps
         with set_current_vllm_config(config), _default_dtype(torch.bfloat16):
             build_target(config, kind)

@@ -28,11 +28,7 @@ from vllm_dflash.engine.v2.device_step import DeviceStep
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts
 from vllm_dflash.engine.v2.exchange import CountedOutput, Directions, directions_of
 from vllm_dflash.engine.v2.loaded_speculator import LoadedSpeculator
-from vllm_dflash.engine.v2.text_look_up import (
-    TextLookUp,
-    has_room_for_texts,
-    keep_texts_on_device,
-)
+from vllm_dflash.engine.v2.text_look_up import TextLookUp, has_room_for_texts
 from vllm_dflash.engine.v2.trimming import DraftBudget
 from vllm_dflash.engine.warm import WarmState
 
@@ -42,20 +38,15 @@ class PlannedSpeculator(LoadedSpeculator):
 
     batch: Batch
     """Of the step that runs, once the target has."""
+    req_states: RequestState
+    """The model runner's."""
 
-    def __init__(
-        self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState | None
-    ) -> None:
-        """`req_states` are the model runner's; None where nothing is to run."""
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         width, sizes = self.num_speculative_steps, (self.max_num_reqs, self.max_model_len)
         texts = None
         if self.options.free_drafts and has_room_for_texts(*sizes):
             texts = TextLookUp(*sizes, width, device)
-        if req_states is not None:
-            self.req_states = req_states
-            if texts is not None:
-                keep_texts_on_device(req_states)
         self.confidence = torch.zeros(self.draft_tokens.shape, device=device)  # [max R, K]
         drafts = Drafts(self.draft_tokens, self.confidence, self.draft_token_confidence_probs)
         self.step = DeviceStep(self.max_num_reqs, drafts, texts)

@@ -11,6 +11,7 @@ from vllm_dflash.engine.profile import profile_v2, ragged_seconds
 from vllm_dflash.engine.reporting.log import log_free_drafts
 from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts, log_lengths
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
+from vllm_dflash.engine.v2.text_look_up import keep_texts_on_device
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
 from vllm_dflash.engine.worker import DraftingCPUWorker, DraftingWorker, Output, expect_drafter
 from vllm_dflash.planning.costs import StepCosts
@@ -27,11 +28,14 @@ class V2Worker(DraftingWorker):
     _facts_to_send: WorkerFacts | None = None
 
     def attach(self) -> PlannedSpeculator:
-        """Hook 10."""
+        """Hooks 10 and 15."""
         runner = self.model_runner
         expect_drafter(runner.speculator, DFlashSpeculator)
-        runner.speculator = PlannedSpeculator(self.vllm_config, self.device, runner.req_states)
-        return runner.speculator
+        drafter = runner.speculator = PlannedSpeculator(self.vllm_config, self.device)
+        drafter.req_states = runner.req_states
+        if drafter.step.texts is not None:
+            keep_texts_on_device(runner.req_states)
+        return drafter
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up and capture graphs."""
