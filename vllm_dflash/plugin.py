@@ -62,21 +62,19 @@ Objects of vLLM's that we make or use, adjusted:
     ask for: three names of `ray_executor_v2` while that executor is built, the `SpinCondition.wait`
     of its message queues, and a meeting point that names the node (`cluster/ray_executor.py`,
     `cluster/ray_worker.py`). Replaced by: a `ray_device_key` of vLLM's CPU platform.
-15. A start callback of TorchDynamo counts compilations after warm-up (`engine/warm.py`). It only
-    observes.
 
 What is read of vLLM's runners, and copied for its scheduler, for free drafts:
 
-16. `input_batch.token_ids_cpu` (V1; the sampled tokens are written there before the runner writes
+15. `input_batch.token_ids_cpu` (V1; the sampled tokens are written there before the runner writes
     the same ones) and `req_states.all_token_ids` (V2, which is replaced by one in the device's
     memory, as vLLM has it for its ngram method) are the texts. V1's scheduler is given a copy of
     the config in which `num_speculative_tokens` is the drafter's, so that vLLM keeps room for a
-    block of each request and not for one as long as its free drafts; it counts accepted drafts by
-    position itself. Replaced by: a limit of drafts beside that of a block.
+    block of each request and not for one as long as its free drafts. Replaced by: a
+    limit of drafts beside that of a block.
 
 Draft lengths on V2 (`engine/v2/trimming.py`):
 
-17. `enable_adaptive_verification` is turned on in a worker once its models are loaded, where all
+16. `enable_adaptive_verification` is turned on in a worker once its models are loaded, where all
     attention backends allow it: before that nobody knows, and behind it, vLLM would stop with an
     error. The runner's `adaptive_verification` is then ours: vLLM's, with another budget and other
     chances (`draft_token_confidence_probs`). Without it, requests get placeholders of their own
@@ -85,14 +83,14 @@ Draft lengths on V2 (`engine/v2/trimming.py`):
 
 Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometheus.py`):
 
-18. `StatLoggerManager.__init__` is wrapped, in the front end: behind vLLM's Prometheus logger comes
+17. `StatLoggerManager.__init__` is wrapped, in the front end: behind vLLM's Prometheus logger comes
     one of ours, which `vllm.stat_logger_plugins` would load for plain engines, too. Our schedulers'
     figures reach it as `SchedulerStats.running_lora_adapters`, a declared field that nobody reads
     where no LoRA can be. Replaced by: stat loggers named in an engine's config, and a free field.
 
 Bugs of vLLM that we mend, in workers:
 
-19. `engine/vllm_fixes/`: a file for each, which says what is wrong, what it does and when to delete
+18. `engine/vllm_fixes/`: a file for each, which says what is wrong, what it does and when to delete
     it (docs/engineering/upstream.md has an issue for each): `expanded_sampling.py`,
     `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `stale_blocks.py` and
     `amx_permission.py` (CPU), `undrafted_sampling.py` (V1: the runner's `rejection_sampler`),
@@ -231,7 +229,7 @@ def _select(
 
 
 def _apply(engine_args: EngineArgs, parallel: ParallelConfig, mode: Mode) -> None:
-    """Place hooks 3 to 9, and 18, which is of the front end as well."""
+    """Place hooks 3 to 9, and 17, which is of the front end as well."""
     from vllm import envs
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
@@ -254,7 +252,7 @@ def _apply(engine_args: EngineArgs, parallel: ParallelConfig, mode: Mode) -> Non
     write_speculative_config(engine_args, mode)
     if mode.runner == "v1" and engine_args.disable_hybrid_kv_cache_manager is None:
         engine_args.disable_hybrid_kv_cache_manager = True
-    resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 18
+    resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 17
 
 
 def register_draft_model(kind: type | str = DRAFT_MODEL) -> None:

@@ -136,7 +136,6 @@ vllm.v1.core.sched.scheduler:Scheduler.
     __init__(self vllm_config kv_cache_config structured_output_manager block_size hash_block_size
         mm_registry include_finished_set log_stats)
     _update_after_schedule(self scheduler_output)
-    add_request(self request)
     make_spec_decoding_stats(self spec_decoding_stats num_draft_tokens num_accepted_tokens
         num_invalid_spec_tokens request_id)
     shutdown(self)

@@ -8,7 +8,7 @@ import numpy as np
 
 from support.planner_world import names, step_of, straight_costs
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.forecast import Forecast, Summary
+from vllm_dflash.planning.forecast import THRESHOLDS, Forecast, Summary
 from vllm_dflash.planning.planner import Planner, ProbeSchedule
 from vllm_dflash.planning.step import Step
 
@@ -22,8 +22,8 @@ class ToldForecast(Forecast):
 
     def __init__(self, curve: Floats, mean_first_survival: float, num_rows: int) -> None:
         kept, gain = np.arange(1.0, len(curve) + 1), np.cumsum(curve)
-        told = kept[None, None], gain[None, None]
-        self.summary = Summary(EVERYBODY, *told, mean_first_survival, num_samples=1)
+        kept, gain = (np.tile(one, (1, len(THRESHOLDS), 1)) for one in (kept, gain))
+        self.summary = Summary(EVERYBODY, kept, gain, mean_first_survival, num_samples=1)
         self.asked: list[list[float]] = []
         self.observed: list[tuple[Floats, Floats]] = []
         super().__init__(len(curve), num_rows)

@@ -10,15 +10,12 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.request import Request
-from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from vllm_dflash import __version__
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
-from vllm_dflash.engine.reporting.figures import FIGURES_SENT, FREE_DRAFTS, CountingScheduler
+from vllm_dflash.engine.reporting.figures import FREE_DRAFTS, CountingScheduler
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.seams import ENGINE, check_seams
@@ -71,31 +68,21 @@ def skip_the_call_for_drafts() -> None:
 
 
 class DFlashScheduler(CountingScheduler):
-    """On V1: takes the drafts that came with a step's output, and hands on the figures."""
+    """On V1: takes the drafts that came with a step's output."""
 
     def __init__(self, *args: Any, vllm_config: VllmConfig, **kwargs: Any) -> None:
         super().__init__(*args, vllm_config=room_for_blocks(vllm_config), **kwargs)
-        self._most_drafts = vllm_config.num_speculative_tokens
+        self._width = Mode.of(vllm_config).draft_width
+        # By this, vLLM counts what becomes of drafts.
+        self.num_spec_tokens = vllm_config.num_speculative_tokens
         skip_the_call_for_drafts()
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """What to run; workers may hand over as many drafts as there is room for."""
+        most, self.num_spec_tokens = self.num_spec_tokens, self._width
         step = super().schedule(*args, **kwargs)
-        step.num_spec_tokens_to_schedule = self._most_drafts
+        step.num_spec_tokens_to_schedule = self.num_spec_tokens = most
         return step
-
-    def add_request(self, request: Request) -> None:
-        """Count what becomes of its drafts by position, for as many as there can be."""
-        super().add_request(request)
-        if request.spec_decode_metrics is not None:
-            request.spec_decode_metrics = RequestSpecDecodeMetrics.new(self._most_drafts)
-
-    def make_spec_decoding_stats(
-        self, spec_decoding_stats: SpecDecodingStats | None, *args: Any, **kwargs: Any
-    ) -> SpecDecodingStats | None:
-        """The same of all requests of a step."""
-        counted = spec_decoding_stats or SpecDecodingStats.new(self._most_drafts)
-        return super().make_spec_decoding_stats(counted, *args, **kwargs)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -106,6 +93,4 @@ class DFlashScheduler(CountingScheduler):
         drafts = DRAFTS.on(model_runner_output)
         if drafts is not None:
             self.update_draft_token_ids(drafts)
-        is_busy = scheduler_output.total_num_scheduled_tokens > 0
-        self.send(outputs, FIGURES_SENT.on(model_runner_output), is_busy=is_busy)
         return outputs

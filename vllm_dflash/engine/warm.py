@@ -6,34 +6,13 @@ from collections.abc import Callable, Iterable
 
 import torch
 from numba.core import event as numba_event
-from torch._dynamo.callback import callback_handler
+from torch._dynamo.utils import counters
 from vllm.compilation.counter import compilation_counter
 
-
-class Compilations(numba_event.Listener):
-    """Counts what is compiled in this process, by whatever engine: by TorchDynamo, and functions of
-    numba's that meet arguments of types that are new to them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        numba_event.register("numba:compile", self)
-
-    def add(self, _: object) -> None:
-        """Something begins to be compiled."""
-        self.count += 1
-
-    on_start = add
-
-    def on_end(self, event: numba_event.Event) -> None:
-        """It was compiled."""
-
-    def listen(self) -> None:
-        """To TorchDynamo as well, whose list `torch._dynamo.reset` empties."""
-        if self.add not in callback_handler.start_callbacks:
-            callback_handler.register_start_callback(self.add)
-
-
-COMPILATIONS = Compilations()
+NUMBA_COMPILES = numba_event.RecordingListener()
+"""The start and the end of each function that numba compiles in this process: those that meet
+arguments of types that are new to them among them."""
+numba_event.register("numba:compile", NUMBA_COMPILES)
 
 
 class WarmState:
@@ -48,19 +27,14 @@ class WarmState:
         """`holders`: objects whose tensors are persistent buffers, as they are when it is called;
         None holds none."""
         self._holders = holders
-        self._addresses: list[int] | None = None
-        self._before = 0
 
     def seal(self) -> None:
         """From now on, count."""
-        COMPILATIONS.listen()
         self._addresses = self._now()
         self._before = _compiled()
 
     def to_dict(self) -> dict[str, int]:
         """For `dflash_stats`. Buffers count that are not where they were, or are new."""
-        if self._addresses is None:
-            return {"captures_after_warmup": 0, "reallocations_after_warmup": 0}
         before, now = self._addresses, self._now()
         moved = sum(a != b for a, b in zip(now, before, strict=False))
         return {
@@ -80,5 +54,6 @@ def tensors_of(holder: object) -> list[torch.Tensor]:
 
 
 def _compiled() -> int:
-    """Compilations and graph captures of this process so far."""
-    return compilation_counter.num_cudagraph_captured + COMPILATIONS.count
+    """Graph captures and compilations of this process so far, by whatever engine."""
+    by_dynamo = counters["stats"]["unique_graphs"]
+    return compilation_counter.num_cudagraph_captured + by_dynamo + len(NUMBA_COMPILES.buffer) // 2

@@ -54,9 +54,6 @@ class Drafter(Protocol):
     def expect(self, step: SchedulerOutput) -> None:
         """A step is about to run."""
 
-    def adapt_lengths(self, costs: StepCosts) -> None:
-        """From now on plan draft lengths, starting from these costs."""
-
 
 class DraftingWorker(Worker):
     """What all of our workers add to vLLM's, from the start to the end of an engine."""
@@ -126,7 +123,6 @@ class DraftingWorker(Worker):
             origin = f"measured in {time.perf_counter() - started:.1f} s"
         if self.rank == 0:
             log_costs(costs, origin)
-        self.drafter.adapt_lengths(costs)
         self.start_planning(costs, file)
 
     def start_counting(self) -> None:
@@ -185,7 +181,7 @@ class DraftingWorker(Worker):
 
 
 class DraftingCPUWorker(DraftingWorker, CPUWorker):
-    """What our workers on CPUs share: what vLLM's kernels there get wrong, mended (hook 19)."""
+    """What our workers on CPUs share: what vLLM's kernels there get wrong, mended (hook 18)."""
 
     def init_device(self) -> None:
         """Mend what this vLLM's CPU kernels get wrong, then build the model runner."""
@@ -217,13 +213,7 @@ class DraftingCPUWorker(DraftingWorker, CPUWorker):
             blocks = fresh_blocks(scheduler_output, group, block_size)
             if blocks:
                 clear_blocks((layer.kv_cache for layer in layers), self._num_blocks, blocks)
-            self.forget_blocks(scheduler_output, blocks, group, block_size)
         return super().execute_model(scheduler_output)
-
-    def forget_blocks(
-        self, step: SchedulerOutput, blocks: list[int], group: int, block_size: int
-    ) -> None:
-        """Blocks of a cache group get new owners in this step."""
 
 
 def expect_drafter(found: Any, kind: type) -> None:

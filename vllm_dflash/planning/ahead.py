@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.chances import expect, expect_texts, learn, learn_blocks
-from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.forecast import THRESHOLDS, seen_with_a_block
+from vllm_dflash.planning.costs import StepCosts, learn_costs
+from vllm_dflash.planning.forecast import seen_with_a_block
+from vllm_dflash.planning.places import Expected, best_given, best_trimmed, with_a_block
 from vllm_dflash.planning.planner import (
     CLOSE,
     MARGIN,
@@ -39,8 +39,6 @@ LEAST_PROBED = 0.005
 """Of the time, that probes take in the long run: blocks are run of all requests or of nobody."""
 LEAST_READING = 0.02
 """Accepted drafts that reading a context for one more draft must be worth before it counts."""
-LEAST_SURVIVAL = 1e-6
-"""Of a draft that is given a place."""
 TYPICAL_RATE = 0.05
 """Weight of the newest look-up in what a text promises behind a match that has ended."""
 
@@ -56,23 +54,6 @@ class Ahead:
     """Drafts to verify, whatever they seem worth."""
     rate: float = 0.0
     """Tokens a second that it promises."""
-
-
-class Expected(NamedTuple):
-    """What is known of the drafts of R requests before there are any."""
-
-    limits: Ints
-    """Drafts that each can use at most, [R]."""
-    context_lens: Ints
-    """Tokens of context, [R]."""
-    least: Floats
-    """Survival from which on a draft is worth reading that context for it, [R]; 0: it costs next to
-    nothing."""
-    curves: Floats
-    """Survival of their drafts, [R, K]."""
-    groups: Ints
-    """By the forecast, of those who get a block; -1: its text's drafts, [R]."""
-    block_seconds: float = 0.0
 
 
 class AheadPlanner(LearningPlanner):
@@ -111,7 +92,7 @@ class AheadPlanner(LearningPlanner):
             ragged_seconds: what a step takes longer whose requests have different lengths.
         """
         self.is_started, self.costs, self.trims = True, costs, trims
-        self._alike = np.array(sorted({*choices} - {0}), dtype=np.int64)[:, None]  # [C, 1]
+        self._alike = np.array(sorted({*choices} - {0}), dtype=np.int64)  # [C]
         self._ragged_seconds = float(ragged_seconds)
 
     def _forget(self, rows: Ints) -> None:
@@ -140,7 +121,9 @@ class AheadPlanner(LearningPlanner):
         nothing = best = Ahead(np.zeros(count, np.int64), rate=plain)
         if self.looks_up and texts[:, 0].any():
             best = self._best(of_texts)
-        blocks = self._best(self._with_a_block(of_texts, self.forecast.scores(rows)))
+        curves, groups = with_a_block(texts, self.forecast.scores(rows), self.forecast.summary)
+        drafting = self.costs.block(count * (1 + self.max_draft), context)
+        blocks = self._best(Expected(limits, context_lens, least, curves, groups, drafting))
         if blocks.rate > best.rate:
             best = replace(blocks, runs_block=True)
         chosen = best if best.rate > MARGIN * plain else nothing
@@ -152,73 +135,14 @@ class AheadPlanner(LearningPlanner):
         is_close = blocks.rate > CLOSE * chosen.rate
         return self._probe(of_texts, chosen, is_close) or chosen
 
-    def _with_a_block(self, expected: Expected, scores: Floats) -> Expected:
-        """Where the text promises more, it is taken in the block's stead."""
-        summary, rows = self.forecast.summary, len(scores) * (1 + self.max_draft)
-        groups = (scores[:, None] < summary.least_score[:-1]).sum(axis=1)
-        curves = np.diff(summary.gain[groups, 0], axis=1, prepend=0.0)
-        is_text = expected.curves.sum(axis=1) > curves.sum(axis=1)
-        return expected._replace(
-            curves=np.where(is_text[:, None], expected.curves, curves),
-            groups=np.where(is_text, -1, groups),
-            block_seconds=self.costs.block(rows, float(expected.context_lens.sum())),
-        )
-
     def _best(self, expected: Expected) -> Ahead:
         """The best lengths that the device can work with."""
-        return self._best_trimmed(expected) if self.trims else self._best_given(expected)
-
-    def _best_trimmed(self, expected: Expected) -> Ahead:
-        """Where the device drops drafts: all that survive less than the best of T thresholds."""
-        limits, _, least, curves, groups, _ = expected
-        worth = np.minimum((curves > least[:, None]).sum(axis=1), limits)
-        lengths = np.where(least > 0.0, worth, limits)
-        within = np.arange(self.max_draft) < worth[:, None]
-        is_kept = (curves >= THRESHOLDS[:, None, None]) & within  # [T, R, K]
-        summary, last, has_drafts = self.forecast.summary, lengths - 1, worth > 0
-        is_block = groups >= 0
-        kept = np.where(is_block, summary.kept[groups, :, last].T, is_kept.sum(axis=2))
-        gain = np.where(is_block, summary.gain[groups, :, last].T, (is_kept * curves).sum(axis=2))
-        alike = np.broadcast_to(lengths, kept.shape)
-        return self._fastest(expected, alike, has_drafts * kept, has_drafts * gain)
-
-    def _best_given(self, expected: Expected) -> Ahead:
-        """Where drafts are verified as they are given: as many of each request, or those that
-        survive a threshold."""
-        limits, _, least, curves, *_ = expected
-        is_worth = curves > np.maximum(least, LEAST_SURVIVAL)[:, None]
-        survive = (is_worth & (curves >= THRESHOLDS[:, None, None])).sum(axis=2)  # [T, R]
-        lengths = np.concatenate([np.minimum(one, limits) for one in (self._alike, survive)])
-        gain = curves.cumsum(axis=1)[np.arange(len(limits)), lengths - 1] * (lengths > 0)
-        first = lengths[:, :1]
-        is_alike = (lengths == first).all(axis=1) & ((first == self._alike.T) | (first == 0)).any(1)
-        return self._fastest(
-            expected, lengths, lengths * 1.0, gain, self._ragged_seconds * ~is_alike
-        )
-
-    def _fastest(
-        self,
-        expected: Expected,
-        lengths: Ints,
-        kept: Floats,
-        gain: Floats,
-        more_seconds: Floats | float = 0.0,
-    ) -> Ahead:
-        """Of N steps the one with the most tokens a second.
-
-        Args:
-            expected: of their requests.
-            lengths: places for drafts, [N, R].
-            kept: drafts that will be verified in the mean, [N, R].
-            gain: of those, how many are accepted in the mean, [N, R].
-            more_seconds: that these steps take, [N].
-        """
-        count, context_lens = len(expected.limits), expected.context_lens
-        rows, context = count + kept.sum(axis=1), float(context_lens.sum())
-        seconds = self.costs.decoding(count, rows, context, kept @ context_lens)
-        rates = (count + gain.sum(axis=1)) / (seconds + expected.block_seconds + more_seconds)
-        best = int(rates.argmax())
-        return Ahead(lengths[best], rate=float(rates[best]))
+        records = self.costs.records
+        if self.trims:
+            lengths, rate = best_trimmed(records, expected, self.forecast.summary)
+        else:
+            lengths, rate = best_given(records, expected, self._alike, self._ragged_seconds)
+        return Ahead(lengths, rate=rate)
 
     def _probe(self, expected: Expected, chosen: Ahead, is_close: bool) -> Ahead | None:
         """Now and then a block although it does not pay, to notice when it does."""
@@ -229,8 +153,8 @@ class AheadPlanner(LearningPlanner):
         if not self.trims:
             lengths, least = chosen.lengths.copy(), 0
             if self._ragged_seconds:
-                tried, choices = count, self._alike[:, 0]
-                length = int(choices[np.searchsorted(choices, length)])
+                tried = count
+                length = int(self._alike[np.searchsorted(self._alike, length)])
             able = np.argsort(-limits, kind="stable")[:tried]
             lengths[able] = np.maximum(lengths[able], np.minimum(length, limits[able]))
         if not lengths.any():
@@ -266,7 +190,8 @@ class AheadPlanner(LearningPlanner):
             return None
         drafting = self.costs.block(step.draft_rows, float(step.context_lens.sum()))
         seconds = step.target_seconds - drafting
-        return self.costs.observe(replace(step, target_seconds=seconds, draft_rows=0))
+        work = step.work()._replace(target_seconds=seconds, draft_rows=0.0)
+        return learn_costs(self.costs.records, work)
 
     def _learn_blocks(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:
         """Of whom a block was made; `found`: survival of what the texts predicted, [R, K]."""
@@ -296,8 +221,10 @@ class AheadPlanner(LearningPlanner):
         """What has become of what the texts predicted, and what they will predict two steps from
         now; `found`: survival of what they did, [R, K]."""
         source, admitted, matches, lengths, known, came_true, _ = outcomes
-        for survival in found[self._has_ended[rows] & (step.produced > 0)]:
-            self.typical_promise += TYPICAL_RATE * (survival - self.typical_promise)
+        ended = found[self._has_ended[rows] & (step.produced > 0)]  # [E, K], one after the other
+        left = (1.0 - TYPICAL_RATE) ** np.arange(len(ended), -1, -1)
+        self.typical_promise *= left[0]
+        self.typical_promise += TYPICAL_RATE * left[1:] @ ended
         verified = np.where(source == TEXT, np.minimum(admitted, lengths), 0)
         self.texts.num_verified[rows] = verified
         learn(self.texts, rows, verified, known, came_true)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.compiled import compiled
 
 SCORE_RATE = 0.5
 SCORE_FADE = 0.05
@@ -41,6 +42,26 @@ class Summary(NamedTuple):
     """How many of those are accepted, [G, T, K]."""
     mean_first_survival: float
     num_samples: int
+
+
+@compiled
+def mean_outcomes(curves: Floats, edges: Ints) -> tuple[Floats, Floats]:
+    """What is kept, and accepted, of N samples at each threshold and width, [G, T, K] each, in
+    groups between `edges`, [G + 1]."""
+    shape = len(edges) - 1, len(THRESHOLDS), curves.shape[1]
+    kept, gain = np.zeros(shape), np.zeros(shape)
+    for group in range(shape[0]):
+        for curve in curves[edges[group] : edges[group + 1]]:
+            for number, threshold in enumerate(THRESHOLDS):
+                drafts = accepted = 0.0
+                for draft, survival in enumerate(curve):
+                    if survival >= threshold:
+                        drafts, accepted = drafts + 1.0, accepted + survival
+                    kept[group, number, draft] += drafts
+                    gain[group, number, draft] += accepted
+        kept[group] /= edges[group + 1] - edges[group]
+        gain[group] /= edges[group + 1] - edges[group]
+    return kept, gain
 
 
 class Forecast:
@@ -109,12 +130,7 @@ class Forecast:
         curves, scores = curves[order], scores[order]
         num_groups = min(max(count // SAMPLES_PER_GROUP, 1), MAX_GROUPS)
         edges = np.arange(num_groups + 1) * count // num_groups
-        is_kept = curves[:, None] >= THRESHOLDS[:, None]  # [N, T, K]
-        sizes = np.diff(edges)[:, None, None]
-        kept, gain = (
-            np.add.reduceat(one, edges[:-1], dtype=np.float64).cumsum(axis=2) / sizes
-            for one in (is_kept, is_kept * curves[:, None])
-        )
+        kept, gain = mean_outcomes(curves, edges)
         least = np.full(num_groups, -np.inf)
         inner = edges[1:-1]
         least[:-1] = (scores[inner - 1] + scores[inner]) / 2

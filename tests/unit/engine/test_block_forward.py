@@ -48,7 +48,7 @@ def block(model: Fake, monkeypatch: pytest.MonkeyPatch) -> BlockForward:
     """Without an engine's forward context around the model."""
     settings = SimpleNamespace(use_local_argmax_reduction=False)
     config: Any = SimpleNamespace(speculative_config=settings)
-    made = BlockForward(model, config, [])  # type: ignore[arg-type]
+    made = BlockForward(model, config)  # type: ignore[arg-type]
 
     def run(*inputs: Any) -> torch.Tensor:
         return model(*inputs[2:])
@@ -147,8 +147,7 @@ def test_attention_is_told_of_each_block(
             seen.update(vars(metadata))
             return "built"
 
-    block._groups = [Group()]  # type: ignore[list-item]
-    block._layer_names = ["layer"]
+    block.groups = [Group()]  # type: ignore[list-item]
 
     def run(metadata: Any, slots: Any, *inputs: torch.Tensor) -> torch.Tensor:
         seen.update(given=metadata, slots=slots, ids=inputs[0], positions=inputs[1])

@@ -77,13 +77,24 @@ def test_room_is_kept_for_blocks_and_not_for_the_most_drafts_there_could_be(
 ) -> None:
     """Others of the process, as the worker, read the whole config, and it stays as it is."""
     scheduler = DFlashScheduler(vllm_config=WHOLE)
-    assert scheduler.num_spec_tokens == 7
     found = scheduler.vllm_config
     assert found.speculative_config is not None
     assert found.speculative_config.num_speculative_tokens == 7
     assert found.speculative_config.method == "dflash"
     assert found.cache_config is WHOLE.cache_config
     assert WHOLE.speculative_config.num_speculative_tokens == 32
+
+
+def test_a_step_is_scheduled_with_room_for_blocks_and_may_return_more_drafts(
+    happened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Scheduler, "schedule", lambda self: SimpleNamespace(room=self.num_spec_tokens)
+    )
+    scheduler = DFlashScheduler(vllm_config=WHOLE)
+    for _ in range(2):
+        step: Any = scheduler.schedule()
+        assert (step.room, step.num_spec_tokens_to_schedule) == (7, 32)
 
 
 def test_accepted_drafts_are_counted_for_as_many_as_there_could_be(happened: list[Any]) -> None:

@@ -34,17 +34,27 @@ def test_a_step_whose_first_half_failed_ends_quietly(monkeypatch: pytest.MonkeyP
 def blocks_dropped(
     known: dict[str, Any], finished: set[str], *, caches_prefixes: bool
 ) -> list[int]:
-    """Of requests that the runner knows; those named `ended` and `other` still have rows."""
-    worker: Any = object.__new__(V1CPUWorker)
+    """Of requests that the runner knows; those named `ended` and `other` still have rows. A new one
+    found the first of its two blocks, 8 and 9."""
+    proposer: Any = object.__new__(PlannedProposer)
     dropped: list[int] = []
-    worker.cache_config = SimpleNamespace(enable_prefix_caching=caches_prefixes)
+    cache = SimpleNamespace(enable_prefix_caching=caches_prefixes)
+    proposer.vllm_config = SimpleNamespace(cache_config=cache)
+    proposer.kv_cache_gid, proposer.cache_block_size = 0, 32
     backlog = SimpleNamespace(drop=lambda blocks, _: dropped.extend(blocks))
-    worker.drafter = SimpleNamespace(host=SimpleNamespace(backlog=backlog))
+    proposer.host = SimpleNamespace(backlog=backlog, expect=lambda *_: None)
     rows = {name: row for row, name in enumerate(["ended", "other"])}
-    worker.model_runner = SimpleNamespace(
-        requests=known, input_batch=SimpleNamespace(req_id_to_index=rows)
+    batch = SimpleNamespace(req_id_to_index=rows, token_ids_cpu="texts")
+    proposer.runner = SimpleNamespace(requests=known, input_batch=batch)
+    new = SimpleNamespace(req_id="new", block_ids=([8, 9],), num_computed_tokens=32)
+    going_on = SimpleNamespace(
+        req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
     )
-    worker.forget_blocks(SimpleNamespace(finished_req_ids=finished), [], 0, 32)
+    proposer.expect(
+        SimpleNamespace(
+            finished_req_ids=finished, scheduled_new_reqs=[new], scheduled_cached_reqs=going_on
+        )
+    )
     return dropped
 
 
@@ -54,10 +64,10 @@ def test_blocks_that_a_preempted_request_once_had_are_not_dropped() -> None:
     preempted = SimpleNamespace(block_ids=([6],), num_tokens=9)
     finished = {"ended", "preempted", "of another time"}
     known = {"ended": ended, "preempted": preempted}
-    assert blocks_dropped(known, finished, caches_prefixes=False) == [5]
+    assert blocks_dropped(known, finished, caches_prefixes=False) == [9, 5]
 
 
-@pytest.mark.parametrize(("caches_prefixes", "dropped"), [(True, [6]), (False, [5, 6])])
+@pytest.mark.parametrize(("caches_prefixes", "dropped"), [(True, [9, 6]), (False, [9, 5, 6])])
 def test_what_waits_for_a_prefix_that_can_be_found_again_is_kept(
     caches_prefixes: bool, dropped: list[int]
 ) -> None:
@@ -85,7 +95,7 @@ def test_what_ends_with_a_step_is_known_before_it_runs(monkeypatch: pytest.Monke
     worker: Any = object.__new__(DraftingWorker)
     told: list[Any] = []
     worker.drafter = object.__new__(PlannedProposer)
-    worker.drafter.host = SimpleNamespace(expect=lambda *what: told.append(what))
+    worker.drafter.host = SimpleNamespace(backlog=None, expect=lambda *what: told.append(what))
     worker.drafter.runner = SimpleNamespace(input_batch=SimpleNamespace(token_ids_cpu="texts"))
     monkeypatch.setattr(Worker, "execute_model", lambda self, step: told.append("runs"))
     scheduled = SimpleNamespace(

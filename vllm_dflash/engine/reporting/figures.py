@@ -17,9 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from vllm_dflash.engine.message import Message
@@ -70,18 +72,21 @@ class CountingScheduler(Scheduler):
         counts = num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens
         return super().make_spec_decoding_stats(spec_decoding_stats, *counts, request_id)
 
-    def send(
-        self, outputs: Mapping[int, EngineCoreOutputs], of_worker: Figures | None, *, is_busy: bool
-    ) -> None:
-        """A step's output is taken: what is new goes with it to the API server, if it is time to,
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> Any:
+        """Take the sampled tokens. What is new goes with them to the API server, if it is time to,
         or all of it if the engine runs dry."""
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        is_busy = scheduler_output.total_num_scheduled_tokens > 0
         own = self._figures.tick() if is_busy else self._figures.take()
-        if figures := (own or {}) | (of_worker or {}):
+        if figures := (own or {}) | (FIGURES_SENT.on(model_runner_output) or {}):
             send_figures(outputs, figures)
+        return outputs
 
 
 def send_figures(outputs: Mapping[int, EngineCoreOutputs], figures: Figures) -> None:
-    """In the engine's process: send them with the statistics of a step, if it has any (hook 18).
+    """In the engine's process: send them with the statistics of a step, if it has any (hook 17).
 
     The front end reads declared fields only. The free ones that are for connectors reach vLLM's
     code for connectors; this one is for LoRA, which our drafter excludes, and is read for nothing

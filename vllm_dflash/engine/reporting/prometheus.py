@@ -59,7 +59,7 @@ class FigureLogger(AggregateStatLoggerBase):
 
 
 def show_figures() -> None:
-    """Hook 18, in the front end; other engines of the process are left alone."""
+    """Hook 17, in the front end; other engines of the process are left alone."""
     original = StatLoggerManager.__init__
     if hasattr(original, "wrapped_by_vllm_dflash"):
         return

@@ -36,17 +36,11 @@ NO_BLOCKS = BlockDrafts(np.zeros(0, np.int64), [], np.zeros((0, 0)))
 class BlockForward:
     """Runs the drafter's blocks and takes the most likely token of each row."""
 
-    def __init__(
-        self,
-        model: DFlashDraftModel,
-        vllm_config: VllmConfig,
-        groups: list[DraftAttentionGroup],
-    ) -> None:
-        """Layers that share attention metadata come as groups."""
+    def __init__(self, model: DFlashDraftModel, vllm_config: VllmConfig) -> None:
         self._model = model
         self._vllm_config = vllm_config
-        self._groups = groups
-        self._layer_names = [name for group in groups for name in group.layer_names]
+        self.groups: list[DraftAttentionGroup] = []
+        """Of layers that share attention metadata, once the cache is there."""
         assert vllm_config.speculative_config is not None
         self.searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
 
@@ -67,9 +61,12 @@ class BlockForward:
             block_table_tensor=block_table[torch.from_numpy(inputs.requests)],
             slot_mapping=slots,
         )
+        per_layer: dict[str, object] = {}
+        for group in self.groups:
+            per_layer |= dict.fromkeys(group.layer_names, group.build_metadata(metadata))
         hidden = self.run(
-            self._attention_metadata(metadata),
-            dict.fromkeys(self._layer_names, slots),
+            per_layer,
+            dict.fromkeys(per_layer, slots),
             torch.from_numpy(inputs.input_ids),
             torch.from_numpy(inputs.positions),
             torch.from_numpy(inputs.offsets),
@@ -141,13 +138,6 @@ class BlockForward:
             slot_mapping=slot_mapping,
         ):
             return self._model(input_ids, positions, offsets=offsets)
-
-    def _attention_metadata(self, metadata: CommonAttentionMetadata) -> dict[str, object]:
-        per_layer: dict[str, object] = {}
-        for group in self._groups:
-            built = group.build_metadata(metadata)
-            per_layer |= dict.fromkeys(group.layer_names, built)
-        return per_layer
 
 
 def _is_row(lengths: Ints) -> Bools:

@@ -22,7 +22,7 @@ from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.block_layout import bonus_tokens, length_limits
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.engine.scheduled import newly_admitted
+from vllm_dflash.engine.scheduled import fresh_blocks, newly_admitted, useless_blocks
 from vllm_dflash.engine.v1.backlog import ContextBacklog
 from vllm_dflash.engine.v1.block_forward import BlockForward
 from vllm_dflash.engine.v1.host_step import HostStep, TargetBatch
@@ -85,25 +85,26 @@ class PlannedProposer(DFlashProposer):
         """Load the drafter."""
         super().load_model(target_model)
         cover_positions(self.model, self.max_model_len)
-        self.block = BlockForward(self.model, self.vllm_config, [])
+        self.block = BlockForward(self.model, self.vllm_config)
 
     def initialize_attn_backend(
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int] | None = None
     ) -> None:
         """Find the drafter's cache group, and build metadata for each kind of layer in it."""
         super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
-        groups = split_by_kind(
+        self.block.groups = split_by_kind(
             self.draft_attn_groups[0],
             self.model.context.attentions,
             self.vllm_config,
             self.device,
             kernel_block_sizes[self.kv_cache_gid] if kernel_block_sizes else None,
         )
-        self.block = BlockForward(self.model, self.vllm_config, groups)
         self.host = HostStep(self.options, self.block, self.model.context, self.block_size)
         self.statistics = self.host.statistics
         group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
-        self.num_slots = kv_cache_config.num_blocks * group.kv_cache_spec.block_size
+        self.cache_block_size = group.kv_cache_spec.block_size
+        """Of the scheduler; kernels may have smaller ones (`block_size`)."""
+        self.num_slots = kv_cache_config.num_blocks * self.cache_block_size
         self.num_cache_groups = len(kv_cache_config.kv_cache_groups)
 
     @torch.inference_mode()
@@ -148,9 +149,20 @@ class PlannedProposer(DFlashProposer):
     # --- every step, in this order --------------------------------------------------------------
 
     def expect(self, step: SchedulerOutput) -> None:
-        """A step is about to run."""
-        texts = self.runner.input_batch.token_ids_cpu
-        self.host.expect(newly_admitted(step), step.finished_req_ids, texts)
+        """A step is about to run: nothing waits any more for blocks that get new owners, or in
+        which nobody can find a prefix."""
+        batch, backlog = self.runner.input_batch, self.host.backlog
+        if backlog is not None:
+            # Those that were preempted gave their blocks away before; the runner still lists them.
+            still_own = step.finished_req_ids & batch.req_id_to_index.keys()
+            group = self.kv_cache_gid, self.cache_block_size
+            useless = useless_blocks(
+                [self.runner.requests[name] for name in still_own],
+                *group,
+                caches_prefixes=self.vllm_config.cache_config.enable_prefix_caching,
+            )
+            backlog.drop(fresh_blocks(step, *group) + useless, self.cache_block_size)
+        self.host.expect(newly_admitted(step), step.finished_req_ids, batch.token_ids_cpu)
 
     def prepare_next_token_ids_padded(
         self,

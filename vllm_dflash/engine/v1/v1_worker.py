@@ -21,7 +21,6 @@ from vllm_dflash.engine.reporting.figures import (
 )
 from vllm_dflash.engine.reporting.log import PeriodicLog, log_free_drafts
 from vllm_dflash.engine.reporting.statistics import Increases
-from vllm_dflash.engine.scheduled import useless_blocks
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
@@ -40,7 +39,7 @@ class V1CPUWorker(DraftingCPUWorker):
     _figures: Increases | None = None
 
     def attach(self) -> PlannedProposer:
-        """Hooks 10, 11 and 19."""
+        """Hooks 10, 11 and 18."""
         runner = self.model_runner
         expect_drafter(getattr(runner, "drafter", None), DFlashProposer)
         runner.drafter = PlannedProposer(self.vllm_config, self.device, runner)
@@ -57,6 +56,7 @@ class V1CPUWorker(DraftingCPUWorker):
 
     def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
         """The proposer plans; what rank 0 learns is kept."""
+        self.drafter.adapt_lengths(costs)
         planner, options = self.drafter.host.policy, self.drafter.options
         assert isinstance(planner, Planner)
         if file is not None:
@@ -88,24 +88,6 @@ class V1CPUWorker(DraftingCPUWorker):
             output = copy(output)  # vLLM shares the one without tokens
             FIGURES_SENT.attach(output, self._figures.take())
         return output
-
-    def forget_blocks(
-        self, step: SchedulerOutput, blocks: list[int], group: int, block_size: int
-    ) -> None:
-        """Drop the context that waits for blocks with new owners, or that nobody can find again."""
-        backlog = self.drafter.host.backlog
-        if backlog is None:
-            return
-        # Those that were preempted gave their blocks away before; the runner still lists them.
-        runner = self.model_runner
-        still_own = step.finished_req_ids & runner.input_batch.req_id_to_index.keys()
-        useless = useless_blocks(
-            [runner.requests[name] for name in still_own],
-            group,
-            block_size,
-            caches_prefixes=self.cache_config.enable_prefix_caching,
-        )
-        backlog.drop(blocks + useless, block_size)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Output | None:
         """Sample and draft: the end of a step."""

@@ -59,7 +59,7 @@ class LoadedSpeculator(DFlashSpeculator):
         if self.enable_adaptive_verification:
             return model
         self.untrimmed = why_untrimmed(self.engine_config, target_attn_layer_names)
-        if self.untrimmed is None:  # hook 17
+        if self.untrimmed is None:  # hook 16
             self.speculative_config.enable_adaptive_verification = True
             self.enable_adaptive_verification = True
         return model

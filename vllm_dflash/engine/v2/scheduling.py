@@ -157,12 +157,10 @@ class DFlashDeviceScheduler(CountingScheduler):
             self._start(facts)
         self._observe(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        is_busy = scheduler_output.total_num_scheduled_tokens > 0
-        if is_busy:
+        if scheduler_output.total_num_scheduled_tokens:
             self._log.tick()
             if self._keeper is not None:
                 self._keeper.tick()
-        self.send(outputs, None, is_busy=is_busy)
         return outputs
 
     def shutdown(self) -> None:

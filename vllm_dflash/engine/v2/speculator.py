@@ -35,7 +35,6 @@ from vllm_dflash.engine.v2.text_look_up import (
 )
 from vllm_dflash.engine.v2.trimming import DraftBudget
 from vllm_dflash.engine.warm import WarmState
-from vllm_dflash.planning.costs import StepCosts
 
 
 class PlannedSpeculator(LoadedSpeculator):
@@ -80,7 +79,7 @@ class PlannedSpeculator(LoadedSpeculator):
     def before_capture(self, runner: GPUModelRunner) -> None:
         """All is loaded, no graph is captured. What runs between graphs is compiled here: no
         request waits for that."""
-        if self.options.is_planned and runner.adaptive_verification is not None:  # hook 17
+        if self.options.is_planned and runner.adaptive_verification is not None:  # hook 16
             self.budget = DraftBudget.instead_of(runner.adaptive_verification)
             self.budget.warm_up()
             runner.adaptive_verification = self.budget
@@ -93,11 +92,6 @@ class PlannedSpeculator(LoadedSpeculator):
         """Capture graphs of blocks."""
         self._runs_block = True
         super().capture()
-
-    def adapt_lengths(self, costs: StepCosts) -> None:
-        """From now on drafts are verified by what steps cost."""
-        if self.budget is not None:
-            self.budget.costs = costs
 
     # --- every step -----------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ def has_room_for_texts(num_requests: int, most_tokens: int) -> bool:
 
 
 def keep_texts_on_device(states: RequestState) -> None:
-    """Hook 16: look-ups read all of a request's text, which vLLM keeps in the host's memory.
+    """Hook 15: look-ups read all of a request's text, which vLLM keeps in the host's memory.
 
     Before the runner hands the table to anybody.
     """

@@ -15,13 +15,13 @@ requests of a step take one of these, or run in pieces; without full graphs, any
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from copy import copy
 from itertools import product, repeat
 from typing import Any
 
 import numpy as np
 import torch
-from vllm.config import SpeculativeConfig, VllmConfig, get_layers_from_vllm_config
+from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.attn_utils import (
@@ -88,15 +88,18 @@ def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len:
         if layer.get_attn_backend().is_ssm():
             return f"{layer.get_attn_backend().get_name()} keeps a state instead of a cache"
     groups = [list(groups_of(config, target)), list(groups_of(config, drafter))]
-    with _turned_on(config.speculative_config):  # backends look at it
-        backend = get_query_lens_mismatch_unsupported_backend(groups[:1])
-        if backend is not None:
-            return f"{backend} must know each request's rows on the host"
-        ragged = get_varlen_cudagraph_unsupported_backend(groups[:1], config, max_query_len)
-        if ragged is not None:
-            return f"{ragged[0]} has no CUDA graphs for ragged batches"
-        # vLLM asks the target alone, and then captures what all layers can do.
-        support = get_attn_cg_support(groups, config)
+    backend = get_query_lens_mismatch_unsupported_backend(groups[:1])
+    if backend is not None:
+        return f"{backend} must know each request's rows on the host"
+    turned_on = copy(config)
+    turned_on.speculative_config = copy(config.speculative_config)
+    assert turned_on.speculative_config is not None
+    turned_on.speculative_config.enable_adaptive_verification = True  # backends look at it
+    ragged = get_varlen_cudagraph_unsupported_backend(groups[:1], turned_on, max_query_len)
+    if ragged is not None:
+        return f"{ragged[0]} has no CUDA graphs for ragged batches"
+    # vLLM asks the target alone, and then captures what all layers can do.
+    support = get_attn_cg_support(groups, turned_on)
     if support.min_cg_support.value < AttentionCGSupport.UNIFORM_BATCH.value:
         return f"{support.min_cg_attn_backend} has no full CUDA graphs for batches of drafts"
     return None
@@ -111,17 +114,6 @@ def groups_of(config: VllmConfig, layers: Layers) -> Iterator[AttentionGroup]:
         backend = layer.get_attn_backend()
         builder: Any = backend.get_builder_cls()
         yield AttentionGroup(backend, [name], spec, 0, metadata_builders=[builder])
-
-
-@contextmanager
-def _turned_on(speculative: SpeculativeConfig | None) -> Iterator[None]:
-    assert speculative is not None
-    before = speculative.enable_adaptive_verification
-    speculative.enable_adaptive_verification = True
-    try:
-        yield
-    finally:
-        speculative.enable_adaptive_verification = before
 
 
 def lengths_to_choose(runner: GPUModelRunner) -> list[int]:

@@ -35,7 +35,7 @@ class V2Worker(DraftingWorker):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up and capture graphs."""
-        self.drafter.before_capture(self.model_runner)  # hook 17
+        self.drafter.before_capture(self.model_runner)  # hook 16
         return super().compile_or_warm_up_model()
 
     def measure(self) -> StepCosts:
@@ -43,7 +43,10 @@ class V2Worker(DraftingWorker):
         return profile_v2(self.model_runner)
 
     def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
-        """The scheduler plans: it is told with the first tokens."""
+        """The scheduler plans: it is told with the first tokens. The device's budget goes by costs,
+        too."""
+        if self.drafter.budget is not None:
+            self.drafter.budget.costs = costs
         self._facts_to_send = WorkerFacts(
             costs,
             lengths_to_choose(self.model_runner),
