@@ -193,10 +193,11 @@ def test_a_text_that_ends_without_reason() -> None:
         def advance(self, seconds: float) -> list[Finished]:
             return [one._replace(tokens=one.tokens[:2]) for one in super().advance(seconds)]
 
-    level = gate(Short()).levels[0]
+    result = gate(Short())
+    level = result.levels[0]
     assert level.regressions == 3
     assert level.worst == Finding(0, 2, None, "<4>", math.inf, is_tie=False)
-    written = level.to_dict()
+    written = result.to_dict()["levels"][0]
     assert written["worst"]["regret"] is None  # JSON has no infinity
     assert written["regressions"] == 3
 

@@ -37,10 +37,6 @@ class Finding:
             f" {word(self.dflash)}, plain decoding {word(self.plain)}"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; a regret that is not finite is None."""
-        return asdict(self) | {"regret": self.regret if math.isfinite(self.regret) else None}
-
 
 @dataclass(frozen=True)
 class Level:
@@ -93,12 +89,6 @@ class Level:
             divergences=found,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Counts, and every divergence."""
-        worst = None if self.worst is None else self.worst.to_dict()
-        divergences = [one.to_dict() for one in self.divergences]
-        return asdict(self) | {"worst": worst, "divergences": divergences}
-
 
 @dataclass(frozen=True)
 class Verification:
@@ -125,11 +115,18 @@ class Verification:
         return EXIT_CODES[self.verdict]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, all of it."""
+        """For JSON, which has no infinity: a regret that is not finite is None."""
         return {
             "schema": SCHEMA,
             "verdict": self.verdict,
             "tie": self.tie,
             **self.about,
-            "levels": [level.to_dict() for level in self.levels],
+            "levels": [asdict(level, dict_factory=_finite) for level in self.levels],
         }
+
+
+def _finite(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in fields
+    }
