@@ -191,7 +191,7 @@ def test_random_traffic(
         monkeypatch.setattr(scheduler, "_preempt_request", counted)
         # Requests that repeat themselves end soon: events that need several of them come seldom
         # where hypothesis draws.
-        for seed in (1, 2, 4):
+        for seed in (2, 4, 5):
             random_traffic(seed, events=60)
         if not USES_V2:
             run_state_machine_as_test(
