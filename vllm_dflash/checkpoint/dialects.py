@@ -18,6 +18,28 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 ONLY_NESTED = ("causal", "causal_head", "sample_from_anchor", "swa_window_size", "use_swa")
 """Read in `dflash_config` alone, as vLLM does; any other field may stand in either place."""
 
+UNSUPPORTED = (
+    (
+        "sample_from_anchor",
+        True,
+        "so its first row predicts as well; neither vllm-dflash nor vLLM's own DFlash runs such"
+        " drafters",
+    ),
+    (
+        "causal_head",
+        True,
+        "so it is a JetSpec drafter, whose head predicts each token from those before it; neither"
+        " vllm-dflash nor vLLM 0.32 runs such drafters. Take a DFlash drafter of the same target",
+    ),
+    (
+        "use_aux_hidden_state",
+        False,
+        "so it reads the target's last hidden states instead of taps, which is not supported."
+        f" {SWITCH_OFF}",
+    ),
+)
+"""Fields that name another kind of drafter by a value, and what it is."""
+
 
 class ZlabConfig(DrafterShape):
     """All that is read of it but rotation, which has fields of its own (`rope.py`)."""
@@ -35,22 +57,9 @@ class ZlabConfig(DrafterShape):
     """Counts, and is checked, only where a layer slides."""
     is_causal: bool | None = flag(None)
     causal: bool | None = flag(None)
-    causal_head: Literal[False] = described(
-        False,
-        "false: it is a JetSpec drafter otherwise, whose head predicts each token from those before"
-        " it, and neither vllm-dflash nor vLLM 0.32 runs those (take a DFlash drafter of the same"
-        " target)",
-    )
-    sample_from_anchor: Literal[False] = described(
-        False,
-        "false: neither vllm-dflash nor vLLM's own DFlash runs drafters whose first row predicts as"
-        " well",
-    )
-    use_aux_hidden_state: Literal[True] = described(
-        True,
-        "true: reading the target's last hidden states instead of taps is not supported"
-        f" ({SWITCH_OFF})",
-    )
+    causal_head: bool = flag(False)
+    sample_from_anchor: bool = flag(False)
+    use_aux_hidden_state: bool = flag(True)
 
     # Read by transformers, which fails at anything else without naming it.
     model_type: str | None = described(None, "the name of a model type", min_length=1)
@@ -66,6 +75,14 @@ class ZlabConfig(DrafterShape):
         if list(ids) != sorted(set(ids)):
             raise ValueError("strictly ascending")
         return ids
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_supported(cls, written: dict[str, Any]) -> dict[str, Any]:
+        for name, value, why in UNSUPPORTED:
+            if written.get(name) is value:
+                raise ValueError(f"{name} is {str(value).lower()}, {why}")
+        return written
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ZlabConfig:

@@ -92,8 +92,8 @@ def test_a_drafter_that_does_not_fit_the_target(
     [
         ({"speculators_model_type": "eagle3"}, "speculators_model_type is 'eagle3'"),
         (nested(target_layer_ids=[2, 0]), "must be strictly ascending"),
-        (nested(sample_from_anchor=True), "sample_from_anchor must be false: "),
-        (nested(use_aux_hidden_state=False), "use_aux_hidden_state must be true: "),
+        (nested(sample_from_anchor=True), "sample_from_anchor is true, so"),
+        (nested(use_aux_hidden_state=False), "use_aux_hidden_state is false, so"),
         (
             drafter_config(rope_parameters={"sliding_attention": {"rope_theta": 1.0}}),
             "rope_parameters differs by layer type (sliding_attention), and has no entry for",
