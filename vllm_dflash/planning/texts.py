@@ -150,14 +150,16 @@ class TextIndex(NamedTuple):
         self.read[rows] = self.length[rows] = 0
 
 
+@compiled
 def append_tokens(
     texts: Ints, places: Ints, context_lens: Ints, sampled: Ints, produced: Ints
 ) -> None:
     """Write the tokens of a step behind the texts of R requests, [R, most of any]; see
     `SuffixMatches.look_up`."""
-    request, number = np.nonzero(np.arange(sampled.shape[1]) < produced[:, None])
-    starts = context_lens + 1 - produced
-    texts[places[request], starts[request] + number] = sampled[request, number]
+    for request in range(len(places)):
+        start = context_lens[request] + 1 - produced[request]
+        for number in range(produced[request]):
+            texts[places[request], start + number] = sampled[request, number]
 
 
 @compiled
