@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AllowInfNan, Field, NonNegativeFloat, PositiveInt, TypeAdapter
 
 
-def positive(text: str) -> int:
-    """A whole number from 1 on."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no positive whole number")
-    return int(text)
+def _number(kind: Any, words: str) -> Callable[[str], Any]:
+    """The type of an argument that is a number of such a kind, as pydantic reads it."""
+    adapter = TypeAdapter[Any](kind)
+
+    def parse(text: str) -> Any:
+        try:
+            return adapter.validate_strings(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text} is no {words}") from None
+
+    return parse
 
 
-def not_negative(text: str) -> float:
-    """A finite number from 0 on: as a limit, anything else would let everything or nothing pass."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no number from 0 on")
-    return number
-
-
-def share(text: str) -> float:
-    """A number above 0, up to 1."""
-    number = not_negative(text)
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no number above 0 and up to 1")
-    return number
+positive = _number(PositiveInt, "positive whole number")
+not_negative = _number(Annotated[NonNegativeFloat, AllowInfNan(False)], "number from 0 on")
+"""Finite: as a limit, anything else would let everything or nothing pass."""
+share = _number(Annotated[float, Field(gt=0, le=1)], "number above 0 and up to 1")
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -75,7 +69,12 @@ def add_compared(options: argparse._ActionsContainer, of_prompts: str) -> None:
     """What is compared where it is not the demo pair: a pair of the user's, and prompts."""
     options.add_argument("--target", help="folder or repository of the target; needs --drafter")
     options.add_argument("--drafter", help="folder or repository of the drafter")
-    about = f'lines of {{"prompt": "..."}} or of plain text (default: {of_prompts})'
+    add_prompts(options, of_prompts)
+
+
+def add_prompts(options: argparse._ActionsContainer, default: str) -> None:
+    """A file of prompts; `default` says in words which ones are taken without."""
+    about = f'lines of {{"prompt": "..."}} or of plain text (default: {default})'
     options.add_argument("--prompts", type=Path, metavar="FILE", help=about)
 
 

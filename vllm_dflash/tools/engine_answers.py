@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
 
 from vllm_dflash import __version__
 from vllm_dflash.tools.loads import (
+    Output,
+    SteppedEngine,
     measure_closed,
     measure_decoding,
     measure_swing,
     write_by_step,
 )
-from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine

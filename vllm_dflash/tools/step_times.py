@@ -32,7 +32,8 @@ class TimedSteps:
         processes.
         """
         if not hasattr(self, "_step_parts"):
-            self._step_parts = _time_steps(self.model_runner, is_ours=hasattr(self, "dflash_stats"))
+            check_seams(STEP_TIMES)
+            self._step_parts = StepParts(self.model_runner, is_ours=hasattr(self, "dflash_stats"))
         return dict(self._step_parts.sums)
 
 
@@ -42,13 +43,23 @@ TIMED = f"{TimedSteps.__module__}.{TimedSteps.__qualname__}"
 class StepParts:
     """Adds up what calls take. The time of a part in another one is not the other's as well."""
 
-    def __init__(self) -> None:
+    def __init__(self, runner: Any, *, is_ours: bool) -> None:
         names = (TARGET, DRAFT, "drafts", "steps", "tokens", "seconds")
         self.sums = dict.fromkeys(names, 0.0)
         self._inside: list[str] = []
         self._since = self._ended = time.perf_counter()
+        for name, part in OF_THE_RUNNER:
+            self._watch(runner, name, part)
+        self._watch(runner.model, "compute_logits", TARGET)
+        drafter = getattr(runner, "drafter", None)
+        if is_ours:
+            self._watch_own_parts(drafter)
+        elif drafter is not None:
+            for name in OF_VLLMS_DRAFTER:
+                self._watch(drafter.model, name, CONTEXT)
+        self._watch_ends(runner)
 
-    def watch(self, owner: Any, name: str, part: str) -> None:
+    def _watch(self, owner: Any, name: str, part: str) -> None:
         """Time a method of an object."""
         original = getattr(owner, name)
         self.sums.setdefault(part, 0.0)
@@ -67,9 +78,9 @@ class StepParts:
 
         setattr(owner, name, timed)
 
-    def watch_own_parts(self, drafter: Any) -> None:
+    def _watch_own_parts(self, drafter: Any) -> None:
         """Our drafter ends its steps itself, which have timed their context and planning."""
-        self.watch(drafter, "end_step", DRAFT)
+        self._watch(drafter, "end_step", DRAFT)
         original = drafter.end_step
         self.sums |= {CONTEXT: 0.0, PLANNING: 0.0}
 
@@ -83,7 +94,7 @@ class StepParts:
 
         drafter.end_step = end_step
 
-    def watch_ends(self, runner: Any) -> None:
+    def _watch_ends(self, runner: Any) -> None:
         """Time steps from the end of one to that of the next, which is when it has sampled."""
         original = runner.sample_tokens
 
@@ -104,19 +115,3 @@ class StepParts:
         if self._inside:
             self.sums[self._inside[-1]] += now - self._since
         self._since = now
-
-
-def _time_steps(runner: Any, *, is_ours: bool) -> StepParts:
-    check_seams(STEP_TIMES)
-    parts = StepParts()
-    for name, part in OF_THE_RUNNER:
-        parts.watch(runner, name, part)
-    parts.watch(runner.model, "compute_logits", TARGET)
-    drafter = getattr(runner, "drafter", None)
-    if is_ours:
-        parts.watch_own_parts(drafter)
-    elif drafter is not None:
-        for name in OF_VLLMS_DRAFTER:
-            parts.watch(drafter.model, name, CONTEXT)
-    parts.watch_ends(runner)
-    return parts

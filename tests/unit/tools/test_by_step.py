@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from vllm_dflash.tools.loads import write_by_step
-from vllm_dflash.tools.stepped_engine import Output
+from vllm_dflash.tools.loads import Output, write_by_step
 
 
 class Playback:

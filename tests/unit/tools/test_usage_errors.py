@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support import DEMO
 from support.engines import DRAFTER, TARGET
 from vllm_dflash.tools import cli
+from vllm_dflash.tools.arguments import not_negative, positive, share
 from vllm_dflash.tools.prompts import read_prompts
 
 PAIR = [str(DRAFTER), "--target", str(TARGET)]
@@ -63,3 +67,18 @@ def test_a_file_without_prompts(tmp_path: Path, text: str | None, says: str) -> 
         file.write_text(text)
     with pytest.raises(ValueError, match=f"prompts file '{file}' {says}"):
         read_prompts(file)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (positive, {"1": 1, "12": 12}, ["0", "-1", "1.5", "nan", "some", ""]),
+        (not_negative, {"0": 0.0, "1e-3": 0.001, "2": 2.0}, ["-0.1", "nan", "inf", "some", ""]),
+        (share, {"0.5": 0.5, "1": 1.0}, ["0", "1.1", "-1", "nan", "some", ""]),
+    ],
+)
+def test_numbers(kind: Callable[[str], Any], good: dict[str, float], bad: list[str]) -> None:
+    assert {text: kind(text) for text in good} == good
+    for text in bad:
+        with pytest.raises(argparse.ArgumentTypeError, match=f"^{text} is no "):
+            kind(text)

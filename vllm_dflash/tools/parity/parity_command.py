@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from vllm_dflash.tools.arguments import add_number, add_pair, not_negative
+from vllm_dflash.tools.arguments import add_number, add_pair, add_prompts, not_negative
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, print_report
 from vllm_dflash.tools.parity.parity_report import (
     BUILT_IN,
@@ -41,12 +40,7 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_pair(parser)
-    parser.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help='lines of {"prompt": "..."}, or of text (default: a few built-in ones)',
-    )
+    add_prompts(parser, "a few built-in ones")
     add_number(parser, "--num-prompts", NUM_PROMPTS, "how many of them, from the first on")
     add_number(parser, "--tokens", TOKENS, "new tokens of each prompt")
     parser.add_argument(

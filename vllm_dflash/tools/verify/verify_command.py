@@ -14,7 +14,13 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from vllm_dflash.tools.arguments import add_number, json_object, not_negative, positive
+from vllm_dflash.tools.arguments import (
+    add_number,
+    add_prompts,
+    json_object,
+    not_negative,
+    positive,
+)
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineProcess, temporary_logs
@@ -66,13 +72,8 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="JSON",
         help="as for `vllm serve`",
     )
-    parser.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help='lines of {"prompt": "..."} or of plain text (default: 16 of many kinds, after those'
-        " of a held_out.jsonl beside the target, such as the demo pair's)",
-    )
+    held_out = "those of a held_out.jsonl beside the target, such as the demo pair's"
+    add_prompts(parser, f"16 of many kinds, after {held_out}")
     parser.add_argument(
         "--concurrency",
         type=positive,
