@@ -18,7 +18,7 @@ import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.chances import expect, expect_texts, learn, learn_blocks
-from vllm_dflash.planning.costs import StepCosts, learn_costs
+from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.forecast import seen_with_a_block
 from vllm_dflash.planning.places import Expected, best_given, best_trimmed, with_a_block
 from vllm_dflash.planning.planner import (
@@ -190,8 +190,7 @@ class AheadPlanner(LearningPlanner):
             return None
         drafting = self.costs.block(step.draft_rows, float(step.context_lens.sum()))
         seconds = step.target_seconds - drafting
-        work = step.work()._replace(target_seconds=seconds, draft_rows=0.0)
-        return learn_costs(self.costs.records, work)
+        return self.costs.observe(replace(step, target_seconds=seconds, draft_rows=0))
 
     def _learn_blocks(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:
         """Of whom a block was made; `found`: survival of what the texts predicted, [R, K]."""
