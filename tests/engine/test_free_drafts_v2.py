@@ -69,7 +69,7 @@ def test_texts_are_taken_wherever_they_promise_more(
     """Also where no block is run: then the drafter never is."""
     plain, llm = both
     prefer(llm, monkeypatch, text=0.99, block=0.01)
-    directed(llm, monkeypatch, lambda lengths: Ahead(lengths, runs_block, least=len(lengths)))
+    directed(llm, monkeypatch, lambda most: Ahead(most, runs_block, min_verified=len(most)))
     count_from_here(llm)
     assert token_ids(llm, PROMPTS, PARAMS) == plain
     stats = stats_of(llm)
@@ -85,7 +85,7 @@ def test_blocks_are_taken_wherever_they_promise_more(
 ) -> None:
     plain, llm = both
     prefer(llm, monkeypatch, text=0.0, block=0.9)
-    directed(llm, monkeypatch, lambda lengths: Ahead(lengths, True, least=2 * len(lengths)))
+    directed(llm, monkeypatch, lambda most: Ahead(most, True, min_verified=2 * len(most)))
     count_from_here(llm)
     assert token_ids(llm, PROMPTS, PARAMS) == plain
     stats = stats_of(llm)
@@ -101,7 +101,7 @@ def test_look_ups_that_predict_nonsense_change_nothing_but_speed(
     plain, llm = both
     speculator = proposer_of(llm)
     prefer(llm, monkeypatch, text=0.99, block=0.01)
-    directed(llm, monkeypatch, lambda lengths: Ahead(lengths, True, least=3 * len(lengths)))
+    directed(llm, monkeypatch, lambda most: Ahead(most, True, min_verified=3 * len(most)))
     count_from_here(llm)
     vocab_size = llm.llm_engine.model_config.get_vocab_size()
     texts = speculator.step.texts
@@ -148,7 +148,7 @@ def test_trimmed_in_front_of_vllms_kernel_for_gpus(monkeypatch: pytest.MonkeyPat
         trimming(),
         engine("asynchronous", speculative_config=dict(DFLASH), **SETTINGS) as llm,
     ):
-        directed(llm, monkeypatch, lambda lengths: Ahead(lengths, True, least=2 * len(lengths)))
+        directed(llm, monkeypatch, lambda most: Ahead(most, True, min_verified=2 * len(most)))
         assert token_ids(llm, PROMPTS, params) == plain
         stats = stats_of(llm)
     assert 0 < stats["accepted_tokens"] <= stats["draft_tokens"]

@@ -49,7 +49,7 @@ def continuations(speculative: dict[str, Any] | None) -> tuple[list[tuple[int, .
         with engine("asynchronous", **settings) as llm:
             if speculative:
                 prefer(llm, patch, text=0.6, block=0.5)
-                directed(llm, patch, lambda most: Ahead(most, True, least=EACH * len(most)))
+                directed(llm, patch, lambda most: Ahead(most, True, min_verified=EACH * len(most)))
             outputs = llm.generate([prompt] * SAMPLES, params, use_tqdm=False)
             stats = proposer_of(llm).statistics if speculative else None
     return [tuple(output.outputs[0].token_ids) for output in outputs], stats

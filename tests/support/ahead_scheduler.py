@@ -1,4 +1,4 @@
-"""`engine/v2/scheduling.py` and `draft_budget.py` for the simulated pipeline: ours in them."""
+"""`engine/v2/scheduling.py` and `trimming.py` for the simulated pipeline: ours in them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ours:
         if self._news_in <= 0:
             self._news_in = self._news_every = min(2 * self._news_every, MOST_NEWS)
             learned = self.planner.learned()
-        return Directed(ahead.lengths, ahead.runs_block, ahead.least, learned)
+        return Directed(ahead.lengths, ahead.runs_block, ahead.min_verified, learned)
 
     def update(self, scheduled: Scheduled, verified: Verified) -> None:
         outcomes, names = verified.outcomes, scheduled.names
@@ -62,11 +62,11 @@ class OurBudget:
     def __init__(self, costs: StepCosts, num_slots: int, width: int) -> None:
         self.costs, self.width = costs, width
         self.recent = RecentChances(num_slots, width)
-        self._least, self._next_least = 0, 0
+        self._min_verified, self._next_min_verified = 0, 0
 
     def drafts(self, scheduled: Scheduled, slots: Ints, chances: Floats) -> int:
         directed, drafts = scheduled.directed, scheduled.given
-        self._least, self._next_least = self._next_least, directed.least
+        self._min_verified, self._next_min_verified = self._next_min_verified, directed.min_verified
         if directed.learned is not None:
             self.costs.records[:] = directed.learned.costs
         for slot in slots[scheduled.is_fresh]:
@@ -83,4 +83,4 @@ class OurBudget:
             block_rows=directed.runs_block * len(slots) * (1 + self.width),
         )
         scores, steps = self.recent.sample(slots, drafts)
-        return best_budget(self.costs, load, scores, steps, most, self._least)
+        return best_budget(self.costs, load, scores, steps, most, self._min_verified)

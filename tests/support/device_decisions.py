@@ -35,7 +35,9 @@ def lengths_in_turn(*lengths: int) -> Callable[[Ints], Ahead]:
 
     def plan(limits: Ints) -> Ahead:
         length = next(left)
-        return Ahead(np.minimum(limits, length), runs_block=length > 0, least=length * len(limits))
+        return Ahead(
+            np.minimum(limits, length), runs_block=length > 0, min_verified=length * len(limits)
+        )
 
     return plan
 

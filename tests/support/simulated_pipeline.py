@@ -36,7 +36,7 @@ class Directed(NamedTuple):
     places: Ints
     """For drafts of each in the next step, [R]."""
     runs_block: bool
-    least: int = 0
+    min_verified: int = 0
     learned: Learned | None = None
 
 

@@ -69,7 +69,7 @@ class Watched:
         def _plan(step: Step) -> None:
             plan(step)
             agreed = step.plan
-            numbers = (agreed.width, agreed.skip_steps, agreed.least, agreed.is_probe)
+            numbers = (agreed.width, agreed.skip_steps, agreed.min_verified, agreed.is_probe)
             prices = (agreed.price, agreed.speedup)
             self.decided.append((numbers, agreed.drafted.tolist(), prices))
 

@@ -103,11 +103,14 @@ def from_json(written: str) -> Mode:
 
 
 def runner_here() -> Runner:
-    """The runner that this platform has. A GPU's worker refuses V1: vLLM has not chosen yet."""
+    """The runner that vLLM is going to choose here. A GPU's worker refuses V1."""
     from vllm import envs
     from vllm.platforms import current_platform
+    from vllm.triton_utils import HAS_TRITON
 
-    return "v2" if current_platform.is_cuda() or envs.VLLM_USE_V2_MODEL_RUNNER else "v1"
+    asked = envs.VLLM_USE_V2_MODEL_RUNNER
+    is_v2 = HAS_TRITON if asked is None else asked  # V2 needs Triton, which few CPUs have
+    return "v2" if current_platform.is_cuda() or is_v2 else "v1"
 
 
 def worker_here() -> str:

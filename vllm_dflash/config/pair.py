@@ -48,7 +48,7 @@ def resolve(
     runner, is_planned = runner_here(), settings.draft_length == "adaptive"
     if settings.free_drafts == "shared":
         check_shared(runner, is_planned)
-    has_own_scheduler = engine_args.scheduler_cls is None
+    is_our_scheduler = engine_args.scheduler_cls is None
     step_rows = engine_args.max_num_batched_tokens
     # Free drafts may be more than a block has, but not on V2, whose buffers are a block wide, nor
     # where somebody else's scheduler would keep that much room for each request, nor where a step
@@ -56,7 +56,7 @@ def resolve(
     # who asks for a number of drafts gets no more.
     is_free_to_choose = (
         runner == "v1"
-        and has_own_scheduler
+        and is_our_scheduler
         and (step_rows is None or step_rows > MOST_FREE_DRAFTS)
         and not target.is_hybrid
         and settings.num_speculative_tokens is None
@@ -75,7 +75,7 @@ def resolve(
         shares_outputs=settings.free_drafts == "shared",
         may_trim=settings.enable_adaptive_verification is not False,
         # Another scheduler would take the table at its word.
-        captures_lengths=current_platform.is_cuda() and is_planned and has_own_scheduler,
+        captures_lengths=current_platform.is_cuda() and is_planned and is_our_scheduler,
         estimates_folder=None if folder is None else usable_folder(folder),
         runner=runner,
     )

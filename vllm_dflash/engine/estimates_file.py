@@ -140,13 +140,14 @@ class EstimatesKeeper:
         planner: Planner | AheadPlanner,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if file.recalled is not None:
-            planner.recall(file.recalled)
         self._file = file
         self._planner = planner
         self._clock = clock
-        self._due = clock() + INTERVAL
-        self._steps = 0
+        if file.recalled is None:  # what the start has measured spares the next one that time
+            self._due, self._steps = clock(), LEAST_STEPS
+        else:
+            planner.recall(file.recalled)
+            self._due, self._steps = clock() + INTERVAL, 0
         self._writer: threading.Thread | None = None
         self._has_failed = False
 

@@ -221,5 +221,6 @@ def expect_drafter(found: Any, kind: type) -> None:
     if type(found) is not kind:
         raise RuntimeError(
             f"vllm-dflash {__version__} was selected, but the model runner built"
-            f" {type(found).__module__}.{type(found).__qualname__} as its drafter."
+            f" {type(found).__module__}.{type(found).__qualname__} as its drafter. On a CPU,"
+            " VLLM_USE_V2_MODEL_RUNNER=0 or 1 says which model runner there is to be."
         )

@@ -2,7 +2,7 @@
 
 V1's runner talks to `planner.Planner`, V2's schedulers to `ahead.AheadPlanner`. They put together
 which drafts survive (`chances`), what a draft will be worth before it is made (`forecast`), what a
-step costs (`costs`), and the search for the best of it (`search`; `prospects` on V2).
+step costs (`costs`), and the search for the best of it (`search`; `places` on V2).
 """
 
 import numpy as np

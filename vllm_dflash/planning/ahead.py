@@ -50,7 +50,7 @@ class Ahead:
     lengths: Ints
     """Places for drafts of each, [R]."""
     runs_block: bool = False
-    least: int = 0
+    min_verified: int = 0
     """Drafts to verify, whatever they seem worth."""
     rate: float = 0.0
     """Tokens a second that it promises."""
@@ -113,17 +113,17 @@ class AheadPlanner(LearningPlanner):
         count, context = len(ids), float(context_lens.sum())
         plain = count / self.costs.plain(count, context)
         # What reading a context for one more draft is worth at the rate of plain decoding.
-        least = plain * self.costs.attention.draft * context_lens
-        least[least <= LEAST_READING] = 0.0
+        min_survival = plain * self.costs.attention.draft * context_lens
+        min_survival[min_survival <= LEAST_READING] = 0.0
         rows = self._rows(ids)
         texts, nobody = self.promises[rows], np.full(count, -1)
-        of_texts = Expected(limits, context_lens, least, texts, nobody)
+        of_texts = Expected(limits, context_lens, min_survival, texts, nobody)
         nothing = best = Ahead(np.zeros(count, np.int64), rate=plain)
         if self.looks_up and texts[:, 0].any():
             best = self._best(of_texts)
         curves, groups = with_a_block(texts, self.forecast.scores(rows), self.forecast.summary)
         drafting = self.costs.block(count * (1 + self.max_draft), context)
-        blocks = self._best(Expected(limits, context_lens, least, curves, groups, drafting))
+        blocks = self._best(Expected(limits, context_lens, min_survival, curves, groups, drafting))
         if blocks.rate > best.rate:
             best = replace(blocks, runs_block=True)
         chosen = best if best.rate > MARGIN * plain else nothing
@@ -149,9 +149,9 @@ class AheadPlanner(LearningPlanner):
         limits, context = expected.limits, float(expected.context_lens.sum())
         count, length = len(limits), min(PROBE_LENGTH, self.max_draft)
         tried = min(count, 1 + count // PROBE_SHARE)
-        lengths, least = limits, length * tried
+        lengths, min_verified = limits, length * tried
         if not self.trims:
-            lengths, least = chosen.lengths.copy(), 0
+            lengths, min_verified = chosen.lengths.copy(), 0
             if self._ragged_seconds:
                 tried = count
                 length = int(self._alike[np.searchsorted(self._alike, length)])
@@ -165,7 +165,7 @@ class AheadPlanner(LearningPlanner):
         self._probe_charge = drafting + verifying - plain
         if not self.probes.is_due(plain, self._probe_charge, is_close=is_close):
             return None
-        return replace(chosen, lengths=lengths, runs_block=True, least=least)
+        return replace(chosen, lengths=lengths, runs_block=True, min_verified=min_verified)
 
     def observe(self, step: Step, outcomes: Outcomes | None) -> StepEstimate | None:
         """Learn from a step: what became of the drafts it verified, and what it took.

@@ -77,7 +77,7 @@ class Load(NamedTuple):
 
 
 def best_budget(
-    costs: StepCosts, load: Load, scores: Floats, steps: int, most: int, least: int = 0
+    costs: StepCosts, load: Load, scores: Floats, steps: int, most: int, min_verified: int = 0
 ) -> int:
     """Drafts to verify in a step: those that bring more than the time they take is worth.
 
@@ -90,7 +90,7 @@ def best_budget(
         scores: survival of drafts like these, the best ones first, [N].
         steps: how many steps those are of.
         most: drafts there are.
-        least: drafts to verify whatever they seem worth.
+        min_verified: drafts to verify whatever they seem worth.
     """
     tries = np.arange(most + 1)
     if most > CANDIDATES:
@@ -105,4 +105,4 @@ def best_budget(
     # A long step is not worth more drafts than a short one, only those that pay for themselves.
     value = gain - rate * (seconds - seconds[0])
     best = int(tries[int(value.argmax())])
-    return min(max(best, least), most)
+    return min(max(best, min_verified), most)

@@ -181,7 +181,7 @@ def learn(chances: Chances, rows: Ints, verified: Ints, known: Ints, right: Ints
             # Every accepted token and the first rejected one were tried; those behind were not.
             num_tried += min(right[request] + 1, tried[request])
             num_known += 1
-    for row in range(len(num_verified)):
+    for row in rows:  # of others, drafts may still wait for their turn
         num_verified[row] = 0
     if not num_known:
         return

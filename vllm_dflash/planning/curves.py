@@ -49,13 +49,13 @@ def correct_curve(curve: Record, count: float, seconds: float, rate: float) -> N
     if predicted <= 0.0:
         return
     surprise = min(max(seconds / predicted - 1.0, -LARGEST_SURPRISE), LARGEST_SURPRISE)
-    least, octaves = 0.0, np.empty(curve.num_points)
+    lowest, octaves = 0.0, np.empty(curve.num_points)
     for point in range(curve.num_points):
         octaves[point] = abs(np.log2(max(curve.counts[point], 0.5)) - np.log2(max(count, 0.5)))
     for point in range(curve.num_points):
         share = max(FAR_SHARE, 1.0 - (octaves[point] - octaves.min()))
-        least = max(least, curve.seconds[point] * (1.0 + rate * share * surprise))
-        curve.seconds[point] = least
+        lowest = max(lowest, curve.seconds[point] * (1.0 + rate * share * surprise))
+        curve.seconds[point] = lowest
 
 
 class Curve:

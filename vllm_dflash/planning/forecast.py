@@ -34,7 +34,7 @@ ENOUGH_SAMPLES, MANY_SAMPLES = 8, 32
 class Summary(NamedTuple):
     """Of the samples that count now, group by group, the best ones first."""
 
-    least_score: Floats
+    min_scores: Floats
     """Half-way between the worst score in a group and the best below; of the last, -inf, [G]."""
     kept: Floats
     """Drafts of each request that survive each threshold, of blocks of each width, [G, T, K]."""
@@ -131,11 +131,11 @@ class Forecast:
         num_groups = min(max(count // SAMPLES_PER_GROUP, 1), MAX_GROUPS)
         edges = np.arange(num_groups + 1) * count // num_groups
         kept, gain = mean_outcomes(curves, edges)
-        least = np.full(num_groups, -np.inf)
+        min_scores = np.full(num_groups, -np.inf)
         inner = edges[1:-1]
-        least[:-1] = (scores[inner - 1] + scores[inner]) / 2
+        min_scores[:-1] = (scores[inner - 1] + scores[inner]) / 2
         mean = float(curves[:, 0].mean())
-        self.summary, self._unread = Summary(least, kept, gain, mean, count), 0
+        self.summary, self._unread = Summary(min_scores, kept, gain, mean, count), 0
 
 
 def seen_with_a_block(curves: Floats, found: Floats, promised: Floats) -> Floats:

@@ -26,7 +26,7 @@ class Expected(NamedTuple):
     """Drafts that each can use at most, [R]."""
     context_lens: Ints
     """Tokens of context, [R]."""
-    least: Floats
+    min_survival: Floats
     """Survival from which on a draft is worth reading that context for it, [R]; 0: it costs next to
     nothing."""
     curves: Floats
@@ -52,7 +52,7 @@ def with_a_block(texts: Floats, scores: Floats, summary: Summary) -> tuple[Float
     curves, groups = texts.copy(), np.full(len(texts), -1)
     for request in range(len(texts)):
         group = 0
-        while scores[request] < summary.least_score[group]:
+        while scores[request] < summary.min_scores[group]:
             group += 1
         block = summary.gain[group, 0]  # summed up, [K]
         if texts[request].sum() <= block[-1]:
@@ -63,10 +63,10 @@ def with_a_block(texts: Floats, scores: Floats, summary: Summary) -> tuple[Float
 
 
 @compiled
-def num_worth(curve: Floats, limit: int, least: float) -> int:
+def num_worth(curve: Floats, limit: int, min_survival: float) -> int:
     """First drafts of a request, up to a limit, that survive more often than that."""
     for draft in range(min(limit, len(curve))):
-        if curve[draft] <= least:
+        if curve[draft] <= min_survival:
             return draft
     return min(limit, len(curve))
 
@@ -77,12 +77,12 @@ def best_trimmed(records: Records, expected: Expected, summary: Summary) -> tupl
 
     Returns places for drafts of each request, [R], and tokens a second.
     """
-    limits, context_lens, least, curves, groups, block_seconds = expected
+    limits, context_lens, min_survival, curves, groups, block_seconds = expected
     count, lengths = len(limits), np.zeros(len(limits), np.int64)
     kept, gain, reading = np.zeros((3, len(THRESHOLDS)))
     for request in range(count):
-        worth = num_worth(curves[request], limits[request], least[request])
-        lengths[request] = worth if least[request] > 0.0 else limits[request]
+        worth = num_worth(curves[request], limits[request], min_survival[request])
+        lengths[request] = worth if min_survival[request] > 0.0 else limits[request]
         group, last = groups[request], lengths[request] - 1
         for number in range(len(THRESHOLDS) if worth else 0):
             drafts = accepted = 0.0
@@ -119,7 +119,7 @@ def best_given(
     Returns:
         Places for drafts of each request, [R], and tokens a second.
     """
-    limits, context_lens, least, curves, _, block_seconds = expected
+    limits, context_lens, min_survival, curves, _, block_seconds = expected
     count, num_steps = len(limits), len(alike) + len(THRESHOLDS)
     lengths = np.zeros((num_steps, count), np.int64)
     kept, gain, reading, more_seconds = np.zeros((4, num_steps))
@@ -128,7 +128,7 @@ def best_given(
             if number < len(alike):
                 length = min(alike[number], limits[request])
             else:
-                survives = max(least[request], LEAST_SURVIVAL)
+                survives = max(min_survival[request], LEAST_SURVIVAL)
                 length = num_worth(curves[request], limits[request], survives)
                 while length and curves[request, length - 1] < THRESHOLDS[number - len(alike)]:
                     length -= 1

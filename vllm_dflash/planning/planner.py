@@ -58,7 +58,7 @@ class ProbeSchedule:
     never worth it costs the least share of the time in the long run.
     """
 
-    least: float = LEAST_SHARE
+    min_share: float = LEAST_SHARE
     """What the share does not fall below."""
     share: float = FIRST_SHARE
     saved: float = 0.0
@@ -70,7 +70,7 @@ class ProbeSchedule:
         self.saved += share * step_seconds
         if self.saved < probe_seconds:
             return False
-        self.saved, self.share = 0.0, max(self.share / 2, self.least)
+        self.saved, self.share = 0.0, max(self.share / 2, self.min_share)
         return True
 
     def refund(self, seconds: float) -> None:
@@ -199,7 +199,7 @@ class Planner(LearningPlanner):
         if not self.probes.is_due(undrafted_seconds, self._probe_charge, is_close=gain > CLOSE):
             return replace(resting, skip_steps=skip_steps)
         if lost < seconds:
-            probe = replace(probe, drafted=best.drafted, width=best.width, least=0)
+            probe = replace(probe, drafted=best.drafted, width=best.width, min_verified=0)
         return replace(
             probe, price=resting.price, speedup=resting.speedup, uses_text=resting.uses_text
         )
@@ -219,7 +219,7 @@ class Planner(LearningPlanner):
         plain, verifying = self.costs.decoding(num_requests, both, 0.0, reading).tolist()
         seconds = self.costs.block(count * (1 + width), context) + verifying - plain
         seconds += float(self.costs.context.at(step.waiting[chosen].sum()))
-        return Plan(drafted, width, 0.0, 1.0, is_probe=True, least=PROBE_LENGTH), seconds
+        return Plan(drafted, width, 0.0, 1.0, is_probe=True, min_verified=PROBE_LENGTH), seconds
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
         """How many drafts of each request to verify, [R]. Writes the step's `from_text`.
@@ -244,7 +244,7 @@ class Planner(LearningPlanner):
         row_worth = plan.price * self._row_seconds
         drafts = Drafts(
             *(curves, plan.drafted, step.limits, texts, step.context_lens),
-            *(plan.price, row_worth, plan.least, plan.is_probe),
+            *(plan.price, row_worth, plan.min_verified, plan.is_probe),
         )
         of_blocks, of_texts = choose_lengths(self.costs.records, drafts)
         step.from_text = of_texts > 0

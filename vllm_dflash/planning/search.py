@@ -85,7 +85,7 @@ def drafted_groups(
     any_worth = False
     for request in range(len(groups)):
         group, text = 0, 0.0
-        while batch.scores[request] < summary.least_score[group]:
+        while batch.scores[request] < summary.min_scores[group]:
             group += 1
         groups[request] = group if batch.limits[request] else -1
         if len(batch.texts):
@@ -209,7 +209,7 @@ class Drafts(NamedTuple):
     """Expected tokens a second is worth."""
     row_worth: float
     """Tokens that the time of one more row is worth."""
-    least: int
+    min_verified: int
     """Drafts of a block to verify whatever they seem worth."""
     is_probe: bool
     """Whether those who were drafted verify their blocks in any case."""
@@ -302,5 +302,5 @@ def choose_lengths(records: Records, drafts: Drafts) -> tuple[Ints, Ints]:
         if from_text[request]:
             texts[request] = lengths[request]
         elif drafts.drafted[request]:
-            blocks[request] = max(lengths[request], min(limits[request], drafts.least))
+            blocks[request] = max(lengths[request], min(limits[request], drafts.min_verified))
     return blocks, texts

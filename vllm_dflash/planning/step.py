@@ -31,7 +31,7 @@ class Plan:
     speedup: float
     """Expected rate against plain decoding."""
     is_probe: bool = False
-    least: int = 0
+    min_verified: int = 0
     """Drafts to verify of each request whatever they seem worth."""
     skip_steps: int = 0
     """Steps to come for which nobody need be asked again, as long as the batch stays the same."""

@@ -45,17 +45,19 @@ def test_cuda_gets_its_own_worker(monkeypatch: pytest.MonkeyPatch, is_v2: bool |
 
 
 @pytest.mark.parametrize(
-    ("is_v2", "runner", "worker"),
+    ("is_v2", "has_triton", "runner", "worker"),
     [
-        (None, "v1", CPU_WORKER),
-        (False, "v1", CPU_WORKER),
-        (True, "v2", CPU_WORKER_V2),
+        (None, False, "v1", CPU_WORKER),
+        (None, True, "v2", CPU_WORKER_V2),  # of a CPU, too: then it is vLLM's choice
+        (False, True, "v1", CPU_WORKER),
+        (True, False, "v2", CPU_WORKER_V2),
     ],
 )
 def test_a_cpu_has_a_worker_for_each_runner(
-    monkeypatch: pytest.MonkeyPatch, is_v2: bool | None, runner: str, worker: str
+    monkeypatch: pytest.MonkeyPatch, is_v2: bool | None, has_triton: bool, runner: str, worker: str
 ) -> None:
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
+    monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", has_triton)
     assert (runner_here(), worker_here()) == (runner, worker)
     refuse_worker("auto")
     refuse_worker(worker)

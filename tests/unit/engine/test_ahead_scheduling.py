@@ -50,14 +50,14 @@ def observed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Step, Outcomes | Non
 
 
 def plans(
-    monkeypatch: pytest.MonkeyPatch, *lengths: int, runs_block: bool = True, least: int = 0
+    monkeypatch: pytest.MonkeyPatch, *lengths: int, runs_block: bool = True, min_verified: int = 0
 ) -> list[Any]:
     """Every step is planned like this; returns what was asked."""
     asked: list[Any] = []
 
     def plan(self: Any, *what: Any) -> Ahead:
         asked.append(what)
-        return Ahead(np.array(lengths), runs_block, least)
+        return Ahead(np.array(lengths), runs_block, min_verified)
 
     monkeypatch.setattr(AheadPlanner, "plan", plan)
     return asked
@@ -84,11 +84,11 @@ def test_what_workers_found_out_comes_with_the_first_output(scheduler: Any) -> N
 def test_directions_go_with_the_step(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block or none, and places for as many drafts as any request gets."""
     for runs_block in (True, False):
-        plans(monkeypatch, 3, 0, 3, 1, runs_block=runs_block, least=2)
+        plans(monkeypatch, 3, 0, 3, 1, runs_block=runs_block, min_verified=2)
         scheduled, _ = step(dict.fromkeys("abcd", 0), {})
         scheduler._update_after_schedule(scheduled)
         assert scheduled.num_spec_tokens_to_schedule == 3
-        assert directions_of(scheduled) == Directions(runs_block, least=2)
+        assert directions_of(scheduled) == Directions(runs_block, min_verified=2)
     plans(monkeypatch, 0, 0, 0, 0, runs_block=False)
     scheduler._update_after_schedule(scheduled)
     assert scheduled.num_spec_tokens_to_schedule == 0

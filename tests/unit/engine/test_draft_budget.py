@@ -85,9 +85,9 @@ def test_four_requests(asked: list[Any], runs_block: bool) -> None:
         {"decodes": 1, "in its prompt": 60, "at its end": 1, "new": 1},
         5,
     )
-    ((*what, scores, steps, most, least),) = asked
+    ((*what, scores, steps, most, min_verified),) = asked
     assert what == [costs, Load(3, 63, 449.0, 449 / 3, 4 * (1 + K) * runs_block)]
-    assert (most, least) == (7, 0)
+    assert (most, min_verified) == (7, 0)
     slots = np.array([4, 0, 5, 2])
     recent.add(slots[:3], chances[slots[:3]])  # of the new one, the host has somebody else's
     expected, expected_steps = recent.sample(slots, np.array([3, 0, 1, 3]))
@@ -120,8 +120,8 @@ def test_it_may_be_nothing_and_a_probe_is_verified_a_step_later() -> None:
     """Of drafts that are never right. What a step directs holds for the drafts it makes."""
     budget, found = bare(0.0), []
     budget.costs = straight_costs()
-    for least in (0,) * MOST_STEPS + (2, 0, 0):
-        budget.expect(Directions(runs_block=True, least=least))
+    for min_verified in (0,) * MOST_STEPS + (2, 0, 0):
+        budget.expect(Directions(runs_block=True, min_verified=min_verified))
         found.append(budget.get_num_tokens({"decodes": 4}, DRAFTS) - 1)
     assert found[-3:] == [0, 2, 0]
 

@@ -220,9 +220,8 @@ def test_several_may_write(file: EstimatesFile) -> None:
 class Written:
     """Stands for a file, and counts."""
 
-    recalled = None
-
-    def __init__(self) -> None:
+    def __init__(self, *, is_there: bool = True) -> None:
+        self.recalled = planner().estimates() if is_there else None
         self.times, self.fails = 0, False
         self.may_go_on = threading.Event()
         self.may_go_on.set()
@@ -263,6 +262,17 @@ def test_when_it_is_written() -> None:
     keeper.close()
     keeper.close()
     assert file.times == 3
+
+
+def test_what_the_first_start_has_measured_is_kept_at_once() -> None:
+    """So the next one starts sooner, however soon this one ends."""
+    file: Any = Written(is_there=False)
+    keeper = EstimatesKeeper(file, planner(), clock=lambda: 0.0)
+    ticked(keeper, 1)
+    assert file.times == 1
+    ticked(keeper, LEAST_STEPS - 1)
+    keeper.close()
+    assert file.times == 1
 
 
 def test_an_engine_that_hardly_ran_writes_nothing() -> None:

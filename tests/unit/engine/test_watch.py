@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.log_lines import log_lines
-from vllm_dflash.engine.reporting.log import ENOUGH_VERIFICATIONS, DraftWatch
+from vllm_dflash.engine.reporting.log import ENOUGH_STEPS, ENOUGH_VERIFICATIONS, DraftWatch
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 
 
@@ -19,9 +19,13 @@ class Watched:
         return lines
 
     def verify(self, times: int, accepted: int) -> list[str]:
+        """In as many steps as it takes, and said at the end of them."""
+        with log_lines() as lines:
+            for _ in range(ENOUGH_STEPS - 1):
+                self.watch.tick()
         self.statistics.verifications += times
         self.statistics.accepted_tokens += accepted
-        return self.look()
+        return lines + self.look()
 
     def verify_free(self, times: int, accepted: int) -> list[str]:
         """Drafts that texts predicted."""
@@ -47,6 +51,16 @@ def test_acceptance_stuck_at_zero() -> None:
     assert "another target" in warning
     assert "thinking mode" in warning
     assert "vllm-dflash parity D --target T" in warning
+
+
+def test_many_requests_that_are_rejected_at_once() -> None:
+    """Those of one prompt write the same, so a single step of many tells as much as of one."""
+    watched = Watched()
+    for accepted in (0, ENOUGH_VERIFICATIONS):
+        watched.statistics.verifications += ENOUGH_VERIFICATIONS
+        watched.statistics.accepted_tokens += accepted
+        assert watched.look() == []
+    assert watched.verify(0, accepted=0) == []
 
 
 def test_acceptance_that_stops_after_a_good_start() -> None:

@@ -46,7 +46,7 @@ def short(count: int) -> np.ndarray:
 def test_drafts_to_the_full_until_costs_are_known() -> None:
     planner = AheadPlanner(3, 8)
     ahead = planner.plan(names(2), short(2), np.array([3, 1]))
-    assert (ahead.lengths.tolist(), ahead.runs_block, ahead.least) == ([3, 1], True, 0)
+    assert (ahead.lengths.tolist(), ahead.runs_block, ahead.min_verified) == ([3, 1], True, 0)
     assert planner.learned() is None
 
 
@@ -94,7 +94,7 @@ def test_any_length_will_do_where_there_are_no_graphs() -> None:
 def test_where_the_device_trims_all_get_all_places() -> None:
     planner = by_hand(0.9, 0.8, 0.7, choices=(3,), **TRIMMED)
     ahead = planner.plan(names(3), short(3), np.array([3, 0, 2]))
-    assert (ahead.lengths.tolist(), ahead.runs_block, ahead.least) == ([3, 0, 2], True, 0)
+    assert (ahead.lengths.tolist(), ahead.runs_block, ahead.min_verified) == ([3, 0, 2], True, 0)
     assert not by_hand(0.1, 0.1, 0.1, choices=(3,), **TRIMMED).plan(["a"], short(1)).runs_block
 
 
@@ -110,7 +110,7 @@ def test_one_long_context_gets_no_drafts_and_short_ones_go_on(rules: dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("rules", "choices", "count", "lengths", "least"),
+    ("rules", "choices", "count", "lengths", "verified"),
     [
         (TRIMMED, (7,), 8, [7] * 8, 3),
         (ANY, (1, 2, 3, 4, 5, 6, 7), 8, [3] + [0] * 7, 0),
@@ -119,7 +119,11 @@ def test_one_long_context_gets_no_drafts_and_short_ones_go_on(rules: dict[str, A
     ],
 )
 def test_a_probe_costs_little_and_verifies_some(
-    rules: dict[str, Any], choices: tuple[int, ...], count: int, lengths: list[int], least: int
+    rules: dict[str, Any],
+    choices: tuple[int, ...],
+    count: int,
+    lengths: list[int],
+    verified: int,
 ) -> None:
     planner = by_hand(*[0.01] * 7, choices=choices, **rules)
     probes = planner.probes
@@ -132,7 +136,11 @@ def test_a_probe_costs_little_and_verifies_some(
     assert not is_close
     probes.due = True
     ahead = planner.plan(names(count), short(count))
-    assert (ahead.runs_block, ahead.lengths.tolist(), ahead.least) == (True, lengths, least)
+    assert (ahead.runs_block, ahead.lengths.tolist(), ahead.min_verified) == (
+        True,
+        lengths,
+        verified,
+    )
     assert not probes.restarts
 
 

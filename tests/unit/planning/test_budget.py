@@ -29,24 +29,24 @@ def seconds_of(load: Load, drafts: int) -> float:
 
 @given(SURVIVAL, st.integers(1, 8), st.integers(0, 12), st.integers(0, 9))
 def test_no_other_number_brings_more_than_its_time_is_worth(
-    survival: list[float], requests: int, least: int, block_requests: int
+    survival: list[float], requests: int, wanted: int, block_requests: int
 ) -> None:
     """Decoding alone, that is the best rate."""
     scores, most = np.sort(survival)[::-1], len(survival)
     load = Load(requests, requests, 0.0, 0.0, 8 * block_requests)
-    found = best_budget(straight_costs(), load, scores, 1, most, least)
+    found = best_budget(straight_costs(), load, scores, 1, most, wanted)
     assert 0 <= found <= most
     drafting = (2 + load.block_rows) / 4000 if block_requests else 0.0
     rates = [
         (requests + scores[:tried].sum()) / (seconds_of(load, tried) + drafting)
         for tried in range(most + 1)
     ]
-    assert found >= min(least, most)
-    if found > least:
+    assert found >= min(wanted, most)
+    if found > wanted:
         assert rates[found] == pytest.approx(max(rates), rel=1e-6)
     else:
         best = int(np.argmax(rates))
-        assert best <= min(least, most) or rates[best] == pytest.approx(rates[found], rel=1e-6)
+        assert best <= min(wanted, most) or rates[best] == pytest.approx(rates[found], rel=1e-6)
 
 
 @given(st.integers(CANDIDATES + 1, 2000), st.floats(0.5, 0.999))
@@ -61,8 +61,8 @@ def test_among_many_it_is_nearly_the_best(most: int, rate: float) -> None:
 def test_nothing_is_verified_that_is_worth_nothing() -> None:
     load = Load(4, 4, 0.0, 0.0, 32)
     assert best_budget(straight_costs(), load, np.zeros(28), 1, 28) == 0
-    assert best_budget(straight_costs(), load, np.zeros(28), 1, 28, least=3) == 3
-    assert best_budget(straight_costs(), load, np.zeros(2), 1, 2, least=3) == 2
+    assert best_budget(straight_costs(), load, np.zeros(28), 1, 28, min_verified=3) == 3
+    assert best_budget(straight_costs(), load, np.zeros(2), 1, 2, min_verified=3) == 2
     assert best_budget(straight_costs(), load, np.zeros(0), 1, 0) == 0
 
 

@@ -133,3 +133,15 @@ def test_a_bias_raises_or_lowers_the_whole_curve(bias: float, curve: list[float]
     confidence = np.array([[0.9, 0.4 / 0.9], [0.3, 0.0]])
     curves = expect(chances, np.arange(2), confidence, np.full(2, 2))
     assert curves == pytest.approx(np.array([curve, [0.3, 0.0]]))
+
+
+def test_drafts_that_wait_for_their_turn_are_not_forgotten() -> None:
+    """A step without their request has others' outcomes, and says nothing of them."""
+    chances, confidence = Chances.of(WIDTH, 2), np.full((2, WIDTH), 0.5)
+    expect(chances, np.arange(2), confidence, np.full(2, WIDTH))
+    chances.num_verified[:] = WIDTH
+    three = np.array([WIDTH])
+    for row in (0, 1):
+        learn(chances, np.array([row]), three, three, three)
+    assert chances.seen.sum() == pytest.approx(2 * WIDTH, rel=0.01)
+    assert chances.num_verified.tolist() == [0, 0]

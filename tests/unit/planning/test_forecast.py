@@ -25,19 +25,19 @@ class Outcomes(NamedTuple):
     """Of drafting the best group of requests, the best two, and so on."""
 
     drafted: Ints
-    least_score: Floats
+    min_scores: Floats
     kept: Floats
     gain: Floats
 
 
 def outcomes_of(summary: Summary, scores: Floats) -> Outcomes:
     """Of requests with these scores."""
-    best_first = zip([np.inf, *summary.least_score[:-1]], summary.least_score, strict=True)
+    best_first = zip([np.inf, *summary.min_scores[:-1]], summary.min_scores, strict=True)
     members = np.array(
         [((scores < above) & (scores >= least)).sum() for above, least in best_first]
     )
     kept, gain = (members[:, None, None] * one for one in (summary.kept, summary.gain))
-    return Outcomes(members.cumsum(), summary.least_score, kept.cumsum(axis=0), gain.cumsum(axis=0))
+    return Outcomes(members.cumsum(), summary.min_scores, kept.cumsum(axis=0), gain.cumsum(axis=0))
 
 
 def new_forecast(max_draft: int) -> Forecast:
@@ -69,8 +69,8 @@ def test_outcomes_equal_loops_over_the_samples(count: int, asked: list[float]) -
         drafted, kept, gain = 0, np.zeros((12, WIDTH)), np.zeros((12, WIDTH))
         for better in range(group + 1):
             members = ranked[bounds[better] : bounds[better + 1]]
-            lowest = outcomes.least_score[better]
-            highest = outcomes.least_score[better - 1] if better else np.inf
+            lowest = outcomes.min_scores[better]
+            highest = outcomes.min_scores[better - 1] if better else np.inf
             alike = sum(lowest <= score < highest for score in asked)
             drafted += alike
             for row, threshold in enumerate(THRESHOLDS):
@@ -123,7 +123,7 @@ def test_before_anything_was_seen_four_rates_are_possible() -> None:
     assert forecast.summary.mean_first_survival == pytest.approx((0.5 + 0.7 + 0.85 + 0.95) / 4)
     outcomes = outcomes_of(forecast.summary, np.array([0.1, 0.9]))
     assert outcomes.drafted.tolist() == [2]
-    assert outcomes.least_score.tolist() == [-np.inf]
+    assert outcomes.min_scores.tolist() == [-np.inf]
     # Two requests: every draft is kept, or those that survive with 0.6.
     assert outcomes.kept[0, 0] == pytest.approx([2, 4])
     squares = 0.25 + 0.49 + 0.7225 + 0.9025
@@ -166,7 +166,7 @@ def test_groups_begin_half_way_between_two_scores(count: int, edges: list[float]
     observe(forecast, np.arange(float(count)), np.ones((count, 1)))
     asked = np.array([edge + side for edge in edges for side in (-0.01, 0.0, 0.01)])
     outcomes = outcomes_of(forecast.summary, asked)
-    assert outcomes.least_score.tolist() == [*edges, -np.inf]
+    assert outcomes.min_scores.tolist() == [*edges, -np.inf]
     # Who is at an edge, or above it, belongs to those who are better.
     drafted = [sum(asked >= edge) for edge in edges]
     assert outcomes.drafted.tolist() == [*drafted, len(asked)]

@@ -24,13 +24,13 @@ def draft(
     limits: list[int],
     *,
     price: float = EVERYTHING,
-    least: int = 0,
+    wanted: int = 0,
     ids: list[str] | None = None,
 ) -> Ints:
     """Drafts for whoever has a limit above 0, planned by the test; how many are verified."""
     step = decoding(limits, ids=ids)
     block = np.array(confidence)
-    step.plan = Plan(step.limits > 0, block.shape[1], price=price, speedup=2.0, least=least)
+    step.plan = Plan(step.limits > 0, block.shape[1], price=price, speedup=2.0, min_verified=wanted)
     return ours.lengths(step, block)
 
 
@@ -43,7 +43,7 @@ def verify(
 
 
 @pytest.mark.parametrize(
-    ("price", "limits", "least", "lengths"),
+    ("price", "limits", "wanted", "lengths"),
     [
         # A row costs 1 ms, so a draft must survive with a thousandth of the price.
         (350, [3, 3], 0, [3, 1]),
@@ -57,12 +57,12 @@ def verify(
     ],
 )
 def test_drafts_are_cut_where_they_are_not_worth_their_time(
-    price: float, limits: list[int], least: int, lengths: list[int]
+    price: float, limits: list[int], wanted: int, lengths: list[int]
 ) -> None:
     """Survival: 0.9, 0.72, 0.36 of the one request, and 0.4, 0.04, 0.004 of the other."""
     ours = ToldPlanner(3)
     confidence = [[0.9, 0.8, 0.5], [0.4, 0.1, 0.1]]
-    assert draft(ours, confidence, limits, price=price, least=least).tolist() == lengths
+    assert draft(ours, confidence, limits, price=price, wanted=wanted).tolist() == lengths
 
 
 def test_who_was_not_drafted_is_none_of_the_lengths() -> None:
@@ -125,15 +125,6 @@ def test_drafts_that_are_not_ours_teach_nothing() -> None:
     assert nothing_was_learned(ours)
     assert draft(ours, [[0.9, 0.9, 0.9]], [3, 0], price=2000).tolist() == [0, 0]
     verify(ours, [1, 0], [0, 0])
-    assert nothing_was_learned(ours)
-
-
-def test_a_request_that_is_resumed_comes_back_without_its_drafts() -> None:
-    """It was preempted before they were verified, while others went on."""
-    ours = ToldPlanner(3)
-    assert draft(ours, [[0.9, 0.9, 0.9]] * 2, [3, 3]).tolist() == [3, 3]
-    verify(ours, [0], [0], ["request-1"])
-    verify(ours, [3, 0], [0, 0])
     assert nothing_was_learned(ours)
 
 

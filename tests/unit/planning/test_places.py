@@ -35,11 +35,11 @@ def made_up(seed: int) -> tuple[Expected, Forecast, np.random.Generator]:
     for _ in range(int(rng.integers(0, 14))):
         forecast.observe(np.arange(8), rng.uniform(0.1, 1.0, (8, K)).cumprod(axis=1))
     limits, context = rng.integers(0, K + 1, count), rng.integers(1, 20_000, count)
-    least = rng.uniform(0.0, 0.6, count) * (rng.uniform(size=count) > 0.5)
+    min_survival = rng.uniform(0.0, 0.6, count) * (rng.uniform(size=count) > 0.5)
     texts, scores = curves_of(rng, count), rng.uniform(0.0, 1.0, count)
     curves, groups = with_a_block(texts, scores, forecast.summary)
     drafting = float(rng.choice([0.0, 0.004]))
-    return Expected(limits, context, least, curves, groups, drafting), forecast, rng
+    return Expected(limits, context, min_survival, curves, groups, drafting), forecast, rng
 
 
 def rates_of(expected: Expected, kept: Floats, gain: Floats) -> Floats:
@@ -53,10 +53,10 @@ def rates_of(expected: Expected, kept: Floats, gain: Floats) -> Floats:
 @given(st.integers(0, 2**32))
 def test_trimmed_to_the_best_threshold(seed: int) -> None:
     expected, forecast, _ = made_up(seed)
-    limits, _, least, curves, groups, _ = expected
+    limits, _, min_survival, curves, groups, _ = expected
     lengths, rate = best_trimmed(COSTS.records, expected, forecast.summary)
-    worth = np.minimum((curves > least[:, None]).sum(axis=1), limits)
-    assert lengths.tolist() == np.where(least > 0.0, worth, limits).tolist()
+    worth = np.minimum((curves > min_survival[:, None]).sum(axis=1), limits)
+    assert lengths.tolist() == np.where(min_survival > 0.0, worth, limits).tolist()
     is_kept = (curves >= THRESHOLDS[:, None, None]) & (np.arange(K) < worth[:, None])  # [T, R, K]
     kept, gain = is_kept.sum(axis=2) * 1.0, (is_kept * curves).sum(axis=2)
     for request in np.flatnonzero((groups >= 0) & (worth > 0)):
@@ -69,10 +69,10 @@ def test_trimmed_to_the_best_threshold(seed: int) -> None:
 @given(st.integers(0, 2**32))
 def test_given_alike_or_by_a_threshold(seed: int) -> None:
     expected, _, rng = made_up(seed)
-    limits, _, least, curves, _, _ = expected
+    limits, _, min_survival, curves, _, _ = expected
     alike = np.array(sorted({K, *rng.integers(1, K + 1, 2).tolist()}))
     ragged_seconds = float(rng.choice([0.0, 0.002]))
-    is_worth = (curves > np.maximum(least, LEAST_SURVIVAL)[:, None]) & (
+    is_worth = (curves > np.maximum(min_survival, LEAST_SURVIVAL)[:, None]) & (
         np.arange(K) < limits[:, None]
     )
     survive = (is_worth & (curves >= THRESHOLDS[:, None, None])).sum(axis=2)  # [T, R]
@@ -95,7 +95,7 @@ def test_a_block_or_the_text_that_promises_more(seed: int) -> None:
     scores = rng.uniform(0.0, 1.0, 6)
     curves, groups = with_a_block(texts, scores, summary)
     for request, score in enumerate(scores):
-        group = int((score < summary.least_score[:-1]).sum())
+        group = int((score < summary.min_scores[:-1]).sum())
         block = np.diff(summary.gain[group, 0], prepend=0.0)
         is_text = texts[request].sum() > block.sum()
         assert groups[request] == (-1 if is_text else group)

@@ -41,7 +41,7 @@ def test_the_best_rate_is_planned(
     assert plan.price == pytest.approx(1000 * tokens / ms)
     plain = 1000 * len(limits) / (10 + len(limits))
     assert plan.speedup == pytest.approx(plan.price / plain)
-    assert (plan.is_probe, plan.least, plan.skip_steps) == (False, 0, 0)
+    assert (plan.is_probe, plan.min_verified, plan.skip_steps) == (False, 0, 0)
     assert (ours.probes.restarts, ours.probes.asked) == (1, [])
     assert ours.forecast.asked == [[0.5] * len(limits)]
 
@@ -49,7 +49,7 @@ def test_the_best_rate_is_planned(
 def two_groups() -> Summary:
     """Good requests and others: of each, what is kept above two thresholds."""
     return Summary(
-        least_score=np.array([0.5, -np.inf]),
+        min_scores=np.array([0.5, -np.inf]),
         kept=np.array([[[1.0, 2.0], [1.0, 1.0]], [[1.0, 2.0], [0.0, 0.0]]]),
         gain=np.array([[[0.9, 1.7], [0.9, 0.9]], [[0.1, 0.2], [0.0, 0.0]]]),
         mean_first_survival=0.5,
@@ -89,7 +89,7 @@ def test_who_is_just_good_enough_is_drafted() -> None:
 def test_a_group_of_nobody_is_worth_nothing() -> None:
     ours = ToldPlanner(1, mean_first_survival=0.5)
     ours.forecast.summary = Summary(
-        least_score=np.array([0.9, -np.inf]),
+        min_scores=np.array([0.9, -np.inf]),
         kept=np.array([[[0.0]], [[1.0]]]),
         gain=np.array([[[9.0]], [[0.8]]]),
         mean_first_survival=0.5,
@@ -156,7 +156,7 @@ def test_a_probe_is_paid_with_the_least_that_finds_something_out() -> None:
     waiting = [1] * 20
     plan = ours.plan(decoding([4] * 20, waiting))
     assert np.flatnonzero(plan.drafted).tolist() == [0, 1]
-    assert (plan.width, plan.least, plan.is_probe, plan.speedup) == (4, 3, True, 1.0)
+    assert (plan.width, plan.min_verified, plan.is_probe, plan.speedup) == (4, 3, True, 1.0)
     assert plan.price == pytest.approx(20_000 / 30)
     ((_, cost, _),) = ours.probes.asked
     assert cost == pytest.approx((3.0 + 6 + 0.3) / 1000)
@@ -168,7 +168,7 @@ def test_the_best_plan_is_the_probe_where_that_is_cheaper() -> None:
     plan = ours.plan(decoding([4], [10]))
     # One draft: 12 + 1.0 + (4 + 1 + 10/64) / 20 ms for 1.1 tokens that are worth 12.1.
     ms = 12 + 1.0 + (5 + 10 / 64) / 20
-    assert (plan.drafted.tolist(), plan.width, plan.least) == ([True], 1, 0)
+    assert (plan.drafted.tolist(), plan.width, plan.min_verified) == ([True], 1, 0)
     assert (plan.is_probe, plan.speedup) == (True, 1.0)
     assert plan.price == pytest.approx(1000 / 11)
     ((seconds, cost, is_close),) = ours.probes.asked

@@ -79,7 +79,7 @@ def test_a_plan_for_nobody() -> None:
     plan = Plan.nothing(3, price=2.0, skip_steps=5)
     assert plan.drafted.tolist() == [False] * 3
     assert plan.drafted.dtype == bool
-    assert (plan.width, plan.price, plan.speedup, plan.least) == (0, 2.0, 1.0, 0)
+    assert (plan.width, plan.price, plan.speedup, plan.min_verified) == (0, 2.0, 1.0, 0)
     assert (plan.is_probe, plan.skip_steps) == (False, 5)
     assert (Plan.nothing(1).price, Plan.nothing(1).skip_steps) == (0.0, 0)
 

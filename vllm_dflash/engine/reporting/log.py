@@ -15,7 +15,8 @@ from vllm_dflash.engine.reporting.statistics import DraftStatistics, Increases
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 
-ENOUGH_VERIFICATIONS = 256
+ENOUGH_VERIFICATIONS, ENOUGH_STEPS = 256, 32
+"""Between two looks. Requests of one prompt are all rejected at the same place, in one step."""
 LEAST_ACCEPTED = 0.01
 """Accepted drafts per verification, below which acceptance counts as stuck at zero: a drafter of
 random weights hits a token now and then."""
@@ -120,7 +121,7 @@ class DraftWatch:
         self._statistics = statistics
         self._parity = f"vllm-dflash parity {drafter} --target {target}"
         self._warned_of_nan = self._warned_of_zero = False
-        self._verifications = self._accepted = 0
+        self._steps = self._verifications = self._accepted = 0
 
     def tick(self) -> None:
         """A step has ended: compare the counters with those of the last looks."""
@@ -135,13 +136,16 @@ class DraftWatch:
                 now.nan_drafts,
                 self._parity,
             )
+        self._steps += 1
         # Free drafts say nothing about the drafter.
         all_verifications = now.verifications - now.free_verifications
         verifications = all_verifications - self._verifications
-        if verifications < ENOUGH_VERIFICATIONS or self._warned_of_zero:
+        is_enough = verifications >= ENOUGH_VERIFICATIONS and self._steps >= ENOUGH_STEPS
+        if not is_enough or self._warned_of_zero:
             return
         all_accepted = now.accepted_tokens - now.free_accepted_tokens
         accepted = all_accepted - self._accepted
+        self._steps = 0
         self._verifications, self._accepted = all_verifications, all_accepted
         if accepted < LEAST_ACCEPTED * verifications:
             self._warned_of_zero = True

@@ -32,7 +32,7 @@ class Directions:
 
     runs_block: bool
     """Whether the drafter's block is run behind it."""
-    least: int = 0
+    min_verified: int = 0
     """Of the drafts that it makes, how many the next step verifies, whatever they seem worth."""
     could_draft: bool = True
     """Whether any request could have used drafts."""

@@ -101,7 +101,7 @@ class DFlashDeviceScheduler(CountingScheduler):
         step.num_spec_tokens_to_schedule = length
         if (ahead.lengths < length).any():
             self._places = dict(zip(names, ahead.lengths.tolist(), strict=True))
-        return Directions(ahead.runs_block, ahead.least, could_draft, self._news())
+        return Directions(ahead.runs_block, ahead.min_verified, could_draft, self._news())
 
     def _can_use_drafts(self, names: list[str], context_lens: Ints) -> bool:
         """Whether any request will be past its prompt behind the step, and not at its end.
@@ -183,6 +183,7 @@ class DFlashDeviceScheduler(CountingScheduler):
         # those in front that have most drafts.
         names, outcomes = list(scheduled.num_scheduled_tokens), OUTCOMES.on(output)
         step = Step(names, np.zeros(len(names), np.int64), scheduled.total_num_scheduled_tokens)
+        self.free_drafts = {}
         if outcomes is not None:
             order = [output.req_id_to_index[name] for name in names]
             outcomes = outcomes.of_rows(order)

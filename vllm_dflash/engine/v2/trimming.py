@@ -139,7 +139,7 @@ class DraftBudget(AdaptiveVerificationManager):
     directions = Directions(runs_block=False)
     """Of the step that runs."""
     recent: RecentChances
-    _least = 0
+    _min_verified = 0
     """Drafts to verify whatever they seem worth: what the step before had directed."""
     _had_blocks = False, False
     """Whether blocks were run in the last two steps, the older one first."""
@@ -161,7 +161,7 @@ class DraftBudget(AdaptiveVerificationManager):
     def expect(self, directions: Directions) -> None:
         """A step with these directions is about to run."""
         self._had_blocks = self._had_blocks[1], self.directions.runs_block
-        self._least, self.directions = self.directions.least, directions
+        self._min_verified, self.directions = self.directions.min_verified, directions
         self._steps += 1
         if self.costs is not None and directions.learned is not None:
             self.costs.records[:] = directions.learned.costs
@@ -202,7 +202,7 @@ class DraftBudget(AdaptiveVerificationManager):
                 block_rows=self.directions.runs_block * count * (1 + self.num_speculative_steps),
             )
             scores, steps = self.recent.sample(slots, drafts)
-            budget = best_budget(self.costs, load, scores, steps, most, self._least)
+            budget = best_budget(self.costs, load, scores, steps, most, self._min_verified)
         self._batch_budget = (
             dict(zip(names, drafts.tolist(), strict=True)),
             dict(zip(names, others.tolist(), strict=True)),
