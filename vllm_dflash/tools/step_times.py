@@ -110,6 +110,8 @@ class StepParts:
             self._drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
             more = self._rows > len(scheduled.num_scheduled_tokens) + self._drafts
             self._kind = KINDS[2 * more + (self._drafts > 0)]
+            if not scheduled.scheduled_cached_reqs.req_ids:  # before them, the engine had a pause
+                self._ended = time.perf_counter()
             return original(scheduled, *arguments, **named)
 
         runner.execute_model = execute_model

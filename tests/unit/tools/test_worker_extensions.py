@@ -55,6 +55,7 @@ class MadeUpRunner:
                 total_num_scheduled_tokens=5,
                 num_scheduled_tokens={"a": 3, "b": 1, "c": 1},
                 scheduled_spec_decode_tokens={"a": [1, 2]},
+                scheduled_cached_reqs=SimpleNamespace(req_ids=["a"]),
             )
         )
         self.model.compute_logits()
@@ -127,11 +128,14 @@ def test_kinds_of_steps(clock: FakeTime) -> None:
     worker.step_times()
     a, drafts = {"a": 3}, {"a": [1, 2]}
     for rows, counts, given in ((3, a, drafts), (4, {"a": 3, "b": 1}, drafts), (3, a, {})):
+        is_first = not given
+        clock.now += 50 * is_first  # nothing was in flight
         runner.execute_model(
             SimpleNamespace(
                 total_num_scheduled_tokens=rows,
                 num_scheduled_tokens=counts,
                 scheduled_spec_decode_tokens=given,
+                scheduled_cached_reqs=SimpleNamespace(req_ids=[] if is_first else ["a"]),
             )
         )
         runner.sample_tokens(None)
