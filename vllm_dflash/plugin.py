@@ -169,16 +169,18 @@ def _wrap_front_end() -> None:
 
         from vllm_dflash.checkpoint.spec import DrafterError
         from vllm_dflash.config.draft_config import read_by_vllm
-        from vllm_dflash.config.left_to_vllm import config_to_run
+        from vllm_dflash.config.left_to_vllm import config_of_drafter, leave_to_vllm, why_left
         from vllm_dflash.seams import FRONT_END, check_vllm
 
         with _refusals_logged(ValueError, RuntimeError):
             try:
-                config = config_to_run(requested)
+                config = config_of_drafter(requested)
+                reasons = why_left(requested, config, self, target_model_config, *args, **kwargs)
             except (ImportError, AttributeError):
                 check_vllm(FRONT_END)  # a vLLM that we do not know is to be named first
                 raise
-        if config is None:
+        if reasons:
+            leave_to_vllm(self, config, reasons)
             return read(self)
         with _refusals_logged(ValueError, RuntimeError):
             check_vllm(FRONT_END)

@@ -84,6 +84,13 @@ def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
     return config
 
 
+def in_config(config: Mapping[str, Any], name: str) -> Any:
+    """A field of `config.json`, which may stand in its `dflash_config`; None where it does not."""
+    nested = config.get("dflash_config")
+    inside = nested.get(name) if isinstance(nested, Mapping) else None
+    return config.get(name) if inside is None else inside
+
+
 def parse_overridden(
     model: str, config: dict[str, Any], overrides: Mapping[str, Any]
 ) -> DrafterSpec:

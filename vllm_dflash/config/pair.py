@@ -7,8 +7,13 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.headers import HeadersError, missing_weights, read_folder
-from vllm_dflash.checkpoint.pairing import PairingTarget, check_pair, drafter_ranks
-from vllm_dflash.checkpoint.read import check_not_swapped, parse_overridden
+from vllm_dflash.checkpoint.pairing import (
+    PairingTarget,
+    check_pair,
+    drafter_ranks,
+    padded_alike,
+)
+from vllm_dflash.checkpoint.read import check_not_swapped, in_config, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import (
     MASK_EMBEDDING_FILE,
@@ -92,8 +97,12 @@ def checked_drafter(
     check_not_swapped(
         settings.model, config, target.model, {"architectures": list(target.architectures)}
     )
-    drafter = parse_overridden(settings.model, config, settings.drafter_overrides)
-    check_pair(drafter, target_facts(target))
+    overrides, asked = settings.drafter_overrides, settings.num_speculative_tokens
+    if asked and in_config({**config, **overrides}, "block_size") is None:
+        overrides = {"block_size": 1 + asked, **overrides}  # which vLLM does not ask for
+    facts = target_facts(target)
+    drafter = padded_alike(parse_overridden(settings.model, config, overrides), facts)
+    check_pair(drafter, facts)
     if drafter.dflash2 is not None and settings.use_local_argmax_reduction:
         raise DrafterError(
             f"drafter {drafter.model!r} is a DFlash 2 one, which weighs several candidates for each"
@@ -165,7 +174,5 @@ def target_facts(target: ModelConfig) -> PairingTarget:
         hidden_size=target.get_hidden_size(),
         vocab_size=target.get_vocab_size(),
         supports_taps=supports_eagle3(model_class),
-        multimodal=target.is_multimodal_model,
-        has_linear_attention=target.is_hybrid,
         on_cpu=current_platform.is_cpu(),
     )

@@ -14,6 +14,7 @@ from support.log_lines import log_lines
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.engine_settings import MANY_REQUESTS as ANY
 from vllm_dflash.config.engine_settings import length_table, write_speculative_config
+from vllm_dflash.config.speculative_settings import IGNORED
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode, from_json
 
 PLAIN = Mode(7, 5, "fixed", parse_config("it", QWEN), drafter_ranks=2)
@@ -83,6 +84,14 @@ def test_drafts_are_never_sampled() -> None:
         assert written(config) == {**ALWAYS, "draft_sample_method": "greedy"}
     (line,) = lines
     assert line.startswith("WARNING draft_sample_method 'probabilistic' is ignored")
+
+
+@pytest.mark.parametrize("key", IGNORED)
+@pytest.mark.parametrize("value", [[(1, 8, 3)], False])
+def test_options_without_a_meaning_here(key: str, value: Any) -> None:
+    with log_lines() as lines:
+        assert written({"model": "it", key: value}) == ALWAYS
+    assert [line.split(":")[0] for line in lines] == [f"WARNING {key} is ignored"] * bool(value)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Drafters that vLLM's own code runs are handed to it as if vllm-dflash were not installed."""
+"""Engines that vLLM's own code runs are handed to it as if vllm-dflash were not installed."""
 
 import dataclasses
 import json
@@ -20,8 +20,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(Path(tmp_path_factory.mktemp("pair")))
 
 
-def engine_args(pair: Pair, model: Path, **speculative: Any) -> EngineArgs:
+def engine_args(
+    pair: Pair, model: Path, settings: dict[str, Any] | None = None, **speculative: Any
+) -> EngineArgs:
     return EngineArgs(
+        **settings or {},
         model=str(pair.target),
         skip_tokenizer_init=True,
         dtype="float32",
@@ -66,15 +69,21 @@ def speculators(folder: Path, kind: str) -> Path:
     return folder
 
 
-def as_without_us(monkeypatch: pytest.MonkeyPatch, pair: Pair, model: Path, **asked: Any) -> Any:
+def as_without_us(
+    monkeypatch: pytest.MonkeyPatch,
+    pair: Pair,
+    model: Path,
+    settings: dict[str, Any] | None = None,
+    **asked: Any,
+) -> Any:
     """The outcome, which has to be the same with our hook and without it."""
     registered = ModelRegistry.models["DFlashDraftModel"]
-    ours = outcome(engine_args(pair, model, **asked))
+    ours = outcome(engine_args(pair, model, settings, **asked))
     assert ModelRegistry.models["DFlashDraftModel"] is registered
     original = EngineArgs.create_speculative_config.__wrapped__
     with monkeypatch.context() as without:
         without.setattr(EngineArgs, "create_speculative_config", original)
-        assert outcome(engine_args(pair, model, **asked)) == ours
+        assert outcome(engine_args(pair, model, settings, **asked)) == ours
     return ours
 
 
@@ -103,7 +112,7 @@ def test_another_architecture_is_vllms(
     with log_lines() as lines:
         found = as_without_us(monkeypatch, pair, model, **asked)
     (line,) = lines
-    assert line.startswith("INFO vllm-dflash stays out")
+    assert line.startswith("WARNING vllm-dflash stays out")
     assert f"has architecture {FOREIGN[written]}, which vLLM's own code runs" in line
     if FOREIGN[written] in RUN_ON_V1:
         assert found["architectures"] == [FOREIGN[written]]
@@ -166,15 +175,44 @@ def test_what_nobody_runs_is_refused_by_us(pair: Pair, tmp_path: Path, architect
         engine_args(pair, model, method="dflash").create_engine_config()
 
 
-@pytest.mark.parametrize(
-    "own", [{"draft_length": "fixed"}, {"drafter_overrides": {"sliding_window": 9}}]
-)
-def test_options_of_ours_mean_nothing_there(pair: Pair, tmp_path: Path, own: dict) -> None:
-    model = drafter(tmp_path / "it", architectures=["LiLiCorrDraftModel"])
-    args = engine_args(pair, model, method="dflash", num_speculative_tokens=3, **own)
-    (name,) = own
-    with pytest.raises(ValueError, match=rf"Remove '{name}' from the speculative config"):
-        args.create_engine_config()
+OWN = {
+    "draft_length": "fixed",
+    "drafter_overrides": {"sliding_window": 9},
+    "free_drafts": "nonsense",
+    "estimates_folder": "/nowhere",
+    "draft-tree": 3,
+}
+
+
+@pytest.mark.parametrize("flags", [{}, {"spec_method": "dflash"}, {"spec_tokens": 3}])
+def test_options_of_ours_mean_nothing_there(pair: Pair, flags: dict[str, Any]) -> None:
+    """Nor does vLLM miss the number of drafts, which only it must be told."""
+    args = engine_args(
+        pair, pair.drafter, **({} if "spec_method" in flags else {"method": "dflash"})
+    )
+    args = dataclasses.replace(args, enable_lora=True, **flags)
+    args.speculative_config |= OWN
+    with log_lines() as lines:
+        config = args.create_engine_config()
+    assert config.speculative_config.num_speculative_tokens == flags.get("spec_tokens", 7)
+    (line,) = lines
+    assert "enable_lora is on" in line
+    names = ", ".join(f"{name.replace('-', '_')!r}" for name in sorted(OWN))
+    assert f"runs this engine, without {names}, which it does not know." in line
+
+
+def test_all_that_came_by_flags(pair: Pair) -> None:
+    args = engine_args(pair, pair.drafter)
+    flags = {"spec_method": "dflash", "spec_model": str(pair.drafter)}
+    args = dataclasses.replace(args, speculative_config=None, enable_lora=True, **flags)
+    assert args.create_engine_config().speculative_config.num_speculative_tokens == 7
+
+
+def test_settings_leave_it_as_without_us(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"method": "dflash", "num_speculative_tokens": 3}
+    found = as_without_us(monkeypatch, pair, pair.drafter, {"enable_lora": True}, **asked)
+    assert found["worker"] == "vllm.v1.worker.cpu_worker.CPUWorker"
+    assert found["scheduler"] is None
 
 
 @pytest.mark.parametrize("name", ["dflash-against-eagle3", "dflash-and-eagle-head"])

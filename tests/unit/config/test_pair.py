@@ -33,7 +33,6 @@ def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
     config = SimpleNamespace(
         model="target",
         architectures=["Written"],
-        is_multimodal_model=False,
         is_hybrid=False,
         get_total_num_hidden_layers=lambda: 4,
         get_hidden_size=lambda: 64,
@@ -59,8 +58,6 @@ def parallel(tensor: int = 1) -> Any:
     [
         (target(), {}),
         (target(OPTForCausalLM), {"supports_taps": False}),
-        (target(is_multimodal_model=True), {"multimodal": True}),
-        (target(is_hybrid=True), {"has_linear_attention": True}),
         (target(get_hidden_size=lambda: 48), {"hidden_size": 48}),
     ],
 )
@@ -76,8 +73,6 @@ def test_facts_of_a_target(
         "hidden_size": 64,
         "vocab_size": 320,
         "supports_taps": True,
-        "multimodal": False,
-        "has_linear_attention": False,
         "on_cpu": on_cpu,
     }
     assert target_facts(config) == PairingTarget(**{**plain, **facts})
@@ -240,11 +235,29 @@ def test_overrides_reach_the_options(drafter: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "config", "width", "remarks"),
+    [
+        (12, {}, 7, 0),  # rows beyond its block mean nothing
+        (5, {"block_size": None}, 5, 0),
+        (5, {"vocab_size": 310}, 5, 1),
+    ],
+)
+def test_pairs_that_vllm_takes_as_well(
+    drafter: Path, asked: int, config: dict[str, Any], width: int, remarks: int
+) -> None:
+    settings = SpeculativeSettings(model=str(drafter), num_speculative_tokens=asked)
+    written = drafter_config(**config)
+    options = resolve(settings, written, target(), engine(), parallel())
+    assert options.draft_width == width
+    spec = options.drafter
+    assert (spec.vocab_size, spec.draft_vocab_size, len(spec.remarks)) == (320, 320, remarks)
+
+
+@pytest.mark.parametrize(
     ("own", "config", "tensor", "words"),
     [
-        ({}, {"vocab_size": 310}, 1, "does not fit target 'target': vocab_size is 310"),
+        ({}, {"vocab_size": 1345}, 1, "does not fit target 'target': vocab_size is 1345"),
         ({}, {"intermediate_size": 95}, 1, "the weights do not match config.json"),
-        ({"num_speculative_tokens": 8}, {}, 1, "num_speculative_tokens is 8"),
         ({"draft_tensor_parallel_size": 4}, {}, 2, "draft_tensor_parallel_size is 4"),
         ({"drafter_overrides": {"zzz": 1}}, {}, 1, r"\['zzz'\] changes nothing"),
     ],
