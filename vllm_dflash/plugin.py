@@ -8,6 +8,9 @@ listed in `seams`, and checked, with the version, before a hook other than 1 is 
 imports nothing heavy: vLLM only logs an ImportError of a plugin, and would then silently run its
 own DFlash.
 
+Engines that vLLM's own DFlash runs and ours does not are left to it (`config/left_to_vllm.py`):
+hook 1 is all that is placed there.
+
 Functions of vLLM that are wrapped:
 
  1. `EngineArgs.create_speculative_config` (here). The one place where `LLM(...)` and `vllm serve`
@@ -83,10 +86,11 @@ Draft lengths on V2 (`engine/v2/trimming.py`):
 
 Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometheus.py`):
 
-17. `StatLoggerManager.__init__` is wrapped, in the front end: behind vLLM's Prometheus logger comes
+17. `StatLoggerManager.__init__` is wrapped, in the front end: before vLLM's Prometheus logger comes
     one of ours, which `vllm.stat_logger_plugins` would load for plain engines, too. Our schedulers'
-    figures reach it as `SchedulerStats.running_lora_adapters`, a declared field that nobody reads
-    where no LoRA can be. Replaced by: stat loggers named in an engine's config, and a free field.
+    figures reach it as `SchedulerStats.running_lora_adapters`, a declared field, and are taken out
+    of it before vLLM's logger reads that. Replaced by: stat loggers named in an engine's config,
+    and a free field.
 
 Bugs of vLLM that we mend, in workers:
 

@@ -54,7 +54,9 @@ def surroundings(settings: Settings) -> Iterator[None]:
 def starts_alone(pair: Any, speculative: Settings, settings: Settings) -> bool:
     """Whether vLLM makes the config without our hook, as with `VLLM_PLUGINS=""`."""
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.plugins import load_general_plugins
 
+    load_general_plugins()
     hook = EngineArgs.create_speculative_config
     EngineArgs.create_speculative_config = hook.__wrapped__
     try:
@@ -100,12 +102,11 @@ def main() -> None:
     """One line of JSON for each cell."""
     from support.faked_cuda import fake_cuda
 
-    fake_cuda().capability = (9, 0)
-    from vllm.plugins import load_general_plugins
-
+    platform = fake_cuda()
+    platform.capability = (9, 0)
+    platform.device_count = staticmethod(lambda: 2)
     from support.pairs import make_pair
 
-    load_general_plugins()
     pair = make_pair(Path(tempfile.mkdtemp()))
     for cell in json.loads(sys.argv[1]):
         print(json.dumps(ends(pair, cell)), flush=True)

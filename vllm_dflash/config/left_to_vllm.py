@@ -94,7 +94,7 @@ def _of_drafter(requested: Mapping[str, Any], config: Mapping[str, Any]) -> Iter
         return
     if in_config(config, "use_aux_hidden_state") is False:
         yield (
-            f"drafter {model!r} has use_aux_hidden_state false, so it reads the target's last hidden"
+            f"drafter {model!r} has use_aux_hidden_state false: it reads the target's last hidden"
             " states and no taps (take a drafter with taps)"
         )
 
@@ -124,11 +124,6 @@ def _of_engine(
     target: ModelConfig,
     parallel: ParallelConfig,
 ) -> Iterator[str]:
-    if engine_args.enable_lora:
-        yield (
-            "enable_lora is on, and its drafters share the target's embedding and head, which LoRA"
-            " wraps (serve the adapter merged into the target: peft's merge_and_unload)"
-        )
     if parallel.pipeline_parallel_size > 1:
         yield (
             f"pipeline_parallel_size is {parallel.pipeline_parallel_size}, and its drafters share"

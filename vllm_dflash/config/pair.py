@@ -79,8 +79,12 @@ def resolve(
         most_free=most_free,
         shares_outputs=settings.free_drafts == "shared",
         may_trim=settings.enable_adaptive_verification is not False,
-        # Another scheduler would take the table at its word.
-        captures_lengths=current_platform.is_cuda() and is_planned and is_our_scheduler,
+        # Another scheduler would take the table at its word, and vLLM drops it where there are
+        # several ranks of data.
+        captures_lengths=current_platform.is_cuda()
+        and is_planned
+        and is_our_scheduler
+        and parallel.data_parallel_size == 1,
         estimates_folder=None if folder is None else usable_folder(folder),
         runner=runner,
     )

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from vllm.engine.arg_utils import EngineArgs
 
 from support.drafter_harness import DrafterHarness
-from support.pairs import Pair, changed_drafter, drafter_config, make_pair
+from support.pairs import Pair, as_speculators, changed_drafter, drafter_config, make_pair
 from vllm_dflash.checkpoint.headers import Tensor, read_folder
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
@@ -89,6 +89,10 @@ def test_a_drafter_that_does_not_fit_the_target(
     ("config", "message"),
     [
         ({"speculators_model_type": "eagle3"}, "speculators_model_type is 'eagle3'"),
+        (
+            {**as_speculators(drafter_config()), "speculators_config": None},
+            "has speculators_model_type and no speculators_config, by which vLLM knows",
+        ),
         (nested(target_layer_ids=[2, 0]), "must be strictly ascending"),
         (nested(sample_from_anchor=True), "sample_from_anchor is true, so"),
         (

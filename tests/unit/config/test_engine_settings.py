@@ -14,8 +14,8 @@ from support.log_lines import log_lines
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.engine_settings import MANY_REQUESTS as ANY
 from vllm_dflash.config.engine_settings import length_table, write_speculative_config
-from vllm_dflash.config.speculative_settings import IGNORED
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode, from_json
+from vllm_dflash.config.speculative_settings import IGNORED
 
 PLAIN = Mode(7, 5, "fixed", parse_config("it", QWEN), drafter_ranks=2)
 ALWAYS = {

@@ -13,6 +13,7 @@ from support.log_lines import log_lines
 from support.pairs import Pair, as_speculators, drafter_config, make_pair
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY
+from vllm_dflash.vllms_own import OWN_KEYS
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +22,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 def engine_args(
-    pair: Pair, model: Path, settings: dict[str, Any] | None = None, **speculative: Any
+    pair: Pair, model: Path, *, enable_lora: bool = False, **speculative: Any
 ) -> EngineArgs:
     return EngineArgs(
-        **settings or {},
+        enable_lora=enable_lora,
         model=str(pair.target),
         skip_tokenizer_init=True,
         dtype="float32",
@@ -69,21 +70,15 @@ def speculators(folder: Path, kind: str) -> Path:
     return folder
 
 
-def as_without_us(
-    monkeypatch: pytest.MonkeyPatch,
-    pair: Pair,
-    model: Path,
-    settings: dict[str, Any] | None = None,
-    **asked: Any,
-) -> Any:
+def as_without_us(monkeypatch: pytest.MonkeyPatch, pair: Pair, model: Path, **asked: Any) -> Any:
     """The outcome, which has to be the same with our hook and without it."""
     registered = ModelRegistry.models["DFlashDraftModel"]
-    ours = outcome(engine_args(pair, model, settings, **asked))
+    ours = outcome(engine_args(pair, model, **asked))
     assert ModelRegistry.models["DFlashDraftModel"] is registered
     original = EngineArgs.create_speculative_config.__wrapped__
     with monkeypatch.context() as without:
         without.setattr(EngineArgs, "create_speculative_config", original)
-        assert outcome(engine_args(pair, model, settings, **asked)) == ours
+        assert outcome(engine_args(pair, model, **asked)) == ours
     return ours
 
 
@@ -197,7 +192,8 @@ def test_options_of_ours_mean_nothing_there(pair: Pair, flags: dict[str, Any]) -
     assert config.speculative_config.num_speculative_tokens == flags.get("spec_tokens", 7)
     (line,) = lines
     assert "enable_lora is on" in line
-    names = ", ".join(f"{name.replace('-', '_')!r}" for name in sorted(OWN))
+    assert {name.replace("-", "_") for name in OWN} == {*OWN_KEYS}
+    names = ", ".join(map(repr, OWN_KEYS))
     assert f"runs this engine, without {names}, which it does not know." in line
 
 
@@ -209,8 +205,8 @@ def test_all_that_came_by_flags(pair: Pair) -> None:
 
 
 def test_settings_leave_it_as_without_us(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"method": "dflash", "num_speculative_tokens": 3}
-    found = as_without_us(monkeypatch, pair, pair.drafter, {"enable_lora": True}, **asked)
+    asked = {"method": "dflash", "num_speculative_tokens": 3, "enable_lora": True}
+    found = as_without_us(monkeypatch, pair, pair.drafter, **asked)
     assert found["worker"] == "vllm.v1.worker.cpu_worker.CPUWorker"
     assert found["scheduler"] is None
 

@@ -163,5 +163,5 @@ TARGETS: list[tuple[str, str, Settings]] = [
 @pytest.mark.parametrize(("runs", "family", "settings"), TARGETS, ids=str)
 def test_targets(pair: Pair, tmp_path: Path, runs: str, family: str, settings: Settings) -> None:
     write_config(tmp_path, family)
-    cell = (runs, {}, {"model": str(tmp_path), **settings})
+    cell: Cell = (runs, {}, {"model": str(tmp_path), **settings})
     assert ends(pair, cell) == as_expected(cell)

@@ -49,8 +49,8 @@ def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
     return config
 
 
-def parallel(tensor: int = 1) -> Any:
-    return SimpleNamespace(tensor_parallel_size=tensor)
+def parallel(tensor: int = 1, data: int = 1) -> Any:
+    return SimpleNamespace(tensor_parallel_size=tensor, data_parallel_size=data)
 
 
 @pytest.mark.parametrize(
@@ -174,12 +174,13 @@ def test_who_may_have_more_drafts_than_a_block(
 
 
 @pytest.mark.parametrize(
-    ("on_cuda", "own", "asked", "captures"),
+    ("on_cuda", "own", "asked", "ranks", "captures"),
     [
-        (True, {}, {}, True),
-        (True, {"draft_length": "fixed"}, {}, False),
-        (True, {}, {"scheduler_cls": "mine.Scheduler"}, False),
-        (False, {}, {}, False),  # there are no graphs
+        (True, {}, {}, 1, True),
+        (True, {"draft_length": "fixed"}, {}, 1, False),
+        (True, {}, {"scheduler_cls": "mine.Scheduler"}, 1, False),
+        (True, {}, {}, 2, False),  # of data: vLLM drops the table
+        (False, {}, {}, 1, False),  # there are no graphs
     ],
 )
 def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them(
@@ -188,11 +189,13 @@ def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them(
     on_cuda: bool,
     own: dict[str, Any],
     asked: dict[str, Any],
+    ranks: int,
     captures: bool,
 ) -> None:
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: on_cuda)
     settings = SpeculativeSettings(model=str(drafter), **own)
-    options = resolve(settings, drafter_config(), target(), engine(**asked), parallel())
+    of_target = parallel(data=ranks)
+    options = resolve(settings, drafter_config(), target(), engine(**asked), of_target)
     assert options.captures_lengths is captures
 
 
