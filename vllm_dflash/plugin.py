@@ -179,7 +179,7 @@ def _wrap_front_end() -> None:
         with _refusals_logged(ValueError, RuntimeError):
             try:
                 config = config_of_drafter(requested)
-                reasons = why_left(requested, config, self, target_model_config, *args, **kwargs)
+                reasons = why_left(requested, config, target_model_config, *args, **kwargs)
             except (ImportError, AttributeError):
                 check_vllm(FRONT_END)  # a vLLM that we do not know is to be named first
                 raise

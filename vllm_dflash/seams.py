@@ -199,7 +199,6 @@ vllm.v1.worker.utils:AttentionGroup.
     build_metadata(self common_attn_metadata ubatch_idx common_prefix_len kwargs)
     build_metadata_for_cudagraph_capture(self common_attn_metadata ubatch_idx)
     create_metadata_builders(self vllm_config device kernel_block_size num_metadata_builders)
-vllm.v1.sample.sampler:Sampler.gather_logprobs(logprobs num_logprobs token_ids)
 vllm.v1.sample.rejection_sampler:RejectionSampler.
     __init__(self sampler spec_config device)
     forward(self metadata draft_probs logits sampling_metadata)

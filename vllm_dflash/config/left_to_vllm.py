@@ -62,7 +62,6 @@ def config_of_drafter(requested: Mapping[str, Any]) -> dict[str, Any]:
 def why_left(
     requested: Mapping[str, Any],
     config: Mapping[str, Any],
-    engine_args: EngineArgs,
     target: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> list[str]:
@@ -71,7 +70,6 @@ def why_left(
     Args:
         requested: what the user wrote.
         config: the drafter's `config.json`.
-        engine_args: what else was asked of the engine.
         target: vLLM's config of it.
         target_parallel_config: of the target.
     """
@@ -80,7 +78,7 @@ def why_left(
     return [
         *_of_drafter(requested, config),
         *_of_platform(target_parallel_config),
-        *_of_engine(requested, engine_args, target, target_parallel_config),
+        *_of_engine(requested, target, target_parallel_config),
     ]
 
 
@@ -119,10 +117,7 @@ def _of_platform(parallel: ParallelConfig) -> Iterator[str]:
 
 
 def _of_engine(
-    requested: Mapping[str, Any],
-    engine_args: EngineArgs,
-    target: ModelConfig,
-    parallel: ParallelConfig,
+    requested: Mapping[str, Any], target: ModelConfig, parallel: ParallelConfig
 ) -> Iterator[str]:
     if parallel.pipeline_parallel_size > 1:
         yield (

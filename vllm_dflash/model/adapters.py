@@ -33,6 +33,6 @@ class Unadapted(ContextDecorator):
         for modules, name, _, base in self._wrapped:
             modules[name] = base
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         for modules, name, wrapper, _ in self._wrapped:
             modules[name] = wrapper

@@ -22,10 +22,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 def engine_args(
-    pair: Pair, model: Path, *, enable_lora: bool = False, **speculative: Any
+    pair: Pair, model: Path, *, worker_cls: str = "auto", **speculative: Any
 ) -> EngineArgs:
     return EngineArgs(
-        enable_lora=enable_lora,
+        worker_cls=worker_cls,
         model=str(pair.target),
         skip_tokenizer_init=True,
         dtype="float32",
@@ -82,6 +82,7 @@ def as_without_us(monkeypatch: pytest.MonkeyPatch, pair: Pair, model: Path, **as
     return ours
 
 
+VLLMS_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 RUN_ON_V1 = ("DFlashLagunaForCausalLM", "DFlashMuseGlimmerAssistantModel")
 FOREIGN = {
     "DFlashLagunaForCausalLM": "DFlashLagunaForCausalLM",
@@ -111,7 +112,7 @@ def test_another_architecture_is_vllms(
     assert f"has architecture {FOREIGN[written]}, which vLLM's own code runs" in line
     if FOREIGN[written] in RUN_ON_V1:
         assert found["architectures"] == [FOREIGN[written]]
-        assert found["worker"] == "vllm.v1.worker.cpu_worker.CPUWorker"
+        assert found["worker"] == VLLMS_WORKER
         assert ADDITIONAL_CONFIG_KEY not in found["additional"]
     else:  # these need Model Runner V2, which vLLM says itself
         assert "candidate-head drafts" in found["message"]
@@ -147,7 +148,7 @@ def test_dspark_is_refused_with_the_method_that_runs_it(
 ) -> None:
     """vLLM refuses it as well under this method, with a list of 300 architectures."""
     model = drafter(tmp_path / "dspark_dflash", architectures=[architecture])
-    asked = {"num_speculative_tokens": 3, **({"method": method} if method else {})}
+    asked: dict[str, Any] = {"num_speculative_tokens": 3, **({"method": method} if method else {})}
     with pytest.raises(DrafterError, match=rf'{architecture}.* Write "method": "dspark"'):
         engine_args(pair, model, **asked).create_engine_config()
 
@@ -185,13 +186,13 @@ def test_options_of_ours_mean_nothing_there(pair: Pair, flags: dict[str, Any]) -
     args = engine_args(
         pair, pair.drafter, **({} if "spec_method" in flags else {"method": "dflash"})
     )
-    args = dataclasses.replace(args, enable_lora=True, **flags)
+    args = dataclasses.replace(args, worker_cls=VLLMS_WORKER, **flags)
     args.speculative_config |= OWN
     with log_lines() as lines:
         config = args.create_engine_config()
     assert config.speculative_config.num_speculative_tokens == flags.get("spec_tokens", 7)
     (line,) = lines
-    assert "enable_lora is on" in line
+    assert "worker_cls is" in line
     assert {name.replace("-", "_") for name in OWN} == {*OWN_KEYS}
     names = ", ".join(map(repr, OWN_KEYS))
     assert f"runs this engine, without {names}, which it does not know." in line
@@ -200,14 +201,14 @@ def test_options_of_ours_mean_nothing_there(pair: Pair, flags: dict[str, Any]) -
 def test_all_that_came_by_flags(pair: Pair) -> None:
     args = engine_args(pair, pair.drafter)
     flags = {"spec_method": "dflash", "spec_model": str(pair.drafter)}
-    args = dataclasses.replace(args, speculative_config=None, enable_lora=True, **flags)
+    args = dataclasses.replace(args, speculative_config=None, worker_cls=VLLMS_WORKER, **flags)
     assert args.create_engine_config().speculative_config.num_speculative_tokens == 7
 
 
 def test_settings_leave_it_as_without_us(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"method": "dflash", "num_speculative_tokens": 3, "enable_lora": True}
+    asked = {"method": "dflash", "num_speculative_tokens": 3, "worker_cls": VLLMS_WORKER}
     found = as_without_us(monkeypatch, pair, pair.drafter, **asked)
-    assert found["worker"] == "vllm.v1.worker.cpu_worker.CPUWorker"
+    assert found["worker"] == VLLMS_WORKER
     assert found["scheduler"] is None
 
 
@@ -221,6 +222,6 @@ def test_a_name_that_vllm_takes_for_another_method_is_not_ours(
 
 
 def test_a_proposer_class_is_not_ours(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"num_speculative_tokens": 3}
+    asked: dict[str, Any] = {"num_speculative_tokens": 3}
     found = as_without_us(monkeypatch, pair, Path("my_dflash.Proposer"), **asked)
     assert found["speculative"]["method"] == "custom_class"

@@ -22,15 +22,14 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
 
 
-def left(worker_cls: str = "auto", *, lora: bool = False, **parallel: Any) -> list[str]:
+def left(worker_cls: str = "auto", **parallel: Any) -> list[str]:
     """Why an engine is left to vLLM."""
-    args: Any = SimpleNamespace(enable_lora=lora)
     target: Any = SimpleNamespace(
         model="target", is_moe=True, is_hybrid=False, is_multimodal_model=False
     )
     plain = {"pipeline_parallel_size": 1, "data_parallel_size": 1, "use_ubatching": False}
     config = SimpleNamespace(worker_cls=worker_cls, **{**plain, **parallel})
-    return why_left({"model": "it"}, {"architectures": []}, args, target, config)
+    return why_left({"model": "it"}, {"architectures": []}, target, config)
 
 
 @pytest.mark.usefixtures("_cuda")
@@ -80,12 +79,11 @@ def test_other_platforms_are_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_reason_is_said_at_once() -> None:
-    found = left("mine.Worker", lora=True, pipeline_parallel_size=3, data_parallel_size=4)
+    found = left("mine.Worker", pipeline_parallel_size=3, data_parallel_size=4)
     for why, words in zip(
         found,
         (
             "worker_cls is 'mine.Worker'",
-            "enable_lora is on",
             "pipeline_parallel_size is 3",
             "data_parallel_size is 4",
         ),

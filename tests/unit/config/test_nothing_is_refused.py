@@ -78,7 +78,6 @@ def test_every_field_of_an_engine(pair: Pair) -> None:
     assert len(started) > 200
     found = {str(cell): who_runs(pair, {}, cell) for cell in started}
     assert {cell: end for cell, end in found.items() if end != OURS} == {
-        "{'enable_lora': True}": VLLMS,
         "{'pipeline_parallel_size': 2}": VLLMS,
         "{'pipeline_parallel_size': 4}": VLLMS,
     }
@@ -95,8 +94,8 @@ CELLS: list[Cell] = [
     (OURS, {}, {"data_parallel_size": 2}),
     (OURS, {}, {"tensor_parallel_size": 2, **ON_MP}),
     (OURS, {}, {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}),
-    (VLLMS, {}, {"enable_lora": True}),
-    (VLLMS, {}, {"enable_lora": True, "data_parallel_size": 2}),
+    (OURS, {}, {"enable_lora": True}),
+    (OURS, {}, {"enable_lora": True, "data_parallel_size": 2}),
     (VLLMS, {}, {"pipeline_parallel_size": 2, **ON_MP}),
     (VLLMS, {}, {"worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker"}),
 ]
@@ -116,11 +115,11 @@ ON_CUDA: list[Cell] = [
     (OURS, {"enable_adaptive_verification": True}, {}),
     (OURS, {"use_local_argmax_reduction": True}, {}),
     (OURS, {}, {"data_parallel_size": 2}),
-    (VLLMS, {}, {"enable_lora": True}),
+    (OURS, {}, {"enable_lora": True}),
     (VLLMS, {}, {"pipeline_parallel_size": 2}),
     (VLLMS, {}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
     (VLLMS, {}, {"VLLM_USE_V2_MODEL_RUNNER": "0", "enable_lora": True}),
-    (VLLMS, {}, {"enable_dbo": True}),
+    (VLLMS, {}, {"enable_dbo": True, "all2all_backend": "deepep_low_latency"}),
     (VLLMS, {}, {"worker_cls": "vllm.v1.worker.gpu_worker.Worker"}),
 ]
 

@@ -59,12 +59,11 @@ def write(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 def why(requested: dict[str, Any]) -> list[str]:
     """Of an engine that is ours but for its drafter."""
-    args: Any = SimpleNamespace(enable_lora=False)
     target: Any = SimpleNamespace(is_moe=False, is_hybrid=False, is_multimodal_model=False)
     parallel: Any = SimpleNamespace(
         worker_cls="auto", pipeline_parallel_size=1, data_parallel_size=1
     )
-    return why_left(requested, config_of_drafter(requested), args, target, parallel)
+    return why_left(requested, config_of_drafter(requested), target, parallel)
 
 
 def test_a_drafter_of_ours(tmp_path: Path) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from copy import copy
 
-import torch
 from vllm import envs
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
 from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
@@ -52,14 +49,6 @@ class V1CPUWorker(DraftingCPUWorker):
         # Each request's own limit is kept by the proposer.
         runner._input_fits_in_drafter = lambda metadata: metadata is not None
         return runner.drafter
-
-    def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Warm up. vLLM compiles what ranks a token when a first request asks for logprobs; here
-        nobody waits for it."""
-        with torch.inference_mode():  # as steps are
-            logits = torch.zeros(2, self.model_config.get_vocab_size())
-            Sampler.gather_logprobs(logits, 1, torch.zeros(2, dtype=torch.int64))
-        return super().compile_or_warm_up_model()
 
     def measure(self) -> StepCosts:
         """By dummy batches."""
