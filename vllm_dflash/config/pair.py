@@ -57,13 +57,15 @@ def resolve(
     step_rows = engine_args.max_num_batched_tokens
     # Free drafts may be more than a block has, but not on V2, whose buffers are a block wide, nor
     # where somebody else's scheduler would keep that much room for each request, nor where a step
-    # lacks the rows. Of a linear-attention target, every draft takes a whole state of memory. And
-    # who asks for a number of drafts gets no more.
+    # lacks the rows, which with LoRA vLLM asks for as many of as all requests may draft. Of a
+    # linear-attention target, every draft takes a whole state of memory. And who asks for a number
+    # of drafts gets no more.
     is_free_to_choose = (
         runner == "v1"
         and is_our_scheduler
         and (step_rows is None or step_rows > MOST_FREE_DRAFTS)
         and not target.is_hybrid
+        and not engine_args.enable_lora
         and settings.num_speculative_tokens is None
     )
     width, most_free = settings.draft_tokens(drafter), 0

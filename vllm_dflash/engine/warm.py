@@ -59,6 +59,6 @@ def tensors_of(holder: object) -> list[torch.Tensor]:
 
 
 def _compiled() -> int:
-    """Graph captures and compilations of this process so far, by whatever engine; without `RANKS`."""
+    """Graph captures and compilations of this process so far, but for `RANKS`; of any engine."""
     by_dynamo = counters["stats"]["unique_graphs"] - len(_debug_get_cache_entry_list(RANKS))
     return compilation_counter.num_cudagraph_captured + by_dynamo + len(NUMBA_COMPILES.buffer) // 2

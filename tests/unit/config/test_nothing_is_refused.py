@@ -94,7 +94,7 @@ CELLS: list[Cell] = [
     (OURS, {}, {"data_parallel_size": 2}),
     (OURS, {}, {"tensor_parallel_size": 2, **ON_MP}),
     (OURS, {}, {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}),
-    (OURS, {}, {"enable_lora": True}),
+    (OURS, {}, {"enable_lora": True, "max_num_batched_tokens": 64, "max_num_seqs": 8}),
     (OURS, {}, {"enable_lora": True, "data_parallel_size": 2}),
     (VLLMS, {}, {"pipeline_parallel_size": 2, **ON_MP}),
     (VLLMS, {}, {"worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker"}),

@@ -25,7 +25,8 @@ from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
 def engine(**changes: Any) -> Any:
     """What else is asked of it."""
-    return SimpleNamespace(**{"scheduler_cls": None, "max_num_batched_tokens": None, **changes})
+    plain = {"scheduler_cls": None, "max_num_batched_tokens": None, "enable_lora": False}
+    return SimpleNamespace(**{**plain, **changes})
 
 
 def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
@@ -152,6 +153,7 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
         (False, {}, MOST_FREE_DRAFTS),
         (False, {"max_num_batched_tokens": MOST_FREE_DRAFTS + 1}, MOST_FREE_DRAFTS),
         (True, {}, 7),  # texts give as many as a block has
+        (False, {"enable_lora": True}, 7),  # vLLM wants rows for all drafts of all requests
         (False, {"scheduler_cls": "mine.Scheduler"}, 7),  # which would keep as much room for all
     ],
 )
