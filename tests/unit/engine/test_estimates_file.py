@@ -224,6 +224,7 @@ class Written:
 
     def __init__(self, *, is_there: bool = True) -> None:
         self.recalled = planner().estimates() if is_there else None
+        self.path = Path("F")
         self.times, self.fails = 0, False
         self.may_go_on = threading.Event()
         self.may_go_on.set()
@@ -302,7 +303,7 @@ def test_no_step_waits_for_a_disk() -> None:
     assert file.times == 2
 
 
-def test_a_full_disk_is_told_once() -> None:
+def test_a_full_disk_is_told_once_and_when_it_is_over() -> None:
     file: Any = Written()
     file.fails = True
     time = FakeTime()
@@ -311,10 +312,12 @@ def test_a_full_disk_is_told_once() -> None:
         for _ in range(2):
             time.now += INTERVAL
             ticked(keeper, LEAST_STEPS)
-        ticked(keeper, LEAST_STEPS)
-        keeper.close()
-    assert file.times == 3
-    assert lines == ["WARNING what was learned cannot be kept: no space left"]
+        for file.fails in (False, False, True):
+            ticked(keeper, LEAST_STEPS)
+            keeper.close()
+    assert file.times == 5
+    no_space = "WARNING what was learned cannot be kept in F, which is tried again: no space left"
+    assert lines == [no_space, "INFO what was learned is kept in F again", no_space]
 
 
 def test_a_file_is_there_if_it_was_asked_for(
