@@ -71,7 +71,10 @@ def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
     from vllm.logger import init_logger
 
     config = written_settings(engine_args)
-    for key, why in IGNORED.items():
+    ignored = dict(IGNORED)
+    if mode.drafter.dflash2 is not None:
+        ignored["use_local_argmax_reduction"] = "DFlash 2 weighs several candidates for each token"
+    for key, why in ignored.items():
         if config.pop(key, None):
             init_logger("vllm.dflash").warning("%s is ignored: %s.", key, why)
     if mode.captures_lengths:

@@ -109,11 +109,6 @@ def checked_drafter(
     facts = target_facts(target)
     drafter = padded_alike(parse_overridden(settings.model, config, overrides), facts)
     check_pair(drafter, facts)
-    if drafter.dflash2 is not None and settings.use_local_argmax_reduction:
-        raise DrafterError(
-            f"drafter {drafter.model!r} is a DFlash 2 one, which weighs several candidates for each"
-            " token: remove 'use_local_argmax_reduction' from the speculative config."
-        )
     if Path(settings.model).is_dir():
         check_weights(drafter, Path(settings.model))
     return drafter
