@@ -70,6 +70,7 @@ def engine_key(vllm_config: VllmConfig) -> dict[str, Any]:
         "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
         "async_scheduling": bool(vllm_config.scheduler_config.async_scheduling),
         "device": device_name(),
+        **({} if vllm_config.lora_config is None else {"enable_lora": True}),
     }
 
 

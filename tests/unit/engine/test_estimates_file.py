@@ -51,7 +51,8 @@ def vllm_config(options: Mode = OPTIONS, **changes: Any) -> Any:
         part.update({name: changes[name] for name in part if name in changes})
     additional = {ADDITIONAL_CONFIG_KEY: options.to_json()}
     configs = {name: SimpleNamespace(**part) for name, part in parts.items()}
-    return SimpleNamespace(**configs, additional_config=additional)
+    lora = changes.get("lora_config")
+    return SimpleNamespace(**configs, additional_config=additional, lora_config=lora)
 
 
 def learned(steps: int = 50) -> Any:
@@ -91,6 +92,7 @@ def test_what_is_written_is_read(file: EstimatesFile) -> None:
         vllm_config(max_num_seqs=65),
         vllm_config(async_scheduling=True),
         vllm_config(tensor_parallel_size=2),
+        vllm_config(lora_config=object()),
         vllm_config(replace(OPTIONS, num_speculative_tokens=3)),
         vllm_config(replace(OPTIONS, draft_width=3)),
         vllm_config(replace(OPTIONS, most_free=7)),
