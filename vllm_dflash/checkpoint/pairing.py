@@ -24,7 +24,8 @@ class PairingTarget:
     supports_taps: bool
     """Whether vLLM's class of this architecture can hand out hidden states of its layers."""
     multimodal: bool = False
-    has_linear_attention: bool = False
+    has_untried_states: bool = False
+    """Whether layers keep a state that is no cache, and are no gated delta nets."""
     on_cpu: bool = False
 
 
@@ -115,10 +116,11 @@ def target_faults(target: PairingTarget) -> list[str]:
             f"{target.architecture} is multimodal, which is supported on CUDA only; where there is"
             " a checkpoint of the text model alone, use that"
         )
-    if target.on_cpu and target.has_linear_attention:
+    if target.on_cpu and target.has_untried_states:
         faults.append(
-            f"{target.architecture} has linear attention, whose state vLLM's CPU kernels lose where"
-            " a draft is shorter than num_speculative_tokens; it needs CUDA"
+            f"{target.architecture} has layers with a state to be taken back when drafts are"
+            " rejected, which on CPUs is supported for gated delta nets only (Qwen3-Next, Qwen3.5);"
+            " it needs CUDA"
         )
     return faults
 

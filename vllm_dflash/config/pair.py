@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
 
+DELTA_NETS = ("Qwen3Next", "Qwen3_5")
+"""How vLLM's architectures of hybrids with gated delta nets begin that it runs on CPUs."""
+
+
 def resolve(
     settings: SpeculativeSettings,
     config: dict[str, Any],
@@ -166,6 +170,6 @@ def target_facts(target: ModelConfig) -> PairingTarget:
         vocab_size=target.get_vocab_size(),
         supports_taps=supports_eagle3(model_class),
         multimodal=target.is_multimodal_model,
-        has_linear_attention=target.is_hybrid,
+        has_untried_states=target.is_hybrid and not architecture.startswith(DELTA_NETS),
         on_cpu=current_platform.is_cpu(),
     )

@@ -32,7 +32,7 @@ def all_faults(target: PairingTarget) -> list[str]:
     [
         TARGET,
         replace(TARGET, on_cpu=True),
-        replace(TARGET, multimodal=True, has_linear_attention=True),  # on CUDA
+        replace(TARGET, multimodal=True, has_untried_states=True),  # on CUDA
     ],
 )
 def test_what_fits(target: PairingTarget) -> None:
@@ -52,7 +52,7 @@ def test_bounds() -> None:
 REMEDIES: dict[str, tuple[Any, ...]] = {
     "supports_taps": (False, "(its class lacks SupportsEagle3)", " try --model-impl transformers "),
     "multimodal": (True, "CUDA only", "there is a checkpoint of the text model alone, use that"),
-    "has_linear_attention": (True, "a draft is shorter than num_speculative_tokens; it needs CUDA"),
+    "has_untried_states": (True, "gated delta nets only (Qwen3-Next, Qwen3.5); it needs CUDA"),
 }
 
 
@@ -82,7 +82,7 @@ def test_what_to_do(field: str) -> None:
             ["vocab_size is 320 in the drafter and 300", "mask_token_id 300 is outside"],
         ),
         ({"on_cpu": True, "multimodal": True}, ["SomeForCausalLM is multimodal"]),
-        ({"on_cpu": True, "has_linear_attention": True}, ["has linear attention"]),
+        ({"on_cpu": True, "has_untried_states": True}, ["has layers with a state"]),
     ],
 )
 def test_each_reason_with_both_values(target: dict[str, object], words: list[str]) -> None:

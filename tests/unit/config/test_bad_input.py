@@ -235,13 +235,13 @@ def test_weights_cut_short_behind_their_header(pair: Pair, tmp_path: Path) -> No
     ("target", "message"),
     [
         ({"multimodal": True, "on_cpu": True}, "is multimodal"),
-        ({"has_linear_attention": True, "on_cpu": True}, "linear attention"),
+        ({"has_untried_states": True, "on_cpu": True}, "layers with a state"),
     ],
 )
 def test_targets_that_do_not_fit(pair: Pair, target: dict[str, Any], message: str) -> None:
     facts = PairingTarget("t", "Qwen3ForCausalLM", 4, 64, 320, supports_taps=True)
     check_pair(pair.spec, facts)
-    check_pair(pair.spec, dataclasses.replace(facts, multimodal=True, has_linear_attention=True))
+    check_pair(pair.spec, dataclasses.replace(facts, multimodal=True, has_untried_states=True))
     with pytest.raises(DrafterError, match=message):
         check_pair(pair.spec, dataclasses.replace(facts, **target))
 
