@@ -11,7 +11,6 @@ from vllm.platforms import current_platform
 from support.inspected import SMALL, inspect
 from support.pairs import Pair, changed_drafter, make_pair
 from support.targets import make_target
-from vllm_dflash.tools.inspect import memory
 from vllm_dflash.tools.inspect.inspection import make_tables
 
 
@@ -108,7 +107,7 @@ def test_quantised_caches(
     drafter_bytes: int,
 ) -> None:
     """Of 4 and 2 layers with 2 heads of 32 numbers each; on CPUs there are no scales."""
-    monkeypatch.setattr(memory.current_platform, "is_cpu", lambda: "token" not in cache, False)
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: "token" not in cache)
     options = {**SMALL, "kv_cache_dtype": cache, "draft_kv_cache_dtype": drafters}
     found = inspect(pair.drafter, pair.target, options, kv_cache_memory=1 << 20)
     assert found.memory is not None

@@ -8,6 +8,7 @@ ends the engine; prefix caching is on unless somebody turns it off. Not reported
 
 from __future__ import annotations
 
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ def mend_aligned_states() -> None:
     mamba_utils.postprocess_mamba_align_gpu = postprocess_mamba_align_gpu
 
 
+@wraps(_preprocess, assigned=())
 def preprocess_mamba(*args: Any, align_ctx: object = None) -> None:
     """Before a step, with vLLM's own copies on the host: those it makes without drafts."""
     _preprocess(*args)

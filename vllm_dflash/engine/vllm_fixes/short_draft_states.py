@@ -9,11 +9,12 @@ shorter than what was accepted before it ends the engine. 0.33.0 mends it
 
 from __future__ import annotations
 
+from functools import wraps
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from vllm import _custom_ops as ops
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
@@ -26,8 +27,9 @@ def mend_short_draft_states() -> None:
     gdn_attention._spec_forward = forward_drafts
 
 
+@wraps(_of_whole_drafts, assigned=())
 def forward_drafts(
-    layer: nn.Module,
+    layer: Any,
     metadata: GDNAttentionMetadata,
     qkv: torch.Tensor,
     b: torch.Tensor,

@@ -11,10 +11,7 @@ from pydantic import ByteSize
 from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
-from vllm.utils.torch_utils import (
-    kv_cache_dtype_str_to_dtype,
-    kv_cache_uses_per_token_head_scales,
-)
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
 from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.pairing import drafter_ranks
@@ -165,7 +162,7 @@ def _num_bytes(vectors: list[int], cache_dtype: str, model: ModelConfig) -> int:
             f"vLLM packs a cache of {cache_dtype}, so its size is only known once it runs"
         )
     scale = 0
-    if kv_cache_uses_per_token_head_scales(cache_dtype):
+    if cache_dtype.endswith("per_token_head"):
         if current_platform.is_cpu():
             raise ValueError(f"vLLM has no kernels for a cache of {cache_dtype} on CPUs")
         scale = SCALE_BYTES
