@@ -86,7 +86,13 @@ BUILDERS = {
     "granite": _builder("Granite", embedding_multiplier=3.0, logits_scaling=4.0),
 }
 HYBRIDS = {
-    "qwen3-next": _builder("Qwen3Next", shared_expert_intermediate_size=48, **EXPERTS, **LINEAR),
+    # All experts at once: which of them are chosen would be a matter of rounding.
+    "qwen3-next": _builder(
+        "Qwen3Next",
+        shared_expert_intermediate_size=48,
+        **{**EXPERTS, "num_experts_per_tok": 4},
+        **LINEAR,
+    ),
     "qwen3.5": _builder("Qwen3_5Text", **LINEAR),
 }
 """With gated delta nets. Their keys and values are as large as those of `drafter_config`'s."""
