@@ -9,6 +9,7 @@ from support.engines import (
     DRAFTER,
     FIXED,
     TARGET,
+    USES_V2,
     engine,
     greedy,
     held_out_prompts,
@@ -54,6 +55,9 @@ def test_the_targets_own_text(
         assert llm.llm_engine.vllm_config.cache_config.kv_cache_size_tokens == budget.tokens
         for attention in proposer_of(llm).model.context.attentions:
             assert attention.attn.kv_cache.dtype == kept
+        drafter = proposer_of(llm)
+        groups = sum(drafter.attn_groups, []) if USES_V2 else drafter.block.groups
+        assert {g.get_metadata_builder().kv_cache_dtype for g in groups} == {drafters or "fp8"}
         (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["mean_acceptance_length"] > 2.0
     assert stats["nan_drafts"] == 0
