@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 
@@ -56,7 +58,7 @@ def test_the_targets_own_text(
         for attention in proposer_of(llm).model.context.attentions:
             assert attention.attn.kv_cache.dtype == kept
         drafter = proposer_of(llm)
-        groups = sum(drafter.attn_groups, []) if USES_V2 else drafter.block.groups
+        groups = [*chain(*drafter.attn_groups)] if USES_V2 else drafter.block.groups
         assert {g.get_metadata_builder().kv_cache_dtype for g in groups} == {drafters or "fp8"}
         (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["mean_acceptance_length"] > 2.0

@@ -11,6 +11,7 @@ import pytest
 import torch
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+from vllm.v1.worker import mamba_utils
 
 from vllm_dflash.engine.vllm_fixes import aligned_states, collective_memory
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
@@ -46,9 +47,10 @@ def test_states_at_the_ends_of_blocks_go_to_those_blocks(monkeypatch: pytest.Mon
     for name, values in zip(names, numbers, strict=True):
         setattr(staged, f"{name}_buf", SimpleNamespace(np=torch.tensor(values).numpy()))
     copies: list[tuple[int, ...]] = []
-    utils = aligned_states.mamba_utils
-    monkeypatch.setattr(utils, "collect_mamba_copy_meta", lambda *args: copies.append(args[4:7]))
-    monkeypatch.setattr(utils, "do_mamba_copy_block", lambda _: None)
+    monkeypatch.setattr(
+        mamba_utils, "collect_mamba_copy_meta", lambda *args: copies.append(args[4:7])
+    )
+    monkeypatch.setattr(mamba_utils, "do_mamba_copy_block", lambda _: None)
     accepted = torch.zeros(len(steps), dtype=torch.int32)
     aligned_states.postprocess_mamba_align_gpu(
         bufs=SimpleNamespace(
