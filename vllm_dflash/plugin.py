@@ -38,7 +38,7 @@ vLLM's own settings, which we fill in (`_apply` here, `config/engine_settings.py
     captures graphs, and nothing else: our schedulers overrule what it looks up there by batch size.
     Replaced by: a list of lengths to capture.
  9. `disable_hybrid_kv_cache_manager` on V1, whose drafters have one cache group, also where the
-    target has sliding layers.
+    target has sliding layers; not where it has layers that are no attention, which need several.
 
 Assignments in our own worker (`engine/worker.py`), each to its own model runner:
 
@@ -96,8 +96,9 @@ Bugs of vLLM that we mend, in workers:
 
 18. `engine/vllm_fixes/`: a file for each, which says what is wrong, what it does and when to delete
     it (docs/engineering/upstream.md has an issue for each): `expanded_sampling.py`,
-    `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `stale_blocks.py` and
-    `amx_permission.py` (CPU), `undrafted_sampling.py` (V1: the runner's `rejection_sampler`),
+    `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `stale_blocks.py`,
+    `amx_permission.py`, `short_draft_states.py` and `aligned_states.py` (CPU; the last two: hybrid
+    targets), `undrafted_sampling.py` (V1: the runner's `rejection_sampler`),
     `short_rotary_tables.py`.
 """
 
@@ -230,11 +231,13 @@ def _select(
         log.warning("draft_tree %d: drafts are chains so far.", settings.draft_tree)
     for remark in mode.drafter.remarks:
         log.warning_once("drafter %r: %s", settings.model, remark)
-    _apply(engine_args, parallel, mode)
+    _apply(engine_args, parallel, mode, is_hybrid=target_model_config.is_hybrid)
     return mode
 
 
-def _apply(engine_args: EngineArgs, parallel: ParallelConfig, mode: Mode) -> None:
+def _apply(
+    engine_args: EngineArgs, parallel: ParallelConfig, mode: Mode, *, is_hybrid: bool
+) -> None:
     """Place hooks 3 to 9, and 17, which is of the front end as well."""
     from vllm import envs
     from vllm.utils.import_utils import resolve_obj_by_qualname
@@ -256,7 +259,8 @@ def _apply(engine_args: EngineArgs, parallel: ParallelConfig, mode: Mode) -> Non
         # The class and not its path, which vLLM would take for an executor without Ray (`use_ray`).
         parallel.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)
     write_speculative_config(engine_args, mode)
-    if mode.runner == "v1" and engine_args.disable_hybrid_kv_cache_manager is None:
+    manager = engine_args.disable_hybrid_kv_cache_manager
+    if mode.runner == "v1" and manager is None and not is_hybrid:
         engine_args.disable_hybrid_kv_cache_manager = True
     resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 17
 

@@ -204,7 +204,22 @@ vllm.v1.sample.rejection_sampler:RejectionSampler.
     forward(self metadata draft_probs logits sampling_metadata)
 vllm.v1.sample.rejection_sampler:
     expand_batch_to_tokens(x cu_num_tokens num_tokens replace_from replace_to)
+vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:
+    _spec_forward(layer attn_metadata_i mixed_qkv_spec b_spec a_spec conv_buf ssm_state width
+        state_len)
+    _unpacked_conv_weight(layer)
+vllm.v1.worker.mamba_utils:
+    collect_mamba_copy_meta(copy_bufs kv_cache_config mamba_state_copy_funcs mamba_group_ids
+        src_block_idx dest_block_idx accept_token_bias req_state forward_context)
+    do_mamba_copy_block(copy_bufs)
+    postprocess_mamba_align_gpu(bufs num_reqs num_accepted_tokens_gpu num_accepted_tokens_cpu_tensor
+        input_batch kv_cache_config forward_context mamba_state_copy_funcs)
+    preprocess_mamba(scheduler_output kv_cache_config cache_config mamba_state_idx input_batch
+        requests forward_context mamba_state_copy_funcs copy_bufs align_ctx)
 vllm._custom_ops:
+    fused_sigmoid_gating_delta_rule_update_spec_cpu(A_log dt_bias q k v a b initial_state_source
+        spec_state_indices num_accepted_tokens cu_seqlens use_qk_l2norm_in_kernel softplus_beta
+        softplus_threshold)
     rms_norm(out input weight epsilon)
     rotary_embedding(positions query key head_size cos_sin_cache is_neox rope_dim_offset inverse)
 """)

@@ -23,6 +23,18 @@ SHAPE = {
 EXPERTS = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
 SLIDING = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2}
 
+LINEAR = {
+    "head_dim": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+}
+
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 150000.0,
@@ -73,6 +85,17 @@ BUILDERS = {
     "mistral": _builder("Mistral", sliding_window=24),  # in every layer
     "granite": _builder("Granite", embedding_multiplier=3.0, logits_scaling=4.0),
 }
+HYBRIDS = {
+    # All experts at once: which of them are chosen would be a matter of rounding.
+    "qwen3-next": _builder(
+        "Qwen3Next",
+        shared_expert_intermediate_size=48,
+        **{**EXPERTS, "num_experts_per_tok": 4},
+        **LINEAR,
+    ),
+    "qwen3.5": _builder("Qwen3_5Text", **LINEAR),
+}
+"""With gated delta nets. Their keys and values are as large as those of `drafter_config`'s."""
 ENGINE_SETTINGS: dict[str, dict[str, Any]] = {
     "gemma2": {"model_impl": "transformers"},
     "gemma3": {"model_impl": "transformers"},
@@ -82,11 +105,13 @@ ENGINE_SETTINGS: dict[str, dict[str, Any]] = {
 def make_target(folder: Path, family: str) -> PreTrainedModel:
     """Write a random target of this family whose weights all matter; returns it."""
     torch.manual_seed(0)
-    target = BUILDERS[family]().float().eval()
+    target = {**BUILDERS, **HYBRIDS}[family]().float().eval()
     with torch.no_grad():
         for name, parameter in target.named_parameters():
             if "norm" in name:
                 parameter.normal_(parameter.mean().item(), 0.2)
+            elif name.endswith(("A_log", "dt_bias", "conv1d.weight")):
+                parameter.normal_(0.0, 0.5)
             elif "sinks" in name:
                 parameter.normal_()
             elif parameter.ndim > 1:

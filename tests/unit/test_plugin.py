@@ -64,13 +64,19 @@ def test_what_a_user_sets_for_others_stays(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_v2", "written", "disabled"),
-    [(False, None, True), (False, False, False), (True, None, None)],
+    ("is_v2", "is_hybrid", "written", "disabled"),
+    [
+        (False, False, None, True),
+        (False, False, False, False),
+        (False, True, None, None),  # whose states are a group of their own
+        (True, False, None, None),
+    ],
 )
 def test_v1_keeps_all_layers_in_one_group_of_the_cache(
     pair: Pair,
     monkeypatch: pytest.MonkeyPatch,
     is_v2: bool,
+    is_hybrid: bool,
     written: bool | None,
     disabled: bool | None,
 ) -> None:
@@ -87,7 +93,9 @@ def test_v1_keeps_all_layers_in_one_group_of_the_cache(
     )
     resolved = replace(OPTIONS, runner="v2" if is_v2 else "v1")
     monkeypatch.setattr("vllm_dflash.config.pair.resolve", lambda *_, **__: resolved)
-    plugin._select(args, SpeculativeSettings.of(asked), {}, args.create_model_config(), parallel)
+    target = args.create_model_config()
+    monkeypatch.setattr(type(target), "is_hybrid", is_hybrid)
+    plugin._select(args, SpeculativeSettings.of(asked), {}, target, parallel)
     assert args.disable_hybrid_kv_cache_manager is disabled
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig
     from vllm.engine.arg_utils import EngineArgs
 
+DELTA_NETS = ("Qwen3Next", "Qwen3_5")
+"""How vLLM's architectures of hybrids with gated delta nets begin that it runs on CPUs."""
 OF_SPECULATORS = {"dspark": "Qwen3DSparkModel"}
 """Kinds of the speculators library that vLLM runs under this method, and as what."""
 
@@ -151,10 +153,11 @@ def of_target(target: ModelConfig) -> Iterator[str]:
             f"target {target.model!r} is multimodal, which it runs on CUDA only (where there is a"
             " checkpoint of the text model alone, use that)"
         )
-    if target.is_hybrid:
+    if target.is_hybrid and not target.architecture.startswith(DELTA_NETS):
         yield (
-            f"target {target.model!r} has linear attention, whose state vLLM's CPU kernels lose"
-            " where a draft is shorter than num_speculative_tokens (use CUDA)"
+            f"target {target.model!r} has layers with a state to be taken back when drafts are"
+            " rejected, which on CPUs it does of gated delta nets only: Qwen3-Next, Qwen3.5 (use"
+            " CUDA)"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +45,11 @@ def split_by_kind(
     device: torch.device,
     kernel_block_size: int | None,
 ) -> list[DraftAttentionGroup]:
-    """Split a cache group of the drafter's layers into their kinds, each with its builder."""
+    """Split a cache group of the drafter's layers into their kinds, each with its builder.
+
+    The cache of its layers may be of another type than the target's, which the config names.
+    """
+    vllm_config = _with_cache_type(vllm_config, attentions[0].attn.kv_cache_dtype)
     layers_by_kind: dict[tuple[int | None, bool], list[str]] = defaultdict(list)
     for attention in attentions:
         if attention.attn.layer_name in whole.layer_names:
@@ -65,3 +70,12 @@ def split_by_kind(
             builder.aot_schedule = False
         groups.append(group)
     return groups
+
+
+def _with_cache_type(vllm_config: VllmConfig, cache_dtype: str) -> VllmConfig:
+    if cache_dtype == vllm_config.cache_config.cache_dtype:
+        return vllm_config
+    changed = copy(vllm_config)
+    changed.cache_config = copy(vllm_config.cache_config)
+    changed.cache_config.cache_dtype = cache_dtype
+    return changed

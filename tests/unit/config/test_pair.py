@@ -29,7 +29,9 @@ def engine(**changes: Any) -> Any:
     return SimpleNamespace(**{**plain, **changes})
 
 
-def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
+def target(
+    model_class: type = Qwen3ForCausalLM, resolves_to: str = "Resolved", **facts: Any
+) -> Any:
     """vLLM's config of a target of 4 layers, 64 wide, with 320 entries."""
     config = SimpleNamespace(
         model="target",
@@ -43,7 +45,7 @@ def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
     def resolve_model_cls(architectures: list[str], *, model_config: Any) -> tuple[type, str]:
         assert architectures == config.architectures
         assert model_config is config
-        return model_class, "Resolved"
+        return model_class, resolves_to
 
     config.registry = SimpleNamespace(resolve_model_cls=resolve_model_cls)
     vars(config).update(facts)
@@ -69,7 +71,7 @@ def test_facts_of_a_target(
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: on_cpu)
     plain: dict[str, Any] = {
         "model": "target",
-        "architecture": "Resolved",
+        "architecture": config.registry.resolve_model_cls(["Written"], model_config=config)[1],
         "num_layers": 4,
         "hidden_size": 64,
         "vocab_size": 320,

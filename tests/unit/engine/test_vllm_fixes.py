@@ -11,8 +11,9 @@ import pytest
 import torch
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+from vllm.v1.worker import mamba_utils
 
-from vllm_dflash.engine.vllm_fixes import collective_memory
+from vllm_dflash.engine.vllm_fixes import aligned_states, collective_memory
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
@@ -28,6 +29,43 @@ def test_permission_for_amx_is_asked_where_there_is_amx(
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: asked.append(True))
     ask_for_amx()
     assert asked == [True] * has_it
+
+
+def test_states_at_the_ends_of_blocks_go_to_those_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks of 8 tokens: columns, tokens before the step, rows, drafts and tokens kept."""
+    steps = [
+        (1, 9, 4, 3, 2),  # does not come to an end
+        (1, 9, 4, 3, 4),  # 10 up to the bonus token, 13 kept: neither
+        (2, 13, 4, 3, 4),  # 14 and 17: the end at 16, 2 rows behind the bonus token's
+        (1, 12, 4, 3, 4),  # 13 and 16: exactly to the end, where it is
+        (1, 12, 4, 0, 1),  # a chunk of a prompt, which ends there
+    ]
+    columns, computed, rows, drafted, kept = zip(*steps, strict=True)
+    names = ("mamba_state_idx", "num_computed_tokens", "num_scheduled_tokens", "num_draft_tokens")
+    numbers = (columns, computed, rows, drafted)
+    staged = SimpleNamespace(block_size=8)
+    for name, values in zip(names, numbers, strict=True):
+        setattr(staged, f"{name}_buf", SimpleNamespace(np=torch.tensor(values).numpy()))
+    copies: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        mamba_utils, "collect_mamba_copy_meta", lambda *args: copies.append(args[4:7])
+    )
+    monkeypatch.setattr(mamba_utils, "do_mamba_copy_block", lambda _: None)
+    accepted = torch.zeros(len(steps), dtype=torch.int32)
+    aligned_states.postprocess_mamba_align_gpu(
+        bufs=SimpleNamespace(
+            postprocess_align=staged, preprocess=SimpleNamespace(mamba_group_ids=[], offset=0)
+        ),
+        num_reqs=len(steps),
+        num_accepted_tokens_gpu=torch.tensor(kept),
+        num_accepted_tokens_cpu_tensor=accepted,
+        input_batch=SimpleNamespace(block_table={}),
+        kv_cache_config=None,
+        forward_context={},
+        mamba_state_copy_funcs=None,
+    )
+    assert copies == [(2, 1, 2), (1, 1, 3), (1, 1, 0)]
+    assert accepted.tolist() == [2, 4, 4, 1, 1]
 
 
 def test_a_rank_takes_its_own_name_off_the_shared_memory(

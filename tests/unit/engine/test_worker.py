@@ -113,6 +113,7 @@ def test_one_long_request_does_not_end_everybodys_drafts(monkeypatch: pytest.Mon
         monkeypatch.setattr(f"vllm_dflash.engine.v1.v1_worker.{name}", lambda *_, name=name: name)
     worker: Any = object.__new__(V1CPUWorker)
     worker.vllm_config = worker.device = None
+    worker.model_config = SimpleNamespace(is_hybrid=False)
     runner = worker.model_runner = SimpleNamespace(
         drafter=object.__new__(DFlashProposer),
         sampler=None,

@@ -87,7 +87,41 @@ def test_windows_that_are_not_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     assert any("less may do for a request" in one for one in found.not_checked)
 
 
-@pytest.mark.parametrize("packed", ["int8_per_token_head", "nvfp4"])
+@pytest.mark.parametrize(
+    ("cache", "drafters", "target_bytes", "drafter_bytes"),
+    [
+        ("auto", None, 2 * 32 * 4, 2 * 32 * 4),
+        ("fp8", None, 2 * 32, 2 * 32),
+        ("fp8", "auto", 2 * 32, 2 * 32 * 4),
+        ("auto", "fp8_e5m2", 2 * 32 * 4, 2 * 32),
+        ("fp8_per_token_head", None, 2 * (32 + 4), 2 * (32 + 4)),  # with a scale of each vector
+        ("fp8_per_token_head", "auto", 2 * (32 + 4), 2 * 32 * 4),
+    ],
+)
+def test_quantised_caches(
+    pair: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    cache: str,
+    drafters: str | None,
+    target_bytes: int,
+    drafter_bytes: int,
+) -> None:
+    """Of 4 and 2 layers with 2 heads of 32 numbers each; on CPUs there are no scales."""
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: "token" not in cache)
+    options = {**SMALL, "kv_cache_dtype": cache, "draft_kv_cache_dtype": drafters}
+    found = inspect(pair.drafter, pair.target, options, kv_cache_memory=1 << 20)
+    assert found.memory is not None
+    assert found.memory.cache is not None
+    assert found.memory.cache.target_bytes_per_token == 4 * 2 * target_bytes
+    assert found.memory.cache.drafter_bytes_per_token == 2 * 2 * drafter_bytes
+    (budget,) = found.memory.cache.budgets
+    block = (8 * target_bytes + 4 * drafter_bytes) * found.memory.cache.block_size
+    assert budget.longest_request == min((1 << 20) // block - 1, 2) * found.memory.cache.block_size
+    asked = found.speculative_config
+    assert asked is None or asked.get("kv_cache_dtype") == drafters
+
+
+@pytest.mark.parametrize("packed", ["fp8_per_token_head", "int4_per_token_head", "nvfp4"])
 def test_what_vllm_packs_is_not_counted(pair: Pair, packed: str) -> None:
     options = {"dtype": "float32", "kv_cache_dtype": packed}
     found = inspect(pair.drafter, pair.target, options, kv_cache_memory=4 << 30)

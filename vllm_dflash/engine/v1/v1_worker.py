@@ -22,7 +22,9 @@ from vllm_dflash.engine.reporting.figures import (
 from vllm_dflash.engine.reporting.log import PeriodicLog, log_free_drafts
 from vllm_dflash.engine.reporting.statistics import Increases
 from vllm_dflash.engine.v1.proposer import PlannedProposer
+from vllm_dflash.engine.vllm_fixes.aligned_states import mend_aligned_states
 from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
+from vllm_dflash.engine.vllm_fixes.short_draft_states import mend_short_draft_states
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.worker import DraftingCPUWorker, Output, expect_drafter
 from vllm_dflash.planning.costs import StepCosts
@@ -46,6 +48,9 @@ class V1CPUWorker(DraftingCPUWorker):
         runner.rejection_sampler = DraftRejectionSampler(
             runner.sampler, runner.speculative_config, runner.device
         )
+        if self.model_config.is_hybrid:
+            mend_short_draft_states()
+            mend_aligned_states()
         # Each request's own limit is kept by the proposer.
         runner._input_fits_in_drafter = lambda metadata: metadata is not None
         return runner.drafter

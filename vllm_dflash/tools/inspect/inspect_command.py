@@ -28,6 +28,7 @@ ENGINE: dict[str, dict[str, Any]] = {
     "block_size": {"type": positive, "metavar": "N", "help": "tokens of a KV block"},
     "dtype": {"help": "of weights: auto, bfloat16, float16, float32"},
     "kv_cache_dtype": {"help": "of the KV cache: auto, fp8 and so on"},
+    "draft_kv_cache_dtype": {"help": "of the drafter's share of it (default: the same)"},
     "model_impl": {"help": "vLLM's, such as transformers"},
     "trust_remote_code": {"action": "store_true", "help": "of the target"},
 }

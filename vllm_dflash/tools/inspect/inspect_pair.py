@@ -44,6 +44,7 @@ def inspect_pair(
     drafter_overrides: Mapping[str, Any] | None = None,
     kv_cache_memory: int | None = None,
     tensor_parallel_size: int = 1,
+    draft_kv_cache_dtype: str | None = None,
     **engine: Any,
 ) -> Inspection:
     """Say what a drafter is, whether it fits a target, and what the pair takes of memory.
@@ -59,6 +60,7 @@ def inspect_pair(
         kv_cache_memory: bytes of KV cache on each rank; None: as `VLLM_CPU_KVCACHE_SPACE` says
             on the CPU platform, else a few examples.
         tensor_parallel_size: ranks.
+        draft_kv_cache_dtype: of the drafter's cache; None: the target's.
         engine: more of vLLM's engine arguments that change the answer, such as `max_model_len`.
     """
     found = Inspection(drafter, target)
@@ -99,9 +101,12 @@ def inspect_pair(
         found.not_checked.append("memory: the target does not divide among so many ranks")
     else:
         tensors = headers.tensors if headers else {}
-        inspect_memory(found, tensors, args, kv_cache_memory, tensor_parallel_size)
+        sizes = kv_cache_memory, tensor_parallel_size, draft_kv_cache_dtype
+        inspect_memory(found, tensors, args, *sizes)
     if not found.faults:
-        config = {"revision": revision, "drafter_overrides": dict(drafter_overrides or {})}
+        config: dict[str, Any] = {"revision": revision}
+        config |= {"drafter_overrides": dict(drafter_overrides or {})}
+        config |= {"kv_cache_dtype": draft_kv_cache_dtype}
         written = {name: value for name, value in config.items() if value}
         found.speculative_config = {"method": "dflash", "model": drafter, **written}
         ranks = {} if tensor_parallel_size == 1 else {"tensor_parallel_size": tensor_parallel_size}

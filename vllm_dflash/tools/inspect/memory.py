@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 from pydantic import ByteSize
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
@@ -30,8 +30,10 @@ SPLIT = (
 )
 """Tensors of which each rank has its share."""
 PER_KV_HEAD = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
-UNPACKED = {"auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"}
-"""Cache types that keep a number in as many bytes as it has."""
+COUNTED = {"auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"}
+COUNTED |= {"fp8_per_token_head", "int8_per_token_head"}
+"""Cache types that keep a number in as many bytes as it has; the last two, scales beside them."""
+SCALE_BYTES = 4
 OPTION, ENVIRONMENT = "--kv-cache-memory", "VLLM_CPU_KVCACHE_SPACE"
 EXAMPLES = (1 * GIB, 4 * GIB, 16 * GIB, 64 * GIB)
 
@@ -42,11 +44,13 @@ def inspect_memory(
     args: EngineArgs,
     kv_cache_memory: int | None,
     tp_size: int,
+    draft_cache: str | None = None,
 ) -> None:
     """Fill in `found.memory`, and what follows from it: faults, warnings, gaps.
 
     `found` has a drafter and a target, `tensors` are those of the drafter's checkpoint, as far as
-    they are known, `args` are of the target's engine on one rank.
+    they are known, `args` are of the target's engine on one rank. `draft_cache` is the type of the
+    drafter's cache, where that is not the target's.
     """
     spec, target = found.drafter, found.target
     assert spec is not None
@@ -55,7 +59,8 @@ def inspect_memory(
     try:
         sizes = {OPTION: kv_cache_memory, ENVIRONMENT: _environment_budget()}
         asked = {name: size for name, size in sizes.items() if size is not None}
-        cache = _cache_facts(spec, args.create_engine_config(), asked, tp_size)
+        config = args.create_engine_config()
+        cache = _cache_facts(spec, config, asked, tp_size, draft_cache)
     except Exception as error:  # vLLM may make no engine of this config here
         found.not_checked.append(f"KV cache: {without_frame(error) or type(error).__name__}")
     else:
@@ -119,35 +124,55 @@ def loaded_weights(
 
 
 def _cache_facts(
-    spec: DrafterSpec, config: VllmConfig, asked: Mapping[str, int], tp_size: int
+    spec: DrafterSpec,
+    config: VllmConfig,
+    asked: Mapping[str, int],
+    tp_size: int,
+    draft_cache: str | None,
 ) -> CacheFacts:
     """Of each rank. Raises ValueError where the config does not say how large it is.
 
     `asked`: bytes that it is to have, by who says so; the first one counts.
     """
-    if (written := config.cache_config.cache_dtype) not in UNPACKED:
-        raise ValueError(f"vLLM packs a cache of {written}, so its size is only known once it runs")
-    itemsize = kv_cache_dtype_str_to_dtype(written, config.model_config).itemsize
-    numbers, sliding = _target_cache(config, tp_size)
+    written = config.cache_config.cache_dtype
+    vectors, sliding = _target_cache(config, tp_size)
+    target_bytes = _num_bytes(vectors, written, config.model_config)
     # Windows do not matter: a sliding layer of ours keeps the whole context.
     heads = max(1, spec.num_kv_heads // drafter_ranks(spec, tp_size))
-    own_numbers = 2 * heads * spec.head_dim * spec.num_layers
+    own = [spec.head_dim] * (2 * heads * spec.num_layers)
+    own_bytes = _num_bytes(own, draft_cache or written, config.model_config)
     source = next(iter(asked), None)
     sizes = EXAMPLES if source is None else (asked[source],)
     block_size, max_model_len = config.cache_config.block_size, config.model_config.max_model_len
-    bytes_per_block = (numbers + own_numbers) * itemsize * block_size
+    bytes_per_block = (target_bytes + own_bytes) * block_size
     return CacheFacts(
         block_size=block_size,
-        drafter_bytes_per_token=own_numbers * itemsize,
-        target_bytes_per_token=numbers * itemsize,
+        drafter_bytes_per_token=own_bytes,
+        target_bytes_per_token=target_bytes,
         sliding_target_layers=sliding,
         budget_source=source,
         budgets=[_budget(size, bytes_per_block, block_size, max_model_len) for size in sizes],
     )
 
 
-def _target_cache(config: VllmConfig, tp_size: int) -> tuple[int, int]:
-    """Numbers that a rank keeps of a token, and layers whose window is shorter than a request.
+def _num_bytes(vectors: list[int], cache_dtype: str, model: ModelConfig) -> int:
+    """Of keys and values with so many numbers each. Raises ValueError for a type not known here."""
+    if cache_dtype not in COUNTED:
+        raise ValueError(
+            f"vLLM packs a cache of {cache_dtype}, so its size is only known once it runs"
+        )
+    scale = 0
+    if cache_dtype.endswith("per_token_head"):
+        if current_platform.is_cpu():
+            raise ValueError(f"vLLM has no kernels for a cache of {cache_dtype} on CPUs")
+        scale = SCALE_BYTES
+    itemsize = kv_cache_dtype_str_to_dtype(cache_dtype, model).itemsize
+    return sum(vectors) * itemsize + len(vectors) * scale
+
+
+def _target_cache(config: VllmConfig, tp_size: int) -> tuple[list[int], int]:
+    """Vectors that a rank keeps of a token, as numbers in each, and layers whose window is shorter
+    than a request.
 
     Raises ValueError for a target that is no plain transformer, so that its config does not say.
     """
@@ -165,19 +190,21 @@ def _target_cache(config: VllmConfig, tp_size: int) -> tuple[int, int]:
     text = model.hf_text_config
     num_layers = model.get_total_num_hidden_layers()
     kinds = getattr(text, "layer_types", None) or [""] * num_layers
-    numbers = sliding = 0
+    vectors: list[int] = []
+    sliding = 0
     # The last so many of Gemma's newer models read the cache of layers before them.
     for number in range(num_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)):
         shape = model.model_arch_config[number]
         if model.use_mla:  # one vector for keys and values of all heads
-            numbers += shape.head_size
+            vectors.append(shape.head_size)
         else:
-            numbers += 2 * max(1, shape.total_num_kv_heads // tp_size) * shape.head_size
+            heads = max(1, shape.total_num_kv_heads // tp_size)
+            vectors += [shape.head_size] * (2 * heads)
         window = config.cache_config.sliding_window
         if window is None and kinds[number] == "sliding_attention":
             window = model.get_sliding_window()
         sliding += window is not None and window < model.max_model_len
-    return numbers, sliding
+    return vectors, sliding
 
 
 def _budget(num_bytes: int, bytes_per_block: int, block_size: int, max_model_len: int) -> Budget:

@@ -1,0 +1,181 @@
+"""Targets with linear attention beside full: drafts that are rejected leave no state behind.
+
+On Model Runner V2 with the kernels for GPUs, in float32, against Hugging Face. Those for CPUs:
+test_hybrid_targets_cpu.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm import LLM
+
+from support.device_decisions import directed, lengths_in_turn
+from support.engines import DFLASH, FIXED, engine, greedy, prefix_cache_hits, token_ids
+from support.forced_drafts import forced_drafts
+from support.hybrids import kernels_for_gpus, know_qwen35
+from support.pairs import drafter_config, save_drafter
+from support.targets import make_target
+
+pytestmark = [
+    pytest.mark.parametrize("runner", ["v2"], indirect=True),
+    pytest.mark.usefixtures("runner"),
+]
+NEW_TOKENS = 16
+PROMPTS = [
+    [(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 110, 230))
+]
+SETTINGS: dict[str, Any] = {"skip_tokenizer_init": True, "max_model_len": 256, "max_num_seqs": 3}
+SETTINGS |= {"max_num_batched_tokens": 128, "enable_prefix_caching": True}  # several chunks
+
+
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "qwen3-next": {},
+    # Layers of the target's shape: vLLM mixes them with its own in two groups of the cache.
+    "qwen3.5": {"head_dim": 64, "num_key_value_heads": 1},
+}
+one_of_them = pytest.mark.parametrize("hybrid", ["qwen3-next"], indirect=True)
+
+
+@dataclass
+class Hybrid:
+    """A target with what it writes, and the prompt tokens that plain vLLM finds in its cache."""
+
+    folder: Path
+    expected: list[list[int]]
+    plain_hits: int
+
+    @property
+    def texts(self) -> list[list[int]]:
+        return [prompt + new for prompt, new in zip(PROMPTS, self.expected, strict=True)]
+
+    def engine(self, scheduling: str = "", speculative: dict[str, Any] | None = None) -> Any:
+        settings: dict[str, Any] = {"model": str(self.folder / "target"), **SETTINGS}
+        if speculative is not None:
+            drafter = str(self.folder / "drafter")
+            settings["speculative_config"] = {**speculative, "model": drafter}
+        return engine(scheduling, **settings)
+
+
+@torch.inference_mode()
+def written(target: Any, prompt: list[int]) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(NEW_TOKENS):
+        logits = target(torch.tensor([tokens]), use_cache=False).logits
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def serve(llm: LLM) -> list[list[int]]:
+    requests = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    params = greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
+    return token_ids(llm, requests, params)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels() -> Iterator[None]:
+    know_qwen35()
+    with kernels_for_gpus():
+        yield
+
+
+@pytest.fixture(scope="module", params=list(DRAFTERS))
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Hybrid:
+    folder = tmp_path_factory.mktemp("hybrid")
+    target = make_target(folder / "target", request.param)
+    # One of its layers looks back through a window: their caches are no group of their own.
+    windows = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+    save_drafter(folder / "drafter", drafter_config(**windows, **DRAFTERS[request.param]))
+    found = Hybrid(folder, [written(target, prompt) for prompt in PROMPTS], 0)
+    with found.engine() as llm:
+        assert serve(llm) == found.expected
+        assert serve(llm) == found.expected
+        found.plain_hits = prefix_cache_hits(llm)
+    assert found.plain_hits > 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def shared(hybrid: Hybrid) -> Iterator[LLM]:
+    with hybrid.engine(speculative=FIXED) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared: LLM) -> Iterator[LLM]:
+    assert shared.reset_prefix_cache()
+    yield shared
+    (stats,) = shared.collective_rpc("dflash_stats")
+    assert stats["nan_drafts"] == 0
+
+
+def test_any_number_of_drafts_may_be_rejected(llm: LLM, hybrid: Hybrid) -> None:
+    """The state is that behind the last one accepted; prompts come in chunks, and then from the
+    cache, of which as much is found as without drafts."""
+    before = prefix_cache_hits(llm)
+    (stats_before,) = llm.collective_rpc("dflash_stats")
+    with forced_drafts(llm, hybrid.texts, lambda place: place % 8):
+        assert serve(llm) == hybrid.expected
+        assert prefix_cache_hits(llm) == before
+        assert serve(llm) == hybrid.expected
+    assert prefix_cache_hits(llm) - before == hybrid.plain_hits
+    (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["accepted_tokens"] - stats_before["accepted_tokens"] > NEW_TOKENS
+
+
+@one_of_them
+def test_requests_thrown_out_between_two_steps_go_on(llm: LLM, hybrid: Hybrid) -> None:
+    """With drafts in hand: `reset_prefix_cache` preempts them, and they resume at once."""
+    core, tokens, is_running = llm.llm_engine, {}, True
+    with forced_drafts(llm, hybrid.texts, lambda place: place % 8):
+        for number, prompt in enumerate(PROMPTS):
+            params = greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
+            core.add_request(str(number), {"prompt_token_ids": prompt}, params)
+        while core.has_unfinished_requests():
+            for output in core.step():
+                tokens[output.request_id] = list(output.outputs[0].token_ids)
+            if is_running and len(tokens) == len(PROMPTS):
+                assert core.reset_prefix_cache(reset_running_requests=True)
+                is_running = False
+    assert [tokens[str(number)] for number in range(len(PROMPTS))] == hybrid.expected
+    assert not is_running
+
+
+@one_of_them
+def test_a_state_is_not_the_next_requests(llm: LLM, hybrid: Hybrid) -> None:
+    """One leaves with drafts in hand, one in the middle of its prompt; others take their places."""
+    core, params = llm.llm_engine, greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
+    tokens: dict[str, list[int]] = {}
+    with forced_drafts(llm, hybrid.texts, lambda place: place % 8):
+        for name, prompt in (("decoding", PROMPTS[0]), ("1", PROMPTS[1]), ("long", PROMPTS[2])):
+            core.add_request(name, {"prompt_token_ids": prompt}, params)
+        while len(tokens) < 2:
+            tokens |= {one.request_id: list(one.outputs[0].token_ids) for one in core.step()}
+        assert "long" not in tokens
+        core.abort_request(["decoding", "long"])
+        for number in (0, 2):
+            core.add_request(str(number), {"prompt_token_ids": PROMPTS[number]}, params)
+        while core.has_unfinished_requests():
+            tokens |= {one.request_id: list(one.outputs[0].token_ids) for one in core.step()}
+    assert [tokens[str(number)] for number in range(len(PROMPTS))] == hybrid.expected
+
+
+@one_of_them
+def test_steps_of_other_lengths_scheduled_asynchronously(
+    hybrid: Hybrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None, some or all of K, chosen while the step before runs."""
+    with hybrid.engine("asynchronous", DFLASH) as llm:
+        directed(llm, monkeypatch, lengths_in_turn(7, 0, 0, 3, 1, 0, 7, 2))
+        with forced_drafts(llm, hybrid.texts, lambda place: place % 8):
+            for _ in range(2):
+                assert serve(llm) == hybrid.expected
+        assert prefix_cache_hits(llm) == hybrid.plain_hits
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["accepted_tokens"] > 0
+    assert stats["skipped_steps"] > 0

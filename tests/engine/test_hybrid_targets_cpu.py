@@ -1,0 +1,106 @@
+"""Targets with linear attention on CPUs: vLLM's kernels for them, which take bfloat16 alone.
+
+So text may differ where two tokens are as likely; every one is to be plain vLLM's best, or nearly.
+With a state in the wrong place, tokens are 0.5 to 5 nat behind.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import LLM, SamplingParams
+
+from support.engines import DFLASH, engine, greedy, prefix_cache_hits, proposer_of
+from support.forced_drafts import forced_drafts
+from support.forced_texts import ForcedTexts
+from support.hybrids import know_qwen35
+from support.pairs import drafter_config, save_drafter
+from support.targets import make_target
+from vllm_dflash.engine.v1.host_step import FixedLength
+
+NEW_TOKENS = 32
+NEAR = 0.2
+PROMPTS = [
+    [(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 150, 400))
+]
+SETTINGS: dict[str, Any] = {"dtype": "bfloat16", "max_num_seqs": 3, "skip_tokenizer_init": True}
+SETTINGS |= {"max_num_batched_tokens": 128}  # several chunks
+
+
+def params() -> SamplingParams:
+    """New ones each time: `generate` changes them."""
+    return greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
+
+
+def serve(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
+    """The prompts with what was written behind them."""
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs = llm.generate(requests, params(), use_tqdm=False)
+    return [[*one.prompt_token_ids, *one.outputs[0].token_ids] for one in outputs]
+
+
+def next_turn(texts: list[list[int]]) -> list[list[int]]:
+    """Of a conversation: one block was filled while drafts were accepted and rejected."""
+    return [[*text, 7] for text in texts]
+
+
+def preempted(llm: LLM) -> list[list[int]]:
+    """The same, thrown out in the middle; one more request leaves for good."""
+    core, tokens, is_running = llm.llm_engine, {}, True
+    core.add_request("x", {"prompt_token_ids": PROMPTS[1]}, params())
+    for number, prompt in enumerate(PROMPTS):
+        core.add_request(str(number), {"prompt_token_ids": prompt}, params())
+    while core.has_unfinished_requests():
+        for output in core.step():
+            tokens[output.request_id] = list(output.outputs[0].token_ids)
+        if is_running and {"x", "0"} <= tokens.keys():
+            core.abort_request(["x"])
+            assert core.reset_prefix_cache(reset_running_requests=True)
+            is_running = False
+    return [[*prompt, *tokens[str(number)]] for number, prompt in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5"])
+def test_drafts_of_any_length_leave_no_state_behind(tmp_path: Path, family: str) -> None:
+    know_qwen35()
+    make_target(tmp_path / "target", family)
+    save_drafter(tmp_path / "drafter", drafter_config())
+    settings = {**SETTINGS, "model": str(tmp_path / "target")}
+    with engine(**settings) as llm:
+        texts = serve(llm)
+        serve(llm)
+        serve(llm, next_turn(texts))
+        plain_hits = prefix_cache_hits(llm)
+    written: list[list[int]] = []
+    speculative: dict[str, Any] = {**DFLASH, "model": str(tmp_path / "drafter")}
+    with engine(speculative_config=speculative, **settings) as llm:
+        proposer_of(llm).host.policy = FixedLength(7)
+        with forced_drafts(llm, texts, lambda place: place % 8):
+            written += serve(llm)
+            proposer_of(llm).host.policy = ForcedTexts(7)  # whom it likes, as many as it likes
+            written += serve(llm)
+            written += serve(llm, next_turn(written[:3]))
+            assert prefix_cache_hits(llm) == plain_hits
+            written += preempted(llm)
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert plain_hits > 0
+    assert stats["nan_drafts"] == 0
+    assert stats["accepted_tokens"] > NEW_TOKENS
+    assert stats["skipped_steps"] > 0
+    with engine(**settings) as llm:
+        requests = [{"prompt_token_ids": tokens} for tokens in written]
+        judge = greedy(1, prompt_logprobs=1, detokenize=False)
+        judged = llm.generate(requests, judge, use_tqdm=False)
+    behind = [
+        max(
+            max(one.logprob for one in row.values()) - row[token].logprob
+            for token, row in zip(
+                tokens[-NEW_TOKENS:], output.prompt_logprobs[-NEW_TOKENS:], strict=True
+            )
+        )
+        for tokens, output in zip(written, judged, strict=True)
+    ]
+    assert len(behind) == 4 * len(PROMPTS)
+    assert max(behind) < NEAR, behind

@@ -1,0 +1,65 @@
+"""An 8-bit KV cache: text is the target's own with such a cache, whatever the drafter's is."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+import torch
+
+from support.engines import (
+    DRAFTER,
+    FIXED,
+    TARGET,
+    USES_V2,
+    engine,
+    greedy,
+    held_out_prompts,
+    proposer_of,
+    token_ids,
+)
+from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
+
+pytestmark = pytest.mark.usefixtures("runner")
+PROMPTS, PARAMS = held_out_prompts(8)[4:], greedy(24)
+BUDGET = 1 << 30  # as conftest.py sets it
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    with engine(kv_cache_dtype="fp8") as llm:
+        return token_ids(llm, PROMPTS, PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("drafters", "kept"), [(None, torch.uint8), ("auto", torch.float32)], ids=["8-bit", "float32"]
+)
+def test_the_targets_own_text(
+    expected: list[list[int]], drafters: str | None, kept: torch.dtype
+) -> None:
+    """And as many tokens as `inspect` says it holds."""
+    found = inspect_pair(
+        str(DRAFTER),
+        str(TARGET),
+        kv_cache_memory=BUDGET,
+        kv_cache_dtype="fp8",
+        draft_kv_cache_dtype=drafters,
+        dtype="float32",
+        max_model_len=512,
+        block_size=32,
+    )
+    assert found.memory is not None
+    assert found.memory.cache is not None
+    (budget,) = found.memory.cache.budgets
+    speculative = {**FIXED, "kv_cache_dtype": drafters}
+    with engine(speculative_config=speculative, kv_cache_dtype="fp8") as llm:
+        assert token_ids(llm, PROMPTS, PARAMS) == expected
+        assert llm.llm_engine.vllm_config.cache_config.kv_cache_size_tokens == budget.tokens
+        for attention in proposer_of(llm).model.context.attentions:
+            assert attention.attn.kv_cache.dtype == kept
+        drafter = proposer_of(llm)
+        groups = [*chain(*drafter.attn_groups)] if USES_V2 else drafter.block.groups
+        assert {g.get_metadata_builder().kv_cache_dtype for g in groups} == {drafters or "fp8"}
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["mean_acceptance_length"] > 2.0
+    assert stats["nan_drafts"] == 0

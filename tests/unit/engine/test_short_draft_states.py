@@ -1,0 +1,95 @@
+"""Gated delta nets on CPUs: what a request's rows come to does not depend on what was drafted."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
+
+from vllm_dflash.engine.vllm_fixes.short_draft_states import _of_whole_drafts, forward_drafts
+
+K, WIDTH, HEADS, SIZE = 7, 4, 2, 128
+CHANNELS = 3 * HEADS * SIZE
+LENGTH = WIDTH - 1 + K
+
+
+@pytest.fixture(scope="module")
+def layer() -> Any:
+    """As far as its core goes."""
+    torch.manual_seed(0)
+
+    def rearrange(mixed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parts = mixed.split(HEADS * SIZE, dim=-1)
+        return tuple(part.reshape(1, -1, HEADS, SIZE).contiguous() for part in parts)
+
+    weight = torch.randn(CHANNELS, 1, WIDTH).bfloat16()
+    return SimpleNamespace(
+        conv1d=SimpleNamespace(weight=weight, bias=None, _cpu_unpacked_conv_weight=weight[:, 0]),
+        activation="silu",
+        A_log=torch.randn(HEADS),
+        dt_bias=torch.randn(HEADS).bfloat16(),
+        rearrange_mixed_qkv=rearrange,
+    )
+
+
+def run(layer: Any, steps: list[list[tuple[int, int]]], forward: Any = forward_drafts) -> Any:
+    """The output of each request's rows; `steps` have right and wrong rows of every request."""
+    torch.manual_seed(1)
+    count = len(steps[0])
+    total = [sum(right for right, _ in request) for request in zip(*steps, strict=True)]
+    rows = [torch.randn(size, CHANNELS + 2 * HEADS).bfloat16() for size in total]
+    slots = torch.arange(count * (K + 1), dtype=torch.int32).view(count, -1) + 1
+    histories = torch.zeros(slots.numel() + 1, CHANNELS, LENGTH).bfloat16()
+    states = torch.zeros(slots.numel() + 1, HEADS, SIZE, SIZE)
+    accepted, done = torch.ones(count, dtype=torch.int32), [0] * count
+    out: list[list[torch.Tensor]] = [[] for _ in range(count)]
+    for step in steps:
+        batch = [
+            torch.cat([rows[n][done[n] : done[n] + right], torch.randn(wrong, rows[n].shape[1])])
+            for n, (right, wrong) in enumerate(step)
+        ]
+        sizes = torch.tensor([0, *(len(part) for part in batch)])
+        metadata = SimpleNamespace(
+            num_spec_decodes=count,
+            spec_query_start_loc=sizes.cumsum(0).int(),
+            spec_state_indices_tensor=slots,
+            num_accepted_tokens=accepted.clone(),
+        )
+        qkv, b, a = torch.cat(batch).bfloat16().split([CHANNELS, HEADS, HEADS], dim=-1)
+        inputs = (part.contiguous() for part in (qkv, b, a))
+        found = forward(layer, metadata, *inputs, histories, states, WIDTH, LENGTH)
+        for number, part in enumerate(found.split([len(one) for one in batch])):
+            right = step[number][0]
+            out[number].append(part[:right])
+            done[number] += right
+            accepted[number] = right
+    return [torch.cat(part) for part in out]
+
+
+RAGGED = [[(3, 5), (1, 0)], [(1, 1), (2, 2)], [(2, 0), (8, 0)], [(8, 0), (1, 7)], [(2, 3), (4, 1)]]
+ONE_BY_ONE = [[(1, 0), (1, 0)]] * 16
+
+
+def test_drafts_of_any_length_leave_the_state_of_what_was_accepted(layer: Any) -> None:
+    for drafted, plain in zip(run(layer, RAGGED), run(layer, ONE_BY_ONE), strict=True):
+        torch.testing.assert_close(drafted, plain, rtol=0, atol=1e-2)
+
+
+def test_whole_drafts_go_through_vllms_own_function(
+    layer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is faster on some machines, and right for these; else this file can be deleted."""
+    assert gdn_attention._spec_forward in (_of_whole_drafts, forward_drafts)
+    whole = [[(3, 5), (1, 7)], [(8, 0), (5, 3)], [(5, 3), (8, 0)], [(1, 7), (3, 5)]]
+    plain = run(layer, [[(1, 0), (1, 0)]] * 17)
+    for drafted, rows in zip(run(layer, whole, _of_whole_drafts), plain, strict=True):
+        torch.testing.assert_close(drafted, rows, rtol=0, atol=1e-2)
+    plain = run(layer, ONE_BY_ONE)
+    shorter = [[(1, 7), (1, 7)], *[[(1, 1), (1, 1)]] * 15]
+    found = run(layer, shorter, _of_whole_drafts)
+    assert any((a - b).abs().max() > 0.1 for a, b in zip(found, plain, strict=True))
+    with pytest.raises(RuntimeError, match="must match"):  # shorter than what was accepted
+        run(layer, [[(3, 5), (2, 6)], [(1, 1), (1, 1)]], _of_whole_drafts)

@@ -1,0 +1,87 @@
+"""Prefixes of a target with linear attention are cached beside drafts, on CPU.
+
+Wrong in vLLM 0.32.0, V1 runner on CPU: with a speculative method, states of a linear attention are
+copied to the ends of blocks by Triton's kernels, of which a CPU has none, so that the first step
+ends the engine; prefix caching is on unless somebody turns it off. Not reported yet
+(docs/engineering/upstream.md). Delete this file when those kernels have a counterpart for CPUs.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker import mamba_utils
+from vllm.v1.worker.gpu_input_batch import InputBatch
+
+_preprocess = mamba_utils.preprocess_mamba
+
+
+def mend_aligned_states() -> None:
+    """In a CPU worker: rebind both functions in this process."""
+    mamba_utils.preprocess_mamba = preprocess_mamba
+    mamba_utils.postprocess_mamba_align_gpu = postprocess_mamba_align_gpu
+
+
+@wraps(_preprocess, assigned=())
+def preprocess_mamba(*args: Any, align_ctx: object = None) -> None:
+    """Before a step, with vLLM's own copies on the host: those it makes without drafts."""
+    _preprocess(*args)
+
+
+def postprocess_mamba_align_gpu(
+    *,
+    bufs: mamba_utils.MambaBuffers,
+    num_reqs: int,
+    num_accepted_tokens_gpu: torch.Tensor,
+    num_accepted_tokens_cpu_tensor: torch.Tensor,
+    input_batch: InputBatch,
+    kv_cache_config: KVCacheConfig,
+    forward_context: dict[str, Any],
+    mamba_state_copy_funcs: Any,
+) -> None:
+    """Behind a step: the state at the end of each block that it filled goes to that block.
+
+    A request has the state after each of its rows in a slot of its own, from the block `columns` on
+    that its first row came to.
+    """
+    staged, copies = bufs.postprocess_align, bufs.preprocess
+    columns, scheduled, computed, drafted = (
+        buffer.np[:num_reqs].tolist()
+        for buffer in (
+            staged.mamba_state_idx_buf,
+            staged.num_scheduled_tokens_buf,
+            staged.num_computed_tokens_buf,
+            staged.num_draft_tokens_buf,
+        )
+    )
+    accepted = num_accepted_tokens_gpu[:num_reqs].tolist()
+    copies.offset = 0
+    for row, kept in enumerate(accepted):
+        first = computed[row] + scheduled[row] - drafted[row]  # tokens up to the bonus token
+        blocks = (first + kept - 1) // staged.block_size
+        behind = blocks * staged.block_size - first
+        if behind < 0:
+            continue
+        tables = {
+            group: input_batch.block_table[group].get_numpy_array()[row]
+            for group in copies.mamba_group_ids
+        }
+        mamba_utils.collect_mamba_copy_meta(
+            copies,
+            kv_cache_config,
+            mamba_state_copy_funcs,
+            copies.mamba_group_ids,
+            columns[row],
+            blocks - 1,
+            behind,
+            SimpleNamespace(block_ids=tables),
+            forward_context,
+        )
+        if columns[row] == blocks - 1:  # where the next step looks for it
+            accepted[row] = 1
+    mamba_utils.do_mamba_copy_block(copies)
+    num_accepted_tokens_cpu_tensor[:num_reqs] = torch.tensor(accepted)
