@@ -153,7 +153,8 @@ def test_drafters(pair: Pair, tmp_path: Path, runs: str, changes: Settings) -> N
 
 
 TARGETS: list[tuple[str, str, Settings]] = [
-    (VLLMS, "Qwen3Next", {}),  # linear attention
+    (VLLMS, "NemotronH", {}),  # a state that is no gated delta net's
+    (OURS, "Qwen3Next", {}),
     (OURS, "Qwen3Moe", {}),
     (VLLMS, "Qwen3Moe", {"data_parallel_size": 2}),
 ]

@@ -112,11 +112,11 @@ def test_what_may_be_padding_is_among_the_warnings(pair: Pair, tmp_path: Path) -
 
 
 def test_a_target_whose_engines_are_left_to_vllm(pair: Pair, tmp_path: Path) -> None:
-    write_config(tmp_path, "Qwen3Next")
+    write_config(tmp_path, "NemotronH")
     found = inspect(pair.drafter, tmp_path)
     assert found.exit_code == 0
     (warning,) = [one for one in found.warnings if "vLLM's own DFlash runs its engines" in one]
-    assert "has linear attention" in warning
+    assert "gated delta nets only" in warning
 
 
 def test_a_target_without_taps(pair: Pair, tmp_path: Path) -> None:
