@@ -94,9 +94,10 @@ def checked_drafter(
     )
     drafter = parse_overridden(settings.model, config, settings.drafter_overrides)
     check_pair(drafter, target_facts(target))
-    if drafter.dflash2 is not None and settings.use_local_argmax_reduction:
+    if drafter.num_candidates is not None and settings.use_local_argmax_reduction:
+        kind = "DFlash 2" if drafter.lilicorr is None else "LiLiCorr"
         raise DrafterError(
-            f"drafter {drafter.model!r} is a DFlash 2 one, which weighs several candidates for each"
+            f"drafter {drafter.model!r} is a {kind} one, which weighs several candidates for each"
             " token: remove 'use_local_argmax_reduction' from the speculative config."
         )
     if Path(settings.model).is_dir():

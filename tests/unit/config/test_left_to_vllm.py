@@ -78,13 +78,11 @@ def as_without_us(monkeypatch: pytest.MonkeyPatch, pair: Pair, model: Path, **as
     return ours
 
 
-RUN_ON_V1 = ("DFlashLagunaForCausalLM", "DFlashMuseGlimmerAssistantModel")
 FOREIGN = {
     "DFlashLagunaForCausalLM": "DFlashLagunaForCausalLM",
     "LagunaForCausalLM": "DFlashLagunaForCausalLM",
     "MuseGlimmerAssistantModel": "DFlashMuseGlimmerAssistantModel",
     "DFlashMuseGlimmerAssistantModel": "DFlashMuseGlimmerAssistantModel",
-    "LiLiCorrDraftModel": "LiLiCorrDraftModel",
 }
 """As a checkpoint names it, and as vLLM looks it up."""
 
@@ -105,12 +103,9 @@ def test_another_architecture_is_vllms(
     (line,) = lines
     assert line.startswith("INFO vllm-dflash stays out")
     assert f"has architecture {FOREIGN[written]}, which vLLM's own code runs" in line
-    if FOREIGN[written] in RUN_ON_V1:
-        assert found["architectures"] == [FOREIGN[written]]
-        assert found["worker"] == "vllm.v1.worker.cpu_worker.CPUWorker"
-        assert ADDITIONAL_CONFIG_KEY not in found["additional"]
-    else:  # these need Model Runner V2, which vLLM says itself
-        assert "candidate-head drafts" in found["message"]
+    assert found["architectures"] == [FOREIGN[written]]
+    assert found["worker"] == "vllm.v1.worker.cpu_worker.CPUWorker"
+    assert ADDITIONAL_CONFIG_KEY not in found["additional"]
 
 
 def test_of_a_vllm_that_we_do_not_support_as_well(
@@ -170,7 +165,7 @@ def test_what_nobody_runs_is_refused_by_us(pair: Pair, tmp_path: Path, architect
     "own", [{"draft_length": "fixed"}, {"drafter_overrides": {"sliding_window": 9}}]
 )
 def test_options_of_ours_mean_nothing_there(pair: Pair, tmp_path: Path, own: dict) -> None:
-    model = drafter(tmp_path / "it", architectures=["LiLiCorrDraftModel"])
+    model = drafter(tmp_path / "it", architectures=["LagunaForCausalLM"])
     args = engine_args(pair, model, method="dflash", num_speculative_tokens=3, **own)
     (name,) = own
     with pytest.raises(ValueError, match=rf"Remove '{name}' from the speculative config"):

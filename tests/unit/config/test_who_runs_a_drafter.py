@@ -26,7 +26,8 @@ def architectures(*names: Any) -> dict[str, Any]:
         (architectures("DFlash2DraftModel", "DFlashDraftModel"), None),
         (architectures("LagunaForCausalLM"), "DFlashLagunaForCausalLM"),
         (architectures("Nonsense", "LagunaForCausalLM"), "DFlashLagunaForCausalLM"),
-        (architectures("LiLiCorrDraftModel"), "LiLiCorrDraftModel"),
+        (architectures("LiLiCorrDraftModel"), None),
+        (architectures("MuseGlimmerAssistantModel"), "DFlashMuseGlimmerAssistantModel"),
         (architectures("Nonsense"), None),
         (architectures("2DraftModel"), None),  # whose name with DFlash before it would be known
         (architectures("LlamaForCausalLM"), None),
@@ -43,8 +44,8 @@ def architectures(*names: Any) -> dict[str, Any]:
         ({"speculators_model_type": "eagle3", **architectures("DFlash2DraftModel")}, None),
         ({"speculators_model_type": ["dflash2"], **architectures("DFlash2DraftModel")}, None),
         (
-            {"speculators_model_type": None, **architectures("LiLiCorrDraftModel")},
-            "LiLiCorrDraftModel",
+            {"speculators_model_type": None, **architectures("LagunaForCausalLM")},
+            "DFlashLagunaForCausalLM",
         ),
     ],
 )
@@ -58,7 +59,8 @@ def write(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_drafter_of_ours(tmp_path: Path) -> None:
-    for config in (architectures("DFlashDraftModel"), architectures("Nonsense")):
+    for name in ("DFlashDraftModel", "LiLiCorrDraftModel", "Nonsense"):
+        config = architectures(name)
         with log_lines() as lines:
             assert config_to_run(write(tmp_path, config)) == config
         assert lines == []
@@ -87,7 +89,7 @@ def test_the_revision_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("config", "architecture", "hint"),
     [
-        (architectures("LiLiCorrDraftModel"), "LiLiCorrDraftModel", False),
+        (architectures("LagunaForCausalLM"), "DFlashLagunaForCausalLM", False),
         ({"speculators_model_type": "dspark"}, "Qwen3DSparkModel", True),
     ],
 )

@@ -12,7 +12,6 @@ import torch
 
 from vllm_dflash.engine.block_layout import block_inputs
 from vllm_dflash.engine.v1.block_forward import BlockForward
-from vllm_dflash.model.dflash2_layers import CandidateSelector
 
 NAN, INF = math.nan, math.inf
 NO_BLOCKS = np.zeros(0, np.int64), np.zeros(0, np.int32)
@@ -22,7 +21,7 @@ NO_BLOCKS = np.zeros(0, np.int64), np.zeros(0, np.int32)
 class Fake:
     """A drafter whose hidden states are its logits; its vocabulary is the target's, backwards."""
 
-    selector: CandidateSelector | None = None
+    has_candidates = False
 
     def __init__(self) -> None:
         self.hidden = torch.zeros(0, 4)
@@ -171,27 +170,34 @@ def test_attention_is_told_of_each_block(
     assert (sizes, seen["max_seq_len"]) == ([2, 5, 3], 8)
 
 
-class FollowingTokens(torch.nn.Module):
-    """A selector by which each token is followed by the next one, whatever its logit."""
+class FollowingTokens:
+    """Scores by which each token is followed by the next one, whatever its logit."""
 
-    top_k = 3
+    def __init__(self) -> None:
+        self.newest: list[list[float] | None] = []
 
-    def forward(
+    def __call__(
         self,
         candidates: torch.Tensor,
         logits: torch.Tensor,
         hidden: torch.Tensor,
         bonus: torch.Tensor,
+        newest: torch.Tensor | None,
     ) -> torch.Tensor:
+        self.newest.append(None if newest is None else newest[:, 0].tolist())
         first = bonus[:, None, None].expand(-1, 1, 3)
         before = torch.cat([first, candidates[:, :-1]], dim=1)
         follows = candidates[:, :, None] == before[..., None] + 1
         return logits[:, :, None] + 50.0 * follows
 
 
-def test_dflash2_walks_along_each_block_by_itself(block: BlockForward, model: Any) -> None:
+@pytest.mark.parametrize("reads_newest", [False, True])
+def test_walks_along_each_block_by_itself(
+    block: BlockForward, model: Any, reads_newest: bool
+) -> None:
     """Blocks of one, three and two rows, the likeliest candidate of which is never the one."""
-    model.selector = FollowingTokens()
+    model.has_candidates, model.score_candidates = True, FollowingTokens()
+    model.context = SimpleNamespace(fuse=lambda features: features + 1)
     candidates = torch.tensor(
         [[9, 5, 7], [9, 8, 21], [22, 9, 8], [9, 23, 0], [9, 0, 31], [0, 9, 32]]
     )
@@ -199,6 +205,9 @@ def test_dflash2_walks_along_each_block_by_itself(block: BlockForward, model: An
     likelihood[5, 0] = NAN
     model.compute_candidates = lambda hidden: (candidates, likelihood)
     lengths, bonus = np.array([1, 3, 2]), np.array([4, 20, 30], dtype=np.int32)
-    tokens, probability = block.pick(torch.zeros(6, 4), lengths, bonus)
+    newest = torch.tensor([[10.0], [20.0], [30.0]]) if reads_newest else None
+    tokens, probability = block.pick(torch.zeros(6, 4), lengths, bonus, newest)
     assert tokens[:5] == [5, 21, 22, 23, 31]
+    # Width by width, each with its own context.
+    assert model.score_candidates.newest == ([[11], [31], [21]] if reads_newest else [None] * 3)
     assert probability == pytest.approx([1.0] * 5 + [0.0])
