@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16_000)
     parser.add_argument("--drafter-minutes", type=float, default=22)
     parser.add_argument("--drafter-steps", type=int, help="instead of minutes")
+    parser.add_argument("--start", type=Path, help="a drafter whose layers are trained further")
     parser.add_argument("--target", type=Path, help="an existing one: train drafters alone")
     parser.add_argument(
         "--architecture",
@@ -61,6 +62,7 @@ def main() -> None:
                 architecture=architecture,
                 minutes=arguments.drafter_minutes,
                 steps=arguments.drafter_steps,
+                start=arguments.start,
                 progress=progress,
             )
     print(f"Wrote a pair. Try it: vllm-dflash demo --target {target} --drafter {drafter}")

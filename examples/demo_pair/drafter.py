@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from rich.progress import Progress
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3ForCausalLM
 
 from demo_pair.target import learning_rate, make_optimizers, step_all
@@ -27,7 +27,7 @@ LILICORR = {
     "conv_kernel_size": 4,
     "conv_group_size": 16,
     "lilicorr_candidate_topk": 8,
-    "lilicorr_hidden_size": 96,
+    "lilicorr_hidden_size": 64,
     "lilicorr_num_layers": 2,
     "lilicorr_num_heads": 4,
     "lilicorr_mlp_ratio": 2.0,
@@ -39,7 +39,7 @@ LILICORR = {
 ARCHITECTURES = {
     "dflash": ("DFlashDraftModel", {}, 768),
     "dflash2": ("DFlash2DraftModel", DFLASH2, 624),
-    "lilicorr": ("LiLiCorrDraftModel", LILICORR, 560),
+    "lilicorr": ("LiLiCorrDraftModel", LILICORR, 624),
 }
 UNARY_SHARE = 0.5
 # The paper weighs the k-th drafted token by exp(-(k - 1) / gamma): an early miss costs most.
@@ -146,11 +146,13 @@ def train_drafter(
     architecture: str = "dflash",
     minutes: float,
     steps: int | None = None,
+    start: Path | None = None,
     progress: Progress,
 ) -> None:
     """Train for `minutes` of wall time and save a z-lab-format checkpoint in bf16.
 
-    Or for so many `steps`, which other programs on the same cores do not make fewer.
+    Or for so many `steps`, which other programs on the same cores do not make fewer. From the
+    layers of the drafter in the folder `start`, if there is one.
     """
     pairs = [pair for pair in pairs if len(pair[1]) > BLOCK_SIZE]
     target = Qwen3ForCausalLM.from_pretrained(target_folder, dtype=torch.bfloat16).eval()
@@ -159,6 +161,10 @@ def train_drafter(
     torch.manual_seed(0)
     rng = random.Random(0)
     drafter = ReferenceDrafter(parse_config(str(out), config))
+    if start is not None:
+        known = drafter.state_dict()
+        layers = load_file(start / "model.safetensors")
+        drafter.load_state_dict({k: v for k, v in layers.items() if k in known}, strict=False)
     optimizers = make_optimizers(drafter, lr=3e-3)
     weights = torch.exp(-(torch.arange(BLOCK_SIZE) - 1) / GAMMA).repeat(ANCHORS)  # [A * B]
     task = progress.add_task("drafter", total=1.0)

@@ -273,7 +273,8 @@ def test_how_far_a_block_says_what_the_text_does(block: list[int], agreed_on: in
     plan = Plan(np.array([True, True, False]), 4, price=1.0, speedup=1.0, uses_text=True)
     host = Host(FromText(plan), looks_up=True)
     blocks = BlockDrafts(np.array([0, 1]), [[8, 9, 3, 4], block], np.ones((2, 4)))
-    host.block = SimpleNamespace(draft=lambda *_: blocks)  # type: ignore[assignment]
+    drafter = SimpleNamespace(draft=lambda *_: blocks, reads_newest=False)
+    host.block = drafter  # type: ignore[assignment]
     host.all_texts[1:3, :CONTEXT] = [7, 1000, 8, 9, 3, 4, 5, 6, 1, 7]
     step, _ = host.step(7, 7, 7, sampled=[[1], [1000], [1000]])
     assert step.predicted is not None
