@@ -92,9 +92,9 @@ Bugs of vLLM that we mend, in workers:
 
 18. `engine/vllm_fixes/`: a file for each, which says what is wrong, what it does and when to delete
     it (docs/engineering/upstream.md has an issue for each): `expanded_sampling.py`,
-    `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `stale_blocks.py` and
-    `amx_permission.py` (CPU), `undrafted_sampling.py` (V1: the runner's `rejection_sampler`),
-    `short_rotary_tables.py`.
+    `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `gathered_ids.py`,
+    `stale_blocks.py` and `amx_permission.py` (CPU), `undrafted_sampling.py` (V1: the runner's
+    `rejection_sampler`), `short_rotary_tables.py`.
 """
 
 from __future__ import annotations

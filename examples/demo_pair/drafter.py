@@ -36,7 +36,7 @@ LILICORR = {
     "lilicorr_logit_scale": 10.0,
 }
 # What a config says of each, with MLPs of a width that makes all drafters as large.
-ARCHITECTURES = {
+ARCHITECTURES: dict[str, tuple[str, dict, int]] = {
     "dflash": ("DFlashDraftModel", {}, 768),
     "dflash2": ("DFlash2DraftModel", DFLASH2, 624),
     "lilicorr": ("LiLiCorrDraftModel", LILICORR, 624),

@@ -37,15 +37,19 @@ def plain() -> list[list[int]]:
         return token_ids(llm, PROMPTS, greedy(NEW_TOKENS))
 
 
-@pytest.mark.parametrize("drafter", [DRAFTER2, LILICORR], ids=["dflash2", "lilicorr"])
+@pytest.mark.parametrize(
+    ("drafter", "least"),
+    [(DRAFTER2, 1.8 if USES_V2 else 2.2), (LILICORR, 1.7 if USES_V2 else 2.2)],
+    ids=["dflash2", "lilicorr"],
+)
 def test_acceptance_of_every_step_equals_the_reference(
-    plain: list[list[int]], drafter: Path
+    plain: list[list[int]], drafter: Path, least: float
 ) -> None:
     """And the text is plain vLLM's."""
     tokens, stats = as_the_reference(drafter, PROMPTS, NEW_TOKENS, **settings())
     assert tokens == plain
     assert stats["nan_drafts"] == 0
-    assert stats["mean_acceptance_length"] > (1.8 if USES_V2 else 2.2)
+    assert stats["mean_acceptance_length"] > least
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
 
 

@@ -112,10 +112,12 @@ class ReferenceLattice(nn.Module):
         anchor = self.anchor_norm(self.context_proj(newest))  # [R, N]
         a = anchor[:, None, None].expand_as(x)
         f = F.silu(self.factor_input_proj(torch.cat([x, a, x * a], dim=-1)))
-        unit = {"dim": -1, "eps": self.head.vector_eps}
-        before = F.normalize(self.out_head(f), **unit)  # [R, w, C, factors]
-        behind = F.normalize(self.in_head(f), **unit)
-        first = F.normalize(self.anchor_out_head(anchor), **unit)[:, None, None]
+
+        def unit(vectors: torch.Tensor) -> torch.Tensor:
+            return F.normalize(vectors, dim=-1, eps=self.head.vector_eps)
+
+        before, behind = unit(self.out_head(f)), unit(self.in_head(f))  # [R, w, C, factors]
+        first = unit(self.anchor_out_head(anchor))[:, None, None]
         first = first.expand(blocks, 1, count, -1)
         cosines = torch.cat([first, before[:, :-1]], dim=1) @ behind.transpose(-1, -2)
         return self.head.logit_scale * cosines.float()

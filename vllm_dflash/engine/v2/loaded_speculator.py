@@ -77,10 +77,10 @@ class LoadedSpeculator(DFlashSpeculator):
         """Keep what LiLiCorr reads of the fused rows; captured by vLLM 0.33."""
         if self.newest_context is None:
             return
-        *where, num_rejected = where
-        if len(where) == 1:  # vLLM 0.32
-            where = [where[0].num_reqs, where[0].query_start_loc]
-        count, starts = where
+        *batch, num_rejected = where
+        if len(batch) == 1:  # vLLM 0.32
+            batch = [batch[0].num_reqs, batch[0].query_start_loc]
+        count, starts = batch
         rows = starts[1 : count + 1] - num_rejected[:count] - 1
         torch.index_select(
             self.hidden_states, 0, rows.clamp(min=0), out=self.newest_context[:count]
