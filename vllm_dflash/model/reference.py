@@ -244,26 +244,13 @@ class ReferenceDrafter(nn.Module):
         """Tokens of one block, [K], from its logits [K, V'] and hidden states [K, H], behind the
         bonus token, before which the context ends with `newest`, [H]."""
         if self.lilicorr is not None:
-            tokens = walk(*self.weigh(logits, hidden, newest, target))
+            embed = target.get_input_embeddings()
+            tokens = walk(*self.lilicorr.weigh(logits, hidden, newest, embed))
         elif self.candidate_selector is not None:
             tokens, _ = self.candidate_selector.walk(logits, hidden, bonus)
         else:
             return self.target_ids(logits.argmax(-1))
         return torch.tensor(tokens, device=logits.device)
-
-    def weigh(
-        self,
-        logits: torch.Tensor,
-        hidden: torch.Tensor,
-        newest: torch.Tensor,
-        target: PreTrainedModel,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What LiLiCorr walks along: candidates [K, C], and their scores [K, C before, C]."""
-        assert self.lilicorr is not None
-        candidates, log_probs = self.lilicorr.candidates(logits)
-        embeddings = target.get_input_embeddings()(candidates)
-        scores = self.lilicorr.scores(embeddings[None], log_probs[None], hidden[None], newest[None])
-        return candidates, scores[0]
 
     def context(self, features: torch.Tensor) -> torch.Tensor:
         """Z: fuse the taps, concatenated in ascending layer order. [..., m * H] -> [..., H]."""

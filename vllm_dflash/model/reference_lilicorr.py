@@ -85,6 +85,21 @@ class ReferenceLattice(nn.Module):
         likeliest = logits.float().log_softmax(-1).topk(self.head.candidate_topk)
         return likeliest.indices, likeliest.values
 
+    def weigh(
+        self, logits: torch.Tensor, hidden: torch.Tensor, newest: torch.Tensor, embed: nn.Module
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Candidates of one block [w, C], and their scores [w, C before, C].
+
+        Args:
+            logits: of all tokens, [w, V].
+            hidden: [w, H].
+            newest: fused context of the token before the bonus token, [H].
+            embed: the target's.
+        """
+        candidates, log_probs = self.candidates(logits)
+        scores = self.scores(embed(candidates)[None], log_probs[None], hidden[None], newest[None])
+        return candidates, scores[0]
+
     def scores(
         self,
         embeddings: torch.Tensor,  # [R, w, C, H], the target's

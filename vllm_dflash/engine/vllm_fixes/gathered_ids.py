@@ -2,8 +2,8 @@
 
 Wrong in vLLM 0.32.0, CPU: `LogitsProcessor.get_top_k_tokens` gathers ids of all ranks, integers of
 64 bits, and the gathering through shared memory knows floating-point numbers only, so a drafter
-with candidates ends with NotImplementedError. Not reported yet (docs/engineering/upstream.md). Delete
-this file when `shm_all_gather` takes them.
+with candidates ends with NotImplementedError. Not reported yet (docs/engineering/upstream.md).
+Delete this file when `shm_all_gather` takes them.
 """
 
 from __future__ import annotations

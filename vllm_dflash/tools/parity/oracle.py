@@ -76,8 +76,9 @@ class Oracle:
         logits; of DFlash 2 and LiLiCorr the likeliest ones, scored behind the tokens [K] `before`
         them, of LiLiCorr also by the `newest` context, [H].
         """
-        if self.drafter.lilicorr is not None:
-            candidates, scores = self.drafter.weigh(logits, hidden, newest, self.target)
+        if (lattice := self.drafter.lilicorr) is not None:
+            embed = self.target.get_input_embeddings()
+            candidates, scores = lattice.weigh(logits, hidden, newest, embed)
             # Behind a token that is no candidate, and is found to be none, whatever the first is.
             chosen = (candidates[:-1] == before[1:, None]).int().argmax(-1)
             return candidates, scores[torch.arange(len(scores)), F.pad(chosen, (1, 0))]
