@@ -14,7 +14,7 @@ from vllm_dflash.engine.block_layout import block_inputs
 from vllm_dflash.engine.v1.block_forward import BlockForward
 
 NAN, INF = math.nan, math.inf
-NO_BLOCKS = np.zeros(0, np.int64), np.zeros(0, np.int32)
+NO_BLOCKS = np.zeros(0, np.int64), np.zeros(0, np.int32), None
 """Which row belongs to which block is of no interest to DFlash."""
 
 
@@ -112,7 +112,7 @@ def test_each_requests_drafts_and_confidence_in_order(block: BlockForward, model
             logits(0.2, 0.8 / 3, 0.8 / 3 + 0.01, 0.8 / 3 - 0.01),
         ]
     )
-    drafts = block.draft(inputs, torch.arange(12).view(3, 4))
+    drafts = block.draft(inputs, torch.arange(12).view(3, 4), None)
     assert drafts.tokens == [[102, 101, 100], [101]]
     assert drafts.confidence == pytest.approx(
         np.array([[0.7, 0.6, 0.5], [0.8 / 3 + 0.01, 0.0, 0.0]])
@@ -128,7 +128,7 @@ def test_drafts_behind_a_row_that_is_not_finite_are_dropped(
     good = logits(0.1, 0.7, 0.1, 0.1)
     bad = [0.0, NAN, 0.0, 0.0]
     model.hidden = torch.tensor([bad, good, bad, good, bad, good, good])
-    drafts = block.draft(inputs, torch.arange(8).view(2, 4))
+    drafts = block.draft(inputs, torch.arange(8).view(2, 4), None)
     assert drafts.tokens == [[102], [102, 102]]
     assert drafts.confidence == pytest.approx(np.array([[0.7, 0.0, 0.7], [0.7, 0.7, 0.0]]))
 
@@ -157,7 +157,7 @@ def test_attention_is_told_of_each_block(
     inputs = block_inputs(
         np.array([5, 9, 2]), np.array([2, 0, 1]), np.array([1, 2, 3]), 77, table.numpy(), 4
     )
-    block.draft(inputs, table)
+    block.draft(inputs, table, None)
     assert seen["given"] == {"layer": "built"}
     assert seen["ids"].tolist() == [1, 77, 77, 3, 77]
     assert seen["positions"].tolist() == [5, 6, 7, 2, 3]

@@ -50,7 +50,7 @@ class BlockForward:
         return self._model.spec.lilicorr is not None
 
     def draft(
-        self, inputs: BlockInputs, block_table: torch.Tensor, newest: torch.Tensor | None = None
+        self, inputs: BlockInputs, block_table: torch.Tensor, newest: torch.Tensor | None
     ) -> BlockDrafts:
         """Draft for the D requests of the layout; block table of the whole batch, [R, blocks].
 
@@ -96,7 +96,7 @@ class BlockForward:
         hidden: torch.Tensor,
         lengths: Ints,
         bonus_ids: Ints,
-        newest: torch.Tensor | None = None,
+        newest: torch.Tensor | None,
     ) -> tuple[list[int], Floats]:
         """Most likely tokens of rows [Q, H], [Q], and their probability, 0 where the logits are not
         finite, [Q].
