@@ -8,6 +8,9 @@ listed in `seams`, and checked, with the version, before a hook other than 1 is 
 imports nothing heavy: vLLM only logs an ImportError of a plugin, and would then silently run its
 own DFlash.
 
+Engines that vLLM's own DFlash runs and ours does not are left to it (`config/left_to_vllm.py`):
+hook 1 is all that is placed there.
+
 Functions of vLLM that are wrapped:
 
  1. `EngineArgs.create_speculative_config` (here). The one place where `LLM(...)` and `vllm serve`
@@ -83,10 +86,11 @@ Draft lengths on V2 (`engine/v2/trimming.py`):
 
 Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometheus.py`):
 
-17. `StatLoggerManager.__init__` is wrapped, in the front end: behind vLLM's Prometheus logger comes
+17. `StatLoggerManager.__init__` is wrapped, in the front end: before vLLM's Prometheus logger comes
     one of ours, which `vllm.stat_logger_plugins` would load for plain engines, too. Our schedulers'
-    figures reach it as `SchedulerStats.running_lora_adapters`, a declared field that nobody reads
-    where no LoRA can be. Replaced by: stat loggers named in an engine's config, and a free field.
+    figures reach it as `SchedulerStats.running_lora_adapters`, a declared field, and are taken out
+    of it before vLLM's logger reads that. Replaced by: stat loggers named in an engine's config,
+    and a free field.
 
 Bugs of vLLM that we mend, in workers:
 
@@ -169,16 +173,18 @@ def _wrap_front_end() -> None:
 
         from vllm_dflash.checkpoint.spec import DrafterError
         from vllm_dflash.config.draft_config import read_by_vllm
-        from vllm_dflash.config.left_to_vllm import config_to_run
+        from vllm_dflash.config.left_to_vllm import config_of_drafter, leave_to_vllm, why_left
         from vllm_dflash.seams import FRONT_END, check_vllm
 
         with _refusals_logged(ValueError, RuntimeError):
             try:
-                config = config_to_run(requested)
+                config = config_of_drafter(requested)
+                reasons = why_left(requested, config, target_model_config, *args, **kwargs)
             except (ImportError, AttributeError):
                 check_vllm(FRONT_END)  # a vLLM that we do not know is to be named first
                 raise
-        if config is None:
+        if reasons:
+            leave_to_vllm(self, config, reasons)
             return read(self)
         with _refusals_logged(ValueError, RuntimeError):
             check_vllm(FRONT_END)

@@ -214,6 +214,7 @@ STEP_TIMES = _listed("""\
 vllm.v1.worker.gpu_model_runner:GPUModelRunner.
     _copy_draft_token_ids_to_cpu
     _model_forward
+    execute_model
     propose_draft_token_ids
     sample_tokens
     take_draft_token_ids

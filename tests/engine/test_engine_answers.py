@@ -15,7 +15,7 @@ from vllm_dflash.tools.bench.sides import NO_PLUGIN, side_environment
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.prompts import read_prompts
-from vllm_dflash.tools.step_times import TIMED
+from vllm_dflash.tools.step_times import KINDS, TIMED
 
 PROMPTS = read_prompts(DEMO / "held_out.jsonl", 8)
 ARGUMENTS: dict[str, Any] = {
@@ -84,3 +84,13 @@ def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:
         times = [spent[part] for part in ("target", "draft", "context", *ours)]
         assert min(times) > 0
         assert sum(times) < spent["seconds"]  # the engine takes some, too
+        load = {"prompts": PROMPTS, "answers": [4, 9, 6], "concurrency": 2}
+        result = process.answers.where(**load)
+        spent, steps = result["spent"], [f"{kind}: steps" for kind in KINDS]
+        assert result["tokens"] == spent["tokens"] == 4 + 9 + 6
+        assert len(result["first_token_seconds"]) == len(result["token_seconds"]) == 3
+        assert sum(spent[name] for name in steps) == spent["steps"]
+        # The prompts of the first two, and that of the third, beside drafts.
+        assert spent["prompts: steps"] >= 1
+        assert spent["prompts, drafts: steps"] >= 1
+        assert spent["decoding, drafts: steps"] >= 1

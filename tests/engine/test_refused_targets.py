@@ -13,10 +13,8 @@ from support.targets import write_config
     ("family", "message"),
     [
         ("Gemma2", r"gives no hidden states .* --model-impl transformers"),
-        # vLLM's CPU kernels misplace its state after each draft that is shorter than K.
-        ("Qwen3Next", r"linear attention.* needs CUDA"),
     ],
-    ids=["without taps", "hybrid"],
+    ids=["without taps"],
 )
 def test_refused_with_what_to_do_about_it(tmp_path: Path, family: str, message: str) -> None:
     write_config(tmp_path / "target", family)

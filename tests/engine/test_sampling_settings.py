@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from vllm import LLM, RequestOutput, SamplingParams
@@ -132,7 +133,7 @@ class Runs:
     seeded: list[dict[str, list[Completion]]]
     """Sampled ones without the others, before and after; at a fixed length only."""
     refusals: dict[str, str]
-    accepted: int
+    stats: dict[str, Any]
 
 
 REFUSED = {"min_p": SamplingParams(min_p=0.1), "logit_bias": greedy(4, logit_bias={5: 3.0})}
@@ -157,7 +158,7 @@ def runs(request: pytest.FixtureRequest, plain: dict[str, list[Completion]]) -> 
             seeded += [run(llm, *SAMPLED)] if request.param == "fixed" else []
             refusals = {name: refusal(llm, params) for name, params in REFUSED.items()}
             (stats,) = llm.collective_rpc("dflash_stats")
-    return Runs(plain, ours, seeded, refusals, stats["accepted_tokens"])
+    return Runs(plain, ours, seeded, refusals, stats)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +169,7 @@ def plain() -> dict[str, list[Completion]]:
 
 @pytest.mark.parametrize("setting", GREEDY)
 def test_output_is_plain_vllms(runs: Runs, setting: str) -> None:
-    assert runs.accepted > 0
+    assert runs.stats["accepted_tokens"] > 0
     for ours, expected in zip(runs.ours[setting], runs.plain[setting], strict=True):
         assert ours.tokens == expected.tokens
         assert ours.text == expected.text
@@ -177,6 +178,7 @@ def test_output_is_plain_vllms(runs: Runs, setting: str) -> None:
 
 @pytest.mark.parametrize("setting", ["logprobs", "prompt_logprobs", "all together"])
 def test_logprobs_are_plain_vllms(runs: Runs, setting: str) -> None:
+    assert runs.stats["captures_after_warmup"] == 0
     for ours, expected in zip(runs.ours[setting], runs.plain[setting], strict=True):
         assert len(ours.logprobs) == len(ours.tokens) > 0
         assert len(ours.prompt_logprobs) == len(expected.prompt_logprobs)

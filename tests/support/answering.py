@@ -11,7 +11,11 @@ from pathlib import Path
 ROOT_CAUSE = "(Worker pid=7) ERROR 11-21 09:10:00 [mp.py:8] weights.LoadError: too short"
 
 
-def start(folder: str, refusal: str | None = None, hangs: bool = False) -> Answers:
+def start(
+    folder: str, refusal: str | None = None, hangs: bool = False, patience: float | None = None
+) -> Answers:
+    if patience is not None:
+        vars(sys.modules["__main__"])["SECONDS_TO_STOP"] = patience
     answers = Answers(Path(folder))
     if refusal is not None:
         raise ValueError(refusal)

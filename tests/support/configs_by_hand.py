@@ -147,6 +147,7 @@ SPECULATORS: Fields = {
     "draft_vocab_size": 32000,
     "target_hidden_size": 2560,
     "sample_from_anchor": False,
+    "speculators_config": {"algorithm": "dflash"},
     "transformer_layer_config": {
         "model_type": "qwen3",
         "vocab_size": 151936,

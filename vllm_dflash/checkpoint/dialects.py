@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 
 from vllm_dflash.checkpoint.refusal import LARGEST, checked, described, flag, shown
 from vllm_dflash.checkpoint.spec import ARCHITECTURE, ARCHITECTURE_2, DFlash2, DrafterShape
-from vllm_dflash.vllms_own import SWITCH_OFF
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -34,8 +33,8 @@ UNSUPPORTED = (
     (
         "use_aux_hidden_state",
         False,
-        "so it reads the target's last hidden states instead of taps, which is not supported."
-        f" {SWITCH_OFF}",
+        "so it reads the target's last hidden states instead of taps: its engines are left to"
+        " vLLM's own DFlash",
     ),
 )
 """Fields that name another kind of drafter by a value, and what it is."""

@@ -23,8 +23,6 @@ class PairingTarget:
     vocab_size: int
     supports_taps: bool
     """Whether vLLM's class of this architecture can hand out hidden states of its layers."""
-    multimodal: bool = False
-    has_linear_attention: bool = False
     on_cpu: bool = False
 
 
@@ -42,6 +40,24 @@ def check_pair(drafter: DrafterSpec, target: PairingTarget) -> None:
         )
     if reasons:
         raise DrafterError(" ".join(reasons))
+
+
+def padded_alike(drafter: DrafterSpec, target: PairingTarget) -> DrafterSpec:
+    """The drafter, with as many tokens as its target where no more than padding tells them apart.
+
+    One that embeds and heads with its target's tensors can take any number of them.
+    """
+    ours, theirs = drafter.vocab_size, target.vocab_size
+    has_own = drafter.needs_own_vocabulary or drafter.draft_vocab_size != ours
+    may_share = drafter.dialect == "z-lab" and drafter.dflash2 is None and not has_own
+    if ours == theirs or abs(ours - theirs) > MOST_PADDING or not may_share:
+        return drafter
+    remark = (
+        f"vocab_size is {ours} in its config and {theirs} in the target, whose embedding and head"
+        " it uses: taken for padding; of another target, its drafts would not be accepted"
+    )
+    sizes = {"vocab_size": theirs, "draft_vocab_size": theirs}
+    return drafter.model_copy(update={**sizes, "remarks": (*drafter.remarks, remark)})
 
 
 def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
@@ -92,13 +108,6 @@ def _vocabulary_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]
         # own embedding is given the target's ids.
         lacks_rows = drafter.needs_own_vocabulary and ours < theirs
         return [f"{sizes}, whose last tokens it cannot embed"] if lacks_rows else []
-    is_padding = abs(ours - theirs) <= MOST_PADDING
-    if is_padding and drafter.dialect == "z-lab" and not drafter.needs_own_vocabulary:
-        sizes += (
-            ' (if their tokens are the same and only padding differs: "drafter_overrides":'
-            f' {{"vocab_size": {theirs}}}, which a drafter without an embedding and a head of its'
-            " own can take)"
-        )
     return [sizes]
 
 
@@ -109,16 +118,6 @@ def target_faults(target: PairingTarget) -> list[str]:
         faults.append(
             f"{target.architecture} gives no hidden states to drafters in this vLLM"
             " (its class lacks SupportsEagle3); try --model-impl transformers or another target"
-        )
-    if target.on_cpu and target.multimodal:
-        faults.append(
-            f"{target.architecture} is multimodal, which is supported on CUDA only; where there is"
-            " a checkpoint of the text model alone, use that"
-        )
-    if target.on_cpu and target.has_linear_attention:
-        faults.append(
-            f"{target.architecture} has linear attention, whose state vLLM's CPU kernels lose where"
-            " a draft is shorter than num_speculative_tokens; it needs CUDA"
         )
     return faults
 

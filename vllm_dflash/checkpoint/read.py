@@ -86,6 +86,13 @@ def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
     return config
 
 
+def in_config(config: Mapping[str, Any], name: str) -> Any:
+    """A field of `config.json`, which may stand in its `dflash_config`; None where it does not."""
+    nested = config.get("dflash_config")
+    inside = nested.get(name) if isinstance(nested, Mapping) else None
+    return config.get(name) if inside is None else inside
+
+
 def parse_overridden(
     model: str, config: dict[str, Any], overrides: Mapping[str, Any]
 ) -> DrafterSpec:
@@ -110,6 +117,15 @@ def parse_overridden(
         return without.model_copy(update={"remarks": spec.remarks}) == spec
 
     spec = parse(overrides)
+    if (
+        config.get("speculators_model_type") is not None
+        and config.get("speculators_config") is None
+    ):
+        raise DrafterError(
+            f"drafter {model!r}: config.json has speculators_model_type and no speculators_config,"
+            " by which vLLM knows the speculators library's. Take it from the config.json that was"
+            ' published, or write "speculators_config": {"algorithm": "dflash"} into this one.'
+        )
     if idle := [name for name in overrides if is_idle(name)]:
         raise DrafterError(
             f"drafter {model!r}: drafter_overrides: {idle} changes nothing in how it is read."

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, Mode, worker_here
-from vllm_dflash.config.speculative_settings import written_settings
+from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, Mode
+from vllm_dflash.config.speculative_settings import IGNORED, written_settings
 from vllm_dflash.config.thread_binding import check_thread_binding
-from vllm_dflash.vllms_own import OWN_KEYS, SWITCH_OFF
+from vllm_dflash.vllms_own import OWN_KEYS
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig
@@ -17,7 +17,7 @@ MANY_REQUESTS = 1 << 16
 
 
 def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
-    """Stop where an engine is asked for that ours cannot be.
+    """Stop where an engine is asked for that nobody's can be: vLLM would stop as well, later.
 
     Raises:
         ValueError: with every reason.
@@ -25,40 +25,11 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
     from vllm.platforms import current_platform
 
     faults = []
-    if not (current_platform.is_cpu() or current_platform.is_cuda()):
-        faults.append(
-            "vllm-dflash supports vLLM's CPU and CUDA platforms, not"
-            f" {current_platform.device_name!r}. {SWITCH_OFF}."
-        )
-    if parallel.worker_cls not in ("auto", worker_here()):
-        faults.append(
-            "method 'dflash' brings its own worker class, but worker_cls is"
-            f" {parallel.worker_cls!r}. Leave worker_cls out. {SWITCH_OFF}."
-        )
-    if engine_args.enable_lora:
-        faults.append(
-            "method 'dflash' does not support LoRA yet: the drafter shares the target's embedding"
-            " and head, which LoRA wraps. Leave --enable-lora out and serve the adapter merged into"
-            " the target (peft: merge_and_unload), or leave the speculative config out."
-        )
     if engine_args.watermark_config is not None:
         faults.append(
             "method 'dflash' does not support watermarking: the mark is put into drafts that are"
             " sampled, and ours are the likeliest tokens, since sampling each by itself ruins"
             " acceptance. Leave --watermark-config out, or leave the speculative config out."
-        )
-    if parallel.pipeline_parallel_size > 1:
-        faults.append(
-            f"pipeline_parallel_size is {parallel.pipeline_parallel_size}, but DFlash does not run"
-            " with pipeline parallelism: the drafter shares the embedding of the first stage and"
-            " the head of the last. Divide the model by --tensor-parallel-size instead."
-        )
-    if parallel.data_parallel_size > 1:
-        faults.append(
-            f"data_parallel_size is {parallel.data_parallel_size}, but DFlash does not run with"
-            " data parallelism yet: ranks that draft and ranks that do not would wait for each"
-            " other. Run a server for each replica instead (docs/ray_serve.md puts them behind one"
-            " route), or divide the model by --tensor-parallel-size."
         )
     if parallel.distributed_executor_backend == "ray" and current_platform.is_cpu():
         faults.append(
@@ -100,6 +71,14 @@ def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
     from vllm.logger import init_logger
 
     config = written_settings(engine_args)
+    ignored = dict(IGNORED)
+    if mode.drafter.num_candidates is not None:
+        ignored["use_local_argmax_reduction"] = (
+            "this drafter weighs several candidates for each token"
+        )
+    for key, why in ignored.items():
+        if config.pop(key, None):
+            init_logger("vllm.dflash").warning("%s is ignored: %s.", key, why)
     if mode.captures_lengths:
         config["num_speculative_tokens_per_batch_size"] = length_table(mode.draft_width)
     for key in OWN_KEYS:
@@ -108,6 +87,8 @@ def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
         config["method"] = "dflash"
     if engine_args.spec_tokens is None:
         config["num_speculative_tokens"] = mode.num_speculative_tokens
+    else:
+        engine_args.spec_tokens = mode.num_speculative_tokens
     # vLLM checks for itself that a drafter divides.
     config["draft_tensor_parallel_size"] = mode.drafter_ranks
     if config.get("draft_sample_method") == "probabilistic":

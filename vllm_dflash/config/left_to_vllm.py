@@ -1,13 +1,23 @@
-"""Drafters of method `dflash` that vLLM's own code runs and ours does not."""
+"""Engines of method `dflash` that vLLM's own code runs and ours does not: they are left to it.
+
+Nobody gets less for having this package installed. One line in the log says why, and what would
+change it. What vLLM's own DFlash does not run either is refused elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.checkpoint.read import load_config
+from vllm_dflash.checkpoint.read import in_config, load_config
 from vllm_dflash.checkpoint.spec import ARCHITECTURES
+from vllm_dflash.config.mode import runner_here, worker_here
+from vllm_dflash.config.speculative_settings import written_settings
 from vllm_dflash.vllms_own import OWN_KEYS
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, ParallelConfig
+    from vllm.engine.arg_utils import EngineArgs
 
 OF_SPECULATORS = {"dspark": "Qwen3DSparkModel"}
 """Kinds of the speculators library that vLLM runs under this method, and as what."""
@@ -38,36 +48,134 @@ def architecture_of_vllm(config: Mapping[str, Any]) -> str | None:
     return next((name for name in renamed if name in known and name not in ARCHITECTURES), None)
 
 
-def config_to_run(requested: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The drafter's `config.json`; None where only vLLM runs that drafter, which the log says.
+def config_of_drafter(requested: Mapping[str, Any]) -> dict[str, Any]:
+    """The drafter's `config.json`, which is empty without a drafter. Raises `DrafterError`.
 
-    Args:
-        requested: what the user wrote. Without a drafter, the config is empty.
-
-    Raises:
-        ValueError: (`DrafterError` included) there is no such drafter, or options of ours were
-            written for one of vLLM's.
+    `requested`: what the user wrote.
     """
     model = requested.get("model")
     if not model or not isinstance(model, str):
         return {}
-    config = load_config(model, requested.get("revision"))
-    architecture = architecture_of_vllm(config)
-    if architecture is None:
-        return config
-    if own := [key for key in OWN_KEYS if key in requested]:
-        raise ValueError(
-            f"drafter {model!r} has architecture {architecture}, which vLLM's own code runs, not"
-            f" vllm-dflash; {', '.join(own)} would mean nothing to it. Remove"
-            f" {', '.join(map(repr, own))} from the speculative config."
+    return load_config(model, requested.get("revision"))
+
+
+def why_left(
+    requested: Mapping[str, Any],
+    config: Mapping[str, Any],
+    target: ModelConfig,
+    target_parallel_config: ParallelConfig,
+) -> list[str]:
+    """Every reason why this engine is vLLM's, with what would change it; none where it is ours.
+
+    Args:
+        requested: what the user wrote.
+        config: the drafter's `config.json`.
+        target: vLLM's config of it.
+        target_parallel_config: of the target.
+    """
+    if not config:  # that a drafter is missing is said of the settings as a whole
+        return []
+    return [
+        *_of_drafter(requested, config),
+        *_of_platform(target_parallel_config),
+        *_of_engine(requested, target, target_parallel_config),
+    ]
+
+
+def _of_drafter(requested: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+    model, architecture = requested["model"], architecture_of_vllm(config)
+    if architecture is not None:
+        hint = ""
+        if "DSpark" in architecture:
+            hint = ' (for its whole method, DSpark, write "method": "dspark")'
+        yield f"drafter {model!r} has architecture {architecture}, which vLLM's own code runs{hint}"
+        return
+    if in_config(config, "use_aux_hidden_state") is False:
+        yield (
+            f"drafter {model!r} has use_aux_hidden_state false: it reads the target's last hidden"
+            " states and no taps (take a drafter with taps)"
         )
+
+
+def _of_platform(parallel: ParallelConfig) -> Iterator[str]:
+    from vllm import envs
+    from vllm.platforms import current_platform
+
+    if not (current_platform.is_cpu() or current_platform.is_cuda()):
+        yield f"it runs on vLLM's CPU and CUDA platforms, not on {current_platform.device_name!r}"
+        return
+    if current_platform.is_cuda():
+        # As vLLM chooses: it splits batches in two on V1 only, unless somebody insists.
+        splits = envs.VLLM_USE_V2_MODEL_RUNNER is None and parallel.use_ubatching
+        if splits or runner_here() == "v1":
+            yield (
+                "on CUDA it runs on Model Runner V2, and this engine gets V1 (leave out"
+                f" {'--enable-dbo' if splits else 'VLLM_USE_V2_MODEL_RUNNER=0, and have Triton'})"
+            )
+    if parallel.worker_cls not in ("auto", worker_here()):
+        yield f"worker_cls is {parallel.worker_cls!r}, and it needs its own (leave worker_cls out)"
+
+
+def _of_engine(
+    requested: Mapping[str, Any], target: ModelConfig, parallel: ParallelConfig
+) -> Iterator[str]:
+    if parallel.pipeline_parallel_size > 1:
+        yield (
+            f"pipeline_parallel_size is {parallel.pipeline_parallel_size}, and its drafters share"
+            " the embedding of the first stage and the head of the last (divide the model by"
+            " --tensor-parallel-size)"
+        )
+    if parallel.data_parallel_size > 1 and target.is_moe:
+        yield (
+            f"data_parallel_size is {parallel.data_parallel_size} and the target has experts, so"
+            " its ranks step together: those that draft and those that do not would wait for each"
+            " other (run a server for each replica, as docs/ray_serve.md does, or divide the model"
+            " by --tensor-parallel-size)"
+        )
+    if requested.get("rejection_sample_method") == "fly":
+        yield (
+            "rejection_sample_method is 'fly', which keeps drafts that the target would not have"
+            " written, and its output is the target's own (leave rejection_sample_method out)"
+        )
+    yield from of_target(target)
+
+
+def of_target(target: ModelConfig) -> Iterator[str]:
+    """Why engines of this target are vLLM's on this platform."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    if target.is_multimodal_model:
+        yield (
+            f"target {target.model!r} is multimodal, which it runs on CUDA only (where there is a"
+            " checkpoint of the text model alone, use that)"
+        )
+    if target.is_hybrid:
+        yield (
+            f"target {target.model!r} has linear attention, whose state vLLM's CPU kernels lose"
+            " where a draft is shorter than num_speculative_tokens (use CUDA)"
+        )
+
+
+def leave_to_vllm(engine_args: EngineArgs, config: Mapping[str, Any], reasons: list[str]) -> None:
+    """Take out what only we know, fill in what vLLM needs, and say so in the log.
+
+    `config` is the drafter's, `reasons` those of `why_left`.
+    """
     from vllm.logger import init_logger
 
-    is_dspark = "DSpark" in architecture
-    init_logger("vllm.dflash").info(
-        "vllm-dflash stays out: drafter %r has architecture %s, which vLLM's own code runs%s",
-        model,
-        architecture,
-        '; for its whole method, DSpark, write "method": "dspark"' if is_dspark else "",
+    written = written_settings(engine_args)
+    own = [key for key in OWN_KEYS if key in written]
+    for key in own:
+        del written[key]
+    block_size = in_config(config, "block_size")
+    if engine_args.spec_tokens is None and isinstance(block_size, int) and block_size > 1:
+        written.setdefault("num_speculative_tokens", block_size - 1)
+    engine_args.speculative_config = written or None
+    without = f", without {', '.join(map(repr, own))}, which it does not know" if own else ""
+    init_logger("vllm.dflash").warning(
+        "vllm-dflash stays out: %s. vLLM's own DFlash runs this engine%s.",
+        "; ".join(reasons),
+        without,
     )
-    return None

@@ -103,14 +103,12 @@ def from_json(written: str) -> Mode:
 
 
 def runner_here() -> Runner:
-    """The runner that vLLM is going to choose here. A GPU's worker refuses V1."""
+    """The runner that vLLM is going to choose here."""
     from vllm import envs
-    from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON
 
     asked = envs.VLLM_USE_V2_MODEL_RUNNER
-    is_v2 = HAS_TRITON if asked is None else asked  # V2 needs Triton, which few CPUs have
-    return "v2" if current_platform.is_cuda() or is_v2 else "v1"
+    return "v2" if (HAS_TRITON if asked is None else asked) else "v1"  # few CPUs have Triton
 
 
 def worker_here() -> str:

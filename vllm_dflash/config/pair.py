@@ -7,8 +7,13 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.headers import HeadersError, missing_weights, read_folder
-from vllm_dflash.checkpoint.pairing import PairingTarget, check_pair, drafter_ranks
-from vllm_dflash.checkpoint.read import check_not_swapped, parse_overridden
+from vllm_dflash.checkpoint.pairing import (
+    PairingTarget,
+    check_pair,
+    drafter_ranks,
+    padded_alike,
+)
+from vllm_dflash.checkpoint.read import check_not_swapped, in_config, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import (
     MASK_EMBEDDING_FILE,
@@ -52,13 +57,15 @@ def resolve(
     step_rows = engine_args.max_num_batched_tokens
     # Free drafts may be more than a block has, but not on V2, whose buffers are a block wide, nor
     # where somebody else's scheduler would keep that much room for each request, nor where a step
-    # lacks the rows. Of a linear-attention target, every draft takes a whole state of memory. And
-    # who asks for a number of drafts gets no more.
+    # lacks the rows, which with LoRA vLLM asks for as many of as all requests may draft. Of a
+    # linear-attention target, every draft takes a whole state of memory. And who asks for a number
+    # of drafts gets no more.
     is_free_to_choose = (
         runner == "v1"
         and is_our_scheduler
         and (step_rows is None or step_rows > MOST_FREE_DRAFTS)
         and not target.is_hybrid
+        and not engine_args.enable_lora
         and settings.num_speculative_tokens is None
     )
     width, most_free = settings.draft_tokens(drafter), 0
@@ -74,8 +81,12 @@ def resolve(
         most_free=most_free,
         shares_outputs=settings.free_drafts == "shared",
         may_trim=settings.enable_adaptive_verification is not False,
-        # Another scheduler would take the table at its word.
-        captures_lengths=current_platform.is_cuda() and is_planned and is_our_scheduler,
+        # Another scheduler would take the table at its word, and vLLM drops it where there are
+        # several ranks of data.
+        captures_lengths=current_platform.is_cuda()
+        and is_planned
+        and is_our_scheduler
+        and parallel.data_parallel_size == 1,
         estimates_folder=None if folder is None else usable_folder(folder),
         runner=runner,
     )
@@ -92,14 +103,12 @@ def checked_drafter(
     check_not_swapped(
         settings.model, config, target.model, {"architectures": list(target.architectures)}
     )
-    drafter = parse_overridden(settings.model, config, settings.drafter_overrides)
-    check_pair(drafter, target_facts(target))
-    if drafter.num_candidates is not None and settings.use_local_argmax_reduction:
-        kind = "DFlash 2" if drafter.lilicorr is None else "LiLiCorr"
-        raise DrafterError(
-            f"drafter {drafter.model!r} is a {kind} one, which weighs several candidates for each"
-            " token: remove 'use_local_argmax_reduction' from the speculative config."
-        )
+    overrides, asked = settings.drafter_overrides, settings.num_speculative_tokens
+    if asked and in_config({**config, **overrides}, "block_size") is None:
+        overrides = {"block_size": 1 + asked, **overrides}  # which vLLM does not ask for
+    facts = target_facts(target)
+    drafter = padded_alike(parse_overridden(settings.model, config, overrides), facts)
+    check_pair(drafter, facts)
     if Path(settings.model).is_dir():
         check_weights(drafter, Path(settings.model))
     return drafter
@@ -166,7 +175,5 @@ def target_facts(target: ModelConfig) -> PairingTarget:
         hidden_size=target.get_hidden_size(),
         vocab_size=target.get_vocab_size(),
         supports_taps=supports_eagle3(model_class),
-        multimodal=target.is_multimodal_model,
-        has_linear_attention=target.is_hybrid,
         on_cpu=current_platform.is_cpu(),
     )

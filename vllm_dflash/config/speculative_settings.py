@@ -17,12 +17,17 @@ if TYPE_CHECKING:
 
 MOST_NODES = 64
 """Of a tree."""
-WITHOUT_MEANING = {
+IGNORED = {
     "disable_padded_drafter_batch": "rejected rows never reach the drafter anyway",
-    "use_heterogeneous_vocab": "a DFlash drafter shares the target's vocabulary",
-    "num_speculative_tokens_per_batch_size": "set num_speculative_tokens instead",
+    "num_speculative_tokens_per_batch_size": "'draft_length' says how long drafts are, and planned"
+    " ones are as long as pays with the requests at hand",
 }
-"""vLLM options that vllm-dflash refuses when they are set, and why."""
+"""Options of vLLM's that mean nothing here, and why: set, they are left out with a warning."""
+
+
+def _of_vllm(description: str, **bounds: Any) -> Any:
+    """A field of vLLM's, which takes "7" for 7."""
+    return described(None, description, strict=False, **bounds)
 
 
 class SpeculativeSettings(BaseModel):
@@ -32,7 +37,7 @@ class SpeculativeSettings(BaseModel):
 
     model: str = described(..., "the folder or the repository of a drafter")
     revision: str | None = described(None, "a revision of the drafter's repository")
-    num_speculative_tokens: int | None = described(None, "a positive integer", ge=1)
+    num_speculative_tokens: int | None = _of_vllm("a positive integer", ge=1)
     draft_length: Literal["adaptive", "fixed"] = described(
         "adaptive",
         "'adaptive' (the length of every draft is planned, down to none where drafting does not"
@@ -57,9 +62,9 @@ class SpeculativeSettings(BaseModel):
         "a folder to keep what an engine has learned of costs and drafts, for the next start",
         min_length=1,
     )
-    draft_tensor_parallel_size: int | None = described(None, "a positive integer", ge=1)
-    enable_adaptive_verification: bool | None = described(None, "true or false")
-    use_local_argmax_reduction: bool | None = described(None, "true or false")
+    draft_tensor_parallel_size: int | None = _of_vllm("a positive integer", ge=1)
+    enable_adaptive_verification: bool | None = _of_vllm("true or false")
+    use_local_argmax_reduction: bool | None = _of_vllm("true or false")
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> SpeculativeSettings:
@@ -69,28 +74,30 @@ class SpeculativeSettings(BaseModel):
             ValueError: (`DrafterError` included) with a message that says what to write instead.
         """
         from vllm.config import SpeculativeConfig
+        from vllm.logger import init_logger
 
         known = {*OWN_KEYS} | {field.name for field in dataclasses.fields(SpeculativeConfig)}
-        for key, value in written.items():
+        for key in written:
             if key not in known:
                 near = nearest(key, known)
                 hint = f"; did you mean {near!r}?" if near else f". Known: {sorted(known)}."
                 raise ValueError(f"unknown option {key!r} in the speculative config{hint}")
-            if value and key in WITHOUT_MEANING:
-                raise ValueError(
-                    f"remove {key!r} from the speculative config: {WITHOUT_MEANING[key]}."
-                )
-        if written.get("rejection_sample_method") == "fly":
+        if written.get("use_heterogeneous_vocab"):
             raise ValueError(
-                "remove 'rejection_sample_method' from the speculative config: 'fly' keeps drafts"
-                " that the target would not have written, and the output of vllm-dflash is the"
-                " target's own."
+                "remove 'use_heterogeneous_vocab' from the speculative config: a DFlash drafter"
+                " shares the target's vocabulary."
             )
         if not written.get("model"):
             raise DrafterError(
                 "method 'dflash' needs a drafter: add 'model' to the speculative config, for"
                 ' example {"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16"}.'
             )
+        if written.get("use_local_argmax_reduction") and "draft_length" not in written:
+            init_logger("vllm.dflash").warning_once(
+                "draft_length is 'fixed': use_local_argmax_reduction leaves no logits by which"
+                " lengths could be planned. Remove it from the speculative config to have them so."
+            )
+            written = {**written, "draft_length": "fixed"}
         undrafted = " To serve without drafts, leave the whole speculative config out."
         remedy = undrafted if written.get("num_speculative_tokens") == 0 else ""
         try:
@@ -106,21 +113,23 @@ class SpeculativeSettings(BaseModel):
         return settings
 
     def draft_tokens(self, drafter: DrafterSpec) -> int:
-        """K: what was asked for, else all the drafter was trained for.
+        """K: what was asked for, as far as the drafter was trained for it, else all of that."""
+        from vllm.logger import init_logger
 
-        Raises:
-            DrafterError: it is more than the drafter's block allows.
-        """
-        asked = self.num_speculative_tokens or drafter.max_draft_tokens
-        if asked > drafter.max_draft_tokens:
-            raise DrafterError(
-                f"num_speculative_tokens is {asked}, but drafter {drafter.model!r} was trained with"
-                f" block_size {drafter.block_size}: one bonus token and {drafter.max_draft_tokens}"
-                " drafted ones. Rows beyond its block are positions it never learned, so they"
-                " would cost verification and be rejected. Ask for at most"
-                f" {drafter.max_draft_tokens}, or leave num_speculative_tokens out."
+        most = drafter.max_draft_tokens
+        asked = self.num_speculative_tokens or most
+        if asked > most:
+            init_logger("vllm.dflash").warning_once(
+                "num_speculative_tokens is %d, and %d are drafted at most: drafter %r was trained"
+                " with block_size %d, one bonus token and %d drafted ones. Rows beyond its block"
+                " are positions it never learned.",
+                asked,
+                most,
+                drafter.model,
+                drafter.block_size,
+                most,
             )
-        return asked
+        return min(asked, most)
 
 
 def written_settings(engine_args: EngineArgs) -> dict[str, Any]:

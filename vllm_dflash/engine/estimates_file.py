@@ -70,6 +70,7 @@ def engine_key(vllm_config: VllmConfig) -> dict[str, Any]:
         "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
         "async_scheduling": bool(vllm_config.scheduler_config.async_scheduling),
         "device": device_name(),
+        **({} if vllm_config.lora_config is None else {"enable_lora": True}),
     }
 
 
@@ -176,5 +177,10 @@ class EstimatesKeeper:
             self._file.write(estimates)
         except OSError as error:
             if not self._has_failed:
-                logger().warning("what was learned cannot be kept: %s", error)
+                said = "what was learned cannot be kept in %s, which is tried again: %s"
+                logger().warning(said, self._file.path, error)
             self._has_failed = True
+            return
+        if self._has_failed:
+            logger().info("what was learned is kept in %s again", self._file.path)
+        self._has_failed = False

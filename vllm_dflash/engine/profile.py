@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_dflash.engine.agreement import from_rank_0
 from vllm_dflash.engine.block_layout import block_inputs
+from vllm_dflash.model.adapters import Unadapted
 from vllm_dflash.planning.costs import NO_ATTENTION, Attention, StepCosts
 from vllm_dflash.planning.curves import Curve
 
@@ -129,13 +130,15 @@ def profile_v1(runner: GPUModelRunner) -> StepCosts:
     positions = torch.arange(most) % proposer.max_model_len
     nowhere = torch.full((most,), -1)
     longest = runner.max_model_len - block_rows
+    unadapted = Unadapted(runner.model)  # of all rows, and not as many as are sampled of
 
     def verify(rows: int, context: int, *, of_one: bool = False) -> None:
         with target_alone(proposer):
             hidden, _ = runner._dummy_run(
                 rows, force_attention=True, profile_seq_lens=context, uniform_decode=of_one
             )
-        runner.model.compute_logits(hidden)
+        with unadapted:
+            runner.model.compute_logits(hidden)
 
     def draft(rows: int, context: int) -> None:
         requests = -(-rows // block_rows)

@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterable
 
 import torch
 from numba.core import event as numba_event
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.utils import counters
 from vllm.compilation.counter import compilation_counter
+from vllm.v1.sample.ops.logprobs import batched_count_greater_than
 
 NUMBA_COMPILES = numba_event.RecordingListener()
 """The start and the end of each function that numba compiles in this process: those that meet
 arguments of types that are new to them among them."""
 numba_event.register("numba:compile", NUMBA_COMPILES)
+RANKS = batched_count_greater_than._torchdynamo_orig_callable.__code__
+"""What ranks a token among all, for logprobs: on V1, vLLM compiles it for the first request that
+asks for any, which waits for that in a plain engine as well (2 s; 9 s on a machine's first)."""
 
 
 class WarmState:
@@ -54,6 +59,6 @@ def tensors_of(holder: object) -> list[torch.Tensor]:
 
 
 def _compiled() -> int:
-    """Graph captures and compilations of this process so far, by whatever engine."""
-    by_dynamo = counters["stats"]["unique_graphs"]
+    """Graph captures and compilations of this process so far, but for `RANKS`; of any engine."""
+    by_dynamo = counters["stats"]["unique_graphs"] - len(_debug_get_cache_entry_list(RANKS))
     return compilation_counter.num_cudagraph_captured + by_dynamo + len(NUMBA_COMPILES.buffer) // 2

@@ -14,6 +14,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+from vllm_dflash.model.adapters import Unadapted
 
 
 class DraftVocabulary(nn.Module):
@@ -65,15 +66,17 @@ class DraftVocabulary(nn.Module):
         if self.dflash2 is not None:
             self._share_tensors(target)
             return
-        self._embed_candidates = lambda token_ids: target.embed_input_ids(token_ids)
+        unadapted = Unadapted(target)
+        self._embed_candidates = unadapted(lambda token_ids: target.embed_input_ids(token_ids))
         if self._embed is None:
             self._embed = self._embed_candidates
         if self.gives_log_probs:
             self.head_parts = self.logits_processor, self._head_tensors(target, "LiLiCorr")
             return
         if self._head is None:
-            self._head = lambda hidden: target.compute_logits(hidden)
-            processor = getattr(target, "logits_processor", None)
+            self._head = unadapted(lambda hidden: target.compute_logits(hidden))
+            with unadapted:
+                processor = getattr(target, "logits_processor", None)
             head = getattr(target, "lm_head", None)
             # What some targets do to their logits behind it, a scale or a softcap, keeps the order.
             if isinstance(processor, LogitsProcessor) and isinstance(head, VocabParallelEmbedding):
@@ -82,10 +85,11 @@ class DraftVocabulary(nn.Module):
     def _share_tensors(self, target: Any) -> None:
         """For DFlash 2, which scales embeddings and logits by its own config, not the target's."""
         inner = getattr(target, "model", target)
-        if hasattr(inner, "get_input_embeddings"):
-            table = inner.get_input_embeddings()  # of transformers, whose names differ
-        else:
-            table = getattr(inner, "embed_tokens", None) or getattr(inner, "embedding", None)
+        with Unadapted(target):
+            if hasattr(inner, "get_input_embeddings"):
+                table = inner.get_input_embeddings()  # of transformers, whose names differ
+            else:
+                table = getattr(inner, "embed_tokens", None) or getattr(inner, "embedding", None)
         table = _shared(getattr(self, "embed_tokens", table), "embedding", target, "DFlash 2")
         self._embed = lambda token_ids: table(token_ids)
         self.head_parts = self.logits_processor, self._head_tensors(target, "DFlash 2")

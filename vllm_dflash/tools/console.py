@@ -11,7 +11,7 @@ from vllm_dflash.tools.tables import Table
 if TYPE_CHECKING:
     from rich.console import Console
 
-COULD_NOT_RUN, INTERRUPTED = 2, 130
+COULD_NOT_RUN, INTERRUPTED, TERMINATED = 2, 130, 143
 """Exit codes."""
 WIDTH_OF_FILES = 120
 

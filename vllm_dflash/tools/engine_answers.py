@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
 
 from vllm_dflash import __version__
+from vllm_dflash.tools.by_step import write_by_step
 from vllm_dflash.tools.loads import (
     Output,
     SteppedEngine,
+    measure_answers,
     measure_closed,
     measure_decoding,
     measure_swing,
-    write_by_step,
 )
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class EngineAnswers(SteppedEngine):
     """Each public method is a question."""
 
     closed, swing, decoding = measure_closed, measure_swing, measure_decoding
+    answers = measure_answers
 
     def __init__(self, engine: LLMEngine) -> None:
         super().__init__(engine)
@@ -219,8 +221,10 @@ class EngineAnswers(SteppedEngine):
         return self._engine.collective_rpc("step_times")[0]
 
     def where(self, **load: Any) -> dict[str, Any]:
-        """As `decoding`, with the `step_times` of it as `spent`."""
-        return self.decoding(read=self.step_times, **load)
+        """As `decoding`, or as `answers` where such are asked for, with the `step_times` of it as
+        `spent`."""
+        measure = self.answers if "answers" in load else self.decoding
+        return measure(read=self.step_times, **load)
 
     def record(self, token_ids: list[int], tokens: int, file: str) -> list[int]:
         """The tokens that follow these, greedily; what was computed meanwhile goes to the file.

@@ -3,7 +3,8 @@
 Engines of different kinds can so follow each other or live side by side; an idle one waits for its
 input. vLLM's own start cannot be interrupted safely: a Ctrl-C that reaches one of its processes
 while that starts leaves the others waiting for it. So all of them live in a session that Ctrl-C
-does not reach, and are ended as one.
+does not reach, and are ended as one: by the command that started them or, where somebody has killed
+that, by themselves.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
 START = "vllm_dflash.tools.engine_answers:EngineAnswers.start"
 SECONDS_TO_LEAVE = 2 * SECONDS_TO_CLOSE
 SECONDS_TO_STOP = 10.0
-"""For a child that is interrupted, because nobody waits for its answer any more."""
+"""For a child that is interrupted, because nobody waits for its answer any more, or whose parent is
+gone."""
 LAST_LINES = 15
 """Of a log without errors, which are told."""
 ERROR_LINE = re.compile(
@@ -182,8 +186,17 @@ class _Asked:
         return partial(self._process.ask, question)
 
 
+def _end_without(parent: int) -> None:
+    """An engine that nobody can ask any more would go on holding its memory: end all of them."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    time.sleep(SECONDS_TO_STOP)  # one that is idle sees the end of its input, and takes its leave
+    os.killpg(0, signal.SIGKILL)
+
+
 def serve(start: str, arguments: dict[str, Any]) -> None:
     """Answer until the input ends, a line of JSON each."""
+    threading.Thread(target=_end_without, args=[os.getppid()], daemon=True).start()
     # What vLLM prints goes to the log. Processes it starts do not get the duplicate, so the end
     # of the answers' pipe tells the parent that this process died.
     pipe = os.dup(sys.stdout.fileno())

@@ -1,7 +1,8 @@
 """Loads: what clients ask of an engine, and how it serves them. They step it by hand.
 
 So what is in flight is exact. Closed loops have so many clients, each of which asks again as soon
-as it is served; decoding is measured alone, after prompts were read.
+as it is served, or a list of requests that come by themselves; decoding is measured alone, after
+prompts were read.
 """
 
 from __future__ import annotations
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
 Prompt = str | Sequence[int]
-MOST_IN_A_STEP = 64
-"""Tokens; no block of a drafter is as long."""
-INCOMPLETE = "\ufffd"
 
 
 class Output(NamedTuple):
@@ -80,6 +78,10 @@ class SteppedEngine:
         """Seconds since some moment."""
         return time.perf_counter()
 
+    def wait_until(self, moment: float) -> None:
+        """Do nothing until it is `now`."""
+        time.sleep(max(moment - self.now(), 0.0))
+
 
 class ClosedLoop:
     """Keeps a number of requests in flight; a finished one is replaced by the next prompt."""
@@ -133,6 +135,55 @@ def measure_closed(
         outputs += loop.step()
     loop.resize(0)
     return _throughput(sum(len(one.token_ids) for one in outputs), elapsed, len(outputs))
+
+
+def measure_answers(
+    engine: SteppedEngine,
+    *,
+    prompts: Sequence[str],
+    answers: Sequence[int],
+    concurrency: int | None = None,
+    arrivals: Sequence[float] = (),
+    read: Callable[[], Mapping[str, float]] = dict,
+) -> dict[str, Any]:
+    """Throughput of a list of requests, from the first one to the end of the last one, and how
+    long each waited for its first token, and for every one behind that, on average.
+
+    Args:
+        engine: nothing else runs on it.
+        prompts: of the requests, over and over.
+        answers: tokens of each, [N].
+        concurrency: requests in flight at most; None: any number.
+        arrivals: seconds at which each comes, ascending, [N]; without them, as soon as it may.
+        read: see `measure_decoding`.
+    """
+    before, opened, count = read(), engine.now(), len(answers)
+    due = [opened + seconds for seconds in arrivals or [0.0] * count]
+    texts, outputs = itertools.cycle(prompts), 0
+    came: dict[str, float] = {}
+    begun: dict[str, float] = {}
+    ended: dict[str, float] = {}
+    while len(ended) < count:
+        if len(came) == len(ended):
+            engine.wait_until(due[len(came)])
+        while len(came) < count and due[len(came)] <= engine.now():
+            if concurrency is not None and len(came) - len(ended) >= concurrency:
+                break
+            number, name = len(came), str(len(came))
+            came[name] = due[number] if arrivals else engine.now()
+            engine.add(name, next(texts), answers[number], ignore_eos=True)
+        for output in engine.step():
+            outputs += 1
+            begun.setdefault(output.request_id, engine.now())
+            if output.finished:
+                ended[output.request_id] = engine.now()
+    elapsed, after = engine.now() - opened, read()
+    behind = {name: answers[int(name)] - 1 for name in came if answers[int(name)] > 1}
+    return _throughput(sum(answers), elapsed, outputs) | {
+        "first_token_seconds": [begun[name] - moment for name, moment in came.items()],
+        "token_seconds": [(ended[name] - begun[name]) / more for name, more in behind.items()],
+        "spent": {name: after[name] - before.get(name, 0.0) for name in after},
+    }
 
 
 def measure_swing(
@@ -241,40 +292,3 @@ def _start(engine: SteppedEngine, batch: Mapping[str, Prompt], tokens: int) -> N
                 f"a request came to its end before the last of {len(batch)} had begun: the engine"
                 " has no room for so many of this length. Give it more memory, or raise --tokens."
             )
-
-
-def write_by_step(
-    engine: SteppedEngine,
-    decode: Callable[[Sequence[int]], str],
-    prompt: Sequence[int],
-    tokens: int,
-) -> list[list[str]]:
-    """The text of each token, by the step of the engine that brought it.
-
-    The last token of a step is the target's own (the bonus token), those before it are accepted
-    drafts. All steps are whole, so there may be some tokens more than asked for; a step that the
-    end of the text cut short is left out.
-    """
-    engine.add("by step", prompt, tokens + MOST_IN_A_STEP)
-    steps: list[Sequence[int]] = []
-    finished = False
-    while not finished and sum(map(len, steps)) < tokens:
-        for output in engine.step():
-            finished = output.finished
-            if not finished:
-                steps.append(output.token_ids)
-    if not finished:
-        engine.abort(["by step"])
-    pieces = iter(_pieces(decode, [token for step in steps for token in step]))
-    return [[next(pieces) for _ in step] for step in steps]
-
-
-def _pieces(decode: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> list[str]:
-    """What each token adds to the text; of a character in several tokens, the last one all."""
-    pieces, shown = [], ""
-    for end in range(1, len(tokens) + 1):
-        text = decode(tokens[:end])
-        complete = not text.endswith(INCOMPLETE)
-        pieces.append(text[len(shown) :] if complete else "")
-        shown = text if complete else shown
-    return pieces

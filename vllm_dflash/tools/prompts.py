@@ -21,23 +21,28 @@ def read_prompts(path: Path, count: int | None = None) -> list[str]:
     Empty lines are passed over; without a count, all prompts are read.
 
     Raises:
-        ValueError: there is no such file, or no prompt in it, or a line starts like JSON and is
-            none.
+        ValueError: there is no such file, or no prompt in it, or a line is not UTF-8, or starts
+            like JSON and is none.
     """
     try:
-        with path.open(encoding="utf-8") as file:
-            lines = [(number, line.strip("\n")) for number, line in enumerate(file, 1)]
+        with path.open("rb") as file:
+            lines = [(number, line.strip(b"\r\n")) for number, line in enumerate(file, 1)]
     except FileNotFoundError:
         raise ValueError(
             f"prompts file {str(path)!r} does not exist: pass another --prompts."
         ) from None
-    prompts = [_prompt(path, number, line) for number, line in lines if line.strip()][:count]
+    written = [(number, line) for number, line in lines if line.strip()][:count]
+    prompts = [_prompt(path, number, line) for number, line in written]
     if not prompts:
         raise ValueError(f"prompts file {str(path)!r} holds no prompts: pass another --prompts.")
     return prompts
 
 
-def _prompt(path: Path, number: int, line: str) -> str:
+def _prompt(path: Path, number: int, written: bytes) -> str:
+    try:
+        line = written.decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}, line {number}: it is not UTF-8.") from None
     if not line.startswith("{"):
         return line
     try:

@@ -11,6 +11,10 @@ from typing import Any
 from vllm_dflash.seams import STEP_TIMES, check_seams
 
 TARGET, DRAFT, CONTEXT, PLANNING = "target", "draft", "context", "planning"
+KINDS = ("decoding", "decoding, drafts", "prompts", "prompts, drafts")
+"""Of steps: with rows of prompts (more than one of each) or without, with drafts or without."""
+OF_A_KIND = ("steps", "seconds", "rows", "drafts", "tokens")
+"""What is summed up of each: "prompts: rows" and so on."""
 OF_THE_RUNNER = (
     ("_model_forward", TARGET),
     ("propose_draft_token_ids", DRAFT),
@@ -51,6 +55,9 @@ class StepParts:
         for name, part in OF_THE_RUNNER:
             self._watch(runner, name, part)
         self._watch(runner.model, "compute_logits", TARGET)
+        self.sums |= {f"{kind}: {what}": 0.0 for kind in KINDS for what in OF_A_KIND}
+        self._kind, self._rows, self._drafts = KINDS[0], 0, 0
+        self._watch_rows(runner)
         drafter = getattr(runner, "drafter", None)
         if is_ours:
             self._watch_own_parts(drafter)
@@ -94,6 +101,21 @@ class StepParts:
 
         drafter.end_step = end_step
 
+    def _watch_rows(self, runner: Any) -> None:
+        """See what kind of step is run."""
+        original = runner.execute_model
+
+        def execute_model(scheduled: Any, *arguments: Any, **named: Any) -> Any:
+            self._rows = scheduled.total_num_scheduled_tokens
+            self._drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+            more = self._rows > len(scheduled.num_scheduled_tokens) + self._drafts
+            self._kind = KINDS[2 * more + (self._drafts > 0)]
+            if not scheduled.scheduled_cached_reqs.req_ids:  # before them, the engine had a pause
+                self._ended = time.perf_counter()
+            return original(scheduled, *arguments, **named)
+
+        runner.execute_model = execute_model
+
     def _watch_ends(self, runner: Any) -> None:
         """Time steps from the end of one to that of the next, which is when it has sampled."""
         original = runner.sample_tokens
@@ -101,9 +123,12 @@ class StepParts:
         def sample_tokens(*arguments: Any, **named: Any) -> Any:
             output = original(*arguments, **named)
             now = time.perf_counter()
-            self.sums["steps"] += 1
-            self.sums["tokens"] += sum(map(len, output.sampled_token_ids))
-            self.sums["seconds"] += now - self._ended
+            tokens, seconds = sum(map(len, output.sampled_token_ids)), now - self._ended
+            step = dict(zip(OF_A_KIND, (1, seconds, self._rows, self._drafts, tokens), strict=True))
+            for what, value in step.items():
+                self.sums[f"{self._kind}: {what}"] += value
+            for what in ("steps", "seconds", "tokens"):
+                self.sums[what] += step[what]
             self._ended = now
             return output
 

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from support.pairs import as_speculators, drafter_config
+from support.pairs import as_speculators, dflash2_config, drafter_config
 from vllm_dflash.checkpoint.pairing import (
     PairingTarget,
     check_pair,
+    padded_alike,
     pair_faults,
     target_faults,
 )
-from vllm_dflash.checkpoint.read import parse_config, parse_overridden
+from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 
 # Reads layers 0 and 2 of 4, 64 wide; mask token 300 of 320.
@@ -32,7 +33,6 @@ def all_faults(target: PairingTarget) -> list[str]:
     [
         TARGET,
         replace(TARGET, on_cpu=True),
-        replace(TARGET, multimodal=True, has_linear_attention=True),  # on CUDA
     ],
 )
 def test_what_fits(target: PairingTarget) -> None:
@@ -51,8 +51,6 @@ def test_bounds() -> None:
 # What to do is said with some of them: a flag, a platform or a number that has to be right.
 REMEDIES: dict[str, tuple[Any, ...]] = {
     "supports_taps": (False, "(its class lacks SupportsEagle3)", " try --model-impl transformers "),
-    "multimodal": (True, "CUDA only", "there is a checkpoint of the text model alone, use that"),
-    "has_linear_attention": (True, "a draft is shorter than num_speculative_tokens; it needs CUDA"),
 }
 
 
@@ -81,8 +79,6 @@ def test_what_to_do(field: str) -> None:
             {"vocab_size": 300},
             ["vocab_size is 320 in the drafter and 300", "mask_token_id 300 is outside"],
         ),
-        ({"on_cpu": True, "multimodal": True}, ["SomeForCausalLM is multimodal"]),
-        ({"on_cpu": True, "has_linear_attention": True}, ["has linear attention"]),
     ],
 )
 def test_each_reason_with_both_values(target: dict[str, object], words: list[str]) -> None:
@@ -101,9 +97,6 @@ def with_vocabulary(**changes: Any) -> DrafterSpec:
     return parse_config("drafts", drafter_config(**changes))
 
 
-HINT = '"drafter_overrides": {"vocab_size": 352}, which a drafter without an embedding and a head'
-
-
 @pytest.mark.parametrize(
     ("drafter", "vocab_size", "words"),
     [
@@ -117,10 +110,6 @@ HINT = '"drafter_overrides": {"vocab_size": 352}, which a drafter without an emb
             352,
             "vocab_size is 320 in the drafter and 352 in the target, whose last tokens it cannot",
         ),
-        # Without a map, ids have to be the same.
-        (with_vocabulary(), 352, HINT),
-        (with_vocabulary(), 320 + 1024, '{"vocab_size": 1344}'),
-        (with_vocabulary(vocab_size=320 + 1024), 320, '{"vocab_size": 320}'),
     ],
 )
 def test_vocabularies_of_two_sizes(
@@ -133,18 +122,31 @@ def test_vocabularies_of_two_sizes(
 @pytest.mark.parametrize(
     ("drafter", "vocab_size"),
     [
-        (with_vocabulary(), 320 + 1025),  # more than padding
-        (with_vocabulary(hidden_size=32, target_hidden_size=64), 352),  # which brings its own
-        (parse_config("drafts", as_speculators(drafter_config())), 352),  # nested too deep
+        (with_vocabulary(), 352),
+        (with_vocabulary(), 320 + 1024),
+        (with_vocabulary(vocab_size=320 + 1024), 320),
     ],
 )
-def test_no_override_is_advised_where_none_would_help(
-    drafter: DrafterSpec, vocab_size: int
-) -> None:
-    (fault,) = pair_faults(drafter, replace(TARGET, vocab_size=vocab_size))
+def test_padding_is_the_targets(drafter: DrafterSpec, vocab_size: int) -> None:
+    target = replace(TARGET, vocab_size=vocab_size)
+    spec = padded_alike(drafter, target)
+    assert pair_faults(spec, target) == []
+    assert (spec.vocab_size, spec.draft_vocab_size) == (vocab_size, vocab_size)
+    (remark,) = spec.remarks
+    assert f"vocab_size is {drafter.vocab_size} in its config and {vocab_size} in" in remark
+
+
+@pytest.mark.parametrize(
+    ("drafter", "vocab_size"),
+    [
+        (with_vocabulary(), 320 + 1025),  # more than padding
+        (with_vocabulary(hidden_size=32, target_hidden_size=64), 352),  # which brings its own
+        (with_vocabulary(**dflash2_config()), 352),  # whose codebooks have a row for each
+        (parse_config("drafts", as_speculators(drafter_config())), 352),  # which may bring its own
+    ],
+)
+def test_other_tokens_than_the_targets(drafter: DrafterSpec, vocab_size: int) -> None:
+    target = replace(TARGET, vocab_size=vocab_size)
+    assert padded_alike(drafter, target) is drafter
+    (fault,) = pair_faults(drafter, target)
     assert fault == f"vocab_size is 320 in the drafter and {vocab_size} in the target"
-
-
-def test_the_advised_override_is_what_mends_it() -> None:
-    spec = parse_overridden("drafts", drafter_config(), {"vocab_size": 352})
-    assert pair_faults(spec, replace(TARGET, vocab_size=352)) == []

@@ -11,10 +11,12 @@ from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from support.configs_by_hand import QWEN
 from support.log_lines import log_lines
+from support.pairs import dflash2_config, drafter_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.engine_settings import MANY_REQUESTS as ANY
 from vllm_dflash.config.engine_settings import length_table, write_speculative_config
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode, from_json
+from vllm_dflash.config.speculative_settings import IGNORED
 
 PLAIN = Mode(7, 5, "fixed", parse_config("it", QWEN), drafter_ranks=2)
 ALWAYS = {
@@ -83,6 +85,24 @@ def test_drafts_are_never_sampled() -> None:
         assert written(config) == {**ALWAYS, "draft_sample_method": "greedy"}
     (line,) = lines
     assert line.startswith("WARNING draft_sample_method 'probabilistic' is ignored")
+
+
+@pytest.mark.parametrize("key", IGNORED)
+@pytest.mark.parametrize("value", [[(1, 8, 3)], False])
+def test_options_without_a_meaning_here(key: str, value: Any) -> None:
+    with log_lines() as lines:
+        assert written({"model": "it", key: value}) == ALWAYS
+    assert [line.split(":")[0] for line in lines] == [f"WARNING {key} is ignored"] * bool(value)
+
+
+def test_dflash2_has_no_ranks_search_their_part_of_the_head() -> None:
+    mode = replace(PLAIN, drafter=parse_config("it", drafter_config(**dflash2_config())))
+    asked = {"model": "it", "use_local_argmax_reduction": True}
+    with log_lines() as lines:
+        assert written(asked, mode) == ALWAYS
+    (line,) = lines
+    assert line.startswith("WARNING use_local_argmax_reduction is ignored: DFlash 2")
+    assert written(asked) == {**ALWAYS, "use_local_argmax_reduction": True}
 
 
 @pytest.mark.parametrize(

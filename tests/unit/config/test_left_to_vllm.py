@@ -1,4 +1,4 @@
-"""Drafters that vLLM's own code runs are handed to it as if vllm-dflash were not installed."""
+"""Engines that vLLM's own code runs are handed to it as if vllm-dflash were not installed."""
 
 import dataclasses
 import json
@@ -13,6 +13,7 @@ from support.log_lines import log_lines
 from support.pairs import Pair, as_speculators, drafter_config, make_pair
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY
+from vllm_dflash.vllms_own import OWN_KEYS
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +21,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(Path(tmp_path_factory.mktemp("pair")))
 
 
-def engine_args(pair: Pair, model: Path, **speculative: Any) -> EngineArgs:
+def engine_args(
+    pair: Pair, model: Path, *, worker_cls: str = "auto", **speculative: Any
+) -> EngineArgs:
     return EngineArgs(
+        worker_cls=worker_cls,
         model=str(pair.target),
         skip_tokenizer_init=True,
         dtype="float32",
@@ -78,6 +82,7 @@ def as_without_us(monkeypatch: pytest.MonkeyPatch, pair: Pair, model: Path, **as
     return ours
 
 
+VLLMS_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 FOREIGN = {
     "DFlashLagunaForCausalLM": "DFlashLagunaForCausalLM",
     "LagunaForCausalLM": "DFlashLagunaForCausalLM",
@@ -101,10 +106,10 @@ def test_another_architecture_is_vllms(
     with log_lines() as lines:
         found = as_without_us(monkeypatch, pair, model, **asked)
     (line,) = lines
-    assert line.startswith("INFO vllm-dflash stays out")
+    assert line.startswith("WARNING vllm-dflash stays out")
     assert f"has architecture {FOREIGN[written]}, which vLLM's own code runs" in line
     assert found["architectures"] == [FOREIGN[written]]
-    assert found["worker"] == "vllm.v1.worker.cpu_worker.CPUWorker"
+    assert found["worker"] == VLLMS_WORKER
     assert ADDITIONAL_CONFIG_KEY not in found["additional"]
 
 
@@ -138,7 +143,7 @@ def test_dspark_is_refused_with_the_method_that_runs_it(
 ) -> None:
     """vLLM refuses it as well under this method, with a list of 300 architectures."""
     model = drafter(tmp_path / "dspark_dflash", architectures=[architecture])
-    asked = {"num_speculative_tokens": 3, **({"method": method} if method else {})}
+    asked: dict[str, Any] = {"num_speculative_tokens": 3, **({"method": method} if method else {})}
     with pytest.raises(DrafterError, match=rf'{architecture}.* Write "method": "dspark"'):
         engine_args(pair, model, **asked).create_engine_config()
 
@@ -161,15 +166,45 @@ def test_what_nobody_runs_is_refused_by_us(pair: Pair, tmp_path: Path, architect
         engine_args(pair, model, method="dflash").create_engine_config()
 
 
-@pytest.mark.parametrize(
-    "own", [{"draft_length": "fixed"}, {"drafter_overrides": {"sliding_window": 9}}]
-)
-def test_options_of_ours_mean_nothing_there(pair: Pair, tmp_path: Path, own: dict) -> None:
-    model = drafter(tmp_path / "it", architectures=["LagunaForCausalLM"])
-    args = engine_args(pair, model, method="dflash", num_speculative_tokens=3, **own)
-    (name,) = own
-    with pytest.raises(ValueError, match=rf"Remove '{name}' from the speculative config"):
-        args.create_engine_config()
+OWN = {
+    "draft_length": "fixed",
+    "drafter_overrides": {"sliding_window": 9},
+    "free_drafts": "nonsense",
+    "estimates_folder": "/nowhere",
+    "draft-tree": 3,
+}
+
+
+@pytest.mark.parametrize("flags", [{}, {"spec_method": "dflash"}, {"spec_tokens": 3}])
+def test_options_of_ours_mean_nothing_there(pair: Pair, flags: dict[str, Any]) -> None:
+    """Nor does vLLM miss the number of drafts, which only it must be told."""
+    args = engine_args(
+        pair, pair.drafter, **({} if "spec_method" in flags else {"method": "dflash"})
+    )
+    args = dataclasses.replace(args, worker_cls=VLLMS_WORKER, **flags)
+    args.speculative_config |= OWN
+    with log_lines() as lines:
+        config = args.create_engine_config()
+    assert config.speculative_config.num_speculative_tokens == flags.get("spec_tokens", 7)
+    (line,) = lines
+    assert "worker_cls is" in line
+    assert {name.replace("-", "_") for name in OWN} == {*OWN_KEYS}
+    names = ", ".join(map(repr, OWN_KEYS))
+    assert f"runs this engine, without {names}, which it does not know." in line
+
+
+def test_all_that_came_by_flags(pair: Pair) -> None:
+    args = engine_args(pair, pair.drafter)
+    flags = {"spec_method": "dflash", "spec_model": str(pair.drafter)}
+    args = dataclasses.replace(args, speculative_config=None, worker_cls=VLLMS_WORKER, **flags)
+    assert args.create_engine_config().speculative_config.num_speculative_tokens == 7
+
+
+def test_settings_leave_it_as_without_us(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"method": "dflash", "num_speculative_tokens": 3, "worker_cls": VLLMS_WORKER}
+    found = as_without_us(monkeypatch, pair, pair.drafter, **asked)
+    assert found["worker"] == VLLMS_WORKER
+    assert found["scheduler"] is None
 
 
 @pytest.mark.parametrize("name", ["dflash-against-eagle3", "dflash-and-eagle-head"])
@@ -182,6 +217,6 @@ def test_a_name_that_vllm_takes_for_another_method_is_not_ours(
 
 
 def test_a_proposer_class_is_not_ours(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"num_speculative_tokens": 3}
+    asked: dict[str, Any] = {"num_speculative_tokens": 3}
     found = as_without_us(monkeypatch, pair, Path("my_dflash.Proposer"), **asked)
     assert found["speculative"]["method"] == "custom_class"

@@ -1,4 +1,4 @@
-"""On what an engine runs: the runner, the worker, and platforms that are refused."""
+"""On what an engine runs: the runner, the worker, and what is left to vLLM's own DFlash."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from vllm.platforms import current_platform
 
-from vllm_dflash.config.engine_settings import refuse
+from vllm_dflash.config.left_to_vllm import why_left
 from vllm_dflash.config.mode import (
     CPU_WORKER,
     CPU_WORKER_V2,
@@ -22,26 +22,35 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
 
 
-def refuse_worker(worker_cls: str) -> None:
-    args: Any = SimpleNamespace(enable_lora=False, watermark_config=None)
-    parallel: Any = SimpleNamespace(
-        worker_cls=worker_cls,
-        pipeline_parallel_size=1,
-        data_parallel_size=1,
-        distributed_executor_backend="uni",
+def left(worker_cls: str = "auto", **parallel: Any) -> list[str]:
+    """Why an engine is left to vLLM."""
+    target: Any = SimpleNamespace(
+        model="target", is_moe=True, is_hybrid=False, is_multimodal_model=False
     )
-    refuse(args, parallel)
+    plain = {"pipeline_parallel_size": 1, "data_parallel_size": 1, "use_ubatching": False}
+    config = SimpleNamespace(worker_cls=worker_cls, **{**plain, **parallel})
+    return why_left({"model": "it"}, {"architectures": []}, target, config)
 
 
 @pytest.mark.usefixtures("_cuda")
 @pytest.mark.parametrize("is_v2", [None, True, False])
-def test_cuda_gets_its_own_worker(monkeypatch: pytest.MonkeyPatch, is_v2: bool | None) -> None:
+@pytest.mark.parametrize("has_triton", [True, False])
+@pytest.mark.parametrize("splits", [True, False])
+def test_cuda_gets_its_own_worker_on_v2(
+    monkeypatch: pytest.MonkeyPatch, is_v2: bool | None, has_triton: bool, splits: bool
+) -> None:
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
-    assert (runner_here(), worker_here()) == ("v2", GPU_WORKER)
-    refuse_worker("auto")
-    refuse_worker(GPU_WORKER)
-    with pytest.raises(ValueError, match="worker_cls is"):
-        refuse_worker(CPU_WORKER)
+    monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", has_triton)
+    assert worker_here() == GPU_WORKER
+    if is_v2 or (is_v2 is None and has_triton and not splits):
+        assert runner_here() == "v2"
+        assert left(use_ubatching=splits) == []
+        assert left(GPU_WORKER, use_ubatching=splits) == []
+        assert "worker_cls is" in left(CPU_WORKER, use_ubatching=splits)[0]
+    else:
+        (why,) = left(use_ubatching=splits)
+        assert "this engine gets V1" in why
+        assert ("--enable-dbo" in why) == (splits and is_v2 is None)
 
 
 @pytest.mark.parametrize(
@@ -59,34 +68,26 @@ def test_a_cpu_has_a_worker_for_each_runner(
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
     monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", has_triton)
     assert (runner_here(), worker_here()) == (runner, worker)
-    refuse_worker("auto")
-    refuse_worker(worker)
-    with pytest.raises(ValueError, match="worker_cls is"):
-        refuse_worker(GPU_WORKER)
+    assert left() == left(worker) == left(use_ubatching=True) == []
+    assert "worker_cls is" in left(GPU_WORKER)[0]
 
 
-def test_other_platforms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_platforms_are_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
-    with pytest.raises(ValueError, match="CPU and CUDA platforms"):
-        refuse_worker("auto")
-
-
-def test_a_worker_of_someone_else_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"worker_cls is 'mine\.Worker'"):
-        refuse_worker("mine.Worker")
+    (why,) = left("mine.Worker")
+    assert "CPU and CUDA platforms" in why
 
 
 def test_every_reason_is_said_at_once() -> None:
-    args: Any = SimpleNamespace(enable_lora=True, watermark_config=None)
-    parallel: Any = SimpleNamespace(
-        worker_cls="mine.Worker",
-        pipeline_parallel_size=3,
-        data_parallel_size=4,
-        distributed_executor_backend="uni",
-    )
-    with pytest.raises(ValueError, match="worker_cls") as refused:
-        refuse(args, parallel)
-    said = str(refused.value)
-    assert "pipeline_parallel_size is 3" in said
-    assert "data_parallel_size is 4" in said
-    assert "does not support LoRA" in said
+    found = left("mine.Worker", pipeline_parallel_size=3, data_parallel_size=4)
+    for why, words in zip(
+        found,
+        (
+            "worker_cls is 'mine.Worker'",
+            "pipeline_parallel_size is 3",
+            "data_parallel_size is 4",
+        ),
+        strict=True,
+    ):
+        assert words in why
+        assert why.endswith(")")  # what would change it

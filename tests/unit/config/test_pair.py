@@ -25,7 +25,8 @@ from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
 def engine(**changes: Any) -> Any:
     """What else is asked of it."""
-    return SimpleNamespace(**{"scheduler_cls": None, "max_num_batched_tokens": None, **changes})
+    plain = {"scheduler_cls": None, "max_num_batched_tokens": None, "enable_lora": False}
+    return SimpleNamespace(**{**plain, **changes})
 
 
 def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
@@ -33,7 +34,6 @@ def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
     config = SimpleNamespace(
         model="target",
         architectures=["Written"],
-        is_multimodal_model=False,
         is_hybrid=False,
         get_total_num_hidden_layers=lambda: 4,
         get_hidden_size=lambda: 64,
@@ -50,8 +50,8 @@ def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
     return config
 
 
-def parallel(tensor: int = 1) -> Any:
-    return SimpleNamespace(tensor_parallel_size=tensor)
+def parallel(tensor: int = 1, data: int = 1) -> Any:
+    return SimpleNamespace(tensor_parallel_size=tensor, data_parallel_size=data)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,6 @@ def parallel(tensor: int = 1) -> Any:
     [
         (target(), {}),
         (target(OPTForCausalLM), {"supports_taps": False}),
-        (target(is_multimodal_model=True), {"multimodal": True}),
-        (target(is_hybrid=True), {"has_linear_attention": True}),
         (target(get_hidden_size=lambda: 48), {"hidden_size": 48}),
     ],
 )
@@ -76,8 +74,6 @@ def test_facts_of_a_target(
         "hidden_size": 64,
         "vocab_size": 320,
         "supports_taps": True,
-        "multimodal": False,
-        "has_linear_attention": False,
         "on_cpu": on_cpu,
     }
     assert target_facts(config) == PairingTarget(**{**plain, **facts})
@@ -157,6 +153,7 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
         (False, {}, MOST_FREE_DRAFTS),
         (False, {"max_num_batched_tokens": MOST_FREE_DRAFTS + 1}, MOST_FREE_DRAFTS),
         (True, {}, 7),  # texts give as many as a block has
+        (False, {"enable_lora": True}, 7),  # vLLM wants rows for all drafts of all requests
         (False, {"scheduler_cls": "mine.Scheduler"}, 7),  # which would keep as much room for all
     ],
 )
@@ -179,12 +176,13 @@ def test_who_may_have_more_drafts_than_a_block(
 
 
 @pytest.mark.parametrize(
-    ("on_cuda", "own", "asked", "captures"),
+    ("on_cuda", "own", "asked", "ranks", "captures"),
     [
-        (True, {}, {}, True),
-        (True, {"draft_length": "fixed"}, {}, False),
-        (True, {}, {"scheduler_cls": "mine.Scheduler"}, False),
-        (False, {}, {}, False),  # there are no graphs
+        (True, {}, {}, 1, True),
+        (True, {"draft_length": "fixed"}, {}, 1, False),
+        (True, {}, {"scheduler_cls": "mine.Scheduler"}, 1, False),
+        (True, {}, {}, 2, False),  # of data: vLLM drops the table
+        (False, {}, {}, 1, False),  # there are no graphs
     ],
 )
 def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them(
@@ -193,11 +191,13 @@ def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them(
     on_cuda: bool,
     own: dict[str, Any],
     asked: dict[str, Any],
+    ranks: int,
     captures: bool,
 ) -> None:
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: on_cuda)
     settings = SpeculativeSettings(model=str(drafter), **own)
-    options = resolve(settings, drafter_config(), target(), engine(**asked), parallel())
+    of_target = parallel(data=ranks)
+    options = resolve(settings, drafter_config(), target(), engine(**asked), of_target)
     assert options.captures_lengths is captures
 
 
@@ -240,11 +240,29 @@ def test_overrides_reach_the_options(drafter: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "config", "width", "remarks"),
+    [
+        (12, {}, 7, 0),  # rows beyond its block mean nothing
+        (5, {"block_size": None}, 5, 0),
+        (5, {"vocab_size": 310}, 5, 1),
+    ],
+)
+def test_pairs_that_vllm_takes_as_well(
+    drafter: Path, asked: int, config: dict[str, Any], width: int, remarks: int
+) -> None:
+    settings = SpeculativeSettings(model=str(drafter), num_speculative_tokens=asked)
+    written = drafter_config(**config)
+    options = resolve(settings, written, target(), engine(), parallel())
+    assert options.draft_width == width
+    spec = options.drafter
+    assert (spec.vocab_size, spec.draft_vocab_size, len(spec.remarks)) == (320, 320, remarks)
+
+
+@pytest.mark.parametrize(
     ("own", "config", "tensor", "words"),
     [
-        ({}, {"vocab_size": 310}, 1, "does not fit target 'target': vocab_size is 310"),
+        ({}, {"vocab_size": 1345}, 1, "does not fit target 'target': vocab_size is 1345"),
         ({}, {"intermediate_size": 95}, 1, "the weights do not match config.json"),
-        ({"num_speculative_tokens": 8}, {}, 1, "num_speculative_tokens is 8"),
         ({"draft_tensor_parallel_size": 4}, {}, 2, "draft_tensor_parallel_size is 4"),
         ({"drafter_overrides": {"zzz": 1}}, {}, 1, r"\['zzz'\] changes nothing"),
     ],

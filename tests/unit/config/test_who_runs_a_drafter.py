@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.model_executor.models.registry import ModelRegistry
 
-from support.log_lines import log_lines
 from vllm_dflash.checkpoint.spec import DrafterError
-from vllm_dflash.config.left_to_vllm import architecture_of_vllm, config_to_run
+from vllm_dflash.config.left_to_vllm import architecture_of_vllm, config_of_drafter, why_left
 
 
 def architectures(*names: Any) -> dict[str, Any]:
@@ -58,19 +58,29 @@ def write(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     return {"method": "dflash", "model": str(folder)}
 
 
+def why(requested: dict[str, Any]) -> list[str]:
+    """Of an engine that is ours but for its drafter."""
+    target: Any = SimpleNamespace(is_moe=False, is_hybrid=False, is_multimodal_model=False)
+    parallel: Any = SimpleNamespace(
+        worker_cls="auto", pipeline_parallel_size=1, data_parallel_size=1
+    )
+    return why_left(requested, config_of_drafter(requested), target, parallel)
+
+
 def test_a_drafter_of_ours(tmp_path: Path) -> None:
     for name in ("DFlashDraftModel", "LiLiCorrDraftModel", "Nonsense"):
         config = architectures(name)
-        with log_lines() as lines:
-            assert config_to_run(write(tmp_path, config)) == config
-        assert lines == []
+        requested = write(tmp_path, config)
+        assert config_of_drafter(requested) == config
+        assert why(requested) == []
 
 
 @pytest.mark.parametrize("model", [None, "", 3, ["a"]])
 def test_without_a_drafter_there_is_no_config(model: Any) -> None:
     """That a model is missing is said later, of the settings as a whole."""
-    assert config_to_run({"method": "dflash", "model": model}) == {}
-    assert config_to_run({"method": "dflash"}) == {}
+    for requested in ({"method": "dflash", "model": model}, {"method": "dflash"}):
+        assert config_of_drafter(requested) == {}
+        assert why(requested) == []
 
 
 def test_the_revision_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,39 +91,45 @@ def test_the_revision_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> Non
         return {}
 
     monkeypatch.setattr("vllm_dflash.config.left_to_vllm.load_config", load_config)
-    config_to_run({"model": "someone/drafter", "revision": "abc"})
-    config_to_run({"model": "someone/drafter"})
+    config_of_drafter({"model": "someone/drafter", "revision": "abc"})
+    config_of_drafter({"model": "someone/drafter"})
     assert asked == [("someone/drafter", "abc"), ("someone/drafter", None)]
 
 
 @pytest.mark.parametrize(
-    ("config", "architecture", "hint"),
+    ("config", "says"),
     [
-        (architectures("LagunaForCausalLM"), "DFlashLagunaForCausalLM", False),
-        ({"speculators_model_type": "dspark"}, "Qwen3DSparkModel", True),
+        (architectures("LagunaForCausalLM"), "architecture DFlashLagunaForCausalLM, which vLLM's"),
+        ({"speculators_model_type": "dspark"}, 'write "method": "dspark"'),
+        ({"use_aux_hidden_state": False}, "use_aux_hidden_state false"),
+        ({"dflash_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state false"),
     ],
 )
-def test_a_drafter_of_vllms(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    config: dict[str, Any],
-    architecture: str,
-    hint: bool,
+def test_a_drafter_of_vllms(tmp_path: Path, config: dict[str, Any], says: str) -> None:
+    (reason,) = why(write(tmp_path, config))
+    assert reason.startswith(f"drafter '{tmp_path}' has")
+    assert says in reason
+
+
+@pytest.mark.parametrize("written", ["Qwen3XPressModel", "DFlash2BeamDraftModel"])
+def test_drafters_that_vllm_033_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: str
 ) -> None:
-    caplog.set_level(logging.INFO, "vllm.dflash")  # as vLLM sets it once an engine is asked for
-    requested = write(tmp_path, config)
-    with log_lines() as lines:
-        assert config_to_run(requested) is None
-    (line,) = lines
-    assert line.startswith(f"INFO vllm-dflash stays out: drafter '{tmp_path}' has architecture")
-    assert f"has architecture {architecture}, which vLLM's own code runs" in line
-    assert line.endswith('write "method": "dspark"' if hint else "code runs")
-    for own in (["draft_length"], ["draft_length", "drafter_overrides"]):
-        with pytest.raises(ValueError, match=f"Remove {', '.join(map(repr, own))} from") as refused:
-            config_to_run({**requested, **dict.fromkeys(own, 1)})
-        assert architecture in str(refused.value)
+    """As its registry names them: an architecture is its own, and that of a DFlash drafter."""
+    name = written if written.startswith("DFlash") else f"DFlash{written}"
+    for each in {written, name}:
+        monkeypatch.setitem(ModelRegistry.models, each, ModelRegistry.models["DFlashDraftModel"])
+    (reason,) = why(write(tmp_path, architectures(written)))
+    assert f"has architecture {name}, which vLLM's own code runs" in reason
+
+
+def test_fly_keeps_what_the_target_would_not_have_written(tmp_path: Path) -> None:
+    """A way of verifying drafts that vLLM 0.33 has."""
+    requested = write(tmp_path, architectures("DFlashDraftModel"))
+    (reason,) = why({**requested, "rejection_sample_method": "fly"})
+    assert "rejection_sample_method is 'fly'" in reason
 
 
 def test_no_such_drafter(tmp_path: Path) -> None:
     with pytest.raises(DrafterError, match=r"this folder has no config\.json"):
-        config_to_run({"model": str(tmp_path)})
+        config_of_drafter({"model": str(tmp_path)})

@@ -51,7 +51,8 @@ def vllm_config(options: Mode = OPTIONS, **changes: Any) -> Any:
         part.update({name: changes[name] for name in part if name in changes})
     additional = {ADDITIONAL_CONFIG_KEY: options.to_json()}
     configs = {name: SimpleNamespace(**part) for name, part in parts.items()}
-    return SimpleNamespace(**configs, additional_config=additional)
+    lora = changes.get("lora_config")
+    return SimpleNamespace(**configs, additional_config=additional, lora_config=lora)
 
 
 def learned(steps: int = 50) -> Any:
@@ -91,6 +92,7 @@ def test_what_is_written_is_read(file: EstimatesFile) -> None:
         vllm_config(max_num_seqs=65),
         vllm_config(async_scheduling=True),
         vllm_config(tensor_parallel_size=2),
+        vllm_config(lora_config=object()),
         vllm_config(replace(OPTIONS, num_speculative_tokens=3)),
         vllm_config(replace(OPTIONS, draft_width=3)),
         vllm_config(replace(OPTIONS, most_free=7)),
@@ -222,6 +224,7 @@ class Written:
 
     def __init__(self, *, is_there: bool = True) -> None:
         self.recalled = planner().estimates() if is_there else None
+        self.path = Path("F")
         self.times, self.fails = 0, False
         self.may_go_on = threading.Event()
         self.may_go_on.set()
@@ -300,7 +303,7 @@ def test_no_step_waits_for_a_disk() -> None:
     assert file.times == 2
 
 
-def test_a_full_disk_is_told_once() -> None:
+def test_a_full_disk_is_told_once_and_when_it_is_over() -> None:
     file: Any = Written()
     file.fails = True
     time = FakeTime()
@@ -309,10 +312,12 @@ def test_a_full_disk_is_told_once() -> None:
         for _ in range(2):
             time.now += INTERVAL
             ticked(keeper, LEAST_STEPS)
-        ticked(keeper, LEAST_STEPS)
-        keeper.close()
-    assert file.times == 3
-    assert lines == ["WARNING what was learned cannot be kept: no space left"]
+        for file.fails in (False, False, True):
+            ticked(keeper, LEAST_STEPS)
+            keeper.close()
+    assert file.times == 5
+    no_space = "WARNING what was learned cannot be kept in F, which is tried again: no space left"
+    assert lines == [no_space, "INFO what was learned is kept in F again", no_space]
 
 
 def test_a_file_is_there_if_it_was_asked_for(

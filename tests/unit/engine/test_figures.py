@@ -267,6 +267,13 @@ def test_counters_are_of_the_kind_that_vllms_are(dflash: VllmConfig) -> None:
     assert {f"vllm:dflash_{name}" for name in METRICS} < set(made)
 
 
+def test_vllms_logger_takes_none_of_them_for_an_adapter(dflash: VllmConfig) -> None:
+    """It reads that field where LoRA is on."""
+    first, *others = StatLoggerManager(dflash, [0]).stat_loggers
+    assert isinstance(first, FigureLogger)
+    assert any(isinstance(one, PrometheusStatLogger) for one in others)
+
+
 @pytest.mark.parametrize("additional", [{}, {"something": "else"}])
 def test_a_plain_engine_of_the_same_process_is_let_be(
     pair: Pair, dflash: VllmConfig, additional: dict[str, str]

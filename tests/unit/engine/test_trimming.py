@@ -26,6 +26,7 @@ def config(mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE, **settings: A
         aux_output_config=SimpleNamespace(**settings),
         parallel_config=SimpleNamespace(**settings),
         speculative_config=SimpleNamespace(enable_adaptive_verification=False),
+        lora_config=None,
     )
 
 
@@ -125,6 +126,12 @@ def test_without_full_graphs(mode: CUDAGraphMode) -> None:
 def test_beside_settings_that_vllm_refuses_with_it(setting: str) -> None:
     assert asked([layer()], [layer()], **{setting: True}) == f"{setting} is on"
     assert asked([layer()], [layer()], **{setting: False}) is None
+
+
+def test_beside_lora_whose_rows_the_host_tells() -> None:
+    with_lora = config()
+    with_lora.lora_config = object()
+    assert obstacle(with_lora, {}, {}, 8) == "LoRA is on"
 
 
 def runner(counts: list[int | None], *, trims: bool = False) -> Any:

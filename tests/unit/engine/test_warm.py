@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numba
 import torch
 from vllm.compilation.counter import compilation_counter
+from vllm.v1.sample.sampler import Sampler
 
 from vllm_dflash.engine.warm import WarmState
 
@@ -39,6 +40,17 @@ def test_captures_and_compilations_are_counted() -> None:
     compiled = state.to_dict()["captures_after_warmup"]
     compilation_counter.num_cudagraph_captured -= 1
     assert compiled == 2
+
+
+def test_what_plain_engines_compile_for_logprobs_is_not_counted() -> None:
+    state = WarmState(tuple)
+    state.seal()
+    for rows in (1, 3):
+        token_ids = torch.zeros(rows, dtype=torch.int64)
+        Sampler.gather_logprobs(torch.zeros(rows, 8), 1, token_ids)
+    assert state.to_dict()["captures_after_warmup"] == 0
+    torch.compile(lambda x: x * 7 + 3, backend="eager")(torch.zeros(2))
+    assert state.to_dict()["captures_after_warmup"] == 1
 
 
 def test_compilations_of_numba_are_counted() -> None:

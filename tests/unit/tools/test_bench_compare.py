@@ -12,12 +12,13 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from vllm_dflash.tools.bench import sides
-from vllm_dflash.tools.bench.bench_plan import CLOSED, SWING, Workload, plan_round
+from vllm_dflash.tools.bench.bench_plan import ARRIVALS, CLOSED, SHORT, SWING, Workload, plan_round
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.bench.sides import SideEngines, make_sides
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.progress import Progress
+from vllm_dflash.tools.step_times import KINDS, OF_A_KIND
 
 Asked = tuple[str, str, dict[str, Any]]
 
@@ -59,8 +60,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
                     best = count == (1 if self.side == "native K=3" else 4)
                     return {"tokens_per_second": 100.0 * count + best}
                 case "where":
-                    parts = {"target": 0.5, "draft": 0.1, "seconds": 1.0}
+                    parts = {f"{kind}: {what}": 0.0 for kind in KINDS for what in OF_A_KIND}
+                    parts |= {"target": 0.5, "draft": 0.1, "seconds": 1.0}
                     return {"spent": parts | {"steps": 10, "tokens": 20}}
+                case "answers":
+                    answers = arguments["answers"]
+                    waits = {"first_token_seconds": [1.0, 3.0], "token_seconds": [0.5]}
+                    return {"tokens": sum(answers), "tokens_per_second": 28.0, **waits}
                 case "swing":
                     counts = [count for count, _ in arguments["phases"]]
                     return {"concurrency": counts, "tokens_per_second": [1.0] * len(counts)}
@@ -79,9 +85,7 @@ def comparison(
     where: bool = False,
     contexts: tuple[int, ...] = (),
 ) -> Comparison:
-    workload = Workload(
-        loads, (1, 4), phases=(1, 8), tokens=10, seconds=2.0, contexts=contexts, where=where
-    )
+    workload = Workload(*(loads, (1, 4), (1, 8), 10, 2.0, contexts), shares=(50,), where=where)
     record = Record(describe(["bench"], "a pair", {}, workload), make_sides("drafter", [3]), rounds)
     prompts = [f"prompt {number}" for number in range(20)]
     engines = SideEngines({"model": "target"}, at_once, out / "logs")
@@ -135,6 +139,23 @@ def test_swing_is_sized_by_plain_decoding(tmp_path: Path, asked: list[Asked]) ->
     comparison(tmp_path, SWING).run()
     assert [side for side, _, _ in of(asked, "closed")] == ["plain"] * 4  # twice at 1 and at 8
     assert of(asked, "swing")[0][2]["phases"] == [(1, 200), (8, 1600)]
+
+
+def test_short_answers_are_sized_by_how_plain_decoding_serves_them(
+    tmp_path: Path, asked: list[Asked]
+) -> None:
+    """Twice at each concurrency, without drafts; the second time tells."""
+    one = comparison(tmp_path, SHORT, ARRIVALS, rounds=2, where=True)
+    one.run()
+    plans = of(asked, "answers")
+    assert [side for side, _, _ in plans[:4]] == ["plain"] * 4
+    assert [arguments.get("concurrency") for _, _, arguments in plans[:4]] == [1, 4, 1, 4]
+    # 28 tokens a second are one of 56 in two seconds; there are two of each client at least.
+    assert [len(arguments["answers"]) for _, _, arguments in plans[4:7]] == [2, 2, 2]
+    assert plans[10][2]["arrivals"][-1] >= 2.0
+    (waits,) = [table for table in one.record.tables if table.title.startswith("short: ms")]
+    assert waits.rows[0] == ["1", "plain", "2000", "3000", "500", "500"]
+    assert {w["load"] for w in one.record.where} == {SHORT}
 
 
 def test_a_tuned_schedule_has_the_fastest_k_of_each_concurrency(

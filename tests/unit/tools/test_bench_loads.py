@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,8 +13,12 @@ from typing import Any
 import pytest
 
 from vllm_dflash.tools.bench.bench_plan import (
+    ARRIVALS,
     CLOSED,
+    LONGEST,
     MIXED,
+    SHORT,
+    SHORTEST,
     SWING,
     Workload,
     plan_contexts,
@@ -22,6 +28,7 @@ from vllm_dflash.tools.bench.bench_prompts import easy_and_hard, long_texts
 from vllm_dflash.tools.loads import (
     Output,
     SteppedEngine,
+    measure_answers,
     measure_closed,
     measure_decoding,
     measure_swing,
@@ -81,6 +88,9 @@ class FakeEngine(SteppedEngine):
 
     def now(self) -> float:
         return self.time
+
+    def wait_until(self, moment: float) -> None:
+        self.time = max(self.time, moment)
 
 
 @dataclass
@@ -265,8 +275,35 @@ class TestDecoding:
             measure_decoding(RoomForTwo(), prompts=PROMPTS, concurrency=3, tokens=4, seconds=1)
 
 
+class TestAnswers:
+    def test_so_many_are_in_flight_and_each_is_replaced(self) -> None:
+        engine = FakeEngine()
+        result = measure_answers(engine, prompts=PROMPTS[:2], answers=[1, 3, 2], concurrency=2)
+        assert engine.added == list(zip([*PROMPTS[:2], PROMPTS[0]], [1, 3, 2], strict=True))
+        assert engine.concurrency == [2, 2, 2]  # the third takes the first one's place
+        assert (result["tokens"], result["seconds"]) == (6, 36)
+        assert result["first_token_seconds"] == [12, 12, 12]  # since it was sent
+        assert result["token_seconds"] == [12, 12]  # one of a single token has none behind it
+
+    def test_who_comes_late_is_waited_for_and_nobody_is_held_up(self) -> None:
+        """Steps of one request take 11 s, of two 12."""
+        engine = FakeEngine(tokens_per_step=2)
+        read = lambda: {"time": engine.time, "steps": float(len(engine.concurrency))}  # noqa: E731
+        result = measure_answers(
+            engine, prompts=PROMPTS, answers=[3, 1, 4], arrivals=[1.0, 5.0, 100.0], read=read
+        )
+        # The first one at 1, alone; at 12 the second one is there, and both are done at 24.
+        assert engine.concurrency == [1, 2, 1, 1]
+        assert result["first_token_seconds"] == [11, 19, 11]
+        assert result["token_seconds"] == [pytest.approx(12 / 2), pytest.approx(11 / 3)]
+        assert result["seconds"] == 122
+        assert result["spent"] == {"time": 122, "steps": 4}
+
+
 def workload(*loads: str) -> Workload:
-    return Workload(loads, concurrency=(1, 4), phases=(1, 8), tokens=10, seconds=2.0)
+    return Workload(
+        loads, concurrency=(1, 4), phases=(1, 8), tokens=10, seconds=2.0, shares=(50, 90)
+    )
 
 
 RATES = {1: 50.0, 8: 200.0}
@@ -301,8 +338,37 @@ class TestPlan:
         (swing,) = plan_round(workload(SWING), PROMPTS, 0, RATES)
         assert swing.arguments["phases"] == [(1, 100), (8, 400)]
 
+    def test_short_answers_are_as_many_as_plain_decoding_writes_in_a_window(self) -> None:
+        load = replace(workload(SHORT), seconds=60.0)
+        one, four = plan_round(load, PROMPTS, 3, {}, {1: 14.0, 4: 56.0})
+        assert (one.setting, four.setting) == (1, 4)
+        assert [len(plan.arguments["answers"]) for plan in (one, four)] == [15, 60]
+        answers = four.arguments["answers"]
+        assert min(answers) >= SHORTEST
+        assert max(answers) <= LONGEST
+        assert statistics.mean(answers) == pytest.approx(56, rel=0.15)
+        assert answers[:15] == one.arguments["answers"]  # of one round
+        again, _ = plan_round(load, PROMPTS, 4, {}, {1: 14.0, 4: 56.0})
+        assert again.arguments["answers"] != one.arguments["answers"]
+        (few, _) = plan_round(load, PROMPTS, 3, {}, {1: 0.1, 4: 0.1})
+        assert len(few.arguments["answers"]) == 2
+
+    def test_arrivals_are_so_many_percent_of_what_plain_decoding_serves(self) -> None:
+        load = replace(workload(ARRIVALS), seconds=1000.0)
+        half, most = plan_round(load, PROMPTS, 0, {}, {4: 56.0})  # one request a second
+        assert (half.setting, most.setting) == (50, 90)
+        for plan, share in ((half, 0.5), (most, 0.9)):
+            arrivals = plan.arguments["arrivals"]
+            assert arrivals == sorted(arrivals)
+            assert len(arrivals) == len(plan.arguments["answers"])
+            gaps = [b - a for a, b in itertools.pairwise(arrivals)]
+            assert statistics.mean(gaps) == pytest.approx(1 / share, rel=0.1)
+            # Of Poisson's, gaps are as spread as they are long.
+            assert statistics.stdev(gaps) == pytest.approx(1 / share, rel=0.15)
+
     def test_calibrates_only_what_is_needed(self) -> None:
         assert workload(CLOSED, MIXED).calibrated == []
+        assert [workload(one).served for one in (CLOSED, SHORT, ARRIVALS)] == [[], [1, 4], [4]]
         assert workload(SWING).calibrated == [1, 8]
         assert workload(SWING).highest_concurrency == 8
         assert workload(CLOSED).highest_concurrency == 4

@@ -10,13 +10,22 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from vllm_dflash.tools.bench.bench_plan import CLOSED, Workload
+from vllm_dflash.tools.bench.bench_plan import CLOSED, SHORT, Workload
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.bench_report import milliseconds, parts_tables
 from vllm_dflash.tools.bench.sides import make_sides
+from vllm_dflash.tools.step_times import KINDS, OF_A_KIND
 
-PLAIN = {"steps": 10, "tokens": 10, "seconds": 0.25, "target": 0.2, "draft": 0.0, "drafts": 0}
-NATIVE = {
+NO_KINDS = {f"{kind}: {what}": 0.0 for kind in KINDS for what in OF_A_KIND}
+PLAIN = NO_KINDS | {
+    "steps": 10,
+    "tokens": 10,
+    "seconds": 0.25,
+    "target": 0.2,
+    "draft": 0.0,
+    "drafts": 0,
+}
+NATIVE = NO_KINDS | {
     "steps": 4,
     "tokens": 8,
     "seconds": 0.2,
@@ -49,7 +58,8 @@ def test_the_engine_is_what_is_left() -> None:
 
 
 def test_tables() -> None:
-    per_step, per_token = parts_tables(WHERE)
+    per_step, per_token, kinds = parts_tables(WHERE)
+    assert kinds.rows == []
     parts = ["target", "draft", "context", "planning", "engine", "all"]
     assert per_step.columns == ["concurrency", "side", *parts, "tokens per step"]
     assert per_token.columns == per_step.columns
@@ -68,6 +78,26 @@ def test_tables() -> None:
     ]
     assert "ms per step, decoding alone" in per_step.title
     assert "ms per output token, decoding alone" in per_token.title
+
+
+def test_kinds_of_steps() -> None:
+    spent = PLAIN | {
+        "prompts, drafts: steps": 4,
+        "prompts, drafts: seconds": 0.05,
+        "prompts, drafts: rows": 400,
+        "prompts, drafts: drafts": 10,
+        "prompts, drafts: tokens": 6,
+        "decoding: steps": 6,
+        "decoding: seconds": 0.2,
+        "decoding: rows": 6,
+        "decoding: tokens": 6,
+    }
+    _, per_token, kinds = parts_tables([asked("ours", 1, spent) | {"load": SHORT}])
+    assert per_token.title == "short: where the time goes, ms per output token"
+    assert kinds.rows == [
+        ["1", "ours", "decoding", "6", "80%", "1.0", "0.0", "1.0", "33.3", "30.0"],
+        ["1", "ours", "prompts, drafts", "4", "20%", "100.0", "2.5", "1.5", "12.5", "120.0"],
+    ]
 
 
 def record_of(where: list[dict[str, Any]]) -> Record:

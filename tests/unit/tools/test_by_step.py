@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from vllm_dflash.tools.loads import Output, write_by_step
+from vllm_dflash.tools.by_step import write_by_step
+from vllm_dflash.tools.loads import Output
 
 
 class Playback:

@@ -134,6 +134,49 @@ def test_a_killed_child_is_noticed_and_leaves_no_process(start: Start) -> None:
     wait_until(lambda: is_gone(group), "no process of the group")
 
 
+PARENT = """
+import sys, time
+from pathlib import Path
+from support import importing_support
+from vllm_dflash.tools.cli import main
+from vllm_dflash.tools.engine_process import EngineProcess
+from vllm_dflash.tools.demo import demo_command
+
+folder, hangs = Path(sys.argv[1]), sys.argv[2] == "hangs"
+arguments = {"folder": str(folder), "hangs": hangs, "patience": 0.1 if hangs else 60.0}
+start, environment = "support.answering:start", importing_support()
+
+def run_demo(parsed):
+    with EngineProcess(folder / "log", start=start, environment=environment, **arguments) as child:
+        (folder / "pid").write_text(str(child._process.pid))
+        if not hangs:
+            child.ask("double", number=4)
+        (folder / "ready").touch()
+        child.ask("hang") if hangs else time.sleep(600)
+
+demo_command.run_demo = run_demo
+main(["demo", "--target", "t", "--drafter", "d"])
+"""
+
+
+@pytest.mark.parametrize("hangs", [True, False], ids=["busy", "idle"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_command_that_is_killed_takes_its_engines_with_it(
+    tmp_path: Path, how: signal.Signals, hangs: bool
+) -> None:
+    """A time limit, a cancelled job, or no memory left."""
+    environment = os.environ | importing_support()
+    command = [sys.executable, "-c", PARENT, str(tmp_path), "hangs" if hangs else "waits"]
+    with subprocess.Popen(command, env=environment) as parent:
+        wait_until((tmp_path / ("hanging" if hangs else "ready")).exists, "an engine")
+        wait_until((tmp_path / "ready").exists, "a command that waits")
+        parent.send_signal(how)
+        group = int((tmp_path / "pid").read_text())
+        wait_until(lambda: is_gone(group), "no process of the group")
+    assert parent.returncode == (143 if how == signal.SIGTERM else -9)
+    assert (tmp_path / "closed").exists() == (not hangs)  # one that is idle takes its leave
+
+
 @pytest.fixture
 def _interruptible() -> Iterator[None]:
     """Processes that a shell starts in the background ignore interrupts."""

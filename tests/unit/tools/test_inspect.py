@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from support import DEMO
 from support.inspected import SMALL, inspect
 from support.pairs import Pair, changed_drafter, drafter_config, make_pair
+from support.targets import write_config
 from vllm_dflash.checkpoint.pairing import PairingTarget, pair_faults
 from vllm_dflash.checkpoint.read import parse_config, read_drafter
 from vllm_dflash.checkpoint.tensors import expected_tensors
@@ -73,7 +74,7 @@ def test_every_fault_of_a_pair_is_named(pair: Pair, tmp_path: Path) -> None:
     drafter = changed_drafter(
         tmp_path,
         hidden_size=96,
-        vocab_size=310,
+        vocab_size=1345,
         num_target_layers=36,
         dflash_config={"target_layer_ids": [1, 4], "mask_token_id": 309},
     )
@@ -101,6 +102,21 @@ def test_remarks_on_a_config_are_among_the_warnings(pair: Pair, tmp_path: Path) 
     assert found.exit_code == 0
     (warning,) = found.warnings
     assert "dflash_config has 'mask_token'" in warning
+
+
+def test_what_may_be_padding_is_among_the_warnings(pair: Pair, tmp_path: Path) -> None:
+    found = inspect(changed_drafter(tmp_path, vocab_size=310), pair.target)
+    assert found.exit_code == 0
+    (warning,) = found.warnings
+    assert "vocab_size is 310 in its config and 320 in the target" in warning
+
+
+def test_a_target_whose_engines_are_left_to_vllm(pair: Pair, tmp_path: Path) -> None:
+    write_config(tmp_path, "Qwen3Next")
+    found = inspect(pair.drafter, tmp_path)
+    assert found.exit_code == 0
+    (warning,) = [one for one in found.warnings if "vLLM's own DFlash runs its engines" in one]
+    assert "has linear attention" in warning
 
 
 def test_a_target_without_taps(pair: Pair, tmp_path: Path) -> None:

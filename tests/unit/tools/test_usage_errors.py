@@ -69,6 +69,14 @@ def test_a_file_without_prompts(tmp_path: Path, text: str | None, says: str) -> 
         read_prompts(file)
 
 
+def test_a_line_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_bytes("grün\n".encode() + "grün\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=f"^{file}, line 2: it is not UTF-8"):
+        read_prompts(file)
+    assert read_prompts(file, 1) == ["grün"]
+
+
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [

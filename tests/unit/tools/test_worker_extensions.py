@@ -50,11 +50,21 @@ class MadeUpRunner:
         self.drafter = drafter
 
     def step(self) -> None:
-        self.clock.now += 4
-        self._model_forward()
+        self.execute_model(
+            SimpleNamespace(
+                total_num_scheduled_tokens=5,
+                num_scheduled_tokens={"a": 3, "b": 1, "c": 1},
+                scheduled_spec_decode_tokens={"a": [1, 2]},
+                scheduled_cached_reqs=SimpleNamespace(req_ids=["a"]),
+            )
+        )
         self.model.compute_logits()
         self.clock.now += 2
         self.sample_tokens(None)
+
+    def execute_model(self, scheduled: SimpleNamespace) -> None:
+        self.clock.now += 4
+        self._model_forward()
 
     def _model_forward(self) -> None:
         self.clock.now += 8
@@ -90,7 +100,7 @@ def times_of_two_steps(
     for _ in range(2):
         runner.step()
     after = worker.step_times()
-    return {name: after[name] - before[name] for name in after}
+    return {name: after[name] - before[name] for name in after if ":" not in name}
 
 
 @pytest.fixture
@@ -108,6 +118,39 @@ def test_parts_of_a_step_without_drafts(clock: FakeTime) -> None:
         "target": 26,
         "draft": 0,
         "drafts": 0,
+    }
+
+
+def test_kinds_of_steps(clock: FakeTime) -> None:
+    """A row of each request and of each draft; what there is more is of prompts."""
+    worker, runner = TimedSteps(), MadeUpRunner(clock)
+    worker.model_runner = runner
+    worker.step_times()
+    a, drafts = {"a": 3}, {"a": [1, 2]}
+    for rows, counts, given in ((3, a, drafts), (4, {"a": 3, "b": 1}, drafts), (3, a, {})):
+        is_first = not given
+        clock.now += 50 * is_first  # nothing was in flight
+        runner.execute_model(
+            SimpleNamespace(
+                total_num_scheduled_tokens=rows,
+                num_scheduled_tokens=counts,
+                scheduled_spec_decode_tokens=given,
+                scheduled_cached_reqs=SimpleNamespace(req_ids=[] if is_first else ["a"]),
+            )
+        )
+        runner.sample_tokens(None)
+    times = worker.step_times()
+    of = {
+        kind: [
+            times[f"{kind}: {what}"] for what in ("steps", "seconds", "rows", "drafts", "tokens")
+        ]
+        for kind in ("decoding", "decoding, drafts", "prompts", "prompts, drafts")
+    }
+    assert of == {
+        "decoding": [0, 0, 0, 0, 0],
+        "decoding, drafts": [2, 26, 7, 4, 6],
+        "prompts": [1, 13, 3, 0, 3],
+        "prompts, drafts": [0, 0, 0, 0, 0],
     }
 
 

@@ -89,8 +89,7 @@ def send_figures(outputs: Mapping[int, EngineCoreOutputs], figures: Figures) -> 
     """In the engine's process: send them with the statistics of a step, if it has any (hook 17).
 
     The front end reads declared fields only. The free ones that are for connectors reach vLLM's
-    code for connectors; this one is for LoRA, which our drafter excludes, and is read for nothing
-    else.
+    code for connectors; this one, for LoRA, is read by its Prometheus logger alone, behind ours.
     """
     for output in outputs.values():
         if output.scheduler_stats is not None:

@@ -73,7 +73,8 @@ def show_figures() -> None:
         if not isinstance(additional, dict) or ADDITIONAL_CONFIG_KEY not in additional:
             return
         vllms = next(one for one in self.stat_loggers if isinstance(one, PrometheusStatLogger))
-        self.stat_loggers.append(FigureLogger(vllm_config, self.engine_indexes, vllms))
+        # In front of vLLM's, for which our figures would be adapters of LoRA.
+        self.stat_loggers.insert(0, FigureLogger(vllm_config, self.engine_indexes, vllms))
 
     __init__.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     StatLoggerManager.__init__ = __init__

@@ -77,6 +77,8 @@ def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len:
     """
     if not config.compilation_config.cudagraph_mode.has_full_cudagraphs():
         return "full CUDA graphs are off"
+    if config.lora_config is not None:
+        return "LoRA is on"
     for owner, setting in (
         (config.aux_output_config, "enable_return_routed_experts"),
         (config.model_config, "return_sampling_mask"),

@@ -45,6 +45,7 @@ examples:
   vllm-dflash bench --quick
   vllm-dflash bench --load closed swing --native-k 3 7 --rounds 9
   vllm-dflash bench --load edit quote prose --beside blocks ngram --native-k 3
+  vllm-dflash bench --load short arrivals --native-k 3 --seconds 60 --rounds 4
   vllm-dflash bench --where --native-k 3 --concurrency 1 8
   vllm-dflash bench --context 1024 4096 16384 --native-k 3 --as-it-is
   vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\
@@ -142,15 +143,17 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="of closed and its like, and of --context (default: 1 2 4 8 16 32; --context: 1 4)",
     )
+    about = "of arrivals: percent of the requests a second that plain decoding serves at its most"
+    add_numbers(load, "--shares", [50, 80], about, nargs="+")
     about = "requests in flight in each phase of swing"
     add_numbers(load, "--phases", [1, 32, 4, 16, 1, 32, 8, 2], about, nargs="+")
-    add_number(load, "--tokens", 96, "new tokens a request")
+    add_number(load, "--tokens", 96, "new tokens a request; short and arrivals have their own")
     load.add_argument(
         "--seconds",
         type=float,
         metavar="S",
-        help="length of a measurement; of a phase of swing, as long as plain decoding takes"
-        " (default: 6)",
+        help="length of a measurement; of a phase of swing, and of short, about as long as plain"
+        " decoding takes (default: 6)",
     )
     load.add_argument("--rounds", type=positive, metavar="N", help="(default: 5)")
     load.add_argument(
@@ -262,6 +265,7 @@ def _choose_workload(parsed: argparse.Namespace) -> Workload:
         tokens=parsed.tokens,
         seconds=parsed.seconds,
         contexts=_distinct(parsed.context or ()),
+        shares=_distinct(parsed.shares),
         where=parsed.where,
     )
     if workload.highest_concurrency > parsed.max_num_seqs:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
+from types import MappingProxyType
 from typing import Any
 
 from vllm_dflash.tools.bench.bench_prompts import TEXTS, easy_and_hard, in_order_of_round
 
 CLOSED, MIXED, SWING = "closed", "mixed", "swing"
+SHORT, ARRIVALS = "short", "arrivals"
 LOADS = {
     CLOSED: "a fixed number of requests in flight",
     MIXED: "the same, every other prompt with its words shuffled, so hard to draft for",
@@ -16,7 +19,14 @@ LOADS = {
     "quote": "the same: passages to quote from",
     "prose": "the same: passages to go on from, which repeat little",
     SWING: "a number of requests in flight that changes from phase to phase",
+    SHORT: "a list of requests with answers of 16 to 96 tokens, a fixed number in flight",
+    ARRIVALS: "the same, coming at random (Poisson), at shares of what plain decoding serves",
 }
+SERVED = (SHORT, ARRIVALS)
+"""Loads that are lists of requests, each of which waits for its tokens."""
+SHORTEST, LONGEST = 16, 96
+"""Tokens of their answers."""
+MEAN_ANSWER = (SHORTEST + LONGEST) / 2
 CONTEXT = "context"
 """How names of loads begin whose settings are tokens of context."""
 SHORTER_BY = 32
@@ -29,7 +39,7 @@ def setting_name(load: str) -> str:
     """What the settings of a load are."""
     if load.startswith(CONTEXT):
         return CONTEXT
-    return "phase: requests" if load == SWING else "concurrency"
+    return {SWING: "phase: requests", ARRIVALS: "% of plain's most"}.get(load, "concurrency")
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,8 @@ class Workload:
     """Length of a window, and about that of a phase."""
     contexts: tuple[int, ...] = ()
     """Tokens of prompts whose continuation is measured, instead of loads."""
+    shares: tuple[int, ...] = ()
+    """Of arrivals: percent of the requests a second that plain decoding serves at its most."""
     where: bool = False
     """Whether it is also measured where the time goes. The engines' workers are `TimedSteps`."""
 
@@ -53,6 +65,12 @@ class Workload:
     def calibrated(self) -> list[int]:
         """Concurrencies at which the plan needs to know plain decoding's tokens per second."""
         return sorted({*self.phases}) if SWING in self.loads else []
+
+    @property
+    def served(self) -> list[int]:
+        """Concurrencies at which it needs to know how fast plain decoding serves short answers."""
+        counts = {*(self.concurrency if SHORT in self.loads else ())}
+        return sorted(counts | ({max(self.concurrency)} if ARRIVALS in self.loads else set()))
 
     @property
     def highest_concurrency(self) -> int:
@@ -64,7 +82,8 @@ class Workload:
     def seconds_of_round(self) -> float:
         """Of one engine, about: what windows and phases take."""
         windows = len(self.contexts) * len(self.concurrency)
-        windows += sum(len(self.phases if one == SWING else self.concurrency) for one in self.loads)
+        settings = {SWING: self.phases, ARRIVALS: self.shares}
+        windows += sum(len(settings.get(one, self.concurrency)) for one in self.loads)
         return windows * self.seconds
 
     def room_for(self, context: int) -> int:
@@ -96,18 +115,69 @@ def plan_closed(workload: Workload, load: str, prompts: Sequence[str]) -> list[M
     ]
 
 
-def plan_round(
-    workload: Workload, prompts: Sequence[str], round_number: int, plain_rates: Mapping[int, float]
+def plan_short(
+    prompts: Sequence[str], seed: str, tokens_of: Mapping[int, float]
 ) -> list[Measurement]:
-    """Everything one round measures; `plain_rates` are tokens per second by concurrency."""
+    """At each number of requests in flight, short answers of about so many tokens in all, but at
+    least two for each of them."""
+    plan = []
+    for count, tokens in tokens_of.items():
+        answers = short_answers(seed, max(round(tokens / MEAN_ANSWER), 2 * count))
+        asked = {"prompts": prompts, "answers": answers, "concurrency": count}
+        plan.append(Measurement(SHORT, count, "answers", asked))
+    return plan
+
+
+def plan_arrivals(
+    workload: Workload, prompts: Sequence[str], seed: str, served: float
+) -> list[Measurement]:
+    """Short answers that come at random, at each share of `served` tokens a second."""
+    plan = []
+    for share in workload.shares:
+        rate = served / MEAN_ANSWER * share / 100  # requests a second
+        gaps = Random(f"arrivals {seed}")
+        arrivals = [gaps.expovariate(rate)]
+        while arrivals[-1] < workload.seconds:
+            arrivals.append(arrivals[-1] + gaps.expovariate(rate))
+        answers = short_answers(seed, len(arrivals))
+        asked = {"prompts": prompts, "answers": answers, "arrivals": arrivals}
+        plan.append(Measurement(ARRIVALS, share, "answers", asked))
+    return plan
+
+
+def short_answers(seed: str, count: int) -> list[int]:
+    """Tokens of so many answers."""
+    lengths = Random(f"answers {seed}")
+    return [lengths.randint(SHORTEST, LONGEST) for _ in range(count)]
+
+
+def plan_round(
+    workload: Workload,
+    prompts: Sequence[str],
+    round_number: int,
+    plain_rates: Mapping[int, float],
+    served_rates: Mapping[int, float] = MappingProxyType({}),
+) -> list[Measurement]:
+    """Everything one round measures.
+
+    `plain_rates` are plain decoding's tokens per second by concurrency, `served_rates` the same of
+    short answers, their prompts included.
+    """
     plan: list[Measurement] = []
     for load in workload.loads:
         texts = in_order_of_round(TEXTS[load]() if load in TEXTS else prompts, round_number)
         if load == SWING:
-            work = [round(plain_rates[count] * workload.seconds) for count in workload.phases]
-            phases = list(zip(workload.phases, work, strict=True))
+            tokens = [round(plain_rates[count] * workload.seconds) for count in workload.phases]
+            phases = list(zip(workload.phases, tokens, strict=True))
             asked = {"prompts": texts, "tokens": workload.tokens, "phases": phases}
             plan.append(Measurement(load, None, "swing", asked))
+        elif load == SHORT:
+            rates = {count: served_rates[count] for count in workload.concurrency}
+            work = {count: rate * workload.seconds for count, rate in rates.items()}
+            plan += plan_short(texts, str(round_number), work)
+        elif load == ARRIVALS:
+            most = served_rates[max(workload.concurrency)]
+            plan += plan_arrivals(workload, texts, str(round_number), most)
         else:
             texts = easy_and_hard(texts) if load == MIXED else texts
             plan += plan_closed(workload, load, texts)

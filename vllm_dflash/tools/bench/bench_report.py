@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vllm_dflash.tools.bench.bench_plan import SWING, setting_name
+from vllm_dflash.tools.bench.bench_plan import SERVED, SWING, setting_name
 from vllm_dflash.tools.bench.sides import OURS, Side
-from vllm_dflash.tools.step_times import CONTEXT, DRAFT, PLANNING, TARGET
+from vllm_dflash.tools.step_times import CONTEXT, DRAFT, KINDS, OF_A_KIND, PLANNING, TARGET
 from vllm_dflash.tools.tables import Table
 
 PARTS, ENGINE = (TARGET, DRAFT, CONTEXT, PLANNING), "engine"
@@ -53,8 +53,12 @@ class Results:
     def rounds(
         self, load: str, setting: Setting, side: str, value: str = "tokens_per_second"
     ) -> Rounds:
-        """A value of each round's result."""
-        return np.array([result[value] for result in self._results[load, setting, side]])
+        """A number of each round's result."""
+        return np.array(self.values(load, setting, side, value))
+
+    def values(self, load: str, setting: Setting, side: str, value: str) -> list[Any]:
+        """What each round's result has of that name."""
+        return [result[value] for result in self._results[load, setting, side]]
 
 
 def spread(rounds: Rounds) -> str:
@@ -64,8 +68,12 @@ def spread(rounds: Rounds) -> str:
 
 def make_tables(results: Results) -> list[Table]:
     """Every table of what was measured."""
-    makers = (throughput_table, comparison_table)
-    return [make(results, load) for load in results.loads for make in makers]
+    tables = []
+    for load in results.loads:
+        tables += [throughput_table(results, load), comparison_table(results, load)]
+        if load in SERVED:
+            tables.append(waits_table(results, load))
+    return tables
 
 
 def throughput_table(results: Results, load: str) -> Table:
@@ -76,6 +84,22 @@ def throughput_table(results: Results, load: str) -> Table:
         rates = [np.median(results.rounds(load, setting, name)) for name in names]
         rows.append([str(setting), *(f"{rate:.1f}" for rate in rates)])
     return Table(f"{load}: tokens/s, median of rounds", [setting_name(load), *names], rows)
+
+
+def waits_table(results: Results, load: str) -> Table:
+    """How long clients wait, of all rounds together: for the first token, and for each behind."""
+    rows = []
+    for setting in results.settings(load):
+        for side in results.sides:
+            cells = [str(setting), side.name]
+            for waited in ("first_token_seconds", "token_seconds"):
+                rounds = results.values(load, setting, side.name, waited)
+                milliseconds = 1000 * np.quantile(np.concatenate(rounds), [0.5, 0.99])
+                cells += [f"{one:.0f}" for one in milliseconds]
+            rows.append(cells)
+    columns = ["TTFT, median", "p99", "TPOT, median", "p99"]
+    title = f"{load}: ms to the first token of a request, and for each token behind it (its mean)"
+    return Table(title, [setting_name(load), "side", *columns], rows, words=(1,))
 
 
 def comparison_table(results: Results, load: str) -> Table:
@@ -119,12 +143,32 @@ def milliseconds(spent: Mapping[str, float], unit: str) -> dict[str, float]:
 
 
 def parts_tables(where: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Where the time goes, per step and per token; `where` is that of a record."""
-    return [
-        _parts_table([one for one in where if one["load"] == load], load, unit, name)
-        for load in dict.fromkeys(one["load"] for one in where)
-        for unit, name in (("steps", "step"), ("tokens", "output token"))
-    ]
+    """Where the time goes, per step and per token, and in which kinds of steps; `where` is that of
+    a record."""
+    tables = []
+    for load in dict.fromkeys(one["load"] for one in where):
+        found = [one for one in where if one["load"] == load]
+        tables.append(_parts_table(found, load, "steps", "step"))
+        tables.append(_parts_table(found, load, "tokens", "output token"))
+        tables.append(_kinds_table(found, load))
+    return tables
+
+
+def _kinds_table(where: Sequence[Mapping[str, Any]], load: str) -> Table:
+    rows = []
+    for one in where:
+        spent = one["result"]["spent"]
+        for kind in KINDS:
+            steps, seconds, *sums = (spent[f"{kind}: {what}"] for what in OF_A_KIND)
+            if not steps:
+                continue
+            cells = [f"{steps:.0f}", f"{seconds / spent['seconds']:.0%}"]
+            cells += [f"{value / steps:.1f}" for value in sums]
+            cells += [f"{1000 * seconds / steps:.1f}", f"{sums[-1] / seconds:.1f}"]
+            rows.append([str(one["setting"]), one["side"], kind, *cells])
+    heads = ["steps", "time", "rows", "drafts", "tokens", "ms", "tokens/s"]
+    title = f"{load}: kinds of steps, means of a step"
+    return Table(title, [setting_name(load), "side", "kind", *heads], rows, words=(1, 2))
 
 
 def _parts_table(where: Sequence[Mapping[str, Any]], load: str, unit: str, name: str) -> Table:
@@ -136,5 +180,6 @@ def _parts_table(where: Sequence[Mapping[str, Any]], load: str, unit: str, name:
         cells += [f"{sum(parts.values()):.2f}", f"{spent['tokens'] / spent['steps']:.2f}"]
         rows.append([str(one["setting"]), one["side"], *cells])
     columns = [setting_name(load), "side", *PARTS, ENGINE, "all", "tokens per step"]
-    title = f"{load}: where the time goes, ms per {name}, decoding alone"
+    alone = "" if load in SERVED else ", decoding alone"
+    title = f"{load}: where the time goes, ms per {name}{alone}"
     return Table(title, columns, rows, words=(1,))

@@ -11,11 +11,13 @@ from typing import Any
 
 from vllm_dflash.tools.bench.bench_plan import (
     CLOSED,
+    SHORT,
     Measurement,
     Workload,
     plan_closed,
     plan_contexts,
     plan_round,
+    plan_short,
 )
 from vllm_dflash.tools.bench.bench_prompts import long_texts
 from vllm_dflash.tools.bench.bench_record import Record
@@ -61,9 +63,12 @@ class Comparison:
                 self.record.about["versions"] |= one["versions"]
             contexts = self._plan_contexts(min(one["cache_tokens"] for one in facts))
             plain_rates = self._calibrate()
+            served_rates = self._calibrate_served()
             self.record.about["plain_tokens_per_second_at"] = plain_rates
+            self.record.about["plain_short_tokens_per_second_at"] = served_rates
             for number in range(-self.warmup_rounds, rounds):
-                plan = plan_round(self.workload, self.prompts, number, plain_rates) + contexts
+                plan = plan_round(self.workload, self.prompts, number, plain_rates, served_rates)
+                plan += contexts
                 first = number % len(sides)  # nobody is always first after another's load
                 in_turns = [*sides[first:], *sides[:first]]
                 if number < 0:
@@ -78,6 +83,9 @@ class Comparison:
                         self.progress.say(comparison_table(results, load).plain())
             if self.workload.where:  # last: timing costs little, but rounds are to be as in use
                 plan = contexts or plan_closed(self.workload, CLOSED, self.prompts)
+                if SHORT in self.workload.loads:  # with prompts, which the others leave out
+                    work = {n: served_rates[n] * self.workload.seconds for n in served_rates}
+                    plan = plan_short(self.prompts, "where", work)
                 plan = [replace(one, question="where") for one in plan]
                 self.record.where += self._measure("where the time goes", plan, sides)
                 self.record.write(self.out)
@@ -145,6 +153,16 @@ class Comparison:
             self.progress.say(f"{SCHEDULE}: {schedule.speculative_config}")
             self.engines.start([schedule], self.progress)
         return {count: rates[count][0] for count in self.workload.calibrated}
+
+    def _calibrate_served(self) -> dict[int, float]:
+        """Plain decoding's tokens per second, roughly, of short answers with their prompts."""
+        plan = plan_short(self.prompts, "calibration", dict.fromkeys(self.workload.served, 0.0))
+        plain = [side for side in self.record.sides if side.name == PLAIN]
+        rates: dict[int, float] = {}
+        for _ in range(CALIBRATION_WINDOWS if plan else 0):
+            for one in self._measure("calibrating", plan, plain):
+                rates[one["setting"]] = one["result"]["tokens_per_second"]
+        return rates
 
     def _measure(
         self, name: str, plan: Sequence[Measurement], sides: Sequence[Side]

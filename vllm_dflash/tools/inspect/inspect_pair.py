@@ -18,11 +18,17 @@ from vllm_dflash.checkpoint.headers import (
     missing_weights,
     read_headers_of,
 )
-from vllm_dflash.checkpoint.pairing import PairingTarget, pair_faults, target_faults
+from vllm_dflash.checkpoint.pairing import (
+    PairingTarget,
+    padded_alike,
+    pair_faults,
+    target_faults,
+)
 from vllm_dflash.checkpoint.read import check_not_swapped, load_config, parse_overridden
 from vllm_dflash.checkpoint.refusal import folder_fault, looks_local, without_frame
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import MAPS, quantised_parts, tensor_faults
+from vllm_dflash.config.left_to_vllm import of_target
 from vllm_dflash.config.pair import target_facts
 from vllm_dflash.tools.inspect.inspection import Fault, Inspection, TargetFacts, TensorFacts
 from vllm_dflash.tools.inspect.memory import inspect_memory
@@ -78,8 +84,11 @@ def inspect_pair(
         parameters=target_headers.parameters if target_headers else None,
         num_bytes=target_headers.num_bytes if target_headers else None,
     )
+    remarks, spec = len(spec.remarks), padded_alike(spec, facts)
+    found.warnings += spec.remarks[remarks:]
     found.faults += [Fault("target", message) for message in target_faults(facts)]
     found.faults += [Fault("pair", message) for message in pair_faults(spec, facts)]
+    found.warnings += [f"vLLM's own DFlash runs its engines: {why}" for why in of_target(model)]
     if spec.max_position_embeddings < model.max_model_len:
         found.warnings.append(
             f"the drafter knows {spec.max_position_embeddings} positions, requests may have"
