@@ -17,6 +17,9 @@ from demo_pair.corpus import cut_prompts, read_corpus, write_held_out
 from demo_pair.drafter import train_drafter
 from demo_pair.target import train_target
 
+FOLDERS = {"dflash": "drafter", "dflash2": "drafter2", "lilicorr": "lilicorr"}
+"""Of each architecture's drafter."""
+
 
 def main() -> None:
     """Run the three steps."""
@@ -26,11 +29,12 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16_000)
     parser.add_argument("--drafter-minutes", type=float, default=22)
     parser.add_argument("--drafter-steps", type=int, help="instead of minutes")
+    parser.add_argument("--start", type=Path, help="a drafter whose layers are trained further")
     parser.add_argument("--target", type=Path, help="an existing one: train drafters alone")
     parser.add_argument(
         "--architecture",
         nargs="+",
-        choices=["dflash", "dflash2"],
+        choices=[*FOLDERS],
         default=["dflash"],
         help="of the drafter; of several, each is trained on the same text",
     )
@@ -48,7 +52,7 @@ def main() -> None:
     pairs = write_continuations(target, cut_prompts(training, arguments.prompts))
     mask_token_id = AutoTokenizer.from_pretrained(target).mask_token_id
     for architecture in arguments.architecture:
-        drafter = arguments.out / ("drafter" if architecture == "dflash" else "drafter2")
+        drafter = arguments.out / FOLDERS[architecture]
         with Progress() as progress:
             train_drafter(
                 target,
@@ -58,6 +62,7 @@ def main() -> None:
                 architecture=architecture,
                 minutes=arguments.drafter_minutes,
                 steps=arguments.drafter_steps,
+                start=arguments.start,
                 progress=progress,
             )
     print(f"Wrote a pair. Try it: vllm-dflash demo --target {target} --drafter {drafter}")

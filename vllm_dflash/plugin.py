@@ -57,8 +57,8 @@ Objects of vLLM's that we make or use, adjusted:
 
 12. The drafter's config, as vLLM reads it (`config/draft_config.py`, which says why):
     `trust_remote_code` is off while it reads, and in its copy `architectures`, `dflash_config`,
-    `layer_types` and `max_model_len` are what V1 takes. Replaced by: DFlash 2 and drafters with
-    several cache groups on V1, and limits of the draft model's own.
+    `layer_types` and `max_model_len` are what V1 takes. Replaced by: DFlash 2, LiLiCorr and
+    drafters with several cache groups on V1, and limits of the draft model's own.
 13. `aot_schedule` of a FlashAttention metadata builder is off for layers with a window: it would
     plan for the window of the cache, and ours keeps everything (`engine/attention_groups.py`).
 14. Only where the user asks for `CPURayExecutor`, since a CPU has no accelerator that vLLM's could
@@ -96,9 +96,9 @@ Bugs of vLLM that we mend, in workers:
 
 18. `engine/vllm_fixes/`: a file for each, which says what is wrong, what it does and when to delete
     it (docs/engineering/upstream.md has an issue for each): `expanded_sampling.py`,
-    `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `stale_blocks.py`,
-    `amx_permission.py`, `short_draft_states.py` and `aligned_states.py` (CPU; the last two: hybrid
-    targets), `undrafted_sampling.py` (V1: the runner's `rejection_sampler`),
+    `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `gathered_ids.py`,
+    `stale_blocks.py`, `amx_permission.py`, `short_draft_states.py` and `aligned_states.py` (CPU;
+    the last two: hybrid targets), `undrafted_sampling.py` (V1: the runner's `rejection_sampler`),
     `short_rotary_tables.py`.
 """
 

@@ -255,6 +255,7 @@ vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator.
     init_cudagraph_manager(self cudagraph_mode)
     load_draft_model(self target_model target_attn_layer_names)
     observe_verification(self idx_mapping num_sampled num_rejected)
+    prepare_context_anchor(self input_batch? num_reqs? query_start_loc? num_rejected)
     propose(self input_batch attn_metadata slot_mappings last_hidden_states aux_hidden_states
         num_sampled num_rejected last_sampled next_prefill_tokens temperature seeds dp_sync_state
         dummy_run skip_attn_for_dummy_run mm_inputs is_profile num_speculative_tokens)
@@ -282,6 +283,15 @@ vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor.
 """)
 """Used in a worker with Model Runner V2."""
 
+LILICORR = _listed("""\
+vllm.model_executor.models.lilicorr:LiLiCorrHead.
+    forward(self token_embeddings candidate_log_probs pass_hidden anchor_hidden anchor_valid)
+    materialize_inference_buffers(self device dtype)
+vllm.model_executor.layers.logits_processor:LogitsProcessor.
+    get_top_k_tokens(self lm_head hidden_states k embedding_bias return_log_probs)
+""")
+"""Used in a worker whose drafter is a LiLiCorr one."""
+
 RAY_EXECUTOR = _listed("""\
 vllm.v1.executor.ray_executor_v2:RayExecutorV2.
     _build_runtime_env(self)
@@ -307,5 +317,5 @@ vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait(self time
 """)
 """Used in the engine's process and in the workers with our Ray executor for CPUs."""
 
-SEAMS = (FRONT_END, ENGINE, V1_WORKER, V2_WORKER, RAY_EXECUTOR, RAY_CPU, STEP_TIMES)
+SEAMS = (FRONT_END, ENGINE, V1_WORKER, V2_WORKER, LILICORR, RAY_EXECUTOR, RAY_CPU, STEP_TIMES)
 """All there are: what is not in them is held against no release."""

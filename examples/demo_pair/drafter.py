@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from rich.progress import Progress
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3ForCausalLM
 
 from demo_pair.target import learning_rate, make_optimizers, step_all
@@ -22,7 +22,25 @@ ANCHORS = 24
 BATCH_SIZE = 16
 # Of DFlash 2: rows that a convolution reads, channels that share a correction, and its selector.
 DFLASH2 = {"conv_kernel_size": 4, "conv_group_size": 16, "selector_rank": 32, "selector_top_k": 8}
-SMALLER_MLP = 624  # so that a drafter of either kind has as many parameters
+# Of LiLiCorr: its convolutions, and a small transformer over all candidates of a block.
+LILICORR = {
+    "conv_kernel_size": 4,
+    "conv_group_size": 16,
+    "lilicorr_candidate_topk": 8,
+    "lilicorr_hidden_size": 64,
+    "lilicorr_num_layers": 2,
+    "lilicorr_num_heads": 4,
+    "lilicorr_mlp_ratio": 2.0,
+    "lilicorr_factor_dim": 32,
+    "lilicorr_vector_eps": 1e-6,
+    "lilicorr_logit_scale": 10.0,
+}
+# What a config says of each, with MLPs of a width that makes all drafters as large.
+ARCHITECTURES: dict[str, tuple[str, dict, int]] = {
+    "dflash": ("DFlashDraftModel", {}, 768),
+    "dflash2": ("DFlash2DraftModel", DFLASH2, 624),
+    "lilicorr": ("LiLiCorrDraftModel", LILICORR, 624),
+}
 UNARY_SHARE = 0.5
 # The paper weighs the k-th drafted token by exp(-(k - 1) / gamma): an early miss costs most.
 GAMMA = 4.0
@@ -31,24 +49,29 @@ Pair = tuple[list[int], list[int]]
 
 
 def drafter_config(target: Qwen3ForCausalLM, mask_token_id: int, architecture: str) -> dict:
-    """A z-lab-format `config.json` for a drafter of this target, "dflash" or "dflash2"."""
-    second = DFLASH2 if architecture == "dflash2" else {}
-    names = ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"]
-    names += ["num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"]
-    names += ["rope_parameters", "hidden_act"]
+    """A z-lab-format `config.json` for a drafter of this target."""
+    written, own, intermediate_size = ARCHITECTURES[architecture]
+    names = ["vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads"]
+    names += [
+        "head_dim",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "rope_parameters",
+        "hidden_act",
+    ]
     return {
-        "architectures": ["DFlash2DraftModel" if second else "DFlashDraftModel"],
+        "architectures": [written],
         "model_type": "qwen3",
         "dtype": "bfloat16",
         "block_size": BLOCK_SIZE,
-        "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": TAPS, **second},
+        "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": TAPS, **own},
         "num_hidden_layers": NUM_LAYERS,
         "num_target_layers": target.config.num_hidden_layers,
         "layer_types": ["full_attention"] * NUM_LAYERS,
         "attention_bias": False,
         "tie_word_embeddings": True,
+        "intermediate_size": intermediate_size,
         **{name: getattr(target.config, name) for name in names},
-        **({"intermediate_size": SMALLER_MLP} if second else {}),
     }
 
 
@@ -93,6 +116,27 @@ def mean_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor)
     return (loss.view_as(labels) * weight).sum() / weight.sum()
 
 
+def lattice_loss(
+    scores: torch.Tensor, candidates: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of LiLiCorr's scores [N, w, C before, C]: each token behind the right one before it.
+
+    Counts as far as all tokens from the block's first on are candidates [N, w, C]. Labels are
+    [N, w]; weights, by place, [w].
+
+    Returns:
+        The loss, and which tokens would have been chosen right, [N, w].
+    """
+    is_right = candidates == labels[..., None]
+    right = is_right.int().argmax(-1)
+    before = F.pad(right[:, :-1], (1, 0))  # in the first place, all rows are alike
+    given = scores.gather(2, before[..., None, None].expand(-1, -1, 1, scores.shape[-1]))[:, :, 0]
+    inside = is_right.any(-1).int().cumprod(-1)
+    loss = F.cross_entropy(given.flatten(0, 1), right.flatten(), reduction="none").view_as(inside)
+    weight = inside * weights
+    return (loss * weight).sum() / weight.sum().clamp(min=1), (given.argmax(-1) == right) * inside
+
+
 def train_drafter(
     target_folder: Path,
     pairs: list[Pair],
@@ -102,11 +146,13 @@ def train_drafter(
     architecture: str = "dflash",
     minutes: float,
     steps: int | None = None,
+    start: Path | None = None,
     progress: Progress,
 ) -> None:
     """Train for `minutes` of wall time and save a z-lab-format checkpoint in bf16.
 
-    Or for so many `steps`, which other programs on the same cores do not make fewer.
+    Or for so many `steps`, which other programs on the same cores do not make fewer. From the
+    layers of the drafter in the folder `start`, if there is one.
     """
     pairs = [pair for pair in pairs if len(pair[1]) > BLOCK_SIZE]
     target = Qwen3ForCausalLM.from_pretrained(target_folder, dtype=torch.bfloat16).eval()
@@ -115,6 +161,10 @@ def train_drafter(
     torch.manual_seed(0)
     rng = random.Random(0)
     drafter = ReferenceDrafter(parse_config(str(out), config))
+    if start is not None:
+        known = drafter.state_dict()
+        layers = load_file(start / "model.safetensors")
+        drafter.load_state_dict({k: v for k, v in layers.items() if k in known}, strict=False)
     optimizers = make_optimizers(drafter, lr=3e-3)
     weights = torch.exp(-(torch.arange(BLOCK_SIZE) - 1) / GAMMA).repeat(ANCHORS)  # [A * B]
     task = progress.add_task("drafter", total=1.0)
@@ -135,9 +185,10 @@ def train_drafter(
             embeds = embed(block)
         everywhere = torch.arange(ids.shape[1]).expand(len(ids), -1)
         with torch.autocast("cpu", torch.bfloat16):
+            context = drafter.context(features)  # [R, T, H]
             states = drafter(
                 embeds,
-                drafter.context(features),
+                context,
                 torch.cat([everywhere, positions], dim=1),
                 visible_keys(positions, ids.shape[1]),
                 BLOCK_SIZE,
@@ -149,14 +200,28 @@ def train_drafter(
                 before = ids.gather(1, (positions - 1).clamp(max=ids.shape[1] - 1))
                 codes = selector.predecessor_codebook[before] * selector.hidden_projection(states)
                 chosen = logits + F.linear(codes, selector.successor_codebook)
+            if (lattice := drafter.lilicorr) is not None:
+                rows, of_rows, wanted = (
+                    one.unflatten(1, (ANCHORS, BLOCK_SIZE))[:, :, 1:].flatten(0, 1)
+                    for one in (states, logits, labels)
+                )  # [R * A, w, ...]
+                candidates, log_probs = lattice.candidates(of_rows)
+                newest = positions[:, ::BLOCK_SIZE, None] - 1  # before the block's first token
+                newest = context.gather(1, newest.expand(-1, -1, context.shape[-1])).flatten(0, 1)
+                scores = lattice.scores(embed(candidates), log_probs, rows, newest)
         loss = mean_loss(chosen, labels, weights)
-        if chosen is not logits:  # what makes the candidates
-            loss = (1 - UNARY_SHARE) * loss + UNARY_SHARE * mean_loss(logits, labels, weights)
+        hits = (chosen.argmax(-1) == labels).view(-1, BLOCK_SIZE)[:, 1:]
+        second = None
+        if lattice is not None:
+            second, hits = lattice_loss(scores, candidates, wanted, weights[1:BLOCK_SIZE])
+        elif chosen is not logits:  # what makes the candidates
+            second = mean_loss(logits, labels, weights)
+        if second is not None:
+            loss = (1 - UNARY_SHARE) * loss + UNARY_SHARE * second
         loss.backward()
         step_all(optimizers, drafter, 3e-3 * learning_rate(share))
         step += 1
         if step % 10 == 0:
-            hits = (chosen.argmax(-1) == labels).view(-1, ANCHORS, BLOCK_SIZE)[:, :, 1:]
             length = 1 + hits.long().cumprod(-1).sum(-1).float().mean().item()
             average = length if average is None else 0.95 * average + 0.05 * length
             progress.update(

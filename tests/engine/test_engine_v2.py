@@ -43,7 +43,11 @@ def expected() -> list[list[int]]:
         return token_ids(llm, PROMPTS, PARAMS)
 
 
-@pytest.mark.parametrize("source", [DRAFTER, DEMO / "drafter2"], ids=["dflash", "dflash2"])
+@pytest.mark.parametrize(
+    "source",
+    [DRAFTER, DEMO / "drafter2", DEMO / "lilicorr"],
+    ids=["dflash", "dflash2", "lilicorr"],
+)
 def test_the_same_acceptance_as_vllms_own_speculator(tmp_path: Path, source: Path) -> None:
     """For a drafter whose layers share a key norm: vLLM's CPU kernel knows only the first's."""
     drafter = tmp_path / "drafter"

@@ -9,7 +9,13 @@ import pytest
 from vllm import LLM
 
 from support.engines import DRAFTER, FIXED, TARGET, engine
-from support.pairs import dflash2_config, drafter_config, make_pair, save_drafter
+from support.pairs import (
+    dflash2_config,
+    drafter_config,
+    lilicorr_config,
+    make_pair,
+    save_drafter,
+)
 from support.quantised import quantise
 from support.targets import make_target
 from vllm_dflash.model.draft_model import DFlashDraftModel
@@ -100,8 +106,9 @@ def test_the_demo_pair(loaded: dict[str, int]) -> None:
         # Half as large again; rows of the vocabulary are padded.
         {**THREE_HEADS, "target_hidden_size": 64, "hidden_size": 96, "draft_vocab_size": 100},
         dflash2_config(),
+        lilicorr_config(),
     ],
-    ids=["biases and sinks", "a vocabulary of its own", "dflash2"],
+    ids=["biases and sinks", "a vocabulary of its own", "dflash2", "lilicorr"],
 )
 def test_other_shapes(tmp_path: Path, changes: dict[str, Any], loaded: dict[str, int]) -> None:
     """Pages of another size than the target's share its cache group."""

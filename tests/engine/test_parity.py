@@ -28,7 +28,7 @@ MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window
 TOKENS = 8 if USES_V2 else 32
 
 
-@pytest.mark.parametrize("name", ["drafter", "drafter2"])
+@pytest.mark.parametrize("name", ["drafter", "drafter2", "lilicorr"])
 def test_a_clean_pair(runner: str, tmp_path: Path, name: str) -> None:
     """Trained, so that drafts are accepted, and different ones at every step."""
     target, drafter = str(DEMO / "target"), str(DEMO / name)

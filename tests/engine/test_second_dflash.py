@@ -1,7 +1,9 @@
-"""The demo target with its DFlash 2 drafter: text of plain vLLM, drafts of the reference."""
+"""The demo target with drafters that walk along candidates: text of plain vLLM, drafts of the
+reference."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from support.engines import (
 )
 
 pytestmark = pytest.mark.usefixtures("runner")
-DRAFTER2 = DEMO / "drafter2"
+DRAFTER2, LILICORR = DEMO / "drafter2", DEMO / "lilicorr"
 NEW_TOKENS, PROMPTS = (24, held_out_prompts(4)) if USES_V2 else (48, held_out_prompts(16))
 
 
@@ -35,21 +37,31 @@ def plain() -> list[list[int]]:
         return token_ids(llm, PROMPTS, greedy(NEW_TOKENS))
 
 
-def test_acceptance_of_every_step_equals_the_reference(plain: list[list[int]]) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "least"),
+    [(DRAFTER2, 1.8 if USES_V2 else 2.2), (LILICORR, 1.7 if USES_V2 else 2.2)],
+    ids=["dflash2", "lilicorr"],
+)
+def test_acceptance_of_every_step_equals_the_reference(
+    plain: list[list[int]], drafter: Path, least: float
+) -> None:
     """And the text is plain vLLM's."""
-    tokens, stats = as_the_reference(DRAFTER2, PROMPTS, NEW_TOKENS, **settings())
+    tokens, stats = as_the_reference(drafter, PROMPTS, NEW_TOKENS, **settings())
     assert tokens == plain
     assert stats["nan_drafts"] == 0
-    assert stats["mean_acceptance_length"] > (1.8 if USES_V2 else 2.2)
+    assert stats["mean_acceptance_length"] > least
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
 
 
-def test_planned_lengths(plain: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drafter", [DRAFTER2, LILICORR], ids=["dflash2", "lilicorr"])
+def test_planned_lengths(
+    plain: list[list[int]], monkeypatch: pytest.MonkeyPatch, drafter: Path
+) -> None:
     """By the walk's own confidence: drafts are cut, and what is left is accepted more often."""
     fix_costs(monkeypatch)
     shares = []
     for length in ("fixed", "adaptive"):
-        speculative = {**FIXED, "model": str(DRAFTER2), "draft_length": length}
+        speculative = {**FIXED, "model": str(drafter), "draft_length": length}
         with engine(**settings(speculative_config=speculative | {"free_drafts": "off"})) as llm:
             assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == plain
             (stats,) = llm.collective_rpc("dflash_stats")
@@ -58,15 +70,17 @@ def test_planned_lengths(plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(not USES_V2, reason="the V1 runner never schedules that way on a CPU")
-def test_asynchronous_scheduling(plain: list[list[int]]) -> None:
-    speculative = {"method": "dflash", "model": str(DRAFTER2)}
+@pytest.mark.parametrize("drafter", [DRAFTER2, LILICORR], ids=["dflash2", "lilicorr"])
+def test_asynchronous_scheduling(plain: list[list[int]], drafter: Path) -> None:
+    speculative = {"method": "dflash", "model": str(drafter)}
     with engine("asynchronous", **settings(speculative_config=speculative)) as llm:
         assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == plain
         (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["nan_drafts"] == 0
 
 
-def test_both_drafters_are_of_one_size() -> None:
+def test_all_drafters_are_of_one_size() -> None:
     """So that their acceptance can be compared."""
-    sizes = [(folder / "model.safetensors").stat().st_size for folder in (DRAFTER, DRAFTER2)]
-    assert abs(sizes[0] - sizes[1]) < 0.02 * sizes[0]
+    drafters = (DRAFTER, DRAFTER2, LILICORR)
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in drafters]
+    assert max(sizes) - min(sizes) < 0.02 * sizes[0]

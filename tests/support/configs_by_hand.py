@@ -66,6 +66,7 @@ QWEN_SPEC: Fields = {
     "is_neox_style": True,
     "sliding_rope_parameters": None,
     "dflash2": None,
+    "lilicorr": None,
     "quantization": None,
     "length_heads": (),
     "remarks": (),

@@ -32,6 +32,7 @@ from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v2.draft_slots import HEAD
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
+from vllm_dflash.engine.vllm_fixes.gathered_ids import mend_gathered_ids
 
 CACHE_BLOCK = 32
 
@@ -40,7 +41,7 @@ class HfTarget(nn.Module):
     """What a drafter needs of its target, from a Hugging Face model."""
 
     def __init__(self, target: PreTrainedModel, *, has_tensors: bool) -> None:
-        """With `has_tensors`, on one rank, also its tensors as vLLM keeps them, for DFlash 2."""
+        """With `has_tensors`, also its tensors as vLLM keeps them, for candidates."""
         super().__init__()
         self.embed_input_ids = target.get_input_embeddings()
         self.compute_logits = target.get_output_embeddings()
@@ -52,7 +53,7 @@ class HfTarget(nn.Module):
             (self.embed_tokens, self.embed_input_ids),
             (self.lm_head, self.compute_logits),
         ):
-            mine.weight.data[: shape[0]] = of_target.weight.data
+            mine.weight_loader(mine.weight, of_target.weight.data)
         self.lm_head.quant_method.process_weights_after_loading(self.lm_head)
 
 
@@ -112,7 +113,8 @@ class Harness:
                 init = f"file://{rendezvous or tempfile.mkdtemp() + '/init'}"
                 init_distributed_environment(num_ranks, rank, init, rank, "gloo")
                 ensure_model_parallel_initialized(num_ranks, 1)
-            target = HfTarget(pair.load_target(), has_tensors=pair.spec.dflash2 is not None)
+                mend_gathered_ids()  # as workers do
+            target = HfTarget(pair.load_target(), has_tensors=pair.spec.num_candidates is not None)
             self._load(target.to(self.config.model_config.dtype))
             layers = {a.attn.layer_name: a.attn for a in self.proposer.model.context.attentions}
             for layer in layers.values():
@@ -135,6 +137,7 @@ class Harness:
         self.candidates: torch.Tensor | None = None
         """Columns of the logits, where they are those of candidates."""
         model = self.proposer.model
+        self.gives_log_probs = model.vocabulary.gives_log_probs
         self.spies = model.compute_logits, model.compute_candidates
         model.compute_logits, model.compute_candidates = self._record, self._record_candidates
 

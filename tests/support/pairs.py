@@ -62,6 +62,22 @@ def dflash2_config(**changes: Any) -> dict[str, Any]:
     return {"architectures": ["DFlash2DraftModel"], "dflash_config": nested, **changes}
 
 
+def lilicorr_config(**changes: Any) -> dict[str, Any]:
+    """The changes that make a LiLiCorr drafter of `drafter_config`'s, and these."""
+    nested = {
+        "lilicorr_candidate_topk": 4,
+        "lilicorr_hidden_size": 48,
+        "lilicorr_num_layers": 2,
+        "lilicorr_num_heads": 3,
+        "lilicorr_mlp_ratio": 1.5,
+        "lilicorr_factor_dim": 10,
+        "lilicorr_vector_eps": 1e-6,
+        "lilicorr_logit_scale": 10.0,
+    }
+    nested |= changes.pop("dflash_config", {})
+    return {"architectures": ["LiLiCorrDraftModel"], "dflash_config": nested, **changes}
+
+
 def as_speculators(config: dict[str, Any]) -> dict[str, Any]:
     """The same drafter as the speculators library writes it."""
     layer = {k: v for k, v in config.items() if k not in ("architectures", "dflash_config")}

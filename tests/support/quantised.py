@@ -76,7 +76,8 @@ def quantise(
     linear = ("_proj.weight", ".kernel_projection.weight")
     for name in meant:
         layer = name.removesuffix(".weight")
-        is_linear = ("layers." in name and name.endswith(linear)) or name == "fc.weight"
+        is_inside = "layers." in name or name.startswith("lilicorr.")
+        is_linear = (is_inside and name.endswith(linear)) or name == "fc.weight"
         if is_linear and layer not in left_out:
             parts, meant[name] = quantised(stored.pop(name).float())
             stored |= {f"{layer}.{part}": tensor.contiguous() for part, tensor in parts.items()}

@@ -78,9 +78,10 @@ def generate(
         drafts = []
         if k > 0:
             rows = k_max if whole_blocks else k
-            hidden = block_states(target, drafter, features, tokens[-1], rows)[:k]
+            hidden = block_states(target, drafter, features, tokens[-1], rows)
             block_logits = drafter.logits(hidden, target)
-            drafts = drafter.choose(block_logits, hidden, tokens[-1]).tolist()
+            newest = drafter.context(features[-1])
+            drafts = drafter.choose(block_logits, hidden, tokens[-1], newest, target).tolist()[:k]
         produced, new_features = _verify(target, [tokens[-1], *drafts], cache, spec.taps)
         # Only rows of accepted tokens become context; the cache forgets the rejected ones.
         features = torch.cat([features, new_features])

@@ -152,6 +152,14 @@ def drafter_ranks(drafter: DrafterSpec, tp_size: int, asked: int | None = None) 
     Raises:
         DrafterError: it was asked to be split in another way, or does not divide.
     """
+    if (head := drafter.lilicorr) is not None and (
+        head.hidden_size % tp_size or head.mlp_size % tp_size
+    ):
+        raise DrafterError(
+            f"drafter {drafter.model!r}: vLLM splits the MLPs of LiLiCorr's head, of"
+            f" {head.hidden_size} and {head.mlp_size} rows, and tensor_parallel_size {tp_size}"
+            " divides them not. Take a divisor of both."
+        )
     if asked is None:
         return 1 if undivided(drafter, tp_size) else tp_size
     if asked not in (1, tp_size):

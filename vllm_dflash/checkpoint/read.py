@@ -29,11 +29,13 @@ from vllm_dflash.checkpoint.refusal import (
 from vllm_dflash.checkpoint.rope import read_ropes
 from vllm_dflash.checkpoint.spec import (
     ARCHITECTURE_2,
+    ARCHITECTURE_LILICORR,
     ARCHITECTURES,
     DFlash2,
     DrafterError,
     DrafterShape,
     DrafterSpec,
+    LiLiCorr,
 )
 
 LENGTH_HEADS = ("thresh_head_two_model", "thresh_head_subsequent", "prob_head")
@@ -153,7 +155,11 @@ def _parsed(model: str, config: dict[str, Any]) -> DrafterSpec:
     inside = {name: value for name, value in nested.items() if value is not None}
     fields = checked(ZlabConfig, at_top | inside)
     rope, sliding_rope = read_ropes(config, fields)
-    is_second = ARCHITECTURE_2 in architectures
+    dflash2, lilicorr = None, None
+    if ARCHITECTURE_LILICORR in architectures:
+        lilicorr = _read_lilicorr(inside, fields)
+    elif ARCHITECTURE_2 in architectures:
+        dflash2 = _read_dflash2(inside, fields)
     return DrafterSpec(
         **{name: getattr(fields, name) for name in DrafterShape.model_fields},
         **fields.derived(),
@@ -161,9 +167,10 @@ def _parsed(model: str, config: dict[str, Any]) -> DrafterSpec:
         dialect=dialect,
         rope_parameters=rope,
         sliding_rope_parameters=sliding_rope,
-        dflash2=_read_dflash2(inside, fields) if is_second else None,
+        dflash2=dflash2,
+        lilicorr=lilicorr,
         length_heads=tuple(head for head in LENGTH_HEADS if nested.get(f"use_{head}") is True),
-        remarks=_remarks(nested, is_second),
+        remarks=_remarks(nested, type(lilicorr or dflash2)),
     )
 
 
@@ -171,23 +178,57 @@ def _read_dflash2(nested: Mapping[str, Any], layers: ZlabConfig) -> DFlash2:
     """Of `dflash_config` alone, as vLLM reads it: at top level, these fields are the target's."""
     own = {name: nested.get(name) for name in DFlash2.model_fields}
     fields = checked(DFlash2, own, inside="dflash_config")
-    if layers.hidden_size % fields.conv_group_size:
+    _check_candidates(
+        "DFlash 2", fields.conv_group_size, ("selector_top_k", fields.selector_top_k), layers
+    )
+    cap = fields.final_logit_softcapping or None  # 0 means none, as in vLLM
+    return fields.model_copy(update={"final_logit_softcapping": cap})
+
+
+def _read_lilicorr(nested: Mapping[str, Any], layers: ZlabConfig) -> LiLiCorr:
+    """Of `dflash_config` alone, as vLLM reads it."""
+    fields = checked(LiLiCorr, nested, inside="dflash_config")
+    count, taps, group = fields.candidate_topk, fields.conv_kernel_size, fields.conv_group_size
+    width = fields.hidden_size or layers.hidden_size
+    if not fields.enabled:
+        raise ValueError("lilicorr_enabled is false: it is no LiLiCorr drafter then")
+    if count & (count - 1):
+        raise ValueError(f"lilicorr_candidate_topk must be a power of two, it is {count}")
+    if width % fields.num_heads:
         raise ValueError(
-            f"conv_group_size ({fields.conv_group_size}) must divide hidden_size"
-            f" ({layers.hidden_size})"
+            f"lilicorr_num_heads ({fields.num_heads}) must divide lilicorr_hidden_size ({width})"
+        )
+    if bool(taps) != bool(group):
+        raise ValueError(
+            f"conv_kernel_size is {taps} and conv_group_size {group}: without convolutions, both"
+            " are 0 or left out"
+        )
+    if layers.target_hidden_size != layers.hidden_size:
+        raise ValueError(
+            f"target_hidden_size is {layers.target_hidden_size} and hidden_size"
+            f" {layers.hidden_size}: a LiLiCorr drafter reads its target's embedding, so they must"
+            " be equal"
+        )
+    _check_candidates("LiLiCorr", group or 1, ("lilicorr_candidate_topk", count), layers)
+    return fields.model_copy(update={"hidden_size": width})
+
+
+def _check_candidates(
+    kind: str, group_size: int, candidates: tuple[str, int], layers: ZlabConfig
+) -> None:
+    """What holds for all drafters that choose among candidates, whose number has that name."""
+    name, count = candidates
+    if layers.hidden_size % group_size:
+        raise ValueError(
+            f"conv_group_size ({group_size}) must divide hidden_size ({layers.hidden_size})"
         )
     if layers.draft_vocab_size != layers.vocab_size:
         raise ValueError(
             f"draft_vocab_size is {layers.draft_vocab_size} and vocab_size {layers.vocab_size}: a"
-            " DFlash 2 drafter chooses among all tokens of its target, so they must be equal"
+            f" {kind} drafter chooses among all tokens of its target, so they must be equal"
         )
-    if fields.selector_top_k > layers.vocab_size:
-        raise ValueError(
-            f"selector_top_k ({fields.selector_top_k}) must not exceed vocab_size"
-            f" ({layers.vocab_size})"
-        )
-    cap = fields.final_logit_softcapping or None  # 0 means none, as in vLLM
-    return fields.model_copy(update={"final_logit_softcapping": cap})
+    if count > layers.vocab_size:
+        raise ValueError(f"{name} ({count}) must not exceed vocab_size ({layers.vocab_size})")
 
 
 def is_drafter(config: Mapping[str, Any]) -> bool:
@@ -231,8 +272,11 @@ def _check_architecture(architectures: Any) -> None:
     )
 
 
-def _remarks(nested: dict[str, Any], is_second: bool) -> tuple[str, ...]:
-    """On AdaFlash's heads, and on each key of `dflash_config` that nothing here reads."""
+def _remarks(nested: dict[str, Any], besides: type[Any]) -> tuple[str, ...]:
+    """On AdaFlash's heads, and on each key of `dflash_config` that nothing here reads.
+
+    `besides`: whose fields are read, besides those of every drafter.
+    """
     remarks = []
     heads = [head for head in LENGTH_HEADS if nested.get(f"use_{head}") is True]
     if heads:
@@ -240,8 +284,8 @@ def _remarks(nested: dict[str, Any], is_second: bool) -> tuple[str, ...]:
             f"AdaFlash, whose length head ({', '.join(heads)}) is not run: draft lengths are"
             " planned by vllm-dflash anyway"
         )
-    read = {field.alias or name for name, field in ZlabConfig.model_fields.items()}
-    read |= {*(DFlash2.model_fields if is_second else ())}
+    fields = {**ZlabConfig.model_fields, **getattr(besides, "model_fields", {})}
+    read = {field.alias or name for name, field in fields.items()}
     for key in sorted(nested.keys() - read):
         if not (heads and key.startswith(ABOUT_LENGTH_HEADS)):
             near = nearest(key, read)

@@ -28,9 +28,9 @@ def positive(default: Any = ..., *, alias: str | None = None) -> Any:
     return described(default, "a positive number", gt=0, lt=LARGEST, alias=alias)
 
 
-def flag(default: Any) -> Any:
+def flag(default: Any, *, alias: str | None = None) -> Any:
     """A field that is true or false."""
-    return described(default, "true or false")
+    return described(default, "true or false", alias=alias)
 
 
 def described(default: Any, description: str, **bounds: Any) -> Any:

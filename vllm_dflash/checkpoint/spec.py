@@ -12,7 +12,9 @@ ARCHITECTURE = "DFlashDraftModel"
 """What a drafter's `config.json` says it is; under this name vLLM finds our draft model."""
 ARCHITECTURE_2 = "DFlash2DraftModel"
 """What that of a DFlash 2 drafter says, which is ours as well."""
-ARCHITECTURES = (ARCHITECTURE, ARCHITECTURE_2)
+ARCHITECTURE_LILICORR = "LiLiCorrDraftModel"
+"""And that of a LiLiCorr drafter."""
+ARCHITECTURES = (ARCHITECTURE, ARCHITECTURE_2, ARCHITECTURE_LILICORR)
 MOST_LAYERS = 1024
 MOST_POSITIONS = 1 << 22
 
@@ -39,6 +41,38 @@ class DFlash2(BaseModel):
     output_multiplier: float = positive(1.0)
     """Factor on the head's logits, whatever the target does to its own."""
     final_logit_softcapping: float | None = described(None, "a number from 0", ge=0, lt=LARGEST)
+
+
+class LiLiCorr(BaseModel):
+    """What a LiLiCorr drafter has beside the layers of DFlash (arXiv 2608.20530).
+
+    In its config, names begin with `lilicorr_`, but for those of the convolutions.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, validate_by_name=True)
+
+    enabled: bool = flag(True, alias="lilicorr_enabled")
+    candidate_topk: int = whole(most=16, alias="lilicorr_candidate_topk")
+    """Candidates for each place of the block; a power of two."""
+    hidden_size: int = whole(0, least=0, alias="lilicorr_hidden_size")
+    """Of the head's own layers; read as the drafter's where it is 0."""
+    num_layers: int = whole(most=MOST_LAYERS, alias="lilicorr_num_layers")
+    num_heads: int = whole(alias="lilicorr_num_heads")
+    mlp_ratio: float = positive(alias="lilicorr_mlp_ratio")
+    """Rows of the layers' MLPs, as a multiple of `hidden_size`."""
+    factor_dim: int = whole(alias="lilicorr_factor_dim")
+    """Numbers of the vectors whose cosine says how well one token follows another."""
+    vector_eps: float = positive(alias="lilicorr_vector_eps")
+    logit_scale: float = positive(alias="lilicorr_logit_scale")
+    """Makes logits of cosines."""
+    conv_kernel_size: int = whole(0, least=0, most=1024)
+    """As of DFlash 2; 0: without convolutions."""
+    conv_group_size: int = whole(0, least=0)
+
+    @property
+    def mlp_size(self) -> int:
+        """Rows of each layer's MLP."""
+        return int(self.hidden_size * self.mlp_ratio)
 
 
 class DrafterShape(BaseModel):
@@ -111,7 +145,9 @@ class DrafterSpec(DrafterShape):
     attention_sinks: bool = False
     """Whether each head has a logit of its own that attention may go to instead of any key."""
     dflash2: DFlash2 | None = None
-    """None for a drafter of the first DFlash."""
+    """None for other drafters."""
+    lilicorr: LiLiCorr | None = None
+    """None for other drafters."""
     quantization: str | None = None
     """How weights are quantised, as vLLM names it; None where they are plain numbers."""
     length_heads: tuple[str, ...] = ()
@@ -123,6 +159,20 @@ class DrafterSpec(DrafterShape):
     def max_draft_tokens(self) -> int:
         """K at most: one row of the block is the bonus token."""
         return self.block_size - 1
+
+    @property
+    def convolutions(self) -> DFlash2 | LiLiCorr | None:
+        """What says how each sublayer's convolutions are made; None where it has none."""
+        if self.lilicorr is not None:
+            return self.lilicorr if self.lilicorr.conv_kernel_size else None
+        return self.dflash2
+
+    @property
+    def num_candidates(self) -> int | None:
+        """Candidates for each place, along which tokens are chosen; None: the likeliest are."""
+        if self.lilicorr is not None:
+            return self.lilicorr.candidate_topk
+        return None if self.dflash2 is None else self.dflash2.selector_top_k
 
     @property
     def needs_own_vocabulary(self) -> bool:

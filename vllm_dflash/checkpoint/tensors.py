@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.headers import Tensor
-from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec, LiLiCorr
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,20 @@ LINEAR = ("_proj.weight", ".kernel_projection.weight")
 """Ends of the names of layers that may be quantised."""
 MOST_NAMED = 40
 """Tensors that a refusal names; a config with a wrong depth misses thousands."""
+LATTICE = "lilicorr."
+"""How names of LiLiCorr's head begin."""
+NEVER_QUANTISED = {
+    f"{LATTICE}{name}.weight" for name in ("factor_input_proj", "in_head", "out_head")
+}
+"""Of its linear layers."""
+NUMBERED = {  # torch's Sequential does so, and so did exports at first
+    "feature_mlp.0.": "feature_norm.",
+    "feature_mlp.1.": "feature_mlp.up_proj.",
+    "feature_mlp.3.": "feature_mlp.down_proj.",
+    ".mlp.0.": ".mlp.up_proj.",
+    ".mlp.2.": ".mlp.down_proj.",
+}
+"""Names of layers in LiLiCorr's head where they are numbers, and what they are called here."""
 MASK_EMBEDDING_FILE = "mask_embedding.pt"
 """Where a checkpoint keeps the mask token's embedding in a file of its own."""
 
@@ -43,6 +57,53 @@ def required_vocabulary(spec: DrafterSpec) -> set[str]:
     return required
 
 
+def called_here(name: str) -> str:
+    """The name by which a tensor of a checkpoint is known here: its own, nearly always."""
+    if name.startswith(LATTICE):
+        for number, called in NUMBERED.items():
+            name = name.replace(number, called)
+    return name
+
+
+def lattice_tensors(spec: DrafterSpec, head: LiLiCorr) -> dict[str, Shape]:
+    """Names and shapes of LiLiCorr's head."""
+    hidden, width, rows = spec.hidden_size, head.hidden_size, head.mlp_size
+    linear: dict[str, Shape] = {
+        **({"token_proj": (width, hidden)} if width != hidden else {}),
+        "pass_hidden_proj": (width, hidden),
+        "feature_mlp.up_proj": (width, 5),
+        "feature_mlp.down_proj": (width, width),
+        "context_proj": (width, hidden),
+        "factor_input_proj": (width, 3 * width),
+        **dict.fromkeys(("out_head", "in_head", "anchor_out_head"), (head.factor_dim, width)),
+    }
+    others: dict[str, Shape] = {
+        "feature_norm.weight": (5,),
+        "feature_norm.bias": (5,),
+        "slot_embedding": (1, 1, spec.max_draft_tokens, 1, width),
+        "rank_embedding": (1, 1, 1, head.candidate_topk, width),
+        "relative_slot_bias": (head.num_heads, 2 * spec.block_size - 1),
+        "same_slot_bias": (head.num_heads,),
+        "output_norm.weight": (width,),
+        "anchor_norm.weight": (width,),
+    }
+    for layer in (f"layers.{number}." for number in range(head.num_layers)):
+        linear |= {
+            f"{layer}attn.out_proj": (width, width),
+            f"{layer}mlp.up_proj": (rows, width),
+            f"{layer}mlp.down_proj": (width, rows),
+        }
+        others |= {
+            f"{layer}attn_norm.weight": (width,),
+            f"{layer}attn.in_proj_weight": (3 * width, width),
+            f"{layer}attn.in_proj_bias": (3 * width,),
+            f"{layer}mlp_norm.weight": (width,),
+        }
+    for name, shape in linear.items():
+        others |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    return {f"{LATTICE}{name}": shape for name, shape in others.items()}
+
+
 def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
     """Names and shapes of everything between the embedding and the head."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
@@ -59,6 +120,8 @@ def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
             "candidate_selector.successor_codebook": codes,
             "candidate_selector.hidden_projection.weight": (spec.dflash2.selector_rank, hidden),
         }
+    if spec.lilicorr is not None:
+        tensors |= lattice_tensors(spec, spec.lilicorr)
     layer: dict[str, Shape] = {
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
@@ -72,8 +135,8 @@ def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
         "mlp.up_proj.weight": (inner, hidden),
         "mlp.down_proj.weight": (hidden, inner),
     }
-    if spec.dflash2 is not None:
-        taps, groups = spec.dflash2.conv_kernel_size, hidden // spec.dflash2.conv_group_size
+    if (made := spec.convolutions) is not None:
+        taps, groups = made.conv_kernel_size, hidden // made.conv_group_size
         for convolution in ("attention_conv", "mlp_conv"):
             # One kernel for what goes into the sublayer, one for what comes out.
             layer[f"{convolution}.base_kernel"] = (2, taps, hidden)
@@ -97,7 +160,7 @@ def quantised_parts(spec: DrafterSpec, found: Collection[str]) -> dict[str, set[
         return {}
     parts: dict[str, set[str]] = {}
     for weight in expected_tensors(spec):
-        if weight == "fc.weight" or (weight.startswith("layers.") and weight.endswith(LINEAR)):
+        if _may_be_quantised(weight):
             layer = weight.removesuffix("weight")
             inside = {name for name in found if name.startswith(layer)} - {f"{layer}bias"}
             if inside - {weight}:
@@ -105,8 +168,15 @@ def quantised_parts(spec: DrafterSpec, found: Collection[str]) -> dict[str, set[
     return parts
 
 
+def _may_be_quantised(weight: str) -> bool:
+    if weight.startswith(LATTICE):
+        return weight.endswith((*LINEAR, "_head.weight")) and weight not in NEVER_QUANTISED
+    return weight == "fc.weight" or (weight.startswith("layers.") and weight.endswith(LINEAR))
+
+
 def tensor_faults(spec: DrafterSpec, found: Mapping[str, Tensor]) -> list[str]:
     """Where the `found` tensors are not those that the config implies: a sentence each, by name."""
+    found = {called_here(name): tensor for name, tensor in found.items()}
     quantised = quantised_parts(spec, found)
     unjudged = set().union(*quantised.values())
     found = {

@@ -71,9 +71,10 @@ def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> Specula
 
     Taps and mask token, which checkpoints keep in several places. And `layer_types`: vLLM refuses
     drafters that mix sliding and full layers on the V1 runner for needing several cache groups;
-    ours keeps all layers in one and takes its windows from `DrafterSpec`. And the architecture of
-    DFlash 2, which vLLM refuses on V1: our draft model is both. And the drafter's length: vLLM 0.33
-    cuts the target's limit down to it on V2; ours leaves longer requests undrafted.
+    ours keeps all layers in one and takes its windows from `DrafterSpec`. And the architectures of
+    DFlash 2 and LiLiCorr, which vLLM refuses on V1: our draft model is all three. And the drafter's
+    length: vLLM 0.33 cuts the target's limit down to it on V2; ours leaves longer requests
+    undrafted.
     """
     draft = config.draft_model_config
     length = draft.max_model_len

@@ -72,8 +72,10 @@ def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
 
     config = written_settings(engine_args)
     ignored = dict(IGNORED)
-    if mode.drafter.dflash2 is not None:
-        ignored["use_local_argmax_reduction"] = "DFlash 2 weighs several candidates for each token"
+    if mode.drafter.num_candidates is not None:
+        ignored["use_local_argmax_reduction"] = (
+            "this drafter weighs several candidates for each token"
+        )
     for key, why in ignored.items():
         if config.pop(key, None):
             init_logger("vllm.dflash").warning("%s is ignored: %s.", key, why)

@@ -154,7 +154,8 @@ def profile_v1(runner: GPUModelRunner) -> StepCosts:
             proposer.block_size,
         )
         inputs.slots[:] = -1  # nothing is written
-        proposer.block.draft(inputs, table)
+        newest = features[:requests] if proposer.block.reads_newest else None
+        proposer.block.draft(inputs, table, newest)
 
     def store(rows: int) -> None:
         proposer.model.context.store(features[:rows], positions[:rows], nowhere[:rows])

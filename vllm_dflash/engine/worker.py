@@ -30,6 +30,7 @@ from vllm_dflash.engine.scheduled import fresh_blocks
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
 from vllm_dflash.engine.vllm_fixes.expanded_sampling import mend_expanded_sampling
+from vllm_dflash.engine.vllm_fixes.gathered_ids import mend_gathered_ids
 from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 from vllm_dflash.engine.warm import WarmState
@@ -189,6 +190,7 @@ class DraftingCPUWorker(DraftingWorker, CPUWorker):
         mend_expanded_sampling()
         super().init_device()
         unlink_collective_memory()
+        mend_gathered_ids()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load both models."""

@@ -12,7 +12,7 @@ from torch import nn
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
-from vllm_dflash.checkpoint.spec import DFlash2
+from vllm_dflash.checkpoint.spec import DFlash2, LiLiCorr
 
 
 class GroupedConvolution(nn.Module):
@@ -25,7 +25,7 @@ class GroupedConvolution(nn.Module):
     def __init__(
         self,
         hidden_size: int,
-        spec: DFlash2,
+        spec: DFlash2 | LiLiCorr,
         quantisation: QuantizationConfig | None,
         *,
         prefix: str,

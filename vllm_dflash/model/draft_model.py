@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,7 +17,9 @@ from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
 from vllm_dflash.checkpoint.headers import INDEX, Tensor, loading_pattern
 from vllm_dflash.checkpoint.tensors import (
+    LATTICE,
     MASK_EMBEDDING_FILE,
+    called_here,
     check_tensors,
     parse_mask_embedding,
 )
@@ -25,7 +27,11 @@ from vllm_dflash.config.mode import Mode
 from vllm_dflash.model.context_projection import ContextProjection
 from vllm_dflash.model.dflash2_layers import CandidateSelector
 from vllm_dflash.model.layers import DraftBlock
+from vllm_dflash.model.lilicorr_head import finish_head, load_head, make_head
 from vllm_dflash.model.vocabulary import DraftVocabulary, check_ids
+
+if TYPE_CHECKING:
+    from vllm.model_executor.models.lilicorr import LiLiCorrHead
 
 FUSED_LAYERS = {
     "qkv_proj": ["q_proj", "k_proj", "v_proj"],
@@ -80,7 +86,10 @@ class DFlashDraftModel(nn.Module):
             vllm_config=vllm_config, quantisation=quantisation, prefix=prefix or "dflash"
         )
         self.selector: CandidateSelector | None = None
-        if self.spec.dflash2 is not None:
+        self.lattice: LiLiCorrHead | None = None
+        if self.spec.lilicorr is not None:
+            self.lattice = make_head(self.spec, quantisation)
+        elif self.spec.dflash2 is not None:
             self.selector = CandidateSelector(
                 self.spec.vocab_size, self.spec.hidden_size, self.spec.dflash2
             )
@@ -96,6 +105,13 @@ class DFlashDraftModel(nn.Module):
                 parameter.data.zero_()  # what is fused stays finite
             self.vocabulary = DraftVocabulary(self.spec, (), None)
             self.context.fuse_layers(self.block.attentions())
+            if self.lattice is not None:
+                finish_head(self.lattice)
+
+    @property
+    def has_candidates(self) -> bool:
+        """Whether tokens are chosen one after the other, along candidates of each place."""
+        return self.spec.num_candidates is not None
 
     def share_vocabulary(self, target: Any) -> None:
         """Use the target's embedding and head where the checkpoint has none of its own.
@@ -127,7 +143,7 @@ class DFlashDraftModel(nn.Module):
         `offsets`: of the rows in their own blocks, [Q]; without them, all blocks are of full width.
         """
         assert inputs_embeds is None  # in the signature because vLLM's runners name it
-        if self.selector is None:
+        if self.spec.convolutions is None:
             return self.block(self.embed_input_ids(input_ids), positions)
         if offsets is None:
             offsets = torch.arange(len(input_ids), device=input_ids.device) % self.uniform_width
@@ -138,8 +154,34 @@ class DFlashDraftModel(nn.Module):
         return self.vocabulary.logits(hidden_states)
 
     def compute_candidates(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """For DFlash 2: ids and logits of the likeliest tokens of [Q, H], [Q, C] each."""
+        """Ids of the likeliest tokens of [Q, H] and their logits, of LiLiCorr log-probabilities:
+        [Q, C] each."""
         return self.vocabulary.candidates(hidden_states)
+
+    def score_candidates(
+        self,
+        candidates: torch.Tensor,
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        bonus: torch.Tensor,
+        newest: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Scores of each place's candidates behind each of the place before, [D, w, C before, C].
+
+        Args:
+            candidates: token ids of w places in D blocks, [D, w, C].
+            logits: what `compute_candidates` gave, [D, w, C].
+            hidden: of the rows, [D, w, H].
+            bonus: each block's first token, [D]; DFlash 2 goes by it.
+            newest: fused context of the token before that, [D, H]; LiLiCorr goes by it.
+        """
+        if self.selector is not None:
+            return self.selector(candidates, logits, hidden, bonus)
+        assert self.lattice is not None
+        assert newest is not None
+        embeddings = self.vocabulary.embed_candidates(candidates)
+        is_there = newest.new_ones(len(newest), dtype=torch.bool)
+        return self.lattice(embeddings, logits, hidden, newest, is_there)
 
     def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
         """Columns of logits to token ids of the target."""
@@ -181,7 +223,7 @@ class DFlashDraftModel(nn.Module):
                 it embeds fewer tokens than its target, or drafts tokens that its target lacks.
         """
         # All of them at once: a misfit must be named before vLLM's loaders trip over it.
-        tensors = list(weights)
+        tensors = [(called_here(name), tensor) for name, tensor in weights]
         check_tensors(
             self.spec,
             {
@@ -198,6 +240,9 @@ class DFlashDraftModel(nn.Module):
         with device:
             names = {name for name, _ in tensors}
             self.vocabulary = DraftVocabulary(self.spec, names, mask_embedding)
-        loaded = AutoWeightsLoader(self).load_weights(tensors, mapper=self.checkpoint_names)
+        others = [one for one in tensors if not one[0].startswith(LATTICE)]
+        loaded = AutoWeightsLoader(self).load_weights(others, mapper=self.checkpoint_names)
+        if self.lattice is not None:
+            loaded |= {f"lattice.{name}" for name in load_head(self.lattice, tensors)}
         self.context.fuse_layers(self.block.attentions())
         return loaded

@@ -157,10 +157,10 @@ class DrafterLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.attention_conv: GroupedConvolution | None = None
         self.mlp_conv: GroupedConvolution | None = None
-        if spec.dflash2 is not None:
+        if (made := spec.convolutions) is not None:
             self.attention_conv, self.mlp_conv = (
                 GroupedConvolution(
-                    spec.hidden_size, spec.dflash2, quantisation, prefix=f"layers.{number}.{name}"
+                    spec.hidden_size, made, quantisation, prefix=f"layers.{number}.{name}"
                 )
                 for name in ("attention_conv", "mlp_conv")
             )
@@ -228,7 +228,7 @@ class DraftBlock(nn.Module):
     ) -> torch.Tensor:
         """Embeddings [Q, H] of the blocks to hidden states [Q, H].
 
-        `positions`: in their requests, [Q]; `offsets`: in their own blocks, [Q], for DFlash 2.
+        `positions`: in their requests, [Q]; `offsets`: in their own blocks, [Q], for convolutions.
         """
         residual = None
         for layer in self.layers:

@@ -27,8 +27,9 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, parse_mask_embedding
+from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, called_here, parse_mask_embedding
 from vllm_dflash.model.reference_dflash2 import ReferenceConvolution, ReferenceSelector
+from vllm_dflash.model.reference_lilicorr import ReferenceLattice, walk
 
 
 def rotary_of(spec: DrafterSpec, rope: dict[str, Any]) -> Qwen3RotaryEmbedding:
@@ -121,9 +122,9 @@ class ReferenceLayer(nn.Module):
         self.post_attention_layernorm = Qwen3RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.attention_conv: ReferenceConvolution | None = None
         self.mlp_conv: ReferenceConvolution | None = None
-        if spec.dflash2 is not None:
-            self.attention_conv = ReferenceConvolution(spec.hidden_size, spec.dflash2)
-            self.mlp_conv = ReferenceConvolution(spec.hidden_size, spec.dflash2)
+        if (made := spec.convolutions) is not None:
+            self.attention_conv = ReferenceConvolution(spec.hidden_size, made)
+            self.mlp_conv = ReferenceConvolution(spec.hidden_size, made)
 
     def forward(
         self,
@@ -173,6 +174,9 @@ class ReferenceDrafter(nn.Module):
             self.candidate_selector = ReferenceSelector(
                 spec.vocab_size, spec.hidden_size, spec.dflash2
             )
+        self.lilicorr: ReferenceLattice | None = None
+        if spec.lilicorr is not None:
+            self.lilicorr = ReferenceLattice(spec, spec.lilicorr)
         self.register_buffer("d2t", None)
         self.mask_embedding: torch.Tensor | None = None
 
@@ -184,7 +188,9 @@ class ReferenceDrafter(nn.Module):
         for file in sorted(Path(folder).glob("*.safetensors")):
             tensors |= load_file(file)
         tensors.pop("t2d", None)
-        tensors = {name: one for name, one in tensors.items() if not spec.leaves_out(name)}
+        tensors = {
+            called_here(name): one for name, one in tensors.items() if not spec.leaves_out(name)
+        }
         if "embed_tokens.weight" in tensors:
             drafter.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
         if "lm_head.weight" in tensors:
@@ -207,12 +213,15 @@ class ReferenceDrafter(nn.Module):
 
     def logits(self, hidden: torch.Tensor, target: PreTrainedModel) -> torch.Tensor:
         """Logits of hidden states, as the target makes them unless the drafter has its own head."""
+        own = self.lm_head
+        if self.spec.lilicorr is not None:
+            return (target.get_output_embeddings() if own is None else own)(hidden)
         if (second := self.spec.dflash2) is not None:
-            head = target.get_output_embeddings() if self.lm_head is None else self.lm_head
+            head = target.get_output_embeddings() if own is None else own
             logits, cap = head(hidden) * second.output_multiplier, second.final_logit_softcapping
             return logits if cap is None else torch.tanh(logits / cap) * cap
-        if self.lm_head is not None:
-            return self.lm_head(hidden) * self.spec.logit_scale
+        if own is not None:
+            return own(hidden) * self.spec.logit_scale
         config = target.config.get_text_config()
         logits = target.get_output_embeddings()(hidden)
         logits = logits * getattr(config, "logit_scale", 1.0)  # Cohere
@@ -224,11 +233,23 @@ class ReferenceDrafter(nn.Module):
         """Columns of the logits as token ids of the target."""
         return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
 
-    def choose(self, logits: torch.Tensor, hidden: torch.Tensor, bonus: int) -> torch.Tensor:
-        """Tokens of one block, [K], from its logits [K, V'] and hidden states [K, H]."""
-        if self.candidate_selector is None:
+    def choose(
+        self,
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        bonus: int,
+        newest: torch.Tensor,
+        target: PreTrainedModel,
+    ) -> torch.Tensor:
+        """Tokens of one block, [K], from its logits [K, V'] and hidden states [K, H], behind the
+        bonus token, before which the context ends with `newest`, [H]."""
+        if self.lilicorr is not None:
+            embed = target.get_input_embeddings()
+            tokens = walk(*self.lilicorr.weigh(logits, hidden, newest, embed))
+        elif self.candidate_selector is not None:
+            tokens, _ = self.candidate_selector.walk(logits, hidden, bonus)
+        else:
             return self.target_ids(logits.argmax(-1))
-        tokens, _ = self.candidate_selector.walk(logits, hidden, bonus)
         return torch.tensor(tokens, device=logits.device)
 
     def context(self, features: torch.Tensor) -> torch.Tensor:

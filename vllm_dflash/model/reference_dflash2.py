@@ -17,13 +17,13 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from vllm_dflash.checkpoint.spec import DFlash2
+from vllm_dflash.checkpoint.spec import DFlash2, LiLiCorr
 
 
 class ReferenceConvolution(nn.Module):
     """A convolution before a sublayer and one behind it, with kernels made of the first's input."""
 
-    def __init__(self, hidden_size: int, spec: DFlash2) -> None:
+    def __init__(self, hidden_size: int, spec: DFlash2 | LiLiCorr) -> None:
         super().__init__()
         self.rows, self.group = spec.conv_kernel_size, spec.conv_group_size
         self.base_kernel = nn.Parameter(torch.zeros(2, self.rows, hidden_size))

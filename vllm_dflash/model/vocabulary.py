@@ -32,14 +32,17 @@ class DraftVocabulary(nn.Module):
         super().__init__()
         self.mask_token_id = spec.mask_token_id
         self.dflash2 = spec.dflash2
+        self.num_candidates = spec.num_candidates
+        self.gives_log_probs = spec.lilicorr is not None
         self._embed: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._embed_candidates: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._head: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.head_parts: tuple[LogitsProcessor, VocabParallelEmbedding] | None = None
         """What makes logits of which weights, where that is vLLM's usual way."""
         if "embed_tokens.weight" in found:
             self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size)
             self._embed = lambda token_ids: self.embed_tokens(token_ids)
-        scale, cap = spec.logit_scale, None
+        scale, cap = spec.logit_scale if spec.lilicorr is None else 1.0, None
         if spec.dflash2 is not None:
             scale, cap = spec.dflash2.output_multiplier, spec.dflash2.final_logit_softcapping
         self.logits_processor = LogitsProcessor(spec.draft_vocab_size, scale=scale, soft_cap=cap)
@@ -57,14 +60,19 @@ class DraftVocabulary(nn.Module):
         """Take the target's function for whatever the checkpoint did not bring.
 
         Raises:
-            ValueError: a DFlash 2 drafter needs the target's tensors, which are not to be found.
+            ValueError: a DFlash 2 or LiLiCorr drafter needs the target's tensors, which are not to
+                be found.
         """
         if self.dflash2 is not None:
             self._share_tensors(target)
             return
         unadapted = Unadapted(target)
+        self._embed_candidates = unadapted(lambda token_ids: target.embed_input_ids(token_ids))
         if self._embed is None:
-            self._embed = unadapted(lambda token_ids: target.embed_input_ids(token_ids))
+            self._embed = self._embed_candidates
+        if self.gives_log_probs:
+            self.head_parts = self.logits_processor, self._head_tensors(target, "LiLiCorr")
+            return
         if self._head is None:
             self._head = unadapted(lambda hidden: target.compute_logits(hidden))
             with unadapted:
@@ -82,17 +90,14 @@ class DraftVocabulary(nn.Module):
                 table = inner.get_input_embeddings()  # of transformers, whose names differ
             else:
                 table = getattr(inner, "embed_tokens", None) or getattr(inner, "embedding", None)
-        table = getattr(self, "embed_tokens", table)
-        head = getattr(self, "lm_head", getattr(target, "lm_head", None))
-        for tensors, what in ((table, "embedding"), (head, "head")):
-            if not isinstance(tensors, VocabParallelEmbedding):
-                raise ValueError(
-                    f"a DFlash 2 drafter reads the {what} of its target, and that of"
-                    f" {type(target).__name__} is not one that vLLM shares. Take a drafter with an"
-                    f" {what} of its own, or leave the speculative config out."
-                )
+        table = _shared(getattr(self, "embed_tokens", table), "embedding", target, "DFlash 2")
         self._embed = lambda token_ids: table(token_ids)
-        self.head_parts = self.logits_processor, head
+        self.head_parts = self.logits_processor, self._head_tensors(target, "DFlash 2")
+
+    def _head_tensors(self, target: Any, kind: str) -> VocabParallelEmbedding:
+        """The drafter's own, or its target's, for a drafter of that kind."""
+        head = getattr(self, "lm_head", getattr(target, "lm_head", None))
+        return _shared(head, "head", target, kind)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[Q] token ids of the target to embeddings [Q, H]."""
@@ -103,17 +108,27 @@ class DraftVocabulary(nn.Module):
             x = torch.where(is_mask, self.mask_embedding.to(x.dtype), x)
         return x if self.dflash2 is None else x * self.dflash2.input_embedding_scale
 
+    def embed_candidates(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The target's embeddings of ids [...], also where the drafter has its own: [..., H]."""
+        assert self._embed_candidates is not None
+        return self._embed_candidates(token_ids.flatten()).unflatten(0, token_ids.shape)
+
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Hidden states [Q, H] to logits over the drafter's vocabulary, [Q, V']."""
         assert self._head is not None
         return self._head(hidden_states)
 
     def candidates(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and float32 logits of the C likeliest tokens of rows [Q, H]: [Q, C] each."""
-        assert self.dflash2 is not None
+        """Ids and float32 logits of the C likeliest tokens of rows [Q, H]: [Q, C] each.
+
+        For LiLiCorr, log-probabilities among all tokens instead.
+        """
+        assert self.num_candidates is not None
         assert self.head_parts is not None
         processor, head = self.head_parts
-        return processor.get_top_k_tokens(head, hidden_states, self.dflash2.selector_top_k)
+        return processor.get_top_k_tokens(
+            head, hidden_states, self.num_candidates, return_log_probs=self.gives_log_probs
+        )
 
     def best_ids(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Columns [Q] of the largest logits of [Q, H]; each rank searches its part of the head.
@@ -127,6 +142,17 @@ class DraftVocabulary(nn.Module):
     def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
         """Ids in the drafter's vocabulary to the target's: `d2t` holds what to add to each."""
         return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
+
+
+def _shared(tensors: Any, what: str, target: Any, kind: str) -> VocabParallelEmbedding:
+    """An embedding or a head as vLLM keeps them. Raises ValueError where it is another."""
+    if isinstance(tensors, VocabParallelEmbedding):
+        return tensors
+    raise ValueError(
+        f"a {kind} drafter reads the {what} of its target, and that of {type(target).__name__} is"
+        f" not one that vLLM shares. Take a drafter with an {what} of its own, or leave the"
+        " speculative config out."
+    )
 
 
 def check_ids(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.pairs import drafter_config
+from support.pairs import drafter_config, lilicorr_config
 from vllm_dflash.checkpoint.pairing import describe_ranks, drafter_ranks, undivided
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
@@ -31,6 +31,17 @@ def test_what_does_not_divide(
     assert drafter_ranks(spec, ranks, asked=1) == 1
     if left:
         assert f"({', '.join(left)} do not divide by {ranks})" in describe_ranks(spec, ranks, 1)
+
+
+def test_the_head_of_lilicorr_is_split_on_all_ranks() -> None:
+    """By vLLM, also where every rank has the rest of the drafter whole."""
+    spec = parse_config("it", drafter_config(**lilicorr_config(), intermediate_size=95))
+    assert [drafter_ranks(spec, ranks) for ranks in (1, 2, 4, 8)] == [1] * 4  # of 48 and 72 rows
+    for ranks in (5, 16):
+        with pytest.raises(
+            DrafterError, match=f"of 48 and 72 rows, .*tensor_parallel_size {ranks}"
+        ):
+            drafter_ranks(spec, ranks, asked=1)
 
 
 def test_how_a_drafter_is_split() -> None:

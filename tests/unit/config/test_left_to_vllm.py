@@ -83,13 +83,11 @@ def as_without_us(monkeypatch: pytest.MonkeyPatch, pair: Pair, model: Path, **as
 
 
 VLLMS_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
-RUN_ON_V1 = ("DFlashLagunaForCausalLM", "DFlashMuseGlimmerAssistantModel")
 FOREIGN = {
     "DFlashLagunaForCausalLM": "DFlashLagunaForCausalLM",
     "LagunaForCausalLM": "DFlashLagunaForCausalLM",
     "MuseGlimmerAssistantModel": "DFlashMuseGlimmerAssistantModel",
     "DFlashMuseGlimmerAssistantModel": "DFlashMuseGlimmerAssistantModel",
-    "LiLiCorrDraftModel": "LiLiCorrDraftModel",
 }
 """As a checkpoint names it, and as vLLM looks it up."""
 
@@ -110,12 +108,9 @@ def test_another_architecture_is_vllms(
     (line,) = lines
     assert line.startswith("WARNING vllm-dflash stays out")
     assert f"has architecture {FOREIGN[written]}, which vLLM's own code runs" in line
-    if FOREIGN[written] in RUN_ON_V1:
-        assert found["architectures"] == [FOREIGN[written]]
-        assert found["worker"] == VLLMS_WORKER
-        assert ADDITIONAL_CONFIG_KEY not in found["additional"]
-    else:  # these need Model Runner V2, which vLLM says itself
-        assert "candidate-head drafts" in found["message"]
+    assert found["architectures"] == [FOREIGN[written]]
+    assert found["worker"] == VLLMS_WORKER
+    assert ADDITIONAL_CONFIG_KEY not in found["additional"]
 
 
 def test_of_a_vllm_that_we_do_not_support_as_well(

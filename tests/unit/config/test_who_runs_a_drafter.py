@@ -26,7 +26,8 @@ def architectures(*names: Any) -> dict[str, Any]:
         (architectures("DFlash2DraftModel", "DFlashDraftModel"), None),
         (architectures("LagunaForCausalLM"), "DFlashLagunaForCausalLM"),
         (architectures("Nonsense", "LagunaForCausalLM"), "DFlashLagunaForCausalLM"),
-        (architectures("LiLiCorrDraftModel"), "LiLiCorrDraftModel"),
+        (architectures("LiLiCorrDraftModel"), None),
+        (architectures("MuseGlimmerAssistantModel"), "DFlashMuseGlimmerAssistantModel"),
         (architectures("Nonsense"), None),
         (architectures("2DraftModel"), None),  # whose name with DFlash before it would be known
         (architectures("LlamaForCausalLM"), None),
@@ -43,8 +44,8 @@ def architectures(*names: Any) -> dict[str, Any]:
         ({"speculators_model_type": "eagle3", **architectures("DFlash2DraftModel")}, None),
         ({"speculators_model_type": ["dflash2"], **architectures("DFlash2DraftModel")}, None),
         (
-            {"speculators_model_type": None, **architectures("LiLiCorrDraftModel")},
-            "LiLiCorrDraftModel",
+            {"speculators_model_type": None, **architectures("LagunaForCausalLM")},
+            "DFlashLagunaForCausalLM",
         ),
     ],
 )
@@ -67,7 +68,8 @@ def why(requested: dict[str, Any]) -> list[str]:
 
 
 def test_a_drafter_of_ours(tmp_path: Path) -> None:
-    for config in (architectures("DFlashDraftModel"), architectures("Nonsense")):
+    for name in ("DFlashDraftModel", "LiLiCorrDraftModel", "Nonsense"):
+        config = architectures(name)
         requested = write(tmp_path, config)
         assert config_of_drafter(requested) == config
         assert why(requested) == []
@@ -97,7 +99,7 @@ def test_the_revision_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (architectures("LiLiCorrDraftModel"), "architecture LiLiCorrDraftModel, which vLLM's own"),
+        (architectures("LagunaForCausalLM"), "architecture DFlashLagunaForCausalLM, which vLLM's"),
         ({"speculators_model_type": "dspark"}, 'write "method": "dspark"'),
         ({"use_aux_hidden_state": False}, "use_aux_hidden_state false"),
         ({"dflash_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state false"),

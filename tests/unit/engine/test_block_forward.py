@@ -12,17 +12,16 @@ import torch
 
 from vllm_dflash.engine.block_layout import block_inputs
 from vllm_dflash.engine.v1.block_forward import BlockForward
-from vllm_dflash.model.dflash2_layers import CandidateSelector
 
 NAN, INF = math.nan, math.inf
-NO_BLOCKS = np.zeros(0, np.int64), np.zeros(0, np.int32)
+NO_BLOCKS = np.zeros(0, np.int64), np.zeros(0, np.int32), None
 """Which row belongs to which block is of no interest to DFlash."""
 
 
 class Fake:
     """A drafter whose hidden states are its logits; its vocabulary is the target's, backwards."""
 
-    selector: CandidateSelector | None = None
+    has_candidates = False
 
     def __init__(self) -> None:
         self.hidden = torch.zeros(0, 4)
@@ -113,7 +112,7 @@ def test_each_requests_drafts_and_confidence_in_order(block: BlockForward, model
             logits(0.2, 0.8 / 3, 0.8 / 3 + 0.01, 0.8 / 3 - 0.01),
         ]
     )
-    drafts = block.draft(inputs, torch.arange(12).view(3, 4))
+    drafts = block.draft(inputs, torch.arange(12).view(3, 4), None)
     assert drafts.tokens == [[102, 101, 100], [101]]
     assert drafts.confidence == pytest.approx(
         np.array([[0.7, 0.6, 0.5], [0.8 / 3 + 0.01, 0.0, 0.0]])
@@ -129,7 +128,7 @@ def test_drafts_behind_a_row_that_is_not_finite_are_dropped(
     good = logits(0.1, 0.7, 0.1, 0.1)
     bad = [0.0, NAN, 0.0, 0.0]
     model.hidden = torch.tensor([bad, good, bad, good, bad, good, good])
-    drafts = block.draft(inputs, torch.arange(8).view(2, 4))
+    drafts = block.draft(inputs, torch.arange(8).view(2, 4), None)
     assert drafts.tokens == [[102], [102, 102]]
     assert drafts.confidence == pytest.approx(np.array([[0.7, 0.0, 0.7], [0.7, 0.7, 0.0]]))
 
@@ -158,7 +157,7 @@ def test_attention_is_told_of_each_block(
     inputs = block_inputs(
         np.array([5, 9, 2]), np.array([2, 0, 1]), np.array([1, 2, 3]), 77, table.numpy(), 4
     )
-    block.draft(inputs, table)
+    block.draft(inputs, table, None)
     assert seen["given"] == {"layer": "built"}
     assert seen["ids"].tolist() == [1, 77, 77, 3, 77]
     assert seen["positions"].tolist() == [5, 6, 7, 2, 3]
@@ -171,27 +170,34 @@ def test_attention_is_told_of_each_block(
     assert (sizes, seen["max_seq_len"]) == ([2, 5, 3], 8)
 
 
-class FollowingTokens(torch.nn.Module):
-    """A selector by which each token is followed by the next one, whatever its logit."""
+class FollowingTokens:
+    """Scores by which each token is followed by the next one, whatever its logit."""
 
-    top_k = 3
+    def __init__(self) -> None:
+        self.newest: list[list[float] | None] = []
 
-    def forward(
+    def __call__(
         self,
         candidates: torch.Tensor,
         logits: torch.Tensor,
         hidden: torch.Tensor,
         bonus: torch.Tensor,
+        newest: torch.Tensor | None,
     ) -> torch.Tensor:
+        self.newest.append(None if newest is None else newest[:, 0].tolist())
         first = bonus[:, None, None].expand(-1, 1, 3)
         before = torch.cat([first, candidates[:, :-1]], dim=1)
         follows = candidates[:, :, None] == before[..., None] + 1
         return logits[:, :, None] + 50.0 * follows
 
 
-def test_dflash2_walks_along_each_block_by_itself(block: BlockForward, model: Any) -> None:
+@pytest.mark.parametrize("reads_newest", [False, True])
+def test_walks_along_each_block_by_itself(
+    block: BlockForward, model: Any, reads_newest: bool
+) -> None:
     """Blocks of one, three and two rows, the likeliest candidate of which is never the one."""
-    model.selector = FollowingTokens()
+    model.has_candidates, model.score_candidates = True, FollowingTokens()
+    model.context = SimpleNamespace(fuse=lambda features: features + 1)
     candidates = torch.tensor(
         [[9, 5, 7], [9, 8, 21], [22, 9, 8], [9, 23, 0], [9, 0, 31], [0, 9, 32]]
     )
@@ -199,6 +205,9 @@ def test_dflash2_walks_along_each_block_by_itself(block: BlockForward, model: An
     likelihood[5, 0] = NAN
     model.compute_candidates = lambda hidden: (candidates, likelihood)
     lengths, bonus = np.array([1, 3, 2]), np.array([4, 20, 30], dtype=np.int32)
-    tokens, probability = block.pick(torch.zeros(6, 4), lengths, bonus)
+    newest = torch.tensor([[10.0], [20.0], [30.0]]) if reads_newest else None
+    tokens, probability = block.pick(torch.zeros(6, 4), lengths, bonus, newest)
     assert tokens[:5] == [5, 21, 22, 23, 31]
+    # Width by width, each with its own context.
+    assert model.score_candidates.newest == ([[11], [31], [21]] if reads_newest else [None] * 3)
     assert probability == pytest.approx([1.0] * 5 + [0.0])

@@ -30,10 +30,16 @@ LONGEST, MOST_FREE = 64, 6
 class Blocks:
     """In the place of the drafter: drafts 20, 21, 22 and so on, of which so many are finite."""
 
+    reads_newest = False
+
     def __init__(self, finite: int = 7) -> None:
         self.finite = finite
+        self.newest: torch.Tensor | None = None
 
-    def draft(self, inputs: BlockInputs, _: torch.Tensor) -> BlockDrafts:
+    def draft(
+        self, inputs: BlockInputs, _: torch.Tensor, newest: torch.Tensor | None
+    ) -> BlockDrafts:
+        self.newest = newest
         lengths = np.diff(inputs.query_start_loc) - 1
         tokens = [[*range(20, 20 + min(length, self.finite))] for length in lengths.tolist()]
         return BlockDrafts(inputs.requests, tokens, np.ones((len(lengths), lengths.max())))
@@ -132,6 +138,25 @@ def agreed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     sent: list[Any] = []
     monkeypatch.setattr(host_step, "from_rank_0", lambda value: sent.append(value) or value)
     return sent
+
+
+def test_the_newest_context_of_those_who_are_drafted() -> None:
+    """The last row that was not rejected, where it is read; else nothing is looked for."""
+    for reads_newest in (False, True):
+        host = Host(Scripted(drafting(True, False, True, width=4)))
+        blocks: Any = host.block
+        blocks.reads_newest = reads_newest
+        step, batch = host.make(9, 9, 9)
+        batch = batch._replace(
+            features=torch.arange(9.0)[:, None],
+            positions=torch.zeros(9, dtype=torch.int64),
+            slots=torch.zeros(9, dtype=torch.int64),
+            query_start_loc=np.array([0, 4, 5, 9]),
+            num_rejected=np.array([2, 0, 1], np.int32),
+        )
+        host.run(step, batch)
+        expected = torch.tensor([[1.0], [7.0]]) if reads_newest else None
+        torch.testing.assert_close(blocks.newest, expected)
 
 
 def drafting(*drafted: bool, width: int = 4, skip_steps: int = 0) -> Plan:
@@ -248,7 +273,8 @@ def test_how_far_a_block_says_what_the_text_does(block: list[int], agreed_on: in
     plan = Plan(np.array([True, True, False]), 4, price=1.0, speedup=1.0, uses_text=True)
     host = Host(FromText(plan), looks_up=True)
     blocks = BlockDrafts(np.array([0, 1]), [[8, 9, 3, 4], block], np.ones((2, 4)))
-    host.block = SimpleNamespace(draft=lambda *_: blocks)  # type: ignore[assignment]
+    drafter = SimpleNamespace(draft=lambda *_: blocks, reads_newest=False)
+    host.block = drafter  # type: ignore[assignment]
     host.all_texts[1:3, :CONTEXT] = [7, 1000, 8, 9, 3, 4, 5, 6, 1, 7]
     step, _ = host.step(7, 7, 7, sampled=[[1], [1000], [1000]])
     assert step.predicted is not None

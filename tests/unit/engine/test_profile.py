@@ -106,7 +106,7 @@ class MadeUp:
     max_batch_size, max_num_tokens, width, feature_width = 4, 64, 2, 6
     num_speculative_tokens = 32  # free drafts are not the drafter's
     dtype, block_size, spec = torch.float32, 16, SimpleNamespace(mask_token_id=9)
-    runs_target_alone = False
+    runs_target_alone = reads_newest = False
 
     def __init__(self, fake: FakeTime, max_model_len: int) -> None:
         self.time, self.max_model_len = fake, max_model_len
@@ -130,8 +130,13 @@ class MadeUp:
         self.takes("target", 2 + count + reads * profile_seq_lens / 1000)
         return torch.zeros(count, 2), None
 
-    def draft(self, inputs: BlockInputs, table: torch.Tensor) -> None:
+    def draft(self, inputs: BlockInputs, table: torch.Tensor, newest: torch.Tensor | None) -> None:
         assert not self.runs_target_alone
+        if self.reads_newest:
+            assert newest is not None
+            assert newest.shape == (len(inputs.requests), 6)
+        else:
+            assert newest is None
         assert (inputs.slots == -1).all()
         assert table.shape == (len(inputs.requests), -(-self.max_model_len // self.block_size))
         assert inputs.positions.max() < self.max_model_len
@@ -166,6 +171,7 @@ def test_v1_what_each_part_costs(fake: FakeTime) -> None:
 
 def test_v1_what_long_contexts_cost(fake: FakeTime) -> None:
     runner: Any = MadeUp(fake, max_model_len=20_000)
+    runner.reads_newest = True
     costs = profile_v1(runner)
     assert np.array(costs.attention) == pytest.approx([1e-6, 2e-6, 1e-5])
 

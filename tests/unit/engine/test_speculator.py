@@ -171,3 +171,20 @@ def test_graphs_are_captured_with_a_block(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(("length", "fits"), [(1 << 16, True), (1 << 20, False)])
 def test_texts_that_would_take_too_much_memory_are_not_looked_up(length: int, fits: bool) -> None:
     assert has_room_for_texts(1024, length) is fits
+
+
+@pytest.mark.parametrize("version", ["0.32", "0.33"])
+def test_the_newest_context_is_kept_for_lilicorr(version: str) -> None:
+    """Of each request's last row that was not rejected; of padding, any row that is there."""
+    speculator = bare()
+    speculator.hidden_states = torch.arange(20.0).view(10, 2)
+    speculator.newest_context = None
+    starts = torch.tensor([0, 4, 5, 5, 5], dtype=torch.int32)
+    rejected = torch.tensor([1, 0, 9, 0], dtype=torch.int32)
+    where: tuple[Any, ...] = (3, starts)
+    if version == "0.32":
+        where = (SimpleNamespace(num_reqs=3, query_start_loc=starts),)
+    speculator.prepare_context_anchor(*where, rejected)  # of another drafter
+    speculator.newest_context = torch.full((4, 2), -1.0)
+    speculator.prepare_context_anchor(*where, rejected)
+    assert speculator.newest_context.tolist() == [[4, 5], [8, 9], [0, 1], [-1, -1]]

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.v1.worker import mamba_utils
 
-from vllm_dflash.engine.vllm_fixes import aligned_states, collective_memory
+from vllm_dflash.engine.vllm_fixes import aligned_states, collective_memory, gathered_ids
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
@@ -82,6 +82,27 @@ def test_a_rank_takes_its_own_name_off_the_shared_memory(
     alone = SimpleNamespace(device_communicator=None)
     monkeypatch.setattr(collective_memory, "get_tp_group", lambda: alone)
     unlink_collective_memory()
+
+
+def test_integers_are_gathered_as_floating_point_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 64 bits, which come back as they were; all else goes as it is."""
+    seen: list[torch.dtype] = []
+
+    def gather(output: torch.Tensor, given: torch.Tensor, group: Any) -> None:
+        seen.append(given.dtype)
+        output.copy_(torch.cat([given, given]))
+
+    shared = SimpleNamespace(handle=1, all_gather_into_tensor=gather)
+    for found in (shared, torch.distributed, None):
+        group = SimpleNamespace(device_communicator=SimpleNamespace(dist_module=found))
+        monkeypatch.setattr(gathered_ids, "get_tp_group", lambda group=group: group)
+        gathered_ids.mend_gathered_ids()
+    ids = torch.tensor([[3, -1, 1 << 40], [7, 2, 0]])
+    for given in (ids, ids.T, ids.float()):
+        output = torch.zeros(2 * len(given), *given.shape[1:], dtype=given.dtype)
+        shared.all_gather_into_tensor(output, given, group=None)
+        assert torch.equal(output, torch.cat([given, given]))
+    assert seen == [torch.float32] * 3
 
 
 def test_every_table_of_rotations_is_as_long_as_the_target() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support.drafter_harness import DrafterHarness, Harness, ProposerHarness, Row
-from support.pairs import Pair, dflash2_config, make_pair
+from support.pairs import Pair, dflash2_config, lilicorr_config, make_pair
 from support.reference_decoding import block_states
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -161,6 +161,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         layer_types=["sliding_attention", "full_attention"], sliding_window=20
     ),
     "dflash2-speculators": {"speculators": True, **dflash2_config()},
+    "lilicorr": lilicorr_config(),
+    "lilicorr-convolutions": lilicorr_config(
+        dflash_config={"conv_kernel_size": 3, "conv_group_size": 8}
+    ),
+    "lilicorr-as-wide-as-the-drafter": lilicorr_config(
+        dflash_config={"lilicorr_hidden_size": 0, "lilicorr_num_heads": 4}
+    ),
+    "lilicorr-one-candidate": lilicorr_config(dflash_config={"lilicorr_candidate_topk": 1}),
+    "lilicorr-own-vocabulary": {"own_vocabulary": True, **lilicorr_config()},
 }
 
 
@@ -176,6 +185,8 @@ def features_of(pair: Pair, num_rows: int, seed: int) -> torch.Tensor:
 
 def columns(harness: Harness, logits: torch.Tensor) -> torch.Tensor:
     """Of all tokens' logits, those the harness has."""
+    if harness.gives_log_probs:
+        logits = logits.log_softmax(-1)
     return logits if harness.candidates is None else logits.gather(-1, harness.candidates)
 
 
@@ -212,14 +223,15 @@ def test_logits_equal_the_reference(pair: Pair) -> None:
     ]
     with torch.inference_mode():
         expected = [reference.logits(states, target) for states in hidden]
-        blocks = zip(expected, hidden, (7, 8, 9), strict=True)
-        assert drafts == [reference.choose(*block).tolist() for block in blocks]
+        newest = [reference.context(features[-1]) for features in contexts]
+        blocks = zip(expected, hidden, (7, 8, 9), newest, strict=True)
+        assert drafts == [reference.choose(*block, target).tolist() for block in blocks]
     assert harness.logits is not None
     assert_close(harness.logits, columns(harness, torch.cat(expected)))
 
 
 @pytest.mark.usefixtures("runner")
-@pytest.mark.parametrize("shape", ["gqa", "dflash2"])
+@pytest.mark.parametrize("shape", ["gqa", "dflash2", "lilicorr-convolutions"])
 def test_a_block_beside_others_is_as_if_alone(tmp_path: Path, shape: str) -> None:
     """Also where one is shorter: rows of a block see none of another's."""
     pair = make_pair(tmp_path, **SHAPES[shape])
@@ -267,7 +279,7 @@ def test_positions_go_on_behind_what_the_drafter_was_trained_for(tmp_path: Path)
         assert len(table[:256].unique(dim=0)) == 256
 
 
-@pytest.mark.parametrize("shape", ["gqa", "dflash2"])
+@pytest.mark.parametrize("shape", ["gqa", "dflash2", "lilicorr-convolutions"])
 def test_blocks_narrower_than_the_drafter_was_trained_for(tmp_path: Path, shape: str) -> None:
     """As the planner asks for on V1: two blocks side by side, of which neither is whole."""
     pair = make_pair(tmp_path, **SHAPES[shape])
@@ -278,5 +290,5 @@ def test_blocks_narrower_than_the_drafter_was_trained_for(tmp_path: Path, shape:
     for features, row, got in zip(contexts, rows, drafts, strict=True):
         hidden = block_states(target, reference, features, row.bonus, 3)
         with torch.inference_mode():
-            logits = reference.logits(hidden, target)
-            assert got == reference.choose(logits, hidden, row.bonus).tolist()
+            logits, newest = reference.logits(hidden, target), reference.context(features[-1])
+            assert got == reference.choose(logits, hidden, row.bonus, newest, target).tolist()

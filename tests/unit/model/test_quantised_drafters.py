@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from support.drafter_harness import ProposerHarness, Row
-from support.pairs import Pair, dflash2_config, make_pair
+from support.pairs import Pair, dflash2_config, lilicorr_config, make_pair
 from support.quantised import WAYS, quantise
 from support.reference_decoding import block_states
 from vllm_dflash.checkpoint.read import read_drafter
@@ -21,7 +21,18 @@ SHAPES: dict[str, dict[str, Any]] = {
     "biases": {"attention_bias": True},
     "value-scale": {"dflash_config": {"attention_value_scale": 0.7}},
     "dflash2": dflash2_config(dflash_config={"conv_group_size": 4}),  # AMX takes 32 rows at least
+    "lilicorr": lilicorr_config(
+        dflash_config={
+            "lilicorr_hidden_size": 32,
+            "lilicorr_num_heads": 4,
+            "lilicorr_mlp_ratio": 2.0,
+        }
+    ),
 }
+OF_THE_HEAD = [
+    f"lilicorr.{name}" for name in ("factor_input_proj", "feature_mlp.up_proj", "anchor_out_head")
+]
+"""Layers of LiLiCorr's that are left as they are: one is never quantised, one has five columns."""
 FIRST_LAYER = tuple(f"layers.0.self_attn.{part}_proj" for part in "qkv")
 LEFT_OUT: dict[str, tuple[str, ...]] = {"all": (), "fc": ("fc",), "a-layer": FIRST_LAYER}
 ROUNDING = {"int8": 0.08, "fp8": 0.25, "int4": 0.08}
@@ -39,7 +50,8 @@ def test_hidden_states_are_those_of_the_weights_they_stand_for(
 ) -> None:
     plain = make_pair(tmp_path, **SHAPES[shape])
     quantised, meant = tmp_path / "quantised", tmp_path / "meant"
-    tensors = quantise(plain.drafter, quantised, way, left_out=LEFT_OUT[left_out])
+    out = (*LEFT_OUT[left_out], *(OF_THE_HEAD if shape == "lilicorr" else ()))
+    tensors = quantise(plain.drafter, quantised, way, left_out=out)
     meant.mkdir()
     save_file(tensors, meant / "model.safetensors")
     pair = Pair(plain.target, quantised, read_drafter(str(quantised)))

@@ -14,7 +14,7 @@ from vllm_dflash.engine.attention_groups import DraftAttentionGroup
 from vllm_dflash.engine.block_layout import BlockInputs
 from vllm_dflash.model.dflash2_layers import walk
 from vllm_dflash.model.draft_model import DFlashDraftModel
-from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,18 @@ class BlockForward:
         assert vllm_config.speculative_config is not None
         self.searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
 
-    def draft(self, inputs: BlockInputs, block_table: torch.Tensor) -> BlockDrafts:
-        """Draft for the D requests of the layout; block table of the whole batch, [R, blocks]."""
+    @property
+    def reads_newest(self) -> bool:
+        """Whether drafts are chosen by the newest context, too."""
+        return self._model.spec.lilicorr is not None
+
+    def draft(
+        self, inputs: BlockInputs, block_table: torch.Tensor, newest: torch.Tensor | None
+    ) -> BlockDrafts:
+        """Draft for the D requests of the layout; block table of the whole batch, [R, blocks].
+
+        `newest`: features of each one's last context row, [D, m * H], where those are read.
+        """
         widths = np.diff(inputs.query_start_loc)
         query_start_loc = torch.from_numpy(inputs.query_start_loc)
         slots = torch.from_numpy(inputs.slots)
@@ -73,24 +83,29 @@ class BlockForward:
         )
         lengths, bonus_ids = widths - 1, inputs.input_ids[inputs.query_start_loc[:-1]]
         rows = hidden[torch.from_numpy(inputs.mask_rows)]
-        tokens, probability = self.pick(rows, lengths, bonus_ids)
+        tokens, probability = self.pick(rows, lengths, bonus_ids, newest)
         confidence = np.zeros((len(lengths), int(lengths.max())))
-        confidence[_is_row(lengths)] = probability
+        confidence[np.arange(confidence.shape[1]) < lengths[:, None]] = probability
         starts = np.cumsum(lengths) - lengths
         ends = starts + np.cumprod(confidence > 0, axis=1).sum(axis=1)
         drafts = [tokens[start:end] for start, end in zip(starts, ends, strict=True)]
         return BlockDrafts(inputs.requests, drafts, confidence)
 
     def pick(
-        self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints
+        self,
+        hidden: torch.Tensor,
+        lengths: Ints,
+        bonus_ids: Ints,
+        newest: torch.Tensor | None,
     ) -> tuple[list[int], Floats]:
         """Most likely tokens of rows [Q, H], [Q], and their probability, 0 where the logits are not
         finite, [Q].
 
-        `lengths`: how many rows each of the blocks has, [D]; `bonus_ids`: their first tokens, [D].
+        `lengths`: how many rows each of the blocks has, [D]; `bonus_ids`: their first tokens, [D];
+        `newest`: as for `draft`.
         """
-        if self._model.selector is not None:
-            return self._walk(hidden, lengths, bonus_ids)
+        if self._model.has_candidates:
+            return self._walk(hidden, lengths, bonus_ids, newest)
         if self.searches_by_rank:
             # Lengths are fixed: nobody asks how sure the drafter is. Only ids come back, so drafts
             # of NaN are neither seen nor counted; they are verified like others.
@@ -103,23 +118,32 @@ class BlockForward:
         return self._model.target_ids(tokens).tolist(), probability.numpy()
 
     def _walk(
-        self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints
+        self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints, newest: torch.Tensor | None
     ) -> tuple[list[int], Floats]:
-        """`pick` for DFlash 2, whose tokens are chosen one after the other in each block."""
-        selector = self._model.selector
-        assert selector is not None
-        candidates, logits = self._model.compute_candidates(hidden)  # [Q, C]
-        bonus = torch.from_numpy(bonus_ids).long()
-        candidates_of = _by_block(candidates, lengths)  # [D, w, C]
-        scores = selector(
-            candidates_of, _by_block(logits, lengths), _by_block(hidden, lengths), bonus
-        )
-        tokens, probability = walk(candidates_of, scores)
-        is_row = torch.from_numpy(_is_row(lengths))
-        probability = probability[is_row]
+        """`pick` where tokens are chosen one after the other in each block.
+
+        Blocks of one width together: to LiLiCorr, each place of a block matters to all others.
+        """
+        model = self._model
+        candidates, logits = model.compute_candidates(hidden)  # [Q, C]
+        bonus, starts = torch.from_numpy(bonus_ids).long(), np.cumsum(lengths) - lengths
+        fused = None if newest is None else model.context.fuse(newest)  # [D, H]
+        tokens, probability = candidates[:, 0].clone(), torch.zeros(len(hidden))
+        for width in np.unique(lengths):
+            of = np.flatnonzero(lengths == width)
+            rows = torch.from_numpy(starts[of][:, None] + np.arange(width))  # [D', w]
+            these = torch.from_numpy(of)
+            scores = model.score_candidates(
+                candidates[rows],
+                logits[rows],
+                hidden[rows],
+                bonus[these],
+                None if fused is None else fused[these],
+            )
+            tokens[rows], probability[rows] = walk(candidates[rows], scores)
         # The walk takes the largest score: not finite where any of its place is NaN.
         probability = probability.where(torch.isfinite(probability), 0.0)
-        return tokens[is_row].tolist(), probability.numpy()
+        return tokens.tolist(), probability.numpy()
 
     def run(
         self,
@@ -138,16 +162,3 @@ class BlockForward:
             slot_mapping=slot_mapping,
         ):
             return self._model(input_ids, positions, offsets=offsets)
-
-
-def _is_row(lengths: Ints) -> Bools:
-    """Which places of blocks, side by side, are rows: [D, w]."""
-    return np.arange(int(lengths.max())) < lengths[:, None]
-
-
-def _by_block(rows: torch.Tensor, lengths: Ints) -> torch.Tensor:
-    """Rows [Q, ...] of blocks side by side, [D, w, ...]; zeros behind a block's end."""
-    is_row = torch.from_numpy(_is_row(lengths))
-    padded = rows.new_zeros(*is_row.shape, *rows.shape[1:])
-    padded[is_row] = rows
-    return padded

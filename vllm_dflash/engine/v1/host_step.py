@@ -249,8 +249,12 @@ class HostStep:
             batch.block_table.numpy(),
             self.block_size,
         )
+        newest = None
+        if self.block.reads_newest:
+            last_rows = batch.query_start_loc[1:] - batch.num_rejected - 1
+            newest = batch.features[torch.from_numpy(last_rows[inputs.requests])]
         with step.timing("draft"):
-            block = self.block.draft(inputs, batch.block_table)
+            block = self.block.draft(inputs, batch.block_table, newest)
         step.draft_rows = len(inputs.input_ids)
         return block
 

@@ -123,10 +123,10 @@ class PlannedProposer(DFlashProposer):
         self.model.context.project(self.model.context.fuse(features), positions)
         num_queries = min(num_tokens, self.max_batch_size * (1 + self.width))
         hidden = self.block.run(None, {}, self.input_ids[:num_queries], positions[:num_queries])
-        if self.model.selector is None:
-            self.model.compute_logits(hidden)
-        else:
+        if self.model.has_candidates:
             self.model.compute_candidates(hidden)
+        else:
+            self.model.compute_logits(hidden)
 
     def adapt_lengths(self, costs: StepCosts) -> None:
         """From now on plan draft lengths, starting from these costs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,6 +45,14 @@ class LoadedSpeculator(DFlashSpeculator):
         """Why the device does not trim drafts."""
         self.runs_target_alone = False
         """Whether dummy runs of the runner are to leave the drafter out."""
+        self.newest_context: torch.Tensor | None = None
+        """Fused context of each request's last token that has any, [max R, H]; of LiLiCorr."""
+        if self.spec.lilicorr is not None:
+            self.newest_context = torch.zeros(
+                self.max_num_reqs, self.spec.hidden_size, dtype=self.dtype, device=device
+            )
+            # Where vLLM 0.33 puts it for its graph.
+            self._num_rejected = torch.zeros(self.max_num_reqs, dtype=torch.int32, device=device)
 
     def load_draft_model(
         self, target_model: nn.Module, target_attn_layer_names: set[str]
@@ -63,6 +72,19 @@ class LoadedSpeculator(DFlashSpeculator):
             self.speculative_config.enable_adaptive_verification = True
             self.enable_adaptive_verification = True
         return model
+
+    def prepare_context_anchor(self, *where: Any) -> None:
+        """Keep what LiLiCorr reads of the fused rows; captured by vLLM 0.33."""
+        if self.newest_context is None:
+            return
+        *batch, num_rejected = where
+        if len(batch) == 1:  # vLLM 0.32
+            batch = [batch[0].num_reqs, batch[0].query_start_loc]
+        count, starts = batch
+        rows = starts[1 : count + 1] - num_rejected[:count] - 1
+        torch.index_select(
+            self.hidden_states, 0, rows.clamp(min=0), out=self.newest_context[:count]
+        )
 
     def _config_of_layers(self) -> VllmConfig:
         """To build the drafter's with: attention backend, cache type and loading are its own."""

@@ -55,9 +55,8 @@ class PlannedSpeculator(LoadedSpeculator):
             lambda: (self, self.input_buffers, self.step, self.step.slots, self.step.texts)
         )
         self.candidates: CandidateSampler | None = None
-        """What walks along the candidates of a DFlash 2 drafter."""
-        if self.spec.dflash2 is not None:
-            top_k = self.spec.dflash2.selector_top_k
+        """What walks along the candidates of a DFlash 2 or LiLiCorr drafter."""
+        if (top_k := self.spec.num_candidates) is not None:
             self.candidates = CandidateSampler(self.max_num_reqs, width, top_k, device)
         self.budget: DraftBudget | None = None
         """How many drafts are verified, where the device trims them."""
@@ -179,18 +178,21 @@ class PlannedSpeculator(LoadedSpeculator):
         return self.model.target_ids(tokens) if drafts is None else drafts
 
     def _walk(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tokens of DFlash 2 [Q], chosen one after the other, behind the scores [Q, C] of the
-        candidates that each was chosen from."""
+        """Tokens [Q], chosen one after the other, behind the scores [Q, C] of the candidates that
+        each was chosen from."""
         assert self.candidates is not None
-        assert self.model.selector is not None
         width = self.num_speculative_steps
         count = len(hidden_states) // width
         by_place = (count, width, -1)
         candidates, logits = self.model.compute_candidates(hidden_states)  # [R * K, C]
         candidates = candidates.view(by_place)
         bonus = self.input_buffers.input_ids[: count * (1 + width) : 1 + width]
-        scores = self.model.selector(
-            candidates, logits.view(by_place), hidden_states.view(by_place), bonus.long()
+        scores = self.model.score_candidates(
+            candidates,
+            logits.view(by_place),
+            hidden_states.view(by_place),
+            bonus.long(),
+            None if self.newest_context is None else self.newest_context[:count],
         )
         self.candidates.sample(
             candidates,

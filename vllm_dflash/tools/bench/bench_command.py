@@ -219,8 +219,8 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
         drafter = read_drafter(pair.drafter)
     progress.say(f"the pair: {pair.name}")
     native_k = [k for k in sorted({*parsed.native_k}) if k <= drafter.max_draft_tokens]
-    if drafter.dflash2 is not None and current_platform.is_cpu():
-        progress.say("vLLM's own DFlash is left out: it runs no DFlash 2 drafters on CPUs")
+    if drafter.num_candidates is not None and current_platform.is_cpu():
+        progress.say("vLLM's own DFlash is left out: it runs no such drafters on CPUs")
         native_k = []
     ours_k, beside = _distinct(parsed.ours_fixed_k), _distinct(parsed.beside)
     sides = make_sides(pair.drafter, native_k, ours_k, beside)

@@ -190,8 +190,9 @@ def _drafter(spec: DrafterSpec, tensors: TensorFacts | None) -> Rows:
         *layer_ranges(spec),
         ("vocabulary", vocabulary),
     ]
-    if spec.dflash2 is not None:
-        rows.append(("candidates", f"{spec.dflash2.selector_top_k} for each place (DFlash 2)"))
+    if spec.num_candidates is not None:
+        kind = "DFlash 2" if spec.lilicorr is None else "LiLiCorr"
+        rows.append(("candidates", f"{spec.num_candidates} for each place ({kind})"))
     if spec.quantization is not None:
         rows.append(("quantised", f"{spec.quantization}, as vLLM's layers take it"))
     if tensors is not None:

@@ -75,7 +75,7 @@ class _Comparison:
             rows = recording.visible_rows(step, length)
             self._compare_context(rows)
             hidden, logits = self._compare_block(step, rows)
-            self._compare_drafts(step, hidden, logits)
+            self._compare_drafts(step, rows, hidden, logits)
             self._compare_acceptance(step, length, hidden, logits)
             decoded += 1 + max(step.num_accepted, 0)
         return self.acceptance
@@ -139,30 +139,38 @@ class _Comparison:
             self._compare(f"layer {number}", got, alone, expected)
         self._compare("final norm", step.hidden, hidden_alone, hidden)
         logits = self.drafter.logits(hidden[1:], target)
+        found = [self.drafter.logits(step.hidden[1:], target), logits]
+        if self.spec.lilicorr is not None:
+            found = [one.log_softmax(-1) for one in found]
         alone, expected = (
-            found if step.candidates is None else found.gather(-1, step.candidates)
-            for found in (self.drafter.logits(step.hidden[1:], target), logits)
+            one if step.candidates is None else one.gather(-1, step.candidates) for one in found
         )
         self._compare("logits", step.logits, alone, expected)
         return hidden[1:], logits
 
     def _compare_drafts(
-        self, step: DraftStep, hidden: torch.Tensor, expected: torch.Tensor
+        self,
+        step: DraftStep,
+        rows: torch.Tensor,
+        hidden: torch.Tensor,
+        expected: torch.Tensor,
     ) -> None:
         mine = step.logits
         if step.candidates is not None:  # the engine's are of few columns
             mine = self.drafter.logits(step.hidden[1:], self.oracle.target)
-        alone = self._gap(step, step.hidden[1:], mine)
-        self._observe("drafts", alone, self._gap(step, hidden, expected))
+        alone = self._gap(step, step.hidden[1:], mine, self._engine_context(rows)[-1])
+        self._observe("drafts", alone, self._gap(step, hidden, expected, self.z[len(rows) - 1]))
 
-    def _gap(self, step: DraftStep, hidden: torch.Tensor, logits: torch.Tensor) -> float:
-        """How far the engine's drafts lie below the best by hidden states [K, H] and logits
-        [K, V'], of DFlash 2 each behind the engine's own draft before it.
+    def _gap(
+        self, step: DraftStep, hidden: torch.Tensor, logits: torch.Tensor, newest: torch.Tensor
+    ) -> float:
+        """How far the engine's drafts lie below the best by hidden states [K, H], logits [K, V']
+        and newest context [H], of candidates each behind the engine's own draft before it.
 
         1 where one of them is not even a candidate.
         """
         before = torch.cat([step.input_ids[:1].long(), step.drafts[:-1].long()])
-        tokens, scores = self.oracle.scores(logits, hidden, before)  # [K, C]
+        tokens, scores = self.oracle.scores(logits, hidden, before, newest)  # [K, C]
         is_drafted = tokens == step.drafts[:, None]
         if not is_drafted.any(-1).all():
             return 1.0
@@ -177,7 +185,8 @@ class _Comparison:
         verified = self.recording.token_ids[length + 1 : length + 1 + step.num_drafted]
         by_text = count_matches(step.drafts, verified)
         self._observe("acceptance", float(step.num_accepted != by_text))
-        of_reference = self.drafter.choose(logits, hidden, int(step.input_ids[0]))
+        newest, target = self.z[length - 1], self.oracle.target
+        of_reference = self.drafter.choose(logits, hidden, int(step.input_ids[0]), newest, target)
         self.acceptance.engine.append(step.num_accepted)
         self.acceptance.reference.append(count_matches(of_reference, verified))
 

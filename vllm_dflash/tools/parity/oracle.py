@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from vllm_dflash.checkpoint.read import read_drafter
@@ -63,13 +64,24 @@ class Oracle:
 
     @torch.inference_mode()
     def scores(
-        self, logits: torch.Tensor, hidden: torch.Tensor, before: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        before: torch.Tensor,
+        newest: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens that may be drafted in K places, and their scores there, [K, C] each.
 
         From logits [K, V'] and hidden states [K, H]. Of DFlash these are all tokens and their
-        logits; of DFlash 2 the likeliest ones, scored behind the tokens [K] `before` them.
+        logits; of DFlash 2 and LiLiCorr the likeliest ones, scored behind the tokens [K] `before`
+        them, of LiLiCorr also by the `newest` context, [H].
         """
+        if (lattice := self.drafter.lilicorr) is not None:
+            embed = self.target.get_input_embeddings()
+            candidates, scores = lattice.weigh(logits, hidden, newest, embed)
+            # Behind a token that is no candidate, and is found to be none, whatever the first is.
+            chosen = (candidates[:-1] == before[1:, None]).int().argmax(-1)
+            return candidates, scores[torch.arange(len(scores)), F.pad(chosen, (1, 0))]
         selector = self.drafter.candidate_selector
         if selector is None:
             tokens = self.drafter.target_ids(torch.arange(logits.shape[-1]))

@@ -32,8 +32,9 @@ HINTS = {
     " weights; if no other layer differs, what is particular to this one",
     "final norm": "the final norm's weights or epsilon",
     "logits": "the head: its weights, a logit scale or softcap, or rows other than the masks'",
-    "drafts": "the map from the drafter's vocabulary to the target's (d2t), or DFlash 2's walk"
-    " along its candidates: codes, or which token a place's candidates are scored behind",
+    "drafts": "the map from the drafter's vocabulary to the target's (d2t), or the walk along"
+    " candidates: of DFlash 2 codes, or which token a place's candidates are scored behind; of"
+    " LiLiCorr the head, or the context row that it reads",
     "acceptance": "drafts are right, but others were verified: they are lost or shifted on their"
     " way to the target",
     "text": "the target itself, or the verification of drafts, writes other tokens than plain"

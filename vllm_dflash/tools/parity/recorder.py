@@ -39,14 +39,15 @@ class DraftStep:
     hidden: torch.Tensor = NOTHING
     """Behind the final norm, [Q, H]."""
     logits: torch.Tensor = NOTHING
-    """Of the mask rows, [Q - 1, V']; of DFlash 2 those of candidates, [Q - 1, C]."""
+    """Of the mask rows, [Q - 1, V']; of DFlash 2 those of candidates, [Q - 1, C], and of LiLiCorr
+    their log-probabilities."""
     drafts: torch.Tensor = NOTHING
     """Tokens of the target that were drafted, [Q - 1]."""
     num_drafted: int = 0
     """Drafts the target verified; fewer than Q - 1 where the request could not use all."""
     num_accepted: int = NOT_VERIFIED
     candidates: torch.Tensor | None = None
-    """Columns of the logits, of DFlash 2, [Q - 1, C]."""
+    """Columns of the logits, where they are those of candidates, [Q - 1, C]."""
 
 
 @dataclass

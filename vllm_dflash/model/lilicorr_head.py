@@ -1,0 +1,55 @@
+"""LiLiCorr's head, which is vLLM's own: it weighs candidates by those of all places of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.compilation.backends import set_model_tag
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.models.utils import AutoWeightsLoader
+from vllm.platforms import current_platform
+
+from vllm_dflash.checkpoint.spec import DrafterSpec
+from vllm_dflash.checkpoint.tensors import LATTICE
+from vllm_dflash.seams import LILICORR, check_vllm
+
+if TYPE_CHECKING:
+    from vllm.model_executor.models.lilicorr import LiLiCorrHead
+
+
+def make_head(spec: DrafterSpec, quantisation: QuantizationConfig | None) -> LiLiCorrHead:
+    """The head of a LiLiCorr drafter, without its weights."""
+    check_vllm(LILICORR)
+    from vllm.model_executor.models.lilicorr import LiLiCorrHead  # late: other drafters need it not
+
+    assert spec.lilicorr is not None
+    with set_model_tag("lilicorr_head"):  # else it would share the cache of what the block compiles
+        head = LiLiCorrHead(
+            model_hidden_size=spec.hidden_size,
+            block_size=spec.block_size,
+            rms_norm_eps=spec.rms_norm_eps,
+            config=spec.lilicorr.model_dump(by_alias=True),
+            quant_config=quantisation,
+            prefix=LATTICE.removesuffix("."),
+        )
+    # V1's blocks have any width, for each of which it would be compiled by itself.
+    head.do_not_compile |= current_platform.is_cpu()
+    return head
+
+
+def load_head(head: LiLiCorrHead, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    """Load its tensors, and no others. Returns the names of its parameters.
+
+    By itself, since it has an `up_proj` that is no half of a stacked layer.
+    """
+    own = [(name.removeprefix(LATTICE), one) for name, one in tensors if name.startswith(LATTICE)]
+    loaded = AutoWeightsLoader(head).load_weights(own)
+    finish_head(head)
+    return loaded
+
+
+def finish_head(head: LiLiCorrHead) -> None:
+    """Make what it keeps ready of its weights, once it has them."""
+    head.materialize_inference_buffers(head.slot_embedding.device, head.slot_embedding.dtype)
