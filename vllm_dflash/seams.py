@@ -28,8 +28,7 @@ class Seam:
     path: str
     """`module:attribute`, dots allowed in the attribute, and keys of a dictionary among them."""
     parameters: str | None = None
-    """Names of the parameters we pass or receive, in order; None for what is not called. One with
-    a question mark is not there in every version."""
+    """Names of the parameters, in order; None: it is not called. Those with ? may be missing."""
     versions: str = ""
     """Of vLLM, that have it: a specifier such as `>=0.33`. Empty: all that we support."""
 

@@ -59,6 +59,7 @@ def on_cuda(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., VllmCo
     ).create_engine_config()
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
+    monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", True)
     return build
 
 

@@ -139,6 +139,7 @@ import sys, time
 from pathlib import Path
 from support import importing_support
 from vllm_dflash.tools.cli import main
+from vllm_dflash.tools import engine_process
 from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.demo import demo_command
 
@@ -155,6 +156,7 @@ def run_demo(parsed):
         child.ask("hang") if hangs else time.sleep(600)
 
 demo_command.run_demo = run_demo
+engine_process.SECONDS_TO_STOP = 1.0
 main(["demo", "--target", "t", "--drafter", "d"])
 """
 
