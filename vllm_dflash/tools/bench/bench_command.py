@@ -141,7 +141,7 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
         type=positive,
         nargs="+",
         metavar="N",
-        help="of closed and its like, and of --context (default: 1 2 4 8 16 32; --context: 1 4)",
+        help="requests in flight, of all loads but swing (default: 1 2 4 8 16 32; --context: 1 4)",
     )
     about = "of arrivals: percent of the requests a second that plain decoding serves at its most"
     add_numbers(load, "--shares", [50, 80], about, nargs="+")

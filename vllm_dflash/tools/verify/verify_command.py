@@ -87,8 +87,8 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--tie",
         type=not_negative,
         metavar="NAT",
-        help="how much less plain decoding may like a token than its own for rounding to explain"
-        " it (default: 0.20; in float32 0)",
+        help="largest difference that counts as rounding: between the log-probability of plain"
+        " decoding's own token and that of the other one (default: 0.20; in float32 0)",
     )
     parser.add_argument("--dtype", help="of both engines, as for `vllm serve`")
     parser.add_argument(
