@@ -41,11 +41,11 @@ def watch_drafts(llm: LLM) -> Iterator[list[Draft]]:
             taken |= written
             seen.append(Draft(name, written, set(manager.get_block_ids(name)[0])))
 
-    def draft_v1(inputs: Any, block_table: Any) -> Any:
+    def draft_v1(inputs: Any, block_table: Any, newest: Any) -> Any:
         ends = inputs.query_start_loc
         slots = [inputs.slots[a:b] for a, b in itertools.pairwise(ends)]
         note([drafter.step.ids[row] for row in inputs.requests], slots)
-        return original(inputs, block_table)
+        return original(inputs, block_table, newest)
 
     def draft_v2(num_reqs: int, *more: Any, **named: Any) -> None:
         group = drafter.draft_kv_cache_group_id
