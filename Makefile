@@ -49,6 +49,7 @@ hazards: setup
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py $(PYTEST_ARGS)
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py --runner v2 $(PYTEST_ARGS)
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_lossless_sampling_v2.py --runner v2 --slow $(PYTEST_ARGS)
+	scripts/run.sh pytest tests/server/test_data_parallel.py --slow $(PYTEST_ARGS)
 
 # Longer than any limit for a test that hangs. Failures come with what brings them back.
 fuzz: FUZZ = pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 
 from support.engines import DRAFTER, TARGET, held_out_prompts
 from support.servers import Server, serving
@@ -28,6 +29,7 @@ def by_engine(server: Server, name: str) -> dict[str, float]:
     return {engine: float(value) for engine, value in found}
 
 
+@pytest.mark.slow  # two engines start
 def test_each_rank_plans_for_itself(tmp_path: Path) -> None:
     drafts = (
         f"--speculative-config.{key}={value}"
