@@ -214,16 +214,15 @@ class ReferenceDrafter(nn.Module):
     def logits(self, hidden: torch.Tensor, target: PreTrainedModel) -> torch.Tensor:
         """Logits of hidden states, as the target makes them unless the drafter has its own head."""
         own = self.lm_head
+        logits = (target.get_output_embeddings() if own is None else own)(hidden)
         if self.spec.lilicorr is not None:
-            return (target.get_output_embeddings() if own is None else own)(hidden)
+            return logits
         if (second := self.spec.dflash2) is not None:
-            head = target.get_output_embeddings() if own is None else own
-            logits, cap = head(hidden) * second.output_multiplier, second.final_logit_softcapping
+            logits, cap = logits * second.output_multiplier, second.final_logit_softcapping
             return logits if cap is None else torch.tanh(logits / cap) * cap
         if own is not None:
-            return own(hidden) * self.spec.logit_scale
+            return logits * self.spec.logit_scale
         config = target.config.get_text_config()
-        logits = target.get_output_embeddings()(hidden)
         logits = logits * getattr(config, "logit_scale", 1.0)  # Cohere
         logits = logits / getattr(config, "logits_scaling", 1.0)  # Granite
         cap = getattr(config, "final_logit_softcapping", None)  # Gemma

@@ -1,8 +1,8 @@
 """Loads: what clients ask of an engine, and how it serves them. They step it by hand.
 
 So what is in flight is exact. Closed loops have so many clients, each of which asks again as soon
-as it is served, or a list of requests that come by themselves; decoding is measured alone, after
-prompts were read.
+as it is served. Answers are a list of requests that all engines serve to its end. Decoding is
+measured alone, after prompts were read.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def measure_answers(
     return _throughput(sum(answers), elapsed, outputs) | {
         "first_token_seconds": [begun[name] - moment for name, moment in came.items()],
         "token_seconds": [(ended[name] - begun[name]) / more for name, more in behind.items()],
-        "spent": {name: after[name] - before.get(name, 0.0) for name in after},
+        "spent": {name: after[name] - before[name] for name in after},
     }
 
 

@@ -69,8 +69,9 @@ class Workload:
     @property
     def served(self) -> list[int]:
         """Concurrencies at which it needs to know how fast plain decoding serves short answers."""
-        counts = {*(self.concurrency if SHORT in self.loads else ())}
-        return sorted(counts | ({max(self.concurrency)} if ARRIVALS in self.loads else set()))
+        if SHORT in self.loads:
+            return sorted({*self.concurrency})
+        return [max(self.concurrency)] if ARRIVALS in self.loads else []
 
     @property
     def highest_concurrency(self) -> int:
@@ -116,13 +117,13 @@ def plan_closed(workload: Workload, load: str, prompts: Sequence[str]) -> list[M
 
 
 def plan_short(
-    prompts: Sequence[str], seed: str, tokens_of: Mapping[int, float]
+    workload: Workload, prompts: Sequence[str], seed: str, rates: Mapping[int, float]
 ) -> list[Measurement]:
-    """At each number of requests in flight, short answers of about so many tokens in all, but at
-    least two for each of them."""
+    """At each number of requests in flight, as many short answers as so many tokens a second make
+    in a window, but at least two for each of them."""
     plan = []
-    for count, tokens in tokens_of.items():
-        answers = short_answers(seed, max(round(tokens / MEAN_ANSWER), 2 * count))
+    for count, rate in rates.items():
+        answers = short_answers(seed, max(round(rate * workload.seconds / MEAN_ANSWER), 2 * count))
         asked = {"prompts": prompts, "answers": answers, "concurrency": count}
         plan.append(Measurement(SHORT, count, "answers", asked))
     return plan
@@ -173,8 +174,7 @@ def plan_round(
             plan.append(Measurement(load, None, "swing", asked))
         elif load == SHORT:
             rates = {count: served_rates[count] for count in workload.concurrency}
-            work = {count: rate * workload.seconds for count, rate in rates.items()}
-            plan += plan_short(texts, str(round_number), work)
+            plan += plan_short(workload, texts, str(round_number), rates)
         elif load == ARRIVALS:
             most = served_rates[max(workload.concurrency)]
             plan += plan_arrivals(workload, texts, str(round_number), most)

@@ -84,8 +84,7 @@ class Comparison:
             if self.workload.where:  # last: timing costs little, but rounds are to be as in use
                 plan = contexts or plan_closed(self.workload, CLOSED, self.prompts)
                 if SHORT in self.workload.loads:  # with prompts, which the others leave out
-                    work = {n: served_rates[n] * self.workload.seconds for n in served_rates}
-                    plan = plan_short(self.prompts, "where", work)
+                    plan = plan_short(self.workload, self.prompts, "where", served_rates)
                 plan = [replace(one, question="where") for one in plan]
                 self.record.where += self._measure("where the time goes", plan, sides)
                 self.record.write(self.out)
@@ -156,7 +155,8 @@ class Comparison:
 
     def _calibrate_served(self) -> dict[int, float]:
         """Plain decoding's tokens per second, roughly, of short answers with their prompts."""
-        plan = plan_short(self.prompts, "calibration", dict.fromkeys(self.workload.served, 0.0))
+        nothing_yet = dict.fromkeys(self.workload.served, 0.0)
+        plan = plan_short(self.workload, self.prompts, "calibration", nothing_yet)
         plain = [side for side in self.record.sides if side.name == PLAIN]
         rates: dict[int, float] = {}
         for _ in range(CALIBRATION_WINDOWS if plan else 0):
