@@ -15,7 +15,13 @@ from vllm_dflash.tools.bench import sides
 from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.console import INTERRUPTED
 from vllm_dflash.tools.demo import demonstration
-from vllm_dflash.tools.demo.demonstration import Demonstration, Written, demonstrate, show
+from vllm_dflash.tools.demo.demonstration import (
+    Demonstration,
+    Written,
+    demonstrate,
+    show_speeds,
+    show_text,
+)
 from vllm_dflash.tools.engine_process import EngineDied
 from vllm_dflash.tools.progress import Progress
 
@@ -32,7 +38,7 @@ def found(dtype: str = "float32", *, differs: bool = False) -> Demonstration:
         "ours": Written([[1, 2], [4 if differs else 3]], 40.0, 3.0),
     }
     eight = {name: Written([[1]], 100.0, None) for name in one}
-    return Demonstration(SIDES, dtype, {1: one, 8: eight}, [("a", STEPS)])
+    return Demonstration(SIDES, dtype, {1: one, 8: eight})
 
 
 @pytest.fixture
@@ -40,7 +46,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Demonstrations that were asked for."""
     calls: list[dict[str, Any]] = []
 
-    def answer(engine: Any, sides: Any, prompts: Any, tokens: int, progress: Any) -> Demonstration:
+    def answer(engine: Any, sides: Any, prompts: Any, *_: Any) -> Demonstration:
         calls.append({**engine, "sides": sides, "prompts": prompts})
         engine["logs"].mkdir(parents=True)
         return found()
@@ -55,7 +61,8 @@ def demo(tmp_path: Path, *arguments: str) -> int:
 
 def shown(one: Demonstration, **console: Any) -> str:
     written = StringIO()
-    show(one, Console(file=written, width=100, **console))
+    show_text("a", STEPS, Console(file=written, width=100, **console))
+    show_speeds(one, Console(file=written, width=100, **console))
     return written.getvalue()
 
 
@@ -219,7 +226,8 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
     monkeypatch.setattr(sides, "EngineProcess", Kept)
     prompts = ["p" * length for length in range(1, 21)]
     engine = {"model": "target", "logs": tmp_path}
-    one = demonstrate(engine, SIDES, prompts, 10, Progress())
+    told: list[Any] = []
+    one = demonstrate(engine, SIDES, prompts, 10, Progress(), lambda *text: told.append(text))
     assert [plugins for plugins, _ in InstantProcess.started] == ["dflash", "", ""]
     configs = [arguments["speculative_config"] for _, arguments in InstantProcess.started]
     assert [config and config.get("num_speculative_tokens") for config in configs] == [
@@ -227,11 +235,11 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
         None,
         3,
     ]
-    assert all(process.asked == [(3, 1), (6, 1), (16, 8), (16, 8)] for process in processes)
+    assert all(process.asked == [(2, 1), (4, 1), (8, 8), (16, 8)] for process in processes)
     assert one.dtype == "float32"
     assert one.all_identical
     assert list(one.levels) == [1, 8]
     assert {
         name: written.acceptance_length for name, written in one.levels[8].items()
     } == dict.fromkeys(("ours", "plain", "native K=3"), 2.0)
-    assert one.by_step == [("p", [["p", "10"]]), ("pp", [["pp", "10"]])]
+    assert told == [("p", [["p", "10"]]), ("pp", [["pp", "10"]])]

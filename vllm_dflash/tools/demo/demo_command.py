@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from vllm_dflash.tools.arguments import add_compared, add_folder, add_number, add_numbers
@@ -55,7 +56,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
     from vllm_dflash.checkpoint.refusal import folder_fault
     from vllm_dflash.tools.bench.bench_pair import given_pair, widened_demo
     from vllm_dflash.tools.bench.sides import make_sides
-    from vllm_dflash.tools.demo.demonstration import demonstrate, show
+    from vllm_dflash.tools.demo.demonstration import demonstrate, show_speeds, show_text
     from vllm_dflash.tools.prompts import default_prompts, read_prompts
 
     progress = progress_on()
@@ -78,8 +79,10 @@ def run_demo(parsed: argparse.Namespace) -> int:
         "logs": parsed.out / "logs",
     }
     sides = make_sides(pair.drafter, native_k)
-    found = demonstrate(engine, sides, prompts, parsed.tokens, progress)
-    show(found, output_console())
+    console = output_console()
+    tell = partial(show_text, console=console)
+    found = demonstrate(engine, sides, prompts, parsed.tokens, progress, tell)
+    show_speeds(found, console)
     if found.dtype == "float32" and not found.all_identical:
         complain("demo", "float32 texts differ. This should never happen: please report it.")
         return DIFFERENT

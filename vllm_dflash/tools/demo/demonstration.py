@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,11 @@ from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.verify.gate import drafting_between
 
-TEXTS = {1: (3, 6), 8: (16, 16)}
+TEXTS = {1: (2, 4), 8: (8, 16)}
 """How many texts are written, by how many of them at a time: first some that do not count, since
 kernels are prepared and costs learned when a batch first comes by."""
 SHOWN = 2
-"""Texts that are shown by the step."""
+"""Texts that are shown by the step, as soon as ours is up."""
 BAR = 16
 ACCEPTED, OWN = "bold green", "bold"
 PROMPT_SHOWN = 160
@@ -45,8 +45,6 @@ class Demonstration:
         default_factory=lambda: {one: {} for one in TEXTS}
     )
     """By how many requests at a time, and by side."""
-    by_step: list[tuple[str, list[list[str]]]] = field(default_factory=list)
-    """Prompts, and what followed: the text of each token, by the step that brought it."""
 
     def identical(self, concurrency: int, side: Side) -> int:
         """Texts that are plain decoding's, token for token."""
@@ -65,11 +63,18 @@ class Demonstration:
 
 
 def demonstrate(
-    start: dict[str, Any], sides: list[Side], prompts: list[str], tokens: int, progress: Progress
+    start: dict[str, Any],
+    sides: list[Side],
+    prompts: list[str],
+    tokens: int,
+    progress: Progress,
+    on_text: Callable[[str, list[list[str]]], None],
 ) -> Demonstration:
     """Write texts of so many tokens on every side, each in an engine of its own, in turn.
 
-    Plain decoding and ours are among the sides; `start` are arguments of `Side.start`.
+    Plain decoding and ours are among the sides; `start` are arguments of `Side.start`. `on_text` is
+    told each text that ours writes first, its prompt and the text of its tokens by step: nobody has
+    to wait for the other engines to see what DFlash does.
 
     Raises:
         ValueError: an engine refused its arguments.
@@ -82,6 +87,9 @@ def demonstrate(
             engine, name = process.answers, f"engine {number} of {len(sides)} ({side.name})"
             with progress.stage(f"{name}: starting"):
                 found.dtype = engine.facts()["dtype"]
+            if side.name == OURS:
+                for one in prompts[:SHOWN]:
+                    on_text(one, engine.by_step(prompt=one, tokens=tokens))
             passes = [(count, prompts[:texts]) for count in TEXTS for texts in TEXTS[count]]
             total, done = sum(len(texts) for _, texts in passes), 0
             with progress.stage(f"{name}: writing", total, "texts") as tell:
@@ -92,39 +100,37 @@ def demonstrate(
                     found.levels[count][side.name] = written
                     done += len(texts)
                     tell(done)
-                if side.name == OURS:
-                    found.by_step = [
-                        (one, engine.by_step(prompt=one, tokens=tokens)) for one in prompts[:SHOWN]
-                    ]
     return found
 
 
-def show(found: Demonstration, console: Console) -> None:
-    """Some text by who wrote it, then the speeds."""
-    for part in (*_texts(found, console), _speeds(found), *_notes(found)):
-        console.print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
-
-
-def _texts(found: Demonstration, console: Console) -> Iterator[RenderableType]:
+def show_text(prompt: str, steps: list[list[str]], console: Console) -> None:
+    """What followed a prompt, by who wrote it."""
     colours = bool(console.color_system) and not console.no_color
     accepted = Text("accepted drafts" if colours else "«accepted drafts»", ACCEPTED)
     own = Text("the target's own tokens", OWN)
-    yield Text.assemble("\nWho wrote what: ", accepted, ", ", own)
-    for prompt, steps in found.by_step:
-        text = Text().append(prompt[-PROMPT_SHOWN:], "dim")
-        for *drafted, bonus in steps:
-            words = "".join(drafted)
-            text.append(words if colours or not words else f"«{words}»", ACCEPTED)
-            text.append(bonus, OWN)
-        yield Text("─" * 72, "dim")
-        yield text
-        tokens = sum(map(len, steps))
-        yield Text(
-            f"{tokens} tokens in {len(steps)} steps of the target:"
-            f" {tokens - len(steps)} were drafted, and accepted by it",
-            "italic",
-        )
-    yield Text("─" * 72, "dim")
+    text = Text().append(prompt[-PROMPT_SHOWN:], "dim")
+    for *drafted, bonus in steps:
+        words = "".join(drafted)
+        text.append(words if colours or not words else f"«{words}»", ACCEPTED)
+        text.append(bonus, OWN)
+    tokens = sum(map(len, steps))
+    about = (
+        f"{tokens} tokens in {len(steps)} steps of the target:"
+        f" {tokens - len(steps)} were drafted, and accepted by it"
+    )
+    head = Text.assemble("\nWho wrote what: ", accepted, ", ", own)
+    line = Text("─" * 72, "dim")
+    _print(console, head, line, text, Text(about, "italic"), line)
+
+
+def show_speeds(found: Demonstration, console: Console) -> None:
+    """How fast each side was, and whether the texts are the same."""
+    _print(console, _speeds(found), *_notes(found))
+
+
+def _print(console: Console, *parts: RenderableType) -> None:
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
 
 
 def _speeds(found: Demonstration) -> Table:
