@@ -12,7 +12,7 @@ from typing import Any
 import vllm_dflash
 from support.interpreter import pretend_a_device
 
-GPUS = (80, 90)
+GPUS = (80, 90, 100)
 ROOM = Path(vllm_dflash.__file__).parent / "engine/v2"
 TYPES = {
     **dict.fromkeys(("slots", "newest", "drafts", "found_tokens", "tokens"), "*i64"),
@@ -25,6 +25,10 @@ TYPES = {
     **dict.fromkeys(("sinks", "parts"), "*fp32"),
     **dict.fromkeys(("ancestors", "best"), "*i64"),
     "lengths": "*i32",
+    **dict.fromkeys(("query", "cache", "output"), "*bf16"),
+    **dict.fromkeys(("found_parts", "log_sums"), "*fp32"),
+    **dict.fromkeys(("masks", "layers"), "*i64"),
+    **dict.fromkeys(("sizes", "paths", "path_lens", "rows"), "*i32"),
 }
 """Types of arguments; the others are numbers."""
 KINDS = {"NOBODY": 0, "BLOCK": 1, "TEXT": 2}
@@ -40,6 +44,25 @@ CHOICE = {
     "AGREEMENT": 8,
     "PRIOR": 8.0,
 }
+TREE = {
+    "KV_HEADS": 8,
+    "GROUP": 4,
+    "NODES": 64,
+    "WINDOW": 0,
+    "HAS_SOFTCAP": False,
+    "HEAD_SIZE": 128,
+    "PADDED_HEAD": 128,
+    "BLOCK_SIZE": 16,
+    "ROWS": 64,
+    "KEYS": 64,
+    "PADDED_REQUESTS": 256,
+    "num_stages": 2,
+}
+FEATURES = {"WINDOW": 128, "HAS_SOFTCAP": True, "HEAD_SIZE": 80}
+LARGE_HEAD = {"HEAD_SIZE": 256, "PADDED_HEAD": 256, "ROWS": 32, "KEYS": 32}
+LARGEST_HEAD = {"HEAD_SIZE": 512, "PADDED_HEAD": 512, "ROWS": 16, "KEYS": 32}
+IN_FLOAT32 = dict.fromkeys(("query", "cache", "output"), "*fp32")
+PATH = {"NODES": 64, "PADDED_NODES": 64, "CHUNK": 64}
 
 
 CASES: dict[str, list[dict[str, Any]]] = {
@@ -51,6 +74,22 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "text_look_up._scan": [{"SHORTEST": 2, "LONGEST": 32, "TILE": 1024}],
     "text_look_up._predict": [{**WIDTHS, "PADDED_PARTS": 128}, {**ONE, "PADDED_PARTS": 1}],
     "grading._grade": [{**GRADING, **WIDTHS}, {**GRADING, **ONE}],
+    "tree_kernels._attend_context": [
+        TREE,
+        {**TREE, **FEATURES},
+        {**TREE, **LARGE_HEAD},
+        {**TREE, **LARGEST_HEAD},
+        {**TREE, **LARGEST_HEAD, **IN_FLOAT32, "KEYS": 16},
+    ],
+    "tree_kernels._attend_nodes": [
+        {**TREE, "HAS_SINKS": False, "found_parts": "*bf16"},
+        {**TREE, **FEATURES, "HAS_SINKS": True},
+        {**TREE, **LARGE_HEAD, "HAS_SINKS": False},
+        {**TREE, **LARGEST_HEAD, "HAS_SINKS": False},
+        {**TREE, **LARGEST_HEAD, **IN_FLOAT32, "KEYS": 16, "HAS_SINKS": False},
+    ],
+    "tree_move._move_cached": [{**PATH, "COLUMNS": 9}],
+    "tree_move._move_rows": [PATH],
     "choice._choose": [
         {**CHOICE, "HAS_BLOCK": True, "HAS_TEXT": True},
         {**CHOICE, "HAS_BLOCK": True, "HAS_TEXT": False, **ONE},
@@ -89,6 +128,7 @@ def main() -> None:
     assert all_kernels.keys() == CASES.keys()
     for name, kernel in all_kernels.items():
         for case in CASES[name]:
+            options = {each: case[each] for each in case if each == "num_stages"}
             types = {**TYPES, **{each: case[each] for each in case if each.islower()}}
             fixed = {each: value for each, value in case.items() if each.isupper()}
             signature = {
@@ -98,7 +138,7 @@ def main() -> None:
             constants = {(kernel.arg_names.index(each),): fixed[each] for each in fixed}
             for gpu in GPUS:
                 source = ASTSource(kernel, signature, constexprs=constants)
-                made = triton.compile(source, target=GPUTarget("cuda", gpu, 32))
+                made = triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=options)
                 assert made.asm["cubin"]
                 found = {"gpu": gpu, "kernel": name, "shared": made.metadata.shared}
                 print(json.dumps(found), flush=True)

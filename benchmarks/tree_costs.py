@@ -1,0 +1,160 @@
+"""What a step with draft trees costs a GPU beside one with chains, on paper.
+
+    python benchmarks/tree_costs.py
+
+Bytes and operations by the shapes of an 8B target, over what an H100's data sheet says. Nothing is
+measured. The table is that of docs/engineering/trees.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+BANDWIDTH = 3.35e12
+"""Bytes a second, of an H100 SXM."""
+OPERATIONS = 989e12
+"""A second, bfloat16, dense."""
+LAUNCH = 2e-6
+"""Seconds from kernel to kernel in a captured graph, where one waits for the other; assumed."""
+BYTES, FLOAT = 2, 4
+"""Of a number in bfloat16, and in float32."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Qwen3-8B."""
+
+    layers: int = 36
+    hidden: int = 4096
+    heads: int = 32
+    kv_heads: int = 8
+    head_size: int = 128
+    intermediate: int = 12288
+    vocab: int = 151_936
+    taps: int = 5
+
+    @property
+    def weights(self) -> int:
+        """Numbers that a step multiplies by, the head included."""
+        attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_size
+        return self.layers * (attention + 3 * self.hidden * self.intermediate) + (
+            self.hidden * self.vocab
+        )
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of a token."""
+        return self.layers * 2 * self.kv_heads * self.head_size * BYTES
+
+
+@dataclass(frozen=True)
+class Step:
+    """Requests of so much context, with so many drafts each."""
+
+    target: Target
+    requests: int
+    context: int
+    drafts: int
+
+    @property
+    def rows(self) -> int:
+        """Of the batch."""
+        return self.requests * (1 + self.drafts)
+
+    def floor(self) -> float:
+        """Seconds below which no kernel can be: weights and caches are read once, or multiplying
+        takes longer; logits are written and read."""
+        target = self.target
+        products = 2 * target.weights * self.rows / OPERATIONS
+        scores = 4 * target.layers * target.heads * target.head_size * self.context * self.rows
+        caches = self.requests * self.context * target.kv_bytes
+        logits = 2 * self.rows * target.vocab * BYTES
+        return (
+            max(target.weights * BYTES / BANDWIDTH, products)
+            + max(caches / BANDWIDTH, scores / OPERATIONS)
+            + logits / BANDWIDTH
+        )
+
+    def tree_bytes(self, accepted: int = 4) -> dict[str, float]:
+        """What trees move that chains do not, in this step."""
+        target, rows = self.target, self.rows
+        of_rows = target.layers * rows * target.heads
+        features = target.taps * target.hidden * BYTES
+        return {
+            # Queries and what they found so far are read, with sums, and written: once more.
+            "nodes": of_rows * (3 * target.head_size * BYTES + FLOAT)
+            + self.requests * self.drafts * target.kv_bytes,
+            "sums": of_rows * FLOAT,
+            "draws": rows * target.vocab * FLOAT,
+            "candidates": 2 * self.requests * 15 * target.vocab * BYTES,
+            "moved": 2 * self.requests * accepted * (target.kv_bytes + features),
+        }
+
+    def segment_bytes(self) -> float:
+        """What the kernel of ours for contexts moves besides, where it stands for FlashAttention:
+        what each segment found is written and read (`num_segments` of `tree_kernels.py`)."""
+        target = self.target
+        tiles = -(-self.rows * target.heads // target.kv_heads // 64) * target.kv_heads
+        segments = max(1, min(16, 264 // tiles))
+        found = self.rows * target.heads * (target.head_size + 1) * FLOAT
+        return 2 * target.layers * segments * found
+
+    def tree_launches(self) -> dict[str, int]:
+        """Kernels that trees add to a step."""
+        return {
+            "nodes": self.target.layers,
+            "plans of FlashAttention": self.target.layers,
+            "lengths": 3,
+            "build": 8,
+            "places, draws, walk": 4,
+            "moves": 2,
+        }
+
+    def added(self) -> float:
+        """Seconds that trees add."""
+        moved, launches = self.tree_bytes(), self.tree_launches()
+        return sum(moved.values()) / BANDWIDTH + LAUNCH * sum(launches.values())
+
+
+HEADER = (
+    "| requests | context | plain | chain of 15 | tree of 16 | tree of 32"
+    " | of which added | 16 / chain | 32 / chain |\n|" + "---:|" * 9
+)
+
+
+def lines() -> Iterator[str]:
+    """Of the table."""
+    target = Target()
+    yield HEADER
+    for requests in (1, 4, 16):
+        for context in (1024, 8192, 32768):
+            plain, chain, small, large = (
+                Step(target, requests, context, drafts) for drafts in (0, 15, 16, 32)
+            )
+            times = [each.floor() for each in (plain, chain)]
+            times += [each.floor() + each.added() for each in (small, large)]
+            ratios = [time / times[1] for time in times[2:]]
+            yield (
+                f"| {requests} | {context // 1024}k | "
+                + " | ".join(f"{1000 * time:.2f}" for time in [*times, large.added()])
+                + "".join(f" | {ratio:.2f}" for ratio in ratios)
+                + " |"
+            )
+
+
+def main() -> None:
+    """Print it, and what is said below it."""
+    print("\n".join(lines()))
+    for requests in (1, 4, 16):
+        step = Step(Target(), requests, 8192, 32)
+        parts = {name: moved / BANDWIDTH for name, moved in step.tree_bytes().items()}
+        parts["launches"] = LAUNCH * sum(step.tree_launches().values())
+        parts["segments, on TRITON_ATTN"] = step.segment_bytes() / BANDWIDTH
+        print(
+            f"{requests}:", ", ".join(f"{name} {1000 * each:.3f}" for name, each in parts.items())
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Attention layers in steps with draft trees: which kernels run, and what comes out of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from support.tree_rows import UNTOUCHED, Case, Made, Request, attention, make
+from vllm_dflash.engine.v2.tree_attention import TreeAttention, refusal
+
+pytestmark = [
+    pytest.mark.usefixtures("runner"),
+    pytest.mark.parametrize("runner", ["v2"], indirect=True),
+]
+CASES = {
+    "trees and a chain": Case([Request(40, 9), Request(0, 3, has_tree=False), Request(17, 1)]),
+    "window": Case([Request(40, 9), Request(70, 5)], window=24),
+    "sinks, soft cap": Case([Request(40, 9), Request(7, 0)], sinks=True, softcap=15.0),
+    "beside a prompt": Case([Request(40, 9), Request(30, 99, has_tree=False), Request(2, 4)]),
+}
+
+
+@dataclass
+class Metadata:
+    """As vLLM's, of a batch."""
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    max_num_splits: int = 0
+
+
+def metadata_of(made: Made, case: Case) -> Metadata:
+    most = max(1 + each.nodes for each in case.requests)
+    longest = int(made.batch.seq_lens.max())
+    return Metadata(
+        **vars(made.batch),
+        num_actual_tokens=len(made.query) - 2,
+        max_query_len=most,
+        max_seq_len=longest,
+    )
+
+
+def causal(made: Made, case: Case) -> torch.Tensor:
+    """Rows as vLLM's forward gives them: all requests are chains."""
+    chains = [each._replace(has_tree=False) for each in case.requests]
+    return make(replace(case, requests=chains)).expected
+
+
+class Layer:
+    """With an implementation that has `forward` noted."""
+
+    def __init__(self, made: Made, case: Case, flash_version: int | None) -> None:
+        scores = made.scores
+        self.calls = 0
+        self.impl = SimpleNamespace(
+            scale=scores.scale,
+            sliding_window=(scores.window - 1, 0 if scores.window else -1),
+            logits_soft_cap=scores.softcap,
+            sinks=scores.sinks,
+            kv_cache_dtype="auto",
+            alibi_slopes=None,
+            attn_type="decoder",
+            forward=self.plain,
+        )
+        if flash_version is not None:
+            self.impl.vllm_flash_attn_version = flash_version
+        self.rows = causal(made, case)
+
+    def plain(self, layer: Any, *arguments: Any, **_: Any) -> torch.Tensor:
+        output = arguments[5]
+        output[:] = self.rows
+        self.calls += 1
+        return output
+
+    def get_attn_backend(self) -> Any:
+        return SimpleNamespace(get_name=lambda: "TRITON_ATTN")
+
+
+def flash_attention(calls: list[dict[str, Any]]) -> Any:
+    """FlashAttention's function for ragged batches over a paged cache, as far as it is used here,
+    written out."""
+
+    def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **asked: Any) -> Any:
+        calls.append(asked)
+        assert (asked["return_softmax_lse"], asked["causal"], asked["fa_version"]) == (
+            True,
+            False,
+            3,
+        )
+        starts, lens = asked["cu_seqlens_q"].tolist(), asked["seqused_k"].tolist()
+        found, sums = torch.zeros_like(q), torch.full((q.shape[1], len(q)), -torch.inf)
+        for request, length in enumerate(lens):
+            rows = slice(starts[request], starts[request + 1])
+            if not length or rows.start == rows.stop:
+                continue
+            places = torch.arange(length)
+            at = asked["block_table"][request][places // k.shape[1]].long(), places % k.shape[1]
+            seen = torch.ones(rows.stop - rows.start, length, dtype=torch.bool)
+            scores = SimpleNamespace(
+                scale=asked["softmax_scale"], softcap=asked["softcap"], sinks=None
+            )
+            found[rows] = attention(q[rows], k[at], v[at], seen, scores)
+            group = q.shape[1] // k.shape[2]
+            weights = torch.einsum("thd,shd->hts", q[rows], k[at].repeat_interleave(group, 1))
+            weights = weights * scores.scale
+            if scores.softcap:
+                weights = scores.softcap * torch.tanh(weights / scores.softcap)
+            sums[:, rows] = weights.logsumexp(-1)
+        return found, sums
+
+    return varlen
+
+
+@pytest.fixture
+def flash_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Of FlashAttention, which this machine does not have."""
+    from vllm.v1.attention.backends import fa_utils
+
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(fa_utils, "flash_attn_varlen_func", flash_attention(calls), raising=False)
+    return calls
+
+
+@pytest.mark.parametrize("version", [None, 2, 3])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_rows_of_trees_see_their_ancestors(
+    case: Case, version: int | None, flash_calls: list[dict[str, Any]]
+) -> None:
+    made = make(case)
+    layer = Layer(made, case, version)
+    trees = TreeAttention({"layer": layer}, made.trees)
+    trees.is_on = True
+    metadata = metadata_of(made, case)
+    for _ in range(2):  # as another layer of the same batch
+        output = torch.full_like(made.query, UNTOUCHED)
+        layer.impl.forward(layer, made.query, None, None, made.kv_cache, metadata, output)
+        torch.testing.assert_close(output, made.expected, rtol=2e-5, atol=2e-5)
+    assert layer.calls == 2 * (metadata.max_query_len > 65)
+    assert len(flash_calls) == 2 * (version == 3 and not case.window)
+
+
+def test_without_trees_nothing_is_different() -> None:
+    case = CASES["trees and a chain"]
+    made = make(case)
+    layer = Layer(made, case, None)
+    trees = TreeAttention({"layer": layer}, made.trees)
+    output = torch.empty_like(made.query)
+    metadata = metadata_of(made, case)
+    for is_on, batch in (
+        (False, metadata),
+        (True, None),
+        (True, replace(metadata, max_query_len=1)),
+    ):
+        trees.is_on = is_on
+        layer.impl.forward(layer, made.query, None, None, made.kv_cache, batch, output)
+        assert torch.equal(output, layer.rows)
+    assert layer.calls == 3
+
+
+def test_chains_are_what_vllms_kernel_makes_of_them() -> None:
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
+
+    case = Case([Request(40, 9, has_tree=False), Request(3, 2, has_tree=False)], window=24)
+    made = make(case)
+    impl = TritonAttentionImpl(4, 32, 0.3, 2, None, 24, "auto")
+    layer = SimpleNamespace(impl=impl, _k_scale=torch.ones(()), _v_scale=torch.ones(()))
+    nothing = dict.fromkeys(
+        (
+            "seq_threshold_3D",
+            "num_par_softmax_segments",
+            "softmax_segm_output",
+            "softmax_segm_max",
+            "softmax_segm_expsum",
+            "mm_prefix_range_tensor",
+            "rswa_prefix_lens",
+            "rswa_window",
+        )
+    )
+    metadata = SimpleNamespace(**vars(metadata_of(made, case)), causal=True, **nothing)
+    trees = TreeAttention({"layer": layer}, made.trees)
+    outputs = []
+    for is_on in (False, True):
+        trees.is_on = is_on
+        output = torch.full_like(made.query, UNTOUCHED)
+        impl.forward(layer, made.query, None, None, made.kv_cache, metadata, output)
+        outputs.append(output)
+    torch.testing.assert_close(*outputs, rtol=2e-5, atol=2e-5)
+
+
+def config_of(**changed: Any) -> Any:
+    """An engine's, as far as it is looked at."""
+    owners: dict[str, dict[str, Any]] = {
+        "parallel_config": {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1},
+        "compilation_config": {"pass_config": SimpleNamespace(fuse_attn_quant=False)},
+        "cache_config": {"kv_sharing_fast_prefill": False},
+        "model_config": {"rswa_window": None},
+    }
+    for name, value in changed.items():
+        owner = next(owner for owner, fields in owners.items() if name in fields)
+        owners[owner][name] = value
+    return SimpleNamespace(**{owner: SimpleNamespace(**own) for owner, own in owners.items()})
+
+
+@pytest.mark.parametrize(
+    ("of_engine", "of_layer", "why"),
+    [
+        ({}, {}, None),
+        ({"decode_context_parallel_size": 2}, {}, "contexts are split"),
+        ({"kv_sharing_fast_prefill": True}, {}, "kv_sharing_fast_prefill"),
+        ({"rswa_window": 128}, {}, "windows count"),
+        ({}, {"kv_cache_dtype": "fp8"}, "quantised"),
+        ({}, {"alibi_slopes": [0.5]}, "ALiBi"),
+        ({}, {"attn_type": "encoder_decoder"}, "encoder"),
+        ({}, {"chunk_lookback": 0}, "chunks"),
+        ({}, {"backend": "CPU_ATTN"}, "CPU_ATTN cannot"),
+        ({}, {"backend": "FLASH_ATTN_MLA"}, "FLASH_ATTN_MLA cannot"),
+    ],
+)
+def test_who_is_refused(
+    of_engine: dict[str, Any], of_layer: dict[str, Any], why: str | None
+) -> None:
+    case = CASES["window"]
+    layer: Any = Layer(make(case), case, None)
+    if "backend" in of_layer:
+        name = of_layer.pop("backend")
+        layer.get_attn_backend = lambda: SimpleNamespace(get_name=lambda: name)
+    vars(layer.impl).update(of_layer)
+    found = refusal(config_of(**of_engine), {"model.layers.0": layer})
+    assert (found is None) if why is None else why in str(found)

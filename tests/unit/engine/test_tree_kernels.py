@@ -1,0 +1,74 @@
+"""The kernels that attend to draft trees against attention written out, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from support.tree_rows import Case, Request, attend
+from vllm_dflash.engine.v2.tree_kernels import num_segments, tile_of
+
+pytestmark = [
+    pytest.mark.usefixtures("runner"),
+    pytest.mark.parametrize("runner", ["v2"], indirect=True),
+]
+
+REQUESTS = st.builds(
+    Request,
+    st.integers(0, 200) | st.integers(0, 4096),
+    st.integers(0, 10) | st.integers(0, 64),
+    st.booleans(),
+)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Batches and layers of all kinds; beside trees, prompts may have rows beyond any tree's."""
+    requests = draw(st.lists(REQUESTS, min_size=1, max_size=3))
+    everybody = draw(st.booleans())
+    if not everybody and draw(st.booleans()):
+        requests.append(Request(draw(st.integers(0, 30)), 90, has_tree=False))
+    kv_heads, group = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 4), (1, 8)]))
+    return Case(
+        requests,
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_size=draw(st.sampled_from([64, 80, 128, 256, 512])),
+        window=draw(st.just(0) | st.integers(1, 100) | st.integers(1, 3000)),
+        softcap=draw(st.sampled_from([0.0, 15.0])),
+        sinks=draw(st.booleans()),
+        segments=draw(st.integers(1, 16)),
+        everybody=everybody,
+    )
+
+
+@settings(max_examples=40)
+@given(cases(), st.integers(0, 3))
+@example(Case([Request(37, 8)]), 0)
+@example(Case([Request(0, 64), Request(15, 64, has_tree=False)], heads=2, window=3), 1)
+@example(Case([Request(4096, 5)], heads=8, kv_heads=1, head_size=64, segments=16), 2)
+def test_rows_see_the_context_and_their_ancestors(case: Case, seed: int) -> None:
+    output, expected = attend(case, seed)
+    torch.testing.assert_close(output, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("head_size", "dtype", "tile"),
+    [
+        (64, torch.bfloat16, (64, 64)),
+        (128, torch.bfloat16, (64, 64)),
+        (256, torch.float16, (32, 32)),
+        (512, torch.bfloat16, (16, 32)),
+        (192, torch.float32, (16, 32)),  # padded to 256
+        (512, torch.float32, (16, 16)),
+    ],
+)
+def test_tiles(head_size: int, dtype: torch.dtype, tile: tuple[int, int]) -> None:
+    assert tile_of(head_size, dtype.itemsize) == tile
+
+
+@pytest.mark.parametrize(("tiles", "expected"), [(1, 16), (24, 11), (264, 1), (2000, 1)])
+def test_contexts_are_split_as_far_as_programs_are_idle(tiles: int, expected: int) -> None:
+    assert num_segments(tiles, 264) == expected

@@ -1,0 +1,212 @@
+"""How a target's attention layers attend to draft trees: whose backends can, and what they do.
+
+vLLM's layers call `impl.forward` with the batch's metadata, which are on the device. In a step with
+trees, `TreeAttention` has it do instead:
+
+- context and bonus token: FlashAttention 3's function for ragged batches, not causal, with keys up
+  to the bonus token; for other layers a kernel of ours (`tree_kernels.py`). Those are layers with a
+  window (a node's position is by its depth, FlashAttention's by its row), other versions of
+  FlashAttention, and TRITON_ATTN, whose kernel reads the whole context serially for rows like these
+  and gives no sums.
+- nodes: our kernel, which goes on from there. Sinks come in here, once.
+
+Requests without a tree are chains to these kernels. Beside prompts, whose rows are too many, vLLM's
+forward runs for all, and rows of trees are then written again.
+
+`TreeAttention.is_on` says which way a step goes. The host reads it where it calls `forward`: in
+every step that is not replayed, and when a graph is captured. So a full graph has trees or has
+none, and whoever captures keeps both. What vLLM 0.32 offers for that: full graphs are found by
+`BatchExecutionDescriptor`, whose fields are numbers of tokens and requests, rows of each request
+(`uniform_token_count`) or at most (`max_query_len`, where batches are ragged), adapters and
+microbatches. `CudaGraphManager` lists them for one `decode_query_len`, and `dispatch` takes the
+first that has room. There is no field for a flag. Trees of more nodes than chains have drafts can
+have graphs of their own by that: `max_query_len` 1 + N, listed behind those of 1 + K. A second
+`ModelCudaGraphManager`, captured with the flag on, serves trees of any size, for the memory of its
+graphs. Attention is no part of piecewise graphs: they serve both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.utils.torch_utils import is_quantized_kv_cache
+from vllm.v1.attention.backend import AttentionType
+
+from vllm_dflash.engine.v2.tree_kernels import (
+    Parts,
+    RowsOfBatch,
+    Scores,
+    TreeRows,
+    attend_to_context,
+    attend_to_nodes,
+)
+
+Layers = Mapping[str, AttentionLayerBase]
+BACKENDS = ("FLASH_ATTN", "TRITON_ATTN")
+"""Whose caches have a head's keys and values side by side."""
+
+
+def refusal(config: VllmConfig, layers: Layers) -> str | None:
+    """Why this target gets chains; None where its attention layers can attend to trees.
+
+    Args:
+        config: as the engine was started with.
+        layers: attention layers of the target by name, loaded.
+    """
+    parallel = config.parallel_config
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        return "contexts are split among ranks"
+    if config.compilation_config.pass_config.fuse_attn_quant:
+        return "attention quantises its output"
+    if config.cache_config.kv_sharing_fast_prefill:
+        return "kv_sharing_fast_prefill is on"
+    if config.model_config.rswa_window is not None:
+        return "windows count from the end of the prompt"
+    for name, layer in layers.items():
+        backend, impl = layer.get_attn_backend().get_name(), getattr(layer, "impl", None)
+        if backend not in BACKENDS or impl is None:
+            return f"{backend} cannot attend to trees"
+        obstacles = {
+            "its cache is quantised": is_quantized_kv_cache(impl.kv_cache_dtype),
+            "it has ALiBi": impl.alibi_slopes is not None,
+            "it attends to an encoder": impl.attn_type != AttentionType.DECODER,
+            "it attends in chunks": getattr(impl, "chunk_lookback", -1) > -1,
+        }
+        for obstacle, is_there in obstacles.items():
+            if is_there:
+                return f"{obstacle} ({name})"
+    return None
+
+
+class TreeAttention:
+    """Has layers that were not refused attend to trees in steps that have some."""
+
+    is_on = False
+    """Whether the step that runs, or the graph that is captured, has trees."""
+
+    def __init__(self, layers: Layers, trees: TreeRows) -> None:
+        """For the target's attention layers; once. `trees` are persistent tensors."""
+        self.trees = trees
+        for layer in layers.values():
+            impl: Any = getattr(layer, "impl", None)
+            impl.forward = TreeForward(impl, self)
+
+
+class TreeForward:
+    """Stands for `forward` of a layer's implementation."""
+
+    def __init__(self, impl: Any, attention: TreeAttention) -> None:
+        self.plain: Callable[..., torch.Tensor] = impl.forward
+        self.attention = attention
+        window = 1 + impl.sliding_window[0]  # vLLM's are keys behind a row, -1: all
+        self.scores = Scores(impl.scale, window, impl.logits_soft_cap, impl.sinks)
+        version = getattr(impl, "vllm_flash_attn_version", None)
+        self.uses_flash_attention = version == 3 and not window
+
+    def __call__(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Any,
+        output: torch.Tensor,
+        *scales: Any,
+        **more_scales: Any,
+    ) -> torch.Tensor:
+        """vLLM's arguments: rows [T, H, D] with padding, and the cache, keys and values in it."""
+        trees = self.attention.trees
+        has_trees = self.attention.is_on and attn_metadata is not None
+        has_trees = has_trees and attn_metadata.max_query_len > 1
+        everybody = has_trees and _are_short(attn_metadata, 1 + trees.masks.shape[1])
+        if not everybody:
+            self.plain(
+                layer, query, key, value, kv_cache, attn_metadata, output, *scales, **more_scales
+            )
+        if not has_trees:
+            return output
+        count = attn_metadata.num_actual_tokens
+        rows, written = query[:count], output[:count]
+        if self.uses_flash_attention:
+            context = _flash_attend(
+                rows, kv_cache, attn_metadata, trees, self.scores, everybody=everybody
+            )
+        else:
+            context = attend_to_context(
+                rows, kv_cache, attn_metadata, trees, self.scores, everybody=everybody
+            )
+        attend_to_nodes(
+            rows,
+            kv_cache,
+            context,
+            written,
+            attn_metadata,
+            trees,
+            self.scores,
+            everybody=everybody,
+        )
+        return output
+
+
+def _are_short(metadata: Any, most_rows: int) -> bool:
+    """Whether no request has more rows than a tree, nor rows that see those behind them, as images
+    in a prompt may."""
+    ranges = ("mm_prefix_range_tensor", "mm_prefix_query_range_tensor")
+    sees_ahead = any(getattr(metadata, name, None) is not None for name in ranges)
+    return metadata.max_query_len <= most_rows and not sees_ahead
+
+
+def _flash_attend(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    metadata: Any,
+    trees: TreeRows,
+    scores: Scores,
+    *,
+    everybody: bool,
+) -> Parts:
+    """As `attend_to_context` does, with FlashAttention 3.
+
+    vLLM plans how contexts are split when it makes the metadata, for other lengths than these. So
+    it is planned here in each call, as vLLM itself has it where layers' windows differ.
+    """
+    from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
+    from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
+
+    head_size = query.shape[-1]
+    halves = kv_cache.transpose(1, 2).split(head_size, dim=-1)
+    keys, values = map(canonicalize_singleton_dim_strides, halves)
+    found, log_sums = flash_attn_varlen_func(
+        q=query,
+        k=keys,
+        v=values,
+        cu_seqlens_q=metadata.query_start_loc,
+        max_seqlen_q=metadata.max_query_len,
+        seqused_k=_context_lens(metadata, trees, everybody=everybody),
+        max_seqlen_k=metadata.max_seq_len,
+        softmax_scale=scores.scale,
+        causal=False,
+        block_table=metadata.block_table,
+        softcap=scores.softcap,
+        return_softmax_lse=True,
+        num_splits=metadata.max_num_splits,
+        fa_version=3,
+    )
+    return Parts(found[None], log_sums.t()[None])
+
+
+def _context_lens(batch: RowsOfBatch, trees: TreeRows, *, everybody: bool) -> torch.Tensor:
+    """Keys that all rows of a request see: context and bonus token; 0 for those that have no
+    business here, [R] int32. Worked out by a batch's first layer, and kept with its metadata."""
+    found: torch.Tensor | None = getattr(batch, "tree_context_lens", None)
+    if found is None:
+        found = batch.seq_lens - batch.query_start_loc.diff() + 1
+        if not everybody:
+            found *= trees.sizes[trees.slots[: len(found)]] > 0
+        batch.tree_context_lens = found  # type: ignore[attr-defined]
+    return found

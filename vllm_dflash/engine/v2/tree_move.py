@@ -1,0 +1,191 @@
+"""Accepted nodes of draft trees become consecutive tokens: what they left is moved behind the bonus
+token's.
+
+A node's place is its number, and on an accepted path it is its depth, which is never more. So a
+program reads all that a path has, and then writes it. Nothing is moved where a path is the tree's
+first nodes, one after the other, as a chain is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from vllm.triton_utils import tl, triton
+
+from vllm_dflash.engine.v2.tree_kernels import RowsOfBatch
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+WORD = torch.int32.itemsize
+"""Bytes that are moved at a time, whatever they stand for."""
+CHUNK = 64
+"""Words of a row that are moved at a time."""
+COLUMNS = 9
+"""Of a layer, in the table: addresses of cache and block table, the latter's stride, tokens of a
+block, strides of the cache by block, head and token, heads, and words of a token."""
+
+
+@triton.jit
+def _path_of(paths, path_lens, request, NODES: tl.constexpr, PADDED_NODES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Nodes by depth, and which of them are to be moved."""
+    depth = tl.arange(0, PADDED_NODES)
+    is_accepted = depth < tl.load(path_lens + request)
+    node = tl.load(paths + request * NODES + depth, mask=is_accepted, other=0)
+    return node, is_accepted & (node != depth)
+
+
+@triton.jit
+def _copy(base, source, goal, is_moved, width, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows of so many words, at these places."""
+    for first in range(0, width, CHUNK):
+        column = first + tl.arange(0, CHUNK)
+        mask = is_moved[:, None] & (column < width)[None, :]
+        words = tl.load(base + source[:, None] + column[None, :], mask=mask)
+        tl.debug_barrier()  # a row may be where another one goes
+        tl.store(base + goal[:, None] + column[None, :], words, mask=mask)
+
+
+@triton.jit
+def _move_cached(  # type: ignore[no-untyped-def]
+    layers,  # [L, COLUMNS]
+    paths,  # [max R, N]
+    path_lens,  # [max R]
+    query_start_loc,  # [R + 1]
+    seq_lens,  # [R]
+    NODES: tl.constexpr,
+    PADDED_NODES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    request, head = tl.program_id(0), tl.program_id(2)
+    layer = layers + tl.program_id(1) * COLUMNS
+    depth = tl.arange(0, PADDED_NODES)
+    node, is_moved = _path_of(paths, path_lens, request, NODES, PADDED_NODES)
+    num_moved = tl.sum(is_moved.to(tl.int32), axis=0)
+    if (num_moved == 0) | (head >= tl.load(layer + 7)):
+        return
+    num_rows = tl.load(query_start_loc + request + 1) - tl.load(query_start_loc + request)
+    first = tl.load(seq_lens + request) - num_rows + 1  # position of node 0
+    table = tl.load(layer + 1).to(tl.pointer_type(tl.int32)) + request * tl.load(layer + 2)
+    block_size = tl.load(layer + 3)
+    from_block = tl.load(table + (first + node) // block_size, mask=is_moved, other=0)
+    to_block = tl.load(table + (first + depth) // block_size, mask=is_moved, other=0)
+    # Block 0 is nobody's.
+    is_moved = is_moved & (from_block > 0) & (to_block > 0)
+    by_block, by_token = tl.load(layer + 4), tl.load(layer + 6)
+    cache = tl.load(layer).to(tl.pointer_type(tl.int32)) + head * tl.load(layer + 5)
+    source = from_block * by_block + (first + node) % block_size * by_token
+    goal = to_block * by_block + (first + depth) % block_size * by_token
+    _copy(cache, source, goal, is_moved, tl.load(layer + 8), CHUNK)
+
+
+@triton.jit
+def _move_rows(  # type: ignore[no-untyped-def]
+    rows,  # [T, W]
+    paths,  # [max R, N]
+    path_lens,  # [max R]
+    query_start_loc,  # [R + 1]
+    stride_rows,
+    width,  # words of a row that a program moves
+    num_words,  # W
+    NODES: tl.constexpr,
+    PADDED_NODES: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    request = tl.program_id(0)
+    node, is_moved = _path_of(paths, path_lens, request, NODES, PADDED_NODES)
+    num_moved = tl.sum(is_moved.to(tl.int32), axis=0)
+    if num_moved == 0:
+        return
+    first = tl.load(query_start_loc + request).to(tl.int64) + 1  # row of node 0
+    begin = tl.program_id(1) * width
+    source = (first + node) * stride_rows
+    goal = (first + tl.arange(0, PADDED_NODES)) * stride_rows
+    _copy(rows + begin, source, goal, is_moved, tl.minimum(width, num_words - begin), CHUNK)
+
+
+class Paths(NamedTuple):
+    """What was accepted of R requests' trees."""
+
+    nodes: torch.Tensor
+    """By depth, from the bonus token's child on, [max R, N] int32."""
+    lengths: torch.Tensor
+    """How many of each, 0 where there was no tree, [max R] int32."""
+
+
+class CachedLayer(NamedTuple):
+    """Where a layer's keys and values are."""
+
+    kv_cache: torch.Tensor
+    """[blocks, K/V heads, block size, 2 D], whatever lies next to each other but the last."""
+    block_table: torch.Tensor
+    """Blocks of the batch's requests, [max R, blocks of a request] int32; persistent."""
+
+
+def cached_layers(runner: GPUModelRunner, names: Collection[str]) -> list[CachedLayer]:
+    """Attention layers of these names, each with the block table of its cache group. Layers that
+    share another's cache come in with it."""
+    context = runner.compilation_config.static_forward_context
+    tables = runner.block_tables.input_block_tables
+    groups = runner.kv_cache_config.kv_cache_groups
+    return [
+        CachedLayer(context[name].kv_cache, table)
+        for group, table in zip(groups, tables, strict=True)
+        for name in group.layer_names
+        if name in names
+    ]
+
+
+class CacheMover:
+    """Moves keys and values of accepted nodes, of all layers in one launch."""
+
+    def __init__(self, layers: Sequence[CachedLayer]) -> None:
+        """For caches where they lie from now on, as often as they are listed."""
+        found = {layer.kv_cache.data_ptr(): layer for layer in layers}
+        rows = []
+        for address, (cache, table) in found.items():
+            assert cache.stride(-1) == 1
+            words = cache.stride(0), cache.stride(1), cache.stride(2), cache.shape[-1]
+            *strides, width = (each * cache.element_size() // WORD for each in words)
+            block = table.data_ptr(), table.stride(0), cache.shape[2]
+            rows.append((address, *block, *strides, cache.shape[1], width))
+        self.most_heads = max(row[7] for row in rows)
+        self.layers = torch.tensor(rows, dtype=torch.int64, device=layers[0].kv_cache.device)
+
+    def move(self, paths: Paths, batch: RowsOfBatch) -> None:
+        """`batch` is the one that the target ran with, of R requests."""
+        num_nodes = paths.nodes.shape[1]
+        _move_cached[(len(batch.seq_lens), len(self.layers), self.most_heads)](
+            self.layers,
+            *paths,
+            batch.query_start_loc,
+            batch.seq_lens,
+            NODES=num_nodes,
+            PADDED_NODES=triton.next_power_of_2(num_nodes),
+            CHUNK=CHUNK,
+            COLUMNS=COLUMNS,
+        )
+
+
+def move_rows(rows: torch.Tensor, paths: Paths, query_start_loc: torch.Tensor) -> None:
+    """Move rows [T, W] of accepted nodes to those behind their bonus tokens', in place.
+
+    `query_start_loc` is that of the batch, [R + 1].
+    """
+    words = rows.view(torch.int32)
+    num_nodes, width = paths.nodes.shape[1], 16 * CHUNK
+    grid = len(query_start_loc) - 1, triton.cdiv(words.shape[1], width)
+    _move_rows[grid](
+        words,
+        *paths,
+        query_start_loc,
+        words.stride(0),
+        width,
+        words.shape[1],
+        NODES=num_nodes,
+        PADDED_NODES=triton.next_power_of_2(num_nodes),
+        CHUNK=CHUNK,
+    )
