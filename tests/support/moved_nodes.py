@@ -30,6 +30,8 @@ class Case:
     """Context, and accepted nodes by depth; behind these are up to 3 nodes more."""
     layers: list[Layer]
     width: int = 96
+    without_blocks: int | None = None
+    """A request that has null blocks only."""
 
 
 def compare(
@@ -71,8 +73,10 @@ def compare(
         if layer.tokens_first:
             cache = cache.transpose(1, 2)
         wanted = cache.clone()
+        if case.without_blocks is not None:
+            table[case.without_blocks] = 0
         for request, path in enumerate(paths):
-            for depth, node in enumerate(path):
+            for depth, node in enumerate(path if request != case.without_blocks else ()):
                 (goal, to), (source, at) = (
                     divmod(contexts[request] + 1 + place, size) for place in (depth, node)
                 )

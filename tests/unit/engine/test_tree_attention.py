@@ -145,6 +145,12 @@ def test_rows_of_trees_see_their_ancestors(
         torch.testing.assert_close(output, made.expected, rtol=2e-5, atol=2e-5)
     assert layer.calls == 2 * (metadata.max_query_len > 65)
     assert len(flash_calls) == 2 * (version == 3 and not case.window)
+    for call in flash_calls:  # contexts of chains beside prompts have been read
+        expected = [
+            (request.context + 1) * (request.has_tree or not layer.calls)
+            for request in case.requests
+        ]
+        assert call["seqused_k"].tolist()[:-2] == expected
 
 
 def test_without_trees_nothing_is_different() -> None:

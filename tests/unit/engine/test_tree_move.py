@@ -33,6 +33,7 @@ CASES = st.builds(
 @given(CASES, st.sampled_from([torch.float32, torch.bfloat16]), st.integers(0, 3))
 @example(Case([(15, [1, 2, 3]), (0, []), (31, [0, 1, 5])], [Layer(2, 16)]), torch.float32, 0)
 @example(Case([(5, [*range(1, 64)])], [Layer(1, 64, 16), Layer(3, 16, 32)]), torch.bfloat16, 0)
+@example(Case([(5, [1]), (8, [0, 2])], [Layer(1, 16)], without_blocks=0), torch.float32, 0)
 def test_accepted_nodes_become_consecutive(case: Case, dtype: torch.dtype, seed: int) -> None:
     found, expected = compare(case, device="cpu", dtype=dtype, seed=seed)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -37,8 +37,8 @@ from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import AttentionType
 
 from vllm_dflash.engine.v2.tree_kernels import (
+    PagedRows,
     Parts,
-    RowsOfBatch,
     Scores,
     TreeRows,
     attend_to_context,
@@ -200,13 +200,15 @@ def _flash_attend(
     return Parts(found[None], log_sums.t()[None])
 
 
-def _context_lens(batch: RowsOfBatch, trees: TreeRows, *, everybody: bool) -> torch.Tensor:
+def _context_lens(batch: PagedRows, trees: TreeRows, *, everybody: bool) -> torch.Tensor:
     """Keys that all rows of a request see: context and bonus token; 0 for those that have no
     business here, [R] int32. Worked out by a batch's first layer, and kept with its metadata."""
     found: torch.Tensor | None = getattr(batch, "tree_context_lens", None)
     if found is None:
         found = batch.seq_lens - batch.query_start_loc.diff() + 1
         if not everybody:
-            found *= trees.sizes[trees.slots[: len(found)]] > 0
+            # Behind the batch's are requests that are none, with slots of anybody.
+            slots = trees.slots[: len(found)].clamp(0, len(trees.sizes) - 1)
+            found *= trees.sizes[slots] > 0
         batch.tree_context_lens = found  # type: ignore[attr-defined]
     return found

@@ -24,6 +24,7 @@ from vllm.triton_utils import tl, triton
 MOST_SEGMENTS = 16
 """Of a context."""
 PROGRAMS_PER_PROCESSOR = 2
+FEW_REQUESTS = 64
 
 
 class TreeRows(Protocol):
@@ -38,12 +39,17 @@ class TreeRows(Protocol):
 
 
 class RowsOfBatch(Protocol):
-    """What vLLM's attention metadata say of a batch of R requests, on the device."""
+    """What vLLM says of a batch of R requests, on the device."""
 
     query_start_loc: torch.Tensor
     """[R + 1] int32."""
     seq_lens: torch.Tensor
     """Tokens of each request, its rows included, [R] int32."""
+
+
+class PagedRows(RowsOfBatch, Protocol):
+    """With the metadata of an attention layer."""
+
     block_table: torch.Tensor
     """[R, blocks of a request] int32."""
 
@@ -451,7 +457,7 @@ class _Launch:
         cls,
         query: torch.Tensor,
         kv_cache: torch.Tensor,
-        batch: RowsOfBatch,
+        batch: PagedRows,
         trees: TreeRows,
         scores: Scores,
     ) -> _Launch:
@@ -461,6 +467,8 @@ class _Launch:
         rows, keys = tile_of(head_size, query.element_size())
         rows = min(rows, max(16, triton.next_power_of_2((1 + nodes) * group)))
         num_programs = _num_programs(query.device)
+        # One kernel for batches that gain by trees, and one for all others.
+        requests = FEW_REQUESTS if len(batch.seq_lens) <= FEW_REQUESTS else len(trees.slots)
         tensors = batch.block_table, batch.query_start_loc, batch.seq_lens
         return cls(
             (*tensors, trees.slots, trees.masks, trees.sizes),
@@ -478,7 +486,7 @@ class _Launch:
                 "BLOCK_SIZE": block_size,
                 "ROWS": rows,
                 "KEYS": keys,
-                "PADDED_REQUESTS": triton.next_power_of_2(len(trees.slots)),
+                "PADDED_REQUESTS": triton.next_power_of_2(requests),
             },
         )
 
@@ -486,7 +494,7 @@ class _Launch:
 def attend_to_context(
     query: torch.Tensor,
     kv_cache: torch.Tensor,
-    batch: RowsOfBatch,
+    batch: PagedRows,
     trees: TreeRows,
     scores: Scores,
     *,
@@ -539,7 +547,7 @@ def attend_to_nodes(
     kv_cache: torch.Tensor,
     context: Parts,
     output: torch.Tensor,
-    batch: RowsOfBatch,
+    batch: PagedRows,
     trees: TreeRows,
     scores: Scores,
     *,
