@@ -56,6 +56,7 @@ TREE = {
     "ROWS": 64,
     "KEYS": 64,
     "PADDED_REQUESTS": 256,
+    "everybody": "i32",
     "num_stages": 2,
 }
 FEATURES = {"WINDOW": 128, "HAS_SOFTCAP": True, "HEAD_SIZE": 80}
