@@ -93,7 +93,7 @@ class Step:
 
     def segment_bytes(self) -> float:
         """What the kernel of ours for contexts moves besides, where it stands for FlashAttention:
-        what each segment found is written and read (`num_segments` of `tree_kernels.py`)."""
+        what each segment found is written and read (`num_segments` of `tree_context.py`)."""
         target = self.target
         tiles = -(-self.rows * target.heads // target.kv_heads // 64) * target.kv_heads
         segments = max(1, min(16, 264 // tiles))

@@ -59,10 +59,8 @@ TREE = {
     "everybody": "i32",
     "num_stages": 2,
 }
-FEATURES = {"WINDOW": 128, "HAS_SOFTCAP": True, "HEAD_SIZE": 80}
-LARGE_HEAD = {"HEAD_SIZE": 256, "PADDED_HEAD": 256, "ROWS": 32, "KEYS": 32}
+FEATURES = {"WINDOW": 128, "HAS_SOFTCAP": True}
 LARGEST_HEAD = {"HEAD_SIZE": 512, "PADDED_HEAD": 512, "ROWS": 16, "KEYS": 32}
-IN_FLOAT32 = dict.fromkeys(("query", "cache", "output"), "*fp32")
 PATH = {"NODES": 64, "PADDED_NODES": 64, "CHUNK": 64}
 
 
@@ -75,19 +73,10 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "text_look_up._scan": [{"SHORTEST": 2, "LONGEST": 32, "TILE": 1024}],
     "text_look_up._predict": [{**WIDTHS, "PADDED_PARTS": 128}, {**ONE, "PADDED_PARTS": 1}],
     "grading._grade": [{**GRADING, **WIDTHS}, {**GRADING, **ONE}],
-    "tree_kernels._attend_context": [
-        TREE,
-        {**TREE, **FEATURES},
-        {**TREE, **LARGE_HEAD},
-        {**TREE, **LARGEST_HEAD},
-        {**TREE, **LARGEST_HEAD, **IN_FLOAT32, "KEYS": 16},
-    ],
-    "tree_kernels._attend_nodes": [
+    "tree_context._attend_context": [TREE, {**TREE, **FEATURES, **LARGEST_HEAD}],
+    "tree_nodes._attend_nodes": [
         {**TREE, "HAS_SINKS": False, "found_parts": "*bf16"},
-        {**TREE, **FEATURES, "HAS_SINKS": True},
-        {**TREE, **LARGE_HEAD, "HAS_SINKS": False},
-        {**TREE, **LARGEST_HEAD, "HAS_SINKS": False},
-        {**TREE, **LARGEST_HEAD, **IN_FLOAT32, "KEYS": 16, "HAS_SINKS": False},
+        {**TREE, **FEATURES, **LARGEST_HEAD, "HAS_SINKS": True},
     ],
     "tree_move._move_cached": [{**PATH, "COLUMNS": 9}],
     "tree_move._move_rows": [PATH],
@@ -106,14 +95,19 @@ def kernels() -> dict[str, Any]:
     from triton.runtime import JITFunction
 
     found: dict[str, Any] = {}
+    called: set[str] = set()
     for file in sorted(ROOM.glob("*.py")):
         if "triton.jit" not in file.read_text():
             continue
         members = vars(import_module(f"vllm_dflash.engine.v2.{file.stem}"))
-        own = {name: each for name, each in members.items() if isinstance(each, JITFunction)}
-        for name, each in own.items():
-            if not any(f"{name}(" in other.src for other in own.values() if other is not each):
+        seen = {name: each for name, each in members.items() if isinstance(each, JITFunction)}
+        for name, each in seen.items():
+            if any(f"{name}(" in other.src for other in seen.values() if other is not each):
+                called.add(f"{each.__module__}.{name}")
+            if each.__module__.endswith(f".{file.stem}"):
                 found[f"{file.stem}.{name}"] = each
+    for name in called:
+        found.pop(name.removeprefix("vllm_dflash.engine.v2."), None)
     return found
 
 

@@ -11,6 +11,7 @@ import torch
 
 from support.tree_rows import UNTOUCHED, Case, Made, Request, attention, make
 from vllm_dflash.engine.v2.tree_attention import TreeAttention, refusal
+from vllm_dflash.engine.v2.tree_kernels import MOST_ROWS
 
 pytestmark = [
     pytest.mark.usefixtures("runner"),
@@ -18,6 +19,7 @@ pytestmark = [
 ]
 CASES = {
     "trees and a chain": Case([Request(40, 9), Request(0, 3, has_tree=False), Request(17, 1)]),
+    "a longer chain": Case([Request(9, 6), Request(33, 30, has_tree=False)], most_nodes=8),
     "window": Case([Request(40, 9), Request(70, 5)], window=24),
     "sinks, soft cap": Case([Request(40, 9), Request(7, 0)], sinks=True, softcap=15.0),
     "beside a prompt": Case([Request(40, 9), Request(30, 99, has_tree=False), Request(2, 4)]),
@@ -143,7 +145,7 @@ def test_rows_of_trees_see_their_ancestors(
         output = torch.full_like(made.query, UNTOUCHED)
         layer.impl.forward(layer, made.query, None, None, made.kv_cache, metadata, output)
         torch.testing.assert_close(output, made.expected, rtol=2e-5, atol=2e-5)
-    assert layer.calls == 2 * (metadata.max_query_len > 65)
+    assert layer.calls == 2 * (metadata.max_query_len > MOST_ROWS)
     assert len(flash_calls) == 2 * (version == 3 and not case.window)
     for call in flash_calls:  # contexts of chains beside prompts have been read
         expected = [

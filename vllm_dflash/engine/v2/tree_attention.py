@@ -4,11 +4,11 @@ vLLM's layers call `impl.forward` with the batch's metadata, which are on the de
 trees, `TreeAttention` has it do instead:
 
 - context and bonus token: FlashAttention 3's function for ragged batches, not causal, with keys up
-  to the bonus token; for other layers a kernel of ours (`tree_kernels.py`). Those are layers with a
+  to the bonus token; for other layers a kernel of ours (`tree_context.py`). Those are layers with a
   window (a node's position is by its depth, FlashAttention's by its row), other versions of
   FlashAttention, and TRITON_ATTN, whose kernel reads the whole context serially for rows like these
   and gives no sums.
-- nodes: our kernel, which goes on from there. Sinks come in here, once.
+- nodes: `tree_nodes.py`, which goes on from there. Sinks come in here, once.
 
 Requests without a tree are chains to these kernels. Beside prompts, whose rows are too many, vLLM's
 forward runs for all, and rows of trees are then written again.
@@ -33,17 +33,12 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import AttentionType
+from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
-from vllm_dflash.engine.v2.tree_kernels import (
-    PagedRows,
-    Parts,
-    Scores,
-    TreeRows,
-    attend_to_context,
-    attend_to_nodes,
-)
+from vllm_dflash.engine.v2.tree_context import attend_to_context
+from vllm_dflash.engine.v2.tree_kernels import MOST_ROWS, PagedRows, Parts, Scores, TreeRows
+from vllm_dflash.engine.v2.tree_nodes import attend_to_nodes
 
 Layers = Mapping[str, AttentionLayerBase]
 BACKENDS = ("FLASH_ATTN", "TRITON_ATTN")
@@ -123,7 +118,7 @@ class TreeForward:
         trees = self.attention.trees
         has_trees = self.attention.is_on and attn_metadata is not None
         has_trees = has_trees and attn_metadata.max_query_len > 1
-        everybody = has_trees and _are_short(attn_metadata, 1 + trees.masks.shape[1])
+        everybody = has_trees and _are_short(attn_metadata)
         if not everybody:
             self.plain(
                 layer, query, key, value, kv_cache, attn_metadata, output, *scales, **more_scales
@@ -153,12 +148,12 @@ class TreeForward:
         return output
 
 
-def _are_short(metadata: Any, most_rows: int) -> bool:
-    """Whether no request has more rows than a tree, nor rows that see those behind them, as images
-    in a prompt may."""
+def _are_short(metadata: Any) -> bool:
+    """Whether no request has more rows than words have bits, nor rows that see those behind them,
+    as images in a prompt may."""
     ranges = ("mm_prefix_range_tensor", "mm_prefix_query_range_tensor")
     sees_ahead = any(getattr(metadata, name, None) is not None for name in ranges)
-    return metadata.max_query_len <= most_rows and not sees_ahead
+    return metadata.max_query_len <= MOST_ROWS and not sees_ahead
 
 
 def _flash_attend(

@@ -144,9 +144,10 @@ class CacheMover:
 
     def __init__(self, layers: Sequence[CachedLayer]) -> None:
         """For caches where they lie from now on, as often as they are listed."""
-        found = {layer.kv_cache.data_ptr(): layer for layer in layers}
+        # Layers of several groups may lie in the same memory, each with blocks of its own.
+        found = {(one.kv_cache.data_ptr(), one.block_table.data_ptr()): one for one in layers}
         rows = []
-        for address, (cache, table) in found.items():
+        for (address, _), (cache, table) in found.items():
             assert cache.stride(-1) == 1
             words = cache.stride(0), cache.stride(1), cache.stride(2), cache.shape[-1]
             *strides, width = (each * cache.element_size() // WORD for each in words)

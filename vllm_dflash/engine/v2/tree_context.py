@@ -1,0 +1,202 @@
+"""What rows of draft trees find in the context and the bonus token, which they all see.
+
+Contexts are split into segments (flash-decoding), as many as programs would be idle without; so of
+many requests, a much longer one than the others is not.
+"""
+
+from __future__ import annotations
+
+import torch
+from vllm.triton_utils import tl, triton
+
+from vllm_dflash.engine.v2.tree_kernels import (
+    VARYING,
+    Launch,
+    PagedRows,
+    Parts,
+    Scores,
+    TreeRows,
+    depth_of,
+    last_tiles,
+    seen_by,
+    weigh,
+)
+
+MOST_SEGMENTS = 16
+"""Of a context."""
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _attend_context(  # type: ignore[no-untyped-def]
+    query,  # [T, H, D]
+    cache,  # [blocks, K/V heads, block size, 2 D]
+    found_parts,  # [segments, T, H, D]
+    log_sums,  # [segments, T, H]
+    block_table,
+    query_start_loc,
+    seq_lens,
+    slots,
+    masks,
+    sizes,
+    num_requests,
+    everybody,
+    segments,
+    scale,
+    softcap,
+    stride_query,
+    stride_query_head,
+    stride_block,
+    stride_kv_head,
+    stride_slot,
+    stride_part,
+    stride_part_row,
+    stride_part_head,
+    stride_sums,
+    stride_sums_row,
+    stride_sums_head,
+    stride_table,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    NODES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_HEAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    PADDED_REQUESTS: tl.constexpr,
+):
+    ends = last_tiles(
+        query_start_loc, slots, sizes, num_requests, everybody, GROUP, ROWS, PADDED_REQUESTS
+    )
+    dim = tl.arange(0, PADDED_HEAD)
+    num_items = tl.max(ends, axis=0) * KV_HEADS * segments
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        segment = item % segments
+        kv_head = item // segments % KV_HEADS
+        tile = item // segments // KV_HEADS
+        request = tl.sum((ends <= tile).to(tl.int32), axis=0)
+        first_tile = tl.max(tl.where(ends <= tile, ends, 0), axis=0)
+
+        start = tl.load(query_start_loc + request)
+        num_rows = tl.load(query_start_loc + request + 1) - start
+        context = tl.load(seq_lens + request) - num_rows  # position of the bonus token
+        place = (tile - first_tile) * ROWS + tl.arange(0, ROWS)  # row and head of each query
+        row = place // GROUP
+        head = kv_head * GROUP + place % GROUP
+        is_row = row < num_rows
+        at = (start + row).to(tl.int64)
+        mask = is_row[:, None] & (dim < HEAD_SIZE)[None, :]
+        asked = query + at[:, None] * stride_query + head[:, None] * stride_query_head
+        q = tl.load(asked + dim[None, :], mask=mask, other=0.0)
+
+        first = 0
+        position = context + tl.zeros([ROWS], tl.int32)
+        if WINDOW > 0:
+            slot = tl.load(slots + request)
+            seen = seen_by(masks, sizes, slot, row - 1, is_row & (row > 0), NODES)
+            position = context + depth_of(seen)
+            first = tl.maximum(context - WINDOW + 1, 0)
+        share = tl.cdiv(tl.cdiv(context + 1 - first, segments), KEYS) * KEYS
+        begin = first + segment * share
+        end = tl.minimum(begin + share, context + 1)
+
+        best = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        found = tl.zeros([ROWS, PADDED_HEAD], tl.float32)
+        of_head = cache + kv_head * stride_kv_head
+        for tile_start in range(begin, end, KEYS):
+            key = tile_start + tl.arange(0, KEYS)
+            is_key = key < end
+            block = tl.load(
+                block_table + request.to(tl.int64) * stride_table + key // BLOCK_SIZE,
+                mask=is_key,
+                other=0,
+            ).to(tl.int64)
+            visible = is_row[:, None] & is_key[None, :]
+            if WINDOW > 0:
+                visible = visible & (position[:, None] - key[None, :] < WINDOW)
+            best, total, found = weigh(
+                q,
+                of_head,
+                block * stride_block + key % BLOCK_SIZE * stride_slot,
+                is_key,
+                visible,
+                best,
+                total,
+                found,
+                scale,
+                softcap,
+                HAS_SOFTCAP,
+                HEAD_SIZE,
+                PADDED_HEAD,
+            )
+
+        is_found = total > 0
+        divisor = tl.where(is_found, total, 1.0)
+        to = segment.to(tl.int64) * stride_part + at * stride_part_row + head * stride_part_head
+        tl.store(
+            found_parts + to[:, None] + dim[None, :],
+            found / divisor[:, None],
+            mask=mask & is_found[:, None],
+        )
+        to = segment.to(tl.int64) * stride_sums + at * stride_sums_row + head * stride_sums_head
+        log_sum = tl.where(is_found, best + tl.log(divisor), float("-inf"))
+        tl.store(log_sums + to, log_sum, mask=is_row)
+
+
+def num_segments(num_tiles: int, num_programs: int) -> int:
+    """Of each context: as many as give all programs something to do."""
+    return max(1, min(MOST_SEGMENTS, num_programs // max(1, num_tiles)))
+
+
+def attend_to_context(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    batch: PagedRows,
+    trees: TreeRows,
+    scores: Scores,
+    *,
+    everybody: bool,
+    segments: int | None = None,
+) -> Parts:
+    """What rows find in the context and the bonus token. May be captured.
+
+    Contexts are split into as many segments as the batch's rows leave programs idle; so of many
+    requests, a much longer one than the others is not.
+
+    Args:
+        query: [T, H, D].
+        kv_cache: with all rows of the batch in it, [blocks, K/V heads, block size, 2 D].
+        batch: of R requests.
+        trees: of their slots.
+        scores: of the layer; sinks are left to `attend_to_nodes`.
+        everybody: all requests' rows, at most `MOST_ROWS` of each; else of those with trees.
+        segments: of each context; None: as many as keep the GPU busy.
+    """
+    launch = Launch.of(query, kv_cache, batch, trees, scores)
+    if segments is None:
+        segments = num_segments(launch.num_tiles, launch.num_programs)
+    found = query.new_empty((segments, *query.shape), dtype=torch.float32)
+    log_sums = query.new_empty((segments, *query.shape[:2]), dtype=torch.float32)
+    _attend_context[(launch.num_programs,)](
+        query,
+        kv_cache,
+        found,
+        log_sums,
+        *launch.batch,
+        len(batch.seq_lens),
+        int(everybody),
+        segments,
+        scores.scale,
+        scores.softcap,
+        *query.stride()[:2],
+        *launch.cache_strides,
+        *found.stride()[:3],
+        *log_sums.stride(),
+        batch.block_table.stride(0),
+        **launch.constants,
+        num_stages=2,
+    )
+    return Parts(found, log_sums)

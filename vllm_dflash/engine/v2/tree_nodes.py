@@ -1,0 +1,195 @@
+"""What nodes of draft trees find in their ancestors and themselves, on top of the context.
+
+Goes on from what was found for the context, as one more tile of keys would: so merging takes no
+launch of its own. Sinks come in here.
+"""
+
+from __future__ import annotations
+
+import torch
+from vllm.triton_utils import tl, triton
+
+from vllm_dflash.engine.v2.tree_kernels import (
+    VARYING,
+    Launch,
+    PagedRows,
+    Parts,
+    Scores,
+    TreeRows,
+    depth_of,
+    last_tiles,
+    seen_by,
+    weigh,
+)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _attend_nodes(  # type: ignore[no-untyped-def]
+    query,  # [T, H, D]
+    cache,  # [blocks, K/V heads, block size, 2 D]
+    found_parts,  # [P, T, H, D]
+    log_sums,  # [P, T, H]
+    output,  # [T, H, D]
+    block_table,
+    query_start_loc,
+    seq_lens,
+    slots,
+    masks,
+    sizes,
+    sinks,
+    num_requests,
+    everybody,
+    num_parts,
+    scale,
+    softcap,
+    stride_query,
+    stride_query_head,
+    stride_block,
+    stride_kv_head,
+    stride_slot,
+    stride_part,
+    stride_part_row,
+    stride_part_head,
+    stride_sums,
+    stride_sums_row,
+    stride_sums_head,
+    stride_table,
+    stride_output,
+    stride_output_head,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    NODES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_HEAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    PADDED_REQUESTS: tl.constexpr,
+):
+    ends = last_tiles(
+        query_start_loc, slots, sizes, num_requests, everybody, GROUP, ROWS, PADDED_REQUESTS
+    )
+    dim = tl.arange(0, PADDED_HEAD)
+    num_items = tl.max(ends, axis=0) * KV_HEADS
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        kv_head = item % KV_HEADS
+        tile = item // KV_HEADS
+        request = tl.sum((ends <= tile).to(tl.int32), axis=0)
+        first_tile = tl.max(tl.where(ends <= tile, ends, 0), axis=0)
+
+        start = tl.load(query_start_loc + request)
+        num_rows = tl.load(query_start_loc + request + 1) - start
+        context = tl.load(seq_lens + request) - num_rows  # position of the bonus token
+        slot = tl.load(slots + request)
+        place = (tile - first_tile) * ROWS + tl.arange(0, ROWS)  # row and head of each query
+        row = place // GROUP
+        head = kv_head * GROUP + place % GROUP
+        is_row = row < num_rows
+        at = (start + row).to(tl.int64)
+        mask = is_row[:, None] & (dim < HEAD_SIZE)[None, :]
+        asked = query + at[:, None] * stride_query + head[:, None] * stride_query_head
+        q = tl.load(asked + dim[None, :], mask=mask, other=0.0)
+        seen = seen_by(masks, sizes, slot, row - 1, is_row & (row > 0), NODES)
+
+        if HAS_SINKS:
+            best = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32)
+            total = tl.full([ROWS], 1.0, tl.float32)
+        else:
+            best = tl.full([ROWS], float("-inf"), tl.float32)
+            total = tl.zeros([ROWS], tl.float32)
+        found = tl.zeros([ROWS, PADDED_HEAD], tl.float32)
+        for part in range(num_parts):
+            of_sums = log_sums + part * stride_sums + at * stride_sums_row
+            log_sum = tl.load(of_sums + head * stride_sums_head, mask=is_row, other=float("-inf"))
+            # FlashAttention 2 says +inf where there was nothing to see.
+            is_found = is_row & (tl.abs(log_sum) < float("inf"))
+            of_part = found_parts + part * stride_part + at * stride_part_row
+            in_part = tl.load(
+                (of_part + head * stride_part_head)[:, None] + dim[None, :],
+                mask=mask & is_found[:, None],
+                other=0.0,
+            ).to(tl.float32)
+            log_sum = tl.where(is_found, log_sum, float("-inf"))
+            higher = tl.maximum(best, log_sum)
+            reference = tl.where(higher == float("-inf"), 0.0, higher)
+            faded, weight = tl.exp(best - reference), tl.exp(log_sum - reference)
+            total = total * faded + weight
+            found = found * faded[:, None] + in_part * weight[:, None]
+            best = higher
+
+        num_nodes = num_rows - 1
+        of_head = cache + kv_head * stride_kv_head
+        for first in range(0, num_nodes, KEYS):
+            node = first + tl.arange(0, KEYS)
+            is_key = node < num_nodes
+            key = context + 1 + node
+            block = tl.load(
+                block_table + request.to(tl.int64) * stride_table + key // BLOCK_SIZE,
+                mask=is_key,
+                other=0,
+            ).to(tl.int64)
+            bit = tl.minimum(node, 63).to(tl.int64)
+            visible = is_key[None, :] & (((seen[:, None] >> bit[None, :]) & 1) != 0)
+            if WINDOW > 0:
+                depth = depth_of(seen_by(masks, sizes, slot, node, is_key, NODES))
+                visible = visible & (depth_of(seen)[:, None] - depth[None, :] < WINDOW)
+            best, total, found = weigh(
+                q,
+                of_head,
+                block * stride_block + key % BLOCK_SIZE * stride_slot,
+                is_key,
+                visible,
+                best,
+                total,
+                found,
+                scale,
+                softcap,
+                HAS_SOFTCAP,
+                HEAD_SIZE,
+                PADDED_HEAD,
+            )
+
+        to = output + at[:, None] * stride_output + head[:, None] * stride_output_head
+        divisor = tl.where(total > 0, total, 1.0)  # of lanes that are no rows
+        tl.store(to + dim[None, :], found / divisor[:, None], mask=mask)
+
+
+def attend_to_nodes(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    context: Parts,
+    output: torch.Tensor,
+    batch: PagedRows,
+    trees: TreeRows,
+    scores: Scores,
+    *,
+    everybody: bool,
+) -> None:
+    """Write rows [T, H, D] as they are with all that they see; leave others' alone. May be
+    captured. `context` is what they found so far; for the others see `attend_to_context`."""
+    launch = Launch.of(query, kv_cache, batch, trees, scores)
+    _attend_nodes[(min(launch.num_programs, len(query) * kv_cache.shape[1]),)](
+        query,
+        kv_cache,
+        *context,
+        output,
+        *launch.batch,
+        scores.sinks,
+        len(batch.seq_lens),
+        int(everybody),
+        len(context.found),
+        scores.scale,
+        scores.softcap,
+        *query.stride()[:2],
+        *launch.cache_strides,
+        *context.found.stride()[:3],
+        *context.log_sums.stride(),
+        batch.block_table.stride(0),
+        *output.stride()[:2],
+        **launch.constants,
+        HAS_SINKS=scores.sinks is not None,
+        num_stages=1,
+    )
