@@ -98,7 +98,7 @@ class TreeForward:
         self.plain: Callable[..., torch.Tensor] = impl.forward
         self.attention = attention
         window = 1 + impl.sliding_window[0]  # vLLM's are keys behind a row, -1: all
-        self.scores = Scores(impl.scale, window, impl.logits_soft_cap, impl.sinks)
+        self.scores = Scores(impl.scale, window, float(impl.logits_soft_cap), impl.sinks)
         version = getattr(impl, "vllm_flash_attn_version", None)
         self.uses_flash_attention = version == 3 and not window
 
