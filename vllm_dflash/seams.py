@@ -282,6 +282,17 @@ vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor.
 """)
 """Used in a worker with Model Runner V2."""
 
+DRAFT_TREES = _listed("""\
+vllm.v1.worker.gpu.model_runner:GPUModelRunner.prepare_attn(self input_batch)
+vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler.
+    __call__(self logits input_batch draft_logits invalid_drafts)
+    _verify(self logits draft_logits draft_sampled pos cu_num_logits idx_mapping idx_mapping_np
+        expanded_idx_mapping expanded_local_pos seq_lens_upper_bound_np verify_draft_sampled)
+vllm.v1.worker.gpu.sample.gumbel:gumbel_sample(logits expanded_idx_mapping temperature seed pos
+        apply_temperature is_drafting logits_cache logits_cache_col use_fp64 logits_cache_source)
+""")
+"""Used in a worker with Model Runner V2 whose drafts may be trees."""
+
 LILICORR = _listed("""\
 vllm.model_executor.models.lilicorr:LiLiCorrHead.
     forward(self token_embeddings candidate_log_probs pass_hidden anchor_hidden anchor_valid)
@@ -316,5 +327,6 @@ vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait(self time
 """)
 """Used in the engine's process and in the workers with our Ray executor for CPUs."""
 
-SEAMS = (FRONT_END, ENGINE, V1_WORKER, V2_WORKER, LILICORR, RAY_EXECUTOR, RAY_CPU, STEP_TIMES)
+IN_WORKERS = V1_WORKER, V2_WORKER, DRAFT_TREES, LILICORR
+SEAMS = (FRONT_END, ENGINE, *IN_WORKERS, RAY_EXECUTOR, RAY_CPU, STEP_TIMES)
 """All there are: what is not in them is held against no release."""

@@ -6,6 +6,7 @@ What should be written, and how much each step accepts, comes from `reference.py
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ from support.engines import (
     proposer_of,
     token_ids,
 )
+from support.interpreter import triton_attention
 from support.pairs import drafter_config, save_drafter
 from support.reference_decoding import generate
+from support.reference_trees import acceptance_lengths
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.model.reference import ReferenceDrafter
@@ -43,7 +46,9 @@ pytestmark = pytest.mark.usefixtures("runner")
 NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32
 FREE = "free drafts"
 """Drafts that come from blocks or texts, as the device decides: those of texts are preferred."""
-MORE = [FREE] if USES_V2 else []
+TREES, NODES = "trees", 15
+"""Drafts are trees, asynchronously: each step accepts what a reference's tree does."""
+MORE = [FREE, pytest.param(TREES, marks=pytest.mark.slow)] if USES_V2 else []
 
 
 class AnySteps(list[int]):
@@ -80,7 +85,10 @@ def expected(way: str) -> Callable[..., tuple[list[int], list[int]]]:
         if key not in known:
             found = generate(target, drafter, prompt, new_tokens, whole_blocks=USES_V2)
             steps: list[int] = AnySteps() if way == FREE else []
-            for accepted in [1, *found.acceptance_lengths, *[1] * new_tokens]:
+            lengths = found.acceptance_lengths
+            if way == TREES:
+                lengths = acceptance_lengths(target, drafter, prompt, found.tokens, NODES)
+            for accepted in [1, *lengths, *[1] * new_tokens]:
                 steps.append(min(accepted, new_tokens - sum(steps)))
             known[key] = found.tokens[:new_tokens], type(steps)(step for step in steps if step)
         return known[key]
@@ -97,8 +105,11 @@ def shared(way: str) -> Iterator[LLM]:
         if way == FREE:
             speculative = dict(DFLASH)
             fix_costs(patch)
-        scheduling = "asynchronous" if way == FREE else way
-        with engine(scheduling, speculative_config=speculative, **settings) as llm:
+        if way == TREES:
+            speculative["draft_tree"] = NODES
+        scheduling = "asynchronous" if way in (FREE, TREES) else way
+        attention = triton_attention() if way == TREES else nullcontext()
+        with attention, engine(scheduling, speculative_config=speculative, **settings) as llm:
             if way == FREE:
                 prefer(llm, patch, text=0.95, block=0.9)
                 directed(llm, patch, lambda most: Ahead(most, runs_block=True))

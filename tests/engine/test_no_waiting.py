@@ -22,6 +22,7 @@ from support.engines import (
     scheduler_of,
     worker_of,
 )
+from support.interpreter import triton_attention
 from support.trimming import trimming
 from support.waiting_calls import lines_counted, waits_noted
 from vllm_dflash.engine.worker import DraftingWorker
@@ -31,7 +32,7 @@ pytestmark = [
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
     pytest.mark.usefixtures("runner"),
 ]
-PROMPTS = held_out_prompts(6)
+PROMPTS = [text[:80] for text in held_out_prompts(6)]
 WARM_UP, STEPS = 4, 8
 Watch = Callable[[Counter[str]], AbstractContextManager[None]]
 
@@ -64,16 +65,25 @@ def warm_steps(
     return seen
 
 
-@pytest.fixture(scope="module", params=["asynchronous", "synchronous", "trimming"])
+CHAINS = ["asynchronous", "synchronous", "trimming"]
+
+
+@pytest.fixture(scope="module")
 def llm(request: pytest.FixtureRequest) -> Any:
     """With free drafts. Lengths take turns, so that steps with and without a block are among those
     watched, and steps whose requests have different ones."""
     way = "synchronous" if request.param == "synchronous" else "asynchronous"
+    around = {"trimming": lambda: trimming(with_kernel=False), "trees": triton_attention}
+    speculative: dict[str, Any] = dict(DFLASH)
+    if request.param == "trees":
+        speculative["draft_tree"] = 9
     with (
         pytest.MonkeyPatch.context() as patch,
-        trimming(with_kernel=False) if request.param == "trimming" else nullcontext(),
-        engine(way, speculative_config=dict(DFLASH), max_num_seqs=6) as llm,
+        around.get(request.param, nullcontext)(),
+        engine(way, speculative_config=speculative, max_num_seqs=6) as llm,
     ):
+        trees = proposer_of(llm).trees
+        assert (trees is not None and trees.is_attached) == (request.param == "trees")
         assert proposer_of(llm).step.texts is not None
         kinds = cycle(
             [
@@ -87,6 +97,7 @@ def llm(request: pytest.FixtureRequest) -> Any:
         yield llm
 
 
+@pytest.mark.parametrize("llm", [*CHAINS, "trees"], indirect=True)
 def test_nothing_waits_for_the_device(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler_of(llm)._news_in = WARM_UP + 2  # rates and costs are told meanwhile
     seen = warm_steps(llm, 3, waits_noted, monkeypatch)
@@ -94,6 +105,9 @@ def test_nothing_waits_for_the_device(llm: LLM, monkeypatch: pytest.MonkeyPatch)
     assert sum(seen, Counter()) == Counter()
 
 
+@pytest.mark.parametrize(
+    "llm", [*CHAINS, pytest.param("trees", marks=pytest.mark.slow)], indirect=True
+)
 def test_steps_of_more_requests_run_no_more_lines(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

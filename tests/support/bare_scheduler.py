@@ -52,7 +52,8 @@ def take_vllm_out(
         ("requests", requests),
     ):
         monkeypatch.setattr(Scheduler, name, value, raising=False)
-    monkeypatch.setattr(Mode, "of", lambda _: SimpleNamespace(is_planned=True))
+    mode = SimpleNamespace(is_planned=True, draft_width=max_draft, tree_nodes=0)
+    monkeypatch.setattr(Mode, "of", lambda _: mode)
     monkeypatch.setattr(scheduling, "drafted_length", lambda _: MAX_LEN)
 
 
@@ -89,8 +90,9 @@ def step(
     )
     kept = {**drafts, **(admitted or {})}
     verified = np.array([kept.get(name, 0) for name in produced], dtype=np.int64)
-    table = np.zeros((len(produced), 6 + 7))
+    table = np.zeros((len(produced), 8 + 7))
     table[:, 0], table[:, 1] = np.where(verified > 0, source, 0), verified
-    table[:, 6:] = 0.5 * (np.arange(7) < verified[:, None])
+    table[:, 6], table[:, 7] = verified, (np.array([*produced.values()]) - 1) * (verified > 0)
+    table[:, 8:] = 0.5 * (np.arange(7) < verified[:, None])
     OUTCOMES.attach(output, Outcomes.of(table))
     return scheduled, output

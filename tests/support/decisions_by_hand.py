@@ -138,9 +138,9 @@ class DecisionsByHand:
                 expected = sum(held.text_survival[:compared])
                 graded[1].append((slot, expected, min(came_true, compared)))
             length = self.width if held.match else 0
-            outcomes.append(
-                [held.source, admitted, held.match, length, tells, came_true, *held.confidence]
-            )
+            accepted = produced - 1 if admitted else 0
+            counts = held.source, admitted, held.match, length, tells, came_true, admitted, accepted
+            outcomes.append([*counts, *held.confidence])
             held.source, held.match = NOBODY, 0
         for bias, each in zip(self.biases, graded, strict=True):
             bias.observe(

@@ -17,6 +17,7 @@ def outcomes_of(
     lengths: int = 0,
     known: list[int] | None = None,
     came_true: list[int] | None = None,
+    accepted: list[int] | None = None,
 ) -> Outcomes:
     """Of R requests, whose drafts are all of one kind; a request with none has nobody's."""
     count = len(admitted)
@@ -30,6 +31,8 @@ def outcomes_of(
         np.full(count, lengths),
         nothing if known is None else np.array(known),
         nothing if came_true is None else np.array(came_true),
+        drafts,
+        nothing if accepted is None else np.array(accepted),
         np.full((count, width), sure),
     )
 

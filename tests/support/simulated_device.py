@@ -90,7 +90,8 @@ class SimulatedDevice:
         came = np.minimum(came_true, compared)
         self._learn(1, slots[has], self._of_text, compared[has], came[has])
         confidence = self._confidence[slots]
-        outcomes = Outcomes(source, own, match, length, known, came_true, confidence)
+        became = source, own, match, length, known, came_true, own, accepted
+        outcomes = Outcomes(*became, confidence)
         self.place[slots] += 1 + accepted
         self.source[slots], self._length[slots] = NOBODY, 0
         return Verified(admitted, 1 + accepted, outcomes)

@@ -43,8 +43,9 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
         check_thread_binding(parallel.local_world_size)
 
 
-def length_table(max_draft: int) -> list[tuple[int, int, int]]:
-    """A table of vLLM's that names the draft lengths to capture graphs for: 0, about 1/4, 1/2, K.
+def length_table(max_draft: int, num_nodes: int = 0) -> list[tuple[int, int, int]]:
+    """A table of vLLM's that names the draft lengths to capture graphs for: 0, about 1/4, 1/2, K,
+    and the nodes of a tree where that is more.
 
     vLLM takes a length from it by batch size; our schedulers choose among those lengths by what
     they bring, or give each request its own. Workers that can have vLLM trim each request's drafts
@@ -62,8 +63,10 @@ def length_table(max_draft: int) -> list[tuple[int, int, int]]:
     rows = 1 + max_draft
     between = {rows // 4 - 1, rows // 2 - 1} - {-1, 0, max_draft}
     lengths = [max_draft, 0, *sorted(between, reverse=True)]
+    if num_nodes > max_draft:
+        lengths.insert(0, num_nodes)
     table = [(size, size, length) for size, length in enumerate(lengths, start=1)]
-    return [*table, (len(table) + 1, MANY_REQUESTS, max_draft)]
+    return [*table, (len(table) + 1, MANY_REQUESTS, lengths[0])]
 
 
 def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
@@ -80,7 +83,9 @@ def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
         if config.pop(key, None):
             init_logger("vllm.dflash").warning("%s is ignored: %s.", key, why)
     if mode.captures_lengths:
-        config["num_speculative_tokens_per_batch_size"] = length_table(mode.draft_width)
+        config["num_speculative_tokens_per_batch_size"] = length_table(
+            mode.draft_width, mode.tree_nodes
+        )
     for key in OWN_KEYS:
         config.pop(key, None)
     if engine_args.spec_method is None:

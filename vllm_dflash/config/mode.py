@@ -62,6 +62,8 @@ class Mode:
     estimates_folder: str | None = None
     """Where to keep what was learned; None: nowhere."""
     runner: Runner = "v1"
+    tree_nodes: int = 0
+    """Of the tree that a request's drafts are, where they may be one; 0: all are chains."""
 
     @property
     def is_planned(self) -> bool:

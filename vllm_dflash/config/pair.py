@@ -71,9 +71,10 @@ def resolve(
     width, most_free = settings.draft_tokens(drafter), 0
     if is_planned and settings.free_drafts != "off":
         most_free = max(width, MOST_FREE_DRAFTS) if is_free_to_choose else width
+    nodes = tree_nodes(settings, drafter, target, engine_args, runner)
     folder, ranks = settings.estimates_folder, settings.draft_tensor_parallel_size
     return Mode(
-        num_speculative_tokens=max(width, most_free),
+        num_speculative_tokens=max(width, most_free, nodes),
         draft_width=width,
         draft_length=settings.draft_length,
         drafter=drafter,
@@ -89,7 +90,37 @@ def resolve(
         and parallel.data_parallel_size == 1,
         estimates_folder=None if folder is None else usable_folder(folder),
         runner=runner,
+        tree_nodes=nodes,
     )
+
+
+def tree_nodes(
+    settings: SpeculativeSettings,
+    drafter: DrafterSpec,
+    target: ModelConfig,
+    engine_args: EngineArgs,
+    runner: Runner,
+) -> int:
+    """Nodes of a request's draft tree; 0: chains, with a line in the log if trees were asked for.
+
+    What else forbids them is known when the models are loaded (`engine/v2/draft_trees.py`).
+    """
+    from vllm.logger import init_logger
+
+    if not isinstance(settings.draft_tree, int):
+        return 0
+    for obstacle, is_so in (
+        ("Model Runner V1, which CPUs have, knows chains only", runner == "v1"),
+        ("this drafter's candidates depend on each other", drafter.num_candidates is not None),
+        ("use_local_argmax_reduction leaves no logits", settings.use_local_argmax_reduction),
+        ("the scheduler is not ours", engine_args.scheduler_cls is not None),
+        ("the target keeps a state from token to token", target.is_hybrid),
+        ("LoRA is on", engine_args.enable_lora),
+    ):
+        if is_so:
+            init_logger("vllm.dflash").warning("drafts are chains, not trees: %s.", obstacle)
+            return 0
+    return settings.draft_tree
 
 
 def checked_drafter(

@@ -54,8 +54,8 @@ class SpeculativeSettings(BaseModel):
     )
     draft_tree: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MOST_NODES)] = described(
         "auto",
-        f"'auto', 'off', or the number of tokens that a tree may have, up to {MOST_NODES} (drafts"
-        " are chains so far, whatever it says)",
+        f"'auto' (chains, so far), 'off', or the number of tokens of a request's draft tree, up to"
+        f" {MOST_NODES} (Model Runner V2)",
     )
     estimates_folder: str | None = described(
         None,

@@ -54,6 +54,8 @@ class Ahead:
     """Drafts to verify, whatever they seem worth."""
     rate: float = 0.0
     """Tokens a second that it promises."""
+    promise: float = 0.0
+    """Drafts that would be accepted, were all of the blocks verified."""
 
 
 class AheadPlanner(LearningPlanner):
@@ -125,7 +127,7 @@ class AheadPlanner(LearningPlanner):
         drafting = self.costs.block(count * (1 + self.max_draft), context)
         blocks = self._best(Expected(limits, context_lens, min_survival, curves, groups, drafting))
         if blocks.rate > best.rate:
-            best = replace(blocks, runs_block=True)
+            best = replace(blocks, runs_block=True, promise=float(curves.sum()))
         chosen = best if best.rate > MARGIN * plain else nothing
         self.speedup = chosen.rate / plain
         if chosen.runs_block:
@@ -196,8 +198,8 @@ class AheadPlanner(LearningPlanner):
         """Of whom a block was made; `found`: survival of what the texts predicted, [R, K]."""
         made = np.flatnonzero(outcomes.confidence[:, 0] > 0.0)
         of_those = rows[made]
-        verified = np.where(outcomes.source == BLOCK, outcomes.admitted, 0)
-        accepted = np.where(verified > 0, step.produced - 1, 0)
+        verified = np.where(outcomes.source == BLOCK, outcomes.likeliest, 0)
+        accepted = np.where(verified > 0, outcomes.accepted, 0)
         if self._probe_charge:
             self._probed *= PROBE_MEMORY
             self._probed += self.blocks.compared(outcomes.confidence, verified, accepted)
@@ -219,7 +221,7 @@ class AheadPlanner(LearningPlanner):
     def _learn_texts(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:
         """What has become of what the texts predicted, and what they will predict two steps from
         now; `found`: survival of what they did, [R, K]."""
-        source, admitted, matches, lengths, known, came_true, _ = outcomes
+        source, admitted, matches, lengths, known, came_true, *_ = outcomes
         ended = found[self._has_ended[rows] & (step.produced > 0)]  # [E, K], one after the other
         left = (1.0 - TYPICAL_RATE) ** np.arange(len(ended), -1, -1)
         self.typical_promise *= left[0]

@@ -85,13 +85,18 @@ class Outcomes(NamedTuple):
     """Of those: how many there is a true one for, [R]."""
     came_true: Ints
     """Of those: how many first ones were right, [R]."""
+    likeliest: Ints
+    """Drafts that were verified, without those of a tree that are not, like all before them, the
+    likeliest of their places, [R]."""
+    accepted: Ints
+    """Of those: how many first ones were accepted, [R]."""
     confidence: Floats
     """The drafter's, in its last block; 0: there was none, or a draft was not finite, [R, K]."""
 
     @staticmethod
     def of(table: Floats) -> Outcomes:
-        """The device's table, [R, 6 + K]."""
-        return Outcomes._make([*table[:, :6].astype(np.int64).T, table[:, 6:].astype(np.float64)])
+        """The device's table, [R, 8 + K]."""
+        return Outcomes._make([*table[:, :8].astype(np.int64).T, table[:, 8:].astype(np.float64)])
 
     def of_rows(self, rows: Sequence[int]) -> Outcomes:
         """Of some requests."""

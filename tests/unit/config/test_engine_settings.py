@@ -121,6 +121,12 @@ def test_the_lengths_to_capture(longest: int, table: list[tuple[int, int, int]])
     assert length_table(longest) == table
 
 
+def test_a_trees_nodes_are_captured_beside_chains() -> None:
+    expected = [(1, 1, 15), (2, 2, 7), (3, 3, 0), (4, 4, 3), (5, 5, 1), (6, ANY, 15)]
+    assert length_table(7, 15) == expected
+    assert length_table(7, 5) == length_table(7)
+
+
 @pytest.mark.parametrize("max_draft", [1, 2, 3, 7, 15])
 @pytest.mark.parametrize("max_requests", [1, 2, 3, 4, 64, 1024])
 def test_the_table_names_the_lengths_to_capture(max_draft: int, max_requests: int) -> None:

@@ -159,7 +159,7 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
         (False, {"scheduler_cls": "mine.Scheduler"}, 7),  # which would keep as much room for all
     ],
 )
-@pytest.mark.parametrize("tree", ["auto", "off", 64])
+@pytest.mark.parametrize("tree", ["auto", "off"])
 def test_who_may_have_more_drafts_than_a_block(
     monkeypatch: pytest.MonkeyPatch,
     drafter: Path,
@@ -168,13 +168,41 @@ def test_who_may_have_more_drafts_than_a_block(
     room: int,
     tree: str | int,
 ) -> None:
-    """Drafts are chains, whatever `draft_tree` says."""
+    """Drafts are chains where no number of nodes is asked for."""
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
     settings = SpeculativeSettings.model_validate({"model": str(drafter), "draft_tree": tree})
     options = resolve(settings, drafter_config(), target(), engine(**asked), parallel())
     assert options.draft_width == 7
     assert (options.num_speculative_tokens, options.most_free) == (room, room)
     assert options.runner == ("v2" if is_v2 else "v1")
+
+
+@pytest.mark.parametrize(
+    ("is_v2", "own", "asked", "nodes", "room"),
+    [
+        (True, {}, {}, 32, 32),
+        (True, {}, {}, 4, 7),  # of which a chain has more
+        (True, {"draft_length": "fixed", "num_speculative_tokens": 3}, {}, 16, 16),
+        (False, {}, {}, 0, 32),  # free drafts
+        (True, {}, {"scheduler_cls": "mine.Scheduler"}, 0, 7),
+        (True, {"use_local_argmax_reduction": True, "draft_length": "fixed"}, {}, 0, 7),
+    ],
+)
+def test_a_number_of_nodes_is_room_for_a_tree_on_v2(
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: Path,
+    is_v2: bool,
+    own: dict[str, Any],
+    asked: dict[str, Any],
+    nodes: int,
+    room: int,
+) -> None:
+    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
+    written = {"model": str(drafter), "draft_tree": nodes or 32, **own}
+    settings = SpeculativeSettings.model_validate(written)
+    mode = resolve(settings, drafter_config(), target(), engine(**asked), parallel())
+    assert (mode.tree_nodes, mode.num_speculative_tokens) == (nodes, room)
+    assert mode.draft_width == own.get("num_speculative_tokens", 7)
 
 
 @pytest.mark.parametrize(

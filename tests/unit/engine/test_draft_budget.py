@@ -46,7 +46,7 @@ def bare(chances: float | Floats = 0.5) -> Any:
         ],
         _confidence_probs=torch.full((SLOTS, K), 0.5),
     )
-    return DraftBudget.instead_of(whole)
+    return DraftBudget.instead_of(whole, K)
 
 
 def learned(factor: float) -> Learned:
@@ -219,6 +219,6 @@ def test_until_costs_are_known_vllms_number_counts(monkeypatch: pytest.MonkeyPat
 
 def test_it_takes_the_place_of_vllms() -> None:
     whole = bare()
-    found = DraftBudget.instead_of(whole)
+    found = DraftBudget.instead_of(whole, K)
     assert found is not whole
     assert found._confidence_probs is whole._confidence_probs

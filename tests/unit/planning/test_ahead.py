@@ -157,7 +157,7 @@ def test_calibrations_learn_of_block_and_text_apart() -> None:
     planner.start(straight_costs(), range(4))
     block, text = Calibration(3), planner.texts.rates.copy()
     step = step_of(names(3), np.array([3, 2, 0]), np.array([1, 2, 0]))
-    planner.observe(step, outcomes_of([3, 2, 0], 3, confidence=0.7))
+    planner.observe(step, outcomes_of([3, 2, 0], 3, confidence=0.7, accepted=[1, 2, 0]))
     block.observe(np.full((2, 3), 0.7), np.array([3, 2]), np.array([1, 2]))
     np.testing.assert_allclose(planner.blocks.rates, block.rates)
     np.testing.assert_allclose(planner.texts.rates, text)
@@ -176,7 +176,8 @@ def test_blocks_are_learned_of_by_their_own_confidence() -> None:
     planner.start(straight_costs(), range(4))
     confidence = np.array([[0.0] * 3, [0.7] * 3, [0.0] * 3, [0.4] * 3])
     step = step_of(names(4), np.array([0, 3, 0, 3]), np.array([0, 2, 0, 1]))
-    told = outcomes_of([0, 3, 0, 3], 3)._replace(confidence=confidence)
+    told = outcomes_of([0, 3, 0, 3], 3, accepted=[0, 2, 0, 1])
+    told = told._replace(confidence=confidence)
     planner.observe(step, told)
     block.observe(confidence[[1, 3]], np.array([3, 3]), np.array([2, 1]))
     np.testing.assert_allclose(planner.blocks.rates, block.rates)
@@ -274,7 +275,7 @@ def test_a_probe_that_has_paid_for_itself_is_refunded() -> None:
     assert planner.plan(["a"], short(1)).runs_block
     probes.due, before = False, probes.saved
     step = step_of(["a"], np.array([3]), np.array([2]))
-    planner.observe(step, outcomes_of([3], 3, confidence=0.9))
+    planner.observe(step, outcomes_of([3], 3, confidence=0.9, accepted=[2]))
     assert probes.saved - before == pytest.approx(0.004)  # a block and 3 rows, not 2 steps of 11 ms
 
 
@@ -285,7 +286,8 @@ def test_what_is_learned_is_sent_as_copies() -> None:
     before = [np.array(one).copy() for one in learned]
     going_on(planner)
     planner.observe(
-        step_of(["a"], np.array([3]), np.array([3])), outcomes_of([3], 3, confidence=0.9)
+        step_of(["a"], np.array([3]), np.array([3])),
+        outcomes_of([3], 3, confidence=0.9, accepted=[3]),
     )
     for kept, one in zip(before, learned, strict=True):
         np.testing.assert_array_equal(kept, one)
@@ -297,7 +299,8 @@ def test_what_is_learned_is_sent_as_copies() -> None:
 
 def test_a_table_of_the_device_is_read_column_by_column() -> None:
     table = np.array(
-        [[BLOCK, 3, 4, 5, 2, 1, 0.5, 0.25], [TEXT, 2, 9, 7, 3, 3, 0.0, 0.0]], np.float32
+        [[BLOCK, 3, 4, 5, 2, 1, 2, 1, 0.5, 0.25], [TEXT, 2, 9, 7, 3, 3, 2, 0, 0.0, 0.0]],
+        np.float32,
     )
     outcomes = Outcomes.of(table)
     assert outcomes.source.tolist() == [BLOCK, TEXT]
@@ -306,5 +309,7 @@ def test_a_table_of_the_device_is_read_column_by_column() -> None:
     assert outcomes.text_lengths.tolist() == [5, 7]
     assert outcomes.known.tolist() == [2, 3]
     assert outcomes.came_true.tolist() == [1, 3]
+    assert outcomes.likeliest.tolist() == [2, 2]
+    assert outcomes.accepted.tolist() == [1, 0]
     assert outcomes.confidence.tolist() == [[0.5, 0.25], [0.0, 0.0]]
     assert outcomes.confidence.dtype == np.float64

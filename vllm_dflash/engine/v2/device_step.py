@@ -9,6 +9,7 @@ the host waits for:
     block     the drafter: context stored, a block drafted, judged           (vLLM's graph)
     look up   what the requests' own texts predict                           (text_look_up.py)
     choose    whose drafts each request gets, with a chance for each         (choice.py)
+    grow      trees of these, where drafts may be trees                      (draft_trees.py)
 
 The scheduler says whether a block is run, and for how many drafts there are places
 (`scheduling.py`). Where attention backends allow it, vLLM then trims the drafts of the batch on the
@@ -23,6 +24,7 @@ import torch
 
 from vllm_dflash.engine.v2.choice import choose
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
+from vllm_dflash.engine.v2.draft_trees import DraftTrees
 from vllm_dflash.engine.v2.exchange import HostCopy
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
@@ -31,14 +33,26 @@ from vllm_dflash.engine.v2.text_look_up import TextLookUp
 class DeviceStep:
     """What the device knows of all requests, and what a step does with it."""
 
-    def __init__(self, num_slots: int, drafts: Drafts, texts: TextLookUp | None) -> None:
-        """For S slots; `drafts` are of a batch. `texts` gives free drafts; None: there are none."""
+    def __init__(
+        self,
+        num_slots: int,
+        drafts: Drafts,
+        texts: TextLookUp | None,
+        trees: DraftTrees | None = None,
+    ) -> None:
+        """For S slots; `drafts` are of a batch. `texts` gives free drafts, `trees` make trees of a
+        block's; None: there are none."""
         width, device = drafts.tokens.shape[1], drafts.tokens.device
         self.slots = DraftSlots(num_slots, width, device)
-        self.drafts, self.texts = drafts, texts
+        self.drafts, self.texts, self.trees = drafts, texts, trees
         self.outcomes = torch.zeros(num_slots, OUTCOME_COLUMNS + width, device=device)
         self.report: HostCopy | None = None
         """Of the step that runs: what became of its drafts, on the way to the host."""
+
+    def owners(self) -> tuple[object, ...]:
+        """Of all persistent tensors."""
+        trees = self.trees
+        return self, self.slots, self.texts, trees, trees and trees.slots
 
     def run(self, batch: Batch, fresh: torch.Tensor | None, run_block: Callable[[], bool]) -> None:
         """Decide what each request of a batch is to have verified next.
@@ -50,9 +64,12 @@ class DeviceStep:
         """
         if fresh is not None:
             self.slots.forget(fresh)
-        grade(self.slots, batch, self.outcomes)
+        chains = None if self.trees is None else self.trees.slots.chains
+        grade(self.slots, batch, self.outcomes, chains)
         self.report = HostCopy(self.outcomes[: len(batch.slots)])
         has_block = run_block()
         if self.texts is not None:
             self.texts.look_up(batch)
         choose(self.slots, batch, self.drafts, self.texts, has_block=has_block)
+        if self.trees is not None:
+            self.trees.grow(self.slots, batch, self.drafts, has_block=has_block)

@@ -64,6 +64,9 @@ OUTCOMES: Message[Outcomes] = Message("dflash_outcomes")
 FACTS: Message[WorkerFacts] = Message("dflash_facts")
 """Worker to scheduler, with the first sampled tokens."""
 
+CHAINS_ONLY: Message[bool] = Message("dflash_chains_only")
+"""Worker to scheduler, with the first sampled tokens, where trees were asked for and cannot be."""
+
 
 def directions_of(step: SchedulerOutput) -> Directions:
     """In a worker; where nobody plans, every step that has room for drafts runs a block."""

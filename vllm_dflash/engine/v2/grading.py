@@ -15,10 +15,11 @@ from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, DraftSlots
 from vllm_dflash.planning.chances import GLOBAL_MEMORY, REQUEST_MEMORY
 from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
 
-OUTCOME_COLUMNS = 6
+OUTCOME_COLUMNS = 8
 """Before the drafts' confidence: source, drafts admitted, tokens matched, tokens predicted, how
-many of those are known by now, and how many of them came true. Confidence is -1 where a draft was
-not finite."""
+many of those are known by now, and how many of them came true, and of a block's likeliest drafts,
+which of a chain are all and of a tree a part, how many were admitted and accepted. Confidence is -1
+where a draft was not finite."""
 TILE = 32
 """Requests at a time."""
 
@@ -58,6 +59,7 @@ def _grade(  # type: ignore[no-untyped-def]
     records,  # [S, HEAD + 4 * K]
     everybody,  # [2, 2]
     outcomes,  # [max R, COLUMNS + K]
+    chains,  # [max R, 2] or None
     stride_texts,
     num_requests,
     HEAD: tl.constexpr,
@@ -90,6 +92,13 @@ def _grade(  # type: ignore[no-untyped-def]
         admitted = tl.where((sampled > 0) & (holds != NOBODY), sampled - 1 + rejected, 0)
         is_block = (holds == BLOCK) & (admitted > 0)
         is_text = (holds == TEXT) & (admitted > 0)
+        likeliest, accepted = admitted, tl.where(admitted > 0, sampled - 1, 0)
+        if chains is not None:
+            of_tree = tl.load(chains + 2 * request, mask=is_request, other=-1)
+            is_tree = is_block & (of_tree >= 0)
+            came = tl.load(chains + 2 * request + 1, mask=is_request, other=0)
+            likeliest = tl.where(is_tree, of_tree, likeliest)
+            accepted = tl.where(is_tree, came, accepted)
         # How many tokens a step has got says how easy they were; so where the text's drafts were
         # not verified themselves, only the first one tells.
         known = tl.where(is_text, tl.minimum(sampled, K), 1)
@@ -107,9 +116,9 @@ def _grade(  # type: ignore[no-untyped-def]
         came_true = tl.min(tl.where(is_wrong, draft, known[:, None]), axis=1)
 
         is_draft = is_request[:, None] & (draft < K)
-        is_verified = is_draft & is_block[:, None] & (draft < admitted[:, None])
+        is_verified = is_draft & is_block[:, None] & (draft < likeliest[:, None])
         survival = tl.load(of_drafts + K, mask=is_verified, other=0.0)
-        count, came = _learn(record + 2, is_block, survival, sampled - 1, REQUEST_MEMORY)
+        count, came = _learn(record + 2, is_block, survival, accepted, REQUEST_MEMORY)
         num_blocks += count
         of_blocks += came
         is_compared = is_draft & (known > 0)[:, None] & (draft < compared[:, None])
@@ -126,6 +135,8 @@ def _grade(  # type: ignore[no-untyped-def]
         tl.store(row + 3, tl.where(match > 0, K, 0).to(tl.float32), mask=is_request)
         tl.store(row + 4, known.to(tl.float32), mask=is_request)
         tl.store(row + 5, came_true.to(tl.float32), mask=is_request)
+        tl.store(row + 6, likeliest.to(tl.float32), mask=is_request)
+        tl.store(row + 7, accepted.to(tl.float32), mask=is_request)
         sure = tl.load(of_drafts, mask=is_draft, other=0.0)
         tl.store(row[:, None] + COLUMNS + draft, sure, mask=is_draft)
         tl.debug_barrier()  # several threads read what one of them writes
@@ -135,13 +146,16 @@ def _grade(  # type: ignore[no-untyped-def]
     _learn_of_everybody(everybody + 2, num_texts, of_texts, LOG_GLOBAL_MEMORY)
 
 
-def grade(slots: DraftSlots, batch: Batch, outcomes: torch.Tensor) -> None:
+def grade(
+    slots: DraftSlots, batch: Batch, outcomes: torch.Tensor, chains: torch.Tensor | None = None
+) -> None:
     """Learn from the drafts of R requests, report them, and let go of them.
 
     Args:
         slots: of all requests.
         batch: of R requests.
         outcomes: its first R rows are written, [max R, OUTCOME_COLUMNS + K] float32.
+        chains: see `TreeSlots.chains`, [max R, 2]; None: no drafts were trees.
     """
     width = slots.width
     _grade[(1,)](
@@ -149,6 +163,7 @@ def grade(slots: DraftSlots, batch: Batch, outcomes: torch.Tensor) -> None:
         slots.records,
         slots.everybody,
         outcomes,
+        chains,
         batch.texts.stride(0),
         len(batch.slots),
         HEAD=HEAD,

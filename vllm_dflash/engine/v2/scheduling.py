@@ -25,6 +25,7 @@ from vllm_dflash.engine.reporting.figures import CountingScheduler
 from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v2.exchange import (
+    CHAINS_ONLY,
     DIRECTIONS,
     FACTS,
     OUTCOMES,
@@ -33,10 +34,12 @@ from vllm_dflash.engine.v2.exchange import (
     directions_of,
     free_ones,
 )
+from vllm_dflash.engine.v2.tree_requests import PlacesOfTrees
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import Ahead, AheadPlanner
 from vllm_dflash.planning.rehearsal import rehearse_ahead
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import BLOCK, Step
+from vllm_dflash.planning.tree_gain import TreeGain
 
 FIRST_NEWS, MOST_NEWS = 4, 32
 """Steps after which workers are told what was learned: soon at first, then now and then."""
@@ -47,10 +50,12 @@ class DFlashDeviceScheduler(CountingScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        width = self.num_spec_tokens
+        mode = Mode.of(self.vllm_config)
+        width = self._width = mode.draft_width
+        self._trees, self._tree_gain = PlacesOfTrees(mode.tree_nodes), TreeGain()
         self.planner = AheadPlanner(width, self.vllm_config.scheduler_config.max_num_seqs)
         """Workers start it, unless draft lengths are fixed."""
-        self._is_fixed = not Mode.of(self.vllm_config).is_planned
+        self._is_fixed = not mode.is_planned
         if not self._is_fixed:
             rehearse_ahead(width)
         self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL)
@@ -91,17 +96,30 @@ class DFlashDeviceScheduler(CountingScheduler):
         context = self._context_lens(names) + np.array([*step.num_scheduled_tokens.values()])
         most = drafted_length(self.vllm_config.speculative_config.draft_model_config)
         ends = np.full(len(names), min(most, self.max_model_len))
-        limits = draft_limits(context, ends, self.num_spec_tokens, np.ones(len(names), bool))
+        limits = draft_limits(context, ends, self._width, np.ones(len(names), bool))
         ahead = Ahead(np.zeros_like(limits))
         # Fixed lengths are what they say: K behind every step.
         could_draft = self._is_fixed or self._can_use_drafts(names, context)
         if could_draft:
             ahead = self.planner.plan(names, context, limits)
-        length = int(ahead.lengths.max())
+        lengths = ahead.lengths
+        if ahead.runs_block and self._trees.num_nodes:
+            of_trees = self._trees.places(lengths, names, self.requests, context, ends)
+            if self._pays_trees(ahead, of_trees, context):
+                lengths = of_trees
+        length = int(lengths.max())
         step.num_spec_tokens_to_schedule = length
-        if (ahead.lengths < length).any():
-            self._places = dict(zip(names, ahead.lengths.tolist(), strict=True))
+        if (lengths < length).any():
+            self._places = dict(zip(names, lengths.tolist(), strict=True))
         return Directions(ahead.runs_block, ahead.min_verified, could_draft, self._news())
+
+    def _pays_trees(self, ahead: Ahead, nodes: Ints, context: Ints) -> bool:
+        """Whether there are to be places for so many nodes of each request, [R]. Where the device
+        trims, it verifies those that pay; without a plan, trees were asked for."""
+        planner, rows = self.planner, len(nodes) * (1 + self._width)
+        if planner.trims or not planner.is_started:
+            return True
+        return self._tree_gain.pays(planner.costs, nodes, context, ahead.promise, ahead.rate, rows)
 
     def _can_use_drafts(self, names: list[str], context_lens: Ints) -> bool:
         """Whether any request will be past its prompt behind the step, and not at its end.
@@ -152,6 +170,8 @@ class DFlashDeviceScheduler(CountingScheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Any:
         """Take the sampled tokens, and learn from them and from the time they took."""
+        if CHAINS_ONLY.on(model_runner_output):
+            self._trees = PlacesOfTrees(0)
         facts = FACTS.on(model_runner_output)
         if facts is not None:
             self._start(facts)
@@ -190,6 +210,8 @@ class DFlashDeviceScheduler(CountingScheduler):
             step.produced = np.array([len(output.sampled_token_ids[row]) for row in order])
             step.verified = outcomes.admitted
             self.statistics.observe_verification(step)
+            had_trees = (outcomes.source == BLOCK) & (outcomes.admitted > self._width)
+            self._tree_gain.observe(step.produced - 1, outcomes.accepted, had_trees)
             self.free_drafts = dict(zip(names, free_ones(outcomes).tolist(), strict=True))
             drafts = scheduled.scheduled_spec_decode_tokens
             given = np.array([len(drafts.get(name, ())) for name in names], dtype=np.int64)
@@ -199,7 +221,7 @@ class DFlashDeviceScheduler(CountingScheduler):
                 step.verified = given
         step.context_lens = self._context_lens(names)
         step.draft_rows = self._draft_rows
-        self._draft_rows = self._has_block(scheduled) * len(names) * (1 + self.num_spec_tokens)
+        self._draft_rows = self._has_block(scheduled) * len(names) * (1 + self._width)
         self._clock.finish(step)
         with step.timing("planning"):
             estimate = self.planner.observe(step, outcomes)

@@ -26,6 +26,7 @@ from vllm_dflash.engine.scheduled import newly_admitted
 from vllm_dflash.engine.v2.confidence import judge
 from vllm_dflash.engine.v2.device_step import DeviceStep
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts
+from vllm_dflash.engine.v2.draft_trees import DraftTrees
 from vllm_dflash.engine.v2.exchange import CountedOutput, Directions, directions_of
 from vllm_dflash.engine.v2.loaded_speculator import LoadedSpeculator
 from vllm_dflash.engine.v2.text_look_up import TextLookUp, has_room_for_texts
@@ -40,6 +41,8 @@ class PlannedSpeculator(LoadedSpeculator):
     """Of the step that runs, once the target has."""
     req_states: RequestState
     """The model runner's."""
+    draft_token_confidence_probs: torch.Tensor
+    """Chances of what vLLM gets, [max R, W]."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -49,11 +52,17 @@ class PlannedSpeculator(LoadedSpeculator):
             texts = TextLookUp(*sizes, width, device)
         self.confidence = torch.zeros(self.draft_tokens.shape, device=device)  # [max R, K]
         drafts = Drafts(self.draft_tokens, self.confidence, self.draft_token_confidence_probs)
-        self.step = DeviceStep(self.max_num_reqs, drafts, texts)
-        self.statistics = DraftStatistics(width)
-        self.warm = WarmState(
-            lambda: (self, self.input_buffers, self.step, self.step.slots, self.step.texts)
-        )
+        self.handed_over = self.draft_tokens
+        """What vLLM gets, [max R, W]."""
+        self.trees: DraftTrees | None = None
+        places, nodes = self.options.num_speculative_tokens, self.options.tree_nodes
+        if nodes:
+            self.trees = DraftTrees(self.max_num_reqs, width, places, nodes, device)
+            self.handed_over = self.trees.tokens
+            self.draft_token_confidence_probs = self.trees.chances
+        self.step = DeviceStep(self.max_num_reqs, drafts, texts, self.trees)
+        self.statistics = DraftStatistics(places)
+        self.warm = WarmState(lambda: (self, self.input_buffers, *self.step.owners()))
         self.candidates: CandidateSampler | None = None
         """What walks along the candidates of a DFlash 2 or LiLiCorr drafter."""
         if (top_k := self.spec.num_candidates) is not None:
@@ -70,9 +79,13 @@ class PlannedSpeculator(LoadedSpeculator):
         """All is loaded, no graph is captured. What runs between graphs is compiled here: no
         request waits for that."""
         if self.options.is_planned and runner.adaptive_verification is not None:  # hook 16
-            self.budget = DraftBudget.instead_of(runner.adaptive_verification)
+            self.budget = DraftBudget.instead_of(
+                runner.adaptive_verification, self.num_speculative_steps
+            )
             self.budget.warm_up()
             runner.adaptive_verification = self.budget
+        if self.trees is not None:  # hook 19
+            self.trees.attach(runner, self.draft_attn_layer_names)
         nothing = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.observe_verification(nothing.long(), nothing, nothing)
         for has_block in (False, True):
@@ -89,6 +102,8 @@ class PlannedSpeculator(LoadedSpeculator):
         """A step is about to run."""
         self.newly_admitted = newly_admitted(step)
         self.directions = directions_of(step)
+        if self.trees is not None:
+            self.trees.expect(step)
         if (learned := self.directions.learned) is not None:
             self.step.slots.set_rates(learned.block_rates, learned.text_rates)
         if self.budget is not None and step.total_num_scheduled_tokens:
@@ -107,24 +122,34 @@ class PlannedSpeculator(LoadedSpeculator):
     def propose(
         self,
         input_batch: InputBatch,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
         *inputs: Any,
         dummy_run: bool = False,
         is_profile: bool = False,
         num_speculative_tokens: int | None = None,
         **more_inputs: Any,
     ) -> torch.Tensor:
-        """Store this step's context and draft; arguments and result [R, K] are vLLM's.
+        """Store this step's context and draft; arguments and result [R, W] are vLLM's.
 
-        Of a request's K tokens only those count that the scheduler has places for.
+        Of a request's W tokens only those count that the scheduler has places for.
         """
         count, places = input_batch.num_reqs, num_speculative_tokens
         if self.runs_target_alone:
-            return self.draft_tokens[:count]
+            return self.handed_over[:count]
+        if self.trees is not None and not dummy_run:
+            self.trees.settle(input_batch, aux_hidden_states)
         self._runs_block = dummy_run or (self.directions.runs_block and places != 0)
 
         def run_block() -> bool:
             super(PlannedSpeculator, self).propose(
                 input_batch,
+                attn_metadata,
+                slot_mappings,
+                last_hidden_states,
+                aux_hidden_states,
                 *inputs,
                 dummy_run=dummy_run,
                 # A step without a block is no graph, but stores context all the same.
@@ -139,10 +164,10 @@ class PlannedSpeculator(LoadedSpeculator):
             run_block()
         else:
             self.step.run(self.batch, self._fresh_slots(), run_block)
-            drafted = self.num_speculative_steps if places is None else places
+            drafted = self.handed_over.shape[1] if places is None else places
             lengths = np.full(count * self._runs_block, drafted)
             self.statistics.observe_lengths(lengths, could_draft=self.directions.could_draft)
-        return self.draft_tokens[:count]
+        return self.handed_over[:count]
 
     def _fresh_slots(self) -> torch.Tensor | None:
         """Those of newly admitted requests, [N]; None in nearly every step."""
@@ -175,6 +200,8 @@ class PlannedSpeculator(LoadedSpeculator):
             logits, drafts = self.model.compute_logits(hidden_states), None  # [Q, V]
         tokens = torch.empty(len(logits), dtype=torch.int64, device=self.device)
         judge(logits, tokens, confidence)
+        if self.trees is not None and drafts is None:
+            return self.trees.find_candidates(logits, confidence, self.model.target_ids)
         return self.model.target_ids(tokens) if drafts is None else drafts
 
     def _walk(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -60,7 +60,7 @@ def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | No
     elif not options.may_trim:
         why = "enable_adaptive_verification is false"
     else:
-        why = obstacle(config, target, drafter, 1 + options.draft_width)
+        why = obstacle(config, target, drafter, 1 + options.num_speculative_tokens)
     return why if agreed_by_all(why is None) else why or "it does not hold on another rank"
 
 
@@ -123,12 +123,12 @@ def lengths_to_choose(runner: GPUModelRunner) -> list[int]:
 
     Once graphs are captured.
     """
-    max_draft = runner.num_speculative_steps
+    max_draft = Mode.of(runner.vllm_config).draft_width
     if runner.adaptive_verification is not None:
         return [0, max_draft]  # the device trims what is not worth it
     manager = runner.cudagraph_manager
     captured = {graph.uniform_token_count for graph in manager.graphs} if manager else set()
-    lengths = {count - 1 for count in captured if count}
+    lengths = {count - 1 for count in captured if count and count <= 1 + max_draft}
     return sorted(lengths | {0, max_draft}) if lengths else list(range(max_draft + 1))
 
 
@@ -141,6 +141,8 @@ class DraftBudget(AdaptiveVerificationManager):
     directions = Directions(runs_block=False)
     """Of the step that runs."""
     recent: RecentChances
+    rows_of_block: int
+    """1 + K."""
     _min_verified = 0
     """Drafts to verify whatever they seem worth: what the step before had directed."""
     _had_blocks = False, False
@@ -151,12 +153,13 @@ class DraftBudget(AdaptiveVerificationManager):
     the host has are those of who had the slot before."""
 
     @classmethod
-    def instead_of(cls, whole: AdaptiveVerificationManager) -> DraftBudget:
-        """Set up as vLLM's is."""
+    def instead_of(cls, whole: AdaptiveVerificationManager, width: int) -> DraftBudget:
+        """Set up as vLLM's is, for blocks of K drafts."""
         budget = cls.__new__(cls)
         budget.__dict__.update(vars(whole))
         slots = whole.req_states.max_num_reqs
         budget.recent = RecentChances(slots, whole.num_speculative_steps)
+        budget.rows_of_block = 1 + width
         budget._added = np.full(slots, -2)
         return budget
 
@@ -201,7 +204,7 @@ class DraftBudget(AdaptiveVerificationManager):
                 rows=int(others.sum()),
                 context=float(context[decodes].sum()),
                 mean_context=float(context[drafts > 0].mean()),
-                block_rows=self.directions.runs_block * count * (1 + self.num_speculative_steps),
+                block_rows=self.directions.runs_block * count * self.rows_of_block,
             )
             scores, steps = self.recent.sample(slots, drafts)
             budget = best_budget(self.costs, load, scores, steps, most, self._min_verified)

@@ -9,7 +9,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.profile import profile_v2, ragged_seconds
 from vllm_dflash.engine.reporting.log import log_free_drafts
-from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts, log_lengths
+from vllm_dflash.engine.v2.exchange import CHAINS_ONLY, FACTS, WorkerFacts, log_lengths
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.text_look_up import keep_texts_on_device
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
@@ -26,6 +26,7 @@ class V2Worker(DraftingWorker):
     model_runner: GPUModelRunner
     drafter: PlannedSpeculator
     _facts_to_send: WorkerFacts | None = None
+    _says_chains_only = False
 
     def attach(self) -> PlannedSpeculator:
         """Hooks 10 and 15."""
@@ -39,7 +40,9 @@ class V2Worker(DraftingWorker):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up and capture graphs."""
-        self.drafter.before_capture(self.model_runner)  # hook 16
+        self.drafter.before_capture(self.model_runner)  # hooks 16 and 19
+        trees = self.drafter.trees
+        self._says_chains_only = trees is not None and not trees.is_attached
         return super().compile_or_warm_up_model()
 
     def measure(self) -> StepCosts:
@@ -69,6 +72,9 @@ class V2Worker(DraftingWorker):
         if self._facts_to_send is not None:
             FACTS.attach(output.model_runner_output, self._facts_to_send)
             self._facts_to_send = None
+        if self._says_chains_only:
+            CHAINS_ONLY.attach(output.model_runner_output, True)
+            self._says_chains_only = False
         return self.drafter.counted(output)
 
 

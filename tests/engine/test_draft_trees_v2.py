@@ -1,0 +1,130 @@
+"""Draft trees on Model Runner V2: grown, verified and moved on the device, in the interpreter.
+
+The target attends with the kernels for trees over vLLM's cache for GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3ForCausalLM
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+
+from support.device_decisions import directed, prefer
+from support.engines import (
+    DFLASH,
+    DRAFTER,
+    FIXED,
+    TARGET,
+    acceptance_by_request,
+    counted,
+    engine,
+    fix_costs,
+    greedy,
+    held_out_prompts,
+    in_order,
+    proposer_of,
+    token_ids,
+)
+from support.interpreter import triton_attention
+from support.reference_decoding import generate
+from support.reference_trees import acceptance_lengths
+from support.trimming import trimming
+from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.model.reference import ReferenceDrafter
+from vllm_dflash.planning.ahead import Ahead
+
+pytestmark = [
+    pytest.mark.parametrize("runner", ["v2"], indirect=True),
+    pytest.mark.usefixtures("runner"),
+]
+NODES, NEW_TOKENS = 12, 14
+TEXTS = [text[:60] for text in held_out_prompts(3)]
+SETTINGS = {"max_model_len": 96, "max_num_seqs": 5, "max_num_batched_tokens": 80}
+SAMPLED = [SamplingParams(temperature=0.9, seed=number, max_tokens=12) for number in range(2)]
+CHAINED: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3},
+    {"logprobs": 2},
+    {"structured_outputs": StructuredOutputsParams(regex="[a-z ]{30}")},
+]
+
+
+def mixed() -> tuple[list[str], list[SamplingParams]]:
+    """Requests that may have trees beside those that may not, and drawn ones."""
+    params = [greedy(12), *(greedy(12, **one) for one in CHAINED), *SAMPLED]
+    return [TEXTS[number % 3] for number in range(len(params))], params
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, list[list[int]]]:
+    """What plain vLLM writes, with attention that is not interpreted."""
+    with engine(**SETTINGS) as llm:
+        return {
+            "greedy": token_ids(llm, TEXTS, greedy(NEW_TOKENS, ignore_eos=True)),
+            "mixed": token_ids(llm, *mixed()),
+        }
+
+
+@pytest.fixture(
+    scope="module",
+    params=["asynchronous", pytest.param("synchronous", marks=pytest.mark.slow)],
+)
+def llm(request: pytest.FixtureRequest, plain: Any) -> Iterator[LLM]:
+    settings = {**SETTINGS, "speculative_config": {**FIXED, "draft_tree": NODES}}
+    with triton_attention(), engine(request.param, **settings) as llm:
+        assert proposer_of(llm).trees.is_attached
+        yield llm
+
+
+def test_what_is_written_and_accepted_is_the_references(
+    llm: LLM, plain: dict[str, list[list[int]]]
+) -> None:
+    """Text token for token plain decoding's, and steps by step what a reference's tree accepts,
+    from what an engine knows that has learned nothing."""
+    proposer_of(llm).step.slots.everybody.zero_()
+    target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    drafter = ReferenceDrafter.load(read_drafter(str(DRAFTER)), DRAFTER).float()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proposer_of(llm).statistics, "observe_verification", lambda _: None)
+        lengths = acceptance_by_request(llm)
+        outputs = llm.generate(TEXTS, greedy(NEW_TOKENS, ignore_eos=True), use_tqdm=False)
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    assert tokens == plain["greedy"]
+    num_steps = []
+    for output, found in zip(outputs, in_order(lengths), strict=True):
+        written = list(output.outputs[0].token_ids)
+        prompt = list(output.prompt_token_ids or ())
+        expected = acceptance_lengths(target, drafter, prompt, written, NODES)
+        assert counted(found, written) == counted(expected, written)
+        chains = generate(target, drafter, prompt, NEW_TOKENS, whole_blocks=True)
+        num_steps.append((len(expected), len(chains.acceptance_lengths)))
+    of_trees, of_chains = map(sum, zip(*num_steps, strict=True))
+    assert of_trees < of_chains  # nodes that are not of the likeliest chain are accepted
+
+
+def test_chains_and_drawn_tokens_beside_trees(llm: LLM, plain: dict[str, list[list[int]]]) -> None:
+    """Drawn ones are plain decoding's own: this runner draws by seed and position."""
+    assert token_ids(llm, *mixed()) == plain["mixed"]
+
+
+def test_trees_that_the_device_trims_and_texts_beside_them(
+    plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget for all requests: first nodes of some trees are verified, and of others none. Some
+    requests have chains, of what their texts predict."""
+    settings = {**SETTINGS, "speculative_config": {**DFLASH, "draft_tree": NODES}}
+    fix_costs(monkeypatch)
+    with trimming(), engine("asynchronous", **settings) as llm:
+        assert proposer_of(llm).budget is not None
+        prefer(llm, monkeypatch, text=0.6, block=0.5)
+        directed(llm, monkeypatch, lambda most: Ahead(most, True, min_verified=5 * len(most)))
+        tokens = token_ids(llm, TEXTS, greedy(NEW_TOKENS, ignore_eos=True))
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert tokens == plain["greedy"]
+    assert 0 < stats["mean_draft_length"] < 7
+    assert stats["accepted_tokens"] > 10
+    assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0

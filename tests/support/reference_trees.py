@@ -1,0 +1,58 @@
+"""Decoding with draft trees, by the reference drafter and plain Python."""
+
+from __future__ import annotations
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from support.reference_decoding import draft
+from support.trees_by_hand import Tree, calibrated, grown
+from vllm_dflash.engine.v2.tree_growth import MOST_CANDIDATES
+from vllm_dflash.model.reference import ReferenceDrafter, target_step
+from vllm_dflash.planning.chances import Chances
+
+
+@torch.inference_mode()
+def tree_of(
+    target: PreTrainedModel,
+    drafter: ReferenceDrafter,
+    features: torch.Tensor,  # [C, m * H]
+    bonus: int,
+    num_nodes: int,
+) -> Tree:
+    """Of one block behind C context rows, as an engine makes it that has learned nothing."""
+    width = drafter.spec.max_draft_tokens
+    logits = draft(target, drafter, features, bonus, width)
+    chances, tokens = logits.softmax(-1).topk(MOST_CANDIDATES)
+    rates = Chances.of(width, 0).rates
+    return grown(tokens.tolist(), calibrated(chances.tolist(), rates), num_nodes, bonus)
+
+
+@torch.inference_mode()
+def acceptance_lengths(
+    target: PreTrainedModel,
+    drafter: ReferenceDrafter,
+    prompt: list[int],
+    written: list[int],
+    num_nodes: int,
+) -> list[int]:
+    """Tokens that each step brings which verifies a tree, its bonus token included, on the way
+    through what the target writes greedily behind a prompt."""
+    cache = DynamicCache(config=target.config)
+    whole = torch.tensor([prompt + written])
+    _, features = target_step(target, whole, cache, drafter.spec.taps)
+    lengths, done = [], 1
+    while done < len(written):
+        context = features[: len(prompt) + done - 1]
+        tree = tree_of(target, drafter, context, written[done - 1], num_nodes)
+        node, accepted = -1, 0
+        while done + accepted < len(written):
+            here = zip(tree.parents, tree.tokens, strict=True)
+            wanted = node, written[done + accepted]
+            found = [number for number, one in enumerate(here) if one == wanted]
+            if not found:
+                break
+            node, accepted = found[0], accepted + 1
+        lengths.append(1 + accepted)
+        done += lengths[-1]
+    return lengths

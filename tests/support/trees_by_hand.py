@@ -1,0 +1,101 @@
+"""Draft trees, grown and walked by hand: plain Python, one request at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
+
+Floats = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Nodes in their order; -1 stands for the bonus token."""
+
+    tokens: list[int]
+    parents: list[int]
+    ways: list[tuple[int, ...]]
+    """Ranks of the candidates from the bonus token down to each node."""
+    survival: list[float]
+
+    @property
+    def depths(self) -> list[int]:
+        return [len(way) for way in self.ways]
+
+    @property
+    def masks(self) -> list[int]:
+        """Bits of the nodes that each node sees."""
+        found: list[int] = []
+        for number, parent in enumerate(self.parents):
+            found.append((1 << number) | (found[parent] if parent >= 0 else 0))
+        return found
+
+    @property
+    def likeliest(self) -> int:
+        """Bits of the nodes that are of the chain of likeliest candidates."""
+        return sum(1 << number for number, way in enumerate(self.ways) if not any(way))
+
+
+def calibrated(probabilities: Floats, rates: np.ndarray) -> list[list[float]]:
+    """Chances of candidates by the drafter's probabilities [K, C], likeliest first, and acceptance
+    rates of the likeliest by place and confidence, [K, knots]."""
+    chances = []
+    for of_place, of_rates in zip(probabilities, rates, strict=True):
+        sure = of_place[0]
+        first = float(np.interp(sure, CONFIDENCE_KNOTS, of_rates)) if sure > 0 else 0.0
+        left = (1.0 - first) / (1.0 - sure) if sure < 1.0 else 0.0
+        chances.append([first, *(min(one * left, first) for one in of_place[1:])])
+    return chances
+
+
+def grown(tokens: Sequence[Sequence[int]], chances: Floats, num_nodes: int, last: int) -> Tree:
+    """The likeliest nodes of all that there are, likeliest first.
+
+    Args:
+        tokens: candidates of each place, [K, C].
+        chances: of these, [K, C].
+        num_nodes: N; where there are fewer, the last token stands behind the bonus token.
+        last: that token.
+    """
+    survival: dict[tuple[int, ...], float] = {}
+    reached: dict[tuple[int, ...], float] = {(): 1.0}
+    for of_place in chances:
+        # Of more than N nodes of a depth, the others are not among the N best of all.
+        nodes = {
+            (*way, rank): before * chance
+            for (way, before), (rank, chance) in product(reached.items(), enumerate(of_place))
+            if before * chance > 0.0
+        }
+        best = sorted(nodes, key=lambda way: -nodes[way])[:num_nodes]
+        reached = {way: nodes[way] for way in best}
+        survival |= reached
+    order = sorted(survival, key=lambda way: (-survival[way], len(way), way))[:num_nodes]
+    place = {way: number for number, way in enumerate(order)}
+    missing = num_nodes - len(order)
+    return Tree(
+        [tokens[len(way) - 1][way[-1]] for way in order] + [last] * missing,
+        [place[way[:-1]] if len(way) > 1 else -1 for way in order] + [-1] * missing,
+        order + [(-1,)] * missing,
+        [survival[way] for way in order] + [0.0] * missing,
+    )
+
+
+def path_of(tree: Tree, drawn: Sequence[int], size: int | None = None) -> list[int]:
+    """Accepted nodes among the first `size`; `drawn` is behind the bonus token and each node."""
+    path: list[int] = []
+    node = -1
+    while True:
+        children = [
+            number
+            for number in range(len(tree.tokens) if size is None else size)
+            if tree.parents[number] == node and tree.tokens[number] == drawn[1 + node]
+        ]
+        if not children:
+            return path
+        node = children[0]
+        path.append(node)

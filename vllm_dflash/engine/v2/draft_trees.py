@@ -1,0 +1,143 @@
+"""Draft trees in an engine: where they meet vLLM's step, and ours.
+
+    place     nodes of the drafts that are verified get their positions       (tree_rows.py)
+    attend    rows see the context and their ancestors                        (tree_attention.py)
+    walk      what was drawn behind each row says which nodes are accepted    (tree_walk.py)
+    settle    K/V and features of these go to where their tokens belong       (tree_move.py)
+    grow      the next trees, of what the drafter thinks likely               (tree_growth.py)
+
+None of it waits for the device, and nothing of a step is decided by the host but how many places
+drafts get. Requests that need chains have them beside others' trees.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import get_layers_from_vllm_config
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+from vllm_dflash.engine.reporting.log import logger
+from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
+from vllm_dflash.engine.v2.tree_attention import TreeAttention, refusal
+from vllm_dflash.engine.v2.tree_growth import MOST_CANDIDATES, Candidates, find_candidates, grow
+from vllm_dflash.engine.v2.tree_move import CacheMover, Paths, cached_layers, move_rows
+from vllm_dflash.engine.v2.tree_requests import may_branch, why_chains
+from vllm_dflash.engine.v2.tree_rows import line_up, place_nodes
+from vllm_dflash.engine.v2.tree_slots import TreeSlots
+from vllm_dflash.engine.v2.tree_walk import TreeVerifier
+from vllm_dflash.seams import DRAFT_TREES, check_vllm
+
+
+class DraftTrees:
+    """Of one engine; until they are attached, and where they are refused, all drafts are chains."""
+
+    is_attached = False
+
+    def __init__(
+        self, num_slots: int, width: int, places: int, num_nodes: int, device: torch.device
+    ) -> None:
+        """For S request slots, blocks of K drafts, W places for drafts, trees of N nodes."""
+        self.slots = TreeSlots(num_slots, num_nodes, device)
+        of_places = num_slots, width, MOST_CANDIDATES
+        self.candidates = Candidates(
+            torch.zeros(of_places, dtype=torch.int64, device=device),
+            torch.zeros(of_places, device=device),
+        )
+        self.tokens = torch.zeros(num_slots, places, dtype=torch.int64, device=device)
+        """Handed over to vLLM, [max R, W]."""
+        self.chances = torch.zeros(num_slots, places, device=device)
+        """Of each, if those before it are accepted, as vLLM's trimming takes it, [max R, W]."""
+        self._paths = Paths(self.slots.paths, self.slots.path_lens)
+        self._newcomers: list[tuple[str, bool]] = []
+        """New requests, and whether their drafts may be trees."""
+
+    def attach(self, runner: GPUModelRunner, drafters: set[str]) -> None:
+        """Hook 19, before graphs are captured; `drafters` are the names of the drafter's layers."""
+        config = runner.vllm_config
+        layers = {
+            name: layer
+            for name, layer in get_layers_from_vllm_config(config, AttentionLayerBase).items()
+            if name not in drafters
+        }
+        why = why_chains(config) or refusal(config, layers)
+        if why is not None:
+            logger().warning("drafts are chains, not trees: %s.", why)
+            return
+        check_vllm(DRAFT_TREES)
+        # Graphs are for whatever comes; to a tree's kernels, a chain is a tree.
+        TreeAttention(layers, self.slots).is_on = True
+        self._mover = CacheMover(cached_layers(runner, layers))
+        self._states = runner.req_states
+        runner.prepare_attn = functools.partial(self._prepare_attn, runner)
+        runner.rejection_sampler = TreeVerifier.instead_of(runner.rejection_sampler, self.slots)
+        self.is_attached = True
+
+    # --- every step -------------------------------------------------------------------------
+
+    def expect(self, step: SchedulerOutput) -> None:
+        """A step is about to run."""
+        self._newcomers = [
+            (new.req_id, self.is_attached and may_branch(new.sampling_params))
+            for new in step.scheduled_new_reqs
+        ]
+
+    def _prepare_attn(self, runner: GPUModelRunner, batch: InputBatch) -> Any:
+        """In the place of the runner's, whose K/V slots are those of consecutive tokens."""
+        found = GPUModelRunner.prepare_attn(runner, batch)
+        if self._newcomers:
+            slots = [self._states.req_id_to_index[name] for name, _ in self._newcomers]
+            may = np.array([may for _, may in self._newcomers], np.int32)
+            self.slots.forget(
+                async_tensor_h2d(np.array(slots, np.int64), device=batch.positions.device),
+                async_tensor_h2d(may, device=batch.positions.device),
+            )
+        self.slots.begin(batch.idx_mapping)
+        if batch.num_draft_tokens:
+            place_nodes(self.slots, batch, self._states.prefill_len.gpu)
+        return found
+
+    def settle(self, batch: InputBatch, features: list[torch.Tensor] | None) -> None:
+        """The target has run, and what it accepts is known: it becomes consecutive tokens.
+
+        Args:
+            batch: of R requests.
+            features: of the target's taps, [T, H] each.
+        """
+        if not (self.is_attached and batch.num_draft_tokens):
+            return
+        self._mover.move(self._paths, batch)
+        for rows in features or ():
+            move_rows(rows, self._paths, batch.query_start_loc)
+        line_up(self.slots, batch)
+
+    def find_candidates(
+        self,
+        logits: torch.Tensor,
+        confidence: torch.Tensor,
+        target_ids: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Of R blocks, whose rows are [R * K, V]; returns the likeliest of each row. Captured.
+
+        Args:
+            logits: over the drafter's vocabulary.
+            confidence: probability of the likeliest, [R * K].
+            target_ids: columns of these to token ids.
+        """
+        tokens, probabilities = (each.flatten(0, 1)[: len(logits)] for each in self.candidates)
+        columns = find_candidates(logits, confidence, probabilities)
+        tokens.copy_(target_ids(columns.flatten()).view_as(columns))
+        return tokens[:, 0]
+
+    def grow(self, slots: DraftSlots, batch: Batch, chosen: Drafts, *, has_block: bool) -> None:
+        """Make trees of what was chosen, where they may be, for `tokens` and `chances`."""
+        handed_over = self.tokens, self.chances
+        grow(self.slots, slots, batch, chosen, self.candidates, handed_over, has_block=has_block)

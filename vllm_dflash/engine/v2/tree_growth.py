@@ -1,0 +1,255 @@
+"""Draft trees are grown on the device: the N likeliest nodes of a block, best first.
+
+A drafter gives candidates for each place of its block, whatever is chosen for the places before. A
+node is a candidate behind another node; its survival is the product of the chances down to it.
+Best first: the likeliest of all nodes that could come next is the next one, and what could come
+next is then its child and its sibling, so that 2 candidates come in for one that goes out. That
+gives exactly the N likeliest nodes, a parent before its children.
+
+Nodes of equal depth and parent exclude each other. Of the likeliest candidate, the chance is the
+calibrated one, as in a chain (`choice.py`). The others share what it leaves, as the drafter's
+probabilities have it, and none of them counts as likelier than it.
+
+vLLM's trimming multiplies chances up, draft by draft. What is handed over to it is each node's
+survival over that of the node before it in the list, so the product up to a node is its survival.
+As these never increase, what is cut is a tail of the list, and what is left is a tree.
+
+Like a chain, a tree follows from what was known before its places were sampled (`choice.py`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from vllm.triton_utils import tl, triton
+
+from vllm_dflash.engine.v2.choice import _acceptance, _bias_of
+from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
+from vllm_dflash.engine.v2.tree_slots import TreeSlots
+from vllm_dflash.planning.chances import BIAS_PRIOR_TOKENS
+from vllm_dflash.planning.step import BLOCK
+
+MOST_CANDIDATES = 8
+"""Of a place."""
+
+
+class Candidates(NamedTuple):
+    """Of the places of blocks, likeliest first."""
+
+    tokens: torch.Tensor
+    """[max R, K, C] int64; the first is the block's draft."""
+    probabilities: torch.Tensor
+    """By the drafter; 0 where its logits were not finite, [max R, K, C] float32."""
+
+
+def find_candidates(
+    logits: torch.Tensor, confidence: torch.Tensor, probabilities: torch.Tensor
+) -> torch.Tensor:
+    """The likeliest columns of logits, likeliest first, [Q, C] int64. May be captured.
+
+    Args:
+        logits: [Q, V].
+        confidence: probability of the likeliest, 0 where logits are not finite, [Q].
+        probabilities: out, [Q, C].
+    """
+    best, columns = logits.topk(probabilities.shape[1], dim=-1)
+    share = torch.exp(best.float() - best[:, :1].float()).nan_to_num_(0.0)
+    torch.mul(share, confidence[:, None], out=probabilities)
+    return columns
+
+
+@triton.jit
+def _grow(  # type: ignore[no-untyped-def]
+    slots,  # [R]
+    num_sampled,  # [R]
+    newest,  # [S, 1]
+    chain,  # [max R, K]
+    confidence,  # [max R, K]
+    chain_chances,  # [max R, K]
+    candidates,  # [max R, K, C]
+    probabilities,  # [max R, K, C]
+    records,  # [S, HEAD + 4 * K]
+    everybody,  # [2, 2]
+    rates,  # [2, K, knots]
+    knots,
+    may_branch,  # [S]
+    sizes,  # [S]
+    tokens,  # [S, N]
+    parents,  # [S, N]
+    depths,  # [S, N]
+    masks,  # [S, N]
+    likeliest,  # [S]
+    drafts,  # [max R, W]
+    chances,  # [max R, W]
+    HAS_BLOCK: tl.constexpr,
+    HEAD: tl.constexpr,
+    K: tl.constexpr,
+    PADDED_K: tl.constexpr,
+    C: tl.constexpr,
+    PADDED_C: tl.constexpr,
+    N: tl.constexpr,
+    PADDED_N: tl.constexpr,
+    W: tl.constexpr,
+    PADDED_W: tl.constexpr,
+    NUM_KNOTS: tl.constexpr,
+    PRIOR: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    request = tl.program_id(0)
+    slot = tl.load(slots + request).to(tl.int64)
+    record = records + slot * (HEAD + 4 * K)
+    last = tl.load(newest + slot)
+    is_running = tl.load(num_sampled + request) > 0
+    branches = (
+        is_running & (tl.load(may_branch + slot) != 0) & (tl.load(record) == BLOCK) & HAS_BLOCK
+    )
+    if not branches:
+        draft = tl.arange(0, PADDED_W)
+        of_chain = request * K + draft
+        token = tl.load(chain + of_chain, mask=draft < K, other=0)
+        chance = tl.load(chain_chances + of_chain, mask=draft < K, other=0.0)
+        # Ids go straight into a model.
+        token = tl.where(draft < K, token, last)
+        tl.store(drafts + request * W + draft, token, mask=draft < W)
+        tl.store(chances + request * W + draft, chance, mask=draft < W)
+        tl.store(sizes + slot, 0)
+        return
+
+    # Chances of candidates behind any node of the place before, [places, ranks].
+    place, rank = tl.arange(0, PADDED_K), tl.arange(0, PADDED_C)
+    sure = tl.load(confidence + request * K + place, mask=place < K, other=0.0)
+    first = _acceptance(rates, knots, place, sure, (place < K) & (sure > 0), NUM_KNOTS)
+    at = (request * K + place[:, None]) * C + rank[None, :]
+    is_candidate = (place < K)[:, None] & (rank < C)[None, :]
+    share = tl.load(probabilities + at, mask=is_candidate, other=0.0)
+    left = tl.where(sure < 1.0, (1.0 - first) / tl.where(sure < 1.0, 1.0 - sure, 1.0), 0.0)
+    chance = tl.minimum(share * left[:, None], first[:, None])
+    chance = tl.where((rank == 0)[None, :], first[:, None], chance)
+
+    node = tl.arange(0, PADDED_N)
+    # What could come next: at 0 behind the bonus token, at i + 1 behind node i.
+    value = tl.where(node == 0, tl.sum(tl.where(place == 0, first, 0.0), axis=0), 0.0)
+    reached = tl.where(node == 0, 1.0, 0.0)
+    its_place = tl.zeros([PADDED_N], tl.int32)
+    its_rank = tl.zeros([PADDED_N], tl.int32)
+    # What has come.
+    seen = tl.zeros([PADDED_N], tl.int64)
+    parent_of = tl.full([PADDED_N], -1, tl.int32)
+    place_of = tl.zeros([PADDED_N], tl.int32)
+    rank_of = tl.full([PADDED_N], -1, tl.int32)
+    conditional = tl.zeros([PADDED_N], tl.float32)
+    firsts = tl.full([], 0, tl.int64)
+    bias = _bias_of(record + 2, everybody, PRIOR)
+    before = tl.full([], 1.0, tl.float32)
+    for number in range(N):
+        best = tl.max(value, axis=0)
+        chosen = tl.min(tl.where(value == best, node, PADDED_N), axis=0)
+        is_chosen, is_new = node == chosen, node == number
+        exists = best > 0.0
+        parent = tl.where(exists, chosen - 1, -1)
+        at_place = tl.sum(tl.where(is_chosen, its_place, 0), axis=0)
+        at_rank = tl.sum(tl.where(is_chosen, its_rank, 0), axis=0)
+        above = tl.sum(tl.where(is_chosen, reached, 0.0), axis=0)
+
+        bit = tl.full([], 1, tl.int64) << number
+        sees = tl.sum(tl.where(node == parent, seen, 0), axis=0) | bit
+        seen = tl.where(is_new, sees, seen)
+        parent_of = tl.where(is_new, parent, parent_of)
+        place_of = tl.where(is_new, tl.where(exists, at_place, 0), place_of)
+        rank_of = tl.where(is_new, tl.where(exists, at_rank, -1), rank_of)
+        is_first = exists & (at_rank == 0) & ((sees & (firsts | bit)) == sees)
+        firsts |= tl.where(is_first, bit, 0)
+        survival = tl.minimum(best * bias, 1.0)
+        handed = tl.where(before > 0.0, survival / tl.where(before > 0.0, before, 1.0), 0.0)
+        conditional = tl.where(is_new, handed, conditional)
+        before = survival
+
+        is_child = (place[:, None] == at_place + 1) & (rank == 0)[None, :]
+        child = tl.sum(tl.sum(tl.where(is_child, chance, 0.0), axis=1), axis=0)
+        is_sibling = (place[:, None] == at_place) & (rank == at_rank + 1)[None, :]
+        sibling = tl.sum(tl.sum(tl.where(is_sibling, chance, 0.0), axis=1), axis=0)
+        value = tl.where(is_chosen, above * sibling, value)
+        its_rank = tl.where(is_chosen, at_rank + 1, its_rank)
+        comes_in = node == number + 1
+        value = tl.where(comes_in, best * child, value)
+        reached = tl.where(comes_in, best, reached)
+        its_place = tl.where(comes_in, at_place + 1, its_place)
+
+    # Where there are fewer candidates, the last token again, of no chance, behind the bonus token.
+    is_node = node < N
+    at = (request * K + place_of) * C + rank_of
+    token = tl.load(candidates + at, mask=is_node & (rank_of >= 0), other=0)
+    token = tl.where(rank_of >= 0, token, last)
+    of_slot = slot * N + node
+    tl.store(tokens + of_slot, token, mask=is_node)
+    tl.store(parents + of_slot, parent_of, mask=is_node)
+    tl.store(depths + of_slot, place_of + 1, mask=is_node)
+    tl.store(masks + of_slot, seen, mask=is_node)
+    tl.store(sizes + slot, N)
+    tl.store(likeliest + slot, firsts)
+    tl.store(drafts + request * W + node, token, mask=is_node)
+    tl.store(chances + request * W + node, conditional, mask=is_node)
+    if W > N:
+        draft = tl.arange(0, PADDED_W)
+        is_rest = (draft >= N) & (draft < W)
+        tl.store(drafts + request * W + draft, last + tl.zeros_like(draft), mask=is_rest)
+        tl.store(chances + request * W + draft, tl.zeros([PADDED_W], tl.float32), mask=is_rest)
+
+
+def grow(
+    trees: TreeSlots,
+    slots: DraftSlots,
+    batch: Batch,
+    chosen: Drafts,
+    candidates: Candidates,
+    handed_over: tuple[torch.Tensor, torch.Tensor],
+    *,
+    has_block: bool,
+) -> None:
+    """Make trees of the drafts of a batch, where they may be.
+
+    Args:
+        trees: out: the trees of the batch's slots; of size 0 where drafts are a chain.
+        slots: whose drafts were chosen, and what chances go by.
+        batch: of R requests.
+        chosen: chains, and the confidence of blocks, [max R, K] each.
+        candidates: of the blocks' places.
+        handed_over: out: tokens and chances, [max R, W] each, as W consecutive drafts.
+        has_block: whether a block was run; no trees are there without.
+    """
+    width, num_nodes, places = slots.width, trees.num_nodes, handed_over[0].shape[1]
+    num_candidates = candidates.tokens.shape[-1]
+    _grow[(len(batch.slots),)](
+        batch.slots,
+        batch.sampled,
+        batch.newest,
+        *chosen,
+        *candidates,
+        slots.records,
+        slots.everybody,
+        slots.rates,
+        slots.knots,
+        trees.may_branch,
+        trees.sizes,
+        trees.tokens,
+        trees.parents,
+        trees.depths,
+        trees.masks,
+        trees.likeliest,
+        *handed_over,
+        HAS_BLOCK=has_block,
+        HEAD=HEAD,
+        K=width,
+        PADDED_K=triton.next_power_of_2(width),
+        C=num_candidates,
+        PADDED_C=triton.next_power_of_2(num_candidates),
+        N=num_nodes,
+        PADDED_N=triton.next_power_of_2(num_nodes),
+        W=places,
+        PADDED_W=triton.next_power_of_2(places),
+        NUM_KNOTS=len(slots.knots),
+        PRIOR=BIAS_PRIOR_TOKENS,
+        BLOCK=BLOCK,
+        num_warps=1,
+    )

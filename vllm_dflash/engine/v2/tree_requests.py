@@ -1,0 +1,117 @@
+"""Whose drafts may be trees: which engines, and which of their requests. All others get chains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from vllm.config import VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request
+
+from vllm_dflash.engine.block_layout import draft_limits
+from vllm_dflash.planning import Ints
+
+NEED_CHAINS = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_p",
+    "min_tokens",
+    "logprobs",
+    "logprob_token_ids",
+    "structured_outputs",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "extra_args",
+    "thinking_token_budget",
+    "repetition_detection",
+    "trace_decode_token_ids",
+)
+"""Settings under which what is sampled depends on more than the row's logits, or vLLM's sampler
+takes a request's rows to be consecutive tokens."""
+PLAIN = SamplingParams()
+
+
+def may_branch(params: SamplingParams | None) -> bool:
+    """Whether a request's drafts may be a tree."""
+    return params is not None and all(
+        getattr(params, name, None) == getattr(PLAIN, name, None) for name in NEED_CHAINS
+    )
+
+
+def why_chains(config: VllmConfig) -> str | None:
+    """Why no drafts of an engine can be trees, whatever its attention; None if they can."""
+    parallel, speculative = config.parallel_config, config.speculative_config
+    assert speculative is not None
+    for is_so, why in (
+        (parallel.pipeline_parallel_size > 1, "the target's layers are on several ranks"),
+        (parallel.decode_context_parallel_size > 1, "a context is on several ranks"),
+        (parallel.prefill_context_parallel_size > 1, "a prompt is on several ranks"),
+        (getattr(parallel, "use_ubatching", False), "batches are run in parts"),
+        (
+            config.kv_transfer_config is not None,
+            "a connector takes K/V out of the cache before it is known which nodes are accepted",
+        ),
+        (config.lora_config is not None, "LoRA is on"),
+        (config.model_config.is_hybrid, "the target keeps a state that goes from token to token"),
+        (config.model_config.uses_mrope, "the target's positions have several dimensions"),
+        (
+            bool(config.model_config.logits_processors),
+            "logits processors take the rows of a request to be consecutive tokens",
+        ),
+        (
+            speculative.rejection_sample_method == "synthetic",
+            "rejection_sample_method is 'synthetic'",
+        ),
+        (speculative.use_local_argmax_reduction, "use_local_argmax_reduction leaves no logits"),
+        (
+            getattr(parallel, "enable_batch_sharded_sampling", False),
+            "enable_batch_sharded_sampling is on",
+        ),
+        (getattr(config.model_config, "return_sampling_mask", False), "return_sampling_mask is on"),
+    ):
+        if is_so:
+            return why
+    return None
+
+
+class PlacesOfTrees:
+    """How many places the scheduler keeps for the nodes of requests whose drafts may be trees."""
+
+    def __init__(self, num_nodes: int) -> None:
+        """Of up to so many nodes each; 0: all drafts are chains."""
+        self.num_nodes = num_nodes
+        self._may_branch: dict[str, bool] = {}
+
+    def places(
+        self,
+        chains: Ints,
+        names: Sequence[str],
+        requests: Mapping[str, Request],
+        context_lens: Ints,
+        ends: Ints,
+    ) -> Ints:
+        """Places for the drafts of each request, [R].
+
+        Args:
+            chains: what they would be for chains; a request with none gets none, [R].
+            names: of the R requests.
+            requests: that are not over.
+            context_lens: tokens of context of each, [R].
+            ends: tokens that each may come to, [R].
+        """
+        may = np.array([self._asks_for_one(name, requests) for name in names])
+        limits = draft_limits(context_lens, ends, self.num_nodes, may)
+        return np.where((chains > 0) & may, np.maximum(limits, chains), chains)
+
+    def _asks_for_one(self, name: str, requests: Mapping[str, Request]) -> bool:
+        found = self._may_branch.get(name)
+        if found is None:
+            if len(self._may_branch) > 2 * len(requests):
+                self._may_branch = {n: may for n, may in self._may_branch.items() if n in requests}
+            request = requests.get(name)
+            found = request is not None and may_branch(request.sampling_params)
+            self._may_branch[name] = found
+        return found
