@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vllm import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -29,13 +30,15 @@ def request(computed: int = CONTEXT_TOKENS, places: int = 0, left: int = 50) -> 
         num_prompt_tokens=computed,
         max_tokens=1 + left,
         spec_token_ids=[-1] * places,
+        sampling_params=SamplingParams(),
     )
 
 
 def take_vllm_out(
-    monkeypatch: pytest.MonkeyPatch, max_draft: int, *, is_async: bool = True
+    monkeypatch: pytest.MonkeyPatch, max_draft: int, *, is_async: bool = True, tree_nodes: int = 0
 ) -> None:
-    """From now on vLLM's schedulers do nothing, and ours plan up to so many drafts."""
+    """From now on vLLM's schedulers do nothing, and ours plan up to so many drafts, and places for
+    trees of so many nodes."""
     requests = SimpleNamespace(get=lambda _: request())
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(async_scheduling=is_async, max_num_seqs=256),
@@ -46,13 +49,14 @@ def take_vllm_out(
         monkeypatch.setattr(kind, "_update_after_schedule", lambda *_: None)
     monkeypatch.setattr(Scheduler, "update_from_output", lambda *_: {0: EngineCoreOutputs()})
     for name, value in (
-        ("num_spec_tokens", max_draft),
+        ("num_spec_tokens", max(max_draft, tree_nodes)),
         ("max_model_len", MAX_LEN),
+        ("max_num_scheduled_tokens", 2 * MAX_LEN),
         ("vllm_config", config),
         ("requests", requests),
     ):
         monkeypatch.setattr(Scheduler, name, value, raising=False)
-    mode = SimpleNamespace(is_planned=True, draft_width=max_draft, tree_nodes=0)
+    mode = SimpleNamespace(is_planned=True, draft_width=max_draft, tree_nodes=tree_nodes)
     monkeypatch.setattr(Mode, "of", lambda _: mode)
     monkeypatch.setattr(scheduling, "drafted_length", lambda _: MAX_LEN)
 

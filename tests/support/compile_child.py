@@ -29,12 +29,15 @@ TYPES = {
     **dict.fromkeys(("found_parts", "log_sums"), "*fp32"),
     **dict.fromkeys(("masks", "layers"), "*i64"),
     **dict.fromkeys(("sizes", "paths", "path_lens", "rows"), "*i32"),
+    **dict.fromkeys(("may_branch", "parents", "chains", "cu_num_logits", "prefill_lens"), "*i32"),
+    **dict.fromkeys(("chain", "candidates", "likeliest", "positions", "drawn", "sampled"), "*i64"),
+    **dict.fromkeys(("chain_chances", "probabilities"), "*fp32"),
 }
 """Types of arguments; the others are numbers."""
 KINDS = {"NOBODY": 0, "BLOCK": 1, "TEXT": 2}
 WIDTHS, ONE = {"K": 15, "PADDED_K": 16}, {"K": 1, "PADDED_K": 1}
 MEMORY = {"REQUEST_MEMORY": 0.9, "LOG_GLOBAL_MEMORY": log2(0.98)}
-GRADING = {**KINDS, **MEMORY, "HEAD": 6, "COLUMNS": 6, "TILE": 32}
+GRADING = {**KINDS, **MEMORY, "HEAD": 6, "COLUMNS": 8, "TILE": 32}
 CHOICE = {
     **KINDS,
     **WIDTHS,
@@ -61,6 +64,20 @@ TREE = {
 }
 FEATURES = {"WINDOW": 128, "HAS_SOFTCAP": True}
 LARGEST_HEAD = {"HEAD_SIZE": 512, "PADDED_HEAD": 512, "ROWS": 16, "KEYS": 32}
+GROWTH = {
+    **WIDTHS,
+    **dict.fromkeys(("N", "PADDED_N", "PADDED_W"), 64),
+    "W": 64,
+    "C": 8,
+    "PADDED_C": 8,
+    "HEAD": 6,
+    "NUM_KNOTS": 11,
+    "PRIOR": 8.0,
+    "BLOCK": 1,
+    "HAS_BLOCK": True,
+}
+FEW_NODES = {"N": 5, "PADDED_N": 8, "W": 15, "PADDED_W": 16, "HAS_BLOCK": False}
+NODES, ONE_NODE = {"N": 64, "PADDED_N": 64}, {"N": 1, "PADDED_N": 1}
 PATH = {"NODES": 64, "PADDED_NODES": 64, "CHUNK": 64}
 
 
@@ -72,7 +89,11 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "confidence._judge_rows": [{"PADDED_TILES": 64}, {"PADDED_TILES": 1}],
     "text_look_up._scan": [{"SHORTEST": 2, "LONGEST": 32, "TILE": 1024}],
     "text_look_up._predict": [{**WIDTHS, "PADDED_PARTS": 128}, {**ONE, "PADDED_PARTS": 1}],
-    "grading._grade": [{**GRADING, **WIDTHS}, {**GRADING, **ONE}],
+    "grading._grade": [{**GRADING, **WIDTHS}, {**GRADING, **ONE, "chains": None}],
+    "tree_growth._grow": [GROWTH, {**GROWTH, **FEW_NODES}],
+    "tree_rows._place": [NODES, ONE_NODE],
+    "tree_rows._line_up": [{"PADDED_N": 64}, {"PADDED_N": 1}],
+    "tree_walk._walk": [NODES, ONE_NODE],
     "tree_context._attend_context": [TREE, {**TREE, **FEATURES, **LARGEST_HEAD}],
     "tree_nodes._attend_nodes": [
         {**TREE, "HAS_SINKS": False, "found_parts": "*bf16"},
@@ -125,7 +146,7 @@ def main() -> None:
         for case in CASES[name]:
             options = {each: case[each] for each in case if each == "num_stages"}
             types = {**TYPES, **{each: case[each] for each in case if each.islower()}}
-            fixed = {each: value for each, value in case.items() if each.isupper()}
+            fixed = {each: value for each, value in case.items() if each.isupper() or value is None}
             signature = {
                 each: "constexpr" if each in fixed else types.get(each, "i32")
                 for each in kernel.arg_names

@@ -1,6 +1,7 @@
 """V2's schedulers: what they learn from a step's output, and what they direct."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,13 @@ from vllm_dflash.engine import estimates_file
 from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.reporting.log import PeriodicLog
-from vllm_dflash.engine.v2.exchange import FACTS, Directions, WorkerFacts, directions_of
+from vllm_dflash.engine.v2.exchange import (
+    CHAINS_ONLY,
+    FACTS,
+    Directions,
+    WorkerFacts,
+    directions_of,
+)
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.planning.ahead import Ahead, AheadPlanner
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
@@ -92,6 +99,36 @@ def test_directions_go_with_the_step(scheduler: Any, monkeypatch: pytest.MonkeyP
     plans(monkeypatch, 0, 0, 0, 0, runs_block=False)
     scheduler._update_after_schedule(scheduled)
     assert scheduled.num_spec_tokens_to_schedule == 0
+
+
+def places_behind(scheduler: Any, *names: str) -> int:
+    scheduled, _ = step(dict.fromkeys(names, 0), {})
+    scheduler._update_after_schedule(scheduled)
+    return scheduled.num_spec_tokens_to_schedule
+
+
+def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what rows take, unless the device trims or nothing is planned; never without a block, nor
+    where a worker says that all drafts are chains."""
+    take_vllm_out(monkeypatch, 7, tree_nodes=31)
+    scheduler: Any = DFlashAsyncScheduler()
+    assert places_behind(scheduler, "a") == 31
+    ahead = Ahead(np.array([3]), runs_block=True, rate=188.0, promise=3.0)
+    monkeypatch.setattr(AheadPlanner, "plan", lambda *_: ahead)
+    planner = scheduler.planner
+    planner.is_started, planner.costs = True, straight_costs()
+    assert places_behind(scheduler, "a") == 3
+    planner.costs.records["verify"]["seconds"] /= 10.0  # rows of a tenth
+    assert places_behind(scheduler, "a") == 31
+    planner.costs, planner.trims = straight_costs(), True
+    assert places_behind(scheduler, "a") == 31
+    monkeypatch.setattr(AheadPlanner, "plan", lambda *_: replace(ahead, runs_block=False))
+    assert places_behind(scheduler, "a") == 3
+    monkeypatch.setattr(AheadPlanner, "plan", lambda *_: ahead)
+    scheduled, output = step({"a": 0}, {"a": 1})
+    CHAINS_ONLY.attach(output, True)
+    scheduler.update_from_output(scheduled, output)
+    assert places_behind(scheduler, "a") == 3
 
 
 def test_each_request_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

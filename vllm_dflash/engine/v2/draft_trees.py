@@ -80,6 +80,7 @@ class DraftTrees:
         runner.prepare_attn = functools.partial(self._prepare_attn, runner)
         runner.rejection_sampler = TreeVerifier.instead_of(runner.rejection_sampler, self.slots)
         self.is_attached = True
+        logger().info("drafts are trees of up to %d nodes", self.slots.num_nodes)
 
     # --- every step -------------------------------------------------------------------------
 

@@ -92,7 +92,9 @@ def _grade(  # type: ignore[no-untyped-def]
         admitted = tl.where((sampled > 0) & (holds != NOBODY), sampled - 1 + rejected, 0)
         is_block = (holds == BLOCK) & (admitted > 0)
         is_text = (holds == TEXT) & (admitted > 0)
-        likeliest, accepted = admitted, tl.where(admitted > 0, sampled - 1, 0)
+        # There may be places for a tree, and a chain in them.
+        likeliest = tl.minimum(admitted, K)
+        accepted = tl.minimum(tl.where(admitted > 0, sampled - 1, 0), K)
         if chains is not None:
             of_tree = tl.load(chains + 2 * request, mask=is_request, other=-1)
             is_tree = is_block & (of_tree >= 0)

@@ -104,7 +104,8 @@ class DFlashDeviceScheduler(CountingScheduler):
             ahead = self.planner.plan(names, context, limits)
         lengths = ahead.lengths
         if ahead.runs_block and self._trees.num_nodes:
-            of_trees = self._trees.places(lengths, names, self.requests, context, ends)
+            batch = names, self.requests, context, ends
+            of_trees = self._trees.places(lengths, *batch, self.max_num_scheduled_tokens)
             if self._pays_trees(ahead, of_trees, context):
                 lengths = of_trees
         length = int(lengths.max())

@@ -92,6 +92,7 @@ class PlacesOfTrees:
         requests: Mapping[str, Request],
         context_lens: Ints,
         ends: Ints,
+        most_rows: int,
     ) -> Ints:
         """Places for the drafts of each request, [R].
 
@@ -101,9 +102,11 @@ class PlacesOfTrees:
             requests: that are not over.
             context_lens: tokens of context of each, [R].
             ends: tokens that each may come to, [R].
+            most_rows: of a step; vLLM leaves out requests that it has no room for.
         """
         may = np.array([self._asks_for_one(name, requests) for name in names])
-        limits = draft_limits(context_lens, ends, self.num_nodes, may)
+        room = min(self.num_nodes, most_rows // len(names) - 1)
+        limits = draft_limits(context_lens, ends, room, may)
         return np.where((chains > 0) & may, np.maximum(limits, chains), chains)
 
     def _asks_for_one(self, name: str, requests: Mapping[str, Request]) -> bool:
