@@ -93,12 +93,15 @@ class ContextRows:
         ]
 
     def surplus(self) -> list[tuple[str, int]]:
-        """Rows stored behind the computed tokens of running requests, if they own them alone."""
+        """Rows stored behind the computed tokens of running requests, if they own them alone. What
+        a block's last owner has left is of other positions."""
         return [
             (request.request_id, position)
             for request in self.scheduler.running
             for position, slot in enumerate(self.slots(request))
-            if position >= request.num_computed_tokens and slot in self.stored
+            if position >= request.num_computed_tokens
+            and (row := self.stored.get(slot)) is not None
+            and row.position == position
         ]
 
     def _row(self, slot: int) -> Row | None:
