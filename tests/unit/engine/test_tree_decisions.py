@@ -15,7 +15,8 @@ from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
 from support.chi_square import p_value
 from support.trees_by_hand import Tree, calibrated, grown, path_of
-from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
+from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
+from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
 from vllm_dflash.engine.v2.tree_growth import Candidates, find_candidates, grow
 from vllm_dflash.engine.v2.tree_rows import line_up, place_nodes
 from vllm_dflash.engine.v2.tree_slots import TreeSlots
@@ -142,6 +143,24 @@ def test_chains_where_there_are_no_trees() -> None:
     check_grown(world, 3, world.by_hand[3])
     world.grow(has_block=False)
     assert not world.trees.sizes[world.of_request].any()
+
+
+def test_the_likeliest_chain_of_a_tree_is_graded_as_a_chain() -> None:
+    """Of a request that had a tree with a chain of three, of which two came; beside one with a
+    chain in more places than a block has drafts."""
+    slots = DraftSlots(2, 4, CPU)
+    slots.records[:, 0] = BLOCK
+    survival = slots.records[:, HEAD + 4 : HEAD + 8]
+    survival[:] = torch.tensor([0.9, 0.7, 0.5, 0.4])
+    there, texts = torch.tensor([1, 0]), torch.zeros(2, 20, dtype=torch.int32)
+    sampled, rejected = torch.tensor([4, 6]).int(), torch.tensor([7, 3]).int()
+    lens, newest = torch.tensor([9, 9]).int(), torch.zeros(2, 1, dtype=torch.int64)
+    batch = Batch(there, sampled, rejected, texts, lens, newest)
+    outcomes = torch.zeros(2, OUTCOME_COLUMNS + 4)
+    grade(slots, batch, outcomes, torch.tensor([[3, 2], [-1, -1]]).int())
+    assert outcomes[:, [1, 6, 7]].tolist() == [[10, 3, 2], [8, 4, 4]]
+    torch.testing.assert_close(slots.records[1, 2:4], torch.tensor([0.9 + 0.7 + 0.5, 2.0]))
+    torch.testing.assert_close(slots.records[0, 2:4], torch.tensor([2.5, 4.0]))
 
 
 def test_candidates_are_the_likeliest_with_their_probabilities() -> None:

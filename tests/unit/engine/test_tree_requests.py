@@ -74,5 +74,5 @@ def test_requests_that_are_over_are_forgotten() -> None:
     for number in range(20):
         living = {str(number): SimpleNamespace(sampling_params=SamplingParams())}
         nothing = np.zeros(1, np.int64)
-        places.places(nothing + 1, [str(number)], living, nothing, nothing + 50, 99)  # type: ignore[arg-type]
+        places.places(nothing + 1, [str(number)], living, nothing, nothing + 50, 99)
     assert len(places._may_branch) < 6
