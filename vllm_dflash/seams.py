@@ -38,12 +38,9 @@ class Seam:
 
     def accepts(self, found: Sequence[str]) -> bool:
         """Whether a function with these parameters will do."""
-        if self.parameters is None:
-            return True
-        names = self.parameters.split()
-        return list(found) == [
-            name.removesuffix("?") for name in names if name[-1] != "?" or name[:-1] in found
-        ]
+        names = (self.parameters or "").split()
+        kept = [name for name in names if name[-1] != "?" or name[:-1] in found]
+        return self.parameters is None or list(found) == [name.removesuffix("?") for name in kept]
 
 
 Seams = tuple[Seam, ...]
@@ -96,11 +93,9 @@ def check_seams(seams: Seams) -> None:
                 f"vllm-dflash relies on {seam.path}, which this vLLM does not have ({error})."
                 f" {SWITCH_OFF}."
             ) from error
-        if seam.parameters is None:
-            continue
-        found = list(inspect.signature(target).parameters)
+        found = list(inspect.signature(target).parameters) if seam.parameters is not None else []
         if not seam.accepts(found):
-            expected = seam.parameters.split()
+            expected = (seam.parameters or "").split()
             raise UnsupportedVllmError(
                 f"vllm-dflash relies on {seam.path}({', '.join(expected)}), but this vLLM has"
                 f" {attribute.rpartition('.')[2]}({', '.join(found)}). {SWITCH_OFF}."
@@ -198,10 +193,9 @@ vllm.v1.worker.utils:AttentionGroup.
     build_metadata(self common_attn_metadata ubatch_idx common_prefix_len kwargs)
     build_metadata_for_cudagraph_capture(self common_attn_metadata ubatch_idx)
     create_metadata_builders(self vllm_config device kernel_block_size num_metadata_builders)
-vllm.v1.sample.rejection_sampler:RejectionSampler.
-    __init__(self sampler spec_config device)
-    forward(self metadata draft_probs logits sampling_metadata)
 vllm.v1.sample.rejection_sampler:
+    RejectionSampler.__init__(self sampler spec_config device)
+    RejectionSampler.forward(self metadata draft_probs logits sampling_metadata)
     expand_batch_to_tokens(x cu_num_tokens num_tokens replace_from replace_to)
 vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:
     _spec_forward(layer attn_metadata_i mixed_qkv_spec b_spec a_spec conv_buf ssm_state width
@@ -242,13 +236,21 @@ vllm.v1.outputs:AsyncModelRunnerOutput.
 vllm.v1.worker.gpu.model_runner:GPUModelRunner.
     _dummy_run(self num_tokens args skip_attn uniform_decode context_len skip_eplb is_profile
         valid_dummy_state_slots randomize_inputs kwargs)
+    prepare_attn(self input_batch)
     take_draft_token_ids(self)
+vllm.v1.worker.gpu.sample.gumbel:gumbel_sample(logits expanded_idx_mapping temperature seed pos
+        apply_temperature is_drafting logits_cache logits_cache_col use_fp64 logits_cache_source)
+vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler.
+    __call__(self logits input_batch draft_logits invalid_drafts)
+    _verify(self logits draft_logits draft_sampled pos cu_num_logits idx_mapping idx_mapping_np
+        expanded_idx_mapping expanded_local_pos seq_lens_upper_bound_np verify_draft_sampled)
 vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator.
     __init__(self vllm_config device)
     _build_uniform_attn_metadata(self batch_desc num_reqs num_query_per_req seq_lens_cpu_upper_bound
         step causal dcp_local_seq_lens)
     _generate_draft(self num_reqs num_tokens_padded attn_metadata slot_mappings num_tokens_across_dp
         cudagraph_runtime_mode)
+    _num_graph_context_tokens(self num_reqs)
     _maybe_predict_acceptance(self logits idx_mapping draft_step)
     capture(self)
     init_cudagraph_manager(self cudagraph_mode)
@@ -265,12 +267,11 @@ vllm.v1.worker.gpu.spec_decode.dflash2.speculator:CandidateSampler.
     __init__(self max_num_reqs num_steps top_k device)
     sample(self candidate_ids scores num_reqs sample_pos idx_mapping temperature seeds draft_tokens
         draft_logits use_fp64)
-vllm.v1.worker.gpu.spec_decode.adaptive_verification:AdaptiveVerificationManager.
-    add_request(self req_idx)
-    get_num_tokens(self num_tokens_per_req draft_tokens)
-    reallocate_drafts(self req_ids idx_mapping)
-    record_confidences(self confidence_probs input_batch)
 vllm.v1.worker.gpu.spec_decode.adaptive_verification:
+    AdaptiveVerificationManager.add_request(self req_idx)
+    AdaptiveVerificationManager.get_num_tokens(self num_tokens_per_req draft_tokens)
+    AdaptiveVerificationManager.reallocate_drafts(self req_ids idx_mapping)
+    AdaptiveVerificationManager.record_confidences(self confidence_probs input_batch)
     _assign_draft_token_budget(confidence_probs idx_mapping capacities draft_budget num_steps)
 vllm.v1.worker.gpu.attn_utils:
     get_attn_cg_support(attn_groups vllm_config checked_layer_names)
@@ -281,17 +282,6 @@ vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor.
     __init__(self size dtype device max_concurrency uva_instead_of_gpu)
 """)
 """Used in a worker with Model Runner V2."""
-
-DRAFT_TREES = _listed("""\
-vllm.v1.worker.gpu.model_runner:GPUModelRunner.prepare_attn(self input_batch)
-vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler.
-    __call__(self logits input_batch draft_logits invalid_drafts)
-    _verify(self logits draft_logits draft_sampled pos cu_num_logits idx_mapping idx_mapping_np
-        expanded_idx_mapping expanded_local_pos seq_lens_upper_bound_np verify_draft_sampled)
-vllm.v1.worker.gpu.sample.gumbel:gumbel_sample(logits expanded_idx_mapping temperature seed pos
-        apply_temperature is_drafting logits_cache logits_cache_col use_fp64 logits_cache_source)
-""")
-"""Used in a worker with Model Runner V2 whose drafts may be trees."""
 
 LILICORR = _listed("""\
 vllm.model_executor.models.lilicorr:LiLiCorrHead.
@@ -310,15 +300,13 @@ vllm.v1.executor.ray_executor_v2:RayExecutorV2.
 """Used in the engine's process with any Ray backend."""
 
 RAY_CPU = RAY_EXECUTOR + _listed("""\
-vllm.v1.executor.ray_executor_v2:RayExecutorV2.
-    _get_actor_resource_kwargs()
-    _join_monitor_thread(self)
-    shutdown(self)
-vllm.v1.executor.ray_executor_v2:RayWorkerProc.
-    get_node_and_physical_gpu_ids(self)
-    initialize_worker(self local_rank env_vars distributed_init_method driver_env_vars
-        assigned_physical_gpu_ids)
 vllm.v1.executor.ray_executor_v2:
+    RayExecutorV2._get_actor_resource_kwargs()
+    RayExecutorV2._join_monitor_thread(self)
+    RayExecutorV2.shutdown(self)
+    RayWorkerProc.get_node_and_physical_gpu_ids(self)
+    RayWorkerProc.initialize_worker(self local_rank env_vars distributed_init_method driver_env_vars
+        assigned_physical_gpu_ids)
     get_bundles_sorted_by_node(placement_group)
     initialize_ray_cluster
 vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.
@@ -327,6 +315,5 @@ vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait(self time
 """)
 """Used in the engine's process and in the workers with our Ray executor for CPUs."""
 
-IN_WORKERS = V1_WORKER, V2_WORKER, DRAFT_TREES, LILICORR
-SEAMS = (FRONT_END, ENGINE, *IN_WORKERS, RAY_EXECUTOR, RAY_CPU, STEP_TIMES)
+SEAMS = (FRONT_END, ENGINE, V1_WORKER, V2_WORKER, LILICORR, RAY_EXECUTOR, RAY_CPU, STEP_TIMES)
 """All there are: what is not in them is held against no release."""

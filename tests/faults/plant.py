@@ -77,7 +77,7 @@ class Outcome:
 def read_faults(folder: Path = HERE) -> list[Fault]:
     """All that are written down."""
     faults = []
-    for name in ("shared", "v1", "v2", "decisions_v2"):
+    for name in ("shared", "v1", "v2", "decisions_v2", "trees", "tree_kernels"):
         told = tomllib.loads((folder / f"{name}.toml").read_text())
         stages = tuple(tuple(stage) for stage in told["stages"])
         faults += [Fault(**entry, stages=stages) for entry in told["fault"]]

@@ -54,8 +54,8 @@ class SpeculativeSettings(BaseModel):
     )
     draft_tree: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MOST_NODES)] = described(
         "auto",
-        f"'auto' (chains, so far), 'off', or the number of tokens of a request's draft tree, up to"
-        f" {MOST_NODES} (Model Runner V2)",
+        "'auto', 'off' (so far, drafts are chains with either), or the number of tokens of a"
+        f" request's draft tree, up to {MOST_NODES} (with Model Runner V2)",
     )
     estimates_folder: str | None = described(
         None,

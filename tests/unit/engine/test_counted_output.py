@@ -23,9 +23,9 @@ def run() -> tuple[DraftStatistics, CountedOutput]:
         get_output=lambda: SimpleNamespace(req_ids=NAMES, sampled_token_ids=SAMPLED),
     )
     statistics = DraftStatistics(7)
-    of_device = torch.zeros(len(NAMES), 6 + 7)
+    of_device = torch.zeros(len(NAMES), 8 + 7)
     of_device[:, 0], of_device[:, 1] = torch.tensor(SOURCE), torch.tensor(ADMITTED)
-    of_device[:, 2], of_device[:, 6], of_device[1, 7:] = 9.0, 0.25, -1.0
+    of_device[:, 2], of_device[:, 8], of_device[1, 9:] = 9.0, 0.25, -1.0
     report = HostCopy(of_device)
     of_device.fill_(99)  # the next step's
     return statistics, CountedOutput(output, report, statistics)

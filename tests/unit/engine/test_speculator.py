@@ -46,7 +46,8 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def bare() -> Any:
     made: Any = object.__new__(PlannedSpeculator)
     made.device, made.num_speculative_steps = CPU, K
-    made.draft_tokens = torch.zeros(4, K, dtype=torch.int64)
+    made.draft_tokens = made.handed_over = torch.zeros(4, K, dtype=torch.int64)
+    made.trees = None
     texts: Any = SimpleNamespace(look_up=lambda _: None)
     made.step = DeviceStep(SLOTS, Drafts(made.draft_tokens, *torch.zeros(2, 4, K)), texts)
     made.statistics, made.budget = DraftStatistics(K), None

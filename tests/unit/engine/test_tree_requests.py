@@ -36,7 +36,7 @@ def test_what_depends_on_the_tokens_before_needs_a_chain(setting: dict[str, Any]
 def test_what_is_drawn_from_a_rows_logits_may_be_a_tree() -> None:
     drawn = SamplingParams(temperature=0.7, top_k=5, top_p=0.9, seed=3, stop=["x"], max_tokens=3)
     assert may_branch(drawn)
-    assert may_branch(SamplingParams(temperature=0.0, ignore_eos=True, n=2))
+    assert may_branch(SamplingParams(temperature=0.0, ignore_eos=True))
     assert not may_branch(None)
 
 

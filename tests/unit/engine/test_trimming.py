@@ -144,17 +144,18 @@ def runner(counts: list[int | None], *, trims: bool = False) -> Any:
 
 
 def test_the_scheduler_chooses_among_lengths_that_have_graphs() -> None:
-    assert lengths_to_choose(runner([1, 3, 5, 8, None])) == [0, 2, 4, 7]
-    assert lengths_to_choose(runner([3])) == [0, 2, 7]
+    assert lengths_to_choose(runner([1, 3, 5, 8, None]), 7) == [0, 2, 4, 7]
+    assert lengths_to_choose(runner([3]), 7) == [0, 2, 7]
+    assert lengths_to_choose(runner([3, 16]), 7) == [0, 2, 7]  # a tree has 15 nodes
 
 
 def test_any_length_will_do_without_graphs_for_one() -> None:
-    assert lengths_to_choose(runner([])) == list(range(8))
-    assert lengths_to_choose(runner([None])) == list(range(8))
+    assert lengths_to_choose(runner([]), 7) == list(range(8))
+    assert lengths_to_choose(runner([None]), 7) == list(range(8))
     alone = runner([])
     alone.cudagraph_manager = None
-    assert lengths_to_choose(alone) == list(range(8))
+    assert lengths_to_choose(alone, 7) == list(range(8))
 
 
 def test_all_or_nothing_where_the_device_trims() -> None:
-    assert lengths_to_choose(runner([None], trims=True)) == [0, 7]
+    assert lengths_to_choose(runner([None], trims=True), 7) == [0, 7]

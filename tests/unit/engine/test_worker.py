@@ -133,6 +133,7 @@ class Drafter:
     def __init__(self) -> None:
         self.statistics = DraftStatistics(7)
         self.sealed_with: list[int] = []
+        self.trees = None
         self.warm = SimpleNamespace(seal=lambda: self.sealed_with.append(self.count()))
 
     def count(self) -> int:

@@ -34,7 +34,6 @@ from vllm_dflash.engine.v2.tree_requests import may_branch, why_chains
 from vllm_dflash.engine.v2.tree_rows import line_up, place_nodes
 from vllm_dflash.engine.v2.tree_slots import TreeSlots
 from vllm_dflash.engine.v2.tree_walk import TreeVerifier
-from vllm_dflash.seams import DRAFT_TREES, check_vllm
 
 
 class DraftTrees:
@@ -72,7 +71,6 @@ class DraftTrees:
         if why is not None:
             logger().warning("drafts are chains, not trees: %s.", why)
             return
-        check_vllm(DRAFT_TREES)
         # Graphs are for whatever comes; to a tree's kernels, a chain is a tree.
         TreeAttention(layers, self.slots).is_on = True
         self._mover = CacheMover(cached_layers(runner, layers))

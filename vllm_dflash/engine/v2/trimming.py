@@ -118,18 +118,19 @@ def groups_of(config: VllmConfig, layers: Layers) -> Iterator[AttentionGroup]:
         yield AttentionGroup(backend, [name], spec, 0, metadata_builders=[builder])
 
 
-def lengths_to_choose(runner: GPUModelRunner) -> list[int]:
-    """Draft lengths that the scheduler may give all requests of a step, from 0 to K; ascending.
+def lengths_to_choose(runner: GPUModelRunner, max_draft: int) -> list[int]:
+    """Lengths of chains that the scheduler may give all requests of a step, from 0 to K; ascending.
 
     Once graphs are captured.
     """
-    max_draft = Mode.of(runner.vllm_config).draft_width
     if runner.adaptive_verification is not None:
         return [0, max_draft]  # the device trims what is not worth it
     manager = runner.cudagraph_manager
     captured = {graph.uniform_token_count for graph in manager.graphs} if manager else set()
-    lengths = {count - 1 for count in captured if count and count <= 1 + max_draft}
-    return sorted(lengths | {0, max_draft}) if lengths else list(range(max_draft + 1))
+    lengths = {count - 1 for count in captured if count}
+    if not lengths:
+        return list(range(max_draft + 1))
+    return sorted({length for length in lengths if length <= max_draft} | {0, max_draft})
 
 
 class DraftBudget(AdaptiveVerificationManager):

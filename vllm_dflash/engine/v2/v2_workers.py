@@ -56,7 +56,7 @@ class V2Worker(DraftingWorker):
             self.drafter.budget.costs = costs
         self._facts_to_send = WorkerFacts(
             costs,
-            lengths_to_choose(self.model_runner),
+            lengths_to_choose(self.model_runner, self.drafter.options.draft_width),
             trims=self.drafter.budget is not None,
             ragged_seconds=ragged_seconds(self.model_runner),
             looks_up=self.drafter.step.texts is not None,
