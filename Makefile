@@ -4,14 +4,16 @@
 # make seams VLLM=0.33.0   say what that vLLM breaks, from its sources: seconds
 # make next VLLM=0.33.0    V2 tests on that vLLM's Python over the installed kernels: 5 minutes
 # make mutants plant faults by machine in what is pure, see which the unit tests let through: hours
-# make faults  plant the faults of tests/faults, written by hand, one after the other: hours
+# make faults  plant the faults of tests/faults, written by hand, one after the other: an hour, once
+#              it is known which tests execute what. Unit tests alone, other lists: ARGS="--unit --from"
+# make coverage   which statements unit tests execute, which engine tests do, and which neither does
 # make hazards every hazard of speculative decoding, on both runners, and what V2 draws: half an hour
 # make fuzz    hypothesis with new random examples, many of them
 # make gpu     on a machine with a GPU: kernels, texts, tests, a soak, bench; writes docs/gpu.md. In
 #              parts of eight minutes at most: ARGS=--list, ARGS="--part first" (five minutes)
 # make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU
 .PHONY: demo check test setup test-unit test-engine test-v2 test-cluster test-server mutants faults
-.PHONY: seams next hazards fuzz selection gpu
+.PHONY: coverage seams next hazards fuzz selection gpu
 
 demo: setup
 	scripts/run.sh vllm-dflash demo
@@ -72,7 +74,10 @@ mutants: setup
 	scripts/run.sh python tests/faults/mutants.py
 
 faults: setup
-	scripts/run.sh python tests/faults/plant.py
+	PYTHONPATH=tests scripts/run.sh python -m faults.plant $(ARGS)
+
+coverage: setup
+	PYTHONPATH=tests scripts/run.sh python -m faults.coverage_report $(ARGS)
 
 selection: setup
 	cd tests && $(ONE_THREAD) ../scripts/run.sh python -m support.selection_table
