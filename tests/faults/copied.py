@@ -6,13 +6,17 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeVar
 
 from faults.fault import Fault
 from faults.fork_server import ForkServer
 
+Result = TypeVar("Result")
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build"
 ENVIRONMENT = {
@@ -78,3 +82,26 @@ def copied() -> Iterator[Copy]:
             yield copy
         finally:
             copy.end()
+
+
+def in_copies(jobs: int, tasks: Sequence[Callable[[Copy], Result]]) -> Iterator[Result]:
+    """Run each task in a copy that nobody else has meanwhile; results as they come."""
+    with ExitStack() as stack:
+        free: SimpleQueue[Copy] = SimpleQueue()
+        for _ in range(min(jobs, len(tasks))):
+            free.put(stack.enter_context(copied()))
+
+        def run(task: Callable[[Copy], Result]) -> Result:
+            copy = free.get()
+            try:
+                return task(copy)
+            finally:
+                free.put(copy)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            running = [pool.submit(run, task) for task in tasks]
+            try:
+                for done in as_completed(running):
+                    yield done.result()
+            finally:
+                pool.shutdown(cancel_futures=True)

@@ -97,10 +97,12 @@ def main() -> None:
     """Print the table, then what neither executes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--as-measured", action="store_true", help="measure nothing")
-    if parser.parse_args().as_measured:
+    parser.add_argument("--jobs", type=int, default=2)
+    settings = parser.parse_args()
+    if settings.as_measured:
         records = Records(ROOT, BUILD / "executed")
     else:
-        records = make_records((UNIT, *ENGINE), strictly=True)
+        records = make_records((UNIT, *ENGINE), settings.jobs, strictly=True)
     source = PackageSource(ROOT)
     found = lines_of(source, records)
     table = Table("file", "statements", "unit", "engine", "neither", "compiled")

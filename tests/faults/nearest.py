@@ -8,7 +8,7 @@ take an hour all together, only when the tests have: to find tests by, it does f
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -110,20 +110,29 @@ class Records:
                 found.append((runner, file))
         return found
 
-    def measure(self, server: Callable[[str], ForkServer], todo: list[tuple[str, str]]) -> None:
-        """Run tests of a clean copy, watched: unit tests by folder, others file by file."""
-        batches: dict[tuple[str, str], list[str]] = {}
+    def batches(self, todo: list[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+        """Runner and files of tests to be run together: unit tests by folder, others alone."""
+        found: dict[tuple[str, str], list[str]] = {}
         for runner, file in todo:
             at = str(Path(file).parent) if file.split("/")[1] == UNIT else file
-            batches.setdefault((runner, at), []).append(file)
-        for (runner, at), files in batches.items():
-            arguments = ["-p", "faults.executed", f"--executed={self.folder}"]
-            ended = server(runner).run(Request(files, arguments=arguments, limit=900.0))
-            print(f"measured {at} on {runner}: {ended.seconds:.0f} s", flush=True)
-            if ended.failed:
-                print(f"  without a fault, {ended.failed} fails: not used", flush=True)
-            for file in files:
-                self._note_that_there_is_none(runner, file, at_all=ended.code is not None)
+            found.setdefault((runner, at), []).append(file)
+        return [(runner, files) for (runner, _), files in found.items()]
+
+    def measure(self, server: ForkServer, runner: str, files: list[str]) -> str:
+        """Run tests of a clean copy, watched.
+
+        Returns:
+            What is to be said of it.
+        """
+        arguments = ["-p", "faults.executed", f"--executed={self.folder}"]
+        ended = server.run(Request(files, arguments=arguments, limit=900.0))
+        for file in files:
+            self._note_that_there_is_none(runner, file, at_all=ended.code is not None)
+        where = files[0] if len(files) == 1 else Path(files[0]).parent
+        failed = (
+            f"; without a fault fails {ended.failed}, which is not used" if ended.failed else ""
+        )
+        return f"measured {where} on {runner} in {ended.seconds:.0f} s{failed}"
 
     def _note_that_there_is_none(self, runner: str, file: str, *, at_all: bool) -> None:
         """A file without a test on this runner, or whose tests were killed, has an empty record."""

@@ -15,14 +15,12 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 
-from faults.copied import BUILD, ROOT, Copy, copied
+from faults.copied import BUILD, ROOT, Copy, in_copies
 from faults.fault import LISTS, Fault, read_faults
 from faults.nearest import (
     ENGINE,
@@ -71,7 +69,7 @@ class Planting:
         self.records, self.unit_only = records, unit_only
         self.source = PackageSource(ROOT)
 
-    def try_fault(self, fault: Fault, number: int, copy: Copy, before: Outcome | None) -> Outcome:
+    def try_fault(self, fault: Fault, number: int, before: Outcome | None, copy: Copy) -> Outcome:
         """Run the tests nearest to it; behind unit tests that let it pass before, engines alone."""
         started = time.monotonic()
         is_known = before is not None and before.stage.startswith(UNIT)
@@ -95,38 +93,17 @@ class Planting:
         return Outcome(fault.name, by, stage, round(time.monotonic() - started), print_of(fault))
 
 
-def try_all(
-    todo: list[Fault], jobs: int, before: dict[str, Outcome], planting: Planting
-) -> Iterator[Outcome]:
-    """As they are done."""
-    with ExitStack() as stack:
-        free: SimpleQueue[Copy] = SimpleQueue()
-        for _ in range(min(jobs, len(todo))):
-            free.put(stack.enter_context(copied()))
-
-        def try_one(number: int, fault: Fault) -> Outcome:
-            copy = free.get()
-            try:
-                return planting.try_fault(fault, number, copy, before.get(fault.name))
-            finally:
-                free.put(copy)
-
-        with ThreadPoolExecutor(jobs) as pool:
-            tried = [pool.submit(try_one, *one) for one in enumerate(todo, start=1)]
-            try:
-                for done in as_completed(tried):
-                    yield done.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-
-def make_records(kinds: tuple[str, ...], *, strictly: bool = False) -> Records:
+def make_records(kinds: tuple[str, ...], jobs: int, *, strictly: bool = False) -> Records:
     """What tests of these kinds execute, measured where it was not yet."""
     records = Records(ROOT, BUILD / "executed")
     if todo := records.stale(kinds, strictly=strictly):
         print(f"what {len(todo)} files of tests execute is measured first", flush=True)
-        with copied() as copy:
-            records.measure(copy.server, todo)
+
+        def measuring(runner: str, files: list[str]) -> Callable[[Copy], str]:
+            return lambda copy: records.measure(copy.server(runner), runner, files)
+
+        for said in in_copies(jobs, [measuring(*batch) for batch in records.batches(todo)]):
+            print(said, flush=True)
     return records
 
 
@@ -159,13 +136,15 @@ def main() -> None:
     done = {name for name, one in outcomes.items() if is_done(one, settings)}
     todo = [fault for fault in faults if fault.name not in done]
     if todo:
-        records = make_records((UNIT,) if settings.unit else (UNIT, *ENGINE))
+        records = make_records((UNIT,) if settings.unit else (UNIT, *ENGINE), settings.jobs)
         before = {} if settings.survivors else outcomes
         planting = Planting(records, unit_only=settings.unit)
         with RESULTS.open("a") as results:
-            for count, outcome in enumerate(
-                try_all(todo, settings.jobs, before, planting), start=1
-            ):
+            tasks = [
+                partial(planting.try_fault, fault, number, before.get(fault.name))
+                for number, fault in enumerate(todo, start=1)
+            ]
+            for count, outcome in enumerate(in_copies(settings.jobs, tasks), start=1):
                 outcomes[outcome.name] = outcome
                 results.write(json.dumps(asdict(outcome)) + "\n")
                 results.flush()
