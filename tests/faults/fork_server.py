@@ -42,6 +42,8 @@ IMPORTED = {
     "v2": ("vllm.v1.worker.gpu.model_runner",),
 }
 """By runner. V2 needs those of V1 as well."""
+PLUGINS = ("pytest_timeout", "_hypothesis_pytestplugin")
+"""Of pytest, that tests need."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,10 @@ class Chosen:
 def _test(runner: str, request: Request, told: IO[str]) -> int:
     """In the child."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    arguments = ["-q", "-p", "no:cacheprovider", "--timeout=0", f"--runner={runner}"]
+    # Looking for plugins among all that is installed takes longer than most tests.
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    arguments = [f"-p{name}" for name in ("no:cacheprovider", *PLUGINS)]
+    arguments += ["-q", "--timeout=0", f"--runner={runner}"]
     chosen = Chosen(request.tests, told)
     code = pytest.main([*arguments, *request.arguments, *request.files], plugins=[chosen])
     chosen.tell("ended", int(code))

@@ -124,23 +124,19 @@ class Records:
         Returns:
             What is to be said of it.
         """
+        paths = [record_of(self.folder, runner, file) for file in files]
+        for path in paths:
+            path.unlink(missing_ok=True)
         arguments = ["-p", "faults.executed", f"--executed={self.folder}"]
         ended = server.run(Request(files, arguments=arguments, limit=900.0))
-        for file in files:
-            self._note_that_there_is_none(runner, file, at_all=ended.code is not None)
+        for file, path in zip(files, paths, strict=True):
+            if not path.exists():  # nothing on this runner, or its tests were killed
+                path.parent.mkdir(parents=True, exist_ok=True)
+                empty = {"digest": digest(self.root / file), "tests": [], "functions": {}}
+                path.write_text(json.dumps({**empty, "lines": {}, "sources": {}}))
         where = files[0] if len(files) == 1 else Path(files[0]).parent
-        failed = (
-            f"; without a fault fails {ended.failed}, which is not used" if ended.failed else ""
-        )
+        failed = f"; not used, for it fails: {ended.failed}" if ended.failed else ""
         return f"measured {where} on {runner} in {ended.seconds:.0f} s{failed}"
-
-    def _note_that_there_is_none(self, runner: str, file: str, *, at_all: bool) -> None:
-        """A file without a test on this runner, or whose tests were killed, has an empty record."""
-        path = record_of(self.folder, runner, file)
-        if not path.exists() or not at_all:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            empty = {"digest": digest(self.root / file), "tests": [], "functions": {}}
-            path.write_text(json.dumps({**empty, "lines": {}, "sources": {}}))
 
     @cached_property
     def all(self) -> list[Record]:
