@@ -63,34 +63,25 @@ def stages(
 
 
 class Planting:
-    """Tries faults, one at a time in each copy."""
+    """Tries faults, one at a time in each copy: unit tests, or the engine tests behind them."""
 
     def __init__(self, records: Records, *, unit_only: bool):
         self.records, self.unit_only = records, unit_only
         self.source = PackageSource(ROOT)
 
-    def try_fault(self, fault: Fault, number: int, before: Outcome | None, copy: Copy) -> Outcome:
-        """Run the tests nearest to it; behind unit tests that let it pass before, engines alone."""
-        started = time.monotonic()
-        is_known = before is not None and before.stage.startswith(UNIT)
-        stage = before.stage if before is not None and is_known else UNIT
+    def try_fault(self, fault: Fault, number: int, copy: Copy) -> Outcome:
+        """Run the tests nearest to it."""
+        started, caught_by = time.monotonic(), None
+        stage = UNIT if self.unit_only else "engine"
         with copy.planted(fault, number):
             for name, tests in stages(fault, self.records, self.source):
-                is_unit = name.startswith(UNIT)
-                if (is_unit and is_known) or (not is_unit and self.unit_only):
-                    continue
-                stage = name
-                ended = copy.server(tests[0].runner).run(request_for(tests))
-                if ended.failed or ended.code not in (0, 5):
-                    by = ended.failed or f"pytest ended with {ended.code}"
-                    return self._outcome(fault, by, name, started)
-        if not self.unit_only and stage.startswith(UNIT):
-            stage = "engine"  # there is none
-        return self._outcome(fault, None, stage, started)
-
-    @staticmethod
-    def _outcome(fault: Fault, by: str | None, stage: str, started: float) -> Outcome:
-        return Outcome(fault.name, by, stage, round(time.monotonic() - started), print_of(fault))
+                if caught_by is None and name.startswith(UNIT) == self.unit_only:
+                    stage = name
+                    ended = copy.server(tests[0].runner).run(request_for(tests))
+                    if ended.failed or ended.code not in (0, 5):
+                        caught_by = ended.failed or f"pytest ended with {ended.code}"
+        seconds = round(time.monotonic() - started)
+        return Outcome(fault.name, caught_by, stage, seconds, print_of(fault))
 
 
 def make_records(kinds: tuple[str, ...], jobs: int, *, strictly: bool = False) -> Records:
@@ -119,11 +110,11 @@ def read_settings() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def is_done(outcome: Outcome, settings: argparse.Namespace) -> bool:
-    """Whether there is nothing more to be tried."""
-    if outcome.by is not None:
-        return True
-    return not settings.survivors and (settings.unit or not outcome.stage.startswith(UNIT))
+def is_to_be_tried(outcome: Outcome | None, *, unit_only: bool) -> bool:
+    """By unit tests, if nothing is known; by engine tests, if those let it pass."""
+    if outcome is None:
+        return unit_only
+    return not unit_only and outcome.by is None and outcome.stage.startswith(UNIT)
 
 
 def main() -> None:
@@ -133,26 +124,36 @@ def main() -> None:
     if settings.only:
         faults = [fault for fault in faults if fault.name.startswith(tuple(settings.only))]
     outcomes = {} if settings.again else known_outcomes(RESULTS, faults)
-    done = {name for name, one in outcomes.items() if is_done(one, settings)}
-    todo = [fault for fault in faults if fault.name not in done]
-    if todo:
-        records = make_records((UNIT,) if settings.unit else (UNIT, *ENGINE), settings.jobs)
-        before = {} if settings.survivors else outcomes
-        planting = Planting(records, unit_only=settings.unit)
-        with RESULTS.open("a") as results:
-            tasks = [
-                partial(planting.try_fault, fault, number, before.get(fault.name))
-                for number, fault in enumerate(todo, start=1)
-            ]
-            for count, outcome in enumerate(in_copies(settings.jobs, tasks), start=1):
+    if settings.survivors:
+        outcomes = {name: one for name, one in outcomes.items() if one.by}
+    for unit_only in (True,) if settings.unit else (True, False):
+        todo = [
+            fault
+            for fault in faults
+            if is_to_be_tried(outcomes.get(fault.name), unit_only=unit_only)
+        ]
+        if todo:
+            records = make_records((UNIT,) if unit_only else (UNIT, *ENGINE), settings.jobs)
+            planting = Planting(records, unit_only=unit_only)
+            for outcome in try_all(planting, todo, settings.jobs):
                 outcomes[outcome.name] = outcome
-                results.write(json.dumps(asdict(outcome)) + "\n")
-                results.flush()
-                verdict = f"{outcome.stage}: {outcome.by}" if outcome.by else "SURVIVED"
-                took = f"{outcome.seconds:.0f} s"
-                print(f"{count}/{len(todo)} {outcome.name}: {verdict} ({took})", flush=True)
     report(faults, outcomes)
     sys.exit(any(one.by is None for one in outcomes.values()))
+
+
+def try_all(planting: Planting, todo: list[Fault], jobs: int) -> Iterator[Outcome]:
+    """Outcomes as they come, kept and told."""
+    tasks = [
+        partial(planting.try_fault, fault, number) for number, fault in enumerate(todo, start=1)
+    ]
+    with RESULTS.open("a") as results:
+        for count, outcome in enumerate(in_copies(jobs, tasks), start=1):
+            results.write(json.dumps(asdict(outcome)) + "\n")
+            results.flush()
+            verdict = f"{outcome.stage}: {outcome.by}" if outcome.by else "SURVIVED"
+            took = f"{outcome.seconds:.0f} s"
+            print(f"{count}/{len(todo)} {outcome.name}: {verdict} ({took})", flush=True)
+            yield outcome
 
 
 if __name__ == "__main__":

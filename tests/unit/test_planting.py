@@ -6,12 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from faults.fault import Fault
 from faults.kept_code import _statements, digest_of
 from faults.nearest import MeasuredTest, Records, nearest, quickest, request_for
+from faults.outcome import Outcome, known_outcomes, print_of
+from faults.plant import is_to_be_tried
 from faults.source import PackageSource, edited_lines
 from support import TESTS
 
@@ -171,6 +175,28 @@ def test_files_that_take_the_least_come_first() -> None:
     assert len(quickest([slow, *tests], cap=100.0)) == 5
     assert quickest([slow], cap=5.0) == [slow]
     assert request_for(chosen).tests == [test.name for test in chosen]
+
+
+def test_what_was_tried_is_not_tried_again(tmp_path: Path) -> None:
+    fault = Fault("one", FILE, "", "a", "b")
+    results = tmp_path / "results"
+
+    def known(by: str | None, stage: str) -> Outcome | None:
+        outcome = Outcome("one", by, stage, 1.0, print_of(fault))
+        results.write_text(json.dumps(asdict(outcome)) + "\n" + '{"name": "of an older format"}\n')
+        return known_outcomes(results, [fault]).get("one")
+
+    def tried(outcome: Outcome | None) -> tuple[bool, bool]:
+        by_units, by_engines = (is_to_be_tried(outcome, unit_only=x) for x in (True, False))
+        return by_units, by_engines
+
+    assert tried(known("a test", "unit")) == (False, False)
+    assert tried(known(None, "unit v2")) == (False, True)
+    assert tried(known(None, "engine v2")) == (False, False)
+    # The edit is another one.
+    other = Fault("one", FILE, "", "a", "c")
+    assert known_outcomes(results, [other]) == {}
+    assert tried(None) == (True, False)
 
 
 FORKING = """
