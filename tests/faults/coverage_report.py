@@ -58,7 +58,8 @@ def lines_of(source: PackageSource, records: Records) -> list[Lines]:
     parser = Coverage(data_file=None, config_file=False, messages=False)
     found = []
     for file, functions in source.functions.items():
-        statements, compiled = set(), set()
+        statements: set[int] = set()
+        compiled: set[int] = set()
         for line in parser.analysis2(str(ROOT / file))[1]:
             if function := function_at(functions, line, in_body=True):
                 (compiled if function.is_compiled else statements).add(line)

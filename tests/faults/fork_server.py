@@ -138,14 +138,20 @@ def _run_in_child(runner: str, request: Request, log: Path) -> Ended:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        code = 3
         try:
-            code = _test(runner, request, os.fdopen(writing, "w"))
+            os._exit(_test(runner, request, os.fdopen(writing, "w")))
         finally:
-            os._exit(code)
+            os._exit(3)
     os.close(writing)
-    signal.signal(signal.SIGTERM, lambda *_: (_kill(child), os._exit(1)))
-    code, failed, running = None, None, "pytest, before any test,"
+
+    def end(*_: object) -> None:
+        _kill(child)
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, end)
+    code: int | None = None
+    failed: str | None = None
+    running = "pytest, before any test,"
     for word, told in _told(reading, request):
         if word == "starts":
             running = told

@@ -58,7 +58,7 @@ def digest_of(folder: Path, name: str) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
-class KeptBySource(UserProvidedCacheLocator):  # type: ignore[misc]
+class KeptBySource(UserProvidedCacheLocator):
     """For functions of `planning`; others are kept as numba does it."""
 
     def __init__(self, py_func: Callable[..., Any], py_file: str):

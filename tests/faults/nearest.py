@@ -8,7 +8,7 @@ take an hour all together, only when the tests have: to find tests by, it does f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -154,6 +154,15 @@ class Records:
             found += record.passing(numbers)
         return found
 
+    def reaching(self, file: str, lines: set[int]) -> set[tuple[str, str]]:
+        """Runner and file of tests that execute one of these lines, where it stands as it did."""
+        now = digest(self.root / file)
+        return {
+            (one.runner, one.file)
+            for one in self.all
+            if one.told["sources"].get(file) == now and lines & set(one.told["lines"][file])
+        }
+
     def of_folder(self, folder: str) -> list[MeasuredTest]:
         """All tests below a folder."""
         records = [one for one in self.all if one.file.startswith(folder)]
@@ -182,19 +191,27 @@ def nearest(records: Records, source: PackageSource, file: str, planted: str) ->
     )
 
 
-def quickest(tests: list[MeasuredTest], cap: float) -> list[MeasuredTest]:
+def quickest(
+    tests: list[MeasuredTest], cap: float, first: Container[tuple[str, str]] = ()
+) -> list[MeasuredTest]:
     """Files in the order of what their tests take together, until that is more than the cap.
 
     Tests of a file stay together, for they share engines.
+
+    Args:
+        first: runner and file of those that come before all others.
     """
     by_file: dict[tuple[str, str], list[MeasuredTest]] = {}
     for test in tests:
         by_file.setdefault((test.runner, test.file), []).append(test)
+    seconds = {one: sum(test.seconds for test in those) for one, those in by_file.items()}
     chosen: list[MeasuredTest] = []
-    for those in sorted(by_file.values(), key=lambda those: sum(one.seconds for one in those)):
-        if chosen and sum(one.seconds for one in [*chosen, *those]) > cap:
-            break
-        chosen += those
+    left = cap
+    for one in sorted(by_file, key=lambda one: (one not in first, seconds[one])):
+        if chosen and seconds[one] > left:
+            continue
+        left -= seconds[one]
+        chosen += by_file[one]
     return chosen
 
 

@@ -20,8 +20,9 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from faults.copied import BUILD, ROOT, Copy, in_copies
+from faults.copied import BUILD, ROOT, Copy, copied, in_copies
 from faults.fault import LISTS, Fault, read_faults
+from faults.fork_server import Request
 from faults.nearest import (
     ENGINE,
     RUNNERS,
@@ -33,7 +34,7 @@ from faults.nearest import (
     request_for,
 )
 from faults.outcome import Outcome, known_outcomes, print_of, report
-from faults.source import PackageSource
+from faults.source import PackageSource, edited_lines
 
 RESULTS = BUILD / "faults.jsonl"
 NEAREST_UNIT_S = 300.0
@@ -46,7 +47,10 @@ def stages(
     fault: Fault, records: Records, source: PackageSource
 ) -> Iterator[tuple[str, list[MeasuredTest]]]:
     """Tests to run, the nearest first, by the name of their stage."""
-    tests = nearest(records, source, fault.file, fault.planted(ROOT))
+    planted = fault.planted(ROOT)
+    tests = nearest(records, source, fault.file, planted)
+    lines = edited_lines((ROOT / fault.file).read_text(), planted)
+    reaching = records.reaching(fault.file, lines)
     units = [test for test in tests if test.kind == UNIT]
     room = (*Path(fault.file).parts[1:-1], "test_")[0]
     others = [test for test in records.of_folder(f"tests/unit/{room}") if test not in set(units)]
@@ -56,7 +60,7 @@ def stages(
         (UNIT, others, OTHER_UNIT_S),
         ("engine", engines, ENGINE_S),
     ):
-        chosen = quickest(those, cap)
+        chosen = quickest(those, cap, reaching)
         for runner in RUNNERS:
             if of_runner := [test for test in chosen if test.runner == runner]:
                 yield name + " v2" * (runner == "v2"), of_runner
@@ -135,8 +139,9 @@ def main() -> None:
         if todo:
             records = make_records((UNIT,) if unit_only else (UNIT, *ENGINE), settings.jobs)
             planting = Planting(records, unit_only=unit_only)
-            for outcome in try_all(planting, todo, settings.jobs):
-                outcomes[outcome.name] = outcome
+            tried = list(try_all(planting, todo, settings.jobs))
+            outcomes |= {outcome.name: outcome for outcome in tried}
+            check_those_that_caught(tried)
     report(faults, outcomes)
     sys.exit(any(one.by is None for one in outcomes.values()))
 
@@ -154,6 +159,21 @@ def try_all(planting: Planting, todo: list[Fault], jobs: int) -> Iterator[Outcom
             took = f"{outcome.seconds:.0f} s"
             print(f"{count}/{len(todo)} {outcome.name}: {verdict} ({took})", flush=True)
             yield outcome
+
+
+def check_those_that_caught(tried: list[Outcome]) -> None:
+    """Say which of the tests fail without a fault as well, now: they have caught nothing."""
+    with copied() as copy:
+        for runner in RUNNERS:
+            caught = (one.by for one in tried if one.stage.endswith("v2") == (runner == "v2"))
+            tests = sorted({name for name in caught if name and "::" in name})
+            while tests:
+                files = list(dict.fromkeys(name.partition("::")[0] for name in tests))
+                failed = copy.server(runner).run(Request(files, tests, arguments=["-x"])).failed
+                if failed is None:
+                    break
+                print(f"fails without a fault as well, on {runner}: {failed}", flush=True)
+                tests = [name for name in tests if not failed.startswith(name)]
 
 
 if __name__ == "__main__":

@@ -151,6 +151,9 @@ def test_the_nearest_tests_execute_what_is_edited(project: Path, records: Record
     of_plan = ["test_of_a_fixture", "test_of_another_process", "test_endless"]
     assert nearest_to("x > LIMIT") == of_plan
     assert nearest_to("x + 1") == of_plan
+    (line,) = [number for number, one in enumerate(text.splitlines(), 1) if "return 5" in one]
+    assert records.reaching(FILE, {line}) == {("v1", TEST_FILE)}
+    assert records.reaching(FILE, {line - 1, line + 1}) == set()
 
 
 def test_records_are_made_anew_when_something_changes(project: Path, records: Records) -> None:
@@ -173,6 +176,9 @@ def test_files_that_take_the_least_come_first() -> None:
     chosen = quickest([slow, *tests], cap=5.0)
     assert [test.file for test in chosen] == ["tests/unit/b.py"] * 2
     assert len(quickest([slow, *tests], cap=100.0)) == 5
+    # But for those that execute the very line.
+    of_the_line = {("v1", "tests/unit/a.py")}
+    assert quickest([slow, *tests], cap=100.0, first=of_the_line)[0] == slow
     assert quickest([slow], cap=5.0) == [slow]
     assert request_for(chosen).tests == [test.name for test in chosen]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
@@ -61,6 +62,13 @@ def plans(
 
     monkeypatch.setattr(AheadPlanner, "plan", plan)
     return asked
+
+
+def test_without_a_planner_a_step_with_room_for_drafts_runs_a_block() -> None:
+    scheduled = SchedulerOutput.make_empty()
+    for places in (0, 1, 7):
+        scheduled.num_spec_tokens_to_schedule = places
+        assert directions_of(scheduled).runs_block == (places > 0)
 
 
 def test_before_anything_is_known_every_step_drafts_to_the_full(scheduler: Any) -> None:
