@@ -120,7 +120,8 @@ def main() -> None:
             print(f"  {lines.file}: {span}")
     kinds = (UNIT, *ENGINE)
     if stale := records.stale(kinds, strictly=True):
-        print(f"{len(stale)} of {len(records.files(kinds))} files of tests were measured otherwise")
+        count = len(records.files(kinds))
+        print(f"{len(stale)} of {count} files of tests were not measured since the last change")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def _counts(those: Iterable[Fault], outcomes: dict[str, Outcome]) -> list[str]:
 def report(faults: list[Fault], outcomes: dict[str, Outcome]) -> None:
     """Who was caught by what, by file and by room; then the survivors."""
     by_what: tuple[tuple[str, Callable[[Fault], str]], ...] = (
-        ("file", lambda fault: fault.file),
+        ("file", lambda fault: fault.file.removeprefix("vllm_dflash/")),
         ("room", lambda fault: fault.room),
     )
     for title, group_of in by_what:
