@@ -95,7 +95,7 @@ def test_outside_a_clone_the_pair_is_the_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[dict[str, Any]]
 ) -> None:
     widened: list[Path] = []
-    pair = bench_pair.Pair("target", "drafter", "demo pair")
+    pair = bench_pair.Pair(PAIR[1], PAIR[3], "demo pair")
     monkeypatch.setattr(bench_pair, "widened_demo", lambda demo, _: widened.append(demo) or pair)
     monkeypatch.chdir(tmp_path)
     assert demo(tmp_path) == 0

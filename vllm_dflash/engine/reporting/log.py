@@ -111,7 +111,7 @@ class PeriodicLog:
         able = since["drafted_steps"] + since["skipped_steps"]
         if not able:
             return
-        parts = [f"Drafted steps: {100 * since['drafted_steps'] / able:.0f}%"]
+        parts = [f"DFlash planner: Drafted steps: {100 * since['drafted_steps'] / able:.0f}%"]
         if verifications := since["verifications"]:
             free = since["free_draft_tokens"] / since["draft_tokens"]
             parts += [
@@ -129,7 +129,7 @@ class PeriodicLog:
                 f" {since['produced_tokens'] / plain:.2f}x"
                 f" (planned: {since['expected_tokens'] / plain:.2f}x)"
             ]
-        logger().info("DFlash planner: %s", ", ".join(parts))
+        logger().info("%s", ", ".join(parts))
 
 
 class DraftWatch:
