@@ -38,7 +38,9 @@ def test_one_line_says_that_we_are_active(server: Server) -> None:
     assert "INFO" in lines[0]
     assert re.search(
         rf"vllm-dflash \d+\.\d+\.\d+ is active: drafter {re.escape(str(DRAFTER))}, draft length"
-        r" adaptive \(up to 7 tokens a step\), runner v1, block size 8, taps \[1, 3, 4\]",
+        r" adaptive \(up to 7 tokens a step; with free drafts 32, vLLM's num_spec_tokens\), runner"
+        r" v1, block size 8, taps: outputs of layers \[1, 3, 4\], counted from 0 \(vLLM's auxiliary"
+        r" layers \(2, 4, 5\)\)",
         lines[0],
     )
 

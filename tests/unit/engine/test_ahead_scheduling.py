@@ -359,10 +359,10 @@ def test_the_line_in_the_log_is_the_schedulers(
     scheduler._log = PeriodicLog(scheduler.statistics, 0.0)
     plans(monkeypatch, 2, 2)
     with log_lines() as lines:
-        run(scheduler, monkeypatch, [step({"a": 2, "b": 2}, {"a": 2, "b": 1})] * 3)
-    line, _ = lines  # the first step has none before it to be timed by
+        run(scheduler, monkeypatch, [step({"a": 2, "b": 2}, {"a": 2, "b": 1})] * 34)
+    (line,) = lines  # of 32 steps; the first has none before it to be timed by
     assert line.startswith("INFO DFlash planner: Drafted steps: 100%, Mean draft length: 2.00")
-    assert "Mean acceptance length: 1.50, Step: " in line
+    assert "Mean acceptance length: 0.50 + 1, Step: " in line
 
 
 def test_steps_without_a_block_are_skipped_ones(

@@ -19,6 +19,7 @@ from vllm_dflash.tools.arguments import (
 from vllm_dflash.tools.bench.bench_plan import LOADS, Workload
 from vllm_dflash.tools.bench.sides import BLOCKS, LOOK_UPS, SideEngines, make_sides
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, print_report
+from vllm_dflash.tools.demo_files import demo_folder
 from vllm_dflash.tools.progress import Progress, progress_on
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.step_times import TIMED
@@ -68,8 +69,8 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     pair = parser.add_argument_group("pair")
     add_compared(pair, "held_out.jsonl of the demo pair")
-    about = "without --target: the repository's demo pair, made to cost as much as a larger one"
-    add_folder(pair, "--demo", "models/demo", about)
+    about = "without --target: the small demo pair, made to cost as much as a larger one"
+    add_folder(pair, "--demo", str(demo_folder()), about)
     pair.add_argument(
         "--as-it-is",
         action="store_true",
@@ -92,9 +93,9 @@ def _add_sides(sides: argparse._ArgumentGroup) -> None:
     sides.add_argument(
         "--native-schedule",
         choices=("tuned", "none"),
-        help="whether to add vLLM's own DFlash with num_speculative_tokens_per_batch_size: of the K"
-        " of --native-k, or no drafts, what is fastest at each concurrency when it is tried for a"
-        " moment (default: tuned; with --context: none)",
+        help="tuned: also measure vLLM's own DFlash with num_speculative_tokens_per_batch_size. A"
+        " short trial finds the fastest K of --native-k, or none, for each concurrency (default:"
+        " tuned; with --context: none)",
     )
     add_numbers(sides, "--ours-fixed-k", [], "measure ours at these fixed K, too")
     sides.add_argument(
@@ -161,8 +162,8 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="rounds that do not count: kernels are prepared when a batch of a new size first"
-        " comes by (default: 1)",
+        help="rounds that do not count: kernels are prepared at the first batch of each size"
+        " (default: 1)",
     )
     load.add_argument(
         "--where",
