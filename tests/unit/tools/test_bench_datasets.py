@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -15,7 +16,13 @@ import pandas
 
 from support import DEMO, ROOT
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.bench.bench_datasets import SETS, SPEED_BENCH, Asked, read_dataset
+from vllm_dflash.tools.bench.bench_datasets import (
+    SETS,
+    SPEED_BENCH,
+    Asked,
+    add_dataset,
+    read_dataset,
+)
 from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.console import COULD_NOT_RUN
 
@@ -117,13 +124,15 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_names_of_vllms_own_command_are_ours() -> None:
     """Where it has one: sets of the hub have none there."""
-    from vllm.benchmarks.datasets import add_dataset_parser
+    from vllm.benchmarks.serve import add_cli_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    ours = argparse.ArgumentParser()
+    add_dataset(ours, ours)
     parser = FlexibleArgumentParser()
-    add_dataset_parser(parser)
+    add_cli_args(parser)
     options = {name: one for one in parser._actions for name in one.option_strings}
-    assert {"--dataset-path", "--num-prompts", "--skip-chat-template"} <= options.keys()
+    assert {name for one in ours._actions for name in one.option_strings} <= options.keys()
     hub = {"gsm8k", "humaneval", "mt_bench", "blazedit", "aimo"}
     assert SETS.keys() - hub <= {*options["--dataset-name"].choices}
 
