@@ -61,9 +61,9 @@ def test_generate(plain: EngineAnswers) -> None:
 
 
 def test_messages_go_through_the_chat_template(plain: EngineAnswers) -> None:
-    (tokens,) = plain.chat(texts=["What is a keel?"], template={"enable_thinking": False})
+    (tokens,) = plain.encode(texts=["What is a keel?"], template={"enable_thinking": False})
     assert "".join(plain.decode(tokens=tokens)) == "What is a keel?\n"  # the demo target's
-    (long,) = plain.chat(texts=["a keel " * 600], template={})
+    (long,) = plain.encode(texts=["a keel " * 600], template={})
     assert len(long) > ARGUMENTS["max_model_len"]  # whether it fits is not asked here
 
 

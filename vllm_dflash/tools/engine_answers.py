@@ -130,16 +130,16 @@ class EngineAnswers(SteppedEngine):
             },
         )
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """Tokens of each text, as a prompt."""
-        tokenizer = self._engine.get_tokenizer()
-        return [list(tokenizer.encode(text)) for text in texts]
+    def encode(self, texts: list[str], template: dict[str, Any] | None = None) -> list[list[int]]:
+        """Tokens of each text, as a prompt; with a `template` as a user's message, through the chat
+        template as a server applies it, with these arguments more.
 
-    def chat(self, texts: list[str], template: dict[str, Any]) -> list[list[int]]:
-        """Tokens of each text as a user's message, through the chat template as a server has it.
-
-        `template` are more arguments of it. Raises ValueError where the target has none.
+        Raises:
+            ValueError: the target has no chat template.
         """
+        if template is None:
+            tokenizer = self._engine.get_tokenizer()
+            return [list(tokenizer.encode(text)) for text in texts]
         from vllm.renderers import ChatParams
 
         renderer = self._engine.renderer

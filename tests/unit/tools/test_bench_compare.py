@@ -51,7 +51,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
                     room = 1000 if self.side == "plain" else 900  # beside a drafter's
                     facts = {"versions": {"vllm": "1.2.3"}, "cache_tokens": room}
                     return facts | {"max_model_len": 20}
-                case "encode" | "chat":
+                case "encode":
                     return [[ord(letter) for letter in text] for text in arguments["texts"]]
                 case "decoding":
                     return {"tokens_per_second": 100.0}
@@ -316,21 +316,16 @@ FIRST = Asked("calm", "one", 9)
 ASKED = [FIRST, Asked("wild", "two", 9), Asked("wild", "twelve letters", 9)]
 
 
-@pytest.mark.parametrize(
-    ("template", "question"),
-    [(None, {}), ({"enable_thinking": True}, {"template": {"enable_thinking": True}})],
-)
+@pytest.mark.parametrize("template", [None, {"enable_thinking": True}])
 def test_a_set_of_prompts_is_served_whole_in_every_round(
-    tmp_path: Path, asked: list[Question], template: dict[str, bool] | None, question: dict
+    tmp_path: Path, asked: list[Question], template: dict[str, bool] | None
 ) -> None:
     said = StringIO()
     one = comparison(tmp_path, progress=Progress(said), rounds=2)
     one.dataset = Dataset("mt_bench", ASKED * 5, {"temperature": 0.5}, template)
     one.run()
-    texts = {"texts": [each.prompt for each in ASKED * 5]}
-    assert of(asked, "chat" if question else "encode") == [
-        ("plain", "chat" if question else "encode", texts | question)
-    ]
+    texts = [each.prompt for each in ASKED * 5]
+    assert of(asked, "encode") == [("plain", "encode", {"texts": texts, "template": template})]
     assert "5 of 15 prompts are left out: with answers, they take more than 20" in said.getvalue()
     loads = [arguments for side, _, arguments in of(asked, "answers") if side == "ours"]
     assert [each["concurrency"] for each in loads] == [1, 4] * 3

@@ -139,11 +139,8 @@ class Comparison:
         if self.dataset is None:
             return []
         asked, template = self.dataset.requests, self.dataset.template
-        texts = {"texts": [one.prompt for one in asked]}
-        question = (
-            ("encode", texts) if template is None else ("chat", texts | {"template": template})
-        )
-        tokens = self.engines.ask(PLAIN, question[0], **question[1])
+        texts = [one.prompt for one in asked]
+        tokens = self.engines.ask(PLAIN, "encode", texts=texts, template=template)
         room = min(one["max_model_len"] for one in facts)
         requests = [
             one._replace(prompt=prompt)
