@@ -67,6 +67,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
                     return {"spent": parts | {"steps": 10, "tokens": 20}}
                 case "answers":
                     answers = arguments["answers"]
+                    waits: dict[str, list[Any]]
                     waits = {"first_token_seconds": [1.0, 3.0], "token_seconds": [0.5]}
                     seen = {"seconds": [1.0, 2.0], "tokens": [1, 3]}
                     waits["requests"] = [

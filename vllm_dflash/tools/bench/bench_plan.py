@@ -190,7 +190,7 @@ def plan_requests(
 ) -> list[Measurement]:
     """These requests of a set, in tokens, at each number in flight."""
     categories, prompts, answers = zip(*requests, strict=True)
-    asked = {"prompts": prompts, "answers": answers, "categories": categories}
+    asked: dict[str, Any] = {"prompts": prompts, "answers": answers, "categories": categories}
     asked["sampling"] = dataset.sampling
     return [
         Measurement(dataset.name, count, "answers", asked | {"concurrency": count})
