@@ -11,9 +11,11 @@
 # make fuzz    hypothesis with new random examples, many of them
 # make gpu     on a machine with a GPU: kernels, texts, tests, a soak, bench; writes docs/gpu.md. In
 #              parts of eight minutes at most: ARGS=--list, ARGS="--part first" (five minutes)
+# make figures what README claims, measured again: 22 minutes alone on the machine; writes its table,
+#              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
 # make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU
 .PHONY: demo check test setup test-unit test-engine test-v2 test-cluster test-server mutants faults
-.PHONY: coverage seams next hazards fuzz selection gpu
+.PHONY: coverage seams next hazards fuzz selection gpu figures
 
 demo: setup
 	scripts/run.sh vllm-dflash demo
@@ -81,6 +83,11 @@ coverage: setup
 
 selection: setup
 	cd tests && $(ONE_THREAD) ../scripts/run.sh python -m support.selection_table
+
+FIGURES = --native-k 1 3 7 --concurrency 1 8 32 --tokens 192 --seconds 10 --rounds 4
+figures: setup
+	scripts/run.sh vllm-dflash bench $(FIGURES) --out out/figures
+	scripts/run.sh python benchmarks/figures.py out/figures/result.json
 
 # Not in .venv, which is for CPUs: with the Python of the environment that has vLLM's CUDA build.
 gpu:
