@@ -4,14 +4,18 @@
 # make seams VLLM=0.33.0   say what that vLLM breaks, from its sources: seconds
 # make next VLLM=0.33.0    V2 tests on that vLLM's Python over the installed kernels: 5 minutes
 # make mutants plant faults by machine in what is pure, see which the unit tests let through: hours
-# make faults  plant the faults of tests/faults, written by hand, one after the other: hours
+# make faults  plant the faults of tests/faults, written by hand, one after the other: an hour, once
+#              it is known which tests execute what. Unit tests alone, other lists: ARGS="--unit --from"
+# make coverage   which statements unit tests execute, which engine tests do, and which neither does
 # make hazards every hazard of speculative decoding, on both runners, and what V2 draws: half an hour
 # make fuzz    hypothesis with new random examples, many of them
 # make gpu     on a machine with a GPU: kernels, texts, tests, a soak, bench; writes docs/gpu.md. In
 #              parts of eight minutes at most: ARGS=--list, ARGS="--part first" (five minutes)
+# make figures what README claims, measured again: 22 minutes alone on the machine; writes its table,
+#              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
 # make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU
 .PHONY: demo check test setup test-unit test-engine test-v2 test-cluster test-server mutants faults
-.PHONY: seams next hazards fuzz selection gpu
+.PHONY: coverage seams next hazards fuzz selection gpu figures
 
 demo: setup
 	scripts/run.sh vllm-dflash demo
@@ -72,10 +76,18 @@ mutants: setup
 	scripts/run.sh python tests/faults/mutants.py
 
 faults: setup
-	scripts/run.sh python tests/faults/plant.py
+	PYTHONPATH=tests scripts/run.sh python -m faults.plant $(ARGS)
+
+coverage: setup
+	PYTHONPATH=tests scripts/run.sh python -m faults.coverage_report $(ARGS)
 
 selection: setup
 	cd tests && $(ONE_THREAD) ../scripts/run.sh python -m support.selection_table
+
+FIGURES = --native-k 1 3 7 --concurrency 1 8 32 --tokens 192 --seconds 10 --rounds 4
+figures: setup
+	scripts/run.sh vllm-dflash bench $(FIGURES) --out out/figures
+	scripts/run.sh python benchmarks/figures.py out/figures/result.json
 
 # Not in .venv, which is for CPUs: with the Python of the environment that has vLLM's CUDA build.
 gpu:

@@ -3,8 +3,8 @@
     scripts/run.sh python benchmarks/planning_cost.py
 
 Two engines of the demo pair side by side, widened to 203 M parameters: plain decoding, and ours.
-Every round measures plain decoding, ours as it is, and ours with a planner that thinks as always
-and then drafts nobody, once at each number of requests.
+Every round measures plain decoding, ours as it is, and ours with a planner that plans every step
+but never drafts, once at each number of requests.
 """
 
 from __future__ import annotations

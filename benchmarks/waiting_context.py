@@ -40,7 +40,7 @@ ROUNDS = 6
 
 
 def never(planner: Planner, step: Step) -> Plan:
-    """A plan that drafts nobody."""
+    """A plan without drafts."""
     return Plan.nothing(step.num_requests, skip_steps=7)
 
 

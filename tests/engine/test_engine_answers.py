@@ -60,6 +60,13 @@ def test_generate(plain: EngineAnswers) -> None:
     assert one["token_ids"] == [answer["token_ids"][2][:3]]
 
 
+def test_messages_go_through_the_chat_template(plain: EngineAnswers) -> None:
+    (tokens,) = plain.encode(texts=["What is a keel?"], template={"enable_thinking": False})
+    assert "".join(plain.decode(tokens=tokens)) == "What is a keel?\n"  # the demo target's
+    (long,) = plain.encode(texts=["a keel " * 600], template={})
+    assert len(long) > ARGUMENTS["max_model_len"]  # whether it fits is not asked here
+
+
 @pytest.mark.parametrize("plugins", [NO_PLUGIN, "dflash"], ids=["native", "ours"])
 def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:
     """Of vLLM's own drafter as well as ours, by a worker extension: no code travels."""

@@ -1,185 +1,179 @@
 """Plant one fault after the other, and see whether the tests notice.
 
     make faults                                   # all of them; goes on where it was broken off
-    scripts/run.sh python tests/faults/plant.py --only v1-context-one-late
+    make faults ARGS="--only v1-context-one-late"
+    make faults ARGS="--unit --from FILE.toml"    # unit tests alone, faults of another list
 
-A fault is an edit of a few lines, written by somebody who had not read the tests, in `v1.toml`,
-`v2.toml` and `shared.toml` (those in `decisions_v2.toml` by its author).
-Each is planted in a copy of the project. The tests that could notice run there in stages, quick
-ones first, until one fails. What passes them all has survived.
+Each is planted in a copy of the project, and the nearest tests run there, quick ones first, until
+one fails: unit tests that execute the faulty function, other unit tests of that room, then engine
+tests that execute it. What passes them all has survived.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-import tomllib
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-import rich
-from rich.table import Table
+from faults.copied import BUILD, ROOT, Copy, copied, in_copies
+from faults.fault import LISTS, Fault, read_faults
+from faults.fork_server import Request
+from faults.nearest import (
+    ENGINE,
+    RUNNERS,
+    UNIT,
+    MeasuredTest,
+    Records,
+    nearest,
+    quickest,
+    request_for,
+)
+from faults.outcome import Outcome, known_outcomes, print_of, report
+from faults.source import PackageSource, edited_lines
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-RESULTS = ROOT / "build" / "faults.jsonl"
-TIMEOUT = 240
-"""Seconds for one test; an engine that hangs is noticed as well."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One planted bug."""
-
-    name: str
-    file: str
-    harm: str
-    """What a user would see."""
-    old: str
-    """Occurs once in the file."""
-    new: str
-    stages: tuple[tuple[str, ...], ...]
-    """Arguments of pytest, one run after the other."""
-
-    def planted(self, root: Path) -> str:
-        """The file's text with the fault.
-
-        Raises:
-            ValueError: the text to replace is not there, or not only once.
-        """
-        text = (root / self.file).read_text()
-        if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: found {text.count(self.old)} times in {self.file}")
-        return text.replace(self.old, self.new)
+RESULTS = BUILD / "faults.jsonl"
+NEAREST_UNIT_S = 300.0
+OTHER_UNIT_S = 60.0
+ENGINE_S = 240.0
+"""What the tests of a stage may take together, as measured without a fault."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the tests said of a fault."""
-
-    name: str
-    by: str | None
-    """The first test that failed; None: it survived."""
-    seconds: float
-    fault: str
-    """Its edit and its stages; an outcome of another edit does not count."""
-
-
-def read_faults(folder: Path = HERE) -> list[Fault]:
-    """All that are written down."""
-    faults = []
-    for name in ("shared", "v1", "v2", "decisions_v2", "trees", "tree_kernels"):
-        told = tomllib.loads((folder / f"{name}.toml").read_text())
-        stages = tuple(tuple(stage) for stage in told["stages"])
-        faults += [Fault(**entry, stages=stages) for entry in told["fault"]]
-    return faults
-
-
-def try_fault(fault: Fault) -> Outcome:
-    """Run the tests on a copy with the fault."""
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="fault-") as folder:
-        copy = Path(folder)
-        copy_project(copy)
-        (copy / fault.file).write_text(fault.planted(copy))
-        by = next((failed for stage in fault.stages if (failed := _run(copy, stage))), None)
-    return Outcome(fault.name, by, round(time.monotonic() - started), _print_of(fault))
+def stages(
+    fault: Fault, records: Records, source: PackageSource
+) -> Iterator[tuple[str, list[MeasuredTest]]]:
+    """Tests to run, the nearest first, by the name of their stage."""
+    planted = fault.planted(ROOT)
+    tests = nearest(records, source, fault.file, planted)
+    lines = edited_lines((ROOT / fault.file).read_text(), planted)
+    reaching = records.reaching(fault.file, lines)
+    units = [test for test in tests if test.kind == UNIT]
+    room = (*Path(fault.file).parts[1:-1], "test_")[0]
+    others = [test for test in records.of_folder(f"tests/unit/{room}") if test not in set(units)]
+    engines = [test for test in tests if test.kind in ENGINE]
+    for name, those, cap in (
+        (UNIT, units, NEAREST_UNIT_S),
+        (UNIT, others, OTHER_UNIT_S),
+        ("engine", engines, ENGINE_S),
+    ):
+        chosen = quickest(those, cap, reaching)
+        for runner in RUNNERS:
+            if of_runner := [test for test in chosen if test.runner == runner]:
+                yield name + " v2" * (runner == "v2"), of_runner
 
 
-def copy_project(folder: Path) -> None:
-    """Everything git knows or would add, as it lies here, and the same virtual environment."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
-    (folder / ".venv").symlink_to(ROOT / ".venv")
+class Planting:
+    """Tries faults, one at a time in each copy: unit tests, or the engine tests behind them."""
+
+    def __init__(self, records: Records, *, unit_only: bool):
+        self.records, self.unit_only = records, unit_only
+        self.source = PackageSource(ROOT)
+
+    def try_fault(self, fault: Fault, number: int, copy: Copy) -> Outcome:
+        """Run the tests nearest to it."""
+        started, caught_by = time.monotonic(), None
+        stage = UNIT if self.unit_only else "engine"
+        with copy.planted(fault, number):
+            for name, tests in stages(fault, self.records, self.source):
+                if caught_by is None and name.startswith(UNIT) == self.unit_only:
+                    stage = name
+                    ended = copy.server(tests[0].runner).run(request_for(tests))
+                    if ended.failed or ended.code not in (0, 5):
+                        caught_by = ended.failed or f"pytest ended with {ended.code}"
+        seconds = round(time.monotonic() - started)
+        return Outcome(fault.name, caught_by, stage, seconds, print_of(fault))
 
 
-def _run(copy: Path, stage: tuple[str, ...]) -> str | None:
-    """The first test that fails there."""
-    command = ["scripts/run.sh", "pytest", "-x", "-q", "-p", "no:cacheprovider", *stage]
-    done = subprocess.run(
-        [*command, f"--timeout={TIMEOUT}"],
-        cwd=copy,
-        env={**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 0:
-        return None
-    # Wrong arguments, no test, or somebody ended it: nothing was tried.
-    if done.returncode in (4, 5, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL):
-        raise RuntimeError(f"pytest {' '.join(stage)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else f"pytest ended with {done.returncode}"
+def make_records(kinds: tuple[str, ...], jobs: int, *, strictly: bool = False) -> Records:
+    """What tests of these kinds execute, measured where it was not yet."""
+    records = Records(ROOT, BUILD / "executed")
+    if todo := records.stale(kinds, strictly=strictly):
+        print(f"what {len(todo)} files of tests execute is measured first", flush=True)
+
+        def measuring(runner: str, files: list[str]) -> Callable[[Copy], str]:
+            return lambda copy: records.measure(copy.server(runner), runner, files)
+
+        for said in in_copies(jobs, [measuring(*batch) for batch in records.batches(todo)]):
+            print(said, flush=True)
+    return records
 
 
-def _print_of(fault: Fault) -> str:
-    return json.dumps([fault.old, fault.new, fault.stages])
+def read_settings() -> argparse.Namespace:
+    """Of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", help="names of faults, or what they begin with")
+    parser.add_argument("--from", nargs="+", type=Path, default=LISTS, dest="lists", metavar="TOML")
+    parser.add_argument("--unit", action="store_true", help="unit tests only: minutes")
+    parser.add_argument("--again", action="store_true", help="also those with an outcome")
+    parser.add_argument("--survivors", action="store_true", help="again those that survived")
+    parser.add_argument("--jobs", type=int, default=2)
+    return parser.parse_args()
 
 
-def known_outcomes(faults: list[Fault]) -> dict[str, Outcome]:
-    """Of earlier runs, for faults that are still the same."""
-    if not RESULTS.exists():
-        return {}
-    lines = [Outcome(**json.loads(line)) for line in RESULTS.read_text().splitlines()]
-    prints = {fault.name: _print_of(fault) for fault in faults}
-    return {one.name: one for one in lines if prints.get(one.name) == one.fault}
+def is_to_be_tried(outcome: Outcome | None, *, unit_only: bool) -> bool:
+    """By unit tests, if nothing is known; by engine tests, if those let it pass."""
+    if outcome is None:
+        return unit_only
+    return not unit_only and outcome.by is None and outcome.stage.startswith(UNIT)
 
 
 def main() -> None:
     """Try what was not tried yet."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", help="names of faults, or what they begin with")
-    parser.add_argument("--again", action="store_true", help="also those with an outcome")
-    parser.add_argument("--survivors", action="store_true", help="again those that survived")
-    parser.add_argument("--jobs", type=int, default=2)
-    settings = parser.parse_args()
-
-    faults = read_faults()
+    settings = read_settings()
+    faults = read_faults(settings.lists)
     if settings.only:
         faults = [fault for fault in faults if fault.name.startswith(tuple(settings.only))]
-    outcomes = {} if settings.again else known_outcomes(faults)
+    outcomes = {} if settings.again else known_outcomes(RESULTS, faults)
     if settings.survivors:
         outcomes = {name: one for name, one in outcomes.items() if one.by}
-    todo = [fault for fault in faults if fault.name not in outcomes]
-    RESULTS.parent.mkdir(exist_ok=True)
-    with ThreadPoolExecutor(settings.jobs) as pool, RESULTS.open("a") as results:
-        for done in as_completed([pool.submit(try_fault, fault) for fault in todo]):
-            outcome = done.result()
-            outcomes[outcome.name] = outcome
-            results.write(json.dumps(asdict(outcome)) + "\n")
-            results.flush()
-            verdict = f"caught by {outcome.by}" if outcome.by else "SURVIVED"
-            print(f"{len(outcomes)}/{len(faults)} {outcome.name}: {verdict}", flush=True)
+    for unit_only in (True,) if settings.unit else (True, False):
+        todo = [
+            fault
+            for fault in faults
+            if is_to_be_tried(outcomes.get(fault.name), unit_only=unit_only)
+        ]
+        if todo:
+            records = make_records((UNIT,) if unit_only else (UNIT, *ENGINE), settings.jobs)
+            planting = Planting(records, unit_only=unit_only)
+            tried = list(try_all(planting, todo, settings.jobs))
+            outcomes |= {outcome.name: outcome for outcome in tried}
+            check_those_that_caught(tried)
     report(faults, outcomes)
     sys.exit(any(one.by is None for one in outcomes.values()))
 
 
-def report(faults: list[Fault], outcomes: dict[str, Outcome]) -> None:
-    """Caught and survived, by file; then the survivors."""
-    table = Table("file", "planted", "caught")
-    for file in sorted({fault.file for fault in faults}):
-        here = [outcomes[fault.name] for fault in faults if fault.file == file]
-        table.add_row(file, str(len(here)), str(sum(one.by is not None for one in here)))
-    caught = sum(one.by is not None for one in outcomes.values())
-    table.add_row("all", str(len(faults)), str(caught), style="bold")
-    rich.print(table)
-    for fault in faults:
-        if outcomes[fault.name].by is None:
-            rich.print(f"survived: [bold]{fault.name}[/] ({fault.file}): {fault.harm}")
+def try_all(planting: Planting, todo: list[Fault], jobs: int) -> Iterator[Outcome]:
+    """Outcomes as they come, kept and told."""
+    tasks = [
+        partial(planting.try_fault, fault, number) for number, fault in enumerate(todo, start=1)
+    ]
+    with RESULTS.open("a") as results:
+        for count, outcome in enumerate(in_copies(jobs, tasks), start=1):
+            results.write(json.dumps(asdict(outcome)) + "\n")
+            results.flush()
+            verdict = f"{outcome.stage}: {outcome.by}" if outcome.by else "SURVIVED"
+            took = f"{outcome.seconds:.0f} s"
+            print(f"{count}/{len(todo)} {outcome.name}: {verdict} ({took})", flush=True)
+            yield outcome
+
+
+def check_those_that_caught(tried: list[Outcome]) -> None:
+    """Say which of the tests fail without a fault as well, now: they have caught nothing."""
+    with copied() as copy:
+        for runner in RUNNERS:
+            caught = (one.by for one in tried if one.stage.endswith("v2") == (runner == "v2"))
+            tests = sorted({name for name in caught if name and "::" in name})
+            while tests:
+                files = list(dict.fromkeys(name.partition("::")[0] for name in tests))
+                failed = copy.server(runner).run(Request(files, tests, arguments=["-x"])).failed
+                if failed is None:
+                    break
+                print(f"fails without a fault as well, on {runner}: {failed}", flush=True)
+                tests = [name for name in tests if not failed.startswith(name)]
 
 
 if __name__ == "__main__":

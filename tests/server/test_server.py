@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import httpx
 import pytest
 
 from support.engines import DRAFTER, TARGET, held_out_prompts
-from support.servers import MODEL, Server, serving
+from support.servers import MODEL, VLLM, Server, serving
 from support.waiting import wait_until
 
 PROMPT = held_out_prompts(87)[-1]
@@ -38,7 +40,9 @@ def test_one_line_says_that_we_are_active(server: Server) -> None:
     assert "INFO" in lines[0]
     assert re.search(
         rf"vllm-dflash \d+\.\d+\.\d+ is active: drafter {re.escape(str(DRAFTER))}, draft length"
-        r" adaptive \(up to 7 tokens a step\), runner v1, block size 8, taps \[1, 3, 4\]",
+        r" adaptive \(up to 7 tokens a step; with free drafts 32, vLLM's num_spec_tokens\), runner"
+        r" v1, block size 8, taps: outputs of layers \[1, 3, 4\], counted from 0 \(vLLM's auxiliary"
+        r" layers \(2, 4, 5\)\)",
         lines[0],
     )
 
@@ -61,6 +65,24 @@ def test_completion_accepts_drafts(server: Server) -> None:
 
     # A busy machine drafts only now and then.
     wait_until(some_are_accepted, "drafts, and some of them accepted")
+
+
+def test_vllms_own_benchmark_reads_its_counters(server: Server, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"prompt": prompt}) for prompt in held_out_prompts(16)]
+    prompts.write_text("\n".join(lines))
+    command = [VLLM, "bench", "serve", "--base-url", server.url, "--model", MODEL]
+    command += ["--tokenizer", str(TARGET), "--dataset-name", "custom", "--skip-chat-template"]
+    command += ["--dataset-path", str(prompts), "--num-prompts", "16", "--max-concurrency", "2"]
+    command += ["--custom-output-len", "64", "--temperature", "0", "--ignore-eos"]
+    before = server.metric("vllm:spec_decode_num_draft_tokens_total")
+    subprocess.run([*command, "--save-result", "--result-dir", str(tmp_path)], check=True)
+    (file,) = tmp_path.glob("*.json")
+    result = json.loads(file.read_text())
+    assert (result["completed"], result["total_output_tokens"]) == (16, 16 * 64)
+    drafted = server.metric("vllm:spec_decode_num_draft_tokens_total") - before
+    assert 0 < result["spec_decode_draft_tokens"] <= drafted
+    assert 1 <= result["spec_decode_acceptance_length"] <= 8
 
 
 def test_our_figures_stand_beside_vllms(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""The Dockerfiles, as far as that can be told without building them, and docs/deployment.md."""
+"""What is in `docker/`, as far as that can be told without running it, and docs/deployment.md."""
 
 from __future__ import annotations
 
@@ -7,13 +7,42 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from support import ROOT
+from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 HADOLINT = Path(sys.executable).with_name("hadolint")
+
+
+STACK_MODEL = {
+    *("name", "repository", "tag", "modelURL", "replicaCount", "requestCPU", "requestMemory"),
+    *("requestGPU", "pvcStorage", "vllmConfig", "env", "hf_token"),
+}
+"""Of a model in vLLM's production-stack (helm/values.schema.json at commit a6c01db, chart 0.1.12),
+those that ours uses; the same of the next two."""
+STACK_VLLM = {"enablePrefixCaching", "maxModelLen", "extraArgs"}
+STACK_ENGINES = {
+    *("imagePullPolicy", "securityContext", "startupProbe", "serviceMonitor", "modelSpec"),
+}
+
+
+def read_yaml(name: str) -> Any:
+    return yaml.safe_load((ROOT / "docker" / name).read_text())
+
+
+def check_serve_arguments(words: list[str]) -> None:
+    """vLLM knows these, and ours the keys of the speculative config."""
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    known, unknown = parser.parse_known_args(words)
+    assert unknown == []
+    SpeculativeSettings.of(known.speculative_config)
 
 
 def instructions(file: Path) -> list[tuple[str, str]]:
@@ -50,9 +79,61 @@ def test_an_image_holds_what_there_is_and_serves_as_nobody_special(file: Path) -
         for path in needed[1].split():
             assert path.split("/")[0] in copied, path
 
+    # Caches outlive a container, and belong to who serves.
+    (volume,) = (json.loads(rest) for name, rest in steps if name == "VOLUME")
+    assert volume == ["/home/vllm/.cache"]
+    assert any(name == "RUN" and volume[0] in rest for name, rest in steps)
+    assert "models" in copied  # the demo pair
 
-def test_there_are_two() -> None:
+
+def test_images_have_one_name_each_wherever_they_are_named() -> None:
     assert [file.name for file in DOCKERFILES] == ["cpu.Dockerfile", "cuda.Dockerfile"]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docker").iterdir()]
+    for page in pages:
+        for line in page.read_text().splitlines():
+            if built := re.search(r"docker build.*?(\w+)\.Dockerfile", line):
+                assert f"vllm-dflash:{built[1]}" in line, page
+
+
+def test_the_compose_file_serves_and_watches_what_is_there() -> None:
+    compose = read_yaml("compose.yaml")
+    server = compose["services"]["server"]
+    assert server["image"] == "vllm-dflash:cuda"
+    assert (ROOT / "docker" / server["build"]["context"] / server["build"]["dockerfile"]).exists()
+    (argument,) = server["build"]["args"]
+    assert ("ARG", f"{argument}=v0.33.0") in instructions(ROOT / "docker" / "cuda.Dockerfile")
+    unset = [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", word) for word in server["command"]]
+    check_serve_arguments(["--model", *unset])
+    for service in compose["services"].values():
+        assert {mount["source"] for mount in service.get("configs", [])} <= compose[
+            "configs"
+        ].keys()
+        volumes = {mount.partition(":")[0] for mount in service.get("volumes", [])}
+        assert volumes <= compose["volumes"].keys()
+    assert (ROOT / "docker" / compose["configs"]["board"]["file"]).exists()
+    contents = {
+        name: yaml.safe_load(config["content"])
+        for name, config in compose["configs"].items()
+        if "content" in config
+    }
+    (job,) = contents["scrape"]["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["server:8000"]}]
+    (board,) = contents["boards"]["providers"]
+    targets = {mount["target"] for mount in compose["services"]["grafana"]["configs"]}
+    assert any(target.startswith(board["options"]["path"]) for target in targets)
+
+
+def test_the_values_for_production_stack_name_what_its_chart_has() -> None:
+    (engines,) = (values := read_yaml("production-stack.yaml")).values()
+    assert values.keys() == {"servingEngineSpec"}
+    assert engines.keys() <= STACK_ENGINES
+    (model,) = engines["modelSpec"]
+    assert model.keys() <= STACK_MODEL
+    vllm = model["vllmConfig"]
+    assert vllm.keys() <= STACK_VLLM
+    assert vllm["enablePrefixCaching"] is True
+    assert all(isinstance(word, str) for word in vllm["extraArgs"])
+    check_serve_arguments(["--model", model["modelURL"], *vllm["extraArgs"]])
 
 
 def test_metrics_that_the_docs_name_are_there() -> None:

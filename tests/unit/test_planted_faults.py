@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from faults.plant import Fault, read_faults
+from faults.fault import Fault, read_faults
 from support import ROOT
 
 FAULTS = read_faults()
@@ -25,6 +25,6 @@ def test_names_are_unique() -> None:
 
 
 def test_a_fault_that_no_longer_fits_is_refused() -> None:
-    fault = Fault("x", "pyproject.toml", "", "not in there", "", ())
+    fault = Fault("x", "pyproject.toml", "", "not in there", "")
     with pytest.raises(ValueError, match=r"x: found 0 times in pyproject\.toml"):
         fault.planted(ROOT)

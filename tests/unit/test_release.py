@@ -22,3 +22,20 @@ def test_the_documentation_says_what_becomes_of_each_published_drafter() -> None
     page = (ROOT / "docs" / "checkpoints.md").read_text()
     assert len(published) >= 40
     assert {name for name in published if f"`{name}`" not in page} == set()
+
+
+def anchors(page: str) -> set[str]:
+    """Those that GitHub gives the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_links_of_the_documentation_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    lost = []
+    for page in pages:
+        for file, _, anchor in re.findall(r"\]\(([^)#:\s]*)(#([^)\s]*))?\)", page.read_text()):
+            goal = (page.parent / file) if file else page
+            if not goal.exists() or (anchor and anchor not in anchors(goal.read_text())):
+                lost.append(f"{page.name}: {file}#{anchor}")
+    assert lost == []

@@ -114,6 +114,8 @@ def folder_fault(model: str) -> str | None:
     there = [one.name for one in folder.parent.glob("*/") if (one / "config.json").is_file()]
     near = nearest(folder.name, there)
     hint = f" (did you mean {str(folder.parent / near)!r}?)" if near else ""
+    if not near and folder.parent == Path("models/demo"):
+        hint = " (the demo pair's? `vllm-dflash demo --unpack` copies it there)"
     if is_local:
         return f"this folder does not exist{hint}"
     return f"no such folder, and not a repository name, which has one slash at most{hint}"

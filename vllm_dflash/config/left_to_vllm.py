@@ -155,9 +155,8 @@ def of_target(target: ModelConfig) -> Iterator[str]:
         )
     if target.is_hybrid and not target.architecture.startswith(DELTA_NETS):
         yield (
-            f"target {target.model!r} has layers with a state to be taken back when drafts are"
-            " rejected, which on CPUs it does of gated delta nets only: Qwen3-Next, Qwen3.5 (use"
-            " CUDA)"
+            f"target {target.model!r} is a hybrid, and of these it runs on CPUs those with"
+            " gated delta nets only: Qwen3-Next, Qwen3.5 (use CUDA)"
         )
 
 

@@ -19,8 +19,8 @@ MOST_NODES = 64
 """Of a tree."""
 IGNORED = {
     "disable_padded_drafter_batch": "rejected rows never reach the drafter anyway",
-    "num_speculative_tokens_per_batch_size": "'draft_length' says how long drafts are, and planned"
-    " ones are as long as pays with the requests at hand",
+    "num_speculative_tokens_per_batch_size": "'draft_length' says how long drafts are; 'adaptive'"
+    " plans that in every step",
 }
 """Options of vLLM's that mean nothing here, and why: set, they are left out with a warning."""
 

@@ -25,9 +25,8 @@ def build_scheduler(**arguments: Any) -> Scheduler:
     """The scheduler of an engine; stands where vLLM expects a class of schedulers."""
     check_seams(ENGINE)
     logger().info(
-        "vLLM's warning of a custom scheduler class is expected: build_scheduler gives its own"
-        " scheduler with vllm-dflash's draft lengths, asynchronous where vLLM's would be, and"
-        " vllm-dflash %s checks that vLLM is one it was written for.",
+        "vLLM's warning of a custom scheduler class is expected: it is vLLM's own scheduler with"
+        " vllm-dflash's draft lengths, and vllm-dflash %s has checked that it fits this vLLM.",
         __version__,
     )
     config = arguments["vllm_config"]

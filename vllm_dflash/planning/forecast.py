@@ -141,7 +141,7 @@ class Forecast:
 def seen_with_a_block(curves: Floats, found: Floats, promised: Floats) -> Floats:
     """Survival of the drafts that a block's step has brought, [R, K].
 
-    They are the text's where these are better. Where that was not to be foreseen, it is part of
+    They are the text's where these are better. Where that could not be predicted, it is part of
     what a block's step brings.
 
     Args:

@@ -48,7 +48,7 @@ class Plan:
         speedup: float = 1.0,
         uses_text: bool = False,
     ) -> Plan:
-        """The drafter drafts nobody."""
+        """The drafter does not run."""
         nobody = np.zeros(num_requests, dtype=bool)
         return cls(nobody, 0, price, speedup, skip_steps=skip_steps, uses_text=uses_text)
 
@@ -180,7 +180,7 @@ class Step:
     waiting: Ints = field(default_factory=_nothing_yet)
     """Context rows of each that must be stored before it can be drafted, [R]."""
     is_resting: bool = False
-    """Whether it was decided before that the drafter drafts nobody in this step."""
+    """Whether an earlier plan decided that the drafter does not run in this step."""
     plan: Plan = field(default_factory=lambda: Plan.nothing(0))
     """What this step drafts."""
     could_draft: bool = False

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
 
 from vllm_dflash import __version__
@@ -129,10 +130,24 @@ class EngineAnswers(SteppedEngine):
             },
         )
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """Tokens of each text, as a prompt."""
-        tokenizer = self._engine.get_tokenizer()
-        return [list(tokenizer.encode(text)) for text in texts]
+    def encode(self, texts: list[str], template: dict[str, Any] | None = None) -> list[list[int]]:
+        """Tokens of each text, as a prompt; with a `template` as a user's message, through the chat
+        template as a server applies it, with these arguments more.
+
+        Raises:
+            ValueError: the target has no chat template.
+        """
+        if template is None:
+            tokenizer = self._engine.get_tokenizer()
+            return [list(tokenizer.encode(text)) for text in texts]
+        from vllm.renderers import ChatParams
+
+        renderer = self._engine.renderer
+        chat = ChatParams(chat_template_kwargs={"add_generation_prompt": True, **template})
+        tokenized = replace(renderer.default_chat_tok_params, max_total_tokens=None)  # any length
+        messages: Any = [[{"role": "user", "content": text}] for text in texts]
+        _, prompts = renderer.render_chat(messages, chat, tokenized)
+        return [list(prompt["prompt_token_ids"]) for prompt in prompts]
 
     def decode(self, tokens: list[int]) -> list[str]:
         """The text of each token."""

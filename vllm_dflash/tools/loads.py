@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -145,6 +146,8 @@ def measure_answers(
     concurrency: int | None = None,
     arrivals: Sequence[float] = (),
     read: Callable[[], Mapping[str, float]] = dict,
+    categories: Sequence[str] = (),
+    sampling: Mapping[str, Any] = MappingProxyType({"ignore_eos": True}),
 ) -> dict[str, Any]:
     """Throughput of a list of requests, from the first one to the end of the last one, and how
     long each waited for its first token, and for every one behind that, on average.
@@ -152,38 +155,51 @@ def measure_answers(
     Args:
         engine: nothing else runs on it.
         prompts: of the requests, over and over.
-        answers: tokens of each, [N].
+        answers: tokens of each at most, [N].
         concurrency: requests in flight at most; None: any number.
         arrivals: seconds at which each comes, ascending, [N]; without them, as soon as it may.
         read: see `measure_decoding`.
+        categories: of each, [N]: then there is a record of each, `requests`, with the seconds since
+            it came, and the tokens, of every output.
+        sampling: see `SteppedEngine.add`.
     """
     before, opened, count = read(), engine.now(), len(answers)
     due = [opened + seconds for seconds in arrivals or [0.0] * count]
-    texts, outputs = itertools.cycle(prompts), 0
+    texts = itertools.cycle(prompts)
     came: dict[str, float] = {}
-    begun: dict[str, float] = {}
-    ended: dict[str, float] = {}
-    while len(ended) < count:
-        if len(came) == len(ended):
+    outputs: dict[str, list[tuple[float, int]]] = {}
+    ended = 0
+    while ended < count:
+        if len(came) == ended:
             engine.wait_until(due[len(came)])
         while len(came) < count and due[len(came)] <= engine.now():
-            if concurrency is not None and len(came) - len(ended) >= concurrency:
+            if concurrency is not None and len(came) - ended >= concurrency:
                 break
             number, name = len(came), str(len(came))
             came[name] = due[number] if arrivals else engine.now()
-            engine.add(name, next(texts), answers[number], ignore_eos=True)
+            engine.add(name, next(texts), answers[number], **sampling)
+            outputs[name] = []
         for output in engine.step():
-            outputs += 1
-            begun.setdefault(output.request_id, engine.now())
-            if output.finished:
-                ended[output.request_id] = engine.now()
+            outputs[output.request_id].append((engine.now(), len(output.token_ids)))
+            ended += output.finished
     elapsed, after = engine.now() - opened, read()
-    behind = {name: answers[int(name)] - 1 for name in came if answers[int(name)] > 1}
-    return _throughput(sum(answers), elapsed, outputs) | {
-        "first_token_seconds": [begun[name] - moment for name, moment in came.items()],
-        "token_seconds": [(ended[name] - begun[name]) / more for name, more in behind.items()],
+    waits = [[then - came[name] for then, _ in seen] for name, seen in outputs.items()]
+    tokens = [[more for _, more in seen] for seen in outputs.values()]
+    written = [*map(sum, tokens)]
+    result = _throughput(sum(written), elapsed, sum(map(len, tokens))) | {
+        "first_token_seconds": [waited[0] for waited in waits],
+        "token_seconds": [
+            (waited[-1] - waited[0]) / (count - 1)
+            for waited, count in zip(waits, written, strict=True)
+            if count > 1
+        ],
         "spent": {name: after[name] - before[name] for name in after},
     }
+    if categories:
+        records = zip(categories, waits, tokens, strict=True)
+        names = ("category", "seconds", "tokens")
+        result["requests"] = [dict(zip(names, one, strict=True)) for one in records]
+    return result
 
 
 def measure_swing(

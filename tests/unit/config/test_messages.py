@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
+from vllm import SamplingParams
+from vllm.config import SpeculativeConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from support import ROOT
@@ -205,3 +207,12 @@ def test_vllms_own_is_recommended_in_one_sentence_only() -> None:
     assert recommending_pages
     for page in recommending_pages:
         assert all(f"`{key}`" in page for key in (*OWN_KEYS, "num_speculative_tokens"))
+
+
+@pytest.mark.parametrize("asked", [{"min_p": 0.1}, {"logit_bias": {1: 2.0}}])
+def test_vllm_refuses_what_the_documentation_says(asked: dict[str, Any]) -> None:
+    """With any method. Where it does no longer, docs/compatibility.md and README say too much."""
+    with pytest.raises(ValueError, match="not yet supported with speculative decoding"):
+        SamplingParams(**asked)._validate_spec_decode(cast(SpeculativeConfig, object()))
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    assert all(f"`{name}`" in page for name in asked)

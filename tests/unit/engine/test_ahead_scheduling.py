@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
@@ -68,6 +69,13 @@ def plans(
 
     monkeypatch.setattr(AheadPlanner, "plan", plan)
     return asked
+
+
+def test_without_a_planner_a_step_with_room_for_drafts_runs_a_block() -> None:
+    scheduled = SchedulerOutput.make_empty()
+    for places in (0, 1, 7):
+        scheduled.num_spec_tokens_to_schedule = places
+        assert directions_of(scheduled).runs_block == (places > 0)
 
 
 def test_before_anything_is_known_every_step_drafts_to_the_full(scheduler: Any) -> None:
@@ -388,10 +396,10 @@ def test_the_line_in_the_log_is_the_schedulers(
     scheduler._log = PeriodicLog(scheduler.statistics, 0.0)
     plans(monkeypatch, 2, 2)
     with log_lines() as lines:
-        run(scheduler, monkeypatch, [step({"a": 2, "b": 2}, {"a": 2, "b": 1})] * 3)
-    line, _ = lines  # the first step has none before it to be timed by
+        run(scheduler, monkeypatch, [step({"a": 2, "b": 2}, {"a": 2, "b": 1})] * 34)
+    (line,) = lines  # of 32 steps; the first has none before it to be timed by
     assert line.startswith("INFO DFlash planner: Drafted steps: 100%, Mean draft length: 2.00")
-    assert "Mean acceptance length: 1.50, Step: " in line
+    assert "Mean acceptance length: 0.50 + 1, Step: " in line
 
 
 def test_steps_without_a_block_are_skipped_ones(

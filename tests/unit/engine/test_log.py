@@ -17,17 +17,24 @@ from vllm_dflash.engine.v2.exchange import WorkerFacts, log_lengths
 
 
 @pytest.mark.parametrize(
-    ("draft_length", "said"), [("adaptive", "up to 5 tokens"), ("fixed", "5 tokens")]
+    ("draft_length", "room", "said"),
+    [
+        ("adaptive", 5, "up to 5 tokens a step"),
+        ("adaptive", 32, "up to 5 tokens a step; with free drafts 32, vLLM's num_spec_tokens"),
+        ("fixed", 5, "5 tokens a step"),
+    ],
 )
 def test_the_start_line_names_drafter_and_draft_length(
-    tmp_path: Path, draft_length: Any, said: str
+    tmp_path: Path, draft_length: Any, room: int, said: str
 ) -> None:
+    """With the numbers that vLLM's lines have beside it."""
     spec = make_pair(tmp_path).spec.model_copy(update={"model": "someone/its-drafter"})
     with log_lines() as lines:
-        log_active(Mode(32, 5, draft_length, spec))
+        log_active(Mode(room, 5, draft_length, spec))
     assert lines == [
         f"INFO vllm-dflash {__version__} is active: drafter someone/its-drafter, draft length"
-        f" {draft_length} ({said} a step), runner v1, block size 8, taps [0, 2]"
+        f" {draft_length} ({said}), runner v1, block size 8, taps: outputs of layers [0, 2],"
+        " counted from 0 (vLLM's auxiliary layers (1, 3))"
     ]
 
 
@@ -40,6 +47,17 @@ def test_free_drafts_have_a_line_of_their_own(tmp_path: Path) -> None:
             )
     own = "INFO free drafts: up to 32 tokens of a request's own text, where it repeats itself"
     assert lines == [own, f"{own}, and of what others were answered lately"]
+
+
+@pytest.mark.parametrize(("runner", "is_said"), [("v1", True), ("v2", False)])
+def test_why_free_drafts_are_short_is_said_where_they_need_not_be(
+    tmp_path: Path, runner: Any, is_said: bool
+) -> None:
+    spec = make_pair(tmp_path).spec
+    with log_lines() as lines:
+        log_free_drafts(Mode(3, 3, "adaptive", spec, most_free=3, runner=runner))
+    assert "free drafts: up to 3 tokens" in lines[0]
+    assert ("Up to 32 without num_speculative_tokens, LoRA" in lines[0]) is is_said
 
 
 def test_how_draft_lengths_vary() -> None:

@@ -36,60 +36,65 @@ def logged() -> Logged:
     return Logged()
 
 
-A_STEP = {
-    "drafted_steps": 1,
-    "skipped_steps": 3,
-    "verifications": 2,
-    "draft_tokens": 5,
-    "free_draft_tokens": 2,
-    "accepted_tokens": 3,
-    "timed": 2,
-    "estimated": 0.06,
-    "measured": 0.08,
-    "produced_tokens": 5,
-    "plain_tokens": 4,
-    "expected_tokens": 7,
+STEPS = {
+    "drafted_steps": 64,
+    "skipped_steps": 192,
+    "verifications": 128,
+    "draft_tokens": 320,
+    "free_draft_tokens": 128,
+    "accepted_tokens": 192,
+    "timed": 256,
+    "estimated": 7.68,
+    "measured": 10.24,
+    "produced_tokens": 320,
+    "plain_tokens": 256,
+    "expected_tokens": 448,
 }
-LINE = (
+UNGAINED = (
     "DFlash planner: Drafted steps: 25%, Mean draft length: 2.50 (free: 40% of the drafts), Mean"
-    " acceptance length: 2.50, Step: 40.0 ms (estimated 30.0 ms), Estimated gain over plain"
-    " decoding, by the cost model: 1.25x (planned: 1.75x)"
+    " acceptance length: 1.50 + 1, Step: 40.0 ms (estimated 30.0 ms)"
 )
+LINE = f"{UNGAINED}, Estimated gain over plain decoding, by the cost model: 1.25x (planned: 1.75x)"
 
 
 def test_one_line_per_interval(logged: Logged) -> None:
-    logged.count(**A_STEP)
+    logged.count(**STEPS)
     assert logged.at(109.9) == []
     assert logged.at(110.0) == [LINE]
-    logged.count(**A_STEP)
+    logged.count(**STEPS)
     assert logged.at(119.9) == []
-    assert logged.at(123.0) == [LINE]  # of the new step alone
-    logged.count(**A_STEP)
+    assert logged.at(123.0) == [LINE]  # of the new steps alone
+    logged.count(**STEPS)
     assert logged.at(132.9) == []  # ten seconds after the last line, not after its time
     assert logged.at(133.0) == [LINE]
 
 
-@pytest.mark.parametrize(
-    "nothing",
-    [
-        {},
-        A_STEP | {"drafted_steps": 0, "skipped_steps": 0},
-        A_STEP | {"timed": 0},
-    ],
-    ids=["nothing happened", "nobody could draft", "no step was timed"],
-)
-def test_no_line_where_there_is_nothing_to_say(logged: Logged, nothing: dict[str, float]) -> None:
-    logged.count(**nothing)
+@pytest.mark.parametrize("nothing", [{}, {"drafted_steps": 0, "skipped_steps": 0}])
+def test_no_line_where_nobody_could_draft(logged: Logged, nothing: dict[str, float]) -> None:
+    logged.count(**(STEPS | nothing if nothing else {}))
     assert logged.at(111.0) == []
-    logged.count(**A_STEP)
-    assert logged.at(120.9) == []  # the next look is due all the same
-    assert logged.at(121.0) == [LINE]
+
+
+def test_a_line_that_is_due_comes_as_soon_as_there_is_something_to_say(logged: Logged) -> None:
+    """An engine that has idled has its line in its first request, not in the one after it."""
+    assert logged.at(400.0) == []
+    few = {name: number / 8 for name, number in STEPS.items()}  # 32 steps
+    logged.count(**few | {"timed": 31})
+    assert logged.at(401.0) == []
+    logged.count(timed=1)
+    assert logged.at(401.1) == [UNGAINED]  # of a gain these steps say nothing yet
+
+
+def test_a_gain_is_said_once_the_engine_is_warm(logged: Logged) -> None:
+    logged.count(**STEPS | {"timed": 255, "estimated": 255 * 0.03, "measured": 255 * 0.04})
+    assert logged.at(110.0) == [UNGAINED]
+    logged.count(**STEPS)
+    assert logged.at(120.0) == [LINE]
 
 
 def test_undrafted_steps_have_a_line_too(logged: Logged) -> None:
-    logged.count(skipped_steps=1, timed=1, estimated=0.01, measured=0.02)
+    logged.count(skipped_steps=40, timed=40, estimated=0.4, measured=0.8)
     assert logged.at(110.0) == [
-        "DFlash planner: Drafted steps: 0%, Mean draft length: 0.00 (free: 0% of the drafts), Mean"
-        " acceptance length: 1.00, Step: 20.0 ms (estimated 10.0 ms), Estimated gain over plain"
-        " decoding, by the cost model: 0.00x (planned: 0.00x)"
+        "DFlash planner: Drafted steps: 0% (drafts do not pay at this load), Step: 20.0 ms"
+        " (estimated 10.0 ms)"
     ]

@@ -243,7 +243,7 @@ def test_a_match_that_has_ended_promises_what_is_typical() -> None:
 
 
 def test_what_a_blocks_step_brings_holds_surprises_of_texts() -> None:
-    """The drafts that are better are taken; that is the block's merit unless it was foreseen."""
+    """The drafts that are better are taken; that is the block's merit unless it was predicted."""
     curves, found = np.array([[0.5, 0.2]] * 3), np.array([[0.9, 0.8], [0.9, 0.8], [0.1, 0.1]])
     promised = np.array([[0.0, 0.0], [0.9, 0.9], [0.0, 0.0]])
     seen = seen_with_a_block(curves, found, promised)

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from vllm_dflash.tools.bench import sides
+from vllm_dflash.tools.bench.bench_datasets import Asked, Dataset
 from vllm_dflash.tools.bench.bench_plan import ARRIVALS, CLOSED, SHORT, SWING, Workload, plan_round
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.comparison import Comparison
@@ -20,13 +21,13 @@ from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.step_times import KINDS, OF_A_KIND
 
-Asked = tuple[str, str, dict[str, Any]]
+Question = tuple[str, str, dict[str, Any]]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
     """Every question: side, question, arguments."""
-    questions: list[Asked] = []
+    questions: list[Question] = []
 
     class InstantProcess(EngineProcess):
         def __init__(self, log: Path, *, environment: dict[str, str], **arguments: Any) -> None:
@@ -48,7 +49,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
             match question:
                 case "facts":
                     room = 1000 if self.side == "plain" else 900  # beside a drafter's
-                    return {"versions": {"vllm": "1.2.3"}, "cache_tokens": room}
+                    facts = {"versions": {"vllm": "1.2.3"}, "cache_tokens": room}
+                    return facts | {"max_model_len": 20}
                 case "encode":
                     return [[ord(letter) for letter in text] for text in arguments["texts"]]
                 case "decoding":
@@ -65,7 +67,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
                     return {"spent": parts | {"steps": 10, "tokens": 20}}
                 case "answers":
                     answers = arguments["answers"]
+                    waits: dict[str, list[Any]]
                     waits = {"first_token_seconds": [1.0, 3.0], "token_seconds": [0.5]}
+                    seen = {"seconds": [1.0, 2.0], "tokens": [1, 3]}
+                    waits["requests"] = [
+                        {"category": one, **seen} for one in arguments.get("categories", ())
+                    ]
                     return {"tokens": sum(answers), "tokens_per_second": 28.0, **waits}
                 case "swing":
                     counts = [count for count, _ in arguments["phases"]]
@@ -93,11 +100,11 @@ def comparison(
     return Comparison(record, workload, prompts, engines, out, progress, tune_schedule=tuned)
 
 
-def of(asked: list[Asked], question: str) -> list[Asked]:
+def of(asked: list[Question], question: str) -> list[Question]:
     return [one for one in asked if one[1] == question]
 
 
-def test_sides_take_turns_in_being_first(tmp_path: Path, asked: list[Asked]) -> None:
+def test_sides_take_turns_in_being_first(tmp_path: Path, asked: list[Question]) -> None:
     comparison(tmp_path, CLOSED).run()
     sides = [side for side, _, _ in of(asked, "closed")]
     each = [sides[i : i + 3] for i in range(0, len(sides), 3)]
@@ -106,7 +113,7 @@ def test_sides_take_turns_in_being_first(tmp_path: Path, asked: list[Asked]) -> 
     assert {order[0] for order in each[2:]} == {"native K=3", "ours", "plain"}
 
 
-def test_all_sides_of_a_round_get_the_same_load(tmp_path: Path, asked: list[Asked]) -> None:
+def test_all_sides_of_a_round_get_the_same_load(tmp_path: Path, asked: list[Question]) -> None:
     comparison(tmp_path, CLOSED).run()
     loads = [arguments for _, _, arguments in of(asked, "closed")]
     triples = [loads[i : i + 3] for i in range(0, len(loads), 3)]
@@ -115,13 +122,13 @@ def test_all_sides_of_a_round_get_the_same_load(tmp_path: Path, asked: list[Aske
     assert len(orders) == 4  # one of each round
 
 
-def test_warm_up_does_not_count(tmp_path: Path, asked: list[Asked]) -> None:
+def test_warm_up_does_not_count(tmp_path: Path, asked: list[Question]) -> None:
     one = comparison(tmp_path, CLOSED)
     one.run()
     assert [m["round"] for m in one.record.measurements] == [0] * 6 + [1] * 6 + [2] * 6
 
 
-def test_only_ours_has_stats_and_the_plugin(tmp_path: Path, asked: list[Asked]) -> None:
+def test_only_ours_has_stats_and_the_plugin(tmp_path: Path, asked: list[Question]) -> None:
     one = comparison(tmp_path, CLOSED)
     one.run()
     stats = {m["side"]: m["stats"] for m in one.record.measurements}
@@ -135,14 +142,14 @@ def test_only_ours_has_stats_and_the_plugin(tmp_path: Path, asked: list[Asked]) 
     assert one.record.about["versions"]["vllm"] == "1.2.3"
 
 
-def test_swing_is_sized_by_plain_decoding(tmp_path: Path, asked: list[Asked]) -> None:
+def test_swing_is_sized_by_plain_decoding(tmp_path: Path, asked: list[Question]) -> None:
     comparison(tmp_path, SWING).run()
     assert [side for side, _, _ in of(asked, "closed")] == ["plain"] * 4  # twice at 1 and at 8
     assert of(asked, "swing")[0][2]["phases"] == [(1, 200), (8, 1600)]
 
 
 def test_short_answers_are_sized_by_how_plain_decoding_serves_them(
-    tmp_path: Path, asked: list[Asked]
+    tmp_path: Path, asked: list[Question]
 ) -> None:
     """Twice at each concurrency, without drafts; the second time tells."""
     one = comparison(tmp_path, SHORT, ARRIVALS, rounds=2, where=True)
@@ -159,7 +166,7 @@ def test_short_answers_are_sized_by_how_plain_decoding_serves_them(
 
 
 def test_a_tuned_schedule_has_the_fastest_k_of_each_concurrency(
-    tmp_path: Path, asked: list[Asked]
+    tmp_path: Path, asked: list[Question]
 ) -> None:
     one = comparison(tmp_path, CLOSED, tuned=True)
     one.run()
@@ -213,7 +220,7 @@ def test_seconds_of_a_round(tmp_path: Path, loads: list[str]) -> None:
 )
 def test_engines_start_side_by_side(
     tmp_path: Path,
-    asked: list[Asked],
+    asked: list[Question],
     monkeypatch: pytest.MonkeyPatch,
     at_once: int,
     order: str,
@@ -239,7 +246,7 @@ def test_engines_start_side_by_side(
     assert " ".join(seen) == order
 
 
-def test_what_goes_on_is_told_and_how_ours_stands(tmp_path: Path, asked: list[Asked]) -> None:
+def test_what_goes_on_is_told_and_how_ours_stands(tmp_path: Path, asked: list[Question]) -> None:
     file = StringIO()
     comparison(tmp_path, CLOSED, rounds=2, progress=Progress(file)).run()
     told = file.getvalue()
@@ -249,7 +256,9 @@ def test_what_goes_on_is_told_and_how_ours_stands(tmp_path: Path, asked: list[As
     assert "ours / others" not in second  # it is in the report
 
 
-def test_where_the_time_goes_is_asked_after_all_rounds(tmp_path: Path, asked: list[Asked]) -> None:
+def test_where_the_time_goes_is_asked_after_all_rounds(
+    tmp_path: Path, asked: list[Question]
+) -> None:
     one = comparison(tmp_path, SWING, rounds=2, where=True)
     one.run()
     questions = [(side, question) for side, question, _ in asked if question in ("swing", "where")]
@@ -264,7 +273,7 @@ def test_where_the_time_goes_is_asked_after_all_rounds(tmp_path: Path, asked: li
     assert len(saved["measurements"]) == 2 * 3
 
 
-def test_contexts_are_measured_where_there_is_room(tmp_path: Path, asked: list[Asked]) -> None:
+def test_contexts_are_measured_where_there_is_room(tmp_path: Path, asked: list[Question]) -> None:
     file = StringIO()
     one = comparison(tmp_path, rounds=2, contexts=(100, 800), progress=Progress(file), where=True)
     words = one.announcement()
@@ -284,7 +293,7 @@ def test_contexts_are_measured_where_there_is_room(tmp_path: Path, asked: list[A
 
 
 def test_long_prompts_are_real_text_that_was_tokenized_once(
-    tmp_path: Path, asked: list[Asked]
+    tmp_path: Path, asked: list[Question]
 ) -> None:
     comparison(tmp_path, rounds=1, contexts=(100, 120)).run()
     assert len(of(asked, "encode")) == 1
@@ -299,13 +308,53 @@ def test_long_prompts_are_real_text_that_was_tokenized_once(
     assert {len(prompt) for prompt in four} == {120}
 
 
-def test_no_room_for_any_context(tmp_path: Path, asked: list[Asked]) -> None:
+def test_no_room_for_any_context(tmp_path: Path, asked: list[Question]) -> None:
     with pytest.raises(ValueError, match=r"no room for any .* VLLM_CPU_KVCACHE_SPACE"):
         comparison(tmp_path, contexts=(2000,)).run()
 
 
+FIRST = Asked("calm", "one", 9)
+ASKED = [FIRST, Asked("wild", "two", 9), Asked("wild", "twelve letters", 9)]
+
+
+@pytest.mark.parametrize("template", [None, {"enable_thinking": True}])
+def test_a_set_of_prompts_is_served_whole_in_every_round(
+    tmp_path: Path, asked: list[Question], template: dict[str, bool] | None
+) -> None:
+    said = StringIO()
+    one = comparison(tmp_path, progress=Progress(said), rounds=2)
+    one.dataset = Dataset("mt_bench", ASKED * 5, {"temperature": 0.5}, template)
+    one.run()
+    texts = [each.prompt for each in ASKED * 5]
+    assert of(asked, "encode") == [("plain", "encode", {"texts": texts, "template": template})]
+    assert "5 of 15 prompts are left out: with answers, they take more than 20" in said.getvalue()
+    loads = [arguments for side, _, arguments in of(asked, "answers") if side == "ours"]
+    assert [each["concurrency"] for each in loads] == [1, 4] * 3
+    for each in loads[2:]:  # behind the warm-up
+        assert each["prompts"] == ([*map(ord, "one")], [*map(ord, "two")]) * 5
+        assert (each["answers"], each["categories"]) == ((9,) * 10, ("calm", "wild") * 5)
+        assert each["sampling"] == {"temperature": 0.5}
+    titles = [table.title for table in one.record.tables]
+    assert [title for title in titles if "TTFT" in title and "4 in flight" in title] != []
+
+
+def test_a_warm_up_takes_a_few_of_a_set(tmp_path: Path, asked: list[Question]) -> None:
+    one = comparison(tmp_path, rounds=1)
+    one.dataset = Dataset("mt_bench", [FIRST] * 30, {}, None)
+    one.run()
+    counts = [len(arguments["answers"]) for _, _, arguments in of(asked, "answers")]
+    assert counts == [8] * 6 + [30] * 6  # of two concurrencies, by three sides
+
+
+def test_no_prompt_of_a_set_fits(tmp_path: Path, asked: list[Question]) -> None:
+    one = comparison(tmp_path)
+    one.dataset = Dataset("mt_bench", [FIRST._replace(tokens=18)], {}, None)
+    with pytest.raises(ValueError, match=r"1 of 1 prompts are left out.*Raise --max-model-len"):
+        one.run()
+
+
 def test_all_may_leave_before_the_first_is_waited_for(
-    tmp_path: Path, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, asked: list[Question], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where Ctrl-C comes while engines start."""
 
@@ -327,7 +376,7 @@ def test_all_may_leave_before_the_first_is_waited_for(
 
 
 def test_a_death_leaves_complete_rounds_and_no_child(
-    tmp_path: Path, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, asked: list[Question], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instant: type[EngineProcess] = vars(sides)["EngineProcess"]
     receive = instant.receive

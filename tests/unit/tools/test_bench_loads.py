@@ -300,6 +300,42 @@ class TestAnswers:
         assert result["spent"] == {"time": 122, "steps": 4}
 
 
+@dataclass
+class EndsEarly(FakeEngine):
+    """Answers have three tokens."""
+
+    def add(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        max_tokens: int,
+        *,
+        whole: bool = False,
+        **sampling: Any,
+    ) -> None:
+        assert sampling == {"temperature": 0.5}
+        super().add(request_id, prompt, min(max_tokens, 3), ignore_eos=True)
+
+
+def test_what_each_request_of_a_set_saw() -> None:
+    engine = EndsEarly(tokens_per_step=2)
+    asked: dict[str, Any] = {"prompts": PROMPTS, "answers": [9, 1, 9], "concurrency": 2}
+    sampling = {"temperature": 0.5}
+    result = measure_answers(engine, **asked, categories=["a", "b", "a"], sampling=sampling)
+    assert result["requests"] == [
+        {"category": "a", "seconds": [12, 24], "tokens": [2, 1]},
+        {"category": "b", "seconds": [12], "tokens": [1]},
+        {"category": "a", "seconds": [12, 23], "tokens": [2, 1]},
+    ]
+    assert (result["tokens"], result["seconds"]) == (7, 35)  # what was written, not what might be
+    assert result["token_seconds"] == [6, 5.5]
+
+
+def test_requests_are_recorded_where_they_have_categories() -> None:
+    result = measure_answers(FakeEngine(), prompts=PROMPTS, answers=[2])
+    assert "requests" not in result
+
+
 def workload(*loads: str) -> Workload:
     return Workload(
         loads, concurrency=(1, 4), phases=(1, 8), tokens=10, seconds=2.0, shares=(50, 90)

@@ -14,6 +14,7 @@ from vllm_dflash.tools.bench import bench_report as report
 from vllm_dflash.tools.bench.bench_plan import CLOSED, SWING, Workload
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.bench_report import Results, spread
+from vllm_dflash.tools.bench.seen import seen
 from vllm_dflash.tools.bench.sides import PLAIN, Side, make_sides, tuned_schedule
 from vllm_dflash.tools.tables import Table
 
@@ -178,6 +179,53 @@ def test_tables_follow_the_loads_that_were_run() -> None:
 
 def context() -> list[dict[str, Any]]:
     return [one | {"load": "context, 1 at a time"} for one in closed()]
+
+
+def request(category: str, seconds: list[float], tokens: list[int]) -> dict[str, Any]:
+    return {"category": category, "seconds": seconds, "tokens": tokens}
+
+
+def test_what_clients_saw() -> None:
+    cells = seen(
+        [
+            request("a", [0.1, 0.2, 0.4], [1, 4, 1]),  # a step accepted three drafts, one none
+            request("a", [0.3, 0.5], [1, 2]),
+            request("a", [0.5], [1]),
+        ]
+    )
+    # Steps have 4, 1 and 2 tokens; 10 tokens were written in 0.4 + 0.5 + 0.5 s.
+    assert cells[:3] == ["2.33", "0.67 0.33 0.33", "7.1"]
+    assert cells[3::2] == ["300", "80", "200"]  # TTFT; (0.3 / 5 and 0.2 / 2) s a token; gaps
+    assert cells[4::2] == ["496", "100", "200"]
+
+
+def test_one_token_each_leaves_nothing_to_say_of_steps() -> None:
+    cells = seen([request("a", [0.5], [1])])
+    assert cells == ["", "", "2.0", "500", "500", "", "", "", ""]
+
+
+def test_categories_of_a_set_on_each_side() -> None:
+    sides = make_sides("drafter", native_k=[3])
+    found = [
+        measurement("mt_bench", 4, side.name, number, {"tokens_per_second": 1.0, "requests": mine})
+        for number in range(2)
+        for drafts, side in enumerate(sides)
+        for mine in [[request("calm", [1, 2], [1, 1 + drafts]), request("wild", [1, 2], [1, 1])]]
+    ]
+    *_, table = report.make_tables(Results(sides, found))
+    assert table.title.startswith("mt_bench, 4 in flight")
+    assert table.columns[:3] == ["category", "side", "acceptance length"]
+    assert [tuple(row[:3]) for row in table.rows] == [
+        ("calm", "plain", "1.00"),
+        ("calm", "native K=3", "2.00"),
+        ("calm", "ours", "3.00"),
+        ("wild", "plain", "1.00"),
+        ("wild", "native K=3", "1.00"),
+        ("wild", "ours", "1.00"),
+        ("all", "plain", "1.00"),
+        ("all", "native K=3", "1.50"),
+        ("all", "ours", "2.00"),
+    ]
 
 
 @pytest.mark.parametrize("loads", [[closed], [swing], [closed, swing], [context]])

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from support import DEMO
+from vllm_dflash.checkpoint.refusal import folder_fault
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.bench import sides
+from vllm_dflash.tools.bench import bench_pair, sides
 from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.console import INTERRUPTED
 from vllm_dflash.tools.demo import demonstration
@@ -22,8 +23,10 @@ from vllm_dflash.tools.demo.demonstration import (
     show_speeds,
     show_text,
 )
+from vllm_dflash.tools.demo_files import INSTALLED
 from vllm_dflash.tools.engine_process import EngineDied
 from vllm_dflash.tools.progress import Progress
+from vllm_dflash.tools.prompts import default_prompts
 
 PAIR = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
 SIDES = make_sides("drafter", [3])
@@ -88,12 +91,33 @@ def test_refused_in_one_line(
     assert not asked
 
 
-def test_without_a_clone_it_says_where_the_pair_comes_from(
+def test_outside_a_clone_the_pair_is_the_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[dict[str, Any]]
+) -> None:
+    widened: list[Path] = []
+    pair = bench_pair.Pair(PAIR[1], PAIR[3], "demo pair")
+    monkeypatch.setattr(bench_pair, "widened_demo", lambda demo, _: widened.append(demo) or pair)
+    monkeypatch.chdir(tmp_path)
+    assert demo(tmp_path) == 0
+    assert widened == [INSTALLED]
+    assert asked[0]["prompts"][0] == default_prompts(str(DEMO / "target"))[0]  # held out of it
+
+
+def test_the_pair_is_unpacked_to_where_the_documentation_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert demo(tmp_path) == 2
-    assert "there is no demo pair in models/demo" in capsys.readouterr().err
+    told = folder_fault("models/demo/target")
+    assert told is not None
+    assert "`vllm-dflash demo --unpack`" in told
+    assert demo(tmp_path, "--unpack") == 0
+    assert folder_fault("models/demo/target") is None
+    weights = "drafter/model.safetensors"
+    assert (Path("models/demo") / weights).read_bytes() == (DEMO / weights).read_bytes()
+    assert "inspect models/demo/drafter --target models/demo/target" in capsys.readouterr().out
+    assert demo(tmp_path, "--unpack") == 0  # and overwrites nothing
+    assert "Nothing was copied" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_users_pair_brings_its_own_dtype_and_needs_no_prompts(

@@ -42,7 +42,7 @@ class Counting(EngineAnswers):
             "Facts", {"stop_tokens": [STOP], "versions": {"vllm": "of today"}, **self.known}
         )
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
+    def encode(self, texts: list[str], template: dict[str, Any] | None = None) -> list[list[int]]:
         return [[int(digit) for digit in text] for text in texts]
 
     def decode(self, tokens: list[int]) -> list[str]:

@@ -10,7 +10,7 @@ from logging import Logger
 from vllm.logger import init_logger
 
 from vllm_dflash import __version__
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode
 from vllm_dflash.engine.reporting.statistics import DraftStatistics, Increases
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
@@ -20,6 +20,9 @@ ENOUGH_VERIFICATIONS, ENOUGH_STEPS = 256, 32
 LEAST_ACCEPTED = 0.01
 """Accepted drafts per verification, below which acceptance counts as stuck at zero: a drafter of
 random weights hits a token now and then."""
+STEPS_FOR_A_LINE, STEPS_FOR_A_GAIN = 32, 256
+"""Compared with the cost model: since the last line, and since the start. The first steps of an
+engine are slow, since kernels are prepared, and say nothing of what drafts bring."""
 
 
 def logger() -> Logger:
@@ -29,27 +32,34 @@ def logger() -> Logger:
 
 def log_active(options: Mode) -> None:
     """The one line that says which DFlash runs."""
-    drafter = options.drafter
+    drafter, width, most = options.drafter, options.draft_width, options.num_speculative_tokens
     logger().info(
-        "vllm-dflash %s is active: drafter %s, draft length %s (%s%d tokens a step), runner %s,"
-        " block size %d, taps %s",
+        "vllm-dflash %s is active: drafter %s, draft length %s (%s%d tokens a step%s), runner %s,"
+        " block size %d, taps: outputs of layers %s, counted from 0 (vLLM's auxiliary layers %s)",
         __version__,
         drafter.model,
         options.draft_length,
         "up to " if options.is_planned else "",
-        options.draft_width,
+        width,
+        f"; with free drafts {most}, vLLM's num_spec_tokens" if most > width else "",
         options.runner,
         drafter.block_size,
         list(drafter.taps),
+        tuple(tap + 1 for tap in drafter.taps),
     )
 
 
 def log_free_drafts(options: Mode) -> None:
     """The line that says that texts are looked up."""
+    is_short = options.runner == "v1" and options.most_free < MOST_FREE_DRAFTS
     logger().info(
-        "free drafts: up to %d tokens of a request's own text, where it repeats itself%s",
+        "free drafts: up to %d tokens of a request's own text, where it repeats itself%s%s",
         options.most_free,
         ", and of what others were answered lately" if options.shares_outputs else "",
+        f". Up to {MOST_FREE_DRAFTS} without num_speculative_tokens, LoRA, linear attention, a"
+        " scheduler of your own, or a small max_num_batched_tokens"
+        if is_short
+        else "",
     )
 
 
@@ -87,30 +97,39 @@ class PeriodicLog:
         self._costs = statistics.costs.copy()
 
     def tick(self) -> None:
-        """A step has ended; write if it is time to and anything could have been drafted."""
+        """A step has ended; write if it is time to and anything could have been drafted.
+
+        A line that is due waits for enough steps, however long the engine idles before them.
+        """
+        if self._statistics.costs[0, 0] - self._costs[0, 0] < STEPS_FOR_A_LINE:
+            return
         fresh = self._increases.tick()
         if fresh is None:
             return
         since, last, self._costs = Counter(fresh), self._costs, self._statistics.costs.copy()
         steps, estimated, measured = self._costs[0] - last[0]
         able = since["drafted_steps"] + since["skipped_steps"]
-        if not able or not steps:
+        if not able:
             return
-        verifications = max(since["verifications"], 1)
-        plain = max(since["plain_tokens"], 1)
-        logger().info(
-            "DFlash planner: Drafted steps: %.0f%%, Mean draft length: %.2f (free: %.0f%% of the"
-            " drafts), Mean acceptance length: %.2f, Step: %.1f ms (estimated %.1f ms), Estimated"
-            " gain over plain decoding, by the cost model: %.2fx (planned: %.2fx)",
-            100 * since["drafted_steps"] / able,
-            since["draft_tokens"] / verifications,
-            100 * since["free_draft_tokens"] / max(since["draft_tokens"], 1),
-            1 + since["accepted_tokens"] / verifications,
-            1000 * measured / steps,
-            1000 * estimated / steps,
-            since["produced_tokens"] / plain,
-            since["expected_tokens"] / plain,
-        )
+        parts = [f"DFlash planner: Drafted steps: {100 * since['drafted_steps'] / able:.0f}%"]
+        if verifications := since["verifications"]:
+            free = since["free_draft_tokens"] / since["draft_tokens"]
+            parts += [
+                f"Mean draft length: {since['draft_tokens'] / verifications:.2f}"
+                f" (free: {100 * free:.0f}% of the drafts)",
+                f"Mean acceptance length: {since['accepted_tokens'] / verifications:.2f} + 1",
+            ]
+        else:
+            parts[0] += " (drafts do not pay at this load)"
+        was, expected = 1000 * measured / steps, 1000 * estimated / steps
+        parts += [f"Step: {was:.1f} ms (estimated {expected:.1f} ms)"]
+        if (plain := since["plain_tokens"]) and self._costs[0, 0] >= STEPS_FOR_A_GAIN:
+            parts += [
+                "Estimated gain over plain decoding, by the cost model:"
+                f" {since['produced_tokens'] / plain:.2f}x"
+                f" (planned: {since['expected_tokens'] / plain:.2f}x)"
+            ]
+        logger().info("%s", ", ".join(parts))
 
 
 class DraftWatch:
@@ -129,10 +148,10 @@ class DraftWatch:
         if now.nan_drafts and not self._warned_of_nan:
             self._warned_of_nan = True
             logger().warning(
-                "DFlash: the logits of %d drafts were not finite. Such drafts are thrown away and"
-                " the requests go on undrafted, so the output is the target's, but slower. Usual"
-                " causes: damaged weights, or a dtype too narrow for them (float16). Where it"
-                " begins: %s",
+                "DFlash: the logits of %d drafts were not finite. They are thrown away, so the"
+                " text is right, but it comes more slowly. Usual"
+                " causes: damaged weights, or a dtype too narrow for them (float16). To see where"
+                " it begins, run: %s",
                 now.nan_drafts,
                 self._parity,
             )
@@ -150,11 +169,11 @@ class DraftWatch:
         if accepted < LEAST_ACCEPTED * verifications:
             self._warned_of_zero = True
             logger().warning(
-                "DFlash: of the drafts of the last %d verifications %d were accepted. The output"
+                "DFlash: of the drafts of the last %d verifications %d were accepted. The text"
                 " is right, but drafting is of no use. Usual causes: a drafter trained for another"
                 " target, or for another version of it; a chat template or thinking mode it was"
                 " not trained on; taps, scaling or rotation that its config states wrongly."
-                " Whether it computes what it should: %s",
+                " To check what it computes, run: %s",
                 verifications,
                 accepted,
                 self._parity,

@@ -30,7 +30,7 @@ class BlockDrafts:
 
 
 NO_BLOCKS = BlockDrafts(np.zeros(0, np.int64), [], np.zeros((0, 0)))
-"""Of a step that drafts nobody."""
+"""Of a step without drafts."""
 
 
 class BlockForward:

@@ -10,7 +10,7 @@ A step, behind the target's, top to bottom (`HostStep.run`):
     choose    block or text, and how many of its drafts are to be verified    (planning/planner.py)
     hand over to the scheduler, as lists of tokens                            (message.py)
 
-A plan that drafts nobody holds for some steps, in which texts alone are looked up. `proposer.py`
+A plan without blocks holds for some steps, in which texts alone are looked up. `proposer.py`
 takes from vLLM what a step needs: arrays and tensors.
 """
 

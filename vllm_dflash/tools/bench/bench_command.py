@@ -16,9 +16,11 @@ from vllm_dflash.tools.arguments import (
     positive,
     share,
 )
+from vllm_dflash.tools.bench.bench_datasets import add_dataset, given_dataset
 from vllm_dflash.tools.bench.bench_plan import LOADS, Workload
 from vllm_dflash.tools.bench.sides import BLOCKS, LOOK_UPS, SideEngines, make_sides
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, print_report
+from vllm_dflash.tools.demo_files import demo_folder
 from vllm_dflash.tools.progress import Progress, progress_on
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.step_times import TIMED
@@ -35,6 +37,7 @@ FULL = {
 }
 QUICK = FULL | {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
 OF_CONTEXTS = {"concurrency": [1, 4], "native_schedule": "none"}
+OF_DATASETS = {"concurrency": [1, 8], "native_schedule": "none", "rounds": 2}
 """What is taken where nothing else is said."""
 CONTEXTS = (1024, 2048, 4096, 8192, 16384)
 
@@ -48,6 +51,7 @@ examples:
   vllm-dflash bench --load short arrivals --native-k 3 --seconds 60 --rounds 4
   vllm-dflash bench --where --native-k 3 --concurrency 1 8
   vllm-dflash bench --context 1024 4096 16384 --native-k 3 --as-it-is
+  vllm-dflash bench --dataset-name spec_bench --dataset-path question.jsonl --native-k 3
   vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\
       --prompts prompts.jsonl
 
@@ -68,8 +72,8 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     pair = parser.add_argument_group("pair")
     add_compared(pair, "held_out.jsonl of the demo pair")
-    about = "without --target: the repository's demo pair, made to cost as much as a larger one"
-    add_folder(pair, "--demo", "models/demo", about)
+    about = "without --target: the small demo pair, made to cost as much as a larger one"
+    add_folder(pair, "--demo", str(demo_folder()), about)
     pair.add_argument(
         "--as-it-is",
         action="store_true",
@@ -92,9 +96,9 @@ def _add_sides(sides: argparse._ArgumentGroup) -> None:
     sides.add_argument(
         "--native-schedule",
         choices=("tuned", "none"),
-        help="whether to add vLLM's own DFlash with num_speculative_tokens_per_batch_size: of the K"
-        " of --native-k, or no drafts, what is fastest at each concurrency when it is tried for a"
-        " moment (default: tuned; with --context: none)",
+        help="tuned: also measure vLLM's own DFlash with num_speculative_tokens_per_batch_size. A"
+        " short trial finds the fastest K of --native-k, or none, for each concurrency (default:"
+        " tuned; with --context: none)",
     )
     add_numbers(sides, "--ours-fixed-k", [], "measure ours at these fixed K, too")
     sides.add_argument(
@@ -136,12 +140,14 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
         help="instead of a load: decoding alone, after prompts of so many tokens that were read"
         " before; the engines keep prefixes then (without numbers: 1024 2048 4096 8192 16384)",
     )
+    add_dataset(what, load)
     load.add_argument(
         "--concurrency",
         type=positive,
         nargs="+",
         metavar="N",
-        help="requests in flight, of all loads but swing (default: 1 2 4 8 16 32; --context: 1 4)",
+        help="requests in flight, of all loads but swing (default: 1 2 4 8 16 32; --context: 1 4;"
+        " --dataset-name: 1 8)",
     )
     about = "of arrivals: percent of the requests a second that plain decoding serves at its most"
     add_numbers(load, "--shares", [50, 80], about, nargs="+")
@@ -161,8 +167,8 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="rounds that do not count: kernels are prepared when a batch of a new size first"
-        " comes by (default: 1)",
+        help="rounds that do not count: kernels are prepared at the first batch of each size"
+        " (default: 1)",
     )
     load.add_argument(
         "--where",
@@ -184,6 +190,8 @@ def run_bench(parsed: argparse.Namespace) -> int:
     if parsed.context is not None:
         parsed.context = parsed.context or CONTEXTS
         defaults = defaults | OF_CONTEXTS
+    if parsed.dataset_name is not None:
+        defaults = defaults | OF_DATASETS
     for name, value in defaults.items():
         if getattr(parsed, name) is None:
             setattr(parsed, name, value)
@@ -211,7 +219,11 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
     from vllm_dflash.tools.bench.comparison import Comparison
 
     workload = _choose_workload(parsed)
-    prompts = read_prompts(parsed.prompts or parsed.demo / "held_out.jsonl")
+    dataset = given_dataset(parsed)
+    if dataset is None:
+        prompts = read_prompts(parsed.prompts or parsed.demo / "held_out.jsonl")
+    else:
+        prompts = [str(one.prompt) for one in dataset.requests]
     parsed.out.mkdir(parents=True, exist_ok=True)
     max_model_len = max([parsed.max_model_len, *map(workload.room_for, workload.contexts)])
     with progress.stage("preparing the pair"):
@@ -250,6 +262,7 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
         progress,
         warmup_rounds=parsed.warmup_rounds,
         tune_schedule=tunes,
+        dataset=dataset,
     )
 
 
@@ -259,7 +272,7 @@ def _choose_workload(parsed: argparse.Namespace) -> Workload:
     from vllm_dflash.config.thread_binding import check_thread_binding
 
     workload = Workload(
-        loads=() if parsed.context else _distinct(parsed.load),
+        loads=() if parsed.context or parsed.dataset_name else _distinct(parsed.load),
         concurrency=_distinct(parsed.concurrency),
         phases=tuple(parsed.phases),
         tokens=parsed.tokens,
@@ -278,6 +291,8 @@ def _choose_workload(parsed: argparse.Namespace) -> Workload:
             "--where times calls, and on a GPU a call returns before its work is done: use vLLM's"
             " profiler there (--profiler-config), or leave --where out."
         )
+    if workload.where and parsed.dataset_name:
+        raise ValueError("--where is for loads and contexts, not for sets of prompts.")
     check_thread_binding(parsed.tensor_parallel_size)
     return workload
 

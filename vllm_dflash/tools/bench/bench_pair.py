@@ -66,8 +66,8 @@ def widened_demo(
     """
     if not (demo / "target").is_dir():
         raise ValueError(
-            f"there is no demo pair in {demo}: it comes with a clone of the repository. Run this"
-            " in the clone or pass --target and --drafter."
+            f"there is no demo pair in {demo}. Leave --demo out for the one that comes with this"
+            " package, or pass --target and --drafter."
         )
     sizes = target, drafter, positions
     digest = hashlib.sha256(repr(sizes).encode())

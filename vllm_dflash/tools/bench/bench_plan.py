@@ -8,6 +8,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
+from vllm_dflash.tools.bench.bench_datasets import Asked, Dataset
 from vllm_dflash.tools.bench.bench_prompts import TEXTS, easy_and_hard, in_order_of_round
 
 CLOSED, MIXED, SWING = "closed", "mixed", "swing"
@@ -182,6 +183,19 @@ def plan_round(
             texts = easy_and_hard(texts) if load == MIXED else texts
             plan += plan_closed(workload, load, texts)
     return plan
+
+
+def plan_requests(
+    workload: Workload, dataset: Dataset, requests: Sequence[Asked]
+) -> list[Measurement]:
+    """These requests of a set, in tokens, at each number in flight."""
+    categories, prompts, answers = zip(*requests, strict=True)
+    asked: dict[str, Any] = {"prompts": prompts, "answers": answers, "categories": categories}
+    asked["sampling"] = dataset.sampling
+    return [
+        Measurement(dataset.name, count, "answers", asked | {"concurrency": count})
+        for count in workload.concurrency
+    ]
 
 
 def plan_contexts(

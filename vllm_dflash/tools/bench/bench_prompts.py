@@ -28,7 +28,7 @@ def in_order_of_round(prompts: Sequence[str], round_number: int) -> list[str]:
 
 
 def easy_and_hard(prompts: Sequence[str]) -> list[str]:
-    """Every other prompt with its words shuffled: text that no drafter can foresee."""
+    """Every other prompt with its words shuffled: text that no drafter can predict."""
     mixed = list(prompts)
     for number in range(1, len(mixed), 2):
         words = mixed[number].split()

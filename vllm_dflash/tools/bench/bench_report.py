@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vllm_dflash.tools.bench.bench_datasets import SETS
 from vllm_dflash.tools.bench.bench_plan import SERVED, SWING, setting_name
+from vllm_dflash.tools.bench.seen import SEEN, seen
 from vllm_dflash.tools.bench.sides import OURS, Side
 from vllm_dflash.tools.step_times import CONTEXT, DRAFT, KINDS, OF_A_KIND, PLANNING, TARGET
 from vllm_dflash.tools.tables import Table
 
 PARTS, ENGINE = (TARGET, DRAFT, CONTEXT, PLANNING), "engine"
 """Of a step. The engine is what is left: scheduling, input, sampling, output."""
+ALL = "all"
 Setting = str | int
 Rounds = npt.NDArray[np.float64]
 """One value per round. Rounds of different sides are pairs: divide first, then take the median."""
@@ -73,6 +77,8 @@ def make_tables(results: Results) -> list[Table]:
         tables += [throughput_table(results, load), comparison_table(results, load)]
         if load in SERVED:
             tables.append(waits_table(results, load))
+        if load in SETS:
+            tables += [categories_table(results, load, one) for one in results.settings(load)]
     return tables
 
 
@@ -100,6 +106,22 @@ def waits_table(results: Results, load: str) -> Table:
     columns = ["TTFT, median", "p99", "TPOT, median", "p99"]
     title = f"{load}: ms to the first token of a request, and for each token behind it (its mean)"
     return Table(title, [setting_name(load), "side", *columns], rows, words=(1,))
+
+
+def categories_table(results: Results, load: str, setting: Setting) -> Table:
+    """Of a set of prompts: its categories, and all of it, on every side."""
+    records = {
+        side.name: [*chain(*results.values(load, setting, side.name, "requests"))]
+        for side in results.sides
+    }
+    categories = dict.fromkeys(one["category"] for one in chain(*records.values()))
+    rows = [
+        [category, side, *seen([one for one in of_side if category in (ALL, one["category"])])]
+        for category in (*categories, ALL)
+        for side, of_side in records.items()
+    ]
+    title = f"{load}, {setting} in flight, all rounds: of requests; TTFT, TPOT, ITL in ms"
+    return Table(title, ["category", "side", *SEEN], rows, words=(0, 1))
 
 
 def comparison_table(results: Results, load: str) -> Table:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vllm_dflash.tools.bench.bench_datasets import Asked, Dataset
 from vllm_dflash.tools.bench.bench_plan import (
     CLOSED,
     SHORT,
@@ -16,6 +17,7 @@ from vllm_dflash.tools.bench.bench_plan import (
     Workload,
     plan_closed,
     plan_contexts,
+    plan_requests,
     plan_round,
     plan_short,
 )
@@ -30,6 +32,7 @@ from vllm_dflash.tools.bench.sides import (
     SideEngines,
     tuned_schedule,
 )
+from vllm_dflash.tools.engine_answers import Facts
 from vllm_dflash.tools.progress import Progress
 
 CALIBRATION_SECONDS = 2.0
@@ -52,6 +55,8 @@ class Comparison:
     warmup_rounds: int = 1
     tune_schedule: bool = False
     """Whether a side with vLLM's own schedule is added, made of what its fixed K reach here."""
+    dataset: Dataset | None = None
+    """Whose requests are measured, instead of loads."""
 
     def run(self) -> None:
         """Start the engines, measure all rounds, write results after each of them."""
@@ -62,6 +67,7 @@ class Comparison:
             for one in facts:
                 self.record.about["versions"] |= one["versions"]
             contexts = self._plan_contexts(min(one["cache_tokens"] for one in facts))
+            requests = self._requests(facts)
             plain_rates = self._calibrate()
             served_rates = self._calibrate_served()
             self.record.about["plain_tokens_per_second_at"] = plain_rates
@@ -69,6 +75,9 @@ class Comparison:
             for number in range(-self.warmup_rounds, rounds):
                 plan = plan_round(self.workload, self.prompts, number, plain_rates, served_rates)
                 plan += contexts
+                if self.dataset is not None:  # two for each in flight prepare the kernels
+                    most = None if number >= 0 else 2 * max(self.workload.concurrency)
+                    plan += plan_requests(self.workload, self.dataset, requests[:most])
                 first = number % len(sides)  # nobody is always first after another's load
                 in_turns = [*sides[first:], *sides[:first]]
                 if number < 0:
@@ -99,6 +108,8 @@ class Comparison:
         if self.workload.contexts:
             tokens = max(self.workload.contexts) * max(self.workload.concurrency)
             reading = f", and what each engine takes to read prompts of {tokens:,} tokens"
+        if self.dataset is not None:
+            reading = f", and what each takes for {len(self.dataset.requests)} requests a round"
         return (
             f"{len(names)} engines ({', '.join(names)}) are started, then follow"
             f" rounds, {self.warmup_rounds} to warm up and {self.record.rounds} that count: about"
@@ -122,6 +133,27 @@ class Comparison:
         if without:
             self.progress.say(f"{without} settings are left out: {words}")
         return plan
+
+    def _requests(self, facts: Sequence[Facts]) -> list[Asked]:
+        """Of the set, in tokens, those that all engines take; ValueError where there is none."""
+        if self.dataset is None:
+            return []
+        asked, template = self.dataset.requests, self.dataset.template
+        texts = [one.prompt for one in asked]
+        tokens = self.engines.ask(PLAIN, "encode", texts=texts, template=template)
+        room = min(one["max_model_len"] for one in facts)
+        requests = [
+            one._replace(prompt=prompt)
+            for one, prompt in zip(asked, tokens, strict=True)
+            if len(prompt) + one.tokens <= room
+        ]
+        if len(requests) < len(asked):
+            left_out = f"{len(asked) - len(requests)} of {len(asked)} prompts"
+            words = f"{left_out} are left out: with answers, they take more than {room:,} tokens"
+            if not requests:
+                raise ValueError(f"{words}. Raise --max-model-len.")
+            self.progress.say(f"{words} (--max-model-len)")
+        return requests
 
     def _calibrate(self) -> dict[int, float]:
         """Plain decoding's tokens per second, roughly, at each concurrency that the plan needs.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 
 from vllm_dflash.tools.arguments import add_compared, add_folder, add_number, add_numbers
 from vllm_dflash.tools.console import complain, output_console
+from vllm_dflash.tools.demo_files import IN_A_CLONE, demo_folder, unpack_demo
 from vllm_dflash.tools.progress import progress_on
 
 DIFFERENT = 1
-DEMO = Path("models/demo")
 FLAGS = ["--max-model-len=1024", "--max-num-seqs=8", "--no-enable-prefix-caching"]
 SOONER = ["--enforce-eager"]
 """For the demo pair: compiling takes minutes, and makes all its engines about a tenth faster."""
@@ -24,11 +23,13 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="write some text with and without DFlash, and show how fast, and who wrote what",
         description="Write the same texts with plain decoding and with DFlash, 1 and 8"
         " at a time, and show\nhow fast that was, whether the texts are the same, and which tokens"
-        " were drafted.\nWithout a pair of yours, the small one of the repository is taken, widened"
-        " to a size worth speeding up,\nand not compiled, so that it starts sooner.",
+        " were drafted.\nWithout --target and --drafter it takes the small pair that comes with"
+        " this package, widens it to\na size worth speeding up, and does not compile it, so that it"
+        " starts sooner.",
         epilog="Flags of `vllm serve` after -- are for all engines.\n\n"
         "examples:\n"
         "  vllm-dflash demo\n"
+        "  vllm-dflash demo --unpack\n"
         "  vllm-dflash demo --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\\n"
         "      -- --gpu-memory-utilization 0.8\n\n"
         "exit code 0: shown, 1: float32 texts differ, 2: could not run, 130: interrupted",
@@ -45,6 +46,12 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add_folder(parser, "--out", "out/demo", "for logs and the widened pair")
     parser.add_argument(
+        "--unpack",
+        action="store_true",
+        help=f"only copy the small pair to {IN_A_CLONE} (16 MB), where the examples of the"
+        " documentation look for it",
+    )
+    parser.add_argument(
         "flags", nargs="*", metavar="-- FLAGS", help="flags of `vllm serve`, for all engines"
     )
     parser.set_defaults(run=run_demo)
@@ -59,17 +66,19 @@ def run_demo(parsed: argparse.Namespace) -> int:
     from vllm_dflash.tools.demo.demonstration import demonstrate, show_speeds, show_text
     from vllm_dflash.tools.prompts import default_prompts, read_prompts
 
-    progress = progress_on()
+    if parsed.unpack:
+        return run_unpack()
+    demo, progress = demo_folder(), progress_on()
     pair = own = given_pair(parsed.target, parsed.drafter)
     if own and (fault := folder_fault(own.target)):
         raise ValueError(f"target {own.target!r}: {fault}.")
-    held_out_beside = own.target if own else str(DEMO / "target")
+    held_out_beside = own.target if own else str(demo / "target")
     prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(held_out_beside)
     if pair is None:
         widened = parsed.out / "widened"
         name = f"the demo pair, widened to 200 M parameters in {widened}, not compiled"
         with progress.stage(name):
-            pair = widened_demo(DEMO, parsed.out)
+            pair = widened_demo(demo, parsed.out)
     longest = read_drafter(pair.drafter).max_draft_tokens
     native_k = sorted({min(k, longest) for k in parsed.native_k})
     engine = {
@@ -86,4 +95,16 @@ def run_demo(parsed: argparse.Namespace) -> int:
     if found.dtype == "float32" and not found.all_identical:
         complain("demo", "float32 texts differ. This should never happen: please report it.")
         return DIFFERENT
+    return 0
+
+
+def run_unpack() -> int:
+    """Copy the demo pair into the current folder, and say what to do with it."""
+    there = "The demo pair is in" if unpack_demo() else "Nothing was copied, there is already a"
+    print(
+        f"{there} {IN_A_CLONE}. Next:\n"
+        f"  vllm-dflash inspect {IN_A_CLONE}/drafter --target {IN_A_CLONE}/target\n"
+        f"  vllm serve {IN_A_CLONE}/target --max-model-len 1024 --speculative-config"
+        f""" '{{"method": "dflash", "model": "{IN_A_CLONE}/drafter"}}'"""
+    )
     return 0

@@ -40,8 +40,8 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "inspect",
         help="read a drafter and say whether it fits a target, and what it costs in memory",
-        description="Say what a drafter is, whether it fits a target, and what the pair takes of"
-        " memory.\nReads configs and the headers of safetensors files; loads no weights and needs"
+        description="Say what a drafter is, whether it fits a target, and how much memory the pair"
+        " takes.\nReads configs and the headers of safetensors files. Loads no weights and needs"
         " no GPU.",
         epilog=f"exit code: {FITS} fits; {DOES_NOT_FIT} does not fit (or --kv-cache-memory does not"
         f" hold one request); {UNREADABLE} could not be read\n\n"

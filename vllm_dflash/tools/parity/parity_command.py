@@ -27,8 +27,8 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "parity",
         help="compare the engine's drafter with the PyTorch reference, stage by stage",
-        description="Does the engine's drafter compute what the PyTorch reference computes, and if"
-        " not, where is the first difference?\nGenerates from some prompts, records every stage of"
+        description="Compare the engine's drafter with the PyTorch reference. Where they differ,"
+        " name the first stage that does.\nGenerates from some prompts, records every stage of"
         " every draft in the engine, and computes the same with\nHugging Face's target and the"
         " reference drafter: end to end, and each stage alone, from the engine's own inputs.",
         epilog="examples:\n"

@@ -1,0 +1,120 @@
+"""What README claims, from a run of `vllm-dflash bench`: `make figures`.
+
+    scripts/run.sh python benchmarks/figures.py out/figures/result.json
+
+keeps the run's raw numbers as docs/benchmarks.json, and writes docs/benchmarks.png and the parts of
+README.md and docs/benchmarks.md between the lines FROM and TO. Without a file: from the raw numbers
+that are kept. tests/unit/benchmarks/test_figures.py holds the pages against them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vllm_dflash.tools.bench.bench_plan import CLOSED
+from vllm_dflash.tools.bench.bench_report import Results, comparison_table, throughput_table
+from vllm_dflash.tools.bench.plot import plot_panels
+from vllm_dflash.tools.bench.sides import OURS, PLAIN, SCHEDULE, Side
+
+ROOT = Path(__file__).parents[1]
+RAW, PICTURE = ROOT / "docs" / "benchmarks.json", ROOT / "docs" / "benchmarks.png"
+FROM, TO = "<!-- from here on written by `make figures` -->", "<!-- to here -->"
+
+
+def kept(result: dict[str, Any]) -> str:
+    """The raw numbers of a run as JSON, a line for each measurement.
+
+    Raises:
+        ValueError: the run was broken off, or has other loads or engines than README tells of.
+    """
+    sides = {side["name"] for side in result["sides"]}
+    loads = {one["load"] for one in result["measurements"]}
+    if result["rounds_complete"] < result["rounds"]:
+        raise ValueError(f"only {result['rounds_complete']} of {result['rounds']} rounds are there")
+    if loads != {CLOSED} or not {PLAIN, SCHEDULE, OURS} < sides:
+        raise ValueError(f"README's table is of other loads and engines: {loads}, {sides}")
+    head = {name: value for name, value in result.items() if name not in ("measurements", "where")}
+    numbers = [json.dumps({**one, "stats": None}) for one in result["measurements"]]
+    return f'{json.dumps(head)[:-1]}, "measurements": [\n' + ",\n".join(numbers) + "\n]}\n"
+
+
+def results_of(raw: dict[str, Any]) -> Results:
+    """As the reports of `bench` take them."""
+    return Results([Side(**side) for side in raw["sides"]], raw["measurements"])
+
+
+def readme_part(raw: dict[str, Any]) -> str:
+    """The table of README, and what it was measured on."""
+    results = results_of(raw)
+    natives = results.of_kind("native")
+    lengths = ", ".join(str(side.draft_tokens) for side in natives)
+    lines = [
+        "| requests at a time | plain | vLLM's DFlash, best of"
+        f" K = {lengths} drafts a step | the same, K by batch size | ours |"
+        " against the fastest other |",
+        "|---:|---:|---:|---:|---:|---:|",
+    ]
+    for setting in results.settings(CLOSED):
+        rounds = {side.name: results.rounds(CLOSED, setting, side.name) for side in results.sides}
+        medians = {name: float(np.median(rates)) for name, rates in rounds.items()}
+        best = max(medians[side.name] for side in natives)
+        fastest = max(medians.keys() - {OURS}, key=medians.__getitem__)
+        ratio = rounds[OURS] / rounds[fastest]
+        cells = [f"{medians[PLAIN]:.0f} tokens/s", f"{best:.0f}", f"{medians[SCHEDULE]:.0f}"]
+        cells += [f"{medians[OURS]:.0f}"]
+        cells += [f"{np.median(ratio):.2f}x ({ratio.min():.2f} - {ratio.max():.2f})"]
+        lines.append(f"| {setting} | {' | '.join(cells)} |")
+    about = raw["about"]
+    return "\n".join(
+        [*lines, "", f"{raw['rounds']} rounds, {about['cores']} cores, {about['cpu']}."]
+    )
+
+
+def page_part(raw: dict[str, Any]) -> str:
+    """The tables of docs/benchmarks.md, with all engines."""
+    about = raw["about"]
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    preloaded = ", ".join(about["preloaded"]) or "nothing"
+    head = (
+        f"{about['pair']}; {raw['rounds']} rounds; {about['cores']} cores, {about['cpu']};"
+        f" {versions}; preloaded: {preloaded}. `scripts/run.sh {about['command']}`"
+    )
+    tables = [table(results_of(raw), CLOSED) for table in (throughput_table, comparison_table)]
+    parts = [table.markdown().replace(f"## {table.title}", f"{table.title}:") for table in tables]
+    return "\n".join([head, "", *parts]).rstrip()
+
+
+PAGES = {ROOT / "README.md": readme_part, ROOT / "docs" / "benchmarks.md": page_part}
+
+
+def with_part(page: str, part: str) -> str:
+    """The page with this between its two lines."""
+    before, _, rest = page.partition(f"{FROM}\n")
+    _, _, after = rest.partition(f"{TO}\n")
+    if not after:
+        raise ValueError(f"no lines {FROM!r} and {TO!r}")
+    return f"{before}{FROM}\n\n{part}\n\n{TO}\n{after}"
+
+
+def main() -> None:
+    """Write what is derived from a run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("result", type=Path, nargs="?", help="result.json of `vllm-dflash bench`")
+    parsed = parser.parse_args()
+    if parsed.result is not None:
+        RAW.write_text(kept(json.loads(parsed.result.read_text())))
+    raw = json.loads(RAW.read_text())
+    plot_panels([(results_of(raw), CLOSED)], PICTURE)
+    for page, part in PAGES.items():
+        page.write_text(with_part(page.read_text(), part(raw)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""A planted bug: one edit of one file, and what a user would see of it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NAMES = ("shared", "v1", "v2", "decisions_v2", "trees", "tree_kernels")
+LISTS = tuple(HERE / f"{name}.toml" for name in NAMES)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planted bug."""
+
+    name: str
+    file: str
+    harm: str
+    """What a user would see."""
+    old: str
+    """Occurs once in the file."""
+    new: str
+
+    @property
+    def room(self) -> str:
+        """Of the package; `engine/v1` and `engine/v2` count as rooms of their own."""
+        parts = Path(self.file).parts[1:-1]
+        return "/".join(parts[: 2 if parts[1:2] in (("v1",), ("v2",)) else 1]) or "plugin"
+
+    def planted(self, root: Path) -> str:
+        """The file's text with the fault.
+
+        Raises:
+            ValueError: the text to replace is not there, or not only once.
+        """
+        text = (root / self.file).read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.name}: found {text.count(self.old)} times in {self.file}")
+        return text.replace(self.old, self.new)
+
+
+def read_faults(lists: Iterable[Path] = LISTS) -> list[Fault]:
+    """All that are written down there; keys that are not a fault's are left out."""
+    keys = {field.name for field in fields(Fault)}
+    return [
+        Fault(**{key: value for key, value in entry.items() if key in keys})
+        for path in lists
+        for entry in tomllib.loads(path.read_text())["fault"]
+    ]

@@ -1,0 +1,79 @@
+"""Where numba keeps compiled functions while faults are planted: by what each is made of.
+
+The package keeps them by the sources of the whole room `planning`, so that an edit of one line has
+all of them compiled anew. Here one is compiled anew only if itself changed, or something that it
+mentions, directly or not. numba takes the class from NUMBA_CACHE_LOCATOR_CLASSES, in every process.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numba.core import config
+from numba.core.caching import UserProvidedCacheLocator
+
+from faults.source import mentioned
+
+ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
+
+
+class Statement(NamedTuple):
+    """One of a module: a function, a constant, the fields of a class."""
+
+    text: str
+    mentions: frozenset[str]
+
+
+@cache
+def _statements(folder: Path) -> dict[str, list[Statement]]:
+    """Of all modules of a folder, by the name that they define."""
+    found: dict[str, list[Statement]] = {}
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                node.body = [one for one in node.body if isinstance(one, ASSIGNMENTS)]
+            named = [getattr(node, "name", None)]
+            if isinstance(node, ASSIGNMENTS):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                named = [target.id for target in targets if isinstance(target, ast.Name)]
+            for name in filter(None, named):
+                found.setdefault(name, []).append(Statement(ast.dump(node), mentioned(node)))
+    return found
+
+
+def digest_of(folder: Path, name: str) -> str:
+    """Of a function and of all that it mentions in its folder, by name."""
+    statements = _statements(folder)
+    waiting, seen = [name], set()
+    while waiting:
+        if (one := waiting.pop()) not in seen and one in statements:
+            seen.add(one)
+            waiting += [other for known in statements[one] for other in known.mentions]
+    texts = [known.text for one in sorted(seen) for known in statements[one]]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+class KeptBySource(UserProvidedCacheLocator):
+    """For functions of `planning`; others are kept as numba does it."""
+
+    def __init__(self, py_func: Callable[..., Any], py_file: str):
+        super().__init__(py_func, py_file)
+        self._digest = digest_of(Path(py_file).parent, py_func.__name__)
+        self._cache_path = str(Path(config.CACHE_DIR).parent / "by_source")
+
+    def get_source_stamp(self) -> str:
+        return self._digest
+
+    def get_disambiguator(self) -> str:
+        return self._digest
+
+    @classmethod
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> KeptBySource | None:
+        if not py_func.__module__.startswith("vllm_dflash.planning"):
+            return None
+        return super().from_function(py_func, py_file)

@@ -1,0 +1,163 @@
+"""Sets of prompts, in files of the forms in which they are published; all texts are made up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("pandas")
+
+import pandas
+
+from support import DEMO, ROOT
+from vllm_dflash.tools import cli
+from vllm_dflash.tools.bench.bench_datasets import (
+    SETS,
+    SPEED_BENCH,
+    Asked,
+    add_dataset,
+    read_dataset,
+)
+from vllm_dflash.tools.bench.comparison import Comparison
+from vllm_dflash.tools.console import COULD_NOT_RUN
+
+FILES = ROOT / "tests" / "data" / "datasets"
+
+
+def file_of(name: str) -> Path:
+    return FILES / (name if name == SPEED_BENCH else f"{name}.jsonl")
+
+
+def lines_of(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "tokens"),
+    [
+        ("spec_bench", "Describe a harbour at night.", 256),
+        ("speed_bench", "Reverse a list in place.", 256),
+        ("gsm8k", "A boat carries 12 crates and loses 3. How many are left?", 256),
+        ("humaneval", 'def double(number):\n    """Twice the number."""\n', 256),
+        ("mt_bench", "A train leaves before a bus. Which arrives first?", 256),
+        ("aimo", "Find all whole numbers whose square is 49.", 256),
+        ("custom", "Name three kinds of bread.", 256),
+    ],
+)
+def test_first_turns_as_they_stand_there(name: str, prompt: str, tokens: int) -> None:
+    first = read_dataset(name, file_of(name))[0]
+    assert (first.prompt, first.tokens) == (prompt, tokens)
+
+
+def test_every_set_has_a_test_file() -> None:
+    for name in SETS:
+        assert read_dataset(name, file_of(name), tokens=7)[0].tokens == 7
+
+
+def test_what_a_set_puts_around_its_texts_is_vllms() -> None:
+    first, _ = read_dataset("blazedit", file_of("blazedit"))
+    assert "def area(a, b)" in first.prompt
+    assert "Rename the function to surface." in first.prompt
+    assert first.tokens == 4000  # vLLM's number for it
+
+
+def test_categories_take_turns() -> None:
+    found = read_dataset("spec_bench", file_of("spec_bench"), tokens=5)
+    assert [one.category for one in found] == ["writing", "translation", "writing", "writing"]
+    assert found[1] == Asked("translation", "Translate into German: The ferry is late.", 5)
+    assert found[2].prompt == "Write a letter to a lighthouse."  # its own, not a neighbour's
+    categories = {one.category for one in read_dataset("gsm8k", file_of("gsm8k"))}
+    assert categories == {"gsm8k"}  # of a set that has none
+
+
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_files_of_the_hub_are_read_in_each_form(tmp_path: Path, form: str) -> None:
+    file = tmp_path / f"train.{form}"
+    rows = pandas.DataFrame(lines_of(file_of("mt_bench")))
+    if form == "json":
+        file.write_text(json.dumps(rows.to_dict("records")))
+    else:
+        pytest.importorskip("pyarrow")
+        rows.to_parquet(file)
+    assert read_dataset("mt_bench", file) == read_dataset("mt_bench", file_of("mt_bench"))
+
+
+def test_a_subset_of_speed_bench_is_the_file_that_is_named(tmp_path: Path) -> None:
+    of_folder = file_of("speed_bench") / "qualitative.jsonl"
+    file = tmp_path / "throughput_1k.jsonl"
+    file.write_text(of_folder.read_text())
+    assert read_dataset("speed_bench", file) == read_dataset("speed_bench", of_folder.parent)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "messages"),
+    [
+        ("spec_bench", "nowhere.jsonl", ["no file 'nowhere.jsonl'", "wget https://", "Spec-Bench"]),
+        ("speed_bench", "nowhere", ["no file 'nowhere'", "prepare.py"]),
+        ("gsm8k", str(FILES), ["no file", "hf download", "openai/gsm8k"]),
+        (
+            "gsm8k",
+            str(FILES / "custom.jsonl"),
+            ["cannot be read as gsm8k", "'question'", "hf down"],
+        ),
+        ("spec_bench", str(FILES / "custom.jsonl"), ["'turns' column", "wget"]),
+        ("custom", None, ["needs --dataset-path", '{"prompt"']),
+    ],
+)
+def test_who_has_no_file_is_told_where_there_is_one(
+    capsys: pytest.CaptureFixture[str], name: str, path: str | None, messages: list[str]
+) -> None:
+    given = [] if path is None else ["--dataset-path", path]
+    assert cli.main(["bench", "--dataset-name", name, *given]) == COULD_NOT_RUN
+    error = capsys.readouterr().err
+    assert [message for message in messages if message not in error] == []
+
+
+def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ValueError, match=r"pandas.*pip install.*bench"):
+        read_dataset("gsm8k", file_of("gsm8k"))
+
+
+def test_names_of_vllms_own_command_are_ours() -> None:
+    """Where it has one: sets of the hub have none there."""
+    from vllm.benchmarks.serve import add_cli_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    ours = argparse.ArgumentParser()
+    add_dataset(ours, ours)
+    parser = FlexibleArgumentParser()
+    add_cli_args(parser)
+    options = {name: one for one in parser._actions for name in one.option_strings}
+    assert {name for one in ours._actions for name in one.option_strings} <= options.keys()
+    hub = {"gsm8k", "humaneval", "mt_bench", "blazedit", "aimo"}
+    assert SETS.keys() - hub <= {*options["--dataset-name"].choices}
+
+
+def test_from_options_to_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Comparison] = []
+    monkeypatch.setattr(Comparison, "run", lambda self: asked.append(self))
+    common = ["bench", "--out", str(tmp_path), "--target", str(DEMO / "target"), "--drafter"]
+    common += [str(DEMO / "drafter"), "--dataset-name", "mt_bench"]
+    common += ["--dataset-path", str(file_of("mt_bench"))]
+    thinking = '{"enable_thinking": false}'
+    more = ["--num-prompts", "2", "--output-len", "9", "--temperature", "0.5"]
+    assert cli.main([*common, *more, "--chat-template-kwargs", thinking]) == 0
+    assert cli.main([*common, "--skip-chat-template", "--ignore-eos"]) == 0
+    first, second = (one.dataset for one in asked)
+    assert first is not None
+    assert [one.tokens for one in first.requests] == [9, 9]
+    assert first.sampling == {"temperature": 0.5, "ignore_eos": False}
+    assert first.template == {"enable_thinking": False}
+    assert second is not None
+    assert (second.sampling["ignore_eos"], second.template) == (True, None)
+    assert len(second.requests) == 3
+    workload = asked[0].workload
+    assert (workload.loads, workload.concurrency) == ((), (1, 8))
+    assert "what each takes for 2 requests a round" in asked[0].announcement()
+    assert cli.main([*common, "--where"]) == COULD_NOT_RUN

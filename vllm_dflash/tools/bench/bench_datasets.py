@@ -1,0 +1,145 @@
+"""Standard prompts: the sets that `vllm bench serve` knows, from files, read by vLLM's classes."""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import chain, zip_longest
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from vllm_dflash.seams import DATASETS, check_seams
+from vllm_dflash.tools.arguments import add_number, json_object, not_negative, positive
+
+ON_GITHUB = "https://raw.githubusercontent.com/"
+ON_HUB = "hf download --local-dir FOLDER --repo-type dataset "
+SPEED_BENCH, SPEED_SUBSET = "speed_bench", "qualitative.jsonl"
+SETS = {
+    "spec_bench": (
+        "SpecBench",
+        f"wget {ON_GITHUB}hemingkx/Spec-Bench/refs/heads/main/data/spec_bench/question.jsonl",
+    ),
+    SPEED_BENCH: (
+        "SpeedBench",
+        f"curl -LsSf {ON_GITHUB}NVIDIA-NeMo/Skills/refs/heads/main/nemo_skills/dataset/speed-bench"
+        "/prepare.py | python3 -",
+    ),
+    "gsm8k": ("GSM8KDataset", f"{ON_HUB}openai/gsm8k"),
+    "humaneval": ("HumanEvalDataset", f"{ON_HUB}openai/openai_humaneval"),
+    "mt_bench": ("MTBenchDataset", f"{ON_HUB}philschmid/mt-bench"),
+    "blazedit": ("BlazeditDataset", f"{ON_HUB}vdaita/edit_5k_char"),
+    "aimo": ("AIMODataset", f"{ON_HUB}AI-MO/aimo-validation-aime"),
+    "custom": ("CustomDataset", 'write lines of {"prompt": "...", "category": "..."}'),
+}
+"""By name: vLLM's class that reads it, and how to get it."""
+OUTPUT_TOKENS = 256
+"""Where that class has no number of its own."""
+
+
+class Asked(NamedTuple):
+    """A request."""
+
+    category: str
+    prompt: str | Sequence[int]
+    tokens: int
+    """New ones at most."""
+
+
+class Dataset(NamedTuple):
+    """Prompts of a set, and how they are put to an engine."""
+
+    name: str
+    requests: list[Asked]
+    sampling: dict[str, Any]
+    """Arguments of vLLM's `SamplingParams`."""
+    template: dict[str, Any] | None
+    """More arguments of the chat template; None: prompts stay as they are."""
+
+
+def add_dataset(what: argparse._ActionsContainer, options: argparse._ActionsContainer) -> None:
+    """The set, as an alternative among `what` is measured, and options of it, as vLLM has them."""
+    about = "instead of a load: prompts of a standard set, with figures of its categories"
+    what.add_argument("--dataset-name", choices=SETS, help=about)
+    about = "of the set: .jsonl, .json or .parquet; without, it is said how to get it"
+    options.add_argument("--dataset-path", type=Path, metavar="FILE", help=about)
+    add_number(options, "--num-prompts", 80, "of the set, in turns from its categories")
+    about = "new tokens of each at most (default: what vLLM's class has, or 256)"
+    options.add_argument("--output-len", type=positive, metavar="N", help=about)
+    about = "of the set (default: 0)"
+    options.add_argument("--temperature", type=not_negative, default=0.0, metavar="T", help=about)
+    about = 'of the set, for the target\'s template: {"enable_thinking": false}'
+    kwargs: dict[str, Any] = {"type": json_object, "default": {}, "metavar": "JSON"}
+    options.add_argument("--chat-template-kwargs", **kwargs, help=about)
+    about = "take the set's prompts as they are"
+    options.add_argument("--skip-chat-template", action="store_true", help=about)
+    about = "let no answer to the set end before its time"
+    options.add_argument("--ignore-eos", action="store_true", help=about)
+
+
+def given_dataset(parsed: argparse.Namespace) -> Dataset | None:
+    """The set that a user named, if any. Raises ValueError where it cannot be read."""
+    name = parsed.dataset_name
+    if name is None:
+        return None
+    requests = read_dataset(name, parsed.dataset_path, parsed.output_len)[: parsed.num_prompts]
+    sampling = {"temperature": parsed.temperature, "ignore_eos": parsed.ignore_eos}
+    template = None if parsed.skip_chat_template else parsed.chat_template_kwargs
+    return Dataset(name, requests, sampling, template)
+
+
+def read_dataset(name: str, path: Path | None, tokens: int | None = None) -> list[Asked]:
+    """All prompts, one of each category in turn; `tokens` are those of an answer.
+
+    Raises:
+        ValueError: there is no such file, or it is none of this set. It says how to get one.
+    """
+    reader, how = SETS[name]
+    if path is None:
+        raise ValueError(f"--dataset-name needs --dataset-path, a file. To get {name}: {how}")
+    file = path / SPEED_SUBSET if name == SPEED_BENCH and path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"there is no file {str(file)!r}. To get {name}: {how}")
+    check_seams(DATASETS)
+    try:
+        return _read(name, file, reader, tokens)
+    except ImportError as error:
+        raise ValueError(f'{error}: pip install "vllm-dflash[bench]"') from error
+    except Exception as error:
+        wrong = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{file} cannot be read as {name} ({wrong}). To get it: {how}") from error
+
+
+def _read(name: str, file: Path, class_name: str, tokens: int | None) -> list[Asked]:
+    import pandas  # vLLM's classes need it, too
+    from vllm.benchmarks.datasets import datasets
+
+    if file.suffix == ".parquet":
+        frame = pandas.read_parquet(file)
+    else:
+        frame = pandas.read_json(file, lines=".jsonl" in file.suffixes, convert_dates=False)
+    rows = frame.to_dict("records")
+    reader: Any = getattr(datasets, class_name)
+    if issubclass(reader, datasets.HuggingFaceDataset):  # it would fetch its rows from the hub
+        members = {"load_data": lambda self: setattr(self, "data", rows)}
+        reader = type(class_name, (reader,), members)
+    opened = reader(  # each takes what it knows
+        dataset_path=str(file.parent if name == SPEED_BENCH else file),
+        dataset_subset=file.stem,
+        dataset_split="",
+        disable_shuffle=True,
+    )
+    samples = opened.sample(
+        tokenizer=lambda text: SimpleNamespace(input_ids=()),  # an engine tokenizes, and counts
+        num_requests=len(rows),
+        output_len=tokens or getattr(reader, "DEFAULT_OUTPUT_LEN", OUTPUT_TOKENS),
+        skip_chat_template=True,
+        no_oversample=True,
+    )
+    by_category: dict[str, list[Asked]] = defaultdict(list)
+    for one in samples:
+        category = str(rows[int(one.request_id)].get("category", name))
+        by_category[category].append(Asked(category, one.prompt, one.expected_output_len))
+    in_turns = chain.from_iterable(zip_longest(*by_category.values()))
+    return [one for one in in_turns if one is not None]
