@@ -9,7 +9,7 @@ import torch
 
 from support.kernel_oracle import Oracle
 from support.tree_rows import Batch
-from vllm_dflash.engine.v2.tree_move import CachedLayer, CacheMover, Paths, move_rows
+from vllm_dflash.engine.v2.trees.tree_move import CachedLayer, CacheMover, Paths, move_rows
 
 
 @dataclass

@@ -7,7 +7,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from support.reference_decoding import draft
 from support.trees_by_hand import Tree, calibrated, grown
-from vllm_dflash.engine.v2.tree_growth import MOST_CANDIDATES
+from vllm_dflash.engine.v2.trees.tree_growth import MOST_CANDIDATES
 from vllm_dflash.model.reference import ReferenceDrafter, target_step
 from vllm_dflash.planning.chances import Chances
 

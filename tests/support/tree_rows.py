@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from support.kernel_oracle import Oracle
-from vllm_dflash.engine.v2.tree_context import attend_to_context
-from vllm_dflash.engine.v2.tree_kernels import Scores
-from vllm_dflash.engine.v2.tree_nodes import attend_to_nodes
+from vllm_dflash.engine.v2.trees.tree_context import attend_to_context
+from vllm_dflash.engine.v2.trees.tree_kernels import Scores
+from vllm_dflash.engine.v2.trees.tree_nodes import attend_to_nodes
 
 BLOCK_SIZE = 16
 UNTOUCHED = 7.0

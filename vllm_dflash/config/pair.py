@@ -103,7 +103,7 @@ def tree_nodes(
 ) -> int:
     """Nodes of a request's draft tree; 0: chains, with a line in the log if trees were asked for.
 
-    What else forbids them is known when the models are loaded (`engine/v2/draft_trees.py`).
+    What else forbids them is known when the models are loaded (`engine/v2/trees/draft_trees.py`).
     """
     from vllm.logger import init_logger
 

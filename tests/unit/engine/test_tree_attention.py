@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from support.tree_rows import UNTOUCHED, Case, Made, Request, attention, make
-from vllm_dflash.engine.v2.tree_attention import TreeAttention, refusal
-from vllm_dflash.engine.v2.tree_kernels import MOST_ROWS, Scores
+from vllm_dflash.engine.v2.trees.tree_attention import TreeAttention, refusal
+from vllm_dflash.engine.v2.trees.tree_kernels import MOST_ROWS, Scores
 
 pytestmark = [
     pytest.mark.usefixtures("runner"),

@@ -17,10 +17,10 @@ from support.chi_square import p_value
 from support.trees_by_hand import Tree, calibrated, grown, path_of
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
-from vllm_dflash.engine.v2.tree_growth import Candidates, find_candidates, grow
-from vllm_dflash.engine.v2.tree_rows import line_up, place_nodes
-from vllm_dflash.engine.v2.tree_slots import TreeSlots
-from vllm_dflash.engine.v2.tree_walk import walk
+from vllm_dflash.engine.v2.trees.tree_growth import Candidates, find_candidates, grow
+from vllm_dflash.engine.v2.trees.tree_rows import line_up, place_nodes
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
+from vllm_dflash.engine.v2.trees.tree_walk import walk
 from vllm_dflash.planning.step import BLOCK, TEXT
 
 pytestmark = [

@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.tree_rows import Case, Request, attend
-from vllm_dflash.engine.v2.tree_context import num_segments
-from vllm_dflash.engine.v2.tree_kernels import tile_of
+from vllm_dflash.engine.v2.trees.tree_context import num_segments
+from vllm_dflash.engine.v2.trees.tree_kernels import tile_of
 
 pytestmark = [
     pytest.mark.usefixtures("runner"),

@@ -10,7 +10,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from vllm_dflash.engine.v2.tree_requests import PlacesOfTrees, may_branch
+from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees, may_branch
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ import torch
 
 from vllm_dflash.engine.v2.choice import choose
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
-from vllm_dflash.engine.v2.draft_trees import DraftTrees
 from vllm_dflash.engine.v2.exchange import HostCopy
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
+from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
 
 
 class DeviceStep:

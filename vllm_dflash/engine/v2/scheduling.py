@@ -34,7 +34,7 @@ from vllm_dflash.engine.v2.exchange import (
     directions_of,
     free_ones,
 )
-from vllm_dflash.engine.v2.tree_requests import PlacesOfTrees
+from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import Ahead, AheadPlanner
 from vllm_dflash.planning.rehearsal import rehearse_ahead

@@ -26,10 +26,10 @@ from vllm_dflash.engine.scheduled import newly_admitted
 from vllm_dflash.engine.v2.confidence import judge
 from vllm_dflash.engine.v2.device_step import DeviceStep
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts
-from vllm_dflash.engine.v2.draft_trees import DraftTrees
 from vllm_dflash.engine.v2.exchange import CountedOutput, Directions, directions_of
 from vllm_dflash.engine.v2.loaded_speculator import LoadedSpeculator
 from vllm_dflash.engine.v2.text_look_up import TextLookUp, has_room_for_texts
+from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
 from vllm_dflash.engine.v2.trimming import DraftBudget
 from vllm_dflash.engine.warm import WarmState
 

@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from vllm_dflash.engine.v2.tree_slots import TreeSlots
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
 
 @triton.jit

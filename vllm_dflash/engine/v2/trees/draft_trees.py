@@ -27,13 +27,18 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
-from vllm_dflash.engine.v2.tree_attention import TreeAttention, refusal
-from vllm_dflash.engine.v2.tree_growth import MOST_CANDIDATES, Candidates, find_candidates, grow
-from vllm_dflash.engine.v2.tree_move import CacheMover, Paths, cached_layers, move_rows
-from vllm_dflash.engine.v2.tree_requests import may_branch, why_chains
-from vllm_dflash.engine.v2.tree_rows import line_up, place_nodes
-from vllm_dflash.engine.v2.tree_slots import TreeSlots
-from vllm_dflash.engine.v2.tree_walk import TreeVerifier
+from vllm_dflash.engine.v2.trees.tree_attention import TreeAttention, refusal
+from vllm_dflash.engine.v2.trees.tree_growth import (
+    MOST_CANDIDATES,
+    Candidates,
+    find_candidates,
+    grow,
+)
+from vllm_dflash.engine.v2.trees.tree_move import CacheMover, Paths, cached_layers, move_rows
+from vllm_dflash.engine.v2.trees.tree_requests import may_branch, why_chains
+from vllm_dflash.engine.v2.trees.tree_rows import line_up, place_nodes
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
+from vllm_dflash.engine.v2.trees.tree_walk import TreeVerifier
 
 
 class DraftTrees:

@@ -36,9 +36,9 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
-from vllm_dflash.engine.v2.tree_context import attend_to_context
-from vllm_dflash.engine.v2.tree_kernels import MOST_ROWS, PagedRows, Parts, Scores, TreeRows
-from vllm_dflash.engine.v2.tree_nodes import attend_to_nodes
+from vllm_dflash.engine.v2.trees.tree_context import attend_to_context
+from vllm_dflash.engine.v2.trees.tree_kernels import MOST_ROWS, PagedRows, Parts, Scores, TreeRows
+from vllm_dflash.engine.v2.trees.tree_nodes import attend_to_nodes
 
 Layers = Mapping[str, AttentionLayerBase]
 BACKENDS = ("FLASH_ATTN", "TRITON_ATTN")

@@ -10,7 +10,7 @@ import torch
 from vllm.triton_utils import tl, triton
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
-from vllm_dflash.engine.v2.tree_slots import TreeSlots
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
 
 @triton.jit

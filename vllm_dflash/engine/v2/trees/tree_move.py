@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from vllm.triton_utils import tl, triton
 
-from vllm_dflash.engine.v2.tree_kernels import RowsOfBatch
+from vllm_dflash.engine.v2.trees.tree_kernels import RowsOfBatch
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from vllm.triton_utils import tl, triton
 
-from vllm_dflash.engine.v2.tree_kernels import (
+from vllm_dflash.engine.v2.trees.tree_kernels import (
     VARYING,
     Launch,
     PagedRows,

@@ -26,7 +26,7 @@ from vllm.triton_utils import tl, triton
 
 from vllm_dflash.engine.v2.choice import _acceptance, _bias_of
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
-from vllm_dflash.engine.v2.tree_slots import TreeSlots
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 from vllm_dflash.planning.chances import BIAS_PRIOR_TOKENS
 from vllm_dflash.planning.step import BLOCK
 

@@ -1,0 +1,1 @@
+"""Draft trees: grown, placed, attended, walked and settled on the device."""
