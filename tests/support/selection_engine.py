@@ -245,7 +245,7 @@ def run(folder: Path, cell: Cell) -> Row:
         for _ in ("to measure memory", "to serve"):
             runner = engine.initialize(trims=engine.speculator.enable_adaptive_verification)
         widths = engine.draft_widths(runner.cudagraph_manager.cudagraph_mode)
-    graphs, lengths = runner.cudagraph_manager, lengths_to_choose(runner)
+    graphs, lengths = runner.cudagraph_manager, lengths_to_choose(runner, engine.max_draft)
     if runner.adaptive_verification is not None:
         mechanism = TRIMMED
     else:

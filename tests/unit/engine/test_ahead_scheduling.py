@@ -119,6 +119,7 @@ def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> Non
     """By what rows take, unless the device trims or nothing is planned; never without a block, nor
     where a worker says that all drafts are chains."""
     take_vllm_out(monkeypatch, 7, tree_nodes=31)
+    monkeypatch.setattr(Scheduler, "requests", {"a": request()})
     scheduler: Any = DFlashAsyncScheduler()
     assert places_behind(scheduler, "a") == 31
     ahead = Ahead(np.array([3]), runs_block=True, rate=188.0, promise=3.0)

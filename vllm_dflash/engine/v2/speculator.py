@@ -122,10 +122,6 @@ class PlannedSpeculator(LoadedSpeculator):
     def propose(
         self,
         input_batch: InputBatch,
-        attn_metadata: Any,
-        slot_mappings: Any,
-        last_hidden_states: torch.Tensor,
-        aux_hidden_states: list[torch.Tensor] | None,
         *inputs: Any,
         dummy_run: bool = False,
         is_profile: bool = False,
@@ -140,16 +136,12 @@ class PlannedSpeculator(LoadedSpeculator):
         if self.runs_target_alone:
             return self.handed_over[:count]
         if self.trees is not None and not dummy_run:
-            self.trees.settle(input_batch, aux_hidden_states)
+            self.trees.settle(input_batch, features=inputs[3])
         self._runs_block = dummy_run or (self.directions.runs_block and places != 0)
 
         def run_block() -> bool:
             super(PlannedSpeculator, self).propose(
                 input_batch,
-                attn_metadata,
-                slot_mappings,
-                last_hidden_states,
-                aux_hidden_states,
                 *inputs,
                 dummy_run=dummy_run,
                 # A step without a block is no graph, but stores context all the same.
