@@ -11,7 +11,7 @@ import torch
 
 from support.tree_rows import UNTOUCHED, Case, Made, Request, attention, make
 from vllm_dflash.engine.v2.tree_attention import TreeAttention, refusal
-from vllm_dflash.engine.v2.tree_kernels import MOST_ROWS
+from vllm_dflash.engine.v2.tree_kernels import MOST_ROWS, Scores
 
 pytestmark = [
     pytest.mark.usefixtures("runner"),
@@ -106,9 +106,7 @@ def flash_attention(calls: list[dict[str, Any]]) -> Any:
             places = torch.arange(length)
             at = asked["block_table"][request][places // k.shape[1]].long(), places % k.shape[1]
             seen = torch.ones(rows.stop - rows.start, length, dtype=torch.bool)
-            scores = SimpleNamespace(
-                scale=asked["softmax_scale"], softcap=asked["softcap"], sinks=None
-            )
+            scores = Scores(asked["softmax_scale"], softcap=asked["softcap"])
             found[rows] = attention(q[rows], k[at], v[at], seen, scores)
             group = q.shape[1] // k.shape[2]
             weights = torch.einsum("thd,shd->hts", q[rows], k[at].repeat_interleave(group, 1))
