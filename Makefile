@@ -7,7 +7,8 @@
 # make faults  plant the faults of tests/faults, written by hand, one after the other: an hour, once
 #              it is known which tests execute what. Unit tests alone, other lists: ARGS="--unit --from"
 # make coverage   which statements unit tests execute, which engine tests do, and which neither does
-# make hazards every hazard of speculative decoding, on both runners, and what V2 draws: half an hour
+# make hazards every hazard of speculative decoding, on both runners, and all tests that take minutes:
+#              about an hour
 # make fuzz    hypothesis with new random examples, many of them
 # make gpu     on a machine with a GPU: kernels, texts, tests, a soak, bench; writes docs/gpu.md. In
 #              parts of eight minutes at most: ARGS=--list, ARGS="--part first" (five minutes)
@@ -52,8 +53,8 @@ test-server:
 hazards: setup
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py $(PYTEST_ARGS)
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py --runner v2 $(PYTEST_ARGS)
-	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_lossless_sampling_v2.py --runner v2 --slow $(PYTEST_ARGS)
-	scripts/run.sh pytest tests/server/test_data_parallel.py --slow $(PYTEST_ARGS)
+	$(ONE_THREAD) scripts/run.sh pytest tests/engine --runner v2 --slow -m slow $(PYTEST_ARGS)
+	scripts/run.sh pytest tests/engine tests/server tests/cluster --slow -m slow $(PYTEST_ARGS)
 
 # Longer than any limit for a test that hangs. Failures come with what brings them back.
 fuzz: FUZZ = pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)

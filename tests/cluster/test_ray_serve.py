@@ -84,7 +84,10 @@ def test_each_replica_has_its_share_of_the_cores(server: Server) -> None:
         assert replica.environ()["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
 
-@pytest.mark.parametrize("kind", [REPLICA, ENGINE])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(REPLICA, marks=pytest.mark.slow), ENGINE],  # slow: it starts anew
+)
 def test_who_is_served_by_a_dead_replica_is_told_so_and_nobody_else(
     server: Server, expected: list[str], kind: str
 ) -> None:

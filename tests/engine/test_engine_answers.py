@@ -67,7 +67,13 @@ def test_messages_go_through_the_chat_template(plain: EngineAnswers) -> None:
     assert len(long) > ARGUMENTS["max_model_len"]  # whether it fits is not asked here
 
 
-@pytest.mark.parametrize("plugins", [NO_PLUGIN, "dflash"], ids=["native", "ours"])
+@pytest.mark.parametrize(
+    "plugins",
+    [
+        pytest.param(NO_PLUGIN, id="native", marks=pytest.mark.slow),
+        pytest.param("dflash", id="ours"),
+    ],
+)
 def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:
     """Of vLLM's own drafter as well as ours, by a worker extension: no code travels."""
     config = {**FIXED, "num_speculative_tokens": 7}

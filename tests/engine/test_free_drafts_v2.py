@@ -140,16 +140,16 @@ def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
 
 def test_trimmed_in_front_of_vllms_kernel_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which takes each request's rows from the device; those of trimmed ones are fewer."""
-    params = greedy(8, ignore_eos=True)
+    params, prompts = greedy(6, ignore_eos=True), held_out_prompts(2)
     with triton_attention(), engine("asynchronous", **SETTINGS) as llm:
-        plain = token_ids(llm, PROMPTS, params)
+        plain = token_ids(llm, prompts, params)
     fix_costs(monkeypatch)
     with (
         trimming(),
         engine("asynchronous", speculative_config=dict(DFLASH), **SETTINGS) as llm,
     ):
         directed(llm, monkeypatch, lambda most: Ahead(most, True, min_verified=2 * len(most)))
-        assert token_ids(llm, PROMPTS, params) == plain
+        assert token_ids(llm, prompts, params) == plain
         stats = stats_of(llm)
     assert 0 < stats["accepted_tokens"] <= stats["draft_tokens"]
     assert stats["mean_draft_length"] < 4

@@ -11,7 +11,7 @@ import pytest
 
 from support import ROOT
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]  # two minutes
 
 
 def test_a_dry_run(tmp_path: Path) -> None:
