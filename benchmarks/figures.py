@@ -4,7 +4,7 @@
 
 keeps the run's raw numbers as docs/benchmarks.json, and writes docs/benchmarks.png and the parts of
 README.md and docs/benchmarks.md between the lines FROM and TO. Without a file: from the raw numbers
-that are kept. tests/unit/benchmarks/test_figures.py holds the pages against them.
+that are kept. tests/unit/benchmarks/test_readme_figures.py holds the pages against them.
 """
 
 from __future__ import annotations

@@ -117,18 +117,19 @@ def kernels() -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     called: set[str] = set()
-    for file in sorted(ROOM.glob("*.py")):
+    for file in sorted(ROOM.rglob("*.py")):
         if "triton.jit" not in file.read_text():
             continue
-        members = vars(import_module(f"vllm_dflash.engine.v2.{file.stem}"))
+        place = ".".join(file.relative_to(ROOM).with_suffix("").parts)
+        members = vars(import_module(f"vllm_dflash.engine.v2.{place}"))
         seen = {name: each for name, each in members.items() if isinstance(each, JITFunction)}
         for name, each in seen.items():
             if any(f"{name}(" in other.src for other in seen.values() if other is not each):
-                called.add(f"{each.__module__}.{name}")
+                called.add(f"{each.__module__.rpartition('.')[2]}.{name}")
             if each.__module__.endswith(f".{file.stem}"):
                 found[f"{file.stem}.{name}"] = each
     for name in called:
-        found.pop(name.removeprefix("vllm_dflash.engine.v2."), None)
+        found.pop(name, None)
     return found
 
 

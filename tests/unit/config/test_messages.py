@@ -13,6 +13,7 @@ from transformers import PretrainedConfig
 from vllm import SamplingParams
 from vllm.config import SpeculativeConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMValidationError
 
 from support import ROOT
 from support.log_lines import log_lines
@@ -212,7 +213,7 @@ def test_vllms_own_is_recommended_in_one_sentence_only() -> None:
 @pytest.mark.parametrize("asked", [{"min_p": 0.1}, {"logit_bias": {1: 2.0}}])
 def test_vllm_refuses_what_the_documentation_says(asked: dict[str, Any]) -> None:
     """With any method. Where it does no longer, docs/compatibility.md and README say too much."""
-    with pytest.raises(ValueError, match="not yet supported with speculative decoding"):
+    with pytest.raises(VLLMValidationError, match="not yet supported with speculative decoding"):
         SamplingParams(**asked)._validate_spec_decode(cast(SpeculativeConfig, object()))
     page = (ROOT / "docs" / "compatibility.md").read_text()
     assert all(f"`{name}`" in page for name in asked)
