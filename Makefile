@@ -4,8 +4,8 @@
 # make seams VLLM=0.33.0   say what that vLLM breaks, from its sources: seconds
 # make next VLLM=0.33.0    V2 tests on that vLLM's Python over the installed kernels: 5 minutes
 # make mutants plant faults by machine in what is pure, see which the unit tests let through: hours
-# make faults  plant the faults of tests/faults, written by hand, one after the other: an hour, once
-#              it is known which tests execute what. Unit tests alone, other lists: ARGS="--unit --from"
+# make faults  plant the faults of tests/faults, written by hand, one after the other: half an hour
+#              at first, to learn which tests execute what. Unit tests alone, other lists: ARGS="--unit --from"
 # make coverage   which statements unit tests execute, which engine tests do, and which neither does
 # make hazards every hazard of speculative decoding, on both runners, and all tests that take minutes:
 #              about an hour

@@ -26,7 +26,8 @@ COPY vllm_dflash vllm_dflash
 RUN PIP_NO_CACHE_DIR=1 bash scripts/setup.sh
 
 USER 10001
-ENV HOME=/home/vllm
+# What is imported is compiled once, into the volume: the user cannot write beside the packages.
+ENV HOME=/home/vllm PYTHONPYCACHEPREFIX=/home/vllm/.cache/pycache
 VOLUME ["/home/vllm/.cache"]
 EXPOSE 8000
 HEALTHCHECK --start-period=10m CMD ["python", "-c", \

@@ -22,11 +22,14 @@ def unpack_demo(goal: Path = IN_A_CLONE) -> bool:
     """Copy the pair to where the examples look for it. False where something is there already."""
     if goal.exists():
         return False
+    part = goal.with_name(f"{goal.name}.part")  # what is broken off does not count as there
+    shutil.rmtree(part, ignore_errors=True)
     for name in PARTS:
-        source, copy = INSTALLED / name, goal / name
+        source, copy = INSTALLED / name, part / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, copy)
         else:
             shutil.copyfile(source, copy)
+    part.rename(goal)
     return True

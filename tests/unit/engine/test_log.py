@@ -17,20 +17,21 @@ from vllm_dflash.engine.v2.exchange import WorkerFacts, log_lengths
 
 
 @pytest.mark.parametrize(
-    ("draft_length", "room", "said"),
+    ("draft_length", "room", "nodes", "said"),
     [
-        ("adaptive", 5, "up to 5 tokens a step"),
-        ("adaptive", 32, "up to 5 tokens a step; with free drafts 32, vLLM's num_spec_tokens"),
-        ("fixed", 5, "5 tokens a step"),
+        ("adaptive", 5, 0, "up to 5 tokens a step"),
+        ("adaptive", 32, 0, "up to 5 tokens a step; with free drafts 32, vLLM's num_spec_tokens"),
+        ("fixed", 31, 31, "5 tokens a step; with a draft tree 31, vLLM's num_spec_tokens"),
+        ("fixed", 5, 0, "5 tokens a step"),
     ],
 )
 def test_the_start_line_names_drafter_and_draft_length(
-    tmp_path: Path, draft_length: Any, room: int, said: str
+    tmp_path: Path, draft_length: Any, room: int, nodes: int, said: str
 ) -> None:
     """With the numbers that vLLM's lines have beside it."""
     spec = make_pair(tmp_path).spec.model_copy(update={"model": "someone/its-drafter"})
     with log_lines() as lines:
-        log_active(Mode(room, 5, draft_length, spec))
+        log_active(Mode(room, 5, draft_length, spec, tree_nodes=nodes))
     assert lines == [
         f"INFO vllm-dflash {__version__} is active: drafter someone/its-drafter, draft length"
         f" {draft_length} ({said}), runner v1, block size 8, taps: outputs of layers [0, 2],"

@@ -97,9 +97,13 @@ def test_a_subset_of_speed_bench_is_the_file_that_is_named(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "path", "messages"),
     [
-        ("spec_bench", "nowhere.jsonl", ["no file 'nowhere.jsonl'", "wget https://", "Spec-Bench"]),
-        ("speed_bench", "nowhere", ["no file 'nowhere'", "prepare.py"]),
-        ("gsm8k", str(FILES), ["no file", "hf download", "openai/gsm8k"]),
+        (
+            "spec_bench",
+            "nowhere.jsonl",
+            ["'nowhere.jsonl' is no file", "wget https://", "Spec-Bench"],
+        ),
+        ("speed_bench", "nowhere", ["'nowhere' is no file", "prepare.py"]),
+        ("gsm8k", str(FILES), ["is no file", "hf download", "openai/gsm8k"]),
         (
             "gsm8k",
             str(FILES / "custom.jsonl"),
@@ -116,6 +120,23 @@ def test_who_has_no_file_is_told_where_there_is_one(
     assert cli.main(["bench", "--dataset-name", name, *given]) == COULD_NOT_RUN
     error = capsys.readouterr().err
     assert [message for message in messages if message not in error] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dataset-path", "FILE"], "--dataset-path needs --dataset-name"),
+        (["--dataset-name=custom", "--native-schedule=tuned"], "is for loads, not for sets"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    custom = str(FILES / "custom.jsonl")
+    given = [custom if one == "FILE" else one for one in arguments]
+    given += [] if custom in given else ["--dataset-path", custom]
+    assert cli.main(["bench", *given]) == COULD_NOT_RUN
+    assert message in capsys.readouterr().err
 
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

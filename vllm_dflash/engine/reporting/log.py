@@ -33,6 +33,7 @@ def logger() -> Logger:
 def log_active(options: Mode) -> None:
     """The one line that says which DFlash runs."""
     drafter, width, most = options.drafter, options.draft_width, options.num_speculative_tokens
+    longer = "a draft tree" if options.tree_nodes == most else "free drafts"
     logger().info(
         "vllm-dflash %s is active: drafter %s, draft length %s (%s%d tokens a step%s), runner %s,"
         " block size %d, taps: outputs of layers %s, counted from 0 (vLLM's auxiliary layers %s)",
@@ -41,7 +42,7 @@ def log_active(options: Mode) -> None:
         options.draft_length,
         "up to " if options.is_planned else "",
         width,
-        f"; with free drafts {most}, vLLM's num_spec_tokens" if most > width else "",
+        f"; with {longer} {most}, vLLM's num_spec_tokens" if most > width else "",
         options.runner,
         drafter.block_size,
         list(drafter.taps),

@@ -98,7 +98,8 @@ def _add_sides(sides: argparse._ArgumentGroup) -> None:
         choices=("tuned", "none"),
         help="tuned: also measure vLLM's own DFlash with num_speculative_tokens_per_batch_size. A"
         " short trial finds the fastest K of --native-k, or none, for each concurrency (default:"
-        " tuned; with --context: none)",
+        " tuned; with --context or"
+        " --dataset-name: none)",
     )
     add_numbers(sides, "--ours-fixed-k", [], "measure ours at these fixed K, too")
     sides.add_argument(
@@ -161,7 +162,7 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
         help="length of a measurement; of a phase of swing, and of short, about as long as plain"
         " decoding takes (default: 6)",
     )
-    load.add_argument("--rounds", type=positive, metavar="N", help="(default: 5)")
+    load.add_argument("--rounds", type=positive, metavar="N", help="(default: 5; of datasets: 2)")
     load.add_argument(
         "--warmup-rounds",
         type=int,
@@ -293,6 +294,8 @@ def _choose_workload(parsed: argparse.Namespace) -> Workload:
         )
     if workload.where and parsed.dataset_name:
         raise ValueError("--where is for loads and contexts, not for sets of prompts.")
+    if parsed.native_schedule == "tuned" and parsed.dataset_name:
+        raise ValueError("--native-schedule tuned is for loads, not for sets of prompts.")
     check_thread_binding(parsed.tensor_parallel_size)
     return workload
 

@@ -82,6 +82,8 @@ def given_dataset(parsed: argparse.Namespace) -> Dataset | None:
     """The set that a user named, if any. Raises ValueError where it cannot be read."""
     name = parsed.dataset_name
     if name is None:
+        if parsed.dataset_path is not None:
+            raise ValueError("--dataset-path needs --dataset-name.")
         return None
     requests = read_dataset(name, parsed.dataset_path, parsed.output_len)[: parsed.num_prompts]
     sampling = {"temperature": parsed.temperature, "ignore_eos": parsed.ignore_eos}
@@ -100,7 +102,7 @@ def read_dataset(name: str, path: Path | None, tokens: int | None = None) -> lis
         raise ValueError(f"--dataset-name needs --dataset-path, a file. To get {name}: {how}")
     file = path / SPEED_SUBSET if name == SPEED_BENCH and path.is_dir() else path
     if not file.is_file():
-        raise ValueError(f"there is no file {str(file)!r}. To get {name}: {how}")
+        raise ValueError(f"{str(file)!r} is no file. To get {name}: {how}")
     check_seams(DATASETS)
     try:
         return _read(name, file, reader, tokens)

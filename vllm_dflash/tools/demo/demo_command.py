@@ -59,6 +59,8 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def run_demo(parsed: argparse.Namespace) -> int:
     """Write texts and show them. Returns the exit code, or raises what `cli.main` explains."""
+    if parsed.unpack:
+        return run_unpack()
     from vllm_dflash.checkpoint.read import read_drafter
     from vllm_dflash.checkpoint.refusal import folder_fault
     from vllm_dflash.tools.bench.bench_pair import given_pair, widened_demo
@@ -66,8 +68,6 @@ def run_demo(parsed: argparse.Namespace) -> int:
     from vllm_dflash.tools.demo.demonstration import demonstrate, show_speeds, show_text
     from vllm_dflash.tools.prompts import default_prompts, read_prompts
 
-    if parsed.unpack:
-        return run_unpack()
     demo, progress = demo_folder(), progress_on()
     pair = own = given_pair(parsed.target, parsed.drafter)
     if own and (fault := folder_fault(own.target)):
