@@ -41,8 +41,12 @@ def take_vllm_out(
     trees of so many nodes."""
     requests = SimpleNamespace(get=lambda _: request())
     config = SimpleNamespace(
-        scheduler_config=SimpleNamespace(async_scheduling=is_async, max_num_seqs=256),
-        speculative_config=SimpleNamespace(draft_model_config=None),
+        scheduler_config=SimpleNamespace(
+            async_scheduling=is_async, max_num_seqs=256, max_num_batched_tokens=2 * MAX_LEN
+        ),
+        speculative_config=SimpleNamespace(
+            draft_model_config=None, num_speculative_tokens=max(max_draft, tree_nodes)
+        ),
     )
     for kind in (Scheduler, AsyncScheduler):
         monkeypatch.setattr(kind, "__init__", lambda self: None)

@@ -10,9 +10,13 @@ rejected and say nothing about the drafter.
 from __future__ import annotations
 
 from collections.abc import Collection
+from copy import copy
 
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+from vllm_dflash.config.mode import Mode
 
 
 def newly_admitted(step: SchedulerOutput) -> set[str]:
@@ -48,3 +52,17 @@ def useless_blocks(
         filled = (request.num_tokens - 1) // block_size if caches_prefixes else 0
         useless += request.block_ids[group][filled:]
     return useless
+
+
+def room_for_blocks(config: VllmConfig) -> VllmConfig:
+    """A config by which, of a step's tokens and of the cache, each request is kept as much room as
+    its block has rows.
+
+    Free drafts and trees may be more than that, but those that a step verifies are among its tokens
+    anyway. vLLM would keep room for a block as long as the longest draft.
+    """
+    narrow, speculative = copy(config), copy(config.speculative_config)
+    assert speculative is not None
+    speculative.num_speculative_tokens = Mode.of(config).draft_width
+    narrow.speculative_config = speculative
+    return narrow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from copy import copy
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -17,6 +16,7 @@ from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
 from vllm_dflash.engine.reporting.figures import FREE_DRAFTS, CountingScheduler
 from vllm_dflash.engine.reporting.log import logger
+from vllm_dflash.engine.scheduled import room_for_blocks
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.seams import ENGINE, check_seams
 
@@ -34,20 +34,6 @@ def build_scheduler(**arguments: Any) -> Scheduler:
         return DFlashScheduler(**arguments)
     is_async = config.scheduler_config.async_scheduling
     return (DFlashAsyncScheduler if is_async else DFlashDeviceScheduler)(**arguments)
-
-
-def room_for_blocks(config: VllmConfig) -> VllmConfig:
-    """A config by which, of a step's tokens and of the cache, each request is kept as much room as
-    its block has rows.
-
-    Free drafts may be more than that, but those that a step verifies are among its tokens anyway.
-    vLLM would keep room for a block as long as the longest draft.
-    """
-    narrow, speculative = copy(config), copy(config.speculative_config)
-    assert speculative is not None
-    speculative.num_speculative_tokens = Mode.of(config).draft_width
-    narrow.speculative_config = speculative
-    return narrow
 
 
 def skip_the_call_for_drafts() -> None:

@@ -140,6 +140,23 @@ def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> Non
     assert places_behind(scheduler, "a") == 3
 
 
+def test_trees_leave_room_for_the_blocks_of_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM takes as many tokens off a step for each request as its block has; it would take a
+    tree's nodes twice, and leave out those that come last."""
+    take_vllm_out(monkeypatch, 7, tree_nodes=31)
+    scheduler: Any = DFlashAsyncScheduler()
+    assert scheduler.vllm_config.speculative_config.num_speculative_tokens == 7
+    assert scheduler.num_spec_tokens == 31
+    names = [*map(str, range(16))]
+    monkeypatch.setattr(Scheduler, "requests", {name: request() for name in names})
+    limit = scheduler.vllm_config.scheduler_config
+    for budget, places in ((16 * (1 + 31 + 7), 31), (16 * (1 + 20 + 7), 20), (16 * 15, 7)):
+        limit.max_num_batched_tokens = budget
+        scheduled, _ = step(dict.fromkeys(names, 0), dict.fromkeys(names, 1))
+        scheduler._update_after_schedule(scheduled)
+        assert scheduled.num_spec_tokens_to_schedule == places
+
+
 def test_each_request_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a batch of four: an inner one gets none, one is in its prompt, one at its limit."""
     take_vllm_out(monkeypatch, 7)

@@ -15,7 +15,8 @@ from support.pairs import make_pair
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, MOST_FREE_DRAFTS, SCHEDULER, Mode
 from vllm_dflash.engine import scheduler as ours
 from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
-from vllm_dflash.engine.scheduler import DFlashScheduler, build_scheduler, room_for_blocks
+from vllm_dflash.engine.scheduled import room_for_blocks
+from vllm_dflash.engine.scheduler import DFlashScheduler, build_scheduler
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.seams import ENGINE
 

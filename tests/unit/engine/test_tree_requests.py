@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees, may_branch
+from vllm_dflash.engine.v2.trees import tree_requests
+from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees, may_branch, why_chains
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,62 @@ def test_what_is_drawn_from_a_rows_logits_may_be_a_tree() -> None:
     assert may_branch(drawn)
     assert may_branch(SamplingParams(temperature=0.0, ignore_eos=True))
     assert not may_branch(None)
+
+
+def engine(**changes: Any) -> Any:
+    """What an engine's config says of what trees cannot go with, with `changes` by dotted name."""
+    one_rank = dict.fromkeys(
+        (
+            "pipeline_parallel_size",
+            "tensor_parallel_size",
+            "decode_context_parallel_size",
+            "prefill_context_parallel_size",
+        ),
+        1,
+    )
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(**one_rank),
+        speculative_config=SimpleNamespace(
+            rejection_sample_method="standard", use_local_argmax_reduction=False
+        ),
+        model_config=SimpleNamespace(is_hybrid=False, uses_mrope=False, logits_processors=None),
+        kv_transfer_config=None,
+        lora_config=None,
+        aux_output_config=SimpleNamespace(enabled=False),
+    )
+    for name, value in changes.items():
+        owner, _, field = name.rpartition("__")
+        setattr(getattr(config, owner) if owner else config, field, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({"parallel_config__tensor_parallel_size": 2}, "split over ranks"),
+        ({"kv_transfer_config": object()}, "connector"),
+        ({"lora_config": object()}, "LoRA"),
+        ({"model_config__is_hybrid": True}, "state"),
+        ({"model_config__logits_processors": ["mine"]}, "logits processors"),
+        ({"aux_output_config__enabled": True}, "routed experts"),
+    ],
+)
+def test_engines_that_get_chains(changes: dict[str, Any], why: str | None) -> None:
+    found = why_chains(engine(**changes))
+    assert found == why or (why and found and why in found)
+
+
+def test_installed_logits_processors_mean_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM loads them without being told."""
+    found = {"vllm.logits_processors": ["somebody's"]}
+    monkeypatch.setattr(tree_requests, "entry_points", lambda group: found[group])
+    assert "logits processors" in str(why_chains(engine()))
+
+
+def test_without_a_step_that_walked_nothing_was_a_tree() -> None:
+    """So blocks of an engine that refuses trees are learned from as chains are."""
+    assert (TreeSlots(3, 5, torch.device("cpu")).chains == -1).all()
 
 
 def requests(*params: SamplingParams) -> Any:

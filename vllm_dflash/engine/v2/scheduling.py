@@ -23,6 +23,7 @@ from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.estimates_file import EstimatesKeeper
 from vllm_dflash.engine.reporting.figures import CountingScheduler
 from vllm_dflash.engine.reporting.log import PeriodicLog
+from vllm_dflash.engine.scheduled import room_for_blocks
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v2.exchange import (
     CHAINS_ONLY,
@@ -52,6 +53,8 @@ class DFlashDeviceScheduler(CountingScheduler):
         super().__init__(*args, **kwargs)
         mode = Mode.of(self.vllm_config)
         width = self._width = mode.draft_width
+        if mode.tree_nodes:
+            self.vllm_config = room_for_blocks(self.vllm_config)
         self._trees, self._tree_gain = PlacesOfTrees(mode.tree_nodes), TreeGain()
         self.planner = AheadPlanner(width, self.vllm_config.scheduler_config.max_num_seqs)
         """Workers start it, unless draft lengths are fixed."""
@@ -105,7 +108,11 @@ class DFlashDeviceScheduler(CountingScheduler):
         lengths = ahead.lengths
         if ahead.runs_block and self._trees.num_nodes:
             batch = names, self.requests, context, ends
-            of_trees = self._trees.places(lengths, *batch, self.max_num_scheduled_tokens)
+            # vLLM keeps each request as much room as its block has rows.
+            budget = self.vllm_config.scheduler_config.max_num_batched_tokens
+            room = budget - len(names) * self._width
+            most_rows = min(room, self.max_num_scheduled_tokens)
+            of_trees = self._trees.places(lengths, *batch, most_rows)
             if self._pays_trees(ahead, of_trees, context):
                 lengths = of_trees
         length = int(lengths.max())

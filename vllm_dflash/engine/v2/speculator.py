@@ -192,7 +192,7 @@ class PlannedSpeculator(LoadedSpeculator):
             logits, drafts = self.model.compute_logits(hidden_states), None  # [Q, V]
         tokens = torch.empty(len(logits), dtype=torch.int64, device=self.device)
         judge(logits, tokens, confidence)
-        if self.trees is not None and drafts is None:
+        if self.trees is not None and self.trees.is_attached and drafts is None:
             return self.trees.find_candidates(logits, confidence, self.model.target_ids)
         return self.model.target_ids(tokens) if drafts is None else drafts
 

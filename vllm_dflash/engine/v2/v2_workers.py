@@ -41,9 +41,11 @@ class V2Worker(DraftingWorker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up and capture graphs."""
         self.drafter.before_capture(self.model_runner)  # hooks 16 and 19
+        took = super().compile_or_warm_up_model()
+        # Said with the first step that somebody reads: on GPUs vLLM warms up by steps, too.
         trees = self.drafter.trees
         self._says_chains_only = trees is not None and not trees.is_attached
-        return super().compile_or_warm_up_model()
+        return took
 
     def measure(self) -> StepCosts:
         """By dummy batches."""

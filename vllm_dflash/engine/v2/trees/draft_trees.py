@@ -34,7 +34,13 @@ from vllm_dflash.engine.v2.trees.tree_growth import (
     find_candidates,
     grow,
 )
-from vllm_dflash.engine.v2.trees.tree_move import CacheMover, Paths, cached_layers, move_rows
+from vllm_dflash.engine.v2.trees.tree_move import (
+    CacheMover,
+    Paths,
+    cached_layers,
+    move_rows,
+    why_not_moved,
+)
 from vllm_dflash.engine.v2.trees.tree_requests import may_branch, why_chains
 from vllm_dflash.engine.v2.trees.tree_rows import line_up, place_nodes
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
@@ -72,7 +78,7 @@ class DraftTrees:
             for name, layer in get_layers_from_vllm_config(config, AttentionLayerBase).items()
             if name not in drafters
         }
-        why = why_chains(config) or refusal(config, layers)
+        why = why_chains(config) or refusal(config, layers) or why_not_moved(runner, layers)
         if why is not None:
             logger().warning("drafts are chains, not trees: %s.", why)
             return

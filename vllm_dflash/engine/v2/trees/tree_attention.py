@@ -31,6 +31,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionType
@@ -55,6 +56,8 @@ def refusal(config: VllmConfig, layers: Layers) -> str | None:
     parallel = config.parallel_config
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         return "contexts are split among ranks"
+    if envs.VLLM_BATCH_INVARIANT:
+        return "sums over a context depend on who else is in the batch (VLLM_BATCH_INVARIANT)"
     if config.compilation_config.pass_config.fuse_attn_quant:
         return "attention quantises its output"
     if config.cache_config.kv_sharing_fast_prefill:

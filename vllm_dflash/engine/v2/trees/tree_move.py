@@ -139,6 +139,21 @@ def cached_layers(runner: GPUModelRunner, names: Collection[str]) -> list[Cached
     ]
 
 
+def why_not_moved(runner: GPUModelRunner, names: Collection[str]) -> str | None:
+    """Why K/V of these layers stay where they are written; None where they can be moved.
+
+    The mover goes by the runner's block tables. A backend that splits their blocks into smaller
+    ones goes by a table of its own.
+    """
+    sizes = runner.block_tables.block_sizes
+    for size, group in zip(sizes, runner.kv_cache_config.kv_cache_groups, strict=True):
+        for name in group.layer_names:
+            cache = runner.compilation_config.static_forward_context[name].kv_cache
+            if name in names and cache.shape[2] != size:
+                return f"its attention splits blocks of {size} tokens ({name})"
+    return None
+
+
 class CacheMover:
     """Moves keys and values of accepted nodes, of all layers in one launch."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 
 import numpy as np
 from vllm.config import VllmConfig
@@ -41,12 +42,19 @@ def may_branch(params: SamplingParams | None) -> bool:
     )
 
 
+def has_installed_processors() -> bool:
+    """Whether vLLM finds logits processors among what is installed."""
+    return bool(entry_points(group="vllm.logits_processors"))
+
+
 def why_chains(config: VllmConfig) -> str | None:
     """Why no drafts of an engine can be trees, whatever its attention; None if they can."""
     parallel, speculative = config.parallel_config, config.speculative_config
     assert speculative is not None
     for is_so, why in (
         (parallel.pipeline_parallel_size > 1, "the target's layers are on several ranks"),
+        # Ranks must draw the same trees: nobody has tried whether they do.
+        (parallel.tensor_parallel_size > 1, "the target is split over ranks"),
         (parallel.decode_context_parallel_size > 1, "a context is on several ranks"),
         (parallel.prefill_context_parallel_size > 1, "a prompt is on several ranks"),
         (getattr(parallel, "use_ubatching", False), "batches are run in parts"),
@@ -58,7 +66,11 @@ def why_chains(config: VllmConfig) -> str | None:
         (config.model_config.is_hybrid, "the target keeps a state that goes from token to token"),
         (config.model_config.uses_mrope, "the target's positions have several dimensions"),
         (
-            bool(config.model_config.logits_processors),
+            getattr(getattr(config, "aux_output_config", None), "enabled", False),
+            "routed experts are returned for rows in a row",
+        ),
+        (
+            bool(config.model_config.logits_processors) or has_installed_processors(),
             "logits processors take the rows of a request to be consecutive tokens",
         ),
         (

@@ -46,7 +46,7 @@ class TreeSlots:
         """Accepted nodes of each, from the bonus token's child on, [max R, N]."""
         self.path_lens = zeros(num_slots)
         """How many, [max R]."""
-        self.chains = zeros(num_slots, 2)
+        self.chains = torch.full_like(zeros(num_slots, 2), -1)
         """Of the likeliest nodes of each request's tree, how many were verified, and how many of
         these, one after the other, were accepted; -1: it had no tree, [max R, 2]."""
 
