@@ -193,8 +193,10 @@ def profile_v2(runner: GPUModelRunnerV2) -> StepCosts:
     target = measure_curve(verify, profiled_rows(max_requests, most))
     both = measure_curve(whole, few) if len(few) > 1 else target
     seconds = np.maximum(both.seconds - target.at(both.counts), 0.0)
-    attention = measure_attention(verify, whole, block_rows, runner.max_model_len - block_rows)
-    of_target = attention.plain + attention.draft * (block_rows - 1)
+    # Of a dummy batch that decodes, vLLM gives each request as many: a block's, or a tree's.
+    rows = 1 + runner.num_speculative_steps
+    attention = measure_attention(verify, whole, rows, runner.max_model_len - rows)
+    of_target = attention.plain + attention.draft * (rows - 1)
     attention = attention._replace(block=max(attention.block - of_target, 0.0))
     return StepCosts.of(
         target, Curve.of(both.counts * block_rows, seconds), FREE, max_requests, attention

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from vllm import envs
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -48,6 +49,8 @@ FIRST_NEWS, MOST_NEWS = 4, 32
 
 class DFlashDeviceScheduler(CountingScheduler):
     """vLLM's scheduler for V2, where a step is scheduled once the last one's tokens are known."""
+
+    vllm_config: VllmConfig
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
