@@ -22,6 +22,7 @@ from vllm_dflash.engine import estimates_file
 from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.reporting.log import PeriodicLog
+from vllm_dflash.engine.v2 import scheduling
 from vllm_dflash.engine.v2.exchange import (
     CHAINS_ONLY,
     FACTS,
@@ -174,6 +175,24 @@ def test_each_request_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     ((names, context, limits),) = asked
     assert (names, context.tolist()) == ([*"abcd"], [101, 101, 101, MAX_LEN - 3])
     assert limits.tolist() == [7, 7, 7, 1]
+
+
+@pytest.mark.parametrize(("of_drafter", "of_target"), [(110, MAX_LEN), (MAX_LEN, 110)])
+def test_nobody_is_drafted_past_the_shorter_of_both_models_limits(
+    monkeypatch: pytest.MonkeyPatch, of_drafter: int, of_target: int
+) -> None:
+    """What drafts there can be behind so much context, this step's tokens among it."""
+    take_vllm_out(monkeypatch, 7)
+    monkeypatch.setattr(scheduling, "drafted_length", lambda _: of_drafter)
+    monkeypatch.setattr(Scheduler, "max_model_len", of_target)
+    contexts = {"a": 50, "b": 100, "c": 104, "d": 107, "e": 200}
+    requests = {name: request(context) for name, context in contexts.items()}
+    monkeypatch.setattr(Scheduler, "requests", requests)
+    scheduler = DFlashAsyncScheduler()
+    asked = plans(monkeypatch, *[0] * 5)
+    places_behind(scheduler, *contexts)
+    ((_, _, limits),) = asked
+    assert limits.tolist() == [7, 7, 3, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from support.drafter_harness import CACHE_BLOCK, DrafterHarness, Harness, Row
 from support.engines import USES_V2
 from support.pairs import Pair, make_pair
 from support.planner_world import profiled_costs
+from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.engine.v2.exchange import Directions
 from vllm_dflash.planning import Floats, Ints
@@ -119,12 +120,15 @@ def test_context_does_not_wait_while_all_are_drafted(pair: Pair) -> None:
     added = []
     add = proposer.host.backlog.add
     proposer.host.backlog.add = lambda *rows: (added.append(len(rows[0])), add(*rows))[1]
+    steps: list[Step] = []
+    proposer.host.end = steps.append
     drafts = [
         harness.step([Row(0, whole[start:end], bonus=3)])
         for start, end in ((0, 33), (33, 40), (40, 60))
     ]
     assert drafts == expected
     assert added == [33]
+    assert [step.context_rows for step in steps] == [33, 7, 20]  # none of them is left out
     assert len(proposer.host.backlog) == 0
     harness.step([Row(0, features(1, 1)), Row(1, features(5, 2))])  # another batch
     assert added == [33, 6]
@@ -264,6 +268,18 @@ def test_a_prompt_of_embeddings_gets_blocks_and_nothing_of_its_text(pair: Pair) 
     assert step.limits.tolist() == [7, 7]
 
 
+@pytest.mark.parametrize(("room", "length"), [(99, 32), (5, 5), (0, 0), (-1, 0)])
+def test_free_drafts_let_nobody_wait(pair: Pair, room: int, length: int) -> None:
+    """Each of two requests may take half of a step's rows, a block's and its own two among them."""
+    harness = planned_harness(pair, FromText([False] * 2, [0] * 2, [False] * 2))
+    budget = 2 * (2 + harness.width + room) + 1
+    harness.config.scheduler_config.max_num_batched_tokens = budget
+    harness.texts[0, :5] = [11, 12, 13, 14, 11]
+    harness.step([Row(0, features(5, 0), bonus=12), Row(1, features(5, 1))])
+    predicted = harness.proposer.host._last.predicted
+    assert (predicted.lengths.tolist() if predicted else [0, 0]) == [length, 0]
+
+
 def test_texts_go_on_where_the_drafters_length_ends(pair: Pair) -> None:
     """Up to the target's limit, where nothing can be accepted any more."""
     policy = FromText([True, False, False], [4, 3, 0], [True, True, True])
@@ -394,6 +410,19 @@ def test_a_steps_rows_are_those_of_the_target(harness: Harness) -> None:
     harness.step([Row(0, features(1, 2)), Row(1, features(1, 3))])
     assert [step.rows for step in seen] == [13, 2]
     assert [step.num_requests for step in seen] == [2, 2]
+
+
+def test_a_cache_type_of_the_drafters_own_is_not_the_targets(harness: Harness) -> None:
+    proposer = harness.proposer
+    (whole,) = proposer.draft_attn_groups
+    attentions = proposer.model.context.attentions
+    for attention in attentions:
+        attention.attn.kv_cache_dtype = "bfloat16"
+    assert harness.config.cache_config.cache_dtype == "auto"
+    groups = split_by_kind(whole, attentions, harness.config, torch.device("cpu"), CACHE_BLOCK)
+    types = {group.get_metadata_builder().kv_cache_dtype for group in groups}
+    assert types == {"bfloat16"}
+    assert harness.config.cache_config.cache_dtype == "auto"
 
 
 @pytest.mark.parametrize(

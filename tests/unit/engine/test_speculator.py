@@ -15,6 +15,7 @@ from vllm_dflash.engine.v2 import device_step as module
 from vllm_dflash.engine.v2.device_step import DeviceStep
 from vllm_dflash.engine.v2.draft_slots import Drafts
 from vllm_dflash.engine.v2.exchange import DIRECTIONS, Directions
+from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.text_look_up import has_room_for_texts
 from vllm_dflash.planning.costs import COSTS
@@ -141,6 +142,22 @@ def test_slots_of_new_requests_are_forgotten_before_they_are_graded(
     )
     run(speculator, scheduled(Directions(True), new=("c", "b", "gone")))
     assert seen == [[0, 1, 1, 1, 1, 0]]
+
+
+def test_what_is_reported_became_of_this_steps_drafts(
+    monkeypatch: pytest.MonkeyPatch, done: list[str]
+) -> None:
+    """As it was when the step was graded, whatever the next one writes."""
+    speculator = bare()
+    numbers = iter([1.0, 2.0])
+    monkeypatch.setattr(module, "grade", lambda _, __, found, *___: found.fill_(next(numbers)))
+    reports = []
+    for _ in range(2):
+        run(speculator, scheduled(Directions(True)))
+        reports.append(speculator.step.report)
+    assert [report.wait().tolist() for report in reports] == [
+        [[number] * (OUTCOME_COLUMNS + K)] * 4 for number in (1.0, 2.0)
+    ]
 
 
 def test_what_was_learned_is_taken_over(done: list[str]) -> None:

@@ -16,6 +16,7 @@ from vllm.v1.worker import mamba_utils
 from vllm_dflash.engine.vllm_fixes import aligned_states, collective_memory, gathered_ids
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
+from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
 
@@ -29,6 +30,20 @@ def test_permission_for_amx_is_asked_where_there_is_amx(
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: asked.append(True))
     ask_for_amx()
     assert asked == [True] * has_it
+
+
+def test_rows_whose_token_is_thrown_away_have_no_generator_while_it_is_sampled() -> None:
+    """Of three with seeds, one in the midst of its prompt; behind them lies an earlier batch."""
+    generators = {row: torch.Generator() for row in (0, 1, 3)}
+    before = dict(generators)
+    discarded = SimpleNamespace(np=torch.tensor([False, True, True, False, True]).numpy())
+    batch = SimpleNamespace(generators=generators, num_reqs=4)
+    runner: Any = SimpleNamespace(input_batch=batch, discard_request_mask=discarded)
+    with pytest.raises(KeyError), seeds_kept(runner):
+        assert runner.input_batch.generators == {0: before[0], 3: before[3]}
+        raise KeyError
+    assert runner.input_batch.generators is generators
+    assert generators == before
 
 
 def test_states_at_the_ends_of_blocks_go_to_those_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

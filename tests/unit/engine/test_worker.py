@@ -1,16 +1,19 @@
 """What workers add to the start of an engine, and to the end of a step."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from support.planner_world import profiled_costs
 from vllm_dflash.config.mode import Mode
+from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
 from vllm_dflash.engine.message import DRAFTS
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v1 import v1_worker
@@ -19,6 +22,7 @@ from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts
 from vllm_dflash.engine.v2.v2_workers import GPUWorker, V2CPUWorker
 from vllm_dflash.engine.worker import DraftingCPUWorker, DraftingWorker
+from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
 
 
@@ -181,6 +185,30 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     assert worker.drafter.count() == 6
 
 
+def test_what_was_learned_is_kept_while_the_engine_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By one rank: not all engines come to an orderly end."""
+    options = SimpleNamespace(drafter=SimpleNamespace(model="D"))
+    monkeypatch.setattr(Mode, "of", lambda _: options)
+    output = SimpleNamespace(model_runner_output=SimpleNamespace())
+    monkeypatch.setattr(Worker, "sample_tokens", lambda *_: output)
+    planner = Planner(7, 64, profiled_costs())
+    file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"}, None)
+    kept = []
+    for rank in (1, 0):
+        worker: Any = object.__new__(GPUWorker)
+        worker.rank, worker.drafter, worker.vllm_config = rank, Drafter(), None
+        worker.model_config = SimpleNamespace(model="T")
+        worker._keeper = keeper = EstimatesKeeper(file, planner)
+        worker.start_counting()
+        worker.sample_tokens(None)
+        if keeper._writer is not None:
+            keeper._writer.join()
+        kept.append(file.read(7, 64) is not None)
+    assert kept == [False, True]
+
+
 @pytest.mark.parametrize("kind", [V1CPUWorker, V2CPUWorker, GPUWorker])
 def test_a_runner_that_built_another_drafter_is_refused(kind: type) -> None:
     worker: Any = object.__new__(kind)
@@ -217,6 +245,39 @@ def test_nothing_is_sampled_before_a_grammar_has_had_its_say(
     scheduled = SimpleNamespace(has_structured_output_requests=has_grammar)
     expected = None if kind is V2CPUWorker or has_grammar else "sampled"
     assert worker.execute_model(scheduled) == expected
+
+
+def test_blocks_that_the_drafters_layers_get_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of their own cache groups, whose numbers and sizes are others than the target's."""
+    monkeypatch.setattr(CPUWorker, "initialize_from_config", lambda *_: None)
+    monkeypatch.setattr(DraftingWorker, "execute_model", lambda *_: None)
+    layers = [
+        SimpleNamespace(layer_name=f"draft.{n}", kv_cache=torch.full((10, 1), torch.nan))
+        for n in range(2)
+    ]
+    attentions = [SimpleNamespace(attn=layer) for layer in layers]
+    context = SimpleNamespace(attentions=attentions)
+    worker: Any = object.__new__(DraftingCPUWorker)
+    worker.drafter = SimpleNamespace(model=SimpleNamespace(context=context))
+    groups = [(["state"], 64), (["target", "draft.0"], 32), (["draft.1"], 16)]
+    worker.initialize_from_config(
+        SimpleNamespace(
+            num_blocks=10,
+            kv_cache_groups=[
+                SimpleNamespace(layer_names=names, kv_cache_spec=SimpleNamespace(block_size=size))
+                for names, size in groups
+            ],
+        )
+    )
+    new = SimpleNamespace(block_ids=([9], [1, 2], [3, 4, 5]), num_computed_tokens=32)
+    going_on = SimpleNamespace(
+        req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
+    )
+    worker.execute_model(
+        SimpleNamespace(scheduled_new_reqs=[new], scheduled_cached_reqs=going_on)
+    )
+    cleared = [(layer.kv_cache == 0).flatten().nonzero().flatten().tolist() for layer in layers]
+    assert cleared == [[2], [5]]
 
 
 def test_a_cpu_worker_mends_its_kernels_before_they_run(monkeypatch: pytest.MonkeyPatch) -> None:

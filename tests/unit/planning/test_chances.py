@@ -135,6 +135,17 @@ def test_a_bias_raises_or_lowers_the_whole_curve(bias: float, curve: list[float]
     assert curves == pytest.approx(np.array([curve, [0.3, 0.0]]))
 
 
+def test_a_bias_is_of_what_was_verified() -> None:
+    """Whether a text's drafts behind those came true is known as well: that teaches rates alone."""
+    chances, row, verified, four = Chances.of(4, 1), np.array([0]), np.array([2]), np.array([4])
+    expect(chances, row, np.full((1, 4), 0.5), four)
+    chances.num_verified[:] = verified
+    learn(chances, row, verified, four, four)
+    assert chances.accepted.sum(axis=1) == pytest.approx(np.ones(4))
+    assert chances.bias == pytest.approx(np.array([[0.5 + 0.25, 2.0]]))
+    assert chances.bias_of_all == pytest.approx(chances.bias[0])
+
+
 def test_drafts_that_wait_for_their_turn_are_not_forgotten() -> None:
     """A step without their request has others' outcomes, and says nothing of them."""
     chances, confidence = Chances.of(WIDTH, 2), np.full((2, WIDTH), 0.5)
