@@ -120,6 +120,7 @@ def test_options_of_a_pair_that_fits(
         ({}, {}, (MOST_FREE_DRAFTS, 7, True)),
         # Who asks for a number of drafts gets no more, whoever made them.
         ({"num_speculative_tokens": 3}, {}, (3, 3, True)),
+        ({"num_speculative_tokens": 1}, {}, (1, 1, True)),
         ({"free_drafts": "off"}, {}, (7, 7, False)),
         ({"free_drafts": "shared"}, {}, (MOST_FREE_DRAFTS, 7, True)),
         ({"draft_length": "fixed"}, {}, (7, 7, False)),

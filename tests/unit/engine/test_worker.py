@@ -273,9 +273,7 @@ def test_blocks_that_the_drafters_layers_get_are_cleared(monkeypatch: pytest.Mon
     going_on = SimpleNamespace(
         req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
     )
-    worker.execute_model(
-        SimpleNamespace(scheduled_new_reqs=[new], scheduled_cached_reqs=going_on)
-    )
+    worker.execute_model(SimpleNamespace(scheduled_new_reqs=[new], scheduled_cached_reqs=going_on))
     cleared = [(layer.kv_cache == 0).flatten().nonzero().flatten().tolist() for layer in layers]
     assert cleared == [[2], [5]]
 
