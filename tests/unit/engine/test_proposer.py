@@ -1,5 +1,7 @@
 """What `propose` does to each request, on a real paged cache; hazards of the design by name."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -410,6 +412,21 @@ def test_a_steps_rows_are_those_of_the_target(harness: Harness) -> None:
     harness.step([Row(0, features(1, 2)), Row(1, features(1, 3))])
     assert [step.rows for step in seen] == [13, 2]
     assert [step.num_requests for step in seen] == [2, 2]
+
+
+def test_full_layers_of_a_drafter_see_all_of_what_its_target_forgets(
+    pair: Pair, tmp_path: Path
+) -> None:
+    """A window that all layers of a target have is the whole cache's, as vLLM takes it."""
+    target = shutil.copytree(pair.target, tmp_path / "target")
+    config = json.loads((target / "config.json").read_text())
+    layer_types = ["sliding_attention"] * config["num_hidden_layers"]
+    config |= {"use_sliding_window": True, "sliding_window": 8, "layer_types": layer_types}
+    (target / "config.json").write_text(json.dumps(config))
+    sliding = DrafterHarness(Pair(target, pair.drafter, pair.spec))
+    assert sliding.config.cache_config.sliding_window == 8
+    row = Row(0, features(60, 0), bonus=3)
+    assert sliding.step([row]) == DrafterHarness(pair).step([row])
 
 
 def test_a_cache_type_of_the_drafters_own_is_not_the_targets(harness: Harness) -> None:
