@@ -231,17 +231,39 @@ def test_logits_equal_the_reference(pair: Pair) -> None:
 
 
 @pytest.mark.usefixtures("runner")
-@pytest.mark.parametrize("shape", ["gqa", "dflash2", "lilicorr-convolutions"])
-def test_a_block_beside_others_is_as_if_alone(tmp_path: Path, shape: str) -> None:
-    """Also where one is shorter: rows of a block see none of another's."""
+@pytest.mark.parametrize(
+    ("shape", "own"),
+    [
+        ("gqa", {}),
+        ("dflash2", {}),
+        ("dflash2", {"num_speculative_tokens": 3}),
+        ("lilicorr-convolutions", {}),
+    ],
+)
+def test_a_block_beside_others_is_as_if_alone(
+    tmp_path: Path, shape: str, own: dict[str, Any]
+) -> None:
+    """Also where one is shorter, or all are: rows of a block see none of another's."""
     pair = make_pair(tmp_path, **SHAPES[shape])
-    harness = DrafterHarness(pair)
+    harness = DrafterHarness(pair, **own)
     contexts = [features_of(pair, length, seed=length) for length in (33, 12, 50)]
     rows = [Row(i, rows, bonus=7 + i) for i, rows in enumerate(contexts)]
     together = harness.step(rows)
     for i, (row, features) in enumerate(zip(rows, contexts, strict=True)):
         again = Row(3 + i, features, bonus=row.bonus)
         assert harness.step([again]) == [together[i]]
+
+
+def test_windows_make_no_other_cache(tmp_path: Path) -> None:
+    """With scales for each token, where its type has those: all layers share one cache group."""
+    harness = ProposerHarness(make_pair(tmp_path, **SHAPES["mixed-windows"]))
+    attentions = harness.proposer.model.context.attentions
+    assert {attention.window is None for attention in attentions} == {True, False}
+    for cache_type in ("auto", "fp8_per_token_head"):
+        for attention in attentions:
+            attention.attn.kv_cache_dtype = cache_type
+        first, *others = [each.attn.get_kv_cache_spec(harness.config) for each in attentions]
+        assert others == [first] * len(others)
 
 
 def test_hidden_states_equal_the_reference(pair: Pair) -> None:
