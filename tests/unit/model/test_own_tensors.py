@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
 from support.drafter_harness import DrafterHarness, Row
 from support.pairs import Pair, drafter_config, make_pair
 from support.reference_decoding import draft
+from vllm_dflash.checkpoint.headers import INDEX
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE
+from vllm_dflash.model import draft_model
 from vllm_dflash.model.vocabulary import check_ids
 
 SPEC = parse_config("drafts", drafter_config(draft_vocab_size=4))  # of 320 tokens
@@ -73,3 +77,19 @@ def test_an_adaflash_drafter_drafts_without_its_length_head(tmp_path: Path) -> N
     expected = draft(pair.load_target(), pair.load_drafter(), features, 7, 7)
     assert harness.logits is not None
     assert (harness.logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_files_are_those_of_the_revision_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str, str | None]] = []
+
+    def get(file: str, model: str, revision: str | None = "main") -> bytes | None:
+        asked.append((file, model, revision))
+        return get_hf_file_bytes(file, model, revision)
+
+    monkeypatch.setattr(draft_model, "get_hf_file_bytes", get)
+    pair = make_pair(tmp_path, mask_embedding=True)
+    DrafterHarness(pair, revision="ours")
+    model = str(pair.drafter)
+    assert asked == [(INDEX, model, "ours"), (MASK_EMBEDDING_FILE, model, "ours")]
