@@ -188,11 +188,7 @@ def measure_answers(
     written = [*map(sum, tokens)]
     result = _throughput(sum(written), elapsed, sum(map(len, tokens))) | {
         "first_token_seconds": [waited[0] for waited in waits],
-        "token_seconds": [
-            (waited[-1] - waited[0]) / (count - 1)
-            for waited, count in zip(waits, written, strict=True)
-            if count > 1
-        ],
+        "token_seconds": token_seconds(waits, written),
         "spent": {name: after[name] - before[name] for name in after},
     }
     if categories:
@@ -274,6 +270,16 @@ def measure_decoding(
         if elapsed >= seconds:
             break
     return _throughput(emitted, elapsed, outputs) | {"spent": spent}
+
+
+def token_seconds(waits: Sequence[Sequence[float]], written: Sequence[int]) -> list[float]:
+    """For each token behind the first one, on average, of each request that has some: `waits` are
+    until each of its outputs, `written` its tokens."""
+    return [
+        (waited[-1] - waited[0]) / (count - 1)
+        for waited, count in zip(waits, written, strict=True)
+        if count > 1
+    ]
 
 
 def _throughput(tokens: int, seconds: float, outputs: int) -> dict[str, Any]:

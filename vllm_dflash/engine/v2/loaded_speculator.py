@@ -20,6 +20,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.attention_groups import split_by_kind
+from vllm_dflash.engine.scheduled import room_for_blocks
 from vllm_dflash.engine.v2.trimming import why_untrimmed
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.model.draft_model import DFlashDraftModel
@@ -59,10 +60,7 @@ class LoadedSpeculator(DFlashSpeculator):
         assert config.speculative_config is not None
         if config.speculative_config.num_speculative_tokens == self.options.draft_width:
             return config
-        narrow = copy(config)
-        narrow.speculative_config = copy(config.speculative_config)
-        narrow.speculative_config.num_speculative_tokens = self.options.draft_width
-        return narrow
+        return room_for_blocks(config)
 
     def _num_graph_context_tokens(self, num_reqs: int) -> int:
         return min(num_reqs * (1 + self.options.num_speculative_tokens), self.max_num_tokens)

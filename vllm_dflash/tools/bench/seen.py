@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from vllm_dflash.tools.loads import token_seconds
+
 POSITIONS = 8
 """Of a block, whose acceptance is told."""
 SEEN = ["acceptance length", "accepted by position", "tokens/s"]
@@ -24,11 +26,7 @@ def seen(records: Sequence[Mapping[str, Any]]) -> list[str]:
     steps = np.concatenate([one["tokens"][1:] for one in records])
     accepted = [(steps > number).mean() for number in range(1, POSITIONS + 1) if len(steps)]
     waits = [one["seconds"] for one in records]
-    behind = [
-        (waited[-1] - waited[0]) / (count - 1)
-        for waited, count in zip(waits, tokens, strict=True)
-        if count > 1
-    ]
+    behind = token_seconds(waits, tokens)
     cells = [
         f"{steps.mean():.2f}" if len(steps) else "",
         " ".join(f"{part:.2f}" for part in accepted if part),

@@ -16,8 +16,10 @@ from vllm_dflash.engine.v2.trees.tree_kernels import (
     Parts,
     Scores,
     TreeRows,
+    blocks_of,
     depth_of,
     last_tiles,
+    rows_of,
     seen_by,
     weigh,
 )
@@ -76,20 +78,20 @@ def _attend_context(  # type: ignore[no-untyped-def]
         segment = item % segments
         kv_head = item // segments % KV_HEADS
         tile = item // segments // KV_HEADS
-        request = tl.sum((ends <= tile).to(tl.int32), axis=0)
-        first_tile = tl.max(tl.where(ends <= tile, ends, 0), axis=0)
-
-        start = tl.load(query_start_loc + request)
-        num_rows = tl.load(query_start_loc + request + 1) - start
-        context = tl.load(seq_lens + request) - num_rows  # position of the bonus token
-        place = (tile - first_tile) * ROWS + tl.arange(0, ROWS)  # row and head of each query
-        row = place // GROUP
-        head = kv_head * GROUP + place % GROUP
-        is_row = row < num_rows
-        at = (start + row).to(tl.int64)
-        mask = is_row[:, None] & (dim < HEAD_SIZE)[None, :]
-        asked = query + at[:, None] * stride_query + head[:, None] * stride_query_head
-        q = tl.load(asked + dim[None, :], mask=mask, other=0.0)
+        request, _, context, row, head, is_row, at, mask, q = rows_of(
+            query,
+            query_start_loc,
+            seq_lens,
+            ends,
+            tile,
+            kv_head,
+            stride_query,
+            stride_query_head,
+            GROUP,
+            ROWS,
+            HEAD_SIZE,
+            PADDED_HEAD,
+        )
 
         first = 0
         position = context + tl.zeros([ROWS], tl.int32)
@@ -109,11 +111,7 @@ def _attend_context(  # type: ignore[no-untyped-def]
         for tile_start in range(begin, end, KEYS):
             key = tile_start + tl.arange(0, KEYS)
             is_key = key < end
-            block = tl.load(
-                block_table + request.to(tl.int64) * stride_table + key // BLOCK_SIZE,
-                mask=is_key,
-                other=0,
-            ).to(tl.int64)
+            block = blocks_of(block_table, request, stride_table, key, is_key, BLOCK_SIZE)
             visible = is_row[:, None] & is_key[None, :]
             if WINDOW > 0:
                 visible = visible & (position[:, None] - key[None, :] < WINDOW)
@@ -162,9 +160,6 @@ def attend_to_context(
     segments: int | None = None,
 ) -> Parts:
     """What rows find in the context and the bonus token. May be captured.
-
-    Contexts are split into as many segments as the batch's rows leave programs idle; so of many
-    requests, a much longer one than the others is not.
 
     Args:
         query: [T, H, D].

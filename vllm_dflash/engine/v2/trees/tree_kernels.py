@@ -18,7 +18,9 @@ from typing import NamedTuple, Protocol
 import torch
 from vllm.triton_utils import tl, triton
 
-MOST_ROWS = 1 + 64
+from vllm_dflash.config.speculative_settings import MOST_NODES
+
+MOST_ROWS = 1 + MOST_NODES
 """Of a request: what a node sees are the bits of a word."""
 PROGRAMS_PER_PROCESSOR = 2
 FEW_REQUESTS = 64
@@ -92,6 +94,50 @@ def last_tiles(  # type: ignore[no-untyped-def]
     size = tl.load(sizes + slot, mask=is_request & (rows > 0), other=0)
     rows = tl.where((size > 0) | (everybody != 0), rows, 0)
     return tl.cumsum((rows * GROUP + ROWS - 1) // ROWS, axis=0)
+
+
+@triton.jit
+def rows_of(  # type: ignore[no-untyped-def]
+    query,  # [T, H, D]
+    query_start_loc,
+    seq_lens,
+    ends,  # of `last_tiles`
+    tile,
+    kv_head,
+    stride_query,
+    stride_query_head,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_HEAD: tl.constexpr,
+):
+    """Whose rows a tile has: the request, its number of rows, and the position of its bonus token;
+    then, [ROWS] each, rows of the request, query heads, which there are, and rows of the batch; and
+    which numbers of queries there are, and the queries, [ROWS, D]."""
+    request = tl.sum((ends <= tile).to(tl.int32), axis=0)
+    first_tile = tl.max(tl.where(ends <= tile, ends, 0), axis=0)
+    start = tl.load(query_start_loc + request)
+    num_rows = tl.load(query_start_loc + request + 1) - start
+    context = tl.load(seq_lens + request) - num_rows
+    place = (tile - first_tile) * ROWS + tl.arange(0, ROWS)  # row and head of each query
+    row = place // GROUP
+    head = kv_head * GROUP + place % GROUP
+    is_row = row < num_rows
+    at = (start + row).to(tl.int64)
+    dim = tl.arange(0, PADDED_HEAD)
+    mask = is_row[:, None] & (dim < HEAD_SIZE)[None, :]
+    asked = query + at[:, None] * stride_query + head[:, None] * stride_query_head
+    q = tl.load(asked + dim[None, :], mask=mask, other=0.0)
+    return request, num_rows, context, row, head, is_row, at, mask, q
+
+
+@triton.jit
+def blocks_of(  # type: ignore[no-untyped-def]
+    block_table, request, stride_table, key, is_key, BLOCK_SIZE: tl.constexpr
+):
+    """Blocks of the cache in which keys of a request stand, by their positions."""
+    of_request = block_table + request.to(tl.int64) * stride_table
+    return tl.load(of_request + key // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
 
 
 @triton.jit

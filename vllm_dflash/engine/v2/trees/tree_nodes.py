@@ -16,8 +16,10 @@ from vllm_dflash.engine.v2.trees.tree_kernels import (
     Parts,
     Scores,
     TreeRows,
+    blocks_of,
     depth_of,
     last_tiles,
+    rows_of,
     seen_by,
     weigh,
 )
@@ -77,21 +79,21 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         kv_head = item % KV_HEADS
         tile = item // KV_HEADS
-        request = tl.sum((ends <= tile).to(tl.int32), axis=0)
-        first_tile = tl.max(tl.where(ends <= tile, ends, 0), axis=0)
-
-        start = tl.load(query_start_loc + request)
-        num_rows = tl.load(query_start_loc + request + 1) - start
-        context = tl.load(seq_lens + request) - num_rows  # position of the bonus token
+        request, num_rows, context, row, head, is_row, at, mask, q = rows_of(
+            query,
+            query_start_loc,
+            seq_lens,
+            ends,
+            tile,
+            kv_head,
+            stride_query,
+            stride_query_head,
+            GROUP,
+            ROWS,
+            HEAD_SIZE,
+            PADDED_HEAD,
+        )
         slot = tl.load(slots + request)
-        place = (tile - first_tile) * ROWS + tl.arange(0, ROWS)  # row and head of each query
-        row = place // GROUP
-        head = kv_head * GROUP + place % GROUP
-        is_row = row < num_rows
-        at = (start + row).to(tl.int64)
-        mask = is_row[:, None] & (dim < HEAD_SIZE)[None, :]
-        asked = query + at[:, None] * stride_query + head[:, None] * stride_query_head
-        q = tl.load(asked + dim[None, :], mask=mask, other=0.0)
         seen = seen_by(masks, sizes, slot, row - 1, is_row & (row > 0), NODES)
 
         if HAS_SINKS:
@@ -126,11 +128,7 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
             node = first + tl.arange(0, KEYS)
             is_key = node < num_nodes
             key = context + 1 + node
-            block = tl.load(
-                block_table + request.to(tl.int64) * stride_table + key // BLOCK_SIZE,
-                mask=is_key,
-                other=0,
-            ).to(tl.int64)
+            block = blocks_of(block_table, request, stride_table, key, is_key, BLOCK_SIZE)
             bit = tl.minimum(node, 63).to(tl.int64)
             visible = is_key[None, :] & (((seen[:, None] >> bit[None, :]) & 1) != 0)
             if WINDOW > 0:

@@ -48,15 +48,15 @@ def has_installed_processors() -> bool:
 
 
 def why_chains(config: VllmConfig) -> str | None:
-    """Why no drafts of an engine can be trees, whatever its attention; None if they can."""
+    """Why no drafts of an engine can be trees, whatever its attention; None if they can.
+
+    What its settings alone say is known before it starts: `config/pair.py`.
+    """
     parallel, speculative = config.parallel_config, config.speculative_config
     assert speculative is not None
     for is_so, why in (
-        (parallel.pipeline_parallel_size > 1, "the target's layers are on several ranks"),
         # Ranks must draw the same trees: nobody has tried whether they do.
         (parallel.tensor_parallel_size > 1, "the target is split over ranks"),
-        (parallel.decode_context_parallel_size > 1, "a context is on several ranks"),
-        (parallel.prefill_context_parallel_size > 1, "a prompt is on several ranks"),
         (getattr(parallel, "use_ubatching", False), "batches are run in parts"),
         (
             config.kv_transfer_config is not None,
@@ -77,7 +77,6 @@ def why_chains(config: VllmConfig) -> str | None:
             speculative.rejection_sample_method == "synthetic",
             "rejection_sample_method is 'synthetic'",
         ),
-        (speculative.use_local_argmax_reduction, "use_local_argmax_reduction leaves no logits"),
         (
             getattr(parallel, "enable_batch_sharded_sampling", False),
             "enable_batch_sharded_sampling is on",

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import torch
 
-MOST_NODES = 64
-"""A row's ancestors are the bits of a word."""
+from vllm_dflash.config.speculative_settings import MOST_NODES
 
 
 class TreeSlots:
@@ -18,7 +17,7 @@ class TreeSlots:
 
     def __init__(self, num_slots: int, num_nodes: int, device: torch.device) -> None:
         """For trees of up to `num_nodes` (N) nodes."""
-        assert 1 <= num_nodes <= MOST_NODES
+        assert 1 <= num_nodes <= MOST_NODES  # a row's ancestors are the bits of a word
         self.num_nodes = num_nodes
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
