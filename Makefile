@@ -12,7 +12,7 @@
 # make fuzz    hypothesis with new random examples, many of them
 # make gpu     on a machine with a GPU: kernels, texts, tests, a soak, bench; writes docs/gpu.md. In
 #              parts of eight minutes at most: ARGS=--list, ARGS="--part first" (five minutes)
-# make figures what README claims, measured again: 22 minutes alone on the machine; writes its table,
+# make figures what README claims, measured again: half an hour alone on the machine; writes its table,
 #              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
 # make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU
 .PHONY: demo check test setup test-unit test-engine test-v2 test-cluster test-server mutants faults

@@ -65,6 +65,10 @@ def _hasten() -> None:
     # Triton's language is patched anew for each launch and each call of a function within one.
     interpreter._patch_lang = cache(interpreter._patch_lang)
     interpreter._LangPatchScope.restore = lambda scope: None
+    # Tensors are on the host as it is. For each launch, the interpreter writes whole storages over
+    # themselves, as if it had copied them: a cache of K/V takes longer than the kernel.
+    interpreter.GridExecutor._init_args_hst = lambda executor, args, kwargs: (args, kwargs)
+    interpreter.GridExecutor._restore_args_dev = lambda executor, *args: None
     # Nor do compiled kernels look for overflows.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
         sanitize_overflow=False

@@ -38,7 +38,6 @@ def run(**other: Any) -> dict[str, Any]:
     return result | {"rounds_complete": 2, "measurements": measurements, "where": []} | other
 
 
-@pytest.mark.skipif(not figures.RAW.exists(), reason="README's run is to be measured again")
 @pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
 def test_pages_tell_what_was_measured(page: Path) -> None:
     """Where this fails: `python benchmarks/figures.py` writes them again."""
