@@ -60,6 +60,7 @@ def triton_attention() -> Iterator[None]:
 
 def _hasten() -> None:
     """Leave out of launches what makes no difference here: half of the interpreter's work."""
+    from triton.language.core import dtype
     from triton.runtime import interpreter
 
     # Triton's language is patched anew for each launch and each call of a function within one.
@@ -69,6 +70,10 @@ def _hasten() -> None:
     # themselves, as if it had copied them: a cache of K/V takes longer than the kernel.
     interpreter.GridExecutor._init_args_hst = lambda executor, args, kwargs: (args, kwargs)
     interpreter.GridExecutor._restore_args_dev = lambda executor, *args: None
+    # It works out NumPy's name of a type for each load and store.
+    of_numpy = interpreter._get_np_dtype
+    known = cache(of_numpy)
+    interpreter._get_np_dtype = lambda one: (known if type(one) is dtype else of_numpy)(one)
     # Nor do compiled kernels look for overflows.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
         sanitize_overflow=False
