@@ -6,6 +6,7 @@ The target attends with the kernels for trees over vLLM's cache for GPUs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,10 +30,12 @@ from support.engines import (
     in_order,
     proposer_of,
     token_ids,
+    tokens_by_step,
 )
 from support.interpreter import triton_attention
 from support.reference_decoding import generate
 from support.reference_trees import acceptance_lengths
+from support.tree_ranks import interpreting_ranks
 from support.trimming import trimming
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.model.reference import ReferenceDrafter
@@ -128,3 +131,28 @@ def test_trees_that_the_device_trims_and_texts_beside_them(
     assert 0 < stats["mean_draft_length"] < 7
     assert stats["accepted_tokens"] > 10
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
+
+
+def test_two_ranks_grow_the_same_trees(plain: dict[str, list[list[int]]], tmp_path: Path) -> None:
+    """Each by itself, of logits that are the same to the last bit, and with its own heads of the
+    target and of the cache. Text and acceptance are those of one rank: the reference's."""
+    settings: dict[str, Any] = {**SETTINGS, "speculative_config": {**FIXED, "draft_tree": NODES}}
+    settings |= {"tensor_parallel_size": 2, "worker_extension_cls": "support.tree_ranks.Grower"}
+    target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    drafter = ReferenceDrafter.load(read_drafter(str(DRAFTER)), DRAFTER).float()
+    with interpreting_ranks(tmp_path), engine(**settings) as llm:
+        prompts = [llm.get_tokenizer().encode(text) for text in TEXTS]
+        assert llm.collective_rpc("watch") == [True, True]
+        steps = tokens_by_step(llm, TEXTS, greedy(NEW_TOKENS, ignore_eos=True))
+        (first, learned), (second, also_learned) = llm.collective_rpc("written_down")
+    assert [[token for step in steps_of for token in step] for steps_of in steps] == plain["greedy"]
+    assert len(first) > 4
+    assert first == second
+    assert (learned == also_learned).all()
+    accepted = 0
+    for prompt, steps_of, written in zip(prompts, steps, plain["greedy"], strict=True):
+        found = [len(tokens) for tokens in steps_of[1:]]
+        expected = acceptance_lengths(target, drafter, prompt, written, NODES)
+        assert counted(found, written) == counted(expected, written)
+        accepted += sum(found) - len(found)
+    assert accepted > len(TEXTS)

@@ -37,7 +37,7 @@ TYPES = {
 KINDS = {"NOBODY": 0, "BLOCK": 1, "TEXT": 2}
 WIDTHS, ONE = {"K": 15, "PADDED_K": 16}, {"K": 1, "PADDED_K": 1}
 MEMORY = {"REQUEST_MEMORY": 0.9, "LOG_GLOBAL_MEMORY": log2(0.98)}
-GRADING = {**KINDS, **MEMORY, "HEAD": 6, "COLUMNS": 8, "TILE": 32}
+GRADING = {**KINDS, **MEMORY, "HEAD": 6, "COLUMNS": 11, "CUTS": 3, "TILE": 32}
 CHOICE = {
     **KINDS,
     **WIDTHS,
@@ -78,6 +78,7 @@ GROWTH = {
 }
 FEW_NODES = {"N": 5, "PADDED_N": 8, "W": 15, "PADDED_W": 16, "HAS_BLOCK": False}
 NODES, ONE_NODE = {"N": 64, "PADDED_N": 64}, {"N": 1, "PADDED_N": 1}
+WALK: dict[str, Any] = {"CUTS": 3}
 PATH = {"NODES": 64, "PADDED_NODES": 64, "CHUNK": 64}
 
 
@@ -93,7 +94,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "tree_growth._grow": [GROWTH, {**GROWTH, **FEW_NODES}],
     "tree_rows._place": [NODES, ONE_NODE],
     "tree_rows._line_up": [{"PADDED_N": 64}, {"PADDED_N": 1}],
-    "tree_walk._walk": [NODES, ONE_NODE],
+    "tree_walk._walk": [{**NODES, "CUTS": 3}, {**ONE_NODE, "CUTS": 3}],
     "tree_context._attend_context": [TREE, {**TREE, **FEATURES, **LARGEST_HEAD}],
     "tree_nodes._attend_nodes": [
         {**TREE, "HAS_SINKS": False, "found_parts": "*bf16"},

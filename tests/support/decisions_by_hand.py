@@ -140,7 +140,7 @@ class DecisionsByHand:
             length = self.width if held.match else 0
             accepted = produced - 1 if admitted else 0
             counts = held.source, admitted, held.match, length, tells, came_true, admitted, accepted
-            outcomes.append([*counts, *held.confidence])
+            outcomes.append([*counts, 0, 0, 0, *held.confidence])  # no tree was cut
             held.source, held.match = NOBODY, 0
         for bias, each in zip(self.biases, graded, strict=True):
             bias.observe(

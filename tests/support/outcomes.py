@@ -34,6 +34,7 @@ def outcomes_of(
         drafts,
         nothing if accepted is None else np.array(accepted),
         np.full((count, width), sure),
+        np.zeros((count, 0), np.int64),
     )
 
 

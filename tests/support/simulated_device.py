@@ -91,7 +91,7 @@ class SimulatedDevice:
         self._learn(1, slots[has], self._of_text, compared[has], came[has])
         confidence = self._confidence[slots]
         became = source, own, match, length, known, came_true, own, accepted
-        outcomes = Outcomes(*became, confidence)
+        outcomes = Outcomes(*became, confidence, np.zeros((len(slots), 0), np.int64))
         self.place[slots] += 1 + accepted
         self.source[slots], self._length[slots] = NOBODY, 0
         return Verified(admitted, 1 + accepted, outcomes)

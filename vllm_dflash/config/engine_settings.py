@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, Mode
+from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, Mode, tree_sizes
 from vllm_dflash.config.speculative_settings import IGNORED, written_settings
 from vllm_dflash.config.thread_binding import check_thread_binding
 from vllm_dflash.vllms_own import OWN_KEYS
@@ -45,7 +45,7 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
 
 def length_table(max_draft: int, num_nodes: int = 0) -> list[tuple[int, int, int]]:
     """A table of vLLM's that names the draft lengths to capture graphs for: 0, about 1/4, 1/2, K,
-    and the nodes of a tree where that is more.
+    and where a tree has more nodes than that, those, and what it may be cut to.
 
     vLLM takes a length from it by batch size; our schedulers choose among those lengths by what
     they bring, or give each request its own. Workers that can have vLLM trim each request's drafts
@@ -64,8 +64,9 @@ def length_table(max_draft: int, num_nodes: int = 0) -> list[tuple[int, int, int
     between = {rows // 4 - 1, rows // 2 - 1} - {-1, 0, max_draft}
     lengths = [max_draft, 0, *sorted(between, reverse=True)]
     if num_nodes > max_draft:
-        lengths.insert(0, num_nodes)
-    table = [(size, size, length) for size, length in enumerate(lengths, start=1)]
+        *cuts, most = tree_sizes(num_nodes)
+        lengths = [most, max_draft, 0, *reversed(cuts), *lengths[2:]]
+    table = [(size, size, length) for size, length in enumerate(dict.fromkeys(lengths), start=1)]
     return [*table, (len(table) + 1, MANY_REQUESTS, lengths[0])]
 
 

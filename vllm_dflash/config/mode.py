@@ -19,6 +19,10 @@ Runner = Literal["v1", "v2"]
 MOST_FREE_DRAFTS = 32
 """Of a request and step. More are seldom accepted; a step has a row for each that is verified."""
 
+TREE_CUTS = 7, 15, 31
+"""Nodes that a tree of more may be cut to for a step: 8, 16 or 32 rows with the bonus token, as
+blocks have. So they share graphs with these, and suit kernels that take rows by powers of two."""
+
 # What of ours vLLM is told by name, so that naming it imports nothing.
 CPU_WORKER = "vllm_dflash.engine.v1.v1_worker.V1CPUWorker"
 CPU_WORKER_V2 = "vllm_dflash.engine.v2.v2_workers.V2CPUWorker"
@@ -32,6 +36,12 @@ RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.DFlashRayExecutor"
 ADDITIONAL_CONFIG_KEY = "vllm_dflash"
 """Where it travels inside vLLM's `additional_config`, as one string of JSON: part of the key of the
 compile cache, and hashable, so that a process parses it once."""
+
+
+def tree_sizes(num_nodes: int) -> list[int]:
+    """Nodes of a tree of up to N that a step may verify, ascending: N, and about half of it or
+    less."""
+    return [*(cut for cut in TREE_CUTS if 2 * cut < num_nodes), num_nodes]
 
 
 @dataclass(frozen=True)

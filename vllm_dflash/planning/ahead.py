@@ -89,12 +89,14 @@ class AheadPlanner(LearningPlanner):
 
         Args:
             costs: to start from.
-            choices: lengths that all requests of a step can be given alike.
+            choices: lengths that all requests of a step can be given alike; those beyond K are of
+                trees.
             trims: whether the device verifies only those drafts that are worth it.
             ragged_seconds: what a step takes longer whose requests have different lengths.
         """
         self.is_started, self.costs, self.trims = True, costs, trims
-        self._alike = np.array(sorted({*choices} - {0}), dtype=np.int64)  # [C]
+        alike = np.array(sorted({*choices} - {0}), dtype=np.int64)
+        self._alike, self._of_trees = alike[alike <= self.max_draft], alike  # [C], [C or more]
         self._ragged_seconds = float(ragged_seconds)
 
     def _forget(self, rows: Ints) -> None:
@@ -136,6 +138,25 @@ class AheadPlanner(LearningPlanner):
             return chosen
         is_close = blocks.rate > CLOSE * chosen.rate
         return self._probe(of_texts, chosen, is_close) or chosen
+
+    def seconds(self, lengths: Ints, context_lens: Ints) -> Floats:
+        """What a step of R requests takes that has these places for drafts, and the block behind
+        it, of each of S plans, [S, R]; [S]."""
+        count, context = len(context_lens), float(context_lens.sum())
+        alike = (lengths == lengths[:, :1]).all(axis=1) & np.isin(lengths[:, 0], self._of_trees)
+        rows, reading = count + lengths.sum(axis=1), (lengths @ context_lens).astype(np.float64)
+        verifying = self.costs.decoding(count, rows, context, reading)
+        drafting = self.costs.block(count * (1 + self.max_draft), context)
+        return verifying + drafting + np.where(alike, 0.0, self._ragged_seconds)
+
+    def rest_of_chains(self, outcomes: Outcomes) -> Floats:
+        """What chains of blocks would have brought, had they been verified to their ends, over what
+        was accepted of them, [R]: of those that came so far, the rest is expected."""
+        chances = self.blocks.acceptance(outcomes.confidence) * (outcomes.confidence > 0.0)
+        is_rest = np.arange(self.max_draft) >= outcomes.likeliest[:, None]
+        survival = np.where(is_rest, chances, 1.0).cumprod(axis=1)
+        came = outcomes.accepted == outcomes.likeliest
+        return came * (survival * is_rest).sum(axis=1)
 
     def _best(self, expected: Expected) -> Ahead:
         """The best lengths that the device can work with."""

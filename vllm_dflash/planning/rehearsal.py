@@ -95,7 +95,8 @@ def rehearse_ahead(max_draft: int) -> None:
             planner.plan(["a", "b"], np.array([0, 10]))
             confidence = np.full((2, max_draft), 0.5) * (source == BLOCK)[:, None]
             became = source, one, 2 * one, one, one, one, one, one
-            planner.observe(_step(2), Outcomes(*became, confidence))
+            if_cut = np.zeros((2, 0), np.int64)
+            planner.observe(_step(2), Outcomes(*became, confidence, if_cut))
         load = Load(2, 3, 10.0, 5.0, 2)
         best_budget(_costs(block_seconds), load, np.ones(2, np.float32), 1, most=2)
 

@@ -92,11 +92,15 @@ class Outcomes(NamedTuple):
     """Of those: how many first ones were accepted, [R]."""
     confidence: Floats
     """The drafter's, in its last block; 0: there was none, or a draft was not finite, [R, K]."""
+    if_cut: Ints
+    """Tokens that trees would have brought, had they been cut to the C sizes that there are, or to
+    what they were cut to; 0: it was no tree, [R, C]."""
 
     @staticmethod
-    def of(table: Floats) -> Outcomes:
-        """The device's table, [R, 8 + K]."""
-        return Outcomes._make([*table[:, :8].astype(np.int64).T, table[:, 8:].astype(np.float64)])
+    def of(table: Floats, num_cuts: int = 0) -> Outcomes:
+        """The device's table, [R, 8 + C + K]."""
+        whole, first = table[:, : 8 + num_cuts].astype(np.int64), 8 + num_cuts
+        return Outcomes._make([*whole[:, :8].T, table[:, first:].astype(np.float64), whole[:, 8:]])
 
     def of_rows(self, rows: Sequence[int]) -> Outcomes:
         """Of some requests."""

@@ -16,7 +16,7 @@ from support.pairs import dflash2_config, drafter_config, lilicorr_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.engine_settings import MANY_REQUESTS as ANY
 from vllm_dflash.config.engine_settings import length_table, refuse, write_speculative_config
-from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode, from_json
+from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode, from_json, tree_sizes
 from vllm_dflash.config.speculative_settings import IGNORED
 from vllm_dflash.config.thread_binding import VARIABLE
 
@@ -135,9 +135,25 @@ def test_the_lengths_to_capture(longest: int, table: list[tuple[int, int, int]])
 
 
 def test_a_trees_nodes_are_captured_beside_chains() -> None:
+    """And what it may be cut to, unless a chain has as many."""
     expected = [(1, 1, 15), (2, 2, 7), (3, 3, 0), (4, 4, 3), (5, 5, 1), (6, ANY, 15)]
     assert length_table(7, 15) == expected
     assert length_table(7, 5) == length_table(7)
+    for width, nodes, lengths in (
+        (7, 31, [31, 7, 0, 15, 3, 1]),
+        (15, 31, [31, 15, 0, 7, 3]),
+        (15, 63, [63, 15, 0, 31, 7, 3]),
+        (5, 40, [40, 5, 0, 15, 7, 2]),
+    ):
+        assert [length for *_, length in length_table(width, nodes)] == [*lengths, nodes]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sizes"),
+    [(1, [1]), (12, [12]), (15, [7, 15]), (16, [7, 16]), (31, [7, 15, 31]), (64, [7, 15, 31, 64])],
+)
+def test_what_a_tree_may_be_cut_to(nodes: int, sizes: list[int]) -> None:
+    assert tree_sizes(nodes) == sizes
 
 
 @pytest.mark.parametrize("max_draft", [1, 2, 3, 7, 15])

@@ -26,6 +26,7 @@ from vllm_dflash.engine.v2 import scheduling
 from vllm_dflash.engine.v2.exchange import (
     CHAINS_ONLY,
     FACTS,
+    OUTCOMES,
     Directions,
     WorkerFacts,
     directions_of,
@@ -34,7 +35,7 @@ from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceS
 from vllm_dflash.planning.ahead import Ahead, AheadPlanner
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
 from vllm_dflash.planning.estimates import Estimates
-from vllm_dflash.planning.step import TEXT, Outcomes, Step
+from vllm_dflash.planning.step import BLOCK, TEXT, Outcomes, Step
 
 KINDS = [DFlashAsyncScheduler, DFlashDeviceScheduler]
 
@@ -117,19 +118,25 @@ def places_behind(scheduler: Any, *names: str) -> int:
 
 
 def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what rows take, unless the device trims or nothing is planned; never without a block, nor
-    where a worker says that all drafts are chains."""
+    """As many as bring most by what rows take, unless the device trims or nothing is planned; never
+    without a block, nor where a worker says that all drafts are chains."""
     take_vllm_out(monkeypatch, 7, tree_nodes=31)
     monkeypatch.setattr(Scheduler, "requests", {"a": request()})
     scheduler: Any = DFlashAsyncScheduler()
     assert places_behind(scheduler, "a") == 31
-    ahead = Ahead(np.array([3]), runs_block=True, rate=188.0, promise=3.0)
+    ahead = Ahead(np.array([3]), runs_block=True, rate=240.0, promise=3.0)
     monkeypatch.setattr(AheadPlanner, "plan", lambda *_: ahead)
-    planner = scheduler.planner
-    planner.is_started, planner.costs = True, straight_costs()
+    planner, gain = scheduler.planner, scheduler._tree_gain
+    planner.start(straight_costs(), [0, 3, 7, 15, 31], ragged_seconds=1.0)
     assert places_behind(scheduler, "a") == 3
     planner.costs.records["verify"]["seconds"] /= 10.0  # rows of a tenth
+    assert places_behind(scheduler, "a") == 7  # as much is hoped for of all
+    gain._chains[:], gain._trees[:] = 1e6, [1e6, 1.7e6, 1.71e6]
+    assert places_behind(scheduler, "a") == 15
+    gain._trees[2] *= 3.0
     assert places_behind(scheduler, "a") == 31
+    planner.start(planner.costs, [0, 3, 7, 15], ragged_seconds=1.0)  # that has no graph
+    assert places_behind(scheduler, "a") == 15
     planner.costs, planner.trims = straight_costs(), True
     assert places_behind(scheduler, "a") == 31
     monkeypatch.setattr(AheadPlanner, "plan", lambda *_: replace(ahead, runs_block=False))
@@ -468,3 +475,18 @@ def test_steps_are_judged_by_their_contexts(
     monkeypatch.setattr(Scheduler, "requests", requests)
     scheduler.update_from_output(*step({"a": 0, "b": 0}, {"a": 1, "b": 1}))
     assert observed[0][0].context_lens.tolist() == [0, 7]
+
+
+def test_what_became_of_trees_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all sizes that they had at least, from what the device says."""
+    take_vllm_out(monkeypatch, 7, tree_nodes=31)
+    scheduler: Any = DFlashAsyncScheduler()
+    scheduled, output = step({"a": 15, "b": 15}, {"a": 5, "b": 3})
+    table = np.zeros((2, 8 + 3 + 7))
+    table[:, 0], table[:, 1] = BLOCK, 15
+    table[:, 6], table[:, 7] = [5, 4], [3, 1]  # of the chains of likeliest drafts
+    table[0, 8:11] = 4, 5, 5  # the other one had no tree
+    OUTCOMES.attach(output, Outcomes.of(table, 3))
+    scheduler.update_from_output(scheduled, output)
+    assert scheduler._tree_gain._trees.tolist() == [3, 4, 0]
+    assert scheduler._tree_gain._chains.tolist() == [3, 3, 0]

@@ -7,6 +7,7 @@ import torch
 
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v2.exchange import OUTCOMES, CountedOutput, HostCopy
+from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
 from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
 
 NAMES = ["part", "all", "undrafted", "in its prompt", "none", "of its text"]
@@ -23,9 +24,9 @@ def run() -> tuple[DraftStatistics, CountedOutput]:
         get_output=lambda: SimpleNamespace(req_ids=NAMES, sampled_token_ids=SAMPLED),
     )
     statistics = DraftStatistics(7)
-    of_device = torch.zeros(len(NAMES), 8 + 7)
+    of_device = torch.zeros(len(NAMES), OUTCOME_COLUMNS + 7)
     of_device[:, 0], of_device[:, 1] = torch.tensor(SOURCE), torch.tensor(ADMITTED)
-    of_device[:, 2], of_device[:, 8], of_device[1, 9:] = 9.0, 0.25, -1.0
+    of_device[:, 2], of_device[:, 8:11], of_device[:, 11], of_device[1, 12:] = 9.0, 3.0, 0.25, -1.0
     report = HostCopy(of_device)
     of_device.fill_(99)  # the next step's
     return statistics, CountedOutput(output, report, statistics)
@@ -51,6 +52,7 @@ def test_what_the_device_saw_goes_to_the_scheduler() -> None:
     assert outcomes.source.tolist() == SOURCE
     assert outcomes.admitted.tolist() == ADMITTED
     assert outcomes.matches.tolist() == [9] * len(NAMES)
+    assert outcomes.if_cut.tolist() == [[3] * 3] * len(NAMES)
     assert outcomes.confidence[:, 0].tolist() == [0.25] * len(NAMES)
     assert not outcomes.confidence[:, 1:].any()  # without a chance, where it was not finite
     assert outcomes.confidence.shape == (len(NAMES), 7)

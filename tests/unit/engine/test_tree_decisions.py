@@ -15,6 +15,7 @@ from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
 from support.chi_square import p_value
 from support.trees_by_hand import Tree, calibrated, grown, path_of
+from vllm_dflash.config.mode import TREE_CUTS
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
 from vllm_dflash.engine.v2.trees.tree_growth import Candidates, find_candidates, grow
@@ -156,9 +157,10 @@ def test_the_likeliest_chain_of_a_tree_is_graded_as_a_chain() -> None:
     sampled, rejected = torch.tensor([4, 6]).int(), torch.tensor([7, 3]).int()
     lens, newest = torch.tensor([9, 9]).int(), torch.zeros(2, 1, dtype=torch.int64)
     batch = Batch(there, sampled, rejected, texts, lens, newest)
-    outcomes = torch.zeros(2, OUTCOME_COLUMNS + 4)
-    grade(slots, batch, outcomes, torch.tensor([[3, 2], [-1, -1]]).int())
+    outcomes = torch.full((2, OUTCOME_COLUMNS + 4), 99.0)
+    grade(slots, batch, outcomes, torch.tensor([[3, 2, 3, 4, 4], [-1] * 5]).int())
     assert outcomes[:, [1, 6, 7]].tolist() == [[10, 3, 2], [8, 4, 4]]
+    assert outcomes[:, 8:11].tolist() == [[3, 4, 4], [0, 0, 0]]
     torch.testing.assert_close(slots.records[1, 2:4], torch.tensor([0.9 + 0.7 + 0.5, 2.0]))
     torch.testing.assert_close(slots.records[0, 2:4], torch.tensor([2.5, 4.0]))
 
@@ -196,7 +198,7 @@ def test_trees_are_walked_as_by_hand(seed: int, nodes: int, start: int) -> None:
     slots = torch.from_numpy(world.of_request)
     trees.slots = torch.zeros(1)
     trees.paths, trees.path_lens = torch.zeros(9, nodes, dtype=torch.int32), torch.zeros(9).int()
-    trees.chains = torch.full((9, 2), -1)
+    trees.chains = torch.full((9, 2 + len(TREE_CUTS)), -1)
     there = torch.from_numpy(ends).int(), torch.from_numpy(drawn)
     walk(trees, slots, *there, sampled, num_sampled, start=start)
     for request, tree in enumerate(world.by_hand):
@@ -204,7 +206,7 @@ def test_trees_are_walked_as_by_hand(seed: int, nodes: int, start: int) -> None:
         if rows[request] == 0 or trees.sizes[world.of_request[request]] == 0:
             assert num_sampled[request] == 99
             assert trees.path_lens[row] == 0
-            assert trees.chains[row].tolist() == [-1, -1]
+            assert (trees.chains[row] == -1).all()
             continue
         mine = drawn[ends[request] :]
         path = path_of(tree, mine, int(rows[request]))
@@ -215,7 +217,10 @@ def test_trees_are_walked_as_by_hand(seed: int, nodes: int, start: int) -> None:
         assert trees.path_lens[row] == len(path)
         chain = [node for node, way in enumerate(tree.ways[: rows[request]]) if not any(way)]
         along = [a for a, b in zip(path, chain, strict=False) if a == b]
-        assert trees.chains[row].tolist() == [len(chain), len(along)]
+        # What is cut is another tree, which is walked by itself.
+        cut = [path_of(tree, mine, min(int(rows[request]), size)) for size in TREE_CUTS]
+        expected = [len(chain), len(along), *(1 + len(path) for path in cut)]
+        assert trees.chains[row].tolist() == expected
 
 
 def test_nodes_stand_by_their_depths_and_placeholders_in_a_row() -> None:

@@ -74,7 +74,7 @@ def engine(**changes: Any) -> Any:
     ("changes", "why"),
     [
         ({}, None),
-        ({"parallel_config__tensor_parallel_size": 2}, "split over ranks"),
+        ({"parallel_config__tensor_parallel_size": 2}, None),
         ({"kv_transfer_config": object()}, "connector"),
         ({"lora_config": object()}, "LoRA"),
         ({"model_config__is_hybrid": True}, "state"),
@@ -116,7 +116,11 @@ def test_places_for_trees_and_for_chains() -> None:
         np.full(5, 500),
         1000,
     )
-    assert found.tolist() == [31, 7, 10, 0, 7]
+    assert found.tolist() == [[7, 7, 7, 0, 7], [15, 7, 10, 0, 7], [31, 7, 10, 0, 7]]
+    longer = PlacesOfTrees(31).places(
+        np.full(2, 15), list("01"), living, np.full(2, 100), np.full(2, 500), 1000
+    )
+    assert longer.tolist() == [[7, 15], [15, 15], [31, 15]]  # of a chain nothing is cut
 
 
 def test_a_step_has_rows_for_all_requests() -> None:
@@ -124,8 +128,8 @@ def test_a_step_has_rows_for_all_requests() -> None:
     living = requests(*[SamplingParams()] * 4)
     batch = list("0123"), living, np.full(4, 100), np.full(4, 500)
     places = PlacesOfTrees(31)
-    assert places.places(np.full(4, 7), *batch, 64).tolist() == [15] * 4
-    assert places.places(np.full(4, 7), *batch, 16).tolist() == [7] * 4  # as without trees
+    assert places.places(np.full(4, 7), *batch, 64)[-1].tolist() == [15] * 4
+    assert places.places(np.full(4, 7), *batch, 16)[-1].tolist() == [7] * 4  # as without trees
 
 
 def test_requests_that_are_over_are_forgotten() -> None:

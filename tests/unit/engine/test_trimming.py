@@ -146,7 +146,7 @@ def runner(counts: list[int | None], *, trims: bool = False) -> Any:
 def test_the_scheduler_chooses_among_lengths_that_have_graphs() -> None:
     assert lengths_to_choose(runner([1, 3, 5, 8, None]), 7) == [0, 2, 4, 7]
     assert lengths_to_choose(runner([3]), 7) == [0, 2, 7]
-    assert lengths_to_choose(runner([3, 16]), 7) == [0, 2, 7]  # a tree has 15 nodes
+    assert lengths_to_choose(runner([3, 16]), 7) == [0, 2, 7, 15]  # a tree has 15 nodes
 
 
 def test_any_length_will_do_without_graphs_for_one() -> None:

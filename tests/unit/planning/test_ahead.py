@@ -313,3 +313,26 @@ def test_a_table_of_the_device_is_read_column_by_column() -> None:
     assert outcomes.accepted.tolist() == [1, 0]
     assert outcomes.confidence.tolist() == [[0.5, 0.25], [0.0, 0.0]]
     assert outcomes.confidence.dtype == np.float64
+
+
+def test_what_plans_take_that_were_not_found_here() -> None:
+    """Rows, the block, and more where a step's requests are not alike, or have no graph."""
+    planner = by_hand(0.9, 0.8, 0.7, choices=(3, 7), ragged_seconds=1.0)
+    plans = np.array([[3, 3], [7, 7], [7, 3], [5, 5]])
+    block = (2 + 2 * 4) / 4000
+    expected = [(10 + 2 + sum(plan)) / 1000 + block for plan in plans.tolist()]
+    expected = [one + more for one, more in zip(expected, [0.0, 0.0, 1.0, 1.0], strict=True)]
+    assert planner.seconds(plans, short(2)).tolist() == pytest.approx(expected)
+    assert planner._alike.tolist() == [3]  # of chains
+
+
+def test_what_a_chain_would_have_brought_behind_what_was_verified() -> None:
+    """Of five drafts: three verified and all accepted, one of them not, all verified, and one whose
+    fourth was not finite."""
+    planner = by_hand(*[0.5] * 5)
+    confidence = np.tile([0.9, 0.9, 0.9, 0.5, 0.35], (4, 1))
+    confidence[3, 3] = 0.0
+    outcomes = outcomes_of([3, 3, 5, 3], 5, accepted=[3, 2, 5, 3])._replace(confidence=confidence)
+    rates = Calibration(5).acceptance(confidence[:1])[0]
+    whole = rates[3] + rates[3] * rates[4]
+    assert planner.rest_of_chains(outcomes).tolist() == pytest.approx([whole, 0.0, 0.0, 0.0])

@@ -1,58 +1,112 @@
-"""Whether a step is worth trees: by what rows take, and what trees were seen to bring."""
+"""Whether a step is worth trees, and of which size: by seconds, and what trees were seen to
+bring."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from support.planner_world import straight
-from vllm_dflash.planning.costs import StepCosts
+from support.outcomes import outcomes_of
+from support.trees_by_hand import Tree, grown, path_of
+from vllm_dflash.config.mode import TREE_CUTS, tree_sizes
+from vllm_dflash.planning.step import Outcomes
 from vllm_dflash.planning.tree_gain import HOPED, TreeGain
 
-YES, NO = np.array([True]), np.array([False])
+NODES = 31
 
 
-def pays(gain: TreeGain, row_seconds: float, requests: int = 1, promise: float = 2.0) -> bool:
-    """31 nodes of each request against a chain of two rows more."""
-    costs = StepCosts.of(straight(10.0, row_seconds), *(straight(0.0, 0.0),) * 2, 8)
-    nodes, context = np.full(requests, 31), np.full(requests, 100)
-    chain = float(costs.decoding(requests, np.array([3 * requests]))[0])
-    rate = requests * (1.0 + promise) / chain
-    return gain.pays(costs, nodes, context, requests * promise, rate, 8 * requests)
+def told(
+    verified: list[int], if_cut: list[list[int]], chains: list[int]
+) -> tuple[Outcomes, np.ndarray, np.ndarray]:
+    """Of trees: how many nodes were verified, drafts accepted if there were 7, 15 or all, and of
+    the chains in them."""
+    accepted = np.array(if_cut)
+    columns = 1 + accepted[:, [0, 1, 2]]
+    columns[accepted[:, 2] < 0] = 0  # no tree
+    outcomes = outcomes_of(verified, 7, accepted=chains)._replace(if_cut=columns)
+    return outcomes, np.abs(accepted[:, 2]), np.zeros(len(verified))
 
 
-def test_cheap_rows_are_worth_trees_and_dear_ones_are_not() -> None:
-    gain = TreeGain()
-    assert gain.ratio == HOPED
-    assert pays(gain, 0.01)
-    assert not pays(gain, 1.0)
-    assert not pays(gain, 0.01, promise=0.0)
-
-
-def test_more_requests_make_a_step_of_trees_longer() -> None:
-    assert [pays(TreeGain(), 0.03, requests) for requests in (1, 16)] == [True, False]
+def test_without_news_all_sizes_are_hoped_for() -> None:
+    gain = TreeGain(tree_sizes(NODES))
+    assert gain.ratios.tolist() == [HOPED] * 3
+    assert TreeGain(tree_sizes(0)).ratios.tolist() == [HOPED]
 
 
 def test_what_trees_brought_counts() -> None:
-    """Of requests that had some."""
-    gain = TreeGain()
-    for _ in range(100):
-        both, had = np.array([4, 9]), np.array([True, False])
-        gain.observe(both, both, had)
-    assert gain.ratio == pytest.approx(1.0, abs=0.05)
-    assert not pays(gain, 0.01)
+    """Of requests that had some, of as many nodes: by a chain's, whatever of it was verified."""
+    gain = TreeGain(tree_sizes(NODES))
+    for _ in range(300):
+        outcomes, accepted, rest = told(
+            [31, 15, 7, 31], [[3, 4, 6], [3, 4, 4], [3, 3, 3], [-9] * 3], [4, 2, 3, 9]
+        )
+        gain.observe(outcomes, accepted, rest + np.array([0, 2, 1, 9]))
+    assert gain.ratios.tolist() == pytest.approx([3 / 4, 1.0, 6 / 4], abs=0.04)
     for _ in range(600):
-        gain.observe(np.array([6]), np.array([4]), YES)
-    assert gain.ratio == pytest.approx(1.5, abs=0.05)
-    assert pays(gain, 0.01)
+        outcomes, accepted, rest = told([31], [[6, 6, 6]], [6])
+        gain.observe(outcomes, accepted, rest)
+    assert gain.ratios.tolist() == pytest.approx([1.0] * 3, abs=0.03)
 
 
-def test_trees_that_did_not_pay_are_tried_again_one_day() -> None:
-    gain = TreeGain()
+def test_sizes_that_did_not_pay_are_tried_again_one_day() -> None:
+    gain = TreeGain(tree_sizes(NODES))
     for _ in range(100):
-        gain.observe(np.array([4]), np.array([4]), YES)
-    before = gain.ratio
+        gain.observe(*told([31], [[4, 4, 4]], [4]))
+    before = gain.ratios
     for _ in range(3000):
-        gain.observe(np.array([4]), np.array([4]), NO)
-    assert before < 1.05 < 1.2 < gain.ratio
-    assert pays(gain, 0.01)
+        gain.observe(*told([15], [[4, 4, 4]], [4]))
+    assert (before < 1.05).all()
+    assert (gain.ratios[:2] < 1.05).all()
+    assert gain.ratios[2] > 1.2
+
+
+@pytest.mark.parametrize("verified", tree_sizes(NODES))
+@pytest.mark.parametrize("sure", [0.6, 0.9])
+def test_what_is_learned_is_the_survival_of_the_nodes(sure: float, verified: int) -> None:
+    """Expected drafts of the first nodes of a tree are the sum of their survival, and of a chain of
+    theirs; also where steps verify no more of it, and so end the chain too soon."""
+    width, random = 15, np.random.default_rng(3)
+    chances = [[sure, 0.6 * (1 - sure), 0.3 * (1 - sure)]] * width
+    tokens = [[0, 1, 2]] * width
+    tree = grown(tokens, chances, NODES, 9)
+    chain = np.cumprod(np.full(width, sure))
+    gain = TreeGain(tree_sizes(NODES))
+    ratios = []
+    for _ in range(4000):
+        gain.observe(*became(tree, verified, sure, random))
+        ratios.append(gain.ratios)
+    learned = np.mean(ratios[1000:], axis=0)
+    sizes = [size for size in tree_sizes(NODES) if size <= verified]
+    expected = [sum(tree.survival[:size]) / chain.sum() for size in sizes]
+    assert learned[: len(sizes)].tolist() == pytest.approx(expected, rel=0.05)
+    assert (gain.ratios[len(sizes) :] == HOPED).all()
+
+
+def became(
+    tree: Tree, verified: int, sure: float, random: np.random.Generator
+) -> tuple[Outcomes, np.ndarray, np.ndarray]:
+    """One step: tokens by depth, drawn as the tree has their chances."""
+    odds = [sure, 0.6 * (1 - sure), 0.3 * (1 - sure), 0.1 * (1 - sure)]
+    by_depth = random.choice(4, p=odds, size=99).tolist()
+    drawn = [by_depth[0], *(by_depth[depth] for depth in tree.depths)]
+    lengths = [len(path_of(tree, drawn, min(verified, size))) for size in (*TREE_CUTS, verified)]
+    firsts = [node for node, way in enumerate(tree.ways[:verified]) if not any(way)]
+    came = next((n for n in range(len(firsts)) if by_depth[n]), len(firsts))
+    outcomes = outcomes_of([verified], 15, accepted=[came])
+    outcomes = outcomes._replace(if_cut=1 + np.array([lengths[:3]]))
+    rest = sum(sure ** np.arange(1, 16 - len(firsts))) * (came == len(firsts))
+    return outcomes, np.array(lengths[3:]), np.array([rest])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_size_that_brings_most_a_second_is_chosen(seed: int) -> None:
+    random, gain = np.random.default_rng(seed), TreeGain(tree_sizes(NODES))
+    gain._chains, gain._trees = random.uniform(0, 2000, (2, 3))
+    count, promise = int(random.integers(1, 9)), float(random.uniform(0, 20))
+    seconds, rate = random.uniform(0.01, 0.03, 3), float(random.uniform(0, 1500))
+    best, expected = rate, None
+    for size in range(3):
+        brings = (gain._trees[size] + 62.5) / (gain._chains[size] + 50.0) * promise
+        if (count + brings) / seconds[size] > best:
+            best, expected = (count + brings) / seconds[size], size
+    assert gain.best(count, promise, seconds, rate) == expected

@@ -18,7 +18,7 @@ from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
 
 
 @triton.jit
-def _acceptance(rates, knots, draft, confidence, is_draft, NUM_KNOTS: tl.constexpr):  # type: ignore[no-untyped-def]
+def acceptance_of(rates, knots, draft, confidence, is_draft, NUM_KNOTS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Chances [K] of drafts if those before them are accepted: linear between the knots."""
     knot = tl.zeros_like(draft)
     for each in range(1, NUM_KNOTS - 1):
@@ -31,7 +31,7 @@ def _acceptance(rates, knots, draft, confidence, is_draft, NUM_KNOTS: tl.constex
 
 
 @triton.jit
-def _bias_of(bias, everybody, PRIOR: tl.constexpr):  # type: ignore[no-untyped-def]
+def bias_of(bias, everybody, PRIOR: tl.constexpr):  # type: ignore[no-untyped-def]
     """Accepted against expected tokens of a request, shrunk to everybody's."""
     of_everybody = (tl.load(everybody + 1) + PRIOR) / (tl.load(everybody) + PRIOR)
     return (tl.load(bias + 1) + PRIOR * of_everybody) / (tl.load(bias) + PRIOR)
@@ -79,10 +79,10 @@ def _choose(  # type: ignore[no-untyped-def]
     if HAS_BLOCK:
         sure = tl.load(block_confidence + row, mask=is_place & is_running, other=0.0)
         is_finite = is_place & (sure > 0)  # where logits were not, there is no draft
-        chance_of_block = _acceptance(rates, knots, draft, sure, is_finite, NUM_KNOTS)
+        chance_of_block = acceptance_of(rates, knots, draft, sure, is_finite, NUM_KNOTS)
         sure = tl.where(is_finite, sure, tl.where(is_running, -1.0, 0.0))
     survival_of_block = tl.cumprod(chance_of_block, axis=0)
-    bias_of_block = _bias_of(record + 2, everybody, PRIOR)
+    bias_of_block = bias_of(record + 2, everybody, PRIOR)
 
     match, predicted = tl.full([], 0, tl.int32), last + tl.zeros_like(given)
     chance_of_text = tl.zeros([PADDED_K], tl.float32)
@@ -97,9 +97,11 @@ def _choose(  # type: ignore[no-untyped-def]
             )
         trusted = tl.load(trust + tl.minimum(match + draft, MOST_TRUST))
         rates_of_text = rates + K * NUM_KNOTS
-        chance_of_text = _acceptance(rates_of_text, knots, draft, trusted, is_predicted, NUM_KNOTS)
+        chance_of_text = acceptance_of(
+            rates_of_text, knots, draft, trusted, is_predicted, NUM_KNOTS
+        )
     survival_of_text = tl.cumprod(chance_of_text, axis=0)
-    bias_of_text = _bias_of(record + 4, everybody + 2, PRIOR)
+    bias_of_text = bias_of(record + 4, everybody + 2, PRIOR)
 
     block_promises = tl.sum(tl.minimum(survival_of_block * bias_of_block, 1.0), axis=0)
     text_promises = tl.sum(tl.minimum(survival_of_text * bias_of_text, 1.0), axis=0)

@@ -16,6 +16,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np
 
+from vllm_dflash.config.mode import TREE_CUTS
 from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.log import logger
@@ -104,7 +105,7 @@ class CountedOutput(AsyncModelRunnerOutput):
         """Called by vLLM where it may wait: in a thread of its own, or by the scheduler."""
         output, table = self._output.get_output(), self._report.wait()
         self._statistics.nan_drafts += int((table[:, OUTCOME_COLUMNS:] < 0.0).sum())
-        outcomes = Outcomes.of(np.maximum(table, 0.0))
+        outcomes = Outcomes.of(np.maximum(table, 0.0), len(TREE_CUTS))
         step = Step(
             output.req_ids,
             np.array([len(tokens) for tokens in output.sampled_token_ids]),

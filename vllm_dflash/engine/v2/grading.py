@@ -11,15 +11,17 @@ from math import log2
 import torch
 from vllm.triton_utils import tl, triton
 
+from vllm_dflash.config.mode import TREE_CUTS
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, DraftSlots
 from vllm_dflash.planning.chances import GLOBAL_MEMORY, REQUEST_MEMORY
 from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
 
-OUTCOME_COLUMNS = 8
+OUTCOME_COLUMNS = 8 + len(TREE_CUTS)
 """Before the drafts' confidence: source, drafts admitted, tokens matched, tokens predicted, how
 many of those are known by now, and how many of them came true, and of a block's likeliest drafts,
-which of a chain are all and of a tree a part, how many were admitted and accepted. Confidence is -1
-where a draft was not finite."""
+which of a chain are all and of a tree a part, how many were admitted and accepted; and what trees
+would have brought had they been cut, by `TREE_CUTS`. Confidence is -1 where a draft was not finite.
+"""
 TILE = 32
 """Requests at a time."""
 
@@ -59,13 +61,14 @@ def _grade(  # type: ignore[no-untyped-def]
     records,  # [S, HEAD + 4 * K]
     everybody,  # [2, 2]
     outcomes,  # [max R, COLUMNS + K]
-    chains,  # [max R, 2] or None
+    chains,  # [max R, 2 + CUTS] or None
     stride_texts,
     num_requests,
     HEAD: tl.constexpr,
     K: tl.constexpr,
     PADDED_K: tl.constexpr,
     COLUMNS: tl.constexpr,
+    CUTS: tl.constexpr,
     REQUEST_MEMORY: tl.constexpr,
     LOG_GLOBAL_MEMORY: tl.constexpr,
     NOBODY: tl.constexpr,
@@ -96,9 +99,10 @@ def _grade(  # type: ignore[no-untyped-def]
         likeliest = tl.minimum(admitted, K)
         accepted = tl.minimum(tl.where(admitted > 0, sampled - 1, 0), K)
         if chains is not None:
-            of_tree = tl.load(chains + 2 * request, mask=is_request, other=-1)
+            row_of_tree = chains + (2 + CUTS) * request
+            of_tree = tl.load(row_of_tree, mask=is_request, other=-1)
             is_tree = is_block & (of_tree >= 0)
-            came = tl.load(chains + 2 * request + 1, mask=is_request, other=0)
+            came = tl.load(row_of_tree + 1, mask=is_request, other=0)
             likeliest = tl.where(is_tree, of_tree, likeliest)
             accepted = tl.where(is_tree, came, accepted)
         # How many tokens a step has got says how easy they were; so where the text's drafts were
@@ -139,6 +143,11 @@ def _grade(  # type: ignore[no-untyped-def]
         tl.store(row + 5, came_true.to(tl.float32), mask=is_request)
         tl.store(row + 6, likeliest.to(tl.float32), mask=is_request)
         tl.store(row + 7, accepted.to(tl.float32), mask=is_request)
+        for cut in tl.static_range(CUTS):
+            if_cut = tl.zeros([TILE], tl.int32)
+            if chains is not None:
+                if_cut = tl.load(row_of_tree + 2 + cut, mask=is_request & is_tree, other=0)
+            tl.store(row + 8 + cut, if_cut.to(tl.float32), mask=is_request)
         sure = tl.load(of_drafts, mask=is_draft, other=0.0)
         tl.store(row[:, None] + COLUMNS + draft, sure, mask=is_draft)
         tl.debug_barrier()  # several threads read what one of them writes
@@ -157,7 +166,7 @@ def grade(
         slots: of all requests.
         batch: of R requests.
         outcomes: its first R rows are written, [max R, OUTCOME_COLUMNS + K] float32.
-        chains: see `TreeSlots.chains`, [max R, 2]; None: no drafts were trees.
+        chains: see `TreeSlots.chains`; None: no drafts were trees.
     """
     width = slots.width
     _grade[(1,)](
@@ -172,6 +181,7 @@ def grade(
         K=width,
         PADDED_K=triton.next_power_of_2(width),
         COLUMNS=OUTCOME_COLUMNS,
+        CUTS=len(TREE_CUTS),
         REQUEST_MEMORY=REQUEST_MEMORY,
         LOG_GLOBAL_MEMORY=log2(GLOBAL_MEMORY),
         NOBODY=NOBODY,

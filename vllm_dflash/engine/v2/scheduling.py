@@ -19,7 +19,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from vllm_dflash.config.draft_config import drafted_length
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.mode import Mode, tree_sizes
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.estimates_file import EstimatesKeeper
 from vllm_dflash.engine.reporting.figures import CountingScheduler
@@ -40,7 +40,7 @@ from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import Ahead, AheadPlanner
 from vllm_dflash.planning.rehearsal import rehearse_ahead
-from vllm_dflash.planning.step import BLOCK, Step
+from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.tree_gain import TreeGain
 
 FIRST_NEWS, MOST_NEWS = 4, 32
@@ -58,7 +58,8 @@ class DFlashDeviceScheduler(CountingScheduler):
         width = self._width = mode.draft_width
         if mode.tree_nodes:
             self.vllm_config = room_for_blocks(self.vllm_config)
-        self._trees, self._tree_gain = PlacesOfTrees(mode.tree_nodes), TreeGain()
+        self._trees = PlacesOfTrees(mode.tree_nodes)
+        self._tree_gain = TreeGain(tree_sizes(mode.tree_nodes))
         self.planner = AheadPlanner(width, self.vllm_config.scheduler_config.max_num_seqs)
         """Workers start it, unless draft lengths are fixed."""
         self._is_fixed = not mode.is_planned
@@ -116,21 +117,22 @@ class DFlashDeviceScheduler(CountingScheduler):
             room = budget - len(names) * self._width
             most_rows = min(room, self.max_num_scheduled_tokens)
             of_trees = self._trees.places(lengths, *batch, most_rows)
-            if self._pays_trees(ahead, of_trees, context):
-                lengths = of_trees
+            lengths = self._best_places(ahead, of_trees, context)
         length = int(lengths.max())
         step.num_spec_tokens_to_schedule = length
         if (lengths < length).any():
             self._places = dict(zip(names, lengths.tolist(), strict=True))
         return Directions(ahead.runs_block, ahead.min_verified, could_draft, self._news())
 
-    def _pays_trees(self, ahead: Ahead, nodes: Ints, context: Ints) -> bool:
-        """Whether there are to be places for so many nodes of each request, [R]. Where the device
-        trims, it verifies those that pay; without a plan, trees were asked for."""
-        planner, rows = self.planner, len(nodes) * (1 + self._width)
-        if planner.trims or not planner.is_started:
-            return True
-        return self._tree_gain.pays(planner.costs, nodes, context, ahead.promise, ahead.rate, rows)
+    def _best_places(self, ahead: Ahead, of_trees: Ints, context: Ints) -> Ints:
+        """Places for the drafts of each request, [R]: for chains, or for trees of the best of S
+        sizes, [S, R]. Where the device trims, it verifies the nodes that pay; without a plan, trees
+        were asked for."""
+        if self.planner.trims or not self.planner.is_started:
+            return of_trees[-1]
+        seconds = self.planner.seconds(of_trees, context)
+        best = self._tree_gain.best(len(context), ahead.promise, seconds, ahead.rate)
+        return ahead.lengths if best is None else of_trees[best]
 
     def _can_use_drafts(self, names: list[str], context_lens: Ints) -> bool:
         """Whether any request will be past its prompt behind the step, and not at its end.
@@ -221,8 +223,9 @@ class DFlashDeviceScheduler(CountingScheduler):
             step.produced = np.array([len(output.sampled_token_ids[row]) for row in order])
             step.verified = outcomes.admitted
             self.statistics.observe_verification(step)
-            had_trees = (outcomes.source == BLOCK) & (outcomes.admitted > self._width)
-            self._tree_gain.observe(step.produced - 1, outcomes.accepted, had_trees)
+            if self._trees.num_nodes and not self.planner.trims:
+                rest = self.planner.rest_of_chains(outcomes)
+                self._tree_gain.observe(outcomes, step.produced - 1, rest)
             self.free_drafts = dict(zip(names, free_ones(outcomes).tolist(), strict=True))
             drafts = scheduled.scheduled_spec_decode_tokens
             given = np.array([len(drafts.get(name, ())) for name in names], dtype=np.int64)

@@ -119,7 +119,8 @@ def groups_of(config: VllmConfig, layers: Layers) -> Iterator[AttentionGroup]:
 
 
 def lengths_to_choose(runner: GPUModelRunner, max_draft: int) -> list[int]:
-    """Lengths of chains that the scheduler may give all requests of a step, from 0 to K; ascending.
+    """Lengths that the scheduler may give the drafts of all requests of a step; ascending. Chains
+    have from 0 to K, trees may have more.
 
     Once graphs are captured.
     """
@@ -130,7 +131,7 @@ def lengths_to_choose(runner: GPUModelRunner, max_draft: int) -> list[int]:
     lengths = {count - 1 for count in captured if count}
     if not lengths:
         return list(range(max_draft + 1))
-    return sorted({length for length in lengths if length <= max_draft} | {0, max_draft})
+    return sorted(lengths | {0, max_draft})
 
 
 class DraftBudget(AdaptiveVerificationManager):

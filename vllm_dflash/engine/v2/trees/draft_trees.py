@@ -25,6 +25,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
+from vllm_dflash.engine.agreement import agreed_by_all
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.trees.tree_attention import TreeAttention, refusal
@@ -79,7 +80,8 @@ class DraftTrees:
             if name not in drafters
         }
         why = why_chains(config) or refusal(config, layers) or why_not_moved(runner, layers)
-        if why is not None:
+        if not agreed_by_all(why is None):
+            why = why or "it does not hold on another rank"
             logger().warning("drafts are chains, not trees: %s.", why)
             return
         # Graphs are for whatever comes; to a tree's kernels, a chain is a tree.

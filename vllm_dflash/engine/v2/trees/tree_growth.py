@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from vllm.triton_utils import tl, triton
 
-from vllm_dflash.engine.v2.choice import _acceptance, _bias_of
+from vllm_dflash.engine.v2.choice import acceptance_of, bias_of
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 from vllm_dflash.planning.chances import BIAS_PRIOR_TOKENS
@@ -119,7 +119,7 @@ def _grow(  # type: ignore[no-untyped-def]
     # Chances of candidates behind any node of the place before, [places, ranks].
     place, rank = tl.arange(0, PADDED_K), tl.arange(0, PADDED_C)
     sure = tl.load(confidence + request * K + place, mask=place < K, other=0.0)
-    first = _acceptance(rates, knots, place, sure, (place < K) & (sure > 0), NUM_KNOTS)
+    first = acceptance_of(rates, knots, place, sure, (place < K) & (sure > 0), NUM_KNOTS)
     at = (request * K + place[:, None]) * C + rank[None, :]
     is_candidate = (place < K)[:, None] & (rank < C)[None, :]
     share = tl.load(probabilities + at, mask=is_candidate, other=0.0)
@@ -140,7 +140,7 @@ def _grow(  # type: ignore[no-untyped-def]
     rank_of = tl.full([PADDED_N], -1, tl.int32)
     conditional = tl.zeros([PADDED_N], tl.float32)
     firsts = tl.full([], 0, tl.int64)
-    bias = _bias_of(record + 2, everybody, PRIOR)
+    bias = bias_of(record + 2, everybody, PRIOR)
     before = tl.full([], 1.0, tl.float32)
     for number in range(N):
         best = tl.max(value, axis=0)

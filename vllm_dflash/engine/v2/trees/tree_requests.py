@@ -10,6 +10,7 @@ from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
+from vllm_dflash.config.mode import tree_sizes
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.planning import Ints
 
@@ -55,8 +56,6 @@ def why_chains(config: VllmConfig) -> str | None:
     parallel, speculative = config.parallel_config, config.speculative_config
     assert speculative is not None
     for is_so, why in (
-        # Ranks must draw the same trees: nobody has tried whether they do.
-        (parallel.tensor_parallel_size > 1, "the target is split over ranks"),
         (getattr(parallel, "use_ubatching", False), "batches are run in parts"),
         (
             config.kv_transfer_config is not None,
@@ -94,6 +93,7 @@ class PlacesOfTrees:
     def __init__(self, num_nodes: int) -> None:
         """Of up to so many nodes each; 0: all drafts are chains."""
         self.num_nodes = num_nodes
+        *self._cuts, _ = tree_sizes(num_nodes)
         self._may_branch: dict[str, bool] = {}
 
     def places(
@@ -105,7 +105,7 @@ class PlacesOfTrees:
         ends: Ints,
         most_rows: int,
     ) -> Ints:
-        """Places for the drafts of each request, [R].
+        """Places for the drafts of each request, with trees of each of S sizes, [S, R].
 
         Args:
             chains: what they would be for chains; a request with none gets none, [R].
@@ -118,7 +118,10 @@ class PlacesOfTrees:
         may = np.array([self._asks_for_one(name, requests) for name in names])
         room = min(self.num_nodes, most_rows // len(names) - 1)
         limits = draft_limits(context_lens, ends, room, may)
-        return np.where((chains > 0) & may, np.maximum(limits, chains), chains)
+        whole = np.where((chains > 0) & may, np.maximum(limits, chains), chains)
+        return np.array(
+            [*(np.where(may, np.minimum(whole, cut), whole) for cut in self._cuts), whole]
+        )
 
     def _asks_for_one(self, name: str, requests: Mapping[str, Request]) -> bool:
         found = self._may_branch.get(name)

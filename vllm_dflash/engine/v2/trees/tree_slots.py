@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from vllm_dflash.config.mode import TREE_CUTS
 from vllm_dflash.config.speculative_settings import MOST_NODES
 
 
@@ -45,9 +46,11 @@ class TreeSlots:
         """Accepted nodes of each, from the bonus token's child on, [max R, N]."""
         self.path_lens = zeros(num_slots)
         """How many, [max R]."""
-        self.chains = torch.full_like(zeros(num_slots, 2), -1)
+        self.chains = torch.full_like(zeros(num_slots, 2 + len(TREE_CUTS)), -1)
         """Of the likeliest nodes of each request's tree, how many were verified, and how many of
-        these, one after the other, were accepted; -1: it had no tree, [max R, 2]."""
+        these, one after the other, were accepted; and how many tokens the step had brought, had the
+        tree been cut to the first of `TREE_CUTS`, or less, and so on; -1: it had no tree, [max R, 2
+        + C]."""
 
     def forget(self, slots: torch.Tensor, may_branch: torch.Tensor) -> None:
         """Slots [N] int64, on the device, are new requests' from now on."""

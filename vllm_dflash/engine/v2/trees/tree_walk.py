@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
+from vllm_dflash.config.mode import TREE_CUTS
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
 
@@ -36,10 +37,11 @@ def _walk(  # type: ignore[no-untyped-def]
     num_sampled,  # [R]
     paths,  # [R, N]
     path_lens,  # [R]
-    chains,  # [R, 2]
+    chains,  # [R, 2 + CUTS]
     stride_sampled,
     N: tl.constexpr,
     PADDED_N: tl.constexpr,
+    CUTS: tl.constexpr,
 ):
     request = tl.program_id(0)
     slot = tl.load(slots + request).to(tl.int64)
@@ -56,6 +58,7 @@ def _walk(  # type: ignore[no-untyped-def]
 
     accepted = tl.full([], 0, tl.int32)
     of_firsts = tl.full([], 0, tl.int32)
+    on_path = each < 0
     node = tl.full([], -1, tl.int32)
     goes_on = size > 0
     while goes_on:
@@ -68,11 +71,17 @@ def _walk(  # type: ignore[no-untyped-def]
             tl.store(paths + request * N + accepted, node)
             is_first = ((firsts >> node.to(tl.int64)) & 1) != 0
             of_firsts += ((of_firsts == accepted) & is_first).to(tl.int32)
+            on_path = on_path | (each == node)
             accepted += 1
     tl.store(num_sampled + request, accepted + 1)
     tl.store(path_lens + request, accepted)
-    tl.store(chains + request * 2, num_firsts)
-    tl.store(chains + request * 2 + 1, of_firsts)
+    of_request = chains + request * (2 + CUTS)
+    tl.store(of_request, num_firsts)
+    tl.store(of_request + 1, of_firsts)
+    # Nodes come behind their parents, so what is cut off a tree is cut off the end of a path.
+    for cut in tl.static_range(CUTS):
+        inside = on_path & (each < (8 << cut) - 1)
+        tl.store(of_request + 2 + cut, 1 + tl.sum(inside.to(tl.int32), axis=0))
 
 
 def walk(
@@ -112,6 +121,7 @@ def walk(
         sampled.stride(0),
         N=num_nodes,
         PADDED_N=triton.next_power_of_2(num_nodes),
+        CUTS=len(TREE_CUTS),
         num_warps=1,
     )
 
