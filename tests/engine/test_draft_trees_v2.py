@@ -126,5 +126,6 @@ def test_trees_that_the_device_trims_and_texts_beside_them(
         (stats,) = llm.collective_rpc("dflash_stats")
     assert tokens == plain["greedy"]
     assert 0 < stats["mean_draft_length"] < 7
+    assert 0 < stats["free_draft_tokens"] < stats["draft_tokens"]
     assert stats["accepted_tokens"] > 10
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0

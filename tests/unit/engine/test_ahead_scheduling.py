@@ -26,6 +26,7 @@ from vllm_dflash.engine.v2 import scheduling
 from vllm_dflash.engine.v2.exchange import (
     CHAINS_ONLY,
     FACTS,
+    OUTCOMES,
     Directions,
     WorkerFacts,
     directions_of,
@@ -35,6 +36,7 @@ from vllm_dflash.planning.ahead import Ahead, AheadPlanner
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.step import TEXT, Outcomes, Step
+from vllm_dflash.planning.tree_gain import TreeGain
 
 KINDS = [DFlashAsyncScheduler, DFlashDeviceScheduler]
 
@@ -159,22 +161,23 @@ def test_trees_leave_room_for_the_blocks_of_all_requests(monkeypatch: pytest.Mon
 
 
 def test_each_request_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a batch of four: an inner one gets none, one is in its prompt, one at its limit."""
+    """Of five, in an order of the step's own: an inner one gets none, one is in its prompt, one at
+    its limit, one was just admitted."""
     take_vllm_out(monkeypatch, 7)
     scheduler: Any = DFlashAsyncScheduler()
-    requests = {name: request(100, places=5) for name in "ab"}
-    requests["c"] = request(100)  # in its prompt: vLLM gives it none
-    requests["d"] = request(MAX_LEN - 4, places=5)
+    requests = {name: request(number, places=5) for number, name in enumerate("abwn", 100)}
+    requests["p"] = request(200)  # in its prompt: vLLM gives it none
+    requests["e"] = request(MAX_LEN - 4, places=5)
     monkeypatch.setattr(Scheduler, "requests", requests)
-    asked = plans(monkeypatch, 5, 0, 5, 1)
-    scheduled, _ = step({"a": 0, "b": 0, "c": 0, "d": 0, "gone": 0}, {})
-    del scheduled.num_scheduled_tokens["gone"]
+    asked = plans(monkeypatch, 1, 3, 0, 5, 4)
+    scheduled, _ = step(dict.fromkeys("enbpa", 0), {}, {"e": 1, "n": 1, "b": 6, "p": 30, "a": 2})
     scheduler._update_after_schedule(scheduled)
-    places = [len(requests[name].spec_token_ids) for name in "abcd"]
-    assert places == [5, 0, 0, 1]
+    places = {name: len(one.spec_token_ids) for name, one in requests.items()}
+    assert places == {"a": 4, "b": 0, "w": 5, "n": 3, "p": 0, "e": 1}
     ((names, context, limits),) = asked
-    assert (names, context.tolist()) == ([*"abcd"], [101, 101, 101, MAX_LEN - 3])
-    assert limits.tolist() == [7, 7, 7, 1]
+    assert names == [*"enbpa"]
+    assert context.tolist() == [MAX_LEN - 3, 104, 107, 230, 102]
+    assert limits.tolist() == [1, 7, 7, 7, 7]
 
 
 @pytest.mark.parametrize(("of_drafter", "of_target"), [(110, MAX_LEN), (MAX_LEN, 110)])
@@ -313,6 +316,23 @@ def test_learns_from_verified_drafts_alone(scheduler: Any, observed: list[Any]) 
     assert (seen.verified.tolist(), seen.accepted.tolist()) == ([0, 0, 3, 2], [0, 0, 3, 0])
     assert outcomes.admitted.tolist() == [0, 0, 3, 2]
     assert (outcomes.confidence > 0).sum(axis=1).tolist() == [0, 0, 3, 2]
+
+
+def test_what_trees_bring_is_learned_of_those_that_had_one(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More drafts of a block than it has: neither a chain, nor a text's drafts, nor placeholders."""
+    seen: list[Any] = []
+    monkeypatch.setattr(TreeGain, "observe", lambda _, *what: seen.append(what))
+    drafts, produced = {"n": 12, "c": 7, "t": 12, "u": 0}, {"t": 6, "u": 1, "n": 1, "c": 4}
+    scheduled, output = step(drafts, produced, admitted={"n": 0})
+    OUTCOMES.on(output).accepted[0] = 2  # of the five, the first ones of the likeliest chain
+    scheduler.update_from_output(scheduled, output)
+    scheduler.update_from_output(*step({"t": 12}, {"t": 6}, source=TEXT))
+    ((of_trees, of_chains, had), (*_, of_text)) = seen
+    assert had.tolist() == [False, False, True, False]
+    assert (of_trees[had].tolist(), of_chains[had].tolist()) == ([5], [2])
+    assert of_text.tolist() == [False]
 
 
 def test_padding_of_requests_that_were_just_admitted_is_no_draft(

@@ -269,17 +269,17 @@ def test_tokens_are_written_where_the_runner_will_write_them() -> None:
     [([8, 9, 3, 4], 4), ([8, 9, 0, 4], 2), ([0, 9, 3, 4], 0), ([8], 1), ([], 0)],
 )
 def test_how_far_a_block_says_what_the_text_does(block: list[int], agreed_on: int) -> None:
-    """The first has no text to compare with, the last no block."""
-    plan = Plan(np.array([True, True, False]), 4, price=1.0, speedup=1.0, uses_text=True)
-    host = Host(FromText(plan), looks_up=True)
-    blocks = BlockDrafts(np.array([0, 1]), [[8, 9, 3, 4], block], np.ones((2, 4)))
+    """The first has a text and no block, the second no text to compare with, the third neither."""
+    drafted = np.array([False, True, False, True])
+    host = Host(FromText(Plan(drafted, 4, 1.0, 1.0, uses_text=True)), looks_up=True)
+    blocks = BlockDrafts(np.array([1, 3]), [[8, 9, 3, 4], block], np.ones((2, 4)))
     drafter = SimpleNamespace(draft=lambda *_: blocks, reads_newest=False)
     host.block = drafter  # type: ignore[assignment]
-    host.all_texts[1:3, :CONTEXT] = [7, 1000, 8, 9, 3, 4, 5, 6, 1, 7]
-    step, _ = host.step(7, 7, 7, sampled=[[1], [1000], [1000]])
+    host.all_texts[[0, 3], :CONTEXT] = [7, 1000, 8, 9, 3, 4, 5, 6, 1, 7]
+    step, _ = host.step(7, 7, 7, 7, sampled=[[1000], [1], [1], [1000]])
     assert step.predicted is not None
-    assert step.predicted.lengths.tolist() == [0, MOST_FREE, MOST_FREE]
-    assert step.agreed.tolist() == [0, agreed_on, 0]
+    assert step.predicted.lengths.tolist() == [MOST_FREE, 0, 0, MOST_FREE]
+    assert step.agreed.tolist() == [0, 0, 0, agreed_on]
 
 
 # --- what was handed over ----------------------------------------------------------------------

@@ -39,10 +39,15 @@ def features(num_rows: int, seed: int) -> torch.Tensor:
 
 @on_both_runners
 def test_batched_drafting_equals_drafting_each_request_alone(pair: Pair) -> None:
-    rows = [Row(i, features(length, i), bonus=20 + i) for i, length in enumerate((1, 33, 64, 7))]
+    """Some of which have verified drafts in the same step; one is in its prompt, one at its end,
+    and rows are not in the order of their slots."""
+    lengths = {5: 1, 2: 33, 0: 20, 7: 64, 3: 254, 1: 7}
+    rows = [Row(slot, features(count, slot), bonus=20 + slot) for slot, count in lengths.items()]
+    rows[1].num_rejected, rows[3].num_rejected, rows[2].in_prompt = 3, 7, True
     together = DrafterHarness(pair).step(rows)
-    for row, drafts in zip(rows, together, strict=True):
-        assert DrafterHarness(pair).step([row]) == [drafts]
+    assert (together[2], together[4]) == ([], [])
+    for number in (0, 1, 3, 5):
+        assert DrafterHarness(pair).step([rows[number]]) == [together[number]]
 
 
 @on_both_runners

@@ -158,6 +158,26 @@ def test_others_that_ended_are_not_taken_for_it(ended: tuple[str, ...]) -> None:
     assert not any(engine.answer("b", [7, 8], OUTPUT))
 
 
+def test_of_a_batch_those_who_have_ended_are_remembered() -> None:
+    """Each by its own text, wherever that is; others go on, are in their prompt or new."""
+    outputs = {
+        name: [20 * number + token for token in OUTPUT] for number, name in enumerate("aenp")
+    }
+    matches = SuffixMatches(5, MAX_TOKENS, MOST, shares_outputs=True)
+    texts, places = np.zeros((6, MAX_TOKENS), np.int32), np.array([4, 0, 5, 2])
+    for place, output in zip(places, outputs.values(), strict=True):
+        texts[place, : 3 + len(output)] = [1, 2, 3, *output]
+    produced, lens = np.array([10, 10, 1, 0]), np.array([12, 12, 3, 12])
+    limits = np.full(4, MAX_TOKENS)
+    matches.look_up([*outputs], texts, places, lens, produced, limits, MOST)
+    matches.end({"e", "of another batch"}, texts)
+    for name, output in outputs.items():
+        texts[1, :6] = [7, 8, *output[:4]]
+        asked = np.array([1]), np.array([5]), np.array([1]), limits[:1]
+        found = matches.look_up([f"like {name}"], texts, *asked, MOST)
+        assert found.lengths.tolist() == [MOST * (name == "e")]
+
+
 def test_nothing_is_shared_by_default() -> None:
     engine = Shared(shares_outputs=False)
     engine.answer("a", [1, 2, 3], OUTPUT)
