@@ -37,6 +37,7 @@ from support.trimming import trimming
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.planning.ahead import Ahead
+from vllm_dflash.planning.step import Step
 
 pytestmark = [
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
@@ -119,10 +120,20 @@ def test_trees_that_the_device_trims_and_texts_beside_them(
     settings = {**SETTINGS, "speculative_config": {**DFLASH, "draft_tree": NODES}}
     fix_costs(monkeypatch)
     with trimming(), engine("asynchronous", **settings) as llm:
+        assert proposer_of(llm).trees.is_attached
         assert proposer_of(llm).budget is not None
         prefer(llm, monkeypatch, text=0.6, block=0.5)
         directed(llm, monkeypatch, lambda most: Ahead(most, True, min_verified=5 * len(most)))
+        statistics, verified = proposer_of(llm).statistics, list[list[int]]()
+        count = statistics.observe_verification
+
+        def noted(step: Step) -> None:
+            verified.append(step.verified[step.decoding].tolist())
+            count(step)
+
+        monkeypatch.setattr(statistics, "observe_verification", noted)
         tokens = token_ids(llm, TEXTS, greedy(NEW_TOKENS, ignore_eos=True))
+        print("VERIFIED", verified)
         (stats,) = llm.collective_rpc("dflash_stats")
     assert tokens == plain["greedy"]
     assert 0 < stats["mean_draft_length"] < 7

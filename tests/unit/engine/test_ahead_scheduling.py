@@ -321,7 +321,7 @@ def test_learns_from_verified_drafts_alone(scheduler: Any, observed: list[Any]) 
 def test_what_trees_bring_is_learned_of_those_that_had_one(
     scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More drafts of a block than it has: neither a chain, nor a text's drafts, nor placeholders."""
+    """More drafts of a block than that has; no chain, no text's drafts and no placeholders."""
     seen: list[Any] = []
     monkeypatch.setattr(TreeGain, "observe", lambda _, *what: seen.append(what))
     drafts, produced = {"n": 12, "c": 7, "t": 12, "u": 0}, {"t": 6, "u": 1, "n": 1, "c": 4}
