@@ -165,17 +165,18 @@ def test_of_a_batch_those_who_have_ended_are_remembered() -> None:
     }
     matches = SuffixMatches(5, MAX_TOKENS, MOST, shares_outputs=True)
     texts, places = np.zeros((6, MAX_TOKENS), np.int32), np.array([4, 0, 5, 2])
-    for place, output in zip(places, outputs.values(), strict=True):
-        texts[place, : 3 + len(output)] = [1, 2, 3, *output]
-    produced, lens = np.array([10, 10, 1, 0]), np.array([12, 12, 3, 12])
+    of_prompts, produced = np.array([5, 3, 4, 6]), np.array([10, 10, 1, 0])
+    for place, of_prompt, output in zip(places, of_prompts, outputs.values(), strict=True):
+        texts[place, of_prompt : of_prompt + len(output)] = output
+    lens = of_prompts + produced - 1
     limits = np.full(4, MAX_TOKENS)
     matches.look_up([*outputs], texts, places, lens, produced, limits, MOST)
     matches.end({"e", "of another batch"}, texts)
     for name, output in outputs.items():
-        texts[1, :6] = [7, 8, *output[:4]]
-        asked = np.array([1]), np.array([5]), np.array([1]), limits[:1]
+        texts[1, :10] = [7, 8, *output[:8]]
+        asked = np.array([1]), np.array([9]), np.array([1]), limits[:1]
         found = matches.look_up([f"like {name}"], texts, *asked, MOST)
-        assert found.lengths.tolist() == [MOST * (name == "e")]
+        assert found.lengths.tolist() == [2 * (name == "e")]
 
 
 def test_nothing_is_shared_by_default() -> None:
