@@ -237,13 +237,13 @@ class ProposerHarness(Harness):
         self.requests = {str(row.request): request for row in reversed(rows)}
         sampled = torch.tensor([[row.bonus] for row in rows])
         mask = torch.from_numpy(self.discard_request_mask.np)
-        asked = sampled, {}, self.input_batch, mask
-        _, counts = self.proposer.prepare_next_token_ids_padded(*asked)
+        proposer = self.proposer
+        _, counts = proposer.prepare_next_token_ids_padded(sampled, {}, self.input_batch, mask)
         verified = [row.num_rejected for row in rows]  # of which none was accepted
         rejected = None
         if any(verified):
             told = SimpleNamespace(num_draft_tokens=verified)
-            *_, rejected = self.proposer.prepare_inputs_padded(None, told, counts)
+            *_, rejected = proposer.prepare_inputs_padded(None, told, counts)
         # vLLM asks for the same number in every step there.
         self.proposer.host.width = self.width if wanted is None else wanted
         drafts = self.proposer.propose(

@@ -326,7 +326,8 @@ def test_what_trees_bring_is_learned_of_those_that_had_one(
     monkeypatch.setattr(TreeGain, "observe", lambda _, *what: seen.append(what))
     drafts, produced = {"n": 12, "c": 7, "t": 12, "u": 0}, {"t": 6, "u": 1, "n": 1, "c": 4}
     scheduled, output = step(drafts, produced, admitted={"n": 0})
-    OUTCOMES.on(output).accepted[0] = 2  # of the five, the first ones of the likeliest chain
+    outcomes: Any = OUTCOMES.on(output)
+    outcomes.accepted[0] = 2  # of the five, the first ones of the likeliest chain
     scheduler.update_from_output(scheduled, output)
     scheduler.update_from_output(*step({"t": 12}, {"t": 6}, source=TEXT))
     ((of_trees, of_chains, had), (*_, of_text)) = seen

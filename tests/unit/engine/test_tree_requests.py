@@ -133,11 +133,13 @@ def test_new_requests_branch_by_their_own_settings(monkeypatch: pytest.MonkeyPat
     batch: Any = SimpleNamespace(
         idx_mapping=torch.tensor([1, 4, 0]), positions=torch.zeros(3), num_draft_tokens=0
     )
+    runner: Any = None
     asked = {"logs": SamplingParams(logprobs=1), "free": SamplingParams()}
     new = [SimpleNamespace(req_id=name, sampling_params=one) for name, one in asked.items()]
     for newcomers in (new, []):
-        trees.expect(SimpleNamespace(scheduled_new_reqs=newcomers))  # type: ignore[arg-type]
-        assert trees._prepare_attn(None, batch) == "vLLM's"  # type: ignore[arg-type]
+        step: Any = SimpleNamespace(scheduled_new_reqs=newcomers)
+        trees.expect(step)
+        assert trees._prepare_attn(runner, batch) == "vLLM's"
         assert trees.slots.may_branch.tolist() == [0, 9, 9, 9, 1, 9]
         assert trees.slots.sizes.tolist() == [0, 5, 5, 5, 0, 5]
     assert trees.slots.slots.tolist() == [1, 4, 0, 0, 0, 0]
