@@ -222,7 +222,7 @@ def test_nodes_stand_by_their_depths_and_placeholders_in_a_row() -> None:
     """One that has a tree, one that has been cut, one with vLLM's placeholders behind its prompt,
     one in its prompt and one without a tree."""
     trees = TreeSlots(6, 4, CPU)
-    tree, cut, placeholders, in_prompt, chain = 3, 0, 5, 1, 2
+    tree, cut, placeholders, in_prompt, chain = 3, 2, 5, 1, 0
     trees.depths[:] = torch.tensor([1, 1, 1, 1])
     trees.depths[tree], trees.depths[cut] = torch.tensor([[1, 2, 2, 3], [1, 1, 2, 3]])
     trees.sizes[:] = 4
@@ -245,7 +245,7 @@ def test_nodes_stand_by_their_depths_and_placeholders_in_a_row() -> None:
     assert positions[:5].tolist() == [10, 11, 12, 12, 13]
     assert positions[5:8].tolist() == [20, 21, 21]
     assert (positions[8:] == before[8:]).all()
-    assert trees.sizes.tolist() == [4, 4, 0, 4, 4, 0]
+    assert trees.sizes.tolist() == [0, 4, 4, 4, 4, 0]
     line_up(trees, batch)
     assert (positions == before).all()
 
