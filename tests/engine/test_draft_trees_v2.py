@@ -40,6 +40,7 @@ from support.trimming import trimming
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.planning.ahead import Ahead
+from vllm_dflash.planning.step import Step
 
 pytestmark = [
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
@@ -117,18 +118,30 @@ def test_chains_and_drawn_tokens_beside_trees(llm: LLM, plain: dict[str, list[li
 def test_trees_that_the_device_trims_and_texts_beside_them(
     plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A budget for all requests: first nodes of some trees are verified, and of others none. Some
-    requests have chains, of what their texts predict."""
+    """A budget for all requests: first nodes of their trees are verified, more of some than of
+    others. Some requests have chains, of what their texts predict."""
     settings = {**SETTINGS, "speculative_config": {**DFLASH, "draft_tree": NODES}}
     fix_costs(monkeypatch)
     with trimming(), engine("asynchronous", **settings) as llm:
+        assert proposer_of(llm).trees.is_attached
         assert proposer_of(llm).budget is not None
         prefer(llm, monkeypatch, text=0.6, block=0.5)
         directed(llm, monkeypatch, lambda most: Ahead(most, True, min_verified=5 * len(most)))
+        statistics, verified = proposer_of(llm).statistics, list[list[int]]()
+        count = statistics.observe_verification
+
+        def noted(step: Step) -> None:
+            verified.append(step.verified[step.decoding].tolist())
+            count(step)
+
+        monkeypatch.setattr(statistics, "observe_verification", noted)
         tokens = token_ids(llm, TEXTS, greedy(NEW_TOKENS, ignore_eos=True))
         (stats,) = llm.collective_rpc("dflash_stats")
     assert tokens == plain["greedy"]
-    assert 0 < stats["mean_draft_length"] < 7
+    of_three = [counts for counts in verified if len(counts) == 3 and any(counts)]
+    assert {sum(counts) for counts in of_three} == {3 * 5}
+    assert max(len({*counts}) for counts in of_three) > 1
+    assert 0 < stats["free_draft_tokens"] < stats["draft_tokens"]
     assert stats["accepted_tokens"] > 10
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
 

@@ -73,7 +73,5 @@ def test_the_second_start_recalls_the_first(
     with log_lines() as second, engine(scheduling, **settings) as llm:
         assert costs_before_a_step(llm).records == known.costs.records
         assert token_ids(llm, prompts, params) == text
-        (stats,) = llm.collective_rpc("dflash_stats")
     assert any(f"planned from costs learned before, from {path}" in line for line in second)
-    assert stats["steps"] > 0
     assert json.loads(path.read_text())["estimates"] != written

@@ -234,11 +234,16 @@ class ProposerHarness(Harness):
         request = SimpleNamespace(
             num_prompt_tokens=0, sampling_params=SimpleNamespace(max_tokens=self.max_tokens)
         )
-        self.requests = {str(row.request): request for row in rows}
-        rejected = torch.tensor([row.num_rejected for row in rows], dtype=torch.int32)
+        self.requests = {str(row.request): request for row in reversed(rows)}
         sampled = torch.tensor([[row.bonus] for row in rows])
         mask = torch.from_numpy(self.discard_request_mask.np)
-        self.proposer.prepare_next_token_ids_padded(sampled, {}, self.input_batch, mask)
+        proposer = self.proposer
+        _, counts = proposer.prepare_next_token_ids_padded(sampled, {}, self.input_batch, mask)
+        verified = [row.num_rejected for row in rows]  # of which none was accepted
+        rejected = None
+        if any(verified):
+            told = SimpleNamespace(num_draft_tokens=verified)
+            *_, rejected = proposer.prepare_inputs_padded(None, told, counts)
         # vLLM asks for the same number in every step there.
         self.proposer.host.width = self.width if wanted is None else wanted
         drafts = self.proposer.propose(
@@ -261,7 +266,7 @@ class ProposerHarness(Harness):
                 slot_mapping=slots,
             ),
             sampling_metadata=None,
-            num_rejected_tokens_gpu=rejected if rejected.any() else None,
+            num_rejected_tokens_gpu=rejected,
         )
         self.proposer.end_step()
         for row, end in zip(rows, texts_end, strict=True):

@@ -9,7 +9,12 @@ import pytest
 import ray
 from ray._private import state
 
-from vllm_dflash.cluster.placement import bundles_of_workers, cpus_per_worker, reserve_cpus
+from vllm_dflash.cluster.placement import (
+    bundles_of_workers,
+    cpus_per_worker,
+    placed_bundles,
+    reserve_cpus,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,13 +37,30 @@ def test_every_worker_gets_as_many_cpus(free: list[float], workers: int, expecte
 
 
 def test_workers_get_the_largest_bundles_of_a_group() -> None:
-    serve = [{"CPU": 1.0}, {"CPU": 8.0}, {"GPU": 1.0}, {"CPU": 6.5}]
+    """In the group's order, whichever of them is the largest."""
+    serve = [{"CPU": 1.0}, {"CPU": 6.5}, {"GPU": 1.0}, {"CPU": 8.0}]
     assert bundles_of_workers(serve, 2) == [1, 3]
     assert bundles_of_workers([{"CPU": 2.0}] * 3, 2) == [0, 1]
     with pytest.raises(
         ValueError, match="has 3 bundles with a CPU, but tensor parallelism needs 4"
     ):
         bundles_of_workers(serve, 4)
+
+
+def test_ranks_begin_on_the_engines_own_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a node one after the other; a bundle's index is no rank."""
+    nodes = dict(enumerate(["far", "own", "own", "near", "far", "own"]))
+    table = {"bundles_to_node_id": nodes}
+    listed = [{"NodeID": n, "NodeManagerAddress": f"at {n}"} for n in ("own", "near", "far")]
+    monkeypatch.setattr(ray.util, "placement_group_table", lambda _: table)
+    monkeypatch.setattr(ray, "nodes", lambda: listed)
+    own = SimpleNamespace(get_node_id=lambda: "own")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: own)
+    cpus = [8.0, 1.0, 8.0, 9.0, 8.0, 8.0]
+    group: Any = SimpleNamespace(bundle_specs=[{"CPU": each} for each in cpus])
+    placed = placed_bundles(group, 5)
+    expected = [(2, "own"), (5, "own"), (0, "far"), (4, "far"), (3, "near")]
+    assert placed == [(index, node, f"at {node}") for index, node in expected]
 
 
 @pytest.fixture

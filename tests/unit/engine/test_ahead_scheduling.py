@@ -166,22 +166,23 @@ def test_trees_leave_room_for_the_blocks_of_all_requests(monkeypatch: pytest.Mon
 
 
 def test_each_request_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a batch of four: an inner one gets none, one is in its prompt, one at its limit."""
+    """Of five, in an order of the step's own: an inner one gets none, one is in its prompt, one at
+    its limit, one was just admitted."""
     take_vllm_out(monkeypatch, 7)
     scheduler: Any = DFlashAsyncScheduler()
-    requests = {name: request(100, places=5) for name in "ab"}
-    requests["c"] = request(100)  # in its prompt: vLLM gives it none
-    requests["d"] = request(MAX_LEN - 4, places=5)
+    requests = {name: request(number, places=5) for number, name in enumerate("abwn", 100)}
+    requests["p"] = request(200)  # in its prompt: vLLM gives it none
+    requests["e"] = request(MAX_LEN - 4, places=5)
     monkeypatch.setattr(Scheduler, "requests", requests)
-    asked = plans(monkeypatch, 5, 0, 5, 1)
-    scheduled, _ = step({"a": 0, "b": 0, "c": 0, "d": 0, "gone": 0}, {})
-    del scheduled.num_scheduled_tokens["gone"]
+    asked = plans(monkeypatch, 1, 3, 0, 5, 4)
+    scheduled, _ = step(dict.fromkeys("enbpa", 0), {}, {"e": 1, "n": 1, "b": 6, "p": 30, "a": 2})
     scheduler._update_after_schedule(scheduled)
-    places = [len(requests[name].spec_token_ids) for name in "abcd"]
-    assert places == [5, 0, 0, 1]
+    places = {name: len(one.spec_token_ids) for name, one in requests.items()}
+    assert places == {"a": 4, "b": 0, "w": 5, "n": 3, "p": 0, "e": 1}
     ((names, context, limits),) = asked
-    assert (names, context.tolist()) == ([*"abcd"], [101, 101, 101, MAX_LEN - 3])
-    assert limits.tolist() == [7, 7, 7, 1]
+    assert names == [*"enbpa"]
+    assert context.tolist() == [MAX_LEN - 3, 104, 107, 230, 102]
+    assert limits.tolist() == [1, 7, 7, 7, 7]
 
 
 @pytest.mark.parametrize(("of_drafter", "of_target"), [(110, MAX_LEN), (MAX_LEN, 110)])
@@ -478,14 +479,14 @@ def test_steps_are_judged_by_their_contexts(
 
 
 def test_what_became_of_trees_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all sizes that they had at least, from what the device says."""
+    """Of all sizes that they had at least, from what the device says in its own order."""
     take_vllm_out(monkeypatch, 7, tree_nodes=31)
     scheduler: Any = DFlashAsyncScheduler()
-    scheduled, output = step({"a": 15, "b": 15}, {"a": 5, "b": 3})
+    scheduled, output = step({"a": 15, "b": 15}, {"b": 3, "a": 5})
     table = np.zeros((2, 8 + 3 + 7))
     table[:, 0], table[:, 1] = BLOCK, 15
-    table[:, 6], table[:, 7] = [5, 4], [3, 1]  # of the chains of likeliest drafts
-    table[0, 8:11] = 4, 5, 5  # the other one had no tree
+    table[:, 6], table[:, 7] = [4, 5], [1, 3]  # of the chains of likeliest drafts
+    table[1, 8:11] = 4, 5, 5  # the other one had no tree
     OUTCOMES.attach(output, Outcomes.of(table, 3))
     scheduler.update_from_output(scheduled, output)
     assert scheduler._tree_gain._trees.tolist() == [3, 4, 0]

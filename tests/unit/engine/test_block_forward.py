@@ -113,6 +113,7 @@ def test_each_requests_drafts_and_confidence_in_order(block: BlockForward, model
         ]
     )
     drafts = block.draft(inputs, torch.arange(12).view(3, 4), None)
+    assert drafts.requests.tolist() == [0, 2]
     assert drafts.tokens == [[102, 101, 100], [101]]
     assert drafts.confidence == pytest.approx(
         np.array([[0.7, 0.6, 0.5], [0.8 / 3 + 0.01, 0.0, 0.0]])

@@ -176,6 +176,7 @@ def test_a_request_ends_behind_its_prompt_and_what_it_asked_for() -> None:
         return SimpleNamespace(num_prompt_tokens=50, sampling_params=params)
 
     pooling = SimpleNamespace(num_prompt_tokens=50, sampling_params=None)
-    requests = {"a": request(10), "b": request(10_000), "c": request(None), "d": pooling}
-    limits = length_limits(requests, list(requests), 256)
-    assert limits.tolist() == [60, 256, 256, 256]
+    requests = {"a": request(10), "b": request(10_000), "waits": request(20), "c": request(None)}
+    requests["d"] = pooling
+    limits = length_limits(requests, ["c", "d", "a", "b"], 256)  # the batch has its own order
+    assert limits.tolist() == [256, 256, 60, 256]

@@ -20,11 +20,11 @@ from vllm_dflash.planning.budget import MOST_STEPS, Load, RecentChances
 from vllm_dflash.planning.step import Learned
 
 K, SLOTS, LOGITS = 3, 6, 64
-PLACES = {"decodes": 4, "in its prompt": 0, "at its end": 5, "new": 2}
-ROWS = {"decodes": 4, "in its prompt": 60, "at its end": 2, "new": 4}
-DRAFTS = {"decodes": [7, 7, 7], "at its end": [7], "new": [-1, -1, -1]}
-COMPUTED = np.array([7, 8000, 49, 8000, 100, 300], np.int32)
-PROMPTS = np.array([200, 9000, 50, 9000, 90, 250], np.int32)
+PLACES = {"new": 2, "undrafted": 3, "decodes": 4, "at its end": 5, "in its prompt": 0}
+ROWS = {"decodes": 4, "undrafted": 1, "in its prompt": 60, "at its end": 2, "new": 4}
+DRAFTS = {"new": [-1, -1, -1], "decodes": [7, 7, 7], "at its end": [7]}
+COMPUTED = np.array([7, 8000, 49, 500, 100, 300], np.int32)
+PROMPTS = np.array([200, 9000, 50, 450, 90, 250], np.int32)
 
 
 def bare(chances: float | Floats = 0.5) -> Any:
@@ -70,34 +70,34 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("runs_block", [True, False])
-def test_four_requests(asked: list[Any], runs_block: bool) -> None:
-    """An inner one is in its prompt, one at its limit, and one new, with placeholders; slots are
-    no batch rows."""
+def test_five_requests(asked: list[Any], runs_block: bool) -> None:
+    """Of the inner ones, one has no drafts and one is in its prompt; one is at its limit, and one
+    new, with placeholders; slots are no batch rows, nor in their order."""
     random = np.random.default_rng(0)
     chances = random.random((SLOTS, K)).astype(np.float32)
     budget, recent = bare(chances), RecentChances(SLOTS, K)
     budget.costs = costs = straight_costs()
     budget.expect(Directions(runs_block))
     budget.add_request(PLACES["new"])
-    assert budget.get_num_tokens(ROWS, DRAFTS) == 63 + 5
+    assert budget.get_num_tokens(ROWS, DRAFTS) == 64 + 5
     assert budget._batch_budget == (
-        {"decodes": 3, "in its prompt": 0, "at its end": 1, "new": 3},
-        {"decodes": 1, "in its prompt": 60, "at its end": 1, "new": 1},
+        {"decodes": 3, "undrafted": 0, "in its prompt": 0, "at its end": 1, "new": 3},
+        {"decodes": 1, "undrafted": 1, "in its prompt": 60, "at its end": 1, "new": 1},
         5,
     )
     ((*what, scores, steps, most, min_verified),) = asked
-    assert what == [costs, Load(3, 63, 449.0, 449 / 3, 4 * (1 + K) * runs_block)]
+    assert what == [costs, Load(4, 64, 949.0, 449 / 3, 5 * (1 + K) * runs_block)]
     assert (most, min_verified) == (7, 0)
-    slots = np.array([4, 0, 5, 2])
-    recent.add(slots[:3], chances[slots[:3]])  # of the new one, the host has somebody else's
-    expected, expected_steps = recent.sample(slots, np.array([3, 0, 1, 3]))
+    slots = np.array([4, 3, 0, 5, 2])
+    recent.add(slots[:4], chances[slots[:4]])  # of the new one, the host has somebody else's
+    expected, expected_steps = recent.sample(slots, np.array([3, 0, 0, 1, 3]))
     assert steps == expected_steps
     np.testing.assert_array_equal(scores, expected)
 
 
 def test_no_more_than_there_is_room_for(asked: list[Any]) -> None:
     budget = bare()
-    budget.costs, budget._max_total_logits = straight_costs(), 4 + 6
+    budget.costs, budget._max_total_logits = straight_costs(), 5 + 6
     budget.get_num_tokens(ROWS, DRAFTS)
     assert asked[0][4] == 6
 

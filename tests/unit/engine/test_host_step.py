@@ -269,17 +269,17 @@ def test_tokens_are_written_where_the_runner_will_write_them() -> None:
     [([8, 9, 3, 4], 4), ([8, 9, 0, 4], 2), ([0, 9, 3, 4], 0), ([8], 1), ([], 0)],
 )
 def test_how_far_a_block_says_what_the_text_does(block: list[int], agreed_on: int) -> None:
-    """The first has no text to compare with, the last no block."""
-    plan = Plan(np.array([True, True, False]), 4, price=1.0, speedup=1.0, uses_text=True)
-    host = Host(FromText(plan), looks_up=True)
-    blocks = BlockDrafts(np.array([0, 1]), [[8, 9, 3, 4], block], np.ones((2, 4)))
+    """The first has a text and no block, the second no text to compare with, the third neither."""
+    drafted = np.array([False, True, False, True])
+    host = Host(FromText(Plan(drafted, 4, 1.0, 1.0, uses_text=True)), looks_up=True)
+    blocks = BlockDrafts(np.array([1, 3]), [[8, 9, 3, 4], block], np.ones((2, 4)))
     drafter = SimpleNamespace(draft=lambda *_: blocks, reads_newest=False)
     host.block = drafter  # type: ignore[assignment]
-    host.all_texts[1:3, :CONTEXT] = [7, 1000, 8, 9, 3, 4, 5, 6, 1, 7]
-    step, _ = host.step(7, 7, 7, sampled=[[1], [1000], [1000]])
+    host.all_texts[[0, 3], :CONTEXT] = [7, 1000, 8, 9, 3, 4, 5, 6, 1, 7]
+    step, _ = host.step(7, 7, 7, 7, sampled=[[1000], [1], [1], [1000]])
     assert step.predicted is not None
-    assert step.predicted.lengths.tolist() == [0, MOST_FREE, MOST_FREE]
-    assert step.agreed.tolist() == [0, agreed_on, 0]
+    assert step.predicted.lengths.tolist() == [MOST_FREE, 0, 0, MOST_FREE]
+    assert step.agreed.tolist() == [0, 0, 0, agreed_on]
 
 
 # --- what was handed over ----------------------------------------------------------------------
@@ -290,19 +290,20 @@ def counted(host: Host) -> tuple[int, int, int]:
     return found.verifications, found.draft_tokens, found.accepted_tokens
 
 
-def handed_over(*from_text: bool) -> Host:
-    """Three requests of which each was given two drafts, these of their texts."""
+def handed_over(*from_text: bool, lengths: tuple[int, ...] = (2, 2, 2)) -> Host:
+    """Requests that were given so many drafts, these of their texts; by default, three."""
+    count = len(lengths)
 
     class Told(Scripted):
         def plan(self, step: Step) -> Plan:
             return super().plan(step) if self.plans else Plan.nothing(step.num_requests)
 
         def lengths(self, step: Step, confidence: Floats) -> Ints:
-            step.from_text = np.array(from_text or [False] * 3)
-            return np.full(3, 2)
+            step.from_text = np.array(from_text or [False] * count)
+            return np.array(lengths)
 
-    host = Host(Told(drafting(*[True] * 3)), looks_up=True)
-    host.step(7, 7, 7)
+    host = Host(Told(drafting(*[True] * count)), looks_up=True)
+    host.step(*[7] * count)
     return host
 
 
@@ -338,17 +339,18 @@ def test_a_sample_that_is_discarded_says_nothing() -> None:
 
 
 def test_free_drafts_are_known_until_they_are_verified() -> None:
-    """By name: the batch may be another one, and a request may have to wait."""
-    host = handed_over(False, True, True)
-    host.verify("de", [0, 0], [1, 1])
-    step = host.verify("ba", [2, 2], [3, 2])
+    """By name: the batch may be another one, and a request may have to wait. The second was given
+    none."""
+    host = handed_over(False, False, True, True, lengths=(2, 0, 2, 2))
+    host.verify("xy", [0, 0], [1, 1])
+    step = host.verify("ca", [2, 2], [3, 2])
     assert step.verified_free.tolist() == [2, 0]
     assert counted(host) == (2, 4, 3)
     found = host.statistics
     assert (found.free_verifications, found.free_draft_tokens) == (1, 2)
     assert found.free_accepted_tokens == 2
-    assert host.verify("ba", [2, 2], [3, 2]).verified.tolist() == [0, 0]
-    assert host.verify("c", [1], [1]).verified_free.tolist() == [1]
+    assert host.verify("cab", [2, 2, 2], [3, 2, 1]).verified.tolist() == [0, 0, 0]
+    assert host.verify("d", [1], [1]).verified_free.tolist() == [1]
 
 
 def test_who_has_ended_is_forgotten_with_all_it_had() -> None:

@@ -39,10 +39,19 @@ def features(num_rows: int, seed: int) -> torch.Tensor:
 
 @on_both_runners
 def test_batched_drafting_equals_drafting_each_request_alone(pair: Pair) -> None:
-    rows = [Row(i, features(length, i), bonus=20 + i) for i, length in enumerate((1, 33, 64, 7))]
-    together = DrafterHarness(pair).step(rows)
-    for row, drafts in zip(rows, together, strict=True):
-        assert DrafterHarness(pair).step([row]) == [drafts]
+    """Some of which have verified drafts in the same step; one is in its prompt, one at its end,
+    and rows are not in the order of their slots."""
+    lengths = {5: 1, 2: 33, 0: 20, 7: 64, 3: 254, 1: 7}
+    rows = [Row(slot, features(count, slot), bonus=20 + slot) for slot, count in lengths.items()]
+    rows[1].num_rejected, rows[3].num_rejected, rows[2].in_prompt = 3, 7, True
+    harness, alone = DrafterHarness(pair), DrafterHarness(pair)
+    together = harness.step(rows)
+    assert (together[2], together[4]) == ([], [])
+    for number in (0, 1, 3, 5):
+        assert DrafterHarness(pair).step([rows[number]]) == [together[number]]
+    alone.step([rows[2]])
+    rest_of_its_prompt = [Row(0, features(4, 9))]
+    assert harness.step(rest_of_its_prompt) == alone.step(rest_of_its_prompt)
 
 
 @on_both_runners
@@ -137,21 +146,24 @@ def test_context_does_not_wait_while_all_are_drafted(pair: Pair) -> None:
 
 
 def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> None:
-    """The second of three, of whose drafts two go on to be verified."""
-    rows = [Row(number, features(20 + number, number)) for number in range(3)]
+    """The second of four, of whose drafts two go on to be verified; its context is the longest, and
+    the third is in its prompt."""
+    lengths = (20, 45, 22, 7)
+    rows = [Row(number, features(count, number)) for number, count in enumerate(lengths)]
+    rows[2].in_prompt = True
     expected = DrafterHarness(pair).step([rows[1]])[0]
 
     class Second(FixedLength):
         def plan(self, step: Step) -> Plan:
-            return replace(super().plan(step), drafted=np.array([False, True, False]))
+            return replace(super().plan(step), drafted=np.array([False, True, False, False]))
 
         def lengths(self, step: Step, confidence: Floats) -> Ints:
-            return np.array([0, 2, 0])
+            return np.array([0, 2, 0, 0])
 
     harness = DrafterHarness(pair)
     harness.proposer.adapt_lengths(profiled_costs())
     harness.proposer.host.policy = Second(7)
-    assert harness.step(rows) == [[], expected[:2], []]
+    assert harness.step(rows) == [[], expected[:2], [], []]
 
 
 def test_skipped_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> None:

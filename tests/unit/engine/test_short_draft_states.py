@@ -36,7 +36,8 @@ def layer() -> Any:
 
 
 def run(layer: Any, steps: list[list[tuple[int, int]]], forward: Any = forward_drafts) -> Any:
-    """The output of each request's rows; `steps` have right and wrong rows of every request."""
+    """The output of each request's rows; `steps` have right and wrong rows of every request. Those
+    stand in another order in each step."""
     torch.manual_seed(1)
     count = len(steps[0])
     total = [sum(right for right, _ in request) for request in zip(*steps, strict=True)]
@@ -46,31 +47,37 @@ def run(layer: Any, steps: list[list[tuple[int, int]]], forward: Any = forward_d
     states = torch.zeros(slots.numel() + 1, HEADS, SIZE, SIZE)
     accepted, done = torch.ones(count, dtype=torch.int32), [0] * count
     out: list[list[torch.Tensor]] = [[] for _ in range(count)]
-    for step in steps:
+    for number, step in enumerate(steps):
+        order = [(place + number) % count for place in range(count)]
         batch = [
-            torch.cat([rows[n][done[n] : done[n] + right], torch.randn(wrong, rows[n].shape[1])])
-            for n, (right, wrong) in enumerate(step)
+            torch.cat([rows[n][done[n] :][: step[n][0]], torch.randn(step[n][1], rows[n].shape[1])])
+            for n in order
         ]
         sizes = torch.tensor([0, *(len(part) for part in batch)])
         metadata = SimpleNamespace(
             num_spec_decodes=count,
             spec_query_start_loc=sizes.cumsum(0).int(),
-            spec_state_indices_tensor=slots,
-            num_accepted_tokens=accepted.clone(),
+            spec_state_indices_tensor=slots[order],
+            num_accepted_tokens=accepted[order],
         )
         qkv, b, a = torch.cat(batch).bfloat16().split([CHANNELS, HEADS, HEADS], dim=-1)
         inputs = (part.contiguous() for part in (qkv, b, a))
         found = forward(layer, metadata, *inputs, histories, states, WIDTH, LENGTH)
-        for number, part in enumerate(found.split([len(one) for one in batch])):
-            right = step[number][0]
-            out[number].append(part[:right])
-            done[number] += right
-            accepted[number] = right
+        for n, part in zip(order, found.split([len(one) for one in batch]), strict=True):
+            accepted[n] = right = step[n][0]
+            out[n].append(part[:right])
+            done[n] += right
     return [torch.cat(part) for part in out]
 
 
-RAGGED = [[(3, 5), (1, 0)], [(1, 1), (2, 2)], [(2, 0), (8, 0)], [(8, 0), (1, 7)], [(2, 3), (4, 1)]]
-ONE_BY_ONE = [[(1, 0), (1, 0)]] * 16
+RAGGED = [
+    [(3, 5), (1, 0), (4, 0), (1, 3)],
+    [(1, 1), (2, 2), (4, 0), (8, 0)],
+    [(2, 0), (8, 0), (4, 0), (1, 0)],
+    [(8, 0), (1, 7), (3, 0), (5, 2)],
+    [(2, 3), (4, 1), (1, 0), (1, 0)],
+]
+ONE_BY_ONE = [[(1, 0)] * 4] * 16
 
 
 def test_drafts_of_any_length_leave_the_state_of_what_was_accepted(layer: Any) -> None:
@@ -87,7 +94,7 @@ def test_whole_drafts_go_through_vllms_own_function(
     plain = run(layer, [[(1, 0), (1, 0)]] * 17)
     for drafted, rows in zip(run(layer, whole, _of_whole_drafts), plain, strict=True):
         torch.testing.assert_close(drafted, rows, rtol=0, atol=1e-2)
-    plain = run(layer, ONE_BY_ONE)
+    plain = run(layer, [[(1, 0), (1, 0)]] * 16)
     shorter = [[(1, 7), (1, 7)], *[[(1, 1), (1, 1)]] * 15]
     found = run(layer, shorter, _of_whole_drafts)
     assert any((a - b).abs().max() > 0.1 for a, b in zip(found, plain, strict=True))

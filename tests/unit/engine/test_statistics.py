@@ -40,12 +40,12 @@ def step_of(plan: Plan | None = None, **changes: Any) -> Step:
 
 
 def drafted_step(**changes: Any) -> Step:
-    """The first two are drafted; 50 ms, of which 40 the target's, 8 the drafter's."""
-    plan = Plan(np.array([True, True, False]), width=3, price=1.0, speedup=1.5)
+    """The first and the last are drafted; 50 ms, of which 40 the target's, 8 the drafter's."""
+    plan = Plan(np.array([True, False, True]), width=3, price=1.0, speedup=1.5)
     numbers = {
         "produced": np.array([3, 1, 1]),
         "verified": np.array([2, 2, 0]),
-        "lengths": np.array([2, 0, 3]),  # the third was not drafted, so its length is none
+        "lengths": np.array([2, 3, 0]),  # the second was not drafted, so its length is none
         "could_draft": True,
         "draft_rows": 8,
         "draft_seconds": 0.008,
@@ -101,7 +101,7 @@ def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> No
 def test_lengths_are_those_of_blocks() -> None:
     """A request that was drafted, but took what its text predicts, had none of its block."""
     statistics = DraftStatistics(3)
-    taken = {"lengths": np.array([30, 2, 12]), "from_text": np.array([True, False, True])}
+    taken = {"lengths": np.array([30, 12, 2]), "from_text": np.array([True, True, False])}
     statistics.observe(drafted_step(**taken), None)
     free = Plan.nothing(3, uses_text=True)
     statistics.observe(step_of(free, lengths=np.array([30, 0, 0]), could_draft=True), None)

@@ -22,6 +22,7 @@ from vllm_dflash.engine.v2.trees.tree_growth import Candidates, find_candidates,
 from vllm_dflash.engine.v2.trees.tree_rows import line_up, place_nodes
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 from vllm_dflash.engine.v2.trees.tree_walk import walk
+from vllm_dflash.planning.chances import BIAS_PRIOR_TOKENS
 from vllm_dflash.planning.step import BLOCK, TEXT
 
 pytestmark = [
@@ -30,8 +31,7 @@ pytestmark = [
 ]
 CPU = torch.device("cpu")
 SEEDS = st.integers(0, 2**32 - 1)
-SLOTS, VOCABULARY = 5, 9
-LAST = 7
+SLOTS, VOCABULARY = 6, 9
 
 
 class Grown:
@@ -56,19 +56,27 @@ class Grown:
         sure = torch.from_numpy(probabilities[..., 0].copy())
         self.chosen = Drafts(torch.from_numpy(tokens[..., 0].copy()), sure, torch.rand(sure.shape))
         self.slots.records[:, 0] = BLOCK
+        self.slots.records[:, 2:4] = torch.from_numpy(20 * random.random((SLOTS, 2)))
+        self.newest = torch.arange(20, 20 + SLOTS)
         self.sampled = np.ones(requests, np.int32)
         self.drafts = torch.full((requests + 1, places), -5)
         self.chances = torch.full((requests + 1, places), 5.0)
         rates = self.slots.rates[0].numpy()
         self.by_hand = [
-            grown(tokens[each], calibrated(probabilities[each].tolist(), rates), nodes, LAST)
-            for each in range(requests)
+            grown(tokens[each], calibrated(probabilities[each].tolist(), rates), nodes, last)
+            for each, last in enumerate(self.newest[self.of_request].tolist())
         ]
+
+    def bias_of(self, slot: int) -> float:
+        (expected, accepted), prior = self.slots.everybody[0].tolist(), BIAS_PRIOR_TOKENS
+        everybody = prior * (accepted + prior) / (expected + prior)
+        expected, accepted = self.slots.records[slot, 2:4].tolist()
+        return (accepted + everybody) / (expected + prior)
 
     def grow(self, *, has_block: bool = True) -> None:
         there = torch.from_numpy(self.of_request), torch.from_numpy(self.sampled)
-        nothing, newest = torch.zeros(0), torch.full((SLOTS, 1), LAST)
-        batch = Batch(*there, nothing, nothing, nothing, newest)
+        nothing = torch.zeros(0)
+        batch = Batch(*there, nothing, nothing, nothing, self.newest[:, None])
         handed_over = self.drafts, self.chances
         grow(
             self.trees,
@@ -92,17 +100,20 @@ def check_grown(world: Grown, request: int, expected: Tree) -> None:
     assert of_words == expected.masks
     assert trees.likeliest[slot].item() % 2**64 == expected.likeliest
     assert world.drafts[request, :nodes].tolist() == expected.tokens
-    assert (world.drafts[request, nodes:] == LAST).all()
+    assert (world.drafts[request, nodes:] == world.newest[slot]).all()
     survival = world.chances[request, :nodes].double().cumprod(0)
-    np.testing.assert_allclose(survival, expected.survival, rtol=1e-4, atol=1e-12)
+    corrected = np.minimum(world.bias_of(slot) * np.array(expected.survival), 1.0)
+    np.testing.assert_allclose(survival, corrected, rtol=1e-4, atol=1e-12)
     assert (world.chances[request, nodes:] == 0.0).all()
 
 
 @settings(max_examples=settings().max_examples // 3)
 @given(SEEDS, st.sampled_from([1, 3, 7, 15]), st.sampled_from([1, 2, 8, 15, 64]), st.booleans())
 def test_trees_are_grown_as_by_hand(seed: int, width: int, nodes: int, is_wide: bool) -> None:
-    """Whatever is cut behind a node is not above it, and chances multiply to survival."""
+    """Whatever is cut behind a node is not above it, and chances multiply to survival, corrected by
+    each request's own bias and everybody's."""
     world = Grown(seed, width, nodes, max(width, nodes) + is_wide)
+    world.slots.everybody[0] = torch.tensor([40.0, 40.0 * world.random.random()])
     world.grow()
     for request, expected in enumerate(world.by_hand):
         check_grown(world, request, expected)
@@ -113,23 +124,10 @@ def test_trees_are_grown_as_by_hand(seed: int, width: int, nodes: int, is_wide: 
     assert not world.trees.tokens[untouched].any()
 
 
-def test_a_bias_corrects_survival_and_leaves_the_tree() -> None:
-    world = Grown(3, 7, 15, 15)
-    world.slots.everybody[0] = torch.tensor([40.0, 10.0])
-    world.grow()
-    corrected = []
-    for request, expected in enumerate(world.by_hand):
-        assert world.trees.tokens[world.of_request[request]].tolist() == expected.tokens
-        survival = world.chances[request].double().cumprod(0).numpy()
-        corrected.append(survival[0] / expected.survival[0])
-    assert max(corrected) < 0.9
-    np.testing.assert_allclose(corrected, corrected[0], rtol=1e-4)
-
-
 def test_chains_where_there_are_no_trees() -> None:
     """Requests that must not have one, that are in their prompt, and whose text is followed."""
-    world = Grown(1, 3, 8, 8, requests=4)
-    forbidden, in_prompt, with_text, _ = range(4)
+    world = Grown(1, 3, 8, 8, requests=5)
+    first, forbidden, in_prompt, with_text, last = range(5)
     world.trees.may_branch[world.of_request[forbidden]] = 0
     world.sampled[in_prompt] = 0
     world.slots.records[world.of_request[with_text], 0] = TEXT
@@ -138,10 +136,12 @@ def test_chains_where_there_are_no_trees() -> None:
     for request in (forbidden, in_prompt, with_text):
         assert world.trees.sizes[world.of_request[request]] == 0
         chain = world.chosen.tokens[request].tolist()
-        assert world.drafts[request].tolist() == chain + [LAST] * 5
+        newest = int(world.newest[world.of_request[request]])
+        assert world.drafts[request].tolist() == chain + [newest] * 5
         assert (world.chances[request, :3] == world.chosen.chances[request]).all()
         assert (world.chances[request, 3:] == 0.0).all()
-    check_grown(world, 3, world.by_hand[3])
+    for request in (first, last):
+        check_grown(world, request, world.by_hand[request])
     world.grow(has_block=False)
     assert not world.trees.sizes[world.of_request].any()
 
@@ -227,8 +227,11 @@ def test_nodes_stand_by_their_depths_and_placeholders_in_a_row() -> None:
     """One that has a tree, one that has been cut, one with vLLM's placeholders behind its prompt,
     one in its prompt and one without a tree."""
     trees = TreeSlots(6, 4, CPU)
-    trees.depths[:] = torch.tensor([1, 1, 2, 3])
-    trees.sizes[:] = torch.tensor([4, 4, 4, 4, 0, 4])
+    tree, cut, placeholders, in_prompt, chain = 3, 2, 5, 1, 0
+    trees.depths[:] = torch.tensor([1, 1, 1, 1])
+    trees.depths[tree], trees.depths[cut] = torch.tensor([[1, 2, 2, 3], [1, 1, 2, 3]])
+    trees.sizes[:] = 4
+    trees.sizes[chain] = 0
     query = torch.tensor([0, 5, 8, 13, 16, 21])
     positions = torch.cat(
         [start + torch.arange(n) for start, n in [(10, 5), (20, 3), (30, 5), (40, 3), (50, 5)]]
@@ -236,17 +239,18 @@ def test_nodes_stand_by_their_depths_and_placeholders_in_a_row() -> None:
     before = positions.clone()
     batch: Any = SimpleNamespace(
         num_reqs=5,
-        idx_mapping=torch.tensor([5, 1, 2, 3, 4]),
+        idx_mapping=torch.tensor([tree, cut, placeholders, in_prompt, chain]),
         query_start_loc=query,
         cu_num_logits=torch.tensor([0, 5, 8, 13, 14, 19]),
         positions=positions,
     )
-    prefill_lens = torch.tensor([0, 20, 31, 99, 5, 10])
+    prefill_lens = torch.zeros(6, dtype=torch.int64)
+    prefill_lens[[tree, cut, placeholders, in_prompt, chain]] = torch.tensor([10, 20, 31, 99, 5])
     place_nodes(trees, batch, prefill_lens)
-    assert positions[:5].tolist() == [10, 11, 11, 12, 13]
+    assert positions[:5].tolist() == [10, 11, 12, 12, 13]
     assert positions[5:8].tolist() == [20, 21, 21]
     assert (positions[8:] == before[8:]).all()
-    assert trees.sizes.tolist() == [4, 4, 0, 4, 0, 4]
+    assert trees.sizes.tolist() == [0, 4, 4, 4, 4, 0]
     line_up(trees, batch)
     assert (positions == before).all()
 
@@ -257,7 +261,7 @@ def test_what_is_walked_is_distributed_as_the_target_has_it() -> None:
     random = torch.Generator().manual_seed(5)
     first = torch.randn(vocabulary, generator=random)
     second = torch.randn(vocabulary, vocabulary, generator=random)  # behind each first one
-    tree = grown([[2, 0, 1], [3, 0, 2]], [[0.6, 0.3, 0.1], [0.5, 0.3, 0.2]], 6, LAST)
+    tree = grown([[2, 0, 1], [3, 0, 2]], [[0.6, 0.3, 0.1], [0.5, 0.3, 0.2]], 6, last=0)
     trees = TreeSlots(requests, 6, CPU)
     trees.sizes.fill_(6)
     trees.tokens[:], trees.parents[:] = torch.tensor(tree.tokens), torch.tensor(tree.parents)

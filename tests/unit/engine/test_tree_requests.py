@@ -10,8 +10,10 @@ import pytest
 import torch
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from vllm_dflash.engine.v2.trees import tree_requests
+from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
 from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees, may_branch, why_chains
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
@@ -108,6 +110,7 @@ def test_places_for_trees_and_for_chains() -> None:
     that is gone."""
     fine, logprobs = SamplingParams(), SamplingParams(logprobs=1)
     living = requests(fine, logprobs, fine, fine)
+    living = {name: living[name] for name in "3102"}
     found = PlacesOfTrees(31).places(
         np.array([7, 7, 4, 0, 7]),
         list("01234"),
@@ -121,6 +124,29 @@ def test_places_for_trees_and_for_chains() -> None:
         np.full(2, 15), list("01"), living, np.full(2, 100), np.full(2, 500), 1000
     )
     assert longer.tolist() == [[7, 15], [15, 15], [31, 15]]  # of a chain nothing is cut
+
+
+def test_new_requests_branch_by_their_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By slot, whatever the order in which they come; of others nothing is changed."""
+    trees = DraftTrees(6, 7, 15, 15, torch.device("cpu"))
+    states: Any = SimpleNamespace(req_id_to_index={"old": 1, "free": 4, "logs": 0, "idle": 3})
+    trees.is_attached, trees._states = True, states
+    trees.slots.may_branch.fill_(9)
+    trees.slots.sizes.fill_(5)
+    monkeypatch.setattr(GPUModelRunner, "prepare_attn", lambda *_: "vLLM's")
+    batch: Any = SimpleNamespace(
+        idx_mapping=torch.tensor([1, 4, 0]), positions=torch.zeros(3), num_draft_tokens=0
+    )
+    runner: Any = None
+    asked = {"logs": SamplingParams(logprobs=1), "free": SamplingParams()}
+    new = [SimpleNamespace(req_id=name, sampling_params=one) for name, one in asked.items()]
+    for newcomers in (new, []):
+        step: Any = SimpleNamespace(scheduled_new_reqs=newcomers)
+        trees.expect(step)
+        assert trees._prepare_attn(runner, batch) == "vLLM's"
+        assert trees.slots.may_branch.tolist() == [0, 9, 9, 9, 1, 9]
+        assert trees.slots.sizes.tolist() == [0, 5, 5, 5, 0, 5]
+    assert trees.slots.slots.tolist() == [1, 4, 0, 0, 0, 0]
 
 
 def test_a_step_has_rows_for_all_requests() -> None:

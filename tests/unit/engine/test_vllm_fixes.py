@@ -46,7 +46,8 @@ def test_rows_whose_token_is_thrown_away_have_no_generator_while_it_is_sampled()
 
 
 def test_states_at_the_ends_of_blocks_go_to_those_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of blocks of 8 tokens: columns, tokens before the step, rows, drafts and tokens kept."""
+    """Each by its own block table. Of blocks of 8 tokens: columns, tokens before the step, rows,
+    drafts and tokens kept."""
     steps = [
         (1, 9, 4, 3, 2),  # does not come to an end
         (1, 9, 4, 3, 4),  # 10 up to the bonus token, 13 kept: neither
@@ -62,23 +63,26 @@ def test_states_at_the_ends_of_blocks_go_to_those_blocks(monkeypatch: pytest.Mon
         setattr(staged, f"{name}_buf", SimpleNamespace(np=torch.tensor(values).numpy()))
     copies: list[tuple[int, ...]] = []
     monkeypatch.setattr(
-        mamba_utils, "collect_mamba_copy_meta", lambda *args: copies.append(args[4:7])
+        mamba_utils,
+        "collect_mamba_copy_meta",
+        lambda *args: copies.append((*args[4:7], *args[7].block_ids[3])),
     )
     monkeypatch.setattr(mamba_utils, "do_mamba_copy_block", lambda _: None)
     accepted = torch.zeros(len(steps), dtype=torch.int32)
+    table = SimpleNamespace(get_numpy_array=lambda: torch.arange(20, 25)[:, None].numpy())
     aligned_states.postprocess_mamba_align_gpu(
         bufs=SimpleNamespace(
-            postprocess_align=staged, preprocess=SimpleNamespace(mamba_group_ids=[], offset=0)
+            postprocess_align=staged, preprocess=SimpleNamespace(mamba_group_ids=[3], offset=0)
         ),
         num_reqs=len(steps),
         num_accepted_tokens_gpu=torch.tensor(kept),
         num_accepted_tokens_cpu_tensor=accepted,
-        input_batch=SimpleNamespace(block_table={}),
+        input_batch=SimpleNamespace(block_table={3: table}),
         kv_cache_config=None,
         forward_context={},
         mamba_state_copy_funcs=None,
     )
-    assert copies == [(2, 1, 2), (1, 1, 3), (1, 1, 0)]
+    assert copies == [(2, 1, 2, 22), (1, 1, 3, 23), (1, 1, 0, 24)]
     assert accepted.tolist() == [2, 4, 4, 1, 1]
 
 

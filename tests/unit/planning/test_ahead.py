@@ -13,6 +13,7 @@ from support.planner_world import names, step_of, straight, straight_costs
 from support.told_planner import ToldForecast, ToldProbes
 from vllm_dflash.planning import ahead as module
 from vllm_dflash.planning.ahead import AheadPlanner
+from vllm_dflash.planning.chances import TRUST
 from vllm_dflash.planning.costs import Attention, StepCosts
 from vllm_dflash.planning.forecast import seen_with_a_block
 from vllm_dflash.planning.planner import MARGIN
@@ -181,6 +182,31 @@ def test_blocks_are_learned_of_by_their_own_confidence() -> None:
     planner.observe(step, told)
     block.observe(confidence[[1, 3]], np.array([3, 3]), np.array([2, 1]))
     np.testing.assert_allclose(planner.blocks.rates, block.rates)
+
+
+def test_what_a_step_brings_is_each_requests_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three blocks of a batch of five, a text beside the first and the last, of which the last was
+    promised. An inner request has none, and one is in its prompt; both have texts, too."""
+    planner, seen = AheadPlanner(3, 8, looks_up=True), list[Any]()
+    planner.start(straight_costs(), range(4))
+    monkeypatch.setattr(planner.forecast, "observe", lambda *what: seen.append(what))
+    rows = planner._rows(names(5))
+    planner.promises[:] = 1.0
+    planner.promises[rows[[1, 3]]] = 0.0
+    step = step_of(names(5), np.array([0, 3, 0, 3, 3]), np.array([0, 1, 0, 2, 0]))
+    told = outcomes_of([0, 3, 0, 3, 3], 3, accepted=[0, 1, 0, 2, 0], known=[0, 1, 1, 0, 1])
+    sure = np.array([0.0, 0.7, 0.0, 0.5, 0.7])
+    told = told._replace(
+        confidence=np.repeat(sure[:, None], 3, axis=1),
+        matches=np.array([90, 40, 60, 0, 40]),
+        text_lengths=np.array([3, 3, 3, 0, 3]),
+    )
+    planner.observe(step, told)
+    ((of, curves, samples),) = seen
+    assert of.tolist() == rows[[1, 3, 4]].tolist()
+    alone = sure[[1, 3, 4], None] ** [1, 2, 3]
+    np.testing.assert_allclose(curves, alone)
+    np.testing.assert_allclose(samples, [TRUST[40:43].cumprod(), *alone[1:]])
 
 
 def test_drafts_that_nobody_made_teach_nothing() -> None:

@@ -177,6 +177,23 @@ def test_only_who_has_no_match_is_drafted() -> None:
     assert step.from_text.tolist() == [True, False]
 
 
+def test_each_block_is_its_own_requests() -> None:
+    """Of five the second and fourth were drafted, the one unsure, the other sure; the first has a
+    text, and the third is at its limit."""
+    ours = ToldPlanner(2, 0.9, 0.8, most_free=6)
+    step = decoding([2, 2, 0, 2, 2])
+    step.predicted = predicted([6, 0, 0, 0, 0], match=32)
+    ours.plan(step)
+    drafted = np.array([False, True, False, True, False])
+    step.plan = Plan(drafted, 2, price=500.0, speedup=1.0, uses_text=True)
+    lengths = ours.lengths(step, np.array([[0.01, 0.01], [0.99, 0.99]]))
+    assert lengths.tolist() == [6, 0, 0, 2, 0]
+    rows = ours._rows(step.ids)
+    assert ours.blocks.confidence[rows, 0].tolist() == [0.0, 0.01, 0.0, 0.99, 0.0]
+    assert ours.blocks.num_verified[rows].tolist() == [0, 0, 0, 2, 0]
+    assert ours.texts.num_verified[rows].tolist() == [6, 0, 0, 0, 0]
+
+
 def test_a_step_that_rests_verifies_what_the_text_predicts() -> None:
     ours = ToldPlanner(2, 0.9, 0.8, most_free=6)
     step = decoding([2, 2])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from support.told_planner import ToldPlanner, decoding
+from vllm_dflash.planning.costs import Attention
 from vllm_dflash.planning.forecast import Summary
 from vllm_dflash.planning.step import Plan
 
@@ -165,19 +166,33 @@ def test_a_probe_is_paid_with_the_least_that_finds_something_out() -> None:
 def test_the_best_plan_is_the_probe_where_that_is_cheaper() -> None:
     ours = ToldPlanner(4, 0.1)
     ours.probes.due = True
-    plan = ours.plan(decoding([4], [10]))
-    # One draft: 12 + 1.0 + (4 + 1 + 10/64) / 20 ms for 1.1 tokens that are worth 12.1.
-    ms = 12 + 1.0 + (5 + 10 / 64) / 20
-    assert (plan.drafted.tolist(), plan.width, plan.min_verified) == ([True], 1, 0)
+    batch = [0, 4], [640, 10]  # of the one at its limit, nothing is stored
+    plan = ours.plan(decoding(*batch))
+    # One draft: 13 + 1.0 + (4 + 1 + 10/64) / 20 ms for 2.1 tokens that are worth 12.6.
+    ms = 13 + 1.0 + (5 + 10 / 64) / 20
+    assert (plan.drafted.tolist(), plan.width, plan.min_verified) == ([False, True], 1, 0)
     assert (plan.is_probe, plan.speedup) == (True, 1.0)
-    assert plan.price == pytest.approx(1000 / 11)
+    assert plan.price == pytest.approx(2000 / 12)
     ((seconds, cost, is_close),) = ours.probes.asked
-    assert seconds == pytest.approx(8 * 0.011)
-    assert cost == pytest.approx((ms - 1.1 * 11 + (4 + 10) / 20) / 1000)
+    assert seconds == pytest.approx(8 * 0.012)
+    assert cost == pytest.approx((ms - 2.1 * 6 + (4 + 10) / 20) / 1000)
     assert not is_close
     # Once it stands at the price of plain decoding, only what pays is verified.
     ours.probes.due = False
-    assert ours.plan(decoding([4], [10])).width == 0
+    assert ours.plan(decoding(*batch)).width == 0
+
+
+def test_a_probe_costs_what_its_own_requests_take() -> None:
+    """Of four: one is at its limit, and the third has the least to catch up."""
+    ours = ToldPlanner(4)
+    ours.costs.records["attention"] = Attention(draft=1e-6, block=2e-6)
+    ours.probes.due = True
+    step = decoding([4, 0, 4, 4], [9, 1, 5, 700])
+    step.context_lens = np.array([100, 50_000, 2_000, 300])
+    assert ours.plan(step).drafted.tolist() == [False, False, True, False]
+    ((_, cost, _),) = ours.probes.asked
+    # 5 rows to draft, 3 more to verify, 5 to store; and its context is read for them.
+    assert cost == pytest.approx((1.75 + 4 + 3 + 3 * 2 + 0.45) / 1000)
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,27 @@ def test_others_that_ended_are_not_taken_for_it(ended: tuple[str, ...]) -> None:
     assert not any(engine.answer("b", [7, 8], OUTPUT))
 
 
+def test_of_a_batch_those_who_have_ended_are_remembered() -> None:
+    """Each by its own text, wherever that is; others go on, are in their prompt or new."""
+    outputs = {
+        name: [20 * number + token for token in OUTPUT] for number, name in enumerate("aenp")
+    }
+    matches = SuffixMatches(5, MAX_TOKENS, MOST, shares_outputs=True)
+    texts, places = np.zeros((6, MAX_TOKENS), np.int32), np.array([4, 0, 5, 2])
+    of_prompts, produced = np.array([5, 3, 4, 6]), np.array([10, 10, 1, 0])
+    for place, of_prompt, output in zip(places, of_prompts, outputs.values(), strict=True):
+        texts[place, of_prompt : of_prompt + len(output)] = output
+    lens = of_prompts + produced - 1
+    limits = np.full(4, MAX_TOKENS)
+    matches.look_up([*outputs], texts, places, lens, produced, limits, MOST)
+    matches.end({"e", "of another batch"}, texts)
+    for name, output in outputs.items():
+        texts[1, :10] = [7, 8, *output[:8]]
+        asked = np.array([1]), np.array([9]), np.array([1]), limits[:1]
+        found = matches.look_up([f"like {name}"], texts, *asked, MOST)
+        assert found.lengths.tolist() == [2 * (name == "e")]
+
+
 def test_nothing_is_shared_by_default() -> None:
     engine = Shared(shares_outputs=False)
     engine.answer("a", [1, 2, 3], OUTPUT)
