@@ -9,7 +9,12 @@ import pytest
 import ray
 from ray._private import state
 
-from vllm_dflash.cluster.placement import bundles_of_workers, cpus_per_worker, reserve_cpus
+from vllm_dflash.cluster.placement import (
+    bundles_of_workers,
+    cpus_per_worker,
+    placed_bundles,
+    reserve_cpus,
+)
 
 
 @pytest.mark.parametrize(
@@ -35,10 +40,42 @@ def test_workers_get_the_largest_bundles_of_a_group() -> None:
     serve = [{"CPU": 1.0}, {"CPU": 8.0}, {"GPU": 1.0}, {"CPU": 6.5}]
     assert bundles_of_workers(serve, 2) == [1, 3]
     assert bundles_of_workers([{"CPU": 2.0}] * 3, 2) == [0, 1]
+    assert bundles_of_workers([{"CPU": 4.0}, {"CPU": 1.0}, {"CPU": 8.0}], 2) == [0, 2]
     with pytest.raises(
         ValueError, match="has 3 bundles with a CPU, but tensor parallelism needs 4"
     ):
         bundles_of_workers(serve, 4)
+
+
+def test_unequal_bundles_are_placed_from_this_node_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of a node are neighbours; the small node's bundle and one without CPUs are left."""
+    where = {0: "far", 1: "near", 2: "far", 3: "small", 4: "near"}
+    addresses = {"near": "10.0.0.9", "far": "10.0.0.1", "small": "10.0.0.5"}
+    nodes = [{"NodeID": name, "NodeManagerAddress": ip} for name, ip in addresses.items()]
+    group: Any = SimpleNamespace(bundle_specs=[{"CPU": n} for n in (6.0, 4.0, 8.0, 2.0, 0.0)])
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray.util, "placement_group_table", lambda _: {"bundles_to_node_id": where})
+    own = SimpleNamespace(get_node_id=lambda: "near")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: own)
+    assert placed_bundles(group, 3) == [
+        (1, "near", "10.0.0.9"),
+        (0, "far", "10.0.0.1"),
+        (2, "far", "10.0.0.1"),
+    ]
+
+
+@pytest.mark.parametrize(("sizes", "workers", "expected"), [((8, 3), 2, 4), ((8, 3), 3, 3)])
+def test_of_unequal_nodes_workers_get_equal_shares(
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[Any],
+    sizes: tuple[int, ...],
+    workers: int,
+    expected: int,
+) -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": float(size)}} for size in sizes]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    reserve_cpus(workers)
+    assert asked == [[expected] * workers]
 
 
 @pytest.fixture
