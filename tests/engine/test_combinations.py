@@ -180,6 +180,8 @@ def check_metrics(asked: Asked, answer: RequestOutput, where: str) -> None:
     """What vLLM counts of a request's own drafts."""
     for one in answer.outputs:
         found = one.spec_decode_metrics
+        if isinstance(one.stop_reason, str):  # who stops there is the front end, which knows none
+            continue
         assert found is not None, where
         assert len(found.histogram) == found.num_spec_tokens + 1, where
         accepted, drafted = found.per_step_accepted, found.per_step_drafted

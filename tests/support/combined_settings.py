@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from support import DEMO
@@ -158,11 +159,11 @@ def make_drafter(folder: Path, combination: Mapping[str, str]) -> Path:
         config["dflash_config"]["causal"] = True
         config["layer_types"][0], config["sliding_window"] = "sliding_attention", 24
     if combination.get("vocabulary") == "reduced":
-        kept = [token for token in range(config["vocab_size"]) if token % 4 != 3]
+        columns = torch.arange(config["vocab_size"] * 3 // 4)
+        kept = columns + columns // 3  # but for every fourth
         head = load_file(TARGET / "model.safetensors")["model.embed_tokens.weight"]  # it is tied
-        config["draft_vocab_size"], ids = len(kept), head.new_tensor(kept).long()
-        tensors["lm_head.weight"] = head[ids].clone()
-        tensors["d2t"] = ids - ids.new_tensor(range(len(kept)))
+        config["draft_vocab_size"] = len(kept)
+        tensors |= {"lm_head.weight": head[kept], "d2t": kept - columns}
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if combination.get("weights", "plain") == "plain":
