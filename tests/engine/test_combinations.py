@@ -229,7 +229,7 @@ def check_counters(llm: LLM, combination: dict[str, str]) -> None:
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0, where
     if combination["free_drafts"] == "off" or combination["draft_length"] == "fixed":
         assert stats["free_draft_tokens"] == 0, where
-    if combination["scheduler"] == "ours":
+    if combination.get("scheduler", "ours") == "ours":
         of_scheduler = scheduler_of(llm).statistics
         for name in ("free_draft_tokens", "free_accepted_tokens"):
             assert getattr(of_scheduler, name) <= stats[name], where

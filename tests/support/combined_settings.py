@@ -20,7 +20,7 @@ from support.quantised import OF_THE_HEAD, quantise
 
 BLOCK, REQUESTS = 32, 4
 """Tokens of a cache block; requests at a time."""
-SHORT, LONG = (96, 160) if USES_V2 else (96, 256)
+SHORT, LONG = (64, 96) if USES_V2 else (96, 256)
 """Context limits."""
 VLLMS_SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 
