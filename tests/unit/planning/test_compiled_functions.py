@@ -70,9 +70,9 @@ def test_vllm_may_look_into_llvmlite() -> None:
     assert isinstance(vars(ffi.lib), dict)
 
 
-@pytest.mark.parametrize(("runner", "plans"), [("v1", planner), ("v2", ahead)])
+@pytest.mark.parametrize(("whose", "plans"), [("v1", planner), ("v2", ahead)])
 def test_all_that_a_planner_asks_for_is_rehearsed(
-    runner: str, plans: ModuleType, monkeypatch: pytest.MonkeyPatch
+    whose: str, plans: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was left out is compiled in a warm engine, whose requests wait for it: on GPUs whose
     drafts are trimmed, `best_trimmed` was."""
@@ -84,5 +84,5 @@ def test_all_that_a_planner_asks_for_is_rehearsed(
     functions = {name: it for name, it in vars(plans).items() if isinstance(it, Dispatcher)}
     for name, function in functions.items():
         monkeypatch.setattr(plans, name, watched(name, function))
-    rehearse(runner, max_draft=3, most_free=5)
+    rehearse(whose, max_draft=3, most_free=5)
     assert asked == {*functions} > {"expect"}
