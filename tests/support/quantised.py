@@ -59,6 +59,10 @@ WAYS: dict[str, tuple[str, Callable[..., tuple[Tensors, torch.Tensor]], dict[str
     "fp8": ("float-quantized", as_fp8, scheme(FP8 | BY_CHANNEL, FP8 | BY_TOKEN)),
     "int4": ("pack-quantized", as_int4, scheme(INT4 | {"strategy": "group"}, None)),
 }
+OF_THE_HEAD = tuple(
+    f"lilicorr.{name}" for name in ("factor_input_proj", "feature_mlp.up_proj", "anchor_out_head")
+)
+"""Layers of LiLiCorr's that are left as they are: one is never quantised, one has five columns."""
 
 
 def quantise(

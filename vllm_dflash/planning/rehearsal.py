@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from itertools import product
 from pathlib import Path
 
 import numba
@@ -88,9 +89,9 @@ def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
 def rehearse_ahead(max_draft: int) -> None:
     """The same, of who plans a step ahead."""
     nothing, one = np.zeros(2, np.int64), np.ones(2, np.int64)
-    for block_seconds in (CHEAP, DEAR):
+    for block_seconds, trims in product((CHEAP, DEAR), (False, True)):
         planner = AheadPlanner(max_draft, 2, looks_up=True)
-        planner.start(_costs(block_seconds), range(max_draft + 1))
+        planner.start(_costs(block_seconds), range(max_draft + 1), trims=trims)
         for source in (one * BLOCK, one * TEXT, nothing):
             planner.plan(["a", "b"], np.array([0, 10]))
             confidence = np.full((2, max_draft), 0.5) * (source == BLOCK)[:, None]

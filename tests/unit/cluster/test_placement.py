@@ -41,6 +41,7 @@ def test_workers_get_the_largest_bundles_of_a_group() -> None:
     serve = [{"CPU": 1.0}, {"CPU": 6.5}, {"GPU": 1.0}, {"CPU": 8.0}]
     assert bundles_of_workers(serve, 2) == [1, 3]
     assert bundles_of_workers([{"CPU": 2.0}] * 3, 2) == [0, 1]
+    assert bundles_of_workers([{"CPU": 4.0}, {"CPU": 1.0}, {"CPU": 8.0}], 2) == [0, 2]
     with pytest.raises(
         ValueError, match="has 3 bundles with a CPU, but tensor parallelism needs 4"
     ):
@@ -61,6 +62,20 @@ def test_ranks_begin_on_the_engines_own_node(monkeypatch: pytest.MonkeyPatch) ->
     placed = placed_bundles(group, 5)
     expected = [(2, "own"), (5, "own"), (0, "far"), (4, "far"), (3, "near")]
     assert placed == [(index, node, f"at {node}") for index, node in expected]
+
+
+@pytest.mark.parametrize(("sizes", "workers", "expected"), [((8, 3), 2, 4), ((8, 3), 3, 3)])
+def test_of_unequal_nodes_workers_get_equal_shares(
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[Any],
+    sizes: tuple[int, ...],
+    workers: int,
+    expected: int,
+) -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": float(size)}} for size in sizes]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    reserve_cpus(workers)
+    assert asked == [[expected] * workers]
 
 
 @pytest.fixture

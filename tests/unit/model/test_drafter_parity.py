@@ -301,6 +301,25 @@ def test_positions_go_on_behind_what_the_drafter_was_trained_for(tmp_path: Path)
         assert len(table[:256].unique(dim=0)) == 256
 
 
+@pytest.mark.usefixtures("runner")
+@pytest.mark.parametrize("asked", [1, 3])
+@pytest.mark.parametrize("shape", ["gqa", "dflash2", "lilicorr-convolutions"])
+def test_fewer_drafts_asked_for_than_the_drafter_was_trained_for(
+    tmp_path: Path, shape: str, asked: int
+) -> None:
+    """Two blocks side by side, the reference's of that width; `asked` is num_speculative_tokens."""
+    pair = make_pair(tmp_path, **SHAPES[shape])
+    harness = DrafterHarness(pair, num_speculative_tokens=asked)
+    target, reference = pair.load_target(), pair.load_drafter()
+    contexts = [features_of(pair, length, seed=length) for length in (33, 50)]
+    rows = [Row(i, rows, bonus=7 + i) for i, rows in enumerate(contexts)]
+    for features, row, got in zip(contexts, rows, harness.step(rows), strict=True):
+        hidden = block_states(target, reference, features, row.bonus, asked)
+        with torch.inference_mode():
+            logits, newest = reference.logits(hidden, target), reference.context(features[-1])
+            assert got == reference.choose(logits, hidden, row.bonus, newest, target).tolist()
+
+
 @pytest.mark.parametrize("shape", ["gqa", "dflash2", "lilicorr-convolutions"])
 def test_blocks_narrower_than_the_drafter_was_trained_for(tmp_path: Path, shape: str) -> None:
     """As the planner asks for on V1: two blocks side by side, of which neither is whole."""

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from support.drafter_harness import ProposerHarness, Row
 from support.pairs import Pair, dflash2_config, lilicorr_config, make_pair
-from support.quantised import WAYS, quantise
+from support.quantised import OF_THE_HEAD, WAYS, quantise
 from support.reference_decoding import block_states
 from vllm_dflash.checkpoint.read import read_drafter
 
@@ -29,18 +29,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         }
     ),
 }
-OF_THE_HEAD = [
-    f"lilicorr.{name}" for name in ("factor_input_proj", "feature_mlp.up_proj", "anchor_out_head")
-]
-"""Layers of LiLiCorr's that are left as they are: one is never quantised, one has five columns."""
 FIRST_LAYER = tuple(f"layers.0.self_attn.{part}_proj" for part in "qkv")
-LEFT_OUT: dict[str, tuple[str, ...]] = {"all": (), "fc": ("fc",), "a-layer": FIRST_LAYER}
+WHOLE: dict[str, tuple[str, ...]] = {"all": (), "fc": ("fc",), "a-layer": FIRST_LAYER}
 ROUNDING = {"int8": 0.08, "fp8": 0.25, "int4": 0.08}
 """Of inputs to 8 bits where the way does so, in every layer, and of all to bfloat16, which vLLM's
 kernels for AMX take; relative to the hidden states."""
+ALONE = {
+    "o": ("layers.0.self_attn.o_proj",),
+    "down": ("layers.1.mlp.down_proj",),
+    "gate and up": ("layers.1.mlp.gate_proj", "layers.1.mlp.up_proj"),
+    "last layer's q, k, v": tuple(name.replace("0", "1") for name in FIRST_LAYER),
+}
+"""One projection of one layer, as it is here."""
+LEFT_OUT = WHOLE | ALONE
 CASES = [
-    *(("int8", shape, left_out) for shape in SHAPES for left_out in LEFT_OUT),
-    *((way, "qwen3", left_out) for way in WAYS if way != "int8" for left_out in LEFT_OUT),
+    *(("int8", shape, left_out) for shape in SHAPES for left_out in WHOLE),
+    *((way, "qwen3", left_out) for way in WAYS if way != "int8" for left_out in WHOLE),
+    *(("int8", "qwen3", left_out) for left_out in ALONE),
 ]
 
 
