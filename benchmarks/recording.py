@@ -249,7 +249,7 @@ def draw(header: dict[str, object], events: Iterable[Event]) -> str:
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {high}" role="img">
 <title>{escape(about)}</title>
 <style>
-text{{font:14px {fonts};white-space:pre;fill:{MONOKAI.foreground_color.hex}}}
+text{{font:14px {fonts};fill:{MONOKAI.foreground_color.hex}}}
 .b{{font-weight:bold}}.d{{fill-opacity:.6}}.i{{font-style:italic}}.x{{visibility:hidden}}
 g{{animation:{one.seconds:.3f}s step-end infinite}}
 {chr(10).join(rules)}
@@ -265,24 +265,22 @@ g{{animation:{one.seconds:.3f}s step-end infinite}}
 
 
 def _texts(shown: Shown, colours: dict[str, str]) -> str:
-    """A line, a text for each stretch of one style; `colours` gets a class for each new one."""
+    """A line, a text for each stretch of words of one style; a new colour gets a class."""
     texts, column = [], 0
     for style, cells in groupby(shown.line, key=lambda cell: cell[1]):
-        text = "".join(character for character, _ in cells)
-        start = column + len(text) - len(text.lstrip())
-        column += len(text)
-        if not (text := text.strip()):
-            continue
+        together = "".join(character for character, _ in cells)
         names = [name for name in ("bold", "dim", "italic") if getattr(style, name)]
         classes = [name[0] for name in names]
         if style.color is not None and not style.color.is_default:
             colour = style.color.get_truecolor(MONOKAI).hex
             classes.append(colours.setdefault(colour, f"c{len(colours)}"))
         marked = f' class="{" ".join(classes)}"' if classes else ""
-        place = f'x="{start * CELL:g}" y="{shown.row * HEIGHT + 14}"'
-        texts.append(
-            f'<text {place} textLength="{len(text) * CELL:g}"{marked}>{escape(text, False)}</text>'
-        )
+        # Two spaces and more are left out: not every viewer keeps them.
+        for words in re.finditer(r"\S+( \S+)*", together):
+            place = f'x="{(column + words.start()) * CELL:g}" y="{shown.row * HEIGHT + 14}"'
+            length = f'textLength="{len(words[0]) * CELL:g}"'
+            texts.append(f"<text {place} {length}{marked}>{escape(words[0], False)}</text>")
+        column += len(together)
     return "".join(texts)
 
 

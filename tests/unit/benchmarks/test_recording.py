@@ -112,8 +112,8 @@ def test_the_picture_ends_where_nothing_moves_and_says_what_was_shortened() -> N
     )
     about, *lines = texts(picture)
     assert about == "a <machine>. Pauses last 0.1 s at most: the clocks tell how long they were"
-    assert lines == ["a  <b>", "12%", "done", "2", "3", "4"]
-    hidden = re.search(r'<g class="(t\d+) x"><text x="0" y="14" .*? class="b (c0)">a  ', picture)
+    assert lines == ["a", "<b>", "12%", "done", "2", "3", "4"]
+    hidden = re.search(r'<g class="(t\d+) x"><text x="0" y="14" .*? class="b (c0)">a<', picture)
     assert hidden is not None
     assert f"@keyframes {hidden[1]}{{0.000%{{visibility:visible}}1.639%{{visibility:hidden}}}}" in (
         picture
