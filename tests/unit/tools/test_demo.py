@@ -259,7 +259,7 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
         None,
         3,
     ]
-    assert all(process.asked == [(2, 1), (4, 1), (8, 8), (16, 8)] for process in processes)
+    assert all(process.asked == [(1, 1), (4, 1), (8, 8), (16, 8)] for process in processes)
     assert one.dtype == "float32"
     assert one.all_identical
     assert list(one.levels) == [1, 8]

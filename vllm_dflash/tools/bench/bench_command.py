@@ -150,7 +150,7 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
         help="requests in flight, of all loads but swing (default: 1 2 4 8 16 32; --context: 1 4;"
         " --dataset-name: 1 8)",
     )
-    about = "of arrivals: percent of the requests a second that plain decoding serves at its most"
+    about = "of arrivals: requests a second, in percent of the most that plain decoding serves"
     add_numbers(load, "--shares", [50, 80], about, nargs="+")
     about = "requests in flight in each phase of swing"
     add_numbers(load, "--phases", [1, 32, 4, 16, 1, 32, 8, 2], about, nargs="+")
@@ -159,8 +159,8 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
         "--seconds",
         type=float,
         metavar="S",
-        help="length of a measurement; of a phase of swing, and of short, about as long as plain"
-        " decoding takes (default: 6)",
+        help="length of a measurement; for swing and short: how long plain decoding takes"
+        " for a phase or a list (default: 6)",
     )
     load.add_argument("--rounds", type=positive, metavar="N", help="(default: 5; of datasets: 2)")
     load.add_argument(

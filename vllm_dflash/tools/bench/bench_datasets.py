@@ -62,19 +62,19 @@ def add_dataset(what: argparse._ActionsContainer, options: argparse._ActionsCont
     """The set, as an alternative among `what` is measured, and options of it, as vLLM has them."""
     about = "instead of a load: prompts of a standard set, with figures of its categories"
     what.add_argument("--dataset-name", choices=SETS, help=about)
-    about = "of the set: .jsonl, .json or .parquet; without, it is said how to get it"
+    about = "the set's .jsonl, .json or .parquet; without it, the command says how to get it"
     options.add_argument("--dataset-path", type=Path, metavar="FILE", help=about)
-    add_number(options, "--num-prompts", 80, "of the set, in turns from its categories")
+    add_number(options, "--num-prompts", 80, "prompts of the set, in turns from its categories")
     about = "new tokens of each at most (default: what vLLM's class has, or 256)"
     options.add_argument("--output-len", type=positive, metavar="N", help=about)
-    about = "of the set (default: 0)"
+    about = "with a set (default: 0)"
     options.add_argument("--temperature", type=not_negative, default=0.0, metavar="T", help=about)
     about = 'of the set, for the target\'s template: {"enable_thinking": false}'
     kwargs: dict[str, Any] = {"type": json_object, "default": {}, "metavar": "JSON"}
     options.add_argument("--chat-template-kwargs", **kwargs, help=about)
     about = "take the set's prompts as they are"
     options.add_argument("--skip-chat-template", action="store_true", help=about)
-    about = "let no answer to the set end before its time"
+    about = "with a set: each answer has all of its --output-len tokens"
     options.add_argument("--ignore-eos", action="store_true", help=about)
 
 

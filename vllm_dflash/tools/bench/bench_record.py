@@ -88,13 +88,14 @@ def describe(
         "engine": engine,
         "workload": asdict(workload),
         "versions": {"vllm-dflash": version("vllm-dflash")},
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "preloaded": [Path(library).name for library in preloaded],
     }
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """As the system calls it."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.M)
     return found[1] if found else platform.processor() or "unknown"

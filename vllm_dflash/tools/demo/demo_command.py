@@ -38,7 +38,7 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add_compared(parser, "some of many kinds; for the demo pair, text it was not trained on")
     about = "draft lengths of vLLM's own DFlash, an engine and about a minute each, such as 3"
     add_numbers(parser, "--native-k", [], about)
-    add_number(parser, "--tokens", 64, "new tokens a text at most")
+    add_number(parser, "--tokens", 48, "new tokens a text at most")
     parser.add_argument(
         "--dtype",
         help="of all engines (default: float32 for the demo pair, in which texts must be the same"
@@ -76,7 +76,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
     prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(held_out_beside)
     if pair is None:
         widened = parsed.out / "widened"
-        name = f"the demo pair, widened to 200 M parameters in {widened}, not compiled"
+        name = f"widening the demo pair to 200 M parameters: {widened}"
         with progress.stage(name):
             pair = widened_demo(demo, parsed.out)
     longest = read_drafter(pair.drafter).max_draft_tokens

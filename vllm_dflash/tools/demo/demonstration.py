@@ -14,7 +14,7 @@ from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.verify.gate import drafting_between
 
-TEXTS = {1: (2, 4), 8: (8, 16)}
+TEXTS = {1: (1, 4), 8: (8, 16)}
 """How many texts are written, by how many of them at a time: first some that do not count, since
 kernels are prepared and costs learned when a batch first comes by."""
 SHOWN = 2

@@ -37,8 +37,8 @@ VERDICTS = {
     "nothing drafted": "nothing verified: no draft reached the target at any concurrency",
 }
 WITH_TIES = (
-    "lossless but for rounding: where DFlash's texts part from plain decoding's, that likes both"
-    " tokens as well, to within {:g} nat"
+    "lossless but for rounding: where the texts differ, both tokens are equally likely to plain"
+    " decoding, to within {:g} nat"
 )
 FIX_LENGTHS = 'add "draft_length": "fixed" to the speculative config to have drafts in every step.'
 
@@ -72,8 +72,8 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="JSON",
         help="as for `vllm serve`",
     )
-    held_out = "those of a held_out.jsonl beside the target, such as the demo pair's"
-    add_prompts(parser, f"16 of many kinds, after {held_out}")
+    held_out = "before them those of a held_out.jsonl beside the target's folder"
+    add_prompts(parser, f"16 built-in ones of many kinds, {held_out}")
     parser.add_argument(
         "--concurrency",
         type=positive,
