@@ -146,6 +146,7 @@ def test_trees_that_the_device_trims_and_texts_beside_them(
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
 
 
+@pytest.mark.slow  # three processes start, and interpret
 def test_two_ranks_grow_the_same_trees(plain: dict[str, list[list[int]]], tmp_path: Path) -> None:
     """Each by itself, of logits that are the same to the last bit, and with its own heads of the
     target and of the cache. Text and acceptance are those of one rank: the reference's."""
