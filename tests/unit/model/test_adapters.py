@@ -1,0 +1,53 @@
+"""A drafter goes past what LoRA wraps."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+from vllm.lora.layers.base import BaseLayerWithLoRA
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from vllm_dflash.model.adapters import Unadapted
+
+
+class Wrapper(BaseLayerWithLoRA):
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base
+
+
+def bare(kind: type[nn.Module]) -> nn.Module:
+    """A layer that knows what it is, and no more."""
+    layer = kind.__new__(kind)
+    nn.Module.__init__(layer)
+    return layer
+
+
+class Target(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.embed_tokens = Wrapper(bare(VocabParallelEmbedding))
+        self.inner.proj = Wrapper(nn.Linear(2, 2))
+        self.logits_processor = Wrapper(bare(LogitsProcessor))
+        self.norm = nn.LayerNorm(2)
+
+
+def test_embedding_and_head_are_the_targets_own_while_a_block_is_drafted() -> None:
+    target = Target()
+    before = dict(target.named_modules(remove_duplicate=False))
+    with Unadapted(target):
+        assert type(target.inner.embed_tokens) is VocabParallelEmbedding
+        assert type(target.logits_processor) is LogitsProcessor
+        assert target.inner.proj is before["inner.proj"]
+    assert target.inner.embed_tokens is before["inner.embed_tokens"]
+    assert target.logits_processor is before["logits_processor"]
+
+
+def test_adapters_are_back_behind_an_error() -> None:
+    target = Target()
+    wrapper = target.logits_processor
+    with pytest.raises(RuntimeError), Unadapted(target):
+        raise RuntimeError
+    assert target.logits_processor is wrapper
