@@ -96,6 +96,7 @@ def ask_nodes(
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    of_bundles = placement_group_table(placement_group)["bundles_to_node_id"].values()
     probe = ray.remote(build_probe(preload))
     asked = {
         node_id: probe.options(
@@ -104,7 +105,7 @@ def ask_nodes(
             runtime_env=dict(runtime_env),
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         ).remote()
-        for node_id in placement_group_table(placement_group)["bundles_to_node_id"].values()
+        for node_id in dict.fromkeys(of_bundles)
     }
     deadline = time.monotonic() + SECONDS_TO_ANSWER
     nodes = []

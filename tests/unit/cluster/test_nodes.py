@@ -14,7 +14,14 @@ import ray
 
 from vllm_dflash import __version__
 from vllm_dflash.cluster import nodes
-from vllm_dflash.cluster.nodes import Node, NodeError, build_probe, check_nodes, describe_faults
+from vllm_dflash.cluster.nodes import (
+    Node,
+    NodeError,
+    ask_nodes,
+    build_probe,
+    check_nodes,
+    describe_faults,
+)
 
 BUILD = "another build of vllm-dflash, sources"
 
@@ -132,3 +139,31 @@ def test_a_build_is_known_by_its_sources(tmp_path: Path, monkeypatch: pytest.Mon
     assert build("third", {**sources, "engine/worker.py": "a = 2"}) != first
     assert build("fourth", {"__init__.py": "", "engine/other.py": "a = 1"}) != first
     assert build("fifth", {"__init__.py": "a = 1", "engine/worker.py": ""}) != first
+
+
+def test_nodes_are_asked_in_the_environment_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may bring the package along."""
+    first, other = "aa" * 28, "bb" * 28
+    asked: list[dict[str, Any]] = []
+
+    class Probe:
+        def options(self, **options: Any) -> Probe:
+            asked.append(options)
+            return self
+
+        def remote(self) -> str:
+            return asked[-1]["scheduling_strategy"].node_id
+
+    monkeypatch.setattr(ray, "remote", lambda _: Probe())
+    monkeypatch.setattr(ray, "get", lambda reference, timeout: {"host": f"host of {reference}"})
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": first, "NodeManagerAddress": "10.0.0.1"}])
+    table = {"bundles_to_node_id": {0: first, 1: other, 2: first}}
+    monkeypatch.setattr(ray.util, "placement_group_table", lambda _: table)
+    group: Any = None
+    answers = ask_nodes(group, {"working_dir": "there"})
+    found = [(node.node_id, node.ip, node.host) for node in answers]
+    assert found == [
+        (first, "10.0.0.1", f"host of {first}"),
+        (other, "unknown address", f"host of {other}"),
+    ]
+    assert [one["runtime_env"] for one in asked] == [{"working_dir": "there"}] * 2

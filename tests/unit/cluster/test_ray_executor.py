@@ -15,11 +15,11 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.executor import Executor, ray_executor_v2
-from vllm.v1.executor.ray_executor_v2 import RayExecutorV2
+from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
 
 from support.pairs import Pair, make_pair
 from vllm_dflash import plugin, seams
-from vllm_dflash.cluster import ray_executor
+from vllm_dflash.cluster import ray_executor, ray_worker
 from vllm_dflash.cluster.nodes import NodeError
 from vllm_dflash.cluster.ray_executor import CPURayExecutor, DFlashRayExecutor
 from vllm_dflash.cluster.ray_worker import (
@@ -29,6 +29,7 @@ from vllm_dflash.cluster.ray_worker import (
     nap_while_waiting,
 )
 from vllm_dflash.config import mode
+from vllm_dflash.config.thread_binding import VARIABLE
 
 PLACES = [(0, "aa", "10.0.0.1"), (1, "bb", "10.0.0.2")]
 
@@ -261,3 +262,53 @@ def test_readers_nap_after_a_message_and_sleep_when_idle(monkeypatch: pytest.Mon
 
 def test_seams_of_ray_hold() -> None:
     seams.check_seams(seams.RAY_CPU)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_cpus_that_an_engine_has_reserved_are_given_back(
+    monkeypatch: pytest.MonkeyPatch, is_own: bool
+) -> None:
+    """Once; a caller's are the caller's."""
+    removed: list[str] = []
+    util = SimpleNamespace(
+        get_current_placement_group=lambda: None if is_own else "the caller's",
+        remove_placement_group=removed.append,
+    )
+    ray = SimpleNamespace(is_initialized=lambda: True, util=util)
+    monkeypatch.setattr(ray_executor, "ray", ray)
+    monkeypatch.setattr(ray_executor, "reserve_cpus", lambda workers: f"CPUs of {workers}")
+    monkeypatch.setattr(ray_executor, "placed_bundles", lambda group, workers: [group])
+    monkeypatch.setattr(RayExecutorV2, "shutdown", lambda _: None)
+    executor: Any = CPURayExecutor.__new__(CPURayExecutor)
+    executor._own_group = None
+    executor.parallel_config = SimpleNamespace(world_size=2, placement_group=None)
+    assert executor._place() == ["CPUs of 2" if is_own else "the caller's"]
+    assert removed == []
+    executor.shutdown()
+    executor.shutdown()
+    assert removed == ["CPUs of 2"] * is_own
+
+
+@pytest.mark.parametrize(
+    ("node", "engine", "expected"),
+    [("0-3", "4-7", "0-3"), (None, "4-7", "4-7"), ("0-3", None, "0-3"), (None, None, "auto")],
+)
+def test_a_nodes_own_cores_come_before_the_engines(
+    monkeypatch: pytest.MonkeyPatch, node: str | None, engine: str | None, expected: str
+) -> None:
+    bound: list[Any] = []
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if node is not None:
+        monkeypatch.setenv(VARIABLE, node)
+    context = SimpleNamespace(get_node_id=lambda: "aa")
+    monkeypatch.setattr(ray_worker, "ray", SimpleNamespace(get_runtime_context=lambda: context))
+    monkeypatch.setattr(ray_worker, "take_full_priority", lambda: None)
+    monkeypatch.setattr(ray_worker, "nap_while_waiting", lambda _: None)
+    monkeypatch.setattr(ray_worker, "keep_to_cores", lambda *what: bound.append(what))
+    monkeypatch.setattr(RayWorkerProc, "initialize_worker", lambda *_: None)
+    worker: Any = CPURayWorkerProc.__new__(CPURayWorkerProc)
+    worker.rpc_broadcast_mq = None
+    worker.initialize_worker(
+        1, {}, "tcp://10.0.0.1:80", {VARIABLE: engine} if engine else {}, [0, 1]
+    )
+    assert bound == [(expected, 1, 2)]
