@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from vllm_dflash.cluster import batch_run
 from vllm_dflash.cluster.batch_parts import (
     ABOUT,
     FORMATS,
@@ -55,3 +58,26 @@ def test_figures_of_batches_are_summed() -> None:
     assert (result.total, result.skipped, result.rows, result.refused) == (9, 2, 6, 2)
     assert result.tokens_per_second == 60 / 5
     assert result.acceptance_length == 1 + 12 / 8
+
+
+@pytest.mark.parametrize(
+    ("id_column", "limit", "is_ordered"),
+    [(None, None, True), (None, 5, True), ("name", 5, True), ("name", None, False)],
+)
+def test_rows_keep_their_order_where_numbers_or_a_limit_depend_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    id_column: str | None,
+    limit: int | None,
+    is_ordered: bool,
+) -> None:
+    """Or a run that goes on would give answers the ids of other prompts."""
+    options = SimpleNamespace(preserve_order=None)
+    context = SimpleNamespace(execution_options=options)
+    monkeypatch.setattr("ray.data.DataContext.get_current", lambda: context)
+    monkeypatch.setattr(batch_run, "read", lambda _: SimpleNamespace(count=lambda: 0))
+    monkeypatch.setattr(batch_run, "count_ids", lambda *_: 0)
+    settings: Any = SimpleNamespace(out=tmp_path / "out", about=dict)
+    settings.id_column, settings.limit = id_column, limit
+    assert batch_run.run(settings, lambda _: None).total == 0
+    assert options.preserve_order is is_ordered
