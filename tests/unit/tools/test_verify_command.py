@@ -155,6 +155,8 @@ def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 def test_plain_decoding_keeps_the_plugins_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "dflash,mine")
     assert other_plugins() == ["mine"]
+    monkeypatch.setenv("VLLM_PLUGINS", "")  # none at all
+    assert not any(other_plugins())
     monkeypatch.delenv("VLLM_PLUGINS")
     assert "dflash" not in other_plugins()
     assert "lora_hf_hub_resolver" in other_plugins()  # vLLM's own
