@@ -81,3 +81,22 @@ def test_rows_keep_their_order_where_numbers_or_a_limit_depend_on_it(
     settings.id_column, settings.limit = id_column, limit
     assert batch_run.run(settings, lambda _: None).total == 0
     assert options.preserve_order is is_ordered
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [
+        (None, "there is no prompt"),
+        (float("nan"), "there is no prompt"),
+        (7, "the prompt is no text but 7"),
+        ("", "0 tokens; from 1 to 3 fit max_model_len 4"),
+        ("abc", None),
+        ("abcd", "4 tokens; from 1 to 3 fit max_model_len 4"),
+    ],
+)
+def test_a_row_has_an_error_where_nothing_can_follow(prompt: Any, error: str | None) -> None:
+    """A prompt of `max_model_len` tokens leaves no room."""
+    generator: Any = batch_run.Generator.__new__(batch_run.Generator)
+    generator._settings = SimpleNamespace(max_model_len=4)
+    generator._llm = SimpleNamespace(get_tokenizer=lambda: SimpleNamespace(encode=list))
+    assert generator._error_of(prompt) == error

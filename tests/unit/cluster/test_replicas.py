@@ -172,9 +172,12 @@ def test_by_default_it_is_the_demo_pair() -> None:
 
 def test_settings_come_as_text_from_the_command_line_of_serve() -> None:
     from_serve: dict[str, Any] = {"min_replicas": "1", "max_replicas": "3"}
+    from_serve |= {"ongoing_requests": "4", "max_ongoing_requests": "64"}
     options = Settings(**from_serve).deployment_options()
     assert "num_replicas" not in options
     assert options["autoscaling_config"]["max_replicas"] == 3
+    assert options["autoscaling_config"]["target_ongoing_requests"] == 4
+    assert options["max_ongoing_requests"] == 64
     assert Settings(min_replicas=2, max_replicas=2).deployment_options()["num_replicas"] == 2
     arguments = Settings(drafter="", vllm_arguments=("--dtype", "float32")).serve_arguments()
     assert not [argument for argument in arguments if "speculative" in argument]
