@@ -126,7 +126,7 @@ class AheadPlanner(LearningPlanner):
         if self.looks_up and texts[:, 0].any():
             best = self._best(of_texts)
         curves, groups = with_a_block(texts, self.forecast.scores(rows), self.forecast.summary)
-        drafting = self.costs.block(count * (1 + self.max_draft), context)
+        drafting = self._drafting_seconds(count, context)
         blocks = self._best(Expected(limits, context_lens, min_survival, curves, groups, drafting))
         if blocks.rate > best.rate:
             best = replace(blocks, runs_block=True, promise=float(curves.sum()))
@@ -146,7 +146,7 @@ class AheadPlanner(LearningPlanner):
         alike = (lengths == lengths[:, :1]).all(axis=1) & np.isin(lengths[:, 0], self._of_trees)
         rows, reading = count + lengths.sum(axis=1), (lengths @ context_lens).astype(np.float64)
         verifying = self.costs.decoding(count, rows, context, reading)
-        drafting = self.costs.block(count * (1 + self.max_draft), context)
+        drafting = self._drafting_seconds(count, context)
         return verifying + drafting + np.where(alike, 0.0, self._ragged_seconds)
 
     def rest_of_chains(self, outcomes: Outcomes) -> Floats:
@@ -157,6 +157,10 @@ class AheadPlanner(LearningPlanner):
         survival = np.where(is_rest, chances, 1.0).cumprod(axis=1)
         came = outcomes.accepted == outcomes.likeliest
         return came * (survival * is_rest).sum(axis=1)
+
+    def _drafting_seconds(self, count: int, context: float) -> float:
+        """Of a block of each of R requests, which have so many tokens of context together."""
+        return self.costs.block(count * (1 + self.max_draft), context)
 
     def _best(self, expected: Expected) -> Ahead:
         """The best lengths that the device can work with."""
@@ -184,7 +188,7 @@ class AheadPlanner(LearningPlanner):
             return None
         rows = np.array([count, count + length * tried])
         plain, verifying = self.costs.decoding(count, rows, context).tolist()
-        drafting = self.costs.block(count * (1 + self.max_draft), context)
+        drafting = self._drafting_seconds(count, context)
         self._probe_charge = drafting + verifying - plain
         if not self.probes.is_due(plain, self._probe_charge, is_close=is_close):
             return None

@@ -79,6 +79,7 @@ def _walk(  # type: ignore[no-untyped-def]
     tl.store(of_request, num_firsts)
     tl.store(of_request + 1, of_firsts)
     # Nodes come behind their parents, so what is cut off a tree is cut off the end of a path.
+    # `TREE_CUTS` are 7, 15, 31.
     for cut in tl.static_range(CUTS):
         inside = on_path & (each < (8 << cut) - 1)
         tl.store(of_request + 2 + cut, 1 + tl.sum(inside.to(tl.int32), axis=0))
