@@ -84,7 +84,7 @@ Draft lengths on V2 (`engine/v2/trimming.py`):
     number (`request.spec_token_ids`). The drafter's graphs are captured with a copy of the config
     that has no table of lengths (hook 8). Replaced by: the same decisions in vLLM.
 
-Draft trees on V2, only where a number of nodes was asked for (`engine/v2/trees/draft_trees.py`):
+Draft trees on V2, only where they were asked for (`engine/v2/trees/draft_trees.py`):
 
 19. In a runner, before graphs are captured: `prepare_attn` gives nodes the positions of their
     depths once vLLM has given them slots in a row; `rejection_sampler` is a subclass of vLLM's,

@@ -85,7 +85,7 @@ def test_every_two_settings(
     asked, leaving = mixed_requests(limit), victims(limit)
     has_priorities = combination.get("policy") == "priority"
     with ExitStack() as stack:
-        has_trees = combination.get("draft_tree", "auto") != "auto"
+        has_trees = combination.get("draft_tree", "off") != "off"
         if combination.get("trimming") == "on the device":
             stack.enter_context(trimming(with_kernel=has_trees))
         elif has_trees:

@@ -49,7 +49,7 @@ SPECULATIVE: dict[str, dict[str, Changes]] = {
         "above the block": {"num_speculative_tokens": 12},
     },
     # Fewer nodes than the whole block has drafts, and more than one of 3.
-    "draft_tree": {"auto": NOTHING, "5 nodes": {"draft_tree": 5}},
+    "draft_tree": {"off": NOTHING, "5 nodes": {"draft_tree": 5}},
     "estimates": {"forgotten": NOTHING, "kept": NOTHING},  # where: known to the test
     "search": {"all logits": NOTHING, "by rank": {"use_local_argmax_reduction": True}},
 }

@@ -21,7 +21,7 @@ from vllm_dflash.checkpoint.tensors import (
     parse_mask_embedding,
 )
 from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode, Runner, runner_here
-from vllm_dflash.config.speculative_settings import SpeculativeSettings
+from vllm_dflash.config.speculative_settings import AUTO_NODES, SpeculativeSettings
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig
@@ -101,13 +101,13 @@ def tree_nodes(
     engine_args: EngineArgs,
     runner: Runner,
 ) -> int:
-    """Nodes of a request's draft tree; 0: chains, with a line in the log if trees were asked for.
+    """Nodes of a draft tree at most; 0: chains, with a line in the log if trees were asked for.
 
     What else forbids them is known when the models are loaded (`engine/v2/trees/draft_trees.py`).
     """
     from vllm.logger import init_logger
 
-    if not isinstance(settings.draft_tree, int):
+    if settings.draft_tree == "off":
         return 0
     for obstacle, is_so in (
         ("Model Runner V1, which CPUs have, knows chains only", runner == "v1"),
@@ -120,7 +120,7 @@ def tree_nodes(
         if is_so:
             init_logger("vllm.dflash").warning("drafts are chains, not trees: %s.", obstacle)
             return 0
-    return settings.draft_tree
+    return AUTO_NODES if settings.draft_tree == "auto" else settings.draft_tree
 
 
 def checked_drafter(

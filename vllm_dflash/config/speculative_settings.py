@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_NODES = 64
 """Of a tree."""
+AUTO_NODES = 31
+"""32 rows with the root, which fill the tiles of a tensor core (docs/engineering/trees.md)."""
 IGNORED = {
     "disable_padded_drafter_batch": "rejected rows never reach the drafter anyway",
     "num_speculative_tokens_per_batch_size": "'draft_length' says how long drafts are; 'adaptive'"
@@ -53,9 +55,10 @@ class SpeculativeSettings(BaseModel):
         " or 'off'",
     )
     draft_tree: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MOST_NODES)] = described(
-        "auto",
-        "'auto', 'off' (so far, drafts are chains with either), or the number of tokens of a"
-        f" request's draft tree, up to {MOST_NODES} (with Model Runner V2)",
+        "off",
+        "'off' (one candidate for each position), 'auto' (with Model Runner V2, draft trees of up"
+        f" to {AUTO_NODES} tokens, as large as pays at each step, down to chains) or another limit"
+        f" for them, up to {MOST_NODES}",
     )
     estimates_folder: str | None = described(
         None,

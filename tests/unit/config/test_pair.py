@@ -160,18 +160,18 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
         (False, {"scheduler_cls": "mine.Scheduler"}, 7),  # which would keep as much room for all
     ],
 )
-@pytest.mark.parametrize("tree", ["auto", "off"])
+@pytest.mark.parametrize("tree", [{}, {"draft_tree": "off"}])
 def test_who_may_have_more_drafts_than_a_block(
     monkeypatch: pytest.MonkeyPatch,
     drafter: Path,
     is_v2: bool | None,
     asked: dict[str, Any],
     room: int,
-    tree: str | int,
+    tree: dict[str, str],
 ) -> None:
-    """Drafts are chains where no number of nodes is asked for."""
+    """Drafts are chains where trees are not asked for."""
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
-    settings = SpeculativeSettings.model_validate({"model": str(drafter), "draft_tree": tree})
+    settings = SpeculativeSettings.model_validate({"model": str(drafter), **tree})
     options = resolve(settings, drafter_config(), target(), engine(**asked), parallel())
     assert options.draft_width == 7
     assert (options.num_speculative_tokens, options.most_free) == (room, room)
@@ -183,9 +183,11 @@ def test_who_may_have_more_drafts_than_a_block(
     [
         (True, {}, {}, 32, 32),
         (True, {}, {}, 4, 7),  # of which a chain has more
+        (True, {"draft_tree": "auto"}, {}, 31, 31),
         (True, {"draft_length": "fixed", "num_speculative_tokens": 3}, {}, 16, 16),
         (False, {}, {}, 0, 32),  # free drafts
         (True, {}, {"scheduler_cls": "mine.Scheduler"}, 0, 7),
+        (True, {}, {"enable_lora": True}, 0, 7),
         (True, {"use_local_argmax_reduction": True, "draft_length": "fixed"}, {}, 0, 7),
     ],
 )
@@ -204,6 +206,9 @@ def test_a_number_of_nodes_is_room_for_a_tree_on_v2(
     mode = resolve(settings, drafter_config(), target(), engine(**asked), parallel())
     assert (mode.tree_nodes, mode.num_speculative_tokens) == (nodes, room)
     assert mode.draft_width == own.get("num_speculative_tokens", 7)
+    state_keeper = target(is_hybrid=True)
+    mode = resolve(settings, drafter_config(), state_keeper, engine(**asked), parallel())
+    assert mode.tree_nodes == 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from support.tree_rows import UNTOUCHED, Case, Made, Request, attention, make
-from vllm_dflash.engine.v2.trees.tree_attention import TreeAttention, refusal
+from vllm_dflash.engine.v2.trees.tree_attention import attend_to_trees, refusal
 from vllm_dflash.engine.v2.trees.tree_kernels import MOST_ROWS, Scores
 
 pytestmark = [
@@ -136,8 +136,7 @@ def test_rows_of_trees_see_their_ancestors(
 ) -> None:
     made = make(case)
     layer = Layer(made, case, version)
-    trees = TreeAttention({"layer": layer}, made.trees)
-    trees.is_on = True
+    attend_to_trees({"layer": layer}, made.trees)
     metadata = metadata_of(made, case)
     for _ in range(2):  # as another layer of the same batch
         output = torch.full_like(made.query, UNTOUCHED)
@@ -153,22 +152,16 @@ def test_rows_of_trees_see_their_ancestors(
         assert call["seqused_k"].tolist()[:-2] == expected
 
 
-def test_without_trees_nothing_is_different() -> None:
+def test_without_drafts_nothing_is_different() -> None:
     case = CASES["trees and a chain"]
     made = make(case)
     layer = Layer(made, case, None)
-    trees = TreeAttention({"layer": layer}, made.trees)
+    attend_to_trees({"layer": layer}, made.trees)
     output = torch.empty_like(made.query)
-    metadata = metadata_of(made, case)
-    for is_on, batch in (
-        (False, metadata),
-        (True, None),
-        (True, replace(metadata, max_query_len=1)),
-    ):
-        trees.is_on = is_on
+    for batch in (None, replace(metadata_of(made, case), max_query_len=1)):
         layer.impl.forward(layer, made.query, None, None, made.kv_cache, batch, output)
         assert torch.equal(output, layer.rows)
-    assert layer.calls == 3
+    assert layer.calls == 2
 
 
 def test_chains_are_what_vllms_kernel_makes_of_them() -> None:
@@ -191,12 +184,12 @@ def test_chains_are_what_vllms_kernel_makes_of_them() -> None:
         )
     )
     metadata = SimpleNamespace(**vars(metadata_of(made, case)), causal=True, **nothing)
-    trees = TreeAttention({"layer": layer}, made.trees)
+    vllms = impl.forward
+    attend_to_trees({"layer": layer}, made.trees)
     outputs = []
-    for is_on in (False, True):
-        trees.is_on = is_on
+    for forward in (vllms, impl.forward):
         output = torch.full_like(made.query, UNTOUCHED)
-        impl.forward(layer, made.query, None, None, made.kv_cache, metadata, output)
+        forward(layer, made.query, None, None, made.kv_cache, metadata, output)
         outputs.append(output)
     torch.testing.assert_close(*outputs, rtol=2e-5, atol=2e-5)
 

@@ -61,9 +61,8 @@ def engine(**changes: Any) -> Any:
         speculative_config=SimpleNamespace(
             rejection_sample_method="standard", use_local_argmax_reduction=False
         ),
-        model_config=SimpleNamespace(is_hybrid=False, uses_mrope=False, logits_processors=None),
+        model_config=SimpleNamespace(uses_mrope=False, logits_processors=None),
         kv_transfer_config=None,
-        lora_config=None,
         aux_output_config=SimpleNamespace(enabled=False),
     )
     for name, value in changes.items():
@@ -78,8 +77,6 @@ def engine(**changes: Any) -> Any:
         ({}, None),
         ({"parallel_config__tensor_parallel_size": 2}, None),
         ({"kv_transfer_config": object()}, "connector"),
-        ({"lora_config": object()}, "LoRA"),
-        ({"model_config__is_hybrid": True}, "state"),
         ({"model_config__logits_processors": ["mine"]}, "logits processors"),
         ({"aux_output_config__enabled": True}, "routed experts"),
     ],

@@ -28,7 +28,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm_dflash.engine.agreement import agreed_by_all
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
-from vllm_dflash.engine.v2.trees.tree_attention import TreeAttention, refusal
+from vllm_dflash.engine.v2.trees.tree_attention import attend_to_trees, refusal
 from vllm_dflash.engine.v2.trees.tree_growth import (
     MOST_CANDIDATES,
     Candidates,
@@ -85,7 +85,7 @@ class DraftTrees:
             logger().warning("drafts are chains, not trees: %s.", why)
             return
         # Graphs are for whatever comes; to a tree's kernels, a chain is a tree.
-        TreeAttention(layers, self.slots).is_on = True
+        attend_to_trees(layers, self.slots)
         self._mover = CacheMover(cached_layers(runner, layers))
         self._states = runner.req_states
         runner.prepare_attn = functools.partial(self._prepare_attn, runner)

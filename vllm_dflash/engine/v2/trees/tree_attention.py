@@ -1,7 +1,7 @@
 """How a target's attention layers attend to draft trees: whose backends can, and what they do.
 
-vLLM's layers call `impl.forward` with the batch's metadata, which are on the device. In a step with
-trees, `TreeAttention` has it do instead:
+vLLM's layers call `impl.forward` with the batch's metadata, which are on the device. In steps that
+verify drafts `TreeAttention` stands for it:
 
 - context and bonus token: FlashAttention 3's function for ragged batches, not causal, with keys up
   to the bonus token; for other layers a kernel of ours (`tree_context.py`). Those are layers with a
@@ -13,16 +13,8 @@ trees, `TreeAttention` has it do instead:
 Requests without a tree are chains to these kernels. Beside prompts, whose rows are too many, vLLM's
 forward runs for all, and rows of trees are then written again.
 
-`TreeAttention.is_on` says which way a step goes. The host reads it where it calls `forward`: in
-every step that is not replayed, and when a graph is captured. So a full graph has trees or has
-none, and whoever captures keeps both. What vLLM 0.32 offers for that: full graphs are found by
-`BatchExecutionDescriptor`, whose fields are numbers of tokens and requests, rows of each request
-(`uniform_token_count`) or at most (`max_query_len`, where batches are ragged), adapters and
-microbatches. `CudaGraphManager` lists them for one `decode_query_len`, and `dispatch` takes the
-first that has room. There is no field for a flag. Trees of more nodes than chains have drafts can
-have graphs of their own by that: `max_query_len` 1 + N, listed behind those of 1 + K. A second
-`ModelCudaGraphManager`, captured with the flag on, serves trees of any size, for the memory of its
-graphs. Attention is no part of piecewise graphs: they serve both.
+A chain is a tree to these kernels, so steps of both kinds share their graphs: CUDA graphs hold what
+`forward` called when they were captured.
 """
 
 from __future__ import annotations
@@ -80,26 +72,19 @@ def refusal(config: VllmConfig, layers: Layers) -> str | None:
     return None
 
 
+def attend_to_trees(layers: Layers, trees: TreeRows) -> None:
+    """Have layers that were not refused do so from now on; `trees` are persistent tensors."""
+    for layer in layers.values():
+        impl: Any = getattr(layer, "impl", None)
+        impl.forward = TreeAttention(impl, trees)
+
+
 class TreeAttention:
-    """Has layers that were not refused attend to trees in steps that have some."""
-
-    is_on = False
-    """Whether the step that runs, or the graph that is captured, has trees."""
-
-    def __init__(self, layers: Layers, trees: TreeRows) -> None:
-        """For the target's attention layers; once. `trees` are persistent tensors."""
-        self.trees = trees
-        for layer in layers.values():
-            impl: Any = getattr(layer, "impl", None)
-            impl.forward = TreeForward(impl, self)
-
-
-class TreeForward:
     """Stands for `forward` of a layer's implementation."""
 
-    def __init__(self, impl: Any, attention: TreeAttention) -> None:
+    def __init__(self, impl: Any, trees: TreeRows) -> None:
         self.plain: Callable[..., torch.Tensor] = impl.forward
-        self.attention = attention
+        self.trees = trees
         window = 1 + impl.sliding_window[0]  # vLLM's are keys behind a row, -1: all
         self.scores = Scores(impl.scale, window, float(impl.logits_soft_cap), impl.sinks)
         version = getattr(impl, "vllm_flash_attn_version", None)
@@ -118,9 +103,8 @@ class TreeForward:
         **more_scales: Any,
     ) -> torch.Tensor:
         """vLLM's arguments: rows [T, H, D] with padding, and the cache, keys and values in it."""
-        trees = self.attention.trees
-        has_trees = self.attention.is_on and attn_metadata is not None
-        has_trees = has_trees and attn_metadata.max_query_len > 1
+        trees = self.trees
+        has_trees = attn_metadata is not None and attn_metadata.max_query_len > 1
         everybody = has_trees and _are_short(attn_metadata)
         if not everybody:
             self.plain(

@@ -61,8 +61,6 @@ def why_chains(config: VllmConfig) -> str | None:
             config.kv_transfer_config is not None,
             "a connector takes K/V out of the cache before it is known which nodes are accepted",
         ),
-        (config.lora_config is not None, "LoRA is on"),
-        (config.model_config.is_hybrid, "the target keeps a state that goes from token to token"),
         (config.model_config.uses_mrope, "the target's positions have several dimensions"),
         (
             getattr(getattr(config, "aux_output_config", None), "enabled", False),
