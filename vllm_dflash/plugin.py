@@ -151,8 +151,8 @@ def register() -> None:
         from vllm.logger import init_logger
 
         init_logger("vllm.dflash").error(
-            "vllm-dflash %s cannot be placed in this vLLM (%s: %s): speculative method 'dflash'"
-            " will not start, all else runs as without it. Install a matching pair. %s.",
+            "vllm-dflash %s does not fit this vLLM (%s: %s): engines with speculative method"
+            " 'dflash' will not start, all others run as usual. Install matching versions. %s.",
             __version__,
             type(error).__name__,
             error,

@@ -72,7 +72,7 @@ def check_version(version: str) -> None:
 
         raise UnsupportedVllmError(
             f"vllm-dflash {__version__} supports vLLM {SUPPORTED_VLLM}, this is vLLM {version}."
-            f" Install a matching pair. {SWITCH_OFF}."
+            f" Install matching versions. {SWITCH_OFF}."
         )
 
 

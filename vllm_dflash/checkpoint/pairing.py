@@ -54,7 +54,7 @@ def padded_alike(drafter: DrafterSpec, target: PairingTarget) -> DrafterSpec:
         return drafter
     remark = (
         f"vocab_size is {ours} in its config and {theirs} in the target, whose embedding and head"
-        " it uses: taken for padding; of another target, its drafts would not be accepted"
+        " it uses: counted as padding; if it is of another target, its drafts will not be accepted"
     )
     sizes = {"vocab_size": theirs, "draft_vocab_size": theirs}
     return drafter.model_copy(update={**sizes, "remarks": (*drafter.remarks, remark)})
@@ -158,19 +158,19 @@ def drafter_ranks(drafter: DrafterSpec, tp_size: int, asked: int | None = None) 
         raise DrafterError(
             f"drafter {drafter.model!r}: vLLM splits the MLPs of LiLiCorr's head, of"
             f" {head.hidden_size} and {head.mlp_size} rows, and tensor_parallel_size {tp_size}"
-            " divides them not. Take a divisor of both."
+            " does not divide them. Use a divisor of both."
         )
     if asked is None:
         return 1 if undivided(drafter, tp_size) else tp_size
     if asked not in (1, tp_size):
         raise DrafterError(
             f"draft_tensor_parallel_size is {asked}, the target's tensor_parallel_size {tp_size}:"
-            f" a drafter is split like its target or not at all, so write {tp_size} or 1, or leave"
-            " it out."
+            f" a drafter is split like its target or not at all. Set {tp_size} or 1, or leave it"
+            " out."
         )
     if asked > 1 and (parts := undivided(drafter, tp_size)):
         raise DrafterError(
-            f"drafter {drafter.model!r} does not divide by draft_tensor_parallel_size {asked}:"
+            f"drafter {drafter.model!r} cannot be split by draft_tensor_parallel_size {asked}:"
             f" {', '.join(parts)}. Leave it out, and every rank has the whole drafter."
         )
     return asked

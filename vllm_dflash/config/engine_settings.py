@@ -27,15 +27,15 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
     faults = []
     if engine_args.watermark_config is not None:
         faults.append(
-            "method 'dflash' does not support watermarking: the mark is put into drafts that are"
-            " sampled, and ours are the likeliest tokens, since sampling each by itself ruins"
-            " acceptance. Leave --watermark-config out, or leave the speculative config out."
+            "method 'dflash' does not support watermarking: it needs drafts that are sampled, and"
+            " ours are the likeliest tokens, since sampling each by itself ruins acceptance. Leave"
+            " --watermark-config out, or leave the speculative config out."
         )
     if parallel.distributed_executor_backend == "ray" and current_platform.is_cpu():
         faults.append(
-            "vLLM's own Ray executor takes no CPUs, which would come out in the engine's process"
-            f" only. Set distributed_executor_backend to '{CPU_RAY_EXECUTOR}', or to 'mp' for"
-            " processes of this machine (which vLLM does not choose inside a placement group)."
+            "vLLM's own Ray executor does not support CPUs. Set distributed_executor_backend to"
+            f" '{CPU_RAY_EXECUTOR}', or to 'mp' for processes of this machine (which vLLM does not"
+            " choose inside a placement group)."
         )
     if faults:
         raise ValueError(" ".join(faults))

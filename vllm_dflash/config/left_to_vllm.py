@@ -115,7 +115,7 @@ def _of_platform(parallel: ParallelConfig) -> Iterator[str]:
                 f" {'--enable-dbo' if splits else 'VLLM_USE_V2_MODEL_RUNNER=0, and have Triton'})"
             )
     if parallel.worker_cls not in ("auto", worker_here()):
-        yield f"worker_cls is {parallel.worker_cls!r}, and it needs its own (leave worker_cls out)"
+        yield f"worker_cls is {parallel.worker_cls!r}, but it needs its own (leave worker_cls out)"
 
 
 def _of_engine(
@@ -123,21 +123,21 @@ def _of_engine(
 ) -> Iterator[str]:
     if parallel.pipeline_parallel_size > 1:
         yield (
-            f"pipeline_parallel_size is {parallel.pipeline_parallel_size}, and its drafters share"
-            " the embedding of the first stage and the head of the last (divide the model by"
+            f"pipeline_parallel_size is {parallel.pipeline_parallel_size}, but a drafter needs the"
+            " embedding of the first stage and the head of the last (split the model by"
             " --tensor-parallel-size)"
         )
     if parallel.data_parallel_size > 1 and target.is_moe:
         yield (
             f"data_parallel_size is {parallel.data_parallel_size} and the target has experts, so"
             " its ranks step together: those that draft and those that do not would wait for each"
-            " other (run a server for each replica, as docs/ray_serve.md does, or divide the model"
-            " by --tensor-parallel-size)"
+            " other (run a server for each replica, as in docs/ray_serve.md, or split the model by"
+            " --tensor-parallel-size)"
         )
     if requested.get("rejection_sample_method") == "fly":
         yield (
             "rejection_sample_method is 'fly', which keeps drafts that the target would not have"
-            " written, and its output is the target's own (leave rejection_sample_method out)"
+            " written (leave rejection_sample_method out)"
         )
     yield from of_target(target)
 
@@ -150,13 +150,13 @@ def of_target(target: ModelConfig) -> Iterator[str]:
         return
     if target.is_multimodal_model:
         yield (
-            f"target {target.model!r} is multimodal, which it runs on CUDA only (where there is a"
-            " checkpoint of the text model alone, use that)"
+            f"target {target.model!r} is multimodal, which it runs on CUDA only (use a checkpoint"
+            " of the text model alone, if there is one)"
         )
     if target.is_hybrid and not target.architecture.startswith(DELTA_NETS):
         yield (
-            f"target {target.model!r} is a hybrid, and of these it runs on CPUs those with"
-            " gated delta nets only: Qwen3-Next, Qwen3.5 (use CUDA)"
+            f"target {target.model!r} is a hybrid without gated delta nets, which it runs on CUDA"
+            " only (on CPUs it runs Qwen3-Next and Qwen3.5)"
         )
 
 

@@ -110,11 +110,11 @@ def tree_nodes(
     if settings.draft_tree == "off":
         return 0
     for obstacle, is_so in (
-        ("Model Runner V1, which CPUs have, knows chains only", runner == "v1"),
+        ("Model Runner V1, which CPUs have, supports chains only", runner == "v1"),
         ("this drafter's candidates depend on each other", drafter.num_candidates is not None),
         ("use_local_argmax_reduction leaves no logits", settings.use_local_argmax_reduction),
-        ("the scheduler is not ours", engine_args.scheduler_cls is not None),
-        ("the target keeps a state from token to token", target.is_hybrid),
+        ("scheduler_cls is set", engine_args.scheduler_cls is not None),
+        ("the target is a hybrid, with states that cannot branch", target.is_hybrid),
         ("LoRA is on", engine_args.enable_lora),
     ):
         if is_so:
@@ -149,13 +149,13 @@ def check_shared(runner: Runner, is_planned: bool) -> None:
     """Refuse to share answers where they are not looked up. Raises `ValueError`."""
     if not is_planned:
         raise ValueError(
-            "free_drafts is 'shared', but with draft_length 'fixed' no text is looked up: leave one"
-            " of the two out of the speculative config."
+            "free_drafts is 'shared', but draft_length 'fixed' has no free drafts: leave one of the"
+            " two out of the speculative config."
         )
     if runner == "v2":
         raise ValueError(
-            "free_drafts is 'shared', but Model Runner V2, which GPUs have, looks up each request's"
-            " own text alone: leave 'free_drafts' out of the speculative config to get that."
+            "free_drafts is 'shared', but on Model Runner V2, which GPUs have, free drafts come"
+            " from the request's own text only: leave 'free_drafts' out of the speculative config."
         )
 
 
@@ -174,7 +174,7 @@ def usable_folder(written: str) -> str:
         raise ValueError(
             f"estimates_folder is {written!r}, and nothing can be written there ({error}). Name a"
             " folder that the server's user may write to, or leave estimates_folder out: then"
-            " every start measures anew."
+            " every start measures again."
         ) from None
     return str(folder)
 

@@ -21,8 +21,8 @@ AUTO_NODES = 31
 """32 rows with the root, which fill the tiles of a tensor core (docs/engineering/trees.md)."""
 IGNORED = {
     "disable_padded_drafter_batch": "rejected rows never reach the drafter anyway",
-    "num_speculative_tokens_per_batch_size": "'draft_length' says how long drafts are; 'adaptive'"
-    " plans that in every step",
+    "num_speculative_tokens_per_batch_size": "'draft_length' sets how long drafts are; 'adaptive'"
+    " plans it in every step",
 }
 """Options of vLLM's that mean nothing here, and why: set, they are left out with a warning."""
 
@@ -50,19 +50,18 @@ class SpeculativeSettings(BaseModel):
     )
     free_drafts: Literal["auto", "shared", "off"] = described(
         "auto",
-        "'auto' (where a request's text repeats itself, drafts are taken from it when they promise"
-        " more than the drafter's), 'shared' (from what other requests were answered lately, too)"
-        " or 'off'",
+        "'auto' (where a request's text repeats itself, drafts are copied from it if they promise"
+        " more than the drafter's), 'shared' (also from other requests' recent answers) or 'off'",
     )
     draft_tree: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MOST_NODES)] = described(
         "off",
         "'off' (one candidate for each position), 'auto' (with Model Runner V2, draft trees of up"
-        f" to {AUTO_NODES} tokens, as large as pays at each step, down to chains) or another limit"
-        f" for them, up to {MOST_NODES}",
+        f" to {AUTO_NODES} tokens, in each step the size that is fastest, or chains) or another"
+        f" limit for them, up to {MOST_NODES}",
     )
     estimates_folder: str | None = described(
         None,
-        "a folder to keep what an engine has learned of costs and drafts, for the next start",
+        "a folder that keeps estimates of costs and acceptance for the next start",
         min_length=1,
     )
     draft_tensor_parallel_size: int | None = _of_vllm("a positive integer", ge=1)
@@ -97,8 +96,8 @@ class SpeculativeSettings(BaseModel):
             )
         if written.get("use_local_argmax_reduction") and "draft_length" not in written:
             init_logger("vllm.dflash").warning_once(
-                "draft_length is 'fixed': use_local_argmax_reduction leaves no logits by which"
-                " lengths could be planned. Remove it from the speculative config to have them so."
+                "draft_length is 'fixed', because use_local_argmax_reduction leaves no logits to"
+                " plan lengths with. To plan them, remove it from the speculative config."
             )
             written = {**written, "draft_length": "fixed"}
         undrafted = " To serve without drafts, leave the whole speculative config out."
@@ -109,8 +108,8 @@ class SpeculativeSettings(BaseModel):
             raise ValueError(f"{why}.{remedy}") from None
         if settings.use_local_argmax_reduction and settings.draft_length != "fixed":
             raise ValueError(
-                "use_local_argmax_reduction leaves no logits by which draft lengths could be"
-                ' planned: add "draft_length": "fixed" to the speculative config, or remove'
+                "use_local_argmax_reduction leaves no logits to plan draft lengths with: add"
+                ' "draft_length": "fixed" to the speculative config, or remove'
                 " 'use_local_argmax_reduction' from it."
             )
         return settings
@@ -123,14 +122,12 @@ class SpeculativeSettings(BaseModel):
         asked = self.num_speculative_tokens or most
         if asked > most:
             init_logger("vllm.dflash").warning_once(
-                "num_speculative_tokens is %d, and %d are drafted at most: drafter %r was trained"
-                " with block_size %d, one bonus token and %d drafted ones. Rows beyond its block"
-                " are positions it never learned.",
+                "num_speculative_tokens is %d, but at most %d tokens are drafted: drafter %r was"
+                " trained with block_size %d, which includes the bonus token.",
                 asked,
                 most,
                 drafter.model,
                 drafter.block_size,
-                most,
             )
         return min(asked, most)
 

@@ -53,7 +53,7 @@ class CompileAside:
         one may live in it. If the other process has failed, this one compiles."""
         if self._process is not None:
             if self._process.poll() is None:
-                logger().info("planning is being compiled: once for each version on a machine")
+                logger().info("the planner is being compiled, once for each version on a machine")
             try:
                 self._process.wait(LONGEST_SECONDS)
             except subprocess.TimeoutExpired:

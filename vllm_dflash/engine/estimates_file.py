@@ -113,7 +113,7 @@ class EstimatesFile:
                 raise EstimatesError("it is of another engine")
             return Estimates.from_dict(written.get("estimates"), max_draft, max_requests)
         except FileNotFoundError:
-            logger().info("what this engine learns of costs and drafts goes to %s", self.path)
+            logger().info("estimates of costs and acceptance will be kept in %s", self.path)
         except (OSError, ValueError, RecursionError) as error:
             logger().warning("%s is not used, and will be replaced: %s", self.path, error)
         return None
@@ -177,10 +177,10 @@ class EstimatesKeeper:
             self._file.write(estimates)
         except OSError as error:
             if not self._has_failed:
-                said = "what was learned cannot be kept in %s, which is tried again: %s"
+                said = "estimates cannot be written to %s, will try again: %s"
                 logger().warning(said, self._file.path, error)
             self._has_failed = True
             return
         if self._has_failed:
-            logger().info("what was learned is kept in %s again", self._file.path)
+            logger().info("estimates are written to %s again", self._file.path)
         self._has_failed = False

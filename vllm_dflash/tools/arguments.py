@@ -82,10 +82,10 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     """The drafter and its target, and options that say how the drafter is read."""
     parser.add_argument("drafter", help="folder or repository of the drafter")
     parser.add_argument("--target", required=True, help="folder or repository of the target")
-    parser.add_argument("--revision", help="of the drafter's repository")
+    parser.add_argument("--revision", help="revision of the drafter's repository")
     parser.add_argument(
         "--drafter-overrides",
         type=json_object,
         metavar="JSON",
-        help="fields that stand in for those of the drafter's config.json",
+        help="fields to use instead of those in the drafter's config.json",
     )

@@ -116,7 +116,7 @@ def test_more_draft_tokens_than_the_block_has() -> None:
     with log_lines() as lines:
         assert settings.draft_tokens(parse_config("it", GPT_OSS)) == 7
     (line,) = lines
-    assert line.startswith("WARNING num_speculative_tokens is 9, and 7 are drafted at most")
+    assert line.startswith("WARNING num_speculative_tokens is 9, but at most 7 tokens are drafted")
     assert "block_size 8" in line
 
 

@@ -69,7 +69,7 @@ def file(tmp_path: Path) -> EstimatesFile:
 def test_what_is_written_is_read(file: EstimatesFile) -> None:
     with log_lines() as lines:
         assert file.read(*SIZES) is None
-    assert lines == [f"INFO what this engine learns of costs and drafts goes to {file.path}"]
+    assert lines == [f"INFO estimates of costs and acceptance will be kept in {file.path}"]
     for known in (learned(), learned(90)):
         file.write(known.to_dict())
         with log_lines() as lines:
@@ -316,8 +316,8 @@ def test_a_full_disk_is_told_once_and_when_it_is_over() -> None:
             ticked(keeper, LEAST_STEPS)
             keeper.close()
     assert file.times == 5
-    no_space = "WARNING what was learned cannot be kept in F, which is tried again: no space left"
-    assert lines == [no_space, "INFO what was learned is kept in F again", no_space]
+    no_space = "WARNING estimates cannot be written to F, will try again: no space left"
+    assert lines == [no_space, "INFO estimates are written to F again", no_space]
 
 
 def test_a_file_is_there_if_it_was_asked_for(

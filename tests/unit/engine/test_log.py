@@ -47,7 +47,7 @@ def test_free_drafts_have_a_line_of_their_own(tmp_path: Path) -> None:
                 Mode(32, 5, "adaptive", spec, most_free=32, shares_outputs=shares_outputs)
             )
     own = "INFO free drafts: up to 32 tokens of a request's own text, where it repeats itself"
-    assert lines == [own, f"{own}, and of what others were answered lately"]
+    assert lines == [own, f"{own}, and of others' recent answers"]
 
 
 @pytest.mark.parametrize(("runner", "is_said"), [("v1", True), ("v2", False)])
@@ -68,8 +68,8 @@ def test_how_draft_lengths_vary() -> None:
         facts = WorkerFacts(costs, [0, 4, 8, 15], ragged_seconds=0.00123)
         log_lengths(facts, "SOME_BACKEND has no graphs")
     assert lines == [
-        "INFO draft lengths 0, 15 (drafts are made or not, and vLLM's adaptive verification trims"
-        " each request's)",
+        "INFO draft lengths 0, 15 (for all requests; vLLM's adaptive verification then trims each"
+        " request's drafts)",
         "INFO draft lengths 0, 4, 8, 15 (the same for all requests of a step, or each its own, for"
         " 1.23 ms more; adaptive verification is off: SOME_BACKEND has no graphs)",
     ]

@@ -56,7 +56,7 @@ def log_free_drafts(options: Mode) -> None:
     logger().info(
         "free drafts: up to %d tokens of a request's own text, where it repeats itself%s%s",
         options.most_free,
-        ", and of what others were answered lately" if options.shares_outputs else "",
+        ", and of others' recent answers" if options.shares_outputs else "",
         f". Up to {MOST_FREE_DRAFTS} without num_speculative_tokens, LoRA, linear attention, a"
         " scheduler of your own, or a small max_num_batched_tokens"
         if is_short
@@ -149,10 +149,9 @@ class DraftWatch:
         if now.nan_drafts and not self._warned_of_nan:
             self._warned_of_nan = True
             logger().warning(
-                "DFlash: the logits of %d drafts were not finite. They are thrown away, so the"
-                " text is right, but it comes more slowly. Usual"
-                " causes: damaged weights, or a dtype too narrow for them (float16). To see where"
-                " it begins, run: %s",
+                "DFlash: the logits of %d drafts were not finite. They are dropped, so the output"
+                " is right, but slower. Usual causes: damaged weights, or a dtype too narrow for"
+                " them (float16). To find the first stage that fails, run: %s",
                 now.nan_drafts,
                 self._parity,
             )
@@ -170,7 +169,7 @@ class DraftWatch:
         if accepted < LEAST_ACCEPTED * verifications:
             self._warned_of_zero = True
             logger().warning(
-                "DFlash: of the drafts of the last %d verifications %d were accepted. The text"
+                "DFlash: of the drafts of the last %d verifications %d were accepted. The output"
                 " is right, but drafting is of no use. Usual causes: a drafter trained for another"
                 " target, or for another version of it; a chat template or thinking mode it was"
                 " not trained on; taps, scaling or rotation that its config states wrongly."

@@ -36,23 +36,23 @@ class DraftStatistics:
 
     max_draft: int
     """K."""
-    steps: int = _counter("Steps of the engine that sampled or prefilled anything.")
+    steps: int = _counter("Steps of the engine with any tokens.")
     drafted_steps: int = _shown("Steps in which the drafter ran.")
     skipped_steps: int = _shown(
         "Steps in which drafts could have been used and the drafter did not run."
     )
-    probes: int = _counter("Drafted steps that were only to see how drafts would do.")
+    probes: int = _counter("Drafted steps that only tested whether drafting pays.")
     drafted_requests: int = _shown(
         "Requests of drafted steps whose draft length was chosen, 0 included."
     )
     planned_tokens: int = _shown("Sum of the draft lengths chosen for dflash_drafted_requests.")
-    verifications: int = _counter("Requests of steps that verified drafts of theirs.")
+    verifications: int = _counter("Requests with verified drafts, summed over steps.")
     draft_tokens: int = _counter("Drafts that the target verified.")
     accepted_tokens: int = _counter("Of those, drafts that were accepted.")
     free_verifications: int = _counter("Verifications of free drafts.")
-    free_draft_tokens: int = _shown("Verified drafts that came from a request's own text.")
+    free_draft_tokens: int = _shown("Verified free drafts: those copied from text.")
     free_accepted_tokens: int = _shown("Of those, drafts that were accepted.")
-    nan_drafts: int = _counter("Drafts thrown away because their logits were not finite.")
+    nan_drafts: int = _counter("Drafts dropped because their logits were not finite.")
     step_seconds: float = _shown("Time of all steps that followed another without a pause.")
     draft_seconds: float = _counter("Of it, time of the drafter's blocks.")
     context_seconds: float = _counter("Of it, time of storing context.")

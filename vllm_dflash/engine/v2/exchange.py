@@ -124,7 +124,7 @@ class CountedOutput(AsyncModelRunnerOutput):
 def log_lengths(facts: WorkerFacts, untrimmed: str | None) -> None:
     """The line that says how draft lengths vary; `untrimmed`: why the device does not trim drafts,
     None if it does."""
-    how = "drafts are made or not, and vLLM's adaptive verification trims each request's"
+    how = "for all requests; vLLM's adaptive verification then trims each request's drafts"
     if untrimmed is not None:
         more = f"{1000 * facts.ragged_seconds:.2f} ms more"
         how = (

@@ -65,14 +65,14 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "bench",
         help="measure plain decoding, vLLM's own DFlash and ours side by side",
         description="Measure plain decoding, vLLM's own DFlash at several fixed K, and ours, which"
-        " chooses how much to draft.\nAll engines live side by side; every round measures each of"
-        " them once under each load.",
+        " chooses how much to draft.\nAll engines run at the same time; every round measures each"
+        " of them once with each load.",
         epilog=EPILOG.format(loads=loads, failed=COULD_NOT_RUN, interrupted=INTERRUPTED),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     pair = parser.add_argument_group("pair")
     add_compared(pair, "held_out.jsonl of the demo pair")
-    about = "without --target: the small demo pair, made to cost as much as a larger one"
+    about = "without --target: the small demo pair, widened to the cost of a larger one"
     add_folder(pair, "--demo", str(demo_folder()), about)
     pair.add_argument(
         "--as-it-is",
@@ -82,7 +82,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     pair.add_argument(
         "--random-drafter",
         action="store_true",
-        help="fill a copy of the drafter with noise: what do useless drafts cost?",
+        help="use a copy of the drafter with random weights, to see what useless drafts cost",
     )
     _add_sides(parser.add_argument_group("engines"))
     _add_measurements(parser.add_argument_group("measurements"))
@@ -91,7 +91,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _add_sides(sides: argparse._ArgumentGroup) -> None:
-    about = "draft lengths of vLLM's own DFlash, an engine each, as far as the drafter's block goes"
+    about = "draft lengths of vLLM's own DFlash, an engine each, up to the drafter's block size"
     add_numbers(sides, "--native-k", [1, 3, 5, 7], about)
     sides.add_argument(
         "--native-schedule",
@@ -119,7 +119,7 @@ def _add_sides(sides: argparse._ArgumentGroup) -> None:
         type=share,
         default=0.9,
         metavar="SHARE",
-        help="of a GPU's memory, for all engines together: each gets the same part (default: 0.9)",
+        help="of a GPU's memory, shared equally by all engines (default: 0.9)",
     )
 
 
@@ -138,8 +138,8 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
         type=positive,
         nargs="*",
         metavar="TOKENS",
-        help="instead of a load: decoding alone, after prompts of so many tokens that were read"
-        " before; the engines keep prefixes then (without numbers: 1024 2048 4096 8192 16384)",
+        help="instead of a load: decoding alone, after cached prompts of this many tokens"
+        " (without numbers: 1024 2048 4096 8192 16384)",
     )
     add_dataset(what, load)
     load.add_argument(
@@ -154,7 +154,7 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
     add_numbers(load, "--shares", [50, 80], about, nargs="+")
     about = "requests in flight in each phase of swing"
     add_numbers(load, "--phases", [1, 32, 4, 16, 1, 32, 8, 2], about, nargs="+")
-    add_number(load, "--tokens", 96, "new tokens a request; short and arrivals have their own")
+    add_number(load, "--tokens", 96, "new tokens of a request, except with short and arrivals")
     load.add_argument(
         "--seconds",
         type=float,
@@ -168,20 +168,20 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="rounds that do not count: kernels are prepared at the first batch of each size"
+        help="rounds that do not count, since kernels are made at the first batch of each size"
         " (default: 1)",
     )
     load.add_argument(
         "--where",
         action="store_true",
-        help="then also show where the time goes, at each concurrency: milliseconds of a step and"
-        " of a token in the target, the draft, its context, its planning, and the rest of the"
-        " engine (on CPU)",
+        help="also show where the time goes, at each concurrency: milliseconds of a step and of a"
+        " token in the target, the draft, its context, its planning, and the rest of the engine"
+        " (CPU only)",
     )
     load.add_argument(
         "--quick",
         action="store_true",
-        help="windows of 1.5 s, 2 rounds, concurrency 1 4 16, where not said otherwise",
+        help="other defaults: windows of 1.5 s, 2 rounds, concurrency 1 4 16",
     )
 
 
@@ -233,7 +233,7 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
     progress.say(f"the pair: {pair.name}")
     native_k = [k for k in sorted({*parsed.native_k}) if k <= drafter.max_draft_tokens]
     if drafter.num_candidates is not None and current_platform.is_cpu():
-        progress.say("vLLM's own DFlash is left out: it runs no such drafters on CPUs")
+        progress.say("vLLM's own DFlash is left out: it does not support such drafters on CPUs")
         native_k = []
     ours_k, beside = _distinct(parsed.ours_fixed_k), _distinct(parsed.beside)
     sides = make_sides(pair.drafter, native_k, ours_k, beside)
@@ -311,7 +311,7 @@ def _choose_pair(parsed: argparse.Namespace, positions: int) -> Pair:
             parsed.demo, parsed.out, as_it_is=as_it_is, positions=positions, context=context
         )
     elif parsed.as_it_is:
-        raise ValueError("--as-it-is is for the demo pair: any other one is not widened.")
+        raise ValueError("--as-it-is is for the demo pair: other pairs are never widened.")
     return with_random_drafter(pair, parsed.out) if parsed.random_drafter else pair
 
 

@@ -60,21 +60,21 @@ class Dataset(NamedTuple):
 
 def add_dataset(what: argparse._ActionsContainer, options: argparse._ActionsContainer) -> None:
     """The set, as an alternative among `what` is measured, and options of it, as vLLM has them."""
-    about = "instead of a load: prompts of a standard set, with figures of its categories"
+    about = "instead of a load: prompts of a standard set, with results for its categories"
     what.add_argument("--dataset-name", choices=SETS, help=about)
     about = "the set's .jsonl, .json or .parquet; without it, the command says how to get it"
     options.add_argument("--dataset-path", type=Path, metavar="FILE", help=about)
-    add_number(options, "--num-prompts", 80, "prompts of the set, in turns from its categories")
-    about = "new tokens of each at most (default: what vLLM's class has, or 256)"
+    add_number(options, "--num-prompts", 80, "prompts of the set, from its categories in turn")
+    about = "most new tokens of a prompt of the set (default: vLLM's for the set, or 256)"
     options.add_argument("--output-len", type=positive, metavar="N", help=about)
-    about = "with a set (default: 0)"
+    about = "for --dataset-name (default: 0)"
     options.add_argument("--temperature", type=not_negative, default=0.0, metavar="T", help=about)
-    about = 'of the set, for the target\'s template: {"enable_thinking": false}'
+    about = 'for --dataset-name, such as {"enable_thinking": false}'
     kwargs: dict[str, Any] = {"type": json_object, "default": {}, "metavar": "JSON"}
     options.add_argument("--chat-template-kwargs", **kwargs, help=about)
-    about = "take the set's prompts as they are"
+    about = "use the set's prompts as they are"
     options.add_argument("--skip-chat-template", action="store_true", help=about)
-    about = "with a set: each answer has all of its --output-len tokens"
+    about = "for --dataset-name: every answer has --output-len tokens"
     options.add_argument("--ignore-eos", action="store_true", help=about)
 
 

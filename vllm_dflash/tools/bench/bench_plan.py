@@ -15,10 +15,10 @@ CLOSED, MIXED, SWING = "closed", "mixed", "swing"
 SHORT, ARRIVALS = "short", "arrivals"
 LOADS = {
     CLOSED: "a fixed number of requests in flight",
-    MIXED: "the same, every other prompt with its words shuffled, so hard to draft for",
+    MIXED: "the same, every other prompt with shuffled words, which is hard to draft for",
     "edit": "the same with prompts of its own: source code to write out again",
     "quote": "the same: passages to quote from",
-    "prose": "the same: passages to go on from, which repeat little",
+    "prose": "the same: passages to continue, which repeat little",
     SWING: "a number of requests in flight that changes from phase to phase",
     SHORT: "a list of requests with answers of 16 to 96 tokens, a fixed number in flight",
     ARRIVALS: "the same, coming at random (Poisson), at shares of what plain decoding serves",

@@ -20,12 +20,12 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the sub-command to the command line."""
     parser = commands.add_parser(
         "demo",
-        help="write some text with and without DFlash, and show how fast, and who wrote what",
-        description="Write the same texts with plain decoding and with DFlash, 1 and 8"
-        " at a time, and show\nhow fast that was, whether the texts are the same, and which tokens"
-        " were drafted.\nWithout --target and --drafter it takes the small pair that comes with"
-        " this package, widens it to\na size worth speeding up, and does not compile it, so that it"
-        " starts sooner.",
+        help="generate some text with and without DFlash; show speed and drafted tokens",
+        description="Generate the same texts with plain decoding and with DFlash, 1 and 8"
+        " at a time, and show\nthe speed, whether the texts are the same, and which tokens"
+        " were drafted.\nWithout --target and --drafter it uses the small pair that comes with"
+        " this package, widens it so that\nspeed matters, and does not compile it, for a shorter"
+        " start.",
         epilog="Flags of `vllm serve` after -- are for all engines.\n\n"
         "examples:\n"
         "  vllm-dflash demo\n"

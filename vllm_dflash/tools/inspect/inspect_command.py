@@ -39,9 +39,9 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add the sub-command to the command line."""
     parser = commands.add_parser(
         "inspect",
-        help="read a drafter and say whether it fits a target, and what it costs in memory",
-        description="Say what a drafter is, whether it fits a target, and how much memory the pair"
-        " takes.\nReads configs and the headers of safetensors files. Loads no weights and needs"
+        help="show a drafter, whether it fits a target, and the memory of the pair",
+        description="Show what a drafter is, whether it fits a target, and how much memory the pair"
+        " needs.\nReads configs and the headers of safetensors files. Loads no weights and needs"
         " no GPU.",
         epilog=f"exit code: {FITS} fits; {DOES_NOT_FIT} does not fit (or --kv-cache-memory does not"
         f" hold one request); {UNREADABLE} could not be read\n\n"
@@ -54,15 +54,15 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add_pair(parser)
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object (docs/inspect.md) and no more"
+        "--json", action="store_true", help="print only one JSON object (docs/inspect.md)"
     )
-    engine = parser.add_argument_group("engine, where it changes the answer")
+    engine = parser.add_argument_group("settings of the engine that change the result")
     engine.add_argument(
         "--kv-cache-memory",
         type=parse_size,
         metavar="SIZE",
         help="memory of the KV cache on each rank, such as 4GiB (default: VLLM_CPU_KVCACHE_SPACE"
-        " where vLLM runs on a CPU and it is set, else some examples)",
+        " on a CPU if set, otherwise some examples)",
     )
     for name, option in ENGINE.items():
         engine.add_argument(f"--{name.replace('_', '-')}", **option)

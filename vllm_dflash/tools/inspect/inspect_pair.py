@@ -94,7 +94,7 @@ def inspect_pair(
     if spec.max_position_embeddings < model.max_model_len:
         found.warnings.append(
             f"the drafter knows {spec.max_position_embeddings} positions, requests may have"
-            f" {model.max_model_len} tokens: longer ones go on undrafted"
+            f" {model.max_model_len} tokens: longer ones continue without drafts"
         )
     if undivided := _rank_faults(model, tensor_parallel_size):
         found.faults += [Fault("parallel", message) for message in undivided]

@@ -41,13 +41,13 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add_pair(parser)
     add_prompts(parser, "a few built-in ones")
-    add_number(parser, "--num-prompts", NUM_PROMPTS, "how many of them, from the first on")
+    add_number(parser, "--num-prompts", NUM_PROMPTS, "use only the first N prompts")
     add_number(parser, "--tokens", TOKENS, "new tokens of each prompt")
     parser.add_argument(
         "--dtype",
         choices=TOLERANCES,
         default="float32",
-        help="of both sides (default: float32, where a difference is a fault and not rounding)",
+        help="of engine and reference (default: float32, where a difference is not rounding)",
     )
     by_dtype = ", ".join(f"{value:g} in {dtype}" for dtype, value in TOLERANCES.items())
     parser.add_argument(
@@ -56,8 +56,8 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="X",
         help=f"largest relative error that counts as equal (default: {by_dtype})",
     )
-    add_number(parser, "--max-model-len", MAX_MODEL_LEN, "of the engine; the target's if less")
-    parser.add_argument("--model-impl", metavar="NAME", help="vLLM's, for targets served with it")
+    add_number(parser, "--max-model-len", MAX_MODEL_LEN, "of the engine, at most the target's")
+    parser.add_argument("--model-impl", metavar="NAME", help="as for `vllm serve`")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(run=run_parity)
 

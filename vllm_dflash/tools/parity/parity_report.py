@@ -22,23 +22,23 @@ TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1}
 """Largest relative error that counts as equal, by dtype."""
 HINTS = {
     "tap": "taps off by one (they count layers from 0 and mean their outputs; vLLM's own numbers"
-    " are one higher), taken behind a norm, or a target that computes something else",
+    " are one higher), taken after a norm, or a target that computes something else",
     "context rows": "the engine drafted without some of its context: rows were dropped as rejected,"
-    " or stored nowhere, or not yet stored",
+    " or not stored, or stored too late",
     "context Z": "fc or hidden_norm: weights, the order in which taps are concatenated, epsilon",
     "block rows": "the bonus token, the mask token's id, or the block's positions",
     "embedding": "the target's embedding or its scale, or a mask_embedding.pt that is not used",
     "layer": "rope layout, theta or scaling, q and k norms, windows or causality, positions, or"
-    " weights; if no other layer differs, what is particular to this one",
+    " weights; if no other layer differs, something that only this one has",
     "final norm": "the final norm's weights or epsilon",
     "logits": "the head: its weights, a logit scale or softcap, or rows other than the masks'",
-    "drafts": "the map from the drafter's vocabulary to the target's (d2t), or the walk along"
-    " candidates: of DFlash 2 codes, or which token a place's candidates are scored behind; of"
+    "drafts": "the map from the drafter's vocabulary to the target's (d2t), or the selection among"
+    " candidates: with DFlash 2 codes, or the token after which candidates are scored; with"
     " LiLiCorr the head, or the context row that it reads",
     "acceptance": "drafts are right, but others were verified: they are lost or shifted on their"
     " way to the target",
     "text": "the target itself, or the verification of drafts, writes other tokens than plain"
-    " decoding: not the drafter's doing",
+    " decoding: it is not the drafter",
 }
 """The stages of drafting, in the order in which an error spreads, and what to look at where one is
 the first that differs. There is a tap of each tapped layer, and each layer of the drafter."""
@@ -51,10 +51,10 @@ NOT_FINITE = (
     " overflow"
 )
 ACCUMULATED = (
-    "each stage alone is within the tolerance, and their errors add up to more than it from one"
-    " end to the other: rounding, which a wider --tolerance allows for"
+    "each stage alone is within the tolerance, but their errors add up to more than it: rounding,"
+    " which a larger --tolerance accepts"
 )
-LOST = "drafts were thrown away because their logits were not finite"
+LOST = "drafts were dropped because their logits were not finite"
 
 
 def stage_names(spec: DrafterSpec) -> list[str]:
@@ -209,7 +209,9 @@ def make_notes(report: ParityReport) -> list[str]:
         where = f" from {report.culprit} on" if report.culprit else ""
         return [*notes, f"Differs{where}: {report.cause}."]
     if any(one.engine != one.reference for one in report.acceptance):
-        notes.append("Acceptance differs only where two tokens are as likely, within tolerance.")
+        notes.append(
+            "Acceptance differs only where two tokens are equally likely, within tolerance."
+        )
     return [*notes, "Equal: the engine drafts as the reference does."]
 
 

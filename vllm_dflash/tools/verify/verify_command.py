@@ -48,9 +48,9 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "verify",
         help="check that DFlash's output is plain decoding's, token by token",
-        description="Write the same texts with DFlash and with plain decoding, greedily, and"
-        " compare token by token.\nWhere they part, plain decoding's own log-probabilities say"
-        " whether rounding explains it (a tie)\nor not (a regression); the comparison then goes on"
+        description="Generate the same texts with DFlash and with plain decoding, greedily, and"
+        " compare token by token.\nWhere they differ, plain decoding's log-probabilities show"
+        " whether rounding explains it (a tie)\nor not (a regression); the comparison continues"
         " from DFlash's tokens.",
         epilog="Flags of `vllm serve` after -- are for both engines.\n\n"
         "examples:\n"
@@ -72,7 +72,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="JSON",
         help="as for `vllm serve`",
     )
-    held_out = "before them those of a held_out.jsonl beside the target's folder"
+    held_out = "after those of a held_out.jsonl beside the target's folder"
     add_prompts(parser, f"16 built-in ones of many kinds, {held_out}")
     parser.add_argument(
         "--concurrency",
@@ -80,15 +80,15 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         nargs="+",
         default=[1, 8, 32],
         metavar="N",
-        help="texts that DFlash writes at a time, one after the other (default: 1 8 32)",
+        help="requests in flight with DFlash; all texts for each number (default: 1 8 32)",
     )
-    add_number(parser, "--tokens", 128, "new tokens a text at most")
+    add_number(parser, "--tokens", 128, "most new tokens of a text")
     parser.add_argument(
         "--tie",
         type=not_negative,
         metavar="NAT",
-        help="largest difference that counts as rounding: between the log-probability of plain"
-        " decoding's own token and that of the other one (default: 0.20; in float32 0)",
+        help="largest difference that counts as rounding, between the log-probabilities of plain"
+        " decoding's token and DFlash's token (default: 0.20; in float32 0)",
     )
     parser.add_argument("--dtype", help="of both engines, as for `vllm serve`")
     parser.add_argument(

@@ -59,16 +59,16 @@ def why_chains(config: VllmConfig) -> str | None:
         (getattr(parallel, "use_ubatching", False), "batches are run in parts"),
         (
             config.kv_transfer_config is not None,
-            "a connector takes K/V out of the cache before it is known which nodes are accepted",
+            "a KV connector reads K/V from the cache before it is known which nodes are accepted",
         ),
         (config.model_config.uses_mrope, "the target's positions have several dimensions"),
         (
             getattr(getattr(config, "aux_output_config", None), "enabled", False),
-            "routed experts are returned for rows in a row",
+            "routed experts are returned for consecutive rows",
         ),
         (
             bool(config.model_config.logits_processors) or has_installed_processors(),
-            "logits processors take the rows of a request to be consecutive tokens",
+            "logits processors need a request's rows to be consecutive tokens",
         ),
         (
             speculative.rejection_sample_method == "synthetic",
