@@ -207,5 +207,5 @@ def test_a_pipe_is_not_waited_for(pair: Pair, name: str) -> None:
         # As if it were not there, to vLLM's reader as well.
         engine_config(pair)
     else:
-        with pytest.raises(DrafterError, match=r"is no file|has no config\.json"):
+        with pytest.raises(DrafterError, match=r"is not a file|has no config\.json"):
             engine_config(pair)

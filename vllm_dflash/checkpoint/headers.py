@@ -120,7 +120,7 @@ def read_folder(folder: Path) -> Headers:
     tensors: dict[str, Tensor] = {}
     for file in files:
         if not file.is_file():  # a pipe would be waited for
-            raise HeadersUnreadableError(f"{str(file)!r} cannot be read: it is no file.")
+            raise HeadersUnreadableError(f"{str(file)!r} cannot be read: it is not a file.")
         try:
             # Opening compares the header with the size of the file.
             with safe_open(file, framework="pt") as opened:
@@ -204,7 +204,7 @@ def _names_in(index: bytes, where: str) -> list[str]:
         names = sorted({str(name) for name in json.loads(index)["weight_map"].values()})
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         # An error of decoding would show all of the file.
-        why = "it is no text" if isinstance(error, UnicodeDecodeError) else repr(error)
+        why = "it is not text" if isinstance(error, UnicodeDecodeError) else repr(error)
         raise HeadersUnreadableError(
             f"{where!r} cannot be read: {why}. Download it again."
         ) from None

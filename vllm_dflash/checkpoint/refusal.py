@@ -106,7 +106,7 @@ def folder_fault(model: str) -> str | None:
     if (folder / "config.json").is_file():
         return None
     if folder.exists():
-        return "this folder has no config.json" if folder.is_dir() else "this is no folder"
+        return "this folder has no config.json" if folder.is_dir() else "this is not a folder"
     if not is_local:
         with suppress(HFValidationError):
             validate_repo_id(model)

@@ -163,7 +163,7 @@ class Generator:
         if prompt is None or prompt != prompt:  # in a column of numbers and nothing, it is NaN
             return "there is no prompt"
         if not isinstance(prompt, str):
-            return f"the prompt is no text but {prompt!r}"
+            return f"the prompt is not a text but {prompt!r}"
         limit = self._settings.max_model_len
         length = len(self._llm.get_tokenizer().encode(prompt))
         fits = 0 < length < limit

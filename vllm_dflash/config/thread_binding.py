@@ -78,7 +78,7 @@ def check_thread_binding(ranks: int) -> None:
         return
     if binding == "auto":
         nodes = len(get_visible_memory_node())
-        found = f"vLLM binds each to a NUMA node of its own, and here are {nodes}"
+        found = f"vLLM binds each to its own NUMA node, of which there are {nodes}"
         fits = nodes >= ranks
     else:
         lists = binding.count("|") + 1
@@ -86,7 +86,7 @@ def check_thread_binding(ranks: int) -> None:
         fits = lists == ranks
     if not fits:
         shares = divide_cores(get_allowed_cpu_list(), ranks)
-        share_out = f"{VARIABLE}='{shares}' to share its cores out, or " if shares else ""
+        share_out = f"{VARIABLE}='{shares}' to divide its cores, or " if shares else ""
         raise ValueError(
             f"tensor_parallel_size asks for {ranks} ranks on this machine, but {found}. Set"
             f" {share_out}{VARIABLE}=nobind to leave threads unbound."

@@ -19,13 +19,13 @@ def _number(kind: Any, words: str) -> Callable[[str], Any]:
         try:
             return adapter.validate_strings(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text} is no {words}") from None
+            raise argparse.ArgumentTypeError(f"{text} is not a {words}") from None
 
     return parse
 
 
 positive = _number(PositiveInt, "positive whole number")
-not_negative = _number(Annotated[NonNegativeFloat, AllowInfNan(False)], "number from 0 on")
+not_negative = _number(Annotated[NonNegativeFloat, AllowInfNan(False)], "number of 0 or more")
 """Finite: as a limit, anything else would let everything or nothing pass."""
 share = _number(Annotated[float, Field(gt=0, le=1)], "number above 0 and up to 1")
 
@@ -37,7 +37,7 @@ def json_object(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text} is no JSON object")
+        raise argparse.ArgumentTypeError(f"{text} is not a JSON object")
     return value
 
 

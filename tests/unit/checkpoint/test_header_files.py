@@ -143,7 +143,7 @@ def test_an_index_without_end(folder: Path) -> None:
 def test_an_index_that_is_no_text_is_not_shown(folder: Path) -> None:
     """A link may lead to what nobody else is to read."""
     (folder / INDEX).write_bytes(b"the secret itself \xff" * 1000)
-    with pytest.raises(HeadersUnreadableError, match="cannot be read: it is no text") as refused:
+    with pytest.raises(HeadersUnreadableError, match="cannot be read: it is not text") as refused:
         read_folder(folder)
     assert "secret" not in "".join(traceback.format_exception(refused.value))
 

@@ -88,7 +88,7 @@ def test_rows_keep_their_order_where_numbers_or_a_limit_depend_on_it(
     [
         (None, "there is no prompt"),
         (float("nan"), "there is no prompt"),
-        (7, "the prompt is no text but 7"),
+        (7, "the prompt is not a text but 7"),
         ("", "0 tokens; from 1 to 3 fit max_model_len 4"),
         ("abc", None),
         ("abcd", "4 tokens; from 1 to 3 fit max_model_len 4"),

@@ -109,7 +109,7 @@ def test_no_safetensors(pair: Pair, tmp_path: Path, files: list[str], remedy: st
         ("models/demo/draftr", "no such folder, and not a repository name"),
         ("./models/demo/draftr", "this folder does not exist"),
         ("{here}/models/demo/draftr", "this folder does not exist"),
-        ("models/demo/drafter/config.json", "this is no folder"),
+        ("models/demo/drafter/config.json", "this is not a folder"),
     ],
 )
 def test_a_wrong_path_is_one_line(
@@ -124,7 +124,7 @@ def test_a_wrong_path_is_one_line(
     assert "\n" not in str(error)
     assert error.__cause__ is None
     assert error.__context__ is None or error.__suppress_context__
-    if says != "this is no folder":
+    if says != "this is not a folder":
         assert "models/demo/drafter'?)" in str(error)
 
 

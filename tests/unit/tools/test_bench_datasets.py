@@ -100,10 +100,10 @@ def test_a_subset_of_speed_bench_is_the_file_that_is_named(tmp_path: Path) -> No
         (
             "spec_bench",
             "nowhere.jsonl",
-            ["'nowhere.jsonl' is no file", "wget https://", "Spec-Bench"],
+            ["'nowhere.jsonl' is not a file", "wget https://", "Spec-Bench"],
         ),
-        ("speed_bench", "nowhere", ["'nowhere' is no file", "prepare.py"]),
-        ("gsm8k", str(FILES), ["is no file", "hf download", "openai/gsm8k"]),
+        ("speed_bench", "nowhere", ["'nowhere' is not a file", "prepare.py"]),
+        ("gsm8k", str(FILES), ["is not a file", "hf download", "openai/gsm8k"]),
         (
             "gsm8k",
             str(FILES / "custom.jsonl"),

@@ -58,7 +58,7 @@ def test_what_is_said_and_where(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (["--kv-cache-memory", "lots"], "write 4GiB"),
         (["--kv-cache-memory", "0"], "write 4GiB"),
-        (["--tensor-parallel-size", "0"], "no positive whole number"),
+        (["--tensor-parallel-size", "0"], "not a positive whole number"),
     ],
 )
 def test_bad_arguments(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ NO_FILE = "prompts file 'nowhere.jsonl' does not exist"
         (["inspect"], "required"),
         (["verify"], "required"),
         (["parity"], "required"),
-        (["bench", "--rounds", "none"], "no positive whole number"),
+        (["bench", "--rounds", "none"], "not a positive whole number"),
         ([], "required"),
     ],
     ids=lambda value: " ".join(value)[:24] if isinstance(value, list) else "",
@@ -88,5 +88,5 @@ def test_a_line_that_is_no_text_is_named(tmp_path: Path) -> None:
 def test_numbers(kind: Callable[[str], Any], good: dict[str, float], bad: list[str]) -> None:
     assert {text: kind(text) for text in good} == good
     for text in bad:
-        with pytest.raises(argparse.ArgumentTypeError, match=f"^{text} is no "):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"^{text} is not a "):
             kind(text)

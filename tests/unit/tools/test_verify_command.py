@@ -42,12 +42,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     [
         (["--target", "x"], "--speculative-config"),
         (["--target", "x", "--speculative-config", "{"], "not JSON"),
-        ([*PAIR, "--concurrency", "0"], "no positive whole number"),
-        ([*PAIR, "--tokens", "ten"], "ten is no positive whole number"),
-        ([*PAIR, "--tie", "-0.1"], "no number from 0 on"),
-        ([*PAIR, "--tie", "nan"], "no number from 0 on"),
-        ([*PAIR, "--tie", "inf"], "no number from 0 on"),
-        ([*PAIR, "--tie", "some"], "no number from 0 on"),
+        ([*PAIR, "--concurrency", "0"], "not a positive whole number"),
+        ([*PAIR, "--tokens", "ten"], "ten is not a positive whole number"),
+        ([*PAIR, "--tie", "-0.1"], "not a number of 0 or more"),
+        ([*PAIR, "--tie", "nan"], "not a number of 0 or more"),
+        ([*PAIR, "--tie", "inf"], "not a number of 0 or more"),
+        ([*PAIR, "--tie", "some"], "not a number of 0 or more"),
     ],
 )
 def test_bad_arguments(

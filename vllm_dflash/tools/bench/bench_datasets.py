@@ -102,7 +102,7 @@ def read_dataset(name: str, path: Path | None, tokens: int | None = None) -> lis
         raise ValueError(f"--dataset-name needs --dataset-path, a file. To get {name}: {how}")
     file = path / SPEED_SUBSET if name == SPEED_BENCH and path.is_dir() else path
     if not file.is_file():
-        raise ValueError(f"{str(file)!r} is no file. To get {name}: {how}")
+        raise ValueError(f"{str(file)!r} is not a file. To get {name}: {how}")
     check_seams(DATASETS)
     try:
         return _read(name, file, reader, tokens)
