@@ -102,9 +102,9 @@ def _settings() -> dict[str, tuple[str, ...]]:
 
 SETTINGS = _settings()
 EXCLUDED: dict[Pair, str] = {
-    pair(("draft_length", "fixed"), ("free_drafts", "shared")): "no text is looked up",
+    pair(("draft_length", "fixed"), ("free_drafts", "shared")): "has no free drafts",
     pair(("draft_length", "adaptive"), ("search", "by rank")): "leaves no logits",
-    pair(("free_drafts", "shared"), ("search", "by rank")): "no text is looked up",
+    pair(("free_drafts", "shared"), ("search", "by rank")): "has no free drafts",
     pair(("drafter", "dflash2"), ("vocabulary", "reduced")): "so they must be equal",
     pair(("drafter", "lilicorr"), ("vocabulary", "reduced")): "so they must be equal",
 }

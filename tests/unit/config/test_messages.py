@@ -203,11 +203,14 @@ def test_vllms_own_is_recommended_in_one_sentence_only() -> None:
         if "VLLM_PLUGINS=''" in file.read_text()
     }
     assert recommending == {"vllms_own.py"}
-    pages = [page.read_text() for page in (ROOT / "docs").glob("*.md")]
-    recommending_pages = [page for page in pages if 'VLLM_PLUGINS=""' in page]
-    assert recommending_pages
-    for page in recommending_pages:
-        assert all(f"`{key}`" in page for key in (*OWN_KEYS, "num_speculative_tokens"))
+    pages = {page.name: page.read_text() for page in (ROOT / "docs").glob("*.md")}
+    saying = {name for name, page in pages.items() if 'VLLM_PLUGINS=""' in page}
+    assert len(saying) > 2
+    how = pages["options.md"]
+    assert all(f"`{key}`" in how for key in (*OWN_KEYS, "num_speculative_tokens"))
+    assert [name for name in saying if "(options.md#vllms-own-dflash)" not in pages[name]] == [
+        "options.md"
+    ]
 
 
 @pytest.mark.parametrize("asked", [{"min_p": 0.1}, {"logit_bias": {1: 2.0}}])

@@ -35,7 +35,7 @@ def test_threads_that_cannot_be_bound(pair: Pair, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cpu_resource_utils, "get_visible_memory_node", lambda: [0])
     monkeypatch.delenv(BINDING, raising=False)
     args = engine_args(pair, tensor_parallel_size=2)
-    with pytest.raises(ValueError, match=rf"{BINDING}='\d.*\|\d.*' to share .* {BINDING}=nobind"):
+    with pytest.raises(ValueError, match=rf"{BINDING}='\d.*\|\d.*' to divide .* {BINDING}=nobind"):
         args.create_engine_config()
     monkeypatch.setenv(BINDING, "0|1|2")
     with pytest.raises(ValueError, match=r"'0\|1\|2' has cores for 3"):

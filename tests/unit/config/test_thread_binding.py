@@ -93,9 +93,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ("0|1|2", 2, "'0|1|2' has cores for 3"),
         ("0-3", 2, "'0-3' has cores for 1"),
         ("0|1|2", 3, None),
-        ("0|1", 3, "'0|1' has cores for 2. Set VLLM_CPU_OMP_THREADS_BIND='0|1|2-3' to share its"),
-        (None, 2, "here are 1. Set VLLM_CPU_OMP_THREADS_BIND='0-1|2-3' to share"),
-        (None, 5, "here are 1. Set VLLM_CPU_OMP_THREADS_BIND=nobind to leave"),
+        ("0|1", 3, "'0|1' has cores for 2. Set VLLM_CPU_OMP_THREADS_BIND='0|1|2-3' to divide its"),
+        (None, 2, "there are 1. Set VLLM_CPU_OMP_THREADS_BIND='0-1|2-3' to divide"),
+        (None, 5, "there are 1. Set VLLM_CPU_OMP_THREADS_BIND=nobind to leave"),
     ],
 )
 def test_ranks_of_this_machine(

@@ -116,7 +116,7 @@ def test_a_target_whose_engines_are_left_to_vllm(pair: Pair, tmp_path: Path) -> 
     found = inspect(pair.drafter, tmp_path)
     assert found.exit_code == 0
     (warning,) = [one for one in found.warnings if "vLLM's own DFlash runs its engines" in one]
-    assert "gated delta nets only" in warning
+    assert "a hybrid without gated delta nets" in warning
 
 
 def test_a_target_without_taps(pair: Pair, tmp_path: Path) -> None:
