@@ -59,7 +59,7 @@ def test_the_second_start_recalls_the_first(
     with log_lines() as first, engine(scheduling, **settings) as llm:
         text = token_ids(llm, prompts, params)
     (path,) = folder.iterdir()
-    assert any(f"goes to {path}" in line for line in first)
+    assert any(f"kept in {path}" in line for line in first)
     written = json.loads(path.read_text())["estimates"]
     known = Estimates.from_dict(written, MAX_DRAFT, REQUESTS)
     assert known.blocks[0].sum() > 0

@@ -87,7 +87,7 @@ def test_a_walk_that_forgets_the_token_before(
         )
     report = compare(recordings, Oracle.load(target, drafter, float32))
     assert report.culprit == "drafts"
-    assert "walk along candidates" in (report.cause or "")
+    assert "selection among candidates" in (report.cause or "")
 
 
 @pytest.fixture(scope="module")
