@@ -199,7 +199,7 @@ class AheadPlanner(LearningPlanner):
 
         `target_seconds` counts where it is known: it holds the block whose rows are `draft_rows`,
         because nobody can time that alone while the device works on. Returns what was expected of
-        the step without that block, where it is known.
+        it, where it is known.
         """
         if not self.is_started:
             return None  # lengths are fixed: nobody would go by it
@@ -217,7 +217,8 @@ class AheadPlanner(LearningPlanner):
             return None
         drafting = self.costs.block(step.draft_rows, float(step.context_lens.sum()))
         seconds = step.target_seconds - drafting
-        return self.costs.observe(replace(step, target_seconds=seconds, draft_rows=0))
+        alone = self.costs.observe(replace(step, target_seconds=seconds, draft_rows=0))
+        return alone._replace(target_seconds=alone.target_seconds + drafting)
 
     def _learn_blocks(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:
         """Of whom a block was made; `found`: survival of what the texts predicted, [R, K]."""

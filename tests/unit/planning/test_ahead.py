@@ -284,10 +284,14 @@ def test_costs_learn_what_a_step_took_without_the_block_in_it(
     planner, costs = by_hand(0.1, 0.1, 0.1), straight_costs()
     step = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
     step.draft_rows, step.target_seconds, step.count = draft_rows, 0.015, 3
-    planner.observe(step, None)
+    estimate = planner.observe(step, None)
     alone = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
     alone.target_seconds, alone.count = 0.015 - drafting, 3
-    costs.observe(alone)
+    of_alone = costs.observe(alone)
+    # What is compared with the step's time holds the block, too.
+    assert estimate is not None
+    assert estimate.target_seconds == pytest.approx(of_alone.target_seconds + drafting)
+    assert estimate.plain_seconds == of_alone.plain_seconds
     rows = np.array([2, 4, 8])
     assert planner.costs.decoding(2, rows) == pytest.approx(costs.decoding(2, rows))
     assert (step.draft_rows, step.target_seconds) == (draft_rows, 0.015)
