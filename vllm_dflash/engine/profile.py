@@ -187,11 +187,11 @@ def profile_v2(runner: GPUModelRunnerV2) -> StepCosts:
     """
     max_requests, block_rows = runner.max_num_reqs, runner.speculator.num_query_per_req
     most = min(runner.max_num_tokens, max_requests * block_rows)
-    # A batch of more rows than requests is drafted like a full one.
-    few = [rows for rows in STEPS if rows <= min(max_requests, most // block_rows)]
+    # A batch of more rows than requests is drafted like a full one: two rows of one, like one.
+    few = [rows for rows in STEPS if rows <= max(min(max_requests, most // block_rows), 2)]
     verify, whole = _dummy_steps(runner)
     target = measure_curve(verify, profiled_rows(max_requests, most))
-    both = measure_curve(whole, few) if len(few) > 1 else target
+    both = measure_curve(whole, few)
     seconds = np.maximum(both.seconds - target.at(both.counts), 0.0)
     # Of a dummy batch that decodes, vLLM gives each request as many: a block's, or a tree's.
     rows = 1 + runner.num_speculative_steps

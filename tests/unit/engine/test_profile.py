@@ -191,7 +191,8 @@ class Runner(SimpleNamespace):
 
     def _dummy_run(self, count: int, context_len: int = 0, uniform_decode: bool = False) -> None:
         has_block = not self.speculator.runs_target_alone
-        self.clock.now += 0.010 + 0.001 * count + 0.002 * count * has_block
+        self.clock.now += 0.010 + 0.001 * count
+        self.clock.now += 0.002 * min(count, self.max_num_reqs) * has_block
         # A microsecond for each token of context, a tenth of that for each draft, three a block.
         self.clock.now += context_len * (1.0 + 0.1 * (count - 1) + 3.0 * has_block) / 1e6
         # In pieces, where its requests differ: each has as many rows as there are requests for.
@@ -223,11 +224,12 @@ def test_v2_what_contexts_take(fake: FakeTime) -> None:
 
 
 def test_v2_an_engine_of_one_request(fake: FakeTime) -> None:
-    """One point makes no curve, so the drafter is taken to cost nothing until it is measured."""
+    """One point makes no curve, and nobody measures a block later: two rows are drafted as one."""
     runner: Any = Runner(fake, max_num_reqs=1, max_num_tokens=64, max_model_len=200)
     costs = profile_v2(runner)
     assert costs.verify.seconds * 1000 == pytest.approx([11, 12, 13])
-    assert not costs.draft.seconds.any()
+    assert costs.draft.counts.tolist() == [3, 6]
+    assert costs.draft.seconds * 1000 == pytest.approx([2, 2])
 
 
 @pytest.mark.parametrize(
