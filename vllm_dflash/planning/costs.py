@@ -186,7 +186,7 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
         curve = seconds_at(costs.draft, work.draft_rows)
         bound = LARGEST_SURPRISE * drafting
         surprise = min(max(work.draft_seconds - drafting, -bound), bound)
-        far = (work.block_context / (count * FAR_CONTEXT)) ** 2
+        far = (work.block_context / (max(work.num_blocks, 1) * FAR_CONTEXT)) ** 2
         change = ATTENTION_RATE * surprise * far / (1.0 + far)
         attention[2] = max(attention[2] + change / max(work.block_context, 1.0), 0.0)
         correct_curve(costs.draft, work.draft_rows, curve + surprise / (1.0 + far), LEVEL_RATE)

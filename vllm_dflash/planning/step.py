@@ -133,8 +133,10 @@ class Work(NamedTuple):
     """Of each verified draft's request, once for every draft."""
     draft_rows: float
     """Of blocks that were drafted."""
+    num_blocks: int
+    """Requests that were drafted."""
     block_context: float
-    """Of the requests that were drafted."""
+    """Of these."""
     context_rows: float
     """That were stored."""
     target_seconds: float
@@ -250,6 +252,7 @@ class Step:
             float(lens.sum()),
             float(lens @ self.verified),
             float(self.draft_rows),
+            int(drafted.sum()),
             float(lens[: len(drafted)] @ drafted) if self.draft_rows else 0.0,
             float(self.context_rows),
             float(self.target_seconds),

@@ -127,3 +127,17 @@ def test_a_block_over_long_contexts_is_learned_too() -> None:
             costs.observe(step)
     assert costs.attention.block == pytest.approx(1e-7, rel=0.05)
     assert costs.block(3, 200) == pytest.approx(0.00102, rel=0.05)
+
+
+def test_a_block_beside_requests_without_one_teaches_as_much() -> None:
+    """How far its context is counts, and not how many others there are."""
+    learned = []
+    for others in (0, 3):
+        costs = StepCosts.of(straight(10, 1), straight(1, 0), straight(0, 0), 8)
+        step = timed([20_000] * (1 + others), 0, 11.0 + others)
+        step.plan = Plan(np.arange(1 + others) == others, width=2, price=0.0, speedup=1.0)
+        step.draft_rows, step.draft_seconds = 3, 0.0012
+        costs.observe(step)
+        learned.append((costs.attention.block, costs.block(3)))
+    assert learned[0] == pytest.approx(learned[1])
+    assert learned[0][0] > 0
