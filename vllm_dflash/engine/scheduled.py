@@ -59,10 +59,14 @@ def room_for_blocks(config: VllmConfig) -> VllmConfig:
     its block has rows.
 
     Free drafts and trees may be more than that, but those that a step verifies are among its tokens
-    anyway. vLLM would keep room for a block as long as the longest draft.
+    anyway. vLLM would keep room for a block as long as the longest draft. The same config where
+    none is longer.
     """
+    width = Mode.of(config).draft_width
     narrow, speculative = copy(config), copy(config.speculative_config)
     assert speculative is not None
-    speculative.num_speculative_tokens = Mode.of(config).draft_width
+    if speculative.num_speculative_tokens == width:
+        return config
+    speculative.num_speculative_tokens = width
     narrow.speculative_config = speculative
     return narrow

@@ -35,7 +35,7 @@ class LoadedSpeculator(DFlashSpeculator):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         self.options = Mode.of(vllm_config)
-        super().__init__(self._config_of_blocks(vllm_config), device)
+        super().__init__(room_for_blocks(vllm_config), device)
         self.engine_config = vllm_config
         """As the engine was started with it; vLLM's class changes its own copy."""
         self.spec = self.options.drafter
@@ -54,13 +54,6 @@ class LoadedSpeculator(DFlashSpeculator):
             )
             # Where vLLM 0.33 puts it for its graph.
             self._num_rejected = torch.zeros(self.max_num_reqs, dtype=torch.int32, device=device)
-
-    def _config_of_blocks(self, config: VllmConfig) -> VllmConfig:
-        """With room for K drafts, where a tree has more nodes than that."""
-        assert config.speculative_config is not None
-        if config.speculative_config.num_speculative_tokens == self.options.draft_width:
-            return config
-        return room_for_blocks(config)
 
     def _num_graph_context_tokens(self, num_reqs: int) -> int:
         return min(num_reqs * (1 + self.options.num_speculative_tokens), self.max_num_tokens)

@@ -56,8 +56,7 @@ class DFlashDeviceScheduler(CountingScheduler):
         super().__init__(*args, **kwargs)
         mode = Mode.of(self.vllm_config)
         width = self._width = mode.draft_width
-        if mode.tree_nodes:
-            self.vllm_config = room_for_blocks(self.vllm_config)
+        self.vllm_config = room_for_blocks(self.vllm_config)
         self._trees = PlacesOfTrees(mode.tree_nodes)
         self._tree_gain = TreeGain(tree_sizes(mode.tree_nodes))
         self.planner = AheadPlanner(width, self.vllm_config.scheduler_config.max_num_seqs)
