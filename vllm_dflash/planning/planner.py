@@ -190,7 +190,7 @@ class Planner(LearningPlanner):
         is_displaced = resting.uses_text and rate > MARGIN * best.plain_rate
         if is_displaced or not step.decoding.all():
             skip_steps = 0
-        probe, seconds = self._cheapest_probe(step)
+        probe, seconds = self._cheapest_probe(step, resting)
         # What the best plan loses if it is right; and a probe catches up for itself alone.
         lost = best.tokens / rate - best.tokens / best.undrafted_rate
         lost += float(self.costs.context.at(step.waiting[best.drafted].sum()))
@@ -199,14 +199,12 @@ class Planner(LearningPlanner):
         if not self.probes.is_due(undrafted_seconds, self._probe_charge, is_close=gain > CLOSE):
             return replace(resting, skip_steps=skip_steps)
         if lost < seconds:
-            probe = replace(probe, drafted=best.drafted, width=best.width, min_verified=0)
-        return replace(
-            probe, price=resting.price, speedup=resting.speedup, uses_text=resting.uses_text
-        )
+            return replace(probe, drafted=best.drafted, width=best.width, min_verified=0)
+        return probe
 
-    def _cheapest_probe(self, step: Step) -> tuple[Plan, float]:
-        """Draft a few requests with little to catch up, to see what comes of it; and the seconds
-        that this takes."""
+    def _cheapest_probe(self, step: Step, resting: Plan) -> tuple[Plan, float]:
+        """Draft a few requests with little to catch up, to see what comes of it, in the place of a
+        plan without drafts; and the seconds that this takes."""
         able, num_requests = np.flatnonzero(step.limits), step.num_requests
         width = min(int(step.limits.max()), self.max_draft)
         count = min(len(able), 1 + num_requests // PROBE_SHARE)
@@ -219,7 +217,10 @@ class Planner(LearningPlanner):
         plain, verifying = self.costs.decoding(num_requests, both, 0.0, reading).tolist()
         seconds = self.costs.block(count * (1 + width), context) + verifying - plain
         seconds += float(self.costs.context.at(step.waiting[chosen].sum()))
-        return Plan(drafted, width, 0.0, 1.0, is_probe=True, min_verified=PROBE_LENGTH), seconds
+        plan = replace(
+            resting, drafted=drafted, width=width, is_probe=True, min_verified=PROBE_LENGTH
+        )
+        return plan, seconds
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
         """How many drafts of each request to verify, [R]. Writes the step's `from_text`.
