@@ -87,8 +87,8 @@ class TreeAttention:
         self.trees = trees
         window = 1 + impl.sliding_window[0]  # vLLM's are keys behind a row, -1: all
         self.scores = Scores(impl.scale, window, float(impl.logits_soft_cap), impl.sinks)
-        version = getattr(impl, "vllm_flash_attn_version", None)
-        self.uses_flash_attention = version == 3 and not window
+        has_function = getattr(impl, "vllm_flash_attn_version", None) == 3 and not window
+        self.attend: Callable[..., Parts] = _flash_attend if has_function else attend_to_context
 
     def __call__(
         self,
@@ -103,7 +103,6 @@ class TreeAttention:
         **more_scales: Any,
     ) -> torch.Tensor:
         """vLLM's arguments: rows [T, H, D] with padding, and the cache, keys and values in it."""
-        trees = self.trees
         has_trees = attn_metadata is not None and attn_metadata.max_query_len > 1
         everybody = has_trees and _are_short(attn_metadata)
         if not everybody:
@@ -114,24 +113,9 @@ class TreeAttention:
             return output
         count = attn_metadata.num_actual_tokens
         rows, written = query[:count], output[:count]
-        if self.uses_flash_attention:
-            context = _flash_attend(
-                rows, kv_cache, attn_metadata, trees, self.scores, everybody=everybody
-            )
-        else:
-            context = attend_to_context(
-                rows, kv_cache, attn_metadata, trees, self.scores, everybody=everybody
-            )
-        attend_to_nodes(
-            rows,
-            kv_cache,
-            context,
-            written,
-            attn_metadata,
-            trees,
-            self.scores,
-            everybody=everybody,
-        )
+        batch = attn_metadata, self.trees, self.scores
+        context = self.attend(rows, kv_cache, *batch, everybody=everybody)
+        attend_to_nodes(rows, kv_cache, context, written, *batch, everybody=everybody)
         return output
 
 
