@@ -11,7 +11,7 @@ from typing import Any
 from vllm import LLM
 
 from support.engines import USES_V2, proposer_of
-from vllm_dflash.engine.block_layout import Ints
+from vllm_dflash.planning import Ints
 
 
 @dataclass

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.integer]
+from vllm_dflash.planning import Bools, Ints
 
 
-def bonus_tokens(
-    sampled: Ints, discarded: npt.NDArray[np.bool_], vocab_size: int
-) -> tuple[Ints, Ints]:
+def bonus_tokens(sampled: Ints, discarded: Bools, vocab_size: int) -> tuple[Ints, Ints]:
     """Each request's newest token and how many tokens it got.
 
     Args:
@@ -66,9 +64,7 @@ def length_limits(requests: Mapping[str, Any], ids: Sequence[str], most: int) ->
     return limits
 
 
-def draft_limits(
-    context_lens: Ints, length_limits: Ints, wanted: int, may_draft: npt.NDArray[np.bool_]
-) -> Ints:
+def draft_limits(context_lens: Ints, length_limits: Ints, wanted: int, may_draft: Bools) -> Ints:
     """How many tokens to draft for each request, at most, [R].
 
     A verified block of k drafts makes a request k + 1 tokens longer than its context and bonus

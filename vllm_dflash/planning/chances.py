@@ -93,7 +93,7 @@ class Chances(NamedTuple):
 
     def keep(self, tokens: float) -> None:
         """Let all observations count for no more than so many."""
-        share = min(1.0, tokens / max(float(self.seen.sum()), tokens))
+        share = tokens / max(float(self.seen.sum()), tokens)
         self.seen[:] *= share
         self.accepted[:] *= share
         update_rates(self)

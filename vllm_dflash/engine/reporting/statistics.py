@@ -100,7 +100,7 @@ class DraftStatistics:
         """Count a step that is over; `estimate` is what its time was expected to be."""
         plan = step.plan
         blocks = np.where(step.from_text, 0, step.lengths)[plan.drafted]
-        self.observe_lengths(blocks[: len(blocks) * (plan.width > 0)], could_draft=step.could_draft)
+        self.observe_lengths(blocks, could_draft=step.could_draft)
         self.probes += plan.is_probe
         self.nan_drafts += step.nan_drafts
         self.observe_time(step, estimate)
