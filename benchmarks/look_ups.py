@@ -37,12 +37,11 @@ def read_text(tokens: int) -> list[int]:
 
 def fill(matches: SuffixMatches, text: list[int], length: int) -> None:
     """With outputs of so many tokens, until no more are remembered."""
-    places = np.zeros(1, np.int64)
     for number in range(CAPACITY // length):
         start = number * length % (len(text) - length + 1)
         texts, names = np.array([text[start : start + length]], np.int32), [f"ended {number}"]
         last = np.array([length - 1])
-        matches.look_up(names, texts, places, last, last, last, MOST)
+        matches.look_up(names, texts, last, last, last, MOST)
         matches.end(names, texts)
 
 
@@ -60,11 +59,11 @@ def measure(
     produced, limits = np.ones(num_requests, np.int64), np.full(num_requests, texts.shape[1])
     times = []
     for step in range(STEPS):
-        context_lens, places = np.full(num_requests, context + step), np.arange(num_requests)
+        context_lens = np.full(num_requests, context + step)
         sampled = np.full((num_requests, 1), text[context + step], np.int32)
         started = time.perf_counter()
-        append_tokens(texts, places, context_lens, sampled, produced)
-        matches.look_up(ids, texts, places, context_lens, produced, limits, MOST)
+        append_tokens(texts, context_lens, sampled, produced)
+        matches.look_up(ids, texts, context_lens, produced, limits, MOST)
         times.append((time.perf_counter() - started) * 1e6 / num_requests)
     return statistics.fmean(times[1:]), float(np.percentile(times[1:], 99)), times[0]
 

@@ -70,10 +70,10 @@ def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
         for produced in (1, 2, 1):
             step = _step(produced)
             if most_free:
-                places, context, limits = np.arange(2), np.full(2, 8), np.full(2, 64)
-                append_tokens(texts, places, context, np.zeros((2, 2), np.int32), step.produced)
+                context, limits = np.full(2, 8), np.full(2, 64)
+                append_tokens(texts, context, np.zeros((2, 2), np.int32), step.produced)
                 step.predicted = matches.look_up(
-                    step.ids, texts, places, context, step.produced, limits, most_free
+                    step.ids, texts, context, step.produced, limits, most_free
                 )
                 matches.end(step.ids, texts)
                 step.agreed = np.ones(2, np.int64)

@@ -151,15 +151,13 @@ class TextIndex(NamedTuple):
 
 
 @compiled
-def append_tokens(
-    texts: Ints, places: Ints, context_lens: Ints, sampled: Ints, produced: Ints
-) -> None:
+def append_tokens(texts: Ints, context_lens: Ints, sampled: Ints, produced: Ints) -> None:
     """Write the tokens of a step behind the texts of R requests, [R, most of any]; see
     `SuffixMatches.look_up`."""
-    for request in range(len(places)):
+    for request in range(len(produced)):
         start = context_lens[request] + 1 - produced[request]
         for number in range(produced[request]):
-            texts[places[request], start + number] = sampled[request, number]
+            texts[request, start + number] = sampled[request, number]
 
 
 @compiled
@@ -172,14 +170,14 @@ def look_up(
         index: of the texts.
         recent: what others were answered.
         texts: see `SuffixMatches.look_up`.
-        requests: their rows in the index, and the rest of what is asked of each there: `places`,
-            `context_lens`, `produced`, `limits`, [5, R].
+        requests: their rows in the index, and the rest of what is asked of each there:
+            `context_lens`, `produced`, `limits`, [4, R].
         most: see there.
     """
-    rows, places, context_lens, produced, limits = requests
+    rows, context_lens, produced, limits = requests
     lengths, matches, known, came_true = np.zeros((4, len(rows)), np.int64)
     for request in range(len(rows)):
-        row, text = rows[request], texts[places[request]]
+        row, text = rows[request], texts[request]
         predicted, end = index.predicted[row], context_lens[request] + 1 - produced[request]
         known[request] = min(index.length[row], produced[request])
         while (
@@ -248,13 +246,12 @@ class SuffixMatches:
         )
         self._recent = RecentOutputs.empty(CAPACITY if shares_outputs else 0)
         self._ids: Sequence[str] = ()
-        self._rows = self._places = self._ends = NO_ROWS
+        self._rows = self._ends = NO_ROWS
 
     def look_up(
         self,
         ids: Sequence[str],
         texts: Ints,
-        places: Ints,
         context_lens: Ints,
         produced: Ints,
         limits: Ints,
@@ -264,8 +261,7 @@ class SuffixMatches:
 
         Args:
             ids: of the requests, [R].
-            texts: of these and others, [N, longest text].
-            places: where in them each is, [R].
+            texts: of these, [R or more, longest text].
             context_lens: tokens of each before its newest one, [R].
             produced: how many each got, [R].
             limits: tokens that each may come to, [R].
@@ -274,8 +270,8 @@ class SuffixMatches:
         rows, fresh = self._requests.of(ids)
         if len(fresh):
             self._index.forget(fresh)
-        self._ids, self._rows, self._places, self._ends = ids, rows, places, context_lens + 1
-        requests = np.array([rows, places, context_lens, produced, limits], np.int64)
+        self._ids, self._rows, self._ends = ids, rows, context_lens + 1
+        requests = np.array([rows, context_lens, produced, limits], np.int64)
         return look_up(self._index, self._recent, texts, requests, most)
 
     def tokens(self, request: int, length: int) -> list[int]:
@@ -295,6 +291,6 @@ class SuffixMatches:
             row = self._rows[request]
             if len(self._recent.text) and self._index.read[row] == self._ends[request]:
                 start, end = self._index.output[row], self._ends[request]
-                remember(self._recent, texts[self._places[request], start:end])
+                remember(self._recent, texts[request, start:end])
             self._index.forget(row)
         self._ids = ()

@@ -83,13 +83,11 @@ class Shared:
         """What was predicted behind each token of the output."""
         found = []
         self.texts[0, : len(prompt)] = prompt
-        limits, places = np.array([MAX_TOKENS]), np.array([0])
+        limits = np.array([MAX_TOKENS])
         for number, token in enumerate(output):
             context = np.array([len(prompt) + number])
             self.texts[0, len(prompt) + number] = token
-            told = self.matches.look_up(
-                [name], self.texts, places, context, np.array([1]), limits, MOST
-            )
+            told = self.matches.look_up([name], self.texts, context, np.array([1]), limits, MOST)
             found.append(self.matches.tokens(0, int(told.lengths[0])))
         return found
 
@@ -159,22 +157,22 @@ def test_others_that_ended_are_not_taken_for_it(ended: tuple[str, ...]) -> None:
 
 
 def test_of_a_batch_those_who_have_ended_are_remembered() -> None:
-    """Each by its own text, wherever that is; others go on, are in their prompt or new."""
+    """Each by its own text; others go on, are in their prompt or new."""
     outputs = {
         name: [20 * number + token for token in OUTPUT] for number, name in enumerate("aenp")
     }
     matches = SuffixMatches(5, MAX_TOKENS, MOST, shares_outputs=True)
-    texts, places = np.zeros((6, MAX_TOKENS), np.int32), np.array([4, 0, 5, 2])
+    texts = np.zeros((4, MAX_TOKENS), np.int32)
     of_prompts, produced = np.array([5, 3, 4, 6]), np.array([10, 10, 1, 0])
-    for place, of_prompt, output in zip(places, of_prompts, outputs.values(), strict=True):
-        texts[place, of_prompt : of_prompt + len(output)] = output
+    for text, of_prompt, output in zip(texts, of_prompts, outputs.values(), strict=True):
+        text[of_prompt : of_prompt + len(output)] = output
     lens = of_prompts + produced - 1
     limits = np.full(4, MAX_TOKENS)
-    matches.look_up([*outputs], texts, places, lens, produced, limits, MOST)
+    matches.look_up([*outputs], texts, lens, produced, limits, MOST)
     matches.end({"e", "of another batch"}, texts)
     for name, output in outputs.items():
-        texts[1, :10] = [7, 8, *output[:8]]
-        asked = np.array([1]), np.array([9]), np.array([1]), limits[:1]
+        texts[0, :10] = [7, 8, *output[:8]]
+        asked = np.array([9]), np.array([1]), limits[:1]
         found = matches.look_up([f"like {name}"], texts, *asked, MOST)
         assert found.lengths.tolist() == [2 * (name == "e")]
 

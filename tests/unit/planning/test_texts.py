@@ -49,10 +49,9 @@ class Engine:
             sampled[request, : len(new)] = new
         produced = np.array([len(new) for new in tokens])
         self.ends[: len(ids)] += produced
-        places, context = np.arange(len(ids)), self.ends[: len(ids)] - 1
-        limits = np.full(len(ids), MAX_TOKENS)
-        append_tokens(self.texts, places, context, sampled, produced)
-        return self.matches.look_up(ids, self.texts, places, context, produced, limits, most)
+        context, limits = self.ends[: len(ids)] - 1, np.full(len(ids), MAX_TOKENS)
+        append_tokens(self.texts, context, sampled, produced)
+        return self.matches.look_up(ids, self.texts, context, produced, limits, most)
 
     def predicted(self, request: int, length: int) -> list[int]:
         return self.matches.tokens(request, length)

@@ -202,13 +202,11 @@ class HostStep:
         if self.texts is None:
             return
         with step.timing("planning"):
-            texts, places = batch.texts, np.arange(step.num_requests)
-            lens, produced = step.context_lens, step.produced
+            texts, lens, produced = batch.texts, step.context_lens, step.produced
             # The runner will write the same ones. Other types would be compiled for.
-            append_tokens(texts, places, lens, batch.sampled.astype(np.int32, copy=False), produced)
-            limits = batch.text_limits.astype(np.int64, copy=False)
+            append_tokens(texts, lens, batch.sampled.astype(np.int32, copy=False), produced)
             found = self.texts.look_up(
-                step.ids, texts, places, lens, produced, limits, batch.most_free
+                step.ids, texts, lens, produced, batch.text_limits, batch.most_free
             )
         if found.lengths.any() or found.known.any():
             step.predicted = found
