@@ -1,8 +1,8 @@
 """The one record of a step: made when the target's output is there, and handed on.
 
 Whoever drafts makes it and measures times, the planner reads it and decides, statistics count it.
-Whoever learns something writes it here. Three things make steps: the proposer (V1), the schedulers
-of V2, and the simulated engine of the tests.
+Whoever learns something writes it here. On V1 the proposer makes steps; on V2 the schedulers do, to
+learn from, and the workers, to count; and so do the simulated engines of the tests.
 """
 
 from __future__ import annotations

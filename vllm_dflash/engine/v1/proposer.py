@@ -128,10 +128,11 @@ class PlannedProposer(DFlashProposer):
         else:
             self.model.compute_logits(hidden)
 
-    def adapt_lengths(self, costs: StepCosts) -> None:
-        """From now on plan draft lengths, starting from these costs."""
+    def adapt_lengths(self, costs: StepCosts) -> Planner:
+        """From now on plan draft lengths, starting from these costs. Returns who plans them."""
         host, most_free, shares = self.host, self.most_free, self.options.shares_outputs
-        host.policy = Planner(self.width, self.max_batch_size, costs, most_free=most_free)
+        planner = Planner(self.width, self.max_batch_size, costs, most_free=most_free)
+        host.policy = planner
         if most_free:
             sizes = self.max_batch_size, self.runner.max_model_len, most_free
             host.texts = SuffixMatches(*sizes, shares_outputs=shares)
@@ -145,6 +146,7 @@ class PlannedProposer(DFlashProposer):
                 num_slots=self.num_slots,
                 block_size=self.block_size,
             )
+        return planner
 
     # --- every step, in this order --------------------------------------------------------------
 

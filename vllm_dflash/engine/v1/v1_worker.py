@@ -28,7 +28,6 @@ from vllm_dflash.engine.vllm_fixes.short_draft_states import mend_short_draft_st
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.worker import DraftingCPUWorker, Output, expect_drafter
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.planner import Planner
 from vllm_dflash.seams import V1_WORKER
 
 
@@ -61,9 +60,7 @@ class V1CPUWorker(DraftingCPUWorker):
 
     def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
         """The proposer plans; what rank 0 learns is kept."""
-        self.drafter.adapt_lengths(costs)
-        planner, options = self.drafter.host.policy, self.drafter.options
-        assert isinstance(planner, Planner)
+        planner, options = self.drafter.adapt_lengths(costs), self.drafter.options
         if file is not None:
             keeper = EstimatesKeeper(file, planner)
             self._keeper = keeper if self.rank == 0 else None
