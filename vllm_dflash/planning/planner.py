@@ -101,7 +101,7 @@ class LearningPlanner:
         self.probes = ProbeSchedule()
         self._requests = RequestRows(num_rows)
         self._probe_charge = 0.0
-        """Seconds that the last probe was taken to cost."""
+        """Seconds that a probe was last taken to cost, made or not; on V2, 0 while blocks pay."""
 
     def _rows(self, ids: Sequence[str]) -> Ints:
         rows, fresh = self._requests.of(ids)
