@@ -43,11 +43,6 @@ def may_branch(params: SamplingParams | None) -> bool:
     )
 
 
-def has_installed_processors() -> bool:
-    """Whether vLLM finds logits processors among what is installed."""
-    return bool(entry_points(group="vllm.logits_processors"))
-
-
 def why_chains(config: VllmConfig) -> str | None:
     """Why no drafts of an engine can be trees, whatever its attention; None if they can.
 
@@ -67,7 +62,8 @@ def why_chains(config: VllmConfig) -> str | None:
             "routed experts are returned for consecutive rows",
         ),
         (
-            bool(config.model_config.logits_processors) or has_installed_processors(),
+            bool(config.model_config.logits_processors)
+            or bool(entry_points(group="vllm.logits_processors")),  # which vLLM finds by itself
             "logits processors need a request's rows to be consecutive tokens",
         ),
         (
