@@ -184,6 +184,17 @@ def test_how_a_budget_is_split_is_compiled_beforehand(monkeypatch: pytest.Monkey
     ]
 
 
+def test_an_engine_of_one_request_compiles_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no slot for a second one."""
+    split = adaptive_verification._assign_draft_token_budget
+    monkeypatch.setattr(adaptive_verification, "_assign_draft_token_budget_compiled", split)
+    budget = bare()
+    budget._confidence_probs = torch.full((1, K), 0.5)
+    budget._batch_draft_capacity = torch.zeros(1, dtype=torch.int32)
+    budget.warm_up()
+    assert budget._batch_draft_capacity.tolist() == [2]
+
+
 def test_chances_of_who_had_the_slot_before_are_not_the_new_ones() -> None:
     """The host's are a step old: those of a request's first drafts are there two steps later."""
     budget, fresh = bare(0.1), RecentChances(SLOTS, K)

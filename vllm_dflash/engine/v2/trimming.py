@@ -219,9 +219,9 @@ class DraftBudget(AdaptiveVerificationManager):
 
     def warm_up(self) -> None:
         """vLLM compiles how it splits a budget when it first does that, for one and for several
-        requests and drafts: here nobody waits for it."""
-        width = self.num_speculative_steps
-        for count, budget in product((1, 2), (1, 2)):
+        requests, if there can be several, and drafts: here nobody waits for it."""
+        width, counts = self.num_speculative_steps, (1, 2)[: len(self._batch_draft_capacity)]
+        for count, budget in product(counts, (1, 2)):
             capacities = self._batch_draft_capacity[:count].fill_(width)
             if budget < count * width:
                 slots = torch.arange(count, device=capacities.device)
