@@ -70,7 +70,7 @@ CHAINS_ONLY: Message[bool] = Message("dflash_chains_only")
 
 
 def directions_of(step: SchedulerOutput) -> Directions:
-    """In a worker; where nobody plans, every step that has room for drafts runs a block."""
+    """Of a step; where nobody plans, each that has room for drafts runs a block."""
     return DIRECTIONS.on(step) or Directions(runs_block=step.num_spec_tokens_to_schedule > 0)
 
 
