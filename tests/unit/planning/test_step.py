@@ -174,3 +174,12 @@ def test_a_step_that_verifies_ends_those_that_were_held(fake: FakeTime) -> None:
     assert held is not None
     assert (held.rows, held.target_seconds, held.count) == (1, 3.0, 2)
     assert (verifying.target_seconds, verifying.count) == (9.0, 1)
+
+
+def test_a_part_in_pieces_takes_their_sum(fake: FakeTime) -> None:
+    step = decoding("a")
+    for seconds in (2.0, 5.0):
+        with step.timing("planning"):
+            fake.now += seconds
+        fake.now += 100.0
+    assert (step.planning_seconds, step.draft_seconds, step.context_seconds) == (7.0, 0.0, 0.0)
