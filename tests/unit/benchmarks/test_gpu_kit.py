@@ -223,7 +223,7 @@ def test_what_there_is_no_time_for_is_left_out() -> None:
 def test_only_a_refusal_of_adaptive_verification_is_none_of_our_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str, words: str, code: int
 ) -> None:
-    log = tmp_path / "engine.reporting.log"
+    log = tmp_path / "engine.log"
     log.write_text(words)
 
     def die(*arguments: Any, **named: Any) -> None:
