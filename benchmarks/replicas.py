@@ -33,7 +33,7 @@ from vllm_dflash.tools.arguments import positive
 from vllm_dflash.tools.bench.bench_pair import Pair, widened_demo
 from vllm_dflash.tools.bench.bench_prompts import in_order_of_round
 from vllm_dflash.tools.bench.bench_report import spread
-from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.console import print_report, terminable
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.tables import Table
 
@@ -179,7 +179,7 @@ def main() -> None:
     else:
         pair = widened_demo(DEMO, given.out)
     sides = sides_of(given, pair)
-    with ExitStack() as stack:
+    with terminable(), ExitStack() as stack:
         print(f"Starting {1 + sum(s.max_replicas for s in list(sides.values())[1:])} engines")
         measured = measure(start(stack, sides, given), given)
     table = report(measured, list(sides), given)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import signal
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
+from soak import soak_command
 from soak.behaviours import BEHAVIOURS, Client, Outcome
 from soak.checks import (
     MEBIBYTE,
@@ -147,3 +150,11 @@ def test_a_server_whose_start_is_interrupted_is_ended(
         server.start()
     assert server.process is not None
     assert server.process.poll() is not None
+
+
+@pytest.mark.usefixtures("sigterm_ignored")
+def test_a_time_limit_ends_a_soak_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["soak"])
+    monkeypatch.setattr(soak_command, "soak", lambda *_: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit, match="143"):
+        soak_command.main()
