@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from soak.behaviours import MODEL
 
-START_S = 300
+START_S, END_S = 300, 30
+"""How long a start may take, and the end of one that failed."""
 METRICS = {
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",
@@ -94,7 +95,7 @@ class SoakServer:
         try:
             self._wait()
         except BaseException:  # such as the Ctrl-C that the server does not get
-            self.stop(30)
+            self.stop(END_S)
             raise
 
     def _wait(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from soak import soak_command
+from soak import soak_command, soaked_server
 from soak.behaviours import BEHAVIOURS, Client, Outcome
 from soak.checks import (
     MEBIBYTE,
@@ -145,6 +145,7 @@ def test_a_server_whose_start_is_interrupted_is_ended(
     (tmp_path / "vllm").chmod(0o755)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     monkeypatch.setattr(httpx, "get", interrupt)
+    monkeypatch.setattr(soaked_server, "END_S", 0.2)
     server = SoakServer([], tmp_path / "log", {})
     with pytest.raises(KeyboardInterrupt):
         server.start()
