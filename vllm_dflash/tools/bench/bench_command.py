@@ -165,14 +165,9 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
         " for a phase or a list (default: 6)",
     )
     load.add_argument("--rounds", type=positive, metavar="N", help="(default: 5; of datasets: 2)")
-    load.add_argument(
-        "--warmup-rounds",
-        type=whole,
-        default=1,
-        metavar="N",
-        help="rounds that do not count, since kernels are made at the first batch of each size"
-        " (default: 1)",
-    )
+    about = "rounds that do not count, since kernels are made at the first batch of each size"
+    about = f"{about} (default: 1)"
+    load.add_argument("--warmup-rounds", type=whole, default=1, metavar="N", help=about)
     load.add_argument(
         "--where",
         action="store_true",
