@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.progress import track
 
 from vllm_dflash.tools.bench.bench_pair import widened_demo
 from vllm_dflash.tools.bench.bench_plan import CLOSED
 from vllm_dflash.tools.bench.bench_prompts import TEXTS, in_order_of_round
+from vllm_dflash.tools.bench.bench_report import spread
 from vllm_dflash.tools.bench.sides import LOOK_UPS, PLUGIN, make_sides, side_environment
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.engine_answers import EngineAnswers
@@ -97,7 +98,7 @@ def main() -> None:
     with ExitStack() as stack:
         ours = stack.enter_context(
             EngineProcess(
-                arguments.out / "engine.reporting.log",
+                arguments.out / "engine.log",
                 start="free_drafts:SourcedAnswers.start",
                 environment=side_environment(PLUGIN) | path | room,
                 speculative_config={"method": "dflash", "model": pair.drafter},
@@ -140,9 +141,7 @@ def table(rates: Rates, title: str) -> Table:
     """Speed with free drafts against each other side: medians and spread."""
 
     def faster(load: str, count: int, other: str) -> str:
-        pairs = zip(rates[load, count, BOTH], rates[load, count, other], strict=True)
-        ratios = [both / without for both, without in pairs]
-        return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
+        return spread(np.divide(rates[load, count, BOTH], rates[load, count, other]))
 
     cells = dict.fromkeys((load, count) for load, count, _ in rates)
     others = dict.fromkeys(side for _, _, side in rates if side != BOTH)

@@ -128,22 +128,11 @@ def main() -> None:
         return f"{100 * statistics.median(shares[side, count]):.2f}%"
 
     rows = [
-        [
-            str(count),
-            against_plain("ours", count),
-            against_plain("never", count),
-            share("ours", count),
-            share("never", count),
-        ]
+        [str(count), *(cell(side, count) for cell in (against_plain, share) for side in SIDES[1:])]
         for count in arguments.concurrency
     ]
-    columns = [
-        "requests",
-        "ours / plain",
-        "never drafting / plain",
-        "planning, as it is",
-        "planning, never drafting",
-    ]
+    columns = ["requests", "ours / plain", "never drafting / plain"]
+    columns += ["planning, as it is", "planning, never drafting"]
     print_report([Table("What planning costs", columns, rows)])
 
 

@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import numpy as np
 from rich.progress import track
 
 from soak.behaviours import COMPLETIONS, MODEL
@@ -31,7 +32,8 @@ from vllm_dflash.cluster.replicas.replica_settings import Settings
 from vllm_dflash.tools.arguments import positive
 from vllm_dflash.tools.bench.bench_pair import Pair, widened_demo
 from vllm_dflash.tools.bench.bench_prompts import in_order_of_round
-from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.bench.bench_report import spread
+from vllm_dflash.tools.console import print_report, terminable
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.tables import Table
 
@@ -89,7 +91,7 @@ def start(
     settings = sides[ENGINE]
     server = SoakServer(
         settings.serve_arguments(),
-        given.out / "engine.reporting.log",
+        given.out / "engine.log",
         {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", **settings.environment()},
     )
     server.start()
@@ -157,9 +159,8 @@ def report(measured: Measured, names: list[str], given: argparse.Namespace) -> T
         base = measured[count, ENGINE]
         for name in names:
             speeds = measured[count, name]
-            ratios = [mine / theirs for mine, theirs in zip(speeds, base, strict=True)]
-            span = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
-            rows.append([str(count), name, f"{statistics.median(speeds):.0f}", span])
+            ratios = spread(np.divide(speeds, base))
+            rows.append([str(count), name, f"{statistics.median(speeds):.0f}", ratios])
     title = f"Medians of {given.rounds} rounds, {given.tokens} tokens a request"
     return Table(
         title,
@@ -178,7 +179,7 @@ def main() -> None:
     else:
         pair = widened_demo(DEMO, given.out)
     sides = sides_of(given, pair)
-    with ExitStack() as stack:
+    with terminable(), ExitStack() as stack:
         print(f"Starting {1 + sum(s.max_replicas for s in list(sides.values())[1:])} engines")
         measured = measure(start(stack, sides, given), given)
     table = report(measured, list(sides), given)

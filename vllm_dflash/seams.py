@@ -113,6 +113,7 @@ def check_vllm(seams: Seams) -> None:
 FRONT_END = _listed("""\
 vllm.engine.arg_utils:EngineArgs.
     create_speculative_config(self target_model_config target_parallel_config)
+vllm.config.speculative:SpeculativeConfig._is_custom_proposer_path(model)
 vllm.model_executor.models.registry:ModelRegistry.register_model(model_arch model_cls)
 vllm.v1.metrics.loggers:
     AggregateStatLoggerBase.__init__(self vllm_config engine_indexes)
@@ -153,6 +154,8 @@ vllm.v1.worker.gpu_worker:Worker.
     shutdown(self)
     take_draft_token_ids(self)
 vllm.model_executor.layers.attention.attention:Attention.get_kv_cache_spec(self vllm_config)
+vllm.model_executor.layers.rotary_embedding.base:RotaryEmbeddingBase.
+    _match_cos_sin_cache_dtype(self query)
 vllm.compilation.wrapper:TorchCompileWithNoGuardsWrapper.
     __init__(self compile_prefix is_encoder)
     forward(self args kwargs)
@@ -324,6 +327,7 @@ vllm.benchmarks.datasets.datasets:
     SpecBench.sample(self tokenizer num_requests request_id_prefix no_oversample lora_path max_loras
         output_len enable_multimodal_chat skip_chat_template chat_template_kwargs kwargs)
     SpeedBench.load_data(self)
+    CustomDataset
     GSM8KDataset
     HumanEvalDataset
     MTBenchDataset

@@ -14,7 +14,7 @@ a soak, and the demo pair, widened to 1.7B and 8B, on several engines: an hour, 
 models, half that of the GPU. No part takes more than eight minutes. Each writes its outcome to
 out/gpu/parts when it is there; docs/gpu.md tells all that are there of one kind of GPU, versions
 and sources. What has not failed is not run again. Exit code 0: nothing failed, 1: something did,
-2: this machine lacks something or a name is unknown, 130: interrupted.
+2: this machine lacks something or a name is unknown, 130: interrupted, 143: terminated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpu.gpu_models import forget_models
 from gpu.gpu_plan import DEMO, Part, chosen, environment, list_of, plan, plan_dry_run
 from gpu.gpu_report import write_report
 from gpu.gpu_run import FAILED, Outcome, kept, read_outcomes, run
-from vllm_dflash.tools.console import INTERRUPTED, print_report
+from vllm_dflash.tools.console import INTERRUPTED, print_report, terminable
 from vllm_dflash.tools.progress import progress_on
 from vllm_dflash.tools.tables import Table
 
@@ -78,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (out / "prompts.jsonl").write_text("".join(lines[:2]))
         parsed.docs = out
     try:
-        return run_all(parts, whole, out, machine, parsed)
+        with terminable():
+            return run_all(parts, whole, out, machine, parsed)
     finally:
         forget_models()
 

@@ -108,6 +108,8 @@ def run(checks: Iterator[Check], found: dict[str, str]) -> int:
     for name, check in checks:
         try:
             found[name] = check()
+        except KeyboardInterrupt:  # the time is over
+            raise
         except BaseException as error:  # a library that cannot be loaded may do anything
             failed += 1
             found[name] = f"FAILED: {type(error).__name__}: {str(error)[:300]}"

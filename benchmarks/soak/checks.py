@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import ArrayLike
+from dataclasses import dataclass
+from statistics import linear_regression, median
 
 MEBIBYTE = 1 << 20
 
@@ -32,43 +29,26 @@ class Check:
     held: bool
     seen: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
-
-def slope_per_minute(seconds: ArrayLike, values: ArrayLike) -> float:
-    """Slope of the least-squares line through (seconds, values), per minute.
+def memory_growth(seconds: Sequence[float], num_bytes: Sequence[float]) -> float:
+    """MiB a minute over the second half of the time; the first half may fill caches.
 
     Raises:
-        ValueError: there are fewer than two different times.
+        ValueError: there are fewer than two samples in it.
     """
-    times = np.asarray(seconds, dtype=float)
-    if len(times) < 2 or np.ptp(times) == 0:
-        raise ValueError(f"a slope needs two different times, there are {len(times)}")
-    centred = times - times.mean()
-    heights = np.asarray(values, dtype=float)
-    return 60.0 * float(centred @ (heights - heights.mean()) / (centred @ centred))
-
-
-def memory_growth(seconds: ArrayLike, num_bytes: ArrayLike) -> float:
-    """MiB a minute over the second half of the time; the first half may fill caches."""
-    times = np.asarray(seconds, dtype=float)
-    late = times >= (times[0] + times[-1]) / 2
-    return slope_per_minute(times[late], np.asarray(num_bytes)[late] / MEBIBYTE)
+    middle = (seconds[0] + seconds[-1]) / 2
+    late = [one for one in zip(seconds, num_bytes, strict=True) if one[0] >= middle]
+    return 60.0 / MEBIBYTE * linear_regression(*zip(*late, strict=True)).slope
 
 
 def first_and_last_third(
     seconds: Sequence[float], values: Sequence[float], start: float, end: float
 ) -> tuple[float, float]:
     """Medians of the values whose times lie in each; NaN where there are none."""
-    times, heights = np.asarray(seconds, dtype=float), np.asarray(values, dtype=float)
-    third = (end - start) / 3
-    early, late = heights[times < start + third], heights[times >= end - third]
-    return (
-        float(np.median(early)) if len(early) else float("nan"),
-        float(np.median(late)) if len(late) else float("nan"),
-    )
+    third, timed = (end - start) / 3, list(zip(seconds, values, strict=True))
+    early = [value for moment, value in timed if moment < start + third]
+    late = [value for moment, value in timed if moment >= end - third]
+    return median(early or [float("nan")]), median(late or [float("nan")])
 
 
 def rates(seconds: Sequence[float], counts: Sequence[float]) -> list[float]:

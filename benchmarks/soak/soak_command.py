@@ -16,7 +16,7 @@ from soak.clients import Tally
 from soak.soak_report import write_report
 from soak.soak_run import Settings, soak
 from soak.soaked_server import Sample
-from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.console import print_report, terminable
 from vllm_dflash.tools.progress import progress_on
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -57,7 +57,7 @@ def main() -> None:
     """Soak, report, and say by the exit code whether all held."""
     settings, progress = parse(), progress_on()
     minutes_told = 0
-    with progress.stage("soaking", 60 * settings.minutes) as tell:
+    with terminable(), progress.stage("soaking", 60 * settings.minutes) as tell:
 
         def show(seconds: float, tally: Tally, sample: Sample | None) -> None:
             nonlocal minutes_told

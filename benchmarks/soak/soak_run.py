@@ -93,7 +93,6 @@ class Soaked:
     checks: list[Check]
     started: float
     """`time.monotonic` when the clients began."""
-    ended: float
     figures: dict[str, Any]
 
     @property
@@ -105,7 +104,7 @@ class Soaked:
         """As JSON; times are seconds since the clients began."""
         return {
             "held": self.held,
-            "checks": [check.to_dict() for check in self.checks],
+            "checks": [asdict(check) for check in self.checks],
             "settings": {**asdict(self.settings), "command": self.settings.command()},
             "figures": self.figures,
             "outcomes": self.tally.outcomes,
@@ -171,16 +170,12 @@ async def _drive(server: SoakServer, settings: Settings, tell: Tell) -> Soaked:
             )
         finally:
             watching.cancel()
-        ended = time.monotonic()
         idle = await _until_idle(server, http)
         answers.append(await fixed_answer(http, fixed))
         samples.append(await _sample(server, http))
     checks, figures = _judge(settings, tally, samples, (started, until))
-    checks += [
-        check_idle(idle),
-        check_answers(answers[0], answers[1:]),
-    ]
-    return Soaked(settings, tally, samples, answers, checks, started, ended, figures)
+    checks += [check_idle(idle), check_answers(answers[0], answers[1:])]
+    return Soaked(settings, tally, samples, answers, checks, started, figures)
 
 
 async def _sample(server: SoakServer, http: httpx.AsyncClient) -> Sample:

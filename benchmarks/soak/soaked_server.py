@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from soak.behaviours import MODEL
 
-START_S = 300
+START_S, END_S = 300, 30
+"""How long a start may take, and the end of one that failed."""
 METRICS = {
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",
@@ -52,13 +55,11 @@ class Sample:
 
 def read_metrics(text: str) -> dict[str, float]:
     """Prometheus text to the figures of `METRICS`, each summed over its labels."""
-    return {
-        key: sum(
-            float(value)
-            for value in re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
-        )
-        for key, name in METRICS.items()
-    }
+    sums: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            sums[sample.name] += sample.value
+    return {key: sums[name] for key, name in METRICS.items()}
 
 
 @dataclass
@@ -91,14 +92,20 @@ class SoakServer:
                 # A Ctrl-C at the terminal is for the soak, which then ends the server itself.
                 start_new_session=True,
             )
+        try:
+            self._wait()
+        except BaseException:  # such as the Ctrl-C that the server does not get
+            self.stop(END_S)
+            raise
+
+    def _wait(self) -> None:
+        assert self.process is not None
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self.process.poll() is None:
-            try:
+            with suppress(httpx.HTTPError):
                 if httpx.get(f"{self.url}/health").status_code == 200:
                     return
-            except httpx.HTTPError:
-                time.sleep(0.5)
-        self.stop(30)
+            time.sleep(0.5)
         raise RuntimeError(f"the server did not start:\n{self.log.read_text()[-4000:]}")
 
     def processes(self) -> list[psutil.Process]:

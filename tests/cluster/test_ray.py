@@ -47,7 +47,7 @@ def child_on(cluster: RayCluster, log: Path, **environment: str) -> EngineProces
             **cluster.access,
             **importing_support(),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # `_look_around` travels to the workers
+            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # `look_around` travels to the workers
             **environment,
         },
     )

@@ -33,8 +33,8 @@ from support.mixed_requests import (
     Answers,
     Asked,
     mixed_requests,
-    n_grams,
     serve,
+    trigrams,
     victims,
 )
 from support.trimming import trimming
@@ -198,14 +198,14 @@ def check_shared(llm: LLM, asked: list[Asked], answers: Answers) -> None:
     if texts is None:
         return
     recent = texts._recent
-    kept = n_grams(recent.text[: int(recent.length[0])].tolist())
+    kept = trigrams(recent.text[: int(recent.length[0])].tolist())
     written = {
         gram
         for answer in answers.by_name.values()
         for one in answer.outputs
-        for gram in n_grams(list(one.token_ids))
+        for gram in trigrams(list(one.token_ids))
     }
-    told = {one.name: n_grams(one.prompt) for one in asked if len(set(one.prompt)) > 20}
+    told = {one.name: trigrams(one.prompt) for one in asked if len(set(one.prompt)) > 20}
     for name in ("in no order", "hangs up in its prompt"):
         assert not told[name] & kept - written, name
     assert not texts._recent.text.size or kept & written

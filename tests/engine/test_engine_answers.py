@@ -51,12 +51,12 @@ def test_loads_leave_nothing_behind(plain: EngineAnswers) -> None:
 
 
 def test_generate(plain: EngineAnswers) -> None:
-    answer = plain.generate(prompts=PROMPTS[:3], tokens=6, ignore_eos=True)
+    answer = plain.generate(prompts=PROMPTS[:3], tokens=6)
     assert [len(ids) for ids in answer["token_ids"]] == [6, 6, 6]
     assert answer["tokens_per_second"] > 0
     assert answer["counts"] == {}
     # Each prompt's own tokens, whichever of them is finished first.
-    one = plain.generate(prompts=PROMPTS[2:3], tokens=3, ignore_eos=True)
+    one = plain.generate(prompts=PROMPTS[2:3], tokens=3)
     assert one["token_ids"] == [answer["token_ids"][2][:3]]
 
 
@@ -84,7 +84,7 @@ def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:
     with EngineProcess(tmp_path / "log", environment=environment, **arguments) as process:
         before = process.answers.step_times()
         began = time.monotonic()
-        counts = process.answers.generate(prompts=PROMPTS[:2], tokens=6, ignore_eos=True)["counts"]
+        counts = process.answers.generate(prompts=PROMPTS[:2], tokens=6)["counts"]
         took, after = time.monotonic() - began, process.answers.step_times()
         assert 0 < after["draft"] - before["draft"] < took
         assert 1 <= after["drafts"] - before["drafts"] <= 6  # a step of both prompts each

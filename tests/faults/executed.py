@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Generator
@@ -123,6 +124,7 @@ class Executed:
             path = record_of(self.folder, runner, test_file)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(self._record(test_file, by_context)))
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
     def _record(self, test_file: str, by_context: dict[str, dict[str, set[int]]]) -> dict[str, Any]:
         names = [name for name in self.seconds if name.partition("::")[0] == test_file]

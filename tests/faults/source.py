@@ -99,10 +99,10 @@ def names_set_at(text: str, lines: set[int]) -> set[str]:
 class PackageSource:
     """All functions of the package, and who mentions whom."""
 
-    def __init__(self, root: Path, package: str = "vllm_dflash"):
+    def __init__(self, root: Path):
         self.root = root
         self.functions: dict[str, list[Function]] = {}
-        for path in sorted((root / package).rglob("*.py")):
+        for path in sorted((root / "vllm_dflash").rglob("*.py")):
             file = str(path.relative_to(root))
             self.functions[file] = functions_in(file, path.read_text())
 

@@ -78,7 +78,6 @@ GROWTH = {
 }
 FEW_NODES = {"N": 5, "PADDED_N": 8, "W": 15, "PADDED_W": 16, "HAS_BLOCK": False}
 NODES, ONE_NODE = {"N": 64, "PADDED_N": 64}, {"N": 1, "PADDED_N": 1}
-WALK: dict[str, Any] = {"CUTS": 3}
 PATH = {"NODES": 64, "PADDED_NODES": 64, "CHUNK": 64}
 
 

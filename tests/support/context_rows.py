@@ -13,7 +13,7 @@ import torch
 from vllm import LLM, SamplingParams
 from vllm.v1.request import Request
 
-from support.engines import USES_V2, proposer_of
+from support.engines import USES_V2, proposer_of, scheduler_of
 from vllm_dflash.engine.v1.backlog import ContextBacklog
 from vllm_dflash.engine.warm import tensors_of
 
@@ -30,7 +30,7 @@ class ContextRows:
     """Watches rows being handed over and stored, and compares them with what requests need."""
 
     def __init__(self, llm: LLM) -> None:
-        self.scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        self.scheduler = scheduler_of(llm)
         self.stored: dict[int, Row] = {}
         """In each slot of the cache."""
         self._given: dict[int, Row] = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm import LLM
 
-from support.engines import USES_V2, proposer_of
+from support.engines import USES_V2, proposer_of, scheduler_of
 from vllm_dflash.planning import Ints
 
 
@@ -30,7 +30,7 @@ def watch_drafts(llm: LLM) -> Iterator[list[Draft]]:
     """Every draft of every request; no two of a step may go to one block."""
     seen: list[Draft] = []
     drafter = proposer_of(llm)
-    manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+    manager = scheduler_of(llm).kv_cache_manager
     block_size = manager.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
 
     def note(requests: list[str], slots: list[Ints]) -> None:

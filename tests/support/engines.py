@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.v2_workers import V2CPUWorker
 from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.planning.step import Step
+from vllm_dflash.tools.prompts import read_prompts
 
 TARGET, DRAFTER = DEMO / "target", DEMO / "drafter"
 USES_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
@@ -42,8 +42,7 @@ for name in ("freeze", "unfreeze"):
 
 
 def held_out_prompts(count: int) -> list[str]:
-    with (DEMO / "held_out.jsonl").open() as file:
-        return [json.loads(line)["prompt"] for line in file][:count]
+    return read_prompts(DEMO / "held_out.jsonl", count)
 
 
 @contextmanager

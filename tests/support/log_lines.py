@@ -9,14 +9,14 @@ from unittest.mock import patch
 
 
 @contextmanager
-def log_lines(name: str = "vllm.dflash") -> Iterator[list[str]]:
+def log_lines() -> Iterator[list[str]]:
     """`LEVEL message` of each line."""
     lines: list[str] = []
 
     def keep(record: logging.LogRecord) -> None:
         lines.append(f"{record.levelname} {record.getMessage()}")
 
-    logger = logging.getLogger(name)
+    logger = logging.getLogger("vllm.dflash")
     level = logger.level
     logger.setLevel(logging.INFO)  # vLLM sets one with the first engine's config, not before
     try:

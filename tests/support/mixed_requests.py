@@ -152,6 +152,6 @@ def is_at(llm: LLM, name: str, stage: str) -> bool:
     return any(of_stage[stage](one) for key, one in requests if key.rpartition("-")[0] == name)
 
 
-def n_grams(tokens: list[int], size: int = 3) -> set[tuple[int, ...]]:
-    """Every few tokens in a row."""
-    return {tuple(tokens[start : start + size]) for start in range(len(tokens) - size + 1)}
+def trigrams(tokens: list[int]) -> set[tuple[int, int, int]]:
+    """Every three tokens in a row."""
+    return {*zip(tokens, tokens[1:], tokens[2:], strict=False)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT, Outcomes
+from vllm_dflash.planning.step import BLOCK, NOBODY, Outcomes
 
 
 def outcomes_of(
@@ -36,6 +36,3 @@ def outcomes_of(
         np.full((count, width), sure),
         np.zeros((count, 0), np.int64),
     )
-
-
-__all__ = ["BLOCK", "NOBODY", "TEXT", "outcomes_of"]

@@ -105,13 +105,12 @@ def as_speculators(config: dict[str, Any]) -> dict[str, Any]:
 def save_drafter(
     folder: Path,
     config: dict[str, Any],
-    seed: int = 1,
     *,
     own_vocabulary: bool = False,
     mask_embedding: bool = False,
 ) -> DrafterSpec:
     """Write a random drafter of this config, with an embedding and a head if it needs them."""
-    torch.manual_seed(seed)
+    torch.manual_seed(1)
     spec = parse_config(str(folder), config)
     drafter = ReferenceDrafter(spec)
     required = required_vocabulary(spec)

@@ -27,9 +27,6 @@ VERIFY_MS = {
 }
 DRAFT_MS = {2: 1.9, 8: 2.4, 32: 5.0, 64: 7.9, 256: 28.0}
 CONTEXT_MS = {1: 0.3, 64: 1.3, 256: 4.7}
-GPU_VERIFY_MS = {1: 6.0, 64: 6.3, 256: 8.5}
-GPU_DRAFT_MS = {1: 0.9, 64: 1.0}
-"""Rows cost next to nothing."""
 PER_REQUEST_MS = 0.3
 """Time the profile does not see."""
 
@@ -51,12 +48,6 @@ def straight_costs() -> StepCosts:
 
 def profiled_costs(max_requests: int = 64) -> StepCosts:
     return StepCosts.of(curve(VERIFY_MS), curve(DRAFT_MS), curve(CONTEXT_MS), max_requests)
-
-
-def costs_of_a_gpu(max_requests: int) -> StepCosts:
-    """Assumed, not measured."""
-    verify, draft, context = map(curve, (GPU_VERIFY_MS, GPU_DRAFT_MS, CONTEXT_MS))
-    return StepCosts.of(verify, draft, context, max_requests)
 
 
 def step_of(ids: list[str], verified: Ints, accepted: Ints) -> Step:
@@ -161,8 +152,8 @@ class World:
         return self.tokens / self.seconds
 
 
-def planner(max_requests: int = 64) -> Planner:
-    return Planner(MAX_DRAFT, max_requests, profiled_costs(max_requests), most_free=MOST_FREE)
+def planner() -> Planner:
+    return Planner(MAX_DRAFT, 64, profiled_costs(), most_free=MOST_FREE)
 
 
 def names(count: int, first: int = 0) -> list[str]:

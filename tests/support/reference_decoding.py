@@ -57,7 +57,6 @@ def generate(
     prompt: list[int],
     max_new_tokens: int,
     *,
-    num_draft_tokens: int | None = None,
     whole_blocks: bool = False,
     stop_ids: Collection[int] = (),
 ) -> Generation:
@@ -67,8 +66,7 @@ def generate(
     Model Runner V2, the drafter's block has all of its rows nevertheless.
     """
     spec = drafter.spec
-    k_max = spec.max_draft_tokens if num_draft_tokens is None else num_draft_tokens
-    cache = DynamicCache(config=target.config)
+    k_max, cache = spec.max_draft_tokens, DynamicCache(config=target.config)
     device = target.device
     logits, features = target_step(target, torch.tensor([prompt], device=device), cache, spec.taps)
     tokens = [int(logits[-1].argmax())]

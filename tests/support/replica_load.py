@@ -91,14 +91,12 @@ class Load:
 
     def streams_in_flight(self) -> list[Asked]:
         """Those that have begun to be answered."""
-        return [one for one in self.asked if one.is_stream and one.text and one.spans(_now())]
+        return [
+            one for one in self.asked if one.is_stream and one.text and one.spans(time.monotonic())
+        ]
 
     def finished_after(self, moment: float) -> int:
         return sum(one.began > moment and one.ended < float("inf") for one in self.asked)
-
-
-def _now() -> float:
-    return time.monotonic()
 
 
 def served_by(headers: Mapping[str, str]) -> int:

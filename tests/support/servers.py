@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 import httpx
 import openai
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from support.waiting import PATIENCE_S, wait_for_end, wait_until
 
@@ -35,9 +35,9 @@ class Server:
 
     def metric(self, name: str) -> float:
         """Sum of a Prometheus counter over its labels."""
-        text = httpx.get(f"{self.url}/metrics").text
-        values = re.findall(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+-]+)$", text, re.MULTILINE)
-        return sum(float(value) for value in values)
+        families = text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text)
+        samples = (sample for family in families for sample in family.samples)
+        return sum(sample.value for sample in samples if sample.name == name)
 
     def complete(self, prompt: str, max_tokens: int = 48) -> str:
         answer = self.client.completions.create(

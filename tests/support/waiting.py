@@ -19,7 +19,7 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = PATI
         time.sleep(0.05)
 
 
-def wait_for_end(processes: Iterable[psutil.Process], seconds: float = PATIENCE_S) -> None:
+def wait_for_end(processes: Iterable[psutil.Process]) -> None:
     """Of all of them. Raises `AssertionError` with those that go on."""
-    _, alive = psutil.wait_procs(list(processes), timeout=seconds)
-    assert not alive, f"after {seconds:g} s there still are {alive}"
+    _, alive = psutil.wait_procs(list(processes), timeout=PATIENCE_S)
+    assert not alive, f"after {PATIENCE_S:g} s there still are {alive}"

@@ -107,9 +107,10 @@ def main() -> None:
     platform.device_count = staticmethod(lambda: 2)
     from support.pairs import make_pair
 
-    pair = make_pair(Path(tempfile.mkdtemp()))
-    for cell in json.loads(sys.argv[1]):
-        print(json.dumps(ends(pair, cell)), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        pair = make_pair(Path(folder))
+        for cell in json.loads(sys.argv[1]):
+            print(json.dumps(ends(pair, cell)), flush=True)
 
 
 if __name__ == "__main__":

@@ -113,13 +113,12 @@ def _vocabulary_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]
 
 def target_faults(target: PairingTarget) -> list[str]:
     """Those that no drafter would mend, and what to do about each."""
-    faults = []
-    if not target.supports_taps:
-        faults.append(
-            f"{target.architecture} gives no hidden states to drafters in this vLLM"
-            " (its class lacks SupportsEagle3); try --model-impl transformers or another target"
-        )
-    return faults
+    if target.supports_taps:
+        return []
+    return [
+        f"{target.architecture} gives no hidden states to drafters in this vLLM"
+        " (its class lacks SupportsEagle3); try --model-impl transformers or another target"
+    ]
 
 
 def undivided(drafter: DrafterSpec, tp_size: int) -> list[str]:

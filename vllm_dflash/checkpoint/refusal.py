@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -111,6 +112,7 @@ def folder_fault(model: str) -> str | None:
         with suppress(HFValidationError):
             validate_repo_id(model)
             return None
+    folder = Path(os.path.expanduser(folder))  # as a shell does, but not inside of JSON
     there = [one.name for one in folder.parent.glob("*/") if (one / "config.json").is_file()]
     near = nearest(folder.name, there)
     hint = f" (did you mean {str(folder.parent / near)!r}?)" if near else ""

@@ -21,7 +21,7 @@ class BatchSettings:
     """What is to be done."""
 
     data: str
-    """File or folder: .jsonl, .json, .parquet, or text with a prompt a line."""
+    """A file: .jsonl, .json, .parquet, or text with a prompt a line; or a folder of Parquet."""
     out: Path
     model: str
     drafter: str | None

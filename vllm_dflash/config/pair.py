@@ -165,12 +165,12 @@ def usable_folder(written: str) -> str:
     Raises:
         ValueError: nothing can be written there.
     """
-    folder = Path(written).expanduser().absolute()
     try:
+        folder = Path(written).expanduser().absolute()
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):  # rights alone do not say whether it works
             pass
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last: whose home is ~somebody?
         raise ValueError(
             f"estimates_folder is {written!r}, and nothing can be written there ({error}). Name a"
             " folder that the server's user may write to, or leave estimates_folder out: then"

@@ -51,9 +51,6 @@ class BlockAttention(nn.Module):
     once the tokens are verified. Whether it is causal is a matter of the attention metadata.
     """
 
-    window: int | None
-    causal: bool
-
     def __init__(
         self,
         vllm_config: VllmConfig,

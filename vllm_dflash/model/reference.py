@@ -26,6 +26,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
+from vllm_dflash.checkpoint.headers import read_folder
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, called_here, parse_mask_embedding
 from vllm_dflash.model.reference_dflash2 import ReferenceConvolution, ReferenceSelector
@@ -182,11 +183,15 @@ class ReferenceDrafter(nn.Module):
 
     @classmethod
     def load(cls, spec: DrafterSpec, folder: str | Path) -> ReferenceDrafter:
-        """Load every `*.safetensors` of a folder, strictly, in the file's own dtype."""
+        """Load the `*.safetensors` of a folder, strictly, in the file's own dtype.
+
+        Raises:
+            HeadersError: there are none, or one is damaged.
+        """
         drafter = cls(spec)
         tensors: dict[str, torch.Tensor] = {}
-        for file in sorted(Path(folder).glob("*.safetensors")):
-            tensors |= load_file(file)
+        for name in read_folder(Path(folder)).files:
+            tensors |= load_file(Path(folder) / name)
         tensors.pop("t2d", None)
         tensors = {
             called_here(name): one for name, one in tensors.items() if not spec.leaves_out(name)

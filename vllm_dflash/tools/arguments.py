@@ -25,6 +25,8 @@ def _number(kind: Any, words: str) -> Callable[[str], Any]:
 
 
 positive = _number(PositiveInt, "positive whole number")
+whole = _number(Annotated[int, Field(ge=0)], "whole number of 0 or more")
+duration = _number(Annotated[float, Field(gt=0, allow_inf_nan=False)], "positive number of seconds")
 not_negative = _number(Annotated[NonNegativeFloat, AllowInfNan(False)], "number of 0 or more")
 """Finite: as a limit, anything else would let everything or nothing pass."""
 share = _number(Annotated[float, Field(gt=0, le=1)], "number above 0 and up to 1")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import traceback
 
 from vllm_dflash import __version__
 from vllm_dflash.tools.bench.bench_command import add_bench
-from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, TERMINATED, complain
+from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, complain, terminable
 from vllm_dflash.tools.demo.demo_command import add_demo
 from vllm_dflash.tools.engine_process import EngineDied
 from vllm_dflash.tools.inspect.inspect_command import add_inspect
@@ -27,10 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
     for add_command in (add_demo, add_inspect, add_verify, add_parity, add_bench):
         add_command(commands)
     parsed = parser.parse_args(arguments)
-    # A time limit or a cancelled job ends a command as Ctrl-C does: with all it has started.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
-        return parsed.run(parsed)
+        with terminable():
+            return parsed.run(parsed)
     except KeyboardInterrupt:
         complain(parsed.command, "interrupted")
         return INTERRUPTED
@@ -41,8 +39,6 @@ def main(arguments: list[str] | None = None) -> int:
         traceback.print_exc()
         complain(parsed.command, error)
         return COULD_NOT_RUN
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

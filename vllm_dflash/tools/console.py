@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from vllm_dflash.tools.tables import Table
@@ -41,3 +43,13 @@ def print_report(tables: Iterable[Table], notes: Iterable[str] = ()) -> None:
 def complain(command: str, message: object) -> None:
     """Say on standard error why a command did not do what it was asked for."""
     print(f"vllm-dflash {command}: {message}", file=sys.stderr)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """A time limit or a cancelled job ends this as Ctrl-C does: with all that it has started."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

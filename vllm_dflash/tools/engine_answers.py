@@ -203,18 +203,13 @@ class EngineAnswers(SteppedEngine):
         self.add(name, request.tokens, request.max_tokens, whole=True, **sampling)
 
     def generate(
-        self,
-        prompts: list[str],
-        tokens: int,
-        concurrency: int | None = None,
-        *,
-        ignore_eos: bool = False,
+        self, prompts: list[str], tokens: int, concurrency: int | None = None
     ) -> dict[str, Any]:
         """The tokens that follow, greedily; their throughput; and what `counts` counted meanwhile.
 
         So many prompts at a time, by default all of them. Needs an engine with statistics.
         """
-        requests = [Request(one, tokens, ignore_eos=ignore_eos) for one in self.encode(prompts)]
+        requests = [Request(one, tokens) for one in self.encode(prompts)]
         before, started = self.counts(), time.perf_counter()
         token_ids = [one.tokens for one in complete(self, requests, concurrency or len(requests))]
         seconds, after = time.perf_counter() - started, self.counts()

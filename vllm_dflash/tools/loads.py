@@ -42,7 +42,7 @@ class SteppedEngine:
     def add(
         self,
         request_id: str,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         max_tokens: int,
         *,
         whole: bool = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -223,7 +224,7 @@ def test_what_there_is_no_time_for_is_left_out() -> None:
 def test_only_a_refusal_of_adaptive_verification_is_none_of_our_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str, words: str, code: int
 ) -> None:
-    log = tmp_path / "engine.reporting.log"
+    log = tmp_path / "engine.log"
     log.write_text(words)
 
     def die(*arguments: Any, **named: Any) -> None:
@@ -373,6 +374,16 @@ def test_the_digest_is_that_of_what_runs(tmp_path: Path, monkeypatch: pytest.Mon
     assert len({*digests}) == len(digests)
     (tmp_path / "README.md").write_text("2")
     assert gpu_machine.describe_machine()["sources"] == digests[-1]
+
+
+@pytest.mark.usefixtures("sigterm_ignored")
+def test_a_time_limit_ends_the_kit_as_ctrl_c_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts are in sessions of their own, and would go on."""
+    monkeypatch.setattr(gpu_command, "run_all", lambda *_: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit, match="143"):
+        gpu_command.main(["--dry-run", "--out", str(tmp_path)])
 
 
 def test_what_is_lacking_is_said_in_a_line(

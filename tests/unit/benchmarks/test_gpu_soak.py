@@ -213,3 +213,13 @@ def test_checks_go_on_behind_one_that_fails(tmp_path: Path) -> None:
     checks = [("a", fails), ("b", lambda: "ok")]
     assert gpu_kernels.run(iter(checks), found) == 1
     assert found == {"a": "FAILED: OSError: undefined symbol", "b": "ok"}
+
+
+def test_checks_end_where_they_are_interrupted() -> None:
+    """By the kit, which waits for it before it kills."""
+
+    def interrupted() -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gpu_kernels.run(iter([("a", interrupted), ("b", lambda: "ok")]), {})

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import signal
+import sys
+from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 
+from soak import soak_command, soaked_server
 from soak.behaviours import BEHAVIOURS, Client, Outcome
 from soak.checks import (
     MEBIBYTE,
@@ -23,32 +26,24 @@ from soak.checks import (
     first_and_last_third,
     memory_growth,
     rates,
-    slope_per_minute,
 )
 from soak.clients import Tally
-from soak.soaked_server import read_metrics
+from soak.soaked_server import SoakServer, read_metrics
 
 LIMITS = Limits(growth=2.0, slowdown=1.3, shutdown=30.0)
 
 
-def test_slope_of_a_line_with_noise() -> None:
-    rng = np.random.default_rng(0)
-    seconds = np.sort(rng.uniform(0, 600, 300))
-    values = 700 + 5 * seconds / 60 + rng.normal(0, 1, 300)
-    assert slope_per_minute(seconds, values) == pytest.approx(5, abs=0.1)
-    assert slope_per_minute([0, 60], [3, 2]) == pytest.approx(-1)
-    with pytest.raises(ValueError, match="two different times"):
-        slope_per_minute([5, 5], [1, 2])
-
-
 def test_growth_is_of_the_second_half_only() -> None:
     """What is filled at first is no leak; what goes on is."""
-    seconds = np.arange(0, 600, 2.0)
-    filled = np.minimum(seconds, 250) * MEBIBYTE
+    seconds = [2.0 * number for number in range(300)]
+    filled = [min(one, 250) * MEBIBYTE for one in seconds]
     assert memory_growth(seconds, filled) == pytest.approx(0)
     assert check_growth(0.0, LIMITS).held
-    assert memory_growth(seconds, filled + seconds / 20 * MEBIBYTE) == pytest.approx(3)
+    leaking = [some + one / 20 * MEBIBYTE for some, one in zip(filled, seconds, strict=True)]
+    assert memory_growth(seconds, leaking) == pytest.approx(3)
     assert not check_growth(3.0, LIMITS).held
+    with pytest.raises(ValueError, match="two data points"):
+        memory_growth([5.0], [1.0])
 
 
 def test_thirds_and_rates() -> None:
@@ -136,3 +131,31 @@ def test_metrics_are_summed_over_labels() -> None:
     assert metrics["running"] == 3
     assert metrics["kv_cache"] == 2e-05
     assert metrics["waiting"] == 0
+
+
+def test_a_server_whose_start_is_interrupted_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in a session of its own, which a Ctrl-C does not reach."""
+
+    def interrupt(url: str) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "vllm").write_text("#!/bin/sh\nexec sleep 300\n")
+    (tmp_path / "vllm").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setattr(httpx, "get", interrupt)
+    monkeypatch.setattr(soaked_server, "END_S", 0.2)
+    server = SoakServer([], tmp_path / "log", {})
+    with pytest.raises(KeyboardInterrupt):
+        server.start()
+    assert server.process is not None
+    assert server.process.poll() is not None
+
+
+@pytest.mark.usefixtures("sigterm_ignored")
+def test_a_time_limit_ends_a_soak_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["soak"])
+    monkeypatch.setattr(soak_command, "soak", lambda *_: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit, match="143"):
+        soak_command.main()

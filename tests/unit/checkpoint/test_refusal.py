@@ -145,12 +145,14 @@ def test_what_is_wrong_with_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "config.json").write_text("{}")
     (tmp_path / "odd" / "config.json").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
     for name, fault in {
         "whole": None,
         "empty": "this folder has no config.json",
         "odd": "this folder has no config.json",
         "./none": "this folder does not exist",
         "~nobody/none": "this folder does not exist",
+        "~/whole": f"this folder does not exist (did you mean '{tmp_path}/whole'?)",
         str(tmp_path / "none"): "this folder does not exist",
         str(tmp_path / "whole"): None,
         "z-lab/Qwen3-8B-DFlash-b16": None,  # a repository

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
+import vllm_dflash
 from support.waiting import PATIENCE_S, wait_for_end, wait_until
 from vllm_dflash.cluster.replicas.client_errors import REPLICA_DIED, OpenAIErrors
 from vllm_dflash.cluster.replicas.replica_settings import Settings
@@ -165,8 +166,9 @@ def test_cores_are_shared_by_as_many_replicas_as_there_may_be(
     assert Settings(threads=3, max_replicas=2).environment()["OMP_NUM_THREADS"] == "3"
 
 
-def test_by_default_it_is_the_demo_pair() -> None:
+def test_by_default_it_is_the_demo_pair_that_comes_with_the_package() -> None:
     for folder in (Settings().model, Settings().drafter or ""):
+        assert Path(folder, "config.json").is_relative_to(Path(vllm_dflash.__file__).parent)
         assert Path(folder, "config.json").exists()
 
 

@@ -18,7 +18,7 @@ def test_it_is_made_and_left_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert list((tmp_path / meant).iterdir()) == []
 
 
-@pytest.mark.parametrize("written", ["file", "file/below", "/proc/dflash", "a\0b"])
+@pytest.mark.parametrize("written", ["file", "file/below", "/proc/dflash", "a\0b", "~no one/a"])
 def test_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
 ) -> None:

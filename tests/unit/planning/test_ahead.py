@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.chances_by_hand import Calibration
-from support.outcomes import BLOCK, NOBODY, TEXT, outcomes_of
+from support.outcomes import outcomes_of
 from support.planner_world import names, step_of, straight, straight_costs
 from support.told_planner import ToldForecast, ToldProbes
 from vllm_dflash.planning import ahead as module
@@ -17,7 +17,7 @@ from vllm_dflash.planning.chances import TRUST
 from vllm_dflash.planning.costs import Attention, StepCosts
 from vllm_dflash.planning.forecast import seen_with_a_block
 from vllm_dflash.planning.planner import MARGIN
-from vllm_dflash.planning.step import Outcomes
+from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT, Outcomes
 
 TRIMMED: dict[str, Any] = {"trims": True}
 ALIKE: dict[str, Any] = {"ragged_seconds": 1.0}

@@ -13,8 +13,7 @@ import pytest
 from vllm_dflash.tools.bench import bench_report as report
 from vllm_dflash.tools.bench.bench_plan import CLOSED, SWING, Workload
 from vllm_dflash.tools.bench.bench_record import Record, describe
-from vllm_dflash.tools.bench.bench_report import Results, spread
-from vllm_dflash.tools.bench.seen import seen
+from vllm_dflash.tools.bench.bench_report import Results, seen, spread
 from vllm_dflash.tools.bench.sides import PLAIN, Side, make_sides, tuned_schedule
 from vllm_dflash.tools.tables import Table
 

@@ -136,7 +136,8 @@ def test_too_little_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     found = inspect(pair.drafter, pair.target, options, kv_cache_memory=1 << 20)
     assert found.exit_code == 1
     assert found.faults[0].kind == "memory"
-    monkeypatch.setattr("vllm_dflash.tools.inspect.memory._environment_budget", lambda: 1 << 20)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setattr("vllm.platforms.cpu.GiB_bytes", 1 << 20)
     found = inspect(pair.drafter, pair.target, options)
     assert found.exit_code == 0
     assert "do not hold one request of max_model_len 512" in found.warnings[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from support import DEMO
@@ -114,6 +114,8 @@ def test_layers_with_a_window_are_refused(tmp_path: Path) -> None:
 
 def test_random_drafter_is_a_drafter_of_the_same_shape(tmp_path: Path) -> None:
     pair = BenchPair(str(DEMO / "target"), str(DEMO / "drafter"), "demo")
+    (tmp_path / "random_drafter").mkdir()  # of an earlier run, with another drafter
+    save_file({"other": torch.zeros(1)}, tmp_path / "random_drafter" / "other.safetensors")
     random = with_random_drafter(pair, tmp_path)
     check_tensors(read_drafter(random.drafter), read_folder(Path(random.drafter)).tensors)
     weights = load_file(Path(random.drafter) / "model.safetensors")

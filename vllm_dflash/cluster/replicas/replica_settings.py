@@ -17,7 +17,8 @@ from pydantic import (
 
 from vllm_dflash.cluster.local_ray import engine_environment, threads_of_each
 
-DEMO = Path(__file__).parents[3] / "models" / "demo"
+DEMO = Path(__file__).parents[2] / "demo_pair"
+"""In a clone a link to `models/demo`; a wheel has the files themselves."""
 
 
 class Settings(BaseModel):

@@ -13,8 +13,10 @@ from vllm_dflash.tools.arguments import (
     add_folder,
     add_number,
     add_numbers,
+    duration,
     positive,
     share,
+    whole,
 )
 from vllm_dflash.tools.bench.bench_datasets import add_dataset, given_dataset
 from vllm_dflash.tools.bench.bench_plan import LOADS, Workload
@@ -157,20 +159,15 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
     add_number(load, "--tokens", 96, "new tokens of a request, except with short and arrivals")
     load.add_argument(
         "--seconds",
-        type=float,
+        type=duration,
         metavar="S",
         help="length of a measurement; for swing and short: how long plain decoding takes"
         " for a phase or a list (default: 6)",
     )
     load.add_argument("--rounds", type=positive, metavar="N", help="(default: 5; of datasets: 2)")
-    load.add_argument(
-        "--warmup-rounds",
-        type=int,
-        default=1,
-        metavar="N",
-        help="rounds that do not count, since kernels are made at the first batch of each size"
-        " (default: 1)",
-    )
+    about = "rounds that do not count, since kernels are made at the first batch of each size"
+    about = f"{about} (default: 1)"
+    load.add_argument("--warmup-rounds", type=whole, default=1, metavar="N", help=about)
     load.add_argument(
         "--where",
         action="store_true",

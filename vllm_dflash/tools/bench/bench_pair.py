@@ -91,7 +91,8 @@ def with_random_drafter(pair: Pair, out: Path) -> Pair:
     source, goal = Path(pair.drafter), out / "random_drafter"
     if not source.is_dir():
         raise ValueError(f"--random-drafter needs the drafter in a folder; {source} is none.")
-    shutil.copytree(source, goal, dirs_exist_ok=True)
+    shutil.rmtree(goal, ignore_errors=True)  # that of another drafter may have other files
+    shutil.copytree(source, goal)
     generator = torch.Generator().manual_seed(0)
     for file in sorted(goal.glob("*.safetensors")):
         noise = {

@@ -8,7 +8,6 @@ import platform
 import re
 import shlex
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ def describe(
         "pair": pair,
         "engine": engine,
         "workload": asdict(workload),
-        "versions": {"vllm-dflash": version("vllm-dflash")},
+        "versions": {},  # the engines tell theirs
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "preloaded": [Path(library).name for library in preloaded],

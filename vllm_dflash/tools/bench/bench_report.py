@@ -12,14 +12,18 @@ import numpy.typing as npt
 
 from vllm_dflash.tools.bench.bench_datasets import SETS
 from vllm_dflash.tools.bench.bench_plan import SERVED, SWING, setting_name
-from vllm_dflash.tools.bench.seen import SEEN, seen
 from vllm_dflash.tools.bench.sides import OURS, Side
+from vllm_dflash.tools.loads import token_seconds
 from vllm_dflash.tools.step_times import CONTEXT, DRAFT, KINDS, OF_A_KIND, PLANNING, TARGET
 from vllm_dflash.tools.tables import Table
 
 PARTS, ENGINE = (TARGET, DRAFT, CONTEXT, PLANNING), "engine"
 """Of a step. The engine is what is left: scheduling, input, sampling, output."""
 ALL = "all"
+POSITIONS = 8
+"""Of a block, whose acceptance is told."""
+SEEN = ["acceptance length", "accepted by position", "tokens/s"]
+SEEN += ["TTFT", "p99", "TPOT", "p99", "ITL", "p99"]
 Setting = str | int
 Rounds = npt.NDArray[np.float64]
 """One value per round. Rounds of different sides are pairs: divide first, then take the median."""
@@ -122,6 +126,29 @@ def categories_table(results: Results, load: str, setting: Setting) -> Table:
     ]
     title = f"{load}, {setting} in flight, all rounds: of requests; TTFT, TPOT, ITL in ms"
     return Table(title, ["category", "side", *SEEN], rows, words=(0, 1))
+
+
+def seen(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What clients saw of requests, in the order of `SEEN`; waits in ms.
+
+    `records` have, of each request, by output, `seconds` since it came and `tokens`. The first
+    output is the prompt's. Each one behind it is a step: accepted drafts, and the bonus token. ITL
+    is the time between two outputs, as vLLM counts it; tokens/s are those of one request.
+    """
+    tokens = [sum(one["tokens"]) for one in records]
+    steps = np.concatenate([one["tokens"][1:] for one in records])
+    accepted = [(steps > number).mean() for number in range(1, POSITIONS + 1) if len(steps)]
+    waits = [one["seconds"] for one in records]
+    behind = token_seconds(waits, tokens)
+    cells = [
+        f"{steps.mean():.2f}" if len(steps) else "",
+        " ".join(f"{part:.2f}" for part in accepted if part),
+        f"{sum(tokens) / sum(waited[-1] for waited in waits):.1f}",
+    ]
+    for waited in ([one[0] for one in waits], behind, np.concatenate([*map(np.diff, waits)])):
+        quantiles = 1000 * np.quantile(waited, [0.5, 0.99]) if len(waited) else []
+        cells += [f"{one:.0f}" for one in quantiles] or ["", ""]
+    return cells
 
 
 def comparison_table(results: Results, load: str) -> Table:

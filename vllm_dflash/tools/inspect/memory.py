@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from math import prod
 
@@ -57,9 +56,10 @@ def inspect_memory(
     assert target is not None
     cache = None
     try:
-        sizes = {OPTION: kv_cache_memory, ENVIRONMENT: _environment_budget()}
-        asked = {name: size for name, size in sizes.items() if size is not None}
         config = args.create_engine_config()
+        of_environment = config.cache_config.kv_cache_memory_bytes  # which vLLM reads on CPUs
+        sizes = {OPTION: kv_cache_memory, ENVIRONMENT: of_environment}
+        asked = {name: size for name, size in sizes.items() if size is not None}
         cache = _cache_facts(spec, config, asked, tp_size, draft_cache)
     except Exception as error:  # vLLM may make no engine of this config here
         found.not_checked.append(f"KV cache: {without_frame(error) or type(error).__name__}")
@@ -218,12 +218,6 @@ def _budget(num_bytes: int, bytes_per_block: int, block_size: int, max_model_len
         max_concurrency=max_concurrency,
         longest_request=min(usable * block_size, max_model_len),
     )
-
-
-def _environment_budget() -> int | None:
-    """Bytes, where vLLM takes them from its environment. Raises ValueError for no number."""
-    written = os.environ.get(ENVIRONMENT)
-    return int(written) * GIB if written and current_platform.is_cpu() else None
 
 
 def _judge(

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from vllm_dflash.checkpoint.headers import INDEX
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.model.reference import ReferenceDrafter, target_step
 
@@ -43,7 +44,7 @@ class Oracle:
         spec = read_drafter(drafter, revision, overrides)
         folder = drafter
         if not Path(drafter).is_dir():
-            files = ["*.safetensors", "*.pt"]
+            files = [INDEX, "*.safetensors", "*.pt"]
             folder = snapshot_download(drafter, revision=revision, allow_patterns=files)
         model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
         reference = ReferenceDrafter.load(spec, folder)
