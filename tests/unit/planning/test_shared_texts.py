@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vllm_dflash.planning.texts import (
@@ -40,6 +40,7 @@ def naive_recall(kept: list[int], wanted: list[int]) -> tuple[int, list[int]]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(outputs_of_a_small_vocabulary, max_size=6), outputs_of_a_small_vocabulary)
+@example([[0] * 20, [1] * 20, [2] * 22], [2] * 9)  # full to the brim, but for the end of the last
 def test_recalled_is_what_a_naive_search_finds(outputs: list[list[int]], wanted: list[int]) -> None:
     capacity = 64
     recent, kept = RecentOutputs.empty(capacity), list[int]()
