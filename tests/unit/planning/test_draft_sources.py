@@ -134,6 +134,23 @@ def test_a_request_takes_the_source_that_promises_more() -> None:
     assert chosen([0.5], [0.4, 0.3, 0.2], 0.0) == (0, 3)
 
 
+def test_each_of_a_batch_is_cut_by_its_own_block() -> None:
+    """The second one is not drafted, and the first has a better text."""
+    surest, drafted = [0.9, 0.8, 0.7], np.array([True, False, True, True])
+    drafts = Drafts(
+        np.array([[0.5, 0.2, 0.0], surest, [0.6, 0.0, 0.0]]),
+        drafted,
+        3 * drafted,
+        np.array([surest, [0.4, 0.0, 0.0], np.zeros(3), np.zeros(3)]),
+        np.zeros(4, np.int64),
+        *(1.0, 0.1, 0, False),
+    )
+    free = StepCosts.of(straight(10, 0), straight(0, 0), straight(0, 0), 1).records
+    blocks, texts = choose_lengths(free, drafts)
+    assert blocks.tolist() == [0, 0, 3, 1]
+    assert texts.tolist() == [3, 1, 0, 0]
+
+
 def test_a_probe_verifies_the_block() -> None:
     assert chosen([0.2], [0.9], is_probe=True) == (1, 0)
 
