@@ -124,9 +124,10 @@ def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
     plain, llm = both
     speculator, planner = proposer_of(llm), scheduler_of(llm).planner
     speculator.statistics.clear()
-    for _ in range(8):
+    # Twice at least: what was learned in tests before is sent behind the first steps of this one.
+    for turn in range(8):
         assert token_ids(llm, PROMPTS, PARAMS) == plain
-        if min(planner.texts.seen.sum(), planner.blocks.seen.sum()) > 20:
+        if turn and min(planner.texts.seen.sum(), planner.blocks.seen.sum()) > 20:
             break
     stats = stats_of(llm)
     assert stats["accepted_tokens"] > stats["free_accepted_tokens"] > 0

@@ -309,6 +309,23 @@ def test_a_probe_that_has_paid_for_itself_is_refunded() -> None:
     assert probes.saved - before == pytest.approx(0.004)  # a block and 3 rows, not 2 steps of 11 ms
 
 
+def test_blocks_that_pay_are_no_probes() -> None:
+    """Behind a probe they are planned: luck with one of them overturns nothing, and is no refund."""
+    planner = by_hand(*[0.01] * 3)
+    probes = planner.probes
+    assert isinstance(probes, ToldProbes)
+    probes.due = True
+    assert planner.plan(["a"], short(1)).runs_block
+    planner.forecast = ToldForecast(np.array([0.9, 0.8, 0.7]), 0.5, 16)
+    assert planner.plan(["a"], short(1)).runs_block
+    assert probes.restarts == 1
+    saved, probed = probes.saved, planner._probed.copy()
+    step = step_of(["a"], np.array([3]), np.array([2]))
+    planner.observe(step, outcomes_of([3], 3, confidence=0.9, accepted=[2]))
+    assert probes.saved == saved
+    np.testing.assert_array_equal(planner._probed, probed)
+
+
 def test_what_is_learned_is_sent_as_copies() -> None:
     planner = by_hand(0.1, 0.1, 0.1, looks_up=True)
     learned = planner.learned()
