@@ -310,7 +310,7 @@ def test_a_probe_that_has_paid_for_itself_is_refunded() -> None:
 
 
 def test_blocks_that_pay_are_no_probes() -> None:
-    """Behind a probe they are planned: luck with one of them overturns nothing, and is no refund."""
+    """Behind a probe they are planned: luck with one overturns nothing, and is no refund."""
     planner = by_hand(*[0.01] * 3)
     probes = planner.probes
     assert isinstance(probes, ToldProbes)

@@ -17,6 +17,7 @@ from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.console import INTERRUPTED
 from vllm_dflash.tools.demo import demonstration
 from vllm_dflash.tools.demo.demonstration import (
+    PROMPT_SHOWN,
     Demonstration,
     Written,
     demonstrate,
@@ -100,7 +101,14 @@ def test_outside_a_clone_the_pair_is_the_packages(
     monkeypatch.chdir(tmp_path)
     assert demo(tmp_path) == 0
     assert widened == [INSTALLED]
-    assert asked[0]["prompts"][0] == default_prompts(str(DEMO / "target"))[0]  # held out of it
+    prompts, held_out = asked[0]["prompts"], default_prompts(str(DEMO / "target"))[0]
+    assert len(held_out) > PROMPT_SHOWN
+    assert prompts[0] == held_out[-PROMPT_SHOWN:]
+    assert max(map(len, prompts)) == PROMPT_SHOWN
+    long = tmp_path / "prompts.txt"
+    long.write_text("p" * 300)
+    assert demo(tmp_path / "other", "--prompts", str(long)) == 0
+    assert asked[1]["prompts"] == ["p" * 300]
 
 
 def test_the_pair_is_unpacked_to_where_the_documentation_has_it(
@@ -131,6 +139,7 @@ def test_a_users_pair_brings_its_own_dtype_and_needs_no_prompts(
     assert call["dtype"] == "auto"
     assert call["flags"][-1] == "--max-num-seqs=4"  # after ours, so it holds
     assert "--enforce-eager" not in call["flags"]
+    assert call["prompts"] == default_prompts(str(target))
     assert len(call["prompts"]) == 16
     assert [side.name for side in call["sides"]] == ["plain", "ours"]
 
@@ -248,7 +257,7 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
             return self
 
     monkeypatch.setattr(sides, "EngineProcess", Kept)
-    prompts = ["p" * length for length in range(1, 21)]
+    prompts = ["p" * length for length in range(1, 31)]
     engine = {"model": "target", "logs": tmp_path}
     told: list[Any] = []
     one = demonstrate(engine, SIDES, prompts, 10, Progress(), lambda *text: told.append(text))
@@ -259,7 +268,7 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
         None,
         3,
     ]
-    assert all(process.asked == [(1, 1), (4, 1), (8, 8), (16, 8)] for process in processes)
+    assert all(process.asked == [(1, 1), (4, 1), (8, 8), (24, 8)] for process in processes)
     assert one.dtype == "float32"
     assert one.all_identical
     assert list(one.levels) == [1, 8]

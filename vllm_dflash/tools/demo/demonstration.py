@@ -14,7 +14,7 @@ from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.verify.gate import drafting_between
 
-TEXTS = {1: (1, 4), 8: (8, 16)}
+TEXTS = {1: (1, 4), 8: (8, 24)}
 """How many texts are written, by how many of them at a time: first some that do not count, since
 kernels are prepared and costs learned when a batch first comes by."""
 SHOWN = 2
@@ -22,6 +22,7 @@ SHOWN = 2
 BAR = 16
 ACCEPTED, OWN = "bold green", "bold"
 PROMPT_SHOWN = 160
+"""Characters of a prompt's end. A text that is only gone on with needs no more."""
 NAMES = {"plain": "plain decoding", "ours": "vllm-dflash"}
 STYLES = {"plain": "dim", "native": "blue", "ours": "green"}
 
