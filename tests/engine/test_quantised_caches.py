@@ -20,7 +20,12 @@ from support.engines import (
 )
 from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
 
-pytestmark = pytest.mark.usefixtures("runner")
+pytestmark = [
+    pytest.mark.usefixtures("runner"),
+    pytest.mark.skipif(
+        not torch.cpu._is_avx512_supported(), reason="vLLM: FP8 KV cache on CPU requires AVX-512"
+    ),
+]
 PROMPTS, PARAMS = held_out_prompts(8)[4:], greedy(24)
 BUDGET = 1 << 30  # as conftest.py sets it
 
