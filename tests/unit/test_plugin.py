@@ -243,6 +243,13 @@ def test_a_missing_function_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) 
         seams.check_seams(seams.V1_WORKER)
 
 
+def test_a_missing_entry_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_model_runner, "TABLE", {"there": print}, raising=False)
+    seams.check_seams((seams.Seam("vllm.v1.worker.gpu_model_runner:TABLE.there", None),))
+    with pytest.raises(seams.UnsupportedVllmError, match=r"relies on .*TABLE\.gone"):
+        seams.check_seams((seams.Seam("vllm.v1.worker.gpu_model_runner:TABLE.gone", None),))
+
+
 def test_what_is_listed_behind_an_attribute_is_checked_as_well() -> None:
     attribute = seams.Seam("vllm.v1.worker.gpu_model_runner:GPUModelRunner", None)
     gone = seams.Seam("vllm.v1.worker.gpu_model_runner:GPUModelRunner.gone", "self")

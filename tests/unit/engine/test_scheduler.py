@@ -15,6 +15,7 @@ from support.pairs import make_pair
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, MOST_FREE_DRAFTS, SCHEDULER, Mode
 from vllm_dflash.engine import scheduler as ours
 from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
+from vllm_dflash.engine.reporting.figures import FREE_DRAFTS
 from vllm_dflash.engine.scheduled import room_for_blocks
 from vllm_dflash.engine.scheduler import DFlashScheduler, build_scheduler
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
@@ -71,6 +72,16 @@ def test_an_output_without_drafts(happened: list[Any]) -> None:
     for output in (SimpleNamespace(), attached):
         assert DFlashScheduler(vllm_config=WHOLE).update_from_output(SCHEDULED, output) == "outputs"
     assert [len(step) for step in happened] == [2, 2]
+
+
+def test_free_drafts_are_those_of_the_step(happened: list[Any]) -> None:
+    first: Any = SimpleNamespace()
+    second: Any = SimpleNamespace()
+    FREE_DRAFTS.attach(first, {"a": 5})
+    scheduler = DFlashScheduler(vllm_config=WHOLE)
+    for output, expected in ((first, {"a": 5}), (second, {})):
+        scheduler.update_from_output(SCHEDULED, output)
+        assert scheduler.free_drafts == expected
 
 
 def test_room_is_kept_for_blocks_and_not_for_the_most_drafts_there_could_be(

@@ -73,6 +73,19 @@ def test_positions_behind_a_rejection_teach_nothing() -> None:
     assert chances.seen.sum(axis=1) == pytest.approx([2, 0, 0], rel=1e-2)
 
 
+def test_compared_with_what_was_expected() -> None:
+    """Of the accepted drafts and the first rejected one; what is behind that nobody looked at."""
+    chances = Chances.of(WIDTH, 4)
+    confidence = np.array([[0.9, 0.8, 0.7]] * 4)
+    # The second is rejected; all of two are accepted; the first is rejected; none were verified.
+    verified, accepted = np.array([3, 2, 3, 0]), np.array([1, 2, 0, 0])
+    rates = chances.acceptance(confidence)[0]
+    tried = [*rates[:2], *rates[:2], rates[0]]
+    variance = sum(rate * (1 - rate) for rate in tried)
+    found = chances.compared(confidence, verified, accepted)
+    assert found == pytest.approx([3, sum(tried), variance])
+
+
 def test_old_observations_fade() -> None:
     """After a change of the text the estimate follows it."""
     chances = Chances.of(1, 20)

@@ -116,6 +116,9 @@ def with_first(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         with_first("costs.plain_level.seconds", float("nan")),
         with_first("costs.verify.seconds", 1e9),
         with_first("costs.verify.counts", 1e9),
+        lambda written: written["costs"]["draft"]["counts"][0].__setitem__(
+            1, written["costs"]["draft"]["counts"][0][0]
+        ),
         *(with_first("costs.draft.num_points", count) for count in (0, 1, 65, 1e300)),
         *(with_first("costs.verify_level.num_points", count) for count in (0, 1, 24, 25)),
         with_first("costs.prompt_share", 1.5),

@@ -7,6 +7,7 @@ from argparse import ArgumentTypeError
 import pytest
 
 from support.pairs import drafter_config
+from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.tools.inspect.inspect_command import parse_size
 from vllm_dflash.tools.inspect.inspection import layer_ranges
@@ -57,3 +58,13 @@ def test_ranks_divide_the_weights() -> None:
     stacked = 2 * spec.head_dim * spec.hidden_size + spec.head_dim  # that, for the context
     kept = 2 * (kept_rows + spec.num_layers * (per_layer + stacked))
     assert two - kept == (one - kept) / 2
+
+
+def test_all_ranks_share_a_vocabulary_of_its_own() -> None:
+    """Also where the layers do not divide and are whole on each of them."""
+    shape = {"num_attention_heads": 6, "num_key_value_heads": 3}
+    spec = parse_config("it", drafter_config(**shape))
+    own = {"embed_tokens.weight": Tensor((spec.vocab_size, spec.hidden_size), "F32")}
+    for ranks in (1, 2, 4):
+        layers, whole = (loaded_weights(spec, found, 4, ranks) for found in ({}, own))
+        assert whole - layers == spec.vocab_size // ranks * spec.hidden_size * 4
