@@ -21,7 +21,7 @@ from support.log_lines import log_lines
 from support.planner_world import MAX_DRAFT, VERIFY_MS, curve
 from vllm_dflash.engine import estimates_file
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
-from vllm_dflash.engine.v2.v2_workers import V2CPUWorker
+from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.estimates import Estimates
 

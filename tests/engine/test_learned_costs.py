@@ -29,7 +29,7 @@ from support.planner_world import straight
 from vllm_dflash.engine import step_clock
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2 import scheduling
-from vllm_dflash.engine.v2.v2_workers import V2CPUWorker
+from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
 from vllm_dflash.planning import step
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve

@@ -20,8 +20,7 @@ from support import DEMO
 from support.planner_world import steady_costs
 from support.reference_decoding import generate
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
-from vllm_dflash.engine.v2.v2_workers import V2CPUWorker
+from vllm_dflash.config.mode import CPU_WORKER, CPU_WORKER_V2
 from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.planning.step import Step
 from vllm_dflash.tools.prompts import read_prompts
@@ -84,9 +83,9 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     What the planner sees is the drafts' luck alone; on a busy machine, or in an interpreter, it
     would rightly draft nothing.
     """
-    for kind in (V1CPUWorker, V2CPUWorker):
+    for kind in (CPU_WORKER, CPU_WORKER_V2):  # by name: on a GPU nothing imports them
         monkeypatch.setattr(
-            kind, "measure", lambda self: steady_costs(self.model_runner.max_num_reqs)
+            f"{kind}.measure", lambda self: steady_costs(self.model_runner.max_num_reqs)
         )
 
 

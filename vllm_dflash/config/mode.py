@@ -25,7 +25,7 @@ blocks have. So they share graphs with these, and suit kernels that take rows by
 
 # What of ours vLLM is told by name, so that naming it imports nothing.
 CPU_WORKER = "vllm_dflash.engine.v1.v1_worker.V1CPUWorker"
-CPU_WORKER_V2 = "vllm_dflash.engine.v2.v2_workers.V2CPUWorker"
+CPU_WORKER_V2 = "vllm_dflash.engine.v2.v2_cpu_worker.V2CPUWorker"
 GPU_WORKER = "vllm_dflash.engine.v2.v2_workers.GPUWorker"
 SCHEDULER = "vllm_dflash.engine.scheduler.build_scheduler"
 DRAFT_MODEL = "vllm_dflash.model.draft_model:DFlashDraftModel"

@@ -1,5 +1,8 @@
 """What workers add to the start of an engine, and to the end of a step."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +14,10 @@ from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
+from support import ROOT, TESTS
 from support.planner_world import profiled_costs
 from vllm_dflash.config.mode import Mode
+from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
 from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
 from vllm_dflash.engine.message import DRAFTS
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
@@ -20,8 +25,9 @@ from vllm_dflash.engine.v1 import v1_worker
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts
-from vllm_dflash.engine.v2.v2_workers import GPUWorker, V2CPUWorker
-from vllm_dflash.engine.worker import DraftingCPUWorker, DraftingWorker
+from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
+from vllm_dflash.engine.v2.v2_workers import GPUWorker
+from vllm_dflash.engine.worker import DraftingWorker
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
 
@@ -283,7 +289,7 @@ def test_a_cpu_worker_mends_its_kernels_before_they_run(monkeypatch: pytest.Monk
     behind = ["unlink_collective_memory", "mend_gathered_ids"]
     for name in ("ask_for_amx", "mend_expanded_sampling", *behind):
         monkeypatch.setattr(
-            f"vllm_dflash.engine.worker.{name}", lambda name=name: done.append(name)
+            f"vllm_dflash.engine.cpu_worker.{name}", lambda name=name: done.append(name)
         )
     monkeypatch.setattr(DraftingWorker, "init_device", lambda _: done.append("runner"))
     worker: Any = object.__new__(DraftingCPUWorker)
@@ -291,6 +297,28 @@ def test_a_cpu_worker_mends_its_kernels_before_they_run(monkeypatch: pytest.Monk
     assert done.index("runner") == 2
     assert {*done[:2]} == {"ask_for_amx", "mend_expanded_sampling"}
     assert done[3:] == behind
+
+
+def test_on_a_gpu_nothing_imports_what_takes_cuda_out_of_torch() -> None:
+    """vLLM's CPU worker replaces streams, events and pinned memory for the whole process. The
+    product there, and what is run on GPUs to try it."""
+    code = f"""
+import os, runpy, sys
+import gpu.gpu_kernels, gpu.gpu_soak, gpu.gpu_text
+from importlib import import_module
+from vllm_dflash.config.mode import GPU_WORKER, SCHEDULER
+for name in (GPU_WORKER, SCHEDULER):
+    import_module(name.rpartition(".")[0])
+for file in {sorted(map(str, TESTS.glob("engine/test_cuda*.py")))}:
+    runpy.run_path(file, run_name="imported")
+sys.exit(", ".join(name for name in sys.modules if name.startswith("vllm.v1.worker.cpu")) or None)
+"""
+    folders = os.pathsep.join([str(ROOT / "benchmarks"), str(TESTS)])
+    environment = {**os.environ, "PYTHONPATH": folders}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("kind", [V1CPUWorker, V2CPUWorker, GPUWorker])

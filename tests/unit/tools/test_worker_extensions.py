@@ -10,7 +10,8 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from support.fake_time import FakeTime
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
-from vllm_dflash.engine.v2.v2_workers import GPUWorker, V2CPUWorker
+from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
+from vllm_dflash.engine.v2.v2_workers import GPUWorker
 from vllm_dflash.tools import step_times
 from vllm_dflash.tools.parity.check import engine_arguments
 from vllm_dflash.tools.parity.recorder import RECORDED, RecordedDrafting

@@ -10,6 +10,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
 from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
 from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
 from vllm_dflash.engine.profile import profile_v1
@@ -26,7 +27,7 @@ from vllm_dflash.engine.vllm_fixes.aligned_states import mend_aligned_states
 from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
 from vllm_dflash.engine.vllm_fixes.short_draft_states import mend_short_draft_states
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
-from vllm_dflash.engine.worker import DraftingCPUWorker, Output, expect_drafter
+from vllm_dflash.engine.worker import Output, expect_drafter
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.seams import V1_WORKER
 

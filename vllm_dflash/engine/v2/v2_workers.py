@@ -13,7 +13,7 @@ from vllm_dflash.engine.v2.exchange import CHAINS_ONLY, FACTS, WorkerFacts, log_
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.text_look_up import keep_texts_on_device
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
-from vllm_dflash.engine.worker import DraftingCPUWorker, DraftingWorker, Output, expect_drafter
+from vllm_dflash.engine.worker import DraftingWorker, Output, expect_drafter
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.seams import V2_WORKER
 from vllm_dflash.vllms_own import SWITCH_OFF
@@ -78,10 +78,6 @@ class V2Worker(DraftingWorker):
             CHAINS_ONLY.attach(output.model_runner_output, True)
             self._says_chains_only = False
         return self.drafter.counted(output)
-
-
-class V2CPUWorker(V2Worker, DraftingCPUWorker):
-    """On CPUs, where kernels run in Triton's interpreter."""
 
 
 class GPUWorker(V2Worker):

@@ -1,0 +1,10 @@
+"""The worker with Model Runner V2 on CPUs; the GPU's must not import it (`cpu_worker.py`)."""
+
+from __future__ import annotations
+
+from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
+from vllm_dflash.engine.v2.v2_workers import V2Worker
+
+
+class V2CPUWorker(V2Worker, DraftingCPUWorker):
+    """On CPUs, where kernels run in Triton's interpreter."""
