@@ -82,6 +82,7 @@ def measure_attention(
     block: Callable[[int, int], object],
     block_rows: int,
     longest: int,
+    num_requests: Callable[[], int] = lambda: 1,
 ) -> Attention:
     """What tokens of context add to a step, if any request can have many.
 
@@ -90,6 +91,7 @@ def measure_attention(
         block: the same of whatever drafts a block.
         block_rows: of a block.
         longest: tokens of context that a block can have.
+        num_requests: that the last run had, each with so much context, and a block.
     """
     near, far = CONTEXT_TOKENS, min(FAR_CONTEXT_TOKENS, longest)
     if far <= 2 * near:
@@ -99,9 +101,11 @@ def measure_attention(
         curve = measure_curve(lambda context: run(rows, context), (near, far))
         return float(curve.seconds[1] - curve.seconds[0]) / (far - near)
 
-    plain, drafted = per_token(verify, 1), per_token(verify, block_rows)
-    more = max(drafted - plain, 0.0) / (block_rows - 1)
-    return Attention(plain, more, per_token(block, block_rows))
+    plain = per_token(verify, 1) / num_requests()
+    drafted, count = per_token(verify, block_rows), num_requests()
+    # Where each request has one row, nothing is known of more. Steps will show it.
+    more = max(drafted - count * plain, 0.0) / (block_rows - count) if count < block_rows else 0.0
+    return Attention(plain, more, per_token(block, block_rows) / count)
 
 
 @contextmanager
@@ -193,10 +197,16 @@ def profile_v2(runner: GPUModelRunnerV2) -> StepCosts:
     target = measure_curve(verify, profiled_rows(max_requests, most))
     both = measure_curve(whole, few)
     seconds = np.maximum(both.seconds - target.at(both.counts), 0.0)
-    # Of a dummy batch that decodes, vLLM gives each request as many: a block's, or a tree's.
+    # Of a dummy batch that decodes, vLLM gives each request as many: a block's, or a tree's. But
+    # a graph for requests of any lengths is run with a request for each row.
     rows = 1 + runner.num_speculative_steps
-    attention = measure_attention(verify, whole, rows, runner.max_model_len - rows)
-    of_target = attention.plain + attention.draft * (rows - 1)
+
+    def num_requests() -> int:
+        return runner.speculator.num_dummy_requests
+
+    longest = runner.max_model_len - rows
+    attention = measure_attention(verify, whole, rows, longest, num_requests)
+    of_target = attention.plain + attention.draft * (rows / num_requests() - 1)
     attention = attention._replace(block=max(attention.block - of_target, 0.0))
     return StepCosts.of(
         target, Curve.of(both.counts * block_rows, seconds), FREE, max_requests, attention
@@ -238,7 +248,7 @@ def _dummy_steps(runner: GPUModelRunnerV2) -> tuple[Callable[..., None], Callabl
     alone, and with a block behind it."""
 
     def whole(rows: int, context: int = 0, *, uniform: bool = False) -> None:
-        # Rows with a context are those of one request.
+        # Rows with a context are those of one request, unless there is a graph for any lengths.
         uniform = uniform or (context > 0 and rows > 1)
         runner._dummy_run(rows, context_len=context, uniform_decode=uniform)
         torch.accelerator.synchronize()

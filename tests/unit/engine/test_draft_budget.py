@@ -179,9 +179,41 @@ def test_how_a_budget_is_split_is_compiled_beforehand(monkeypatch: pytest.Monkey
     assert seen == [
         ([0], [K], 1, K),
         ([0], [K], 2, K),
-        ([0, 1], [K, K], 1, K),
-        ([0, 1], [K, K], 2, K),
+        ([0, 1, 2], [K, K, K], 1, K),
+        ([0, 1, 2], [K, K, K], 2, K),
     ]
+
+
+@pytest.mark.parametrize("width", [1, 2, 7])
+def test_no_step_compiles_how_its_budget_is_split(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Whatever vLLM's function is compiled for, among others the mode that steps run in."""
+    compiled: list[Any] = []
+    torch.compiler.reset()  # else others' graphs of this function are found
+
+    def compile_it(graph: Any, _: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    split = torch.compile(
+        adaptive_verification._assign_draft_token_budget, dynamic=True, backend=compile_it
+    )
+    monkeypatch.setattr(adaptive_verification, "_assign_draft_token_budget_compiled", split)
+    budget = bare()
+    budget.num_speculative_steps = width
+    budget._confidence_probs = torch.full((64, width), 0.5)
+    budget._batch_draft_capacity = torch.zeros(64, dtype=torch.int32)
+    budget.warm_up()
+    beforehand = len(compiled)
+    assert beforehand > 0
+    for count, kept in ((1, 1), (1, 2), (2, 1), (2, 3), (3, 2), (5, 4), (width, 1), (40, 30)):
+        if kept < count * width:
+            with torch.inference_mode():
+                capacities = budget._batch_draft_capacity[:count].fill_(width)
+                split(budget._confidence_probs, torch.arange(count), capacities, kept, width)
+            assert int(capacities.sum()) == kept
+    assert len(compiled) == beforehand
 
 
 def test_an_engine_of_one_request_compiles_for_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,14 +187,18 @@ class Runner(SimpleNamespace):
             num_query_per_req=3, num_speculative_steps=2, runs_target_alone=False
         )
         self.clock, self.cudagraph_manager = clock, None
+        self.requests_of_graph: dict[int, int] = {}
         super().__init__(speculator=speculator, num_speculative_steps=2, **sizes)
 
     def _dummy_run(self, count: int, context_len: int = 0, uniform_decode: bool = False) -> None:
+        asked = 1 if uniform_decode and context_len else min(count, self.max_num_reqs)
+        requests = self.speculator.num_dummy_requests = self.requests_of_graph.get(count, asked)
         has_block = not self.speculator.runs_target_alone
         self.clock.now += 0.010 + 0.001 * count
         self.clock.now += 0.002 * min(count, self.max_num_reqs) * has_block
         # A microsecond for each token of context, a tenth of that for each draft, three a block.
-        self.clock.now += context_len * (1.0 + 0.1 * (count - 1) + 3.0 * has_block) / 1e6
+        drafts, each = max(count - requests, 0), 1.0 + 3.0 * has_block
+        self.clock.now += context_len * (each * requests + 0.1 * drafts) / 1e6
         # In pieces, where its requests differ: each has as many rows as there are requests for.
         if self.cudagraph_manager is not None and count % min(count, self.max_num_reqs):
             self.clock.now += 0.005
@@ -221,6 +225,20 @@ def test_v2_what_contexts_take(fake: FakeTime) -> None:
     runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=8000)
     costs = profile_v2(runner)
     assert [1e6 * each for each in costs.attention] == pytest.approx([1.0, 0.1, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("requests_of_graph", "draft"),
+    [({3: 2}, 0.1), ({3: 3}, 0.0), ({3: 4}, 0.0), ({1: 4, 3: 4}, 0.0)],
+)
+def test_v2_what_contexts_take_where_graphs_are_for_any_lengths(
+    fake: FakeTime, requests_of_graph: dict[int, int], draft: float
+) -> None:
+    """They run with a request for each row, up to the graph's own rows, and a block for each."""
+    runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=8000)
+    runner.requests_of_graph = requests_of_graph
+    costs = profile_v2(runner)
+    assert [1e6 * each for each in costs.attention] == pytest.approx([1.0, draft, 3.0])
 
 
 def test_v2_an_engine_of_one_request(fake: FakeTime) -> None:

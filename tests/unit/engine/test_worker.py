@@ -24,6 +24,7 @@ from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v1 import v1_worker
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
+from vllm_dflash.engine.v2.draft_slots import DraftSlots
 from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts
 from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
 from vllm_dflash.engine.v2.v2_workers import GPUWorker
@@ -144,6 +145,7 @@ class Drafter:
         self.statistics = DraftStatistics(7)
         self.sealed_with: list[int] = []
         self.trees = None
+        self.step = SimpleNamespace(slots=DraftSlots(2, 7, torch.device("cpu")))
         self.warm = SimpleNamespace(seal=lambda: self.sealed_with.append(self.count()))
 
     def count(self) -> int:
@@ -156,6 +158,8 @@ class Drafter:
         for _ in range(steps):
             self.statistics.observe_lengths(np.array([7]), could_draft=True)
             self.statistics.nan_drafts += 1
+            self.step.slots.records += 1.0
+            self.step.slots.everybody += 1.0
 
     def counted(self, output: Any) -> Any:
         return output
@@ -185,6 +189,8 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     monkeypatch.setattr(GPUWorker, "_plan_lengths", lambda self: self.drafter.run(5))
     assert worker.compile_or_warm_up_model() == "seconds"
     assert worker.drafter.sealed_with == [0]
+    assert not worker.drafter.step.slots.records.any()
+    assert not worker.drafter.step.slots.everybody.any()
     (watch,) = worker._ticking
     assert not watch.__self__._warned_of_nan
     worker.drafter.run(3)

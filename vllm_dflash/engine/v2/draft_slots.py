@@ -70,6 +70,11 @@ class DraftSlots:
         """Slots [N] int64, on the device, are new requests' from now on."""
         self.records.index_fill_(0, slots, 0.0)
 
+    def forget_all(self) -> None:
+        """What was learned of requests, and of all together."""
+        self.records.zero_()
+        self.everybody.zero_()
+
     def set_rates(self, block: Floats, text: Floats) -> None:
         """From now on drafts of blocks and texts are accepted at these rates, [K, knots] each.
         Waits for nothing."""

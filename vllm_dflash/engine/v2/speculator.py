@@ -74,6 +74,8 @@ class PlannedSpeculator(LoadedSpeculator):
         self.newly_admitted: Collection[str] = ()
         """Requests whose drafts in this step are vLLM's placeholders."""
         self._runs_block = True
+        self.num_dummy_requests = 0
+        """Of the last dummy run: a graph may have more than were asked for."""
 
     def before_capture(self, runner: GPUModelRunner) -> None:
         """All is loaded, no graph is captured. What runs between graphs is compiled here: no
@@ -133,6 +135,8 @@ class PlannedSpeculator(LoadedSpeculator):
         Of a request's W tokens only those count that the scheduler has places for.
         """
         count, places = input_batch.num_reqs, num_speculative_tokens
+        if dummy_run:
+            self.num_dummy_requests = count
         if self.runs_target_alone:
             return self.handed_over[:count]
         if self.trees is not None and not dummy_run:

@@ -217,11 +217,16 @@ class DraftBudget(AdaptiveVerificationManager):
         )
         return int(others.sum()) + budget
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
         """vLLM compiles how it splits a budget when it first does that, for one and for several
-        requests, if there can be several, and drafts: here nobody waits for it."""
-        width, counts = self.num_speculative_steps, (1, 2)[: len(self._batch_draft_capacity)]
-        for count, budget in product(counts, (1, 2)):
+        requests, if there can be several, and drafts: here nobody waits for it.
+
+        As steps run it: what is compiled outside inference mode is not what they look for.
+        """
+        # Of two requests with a draft each, a budget of two would leave nothing to split.
+        width, counts = self.num_speculative_steps, {1, min(3, len(self._batch_draft_capacity))}
+        for count, budget in product(sorted(counts), (1, 2)):
             capacities = self._batch_draft_capacity[:count].fill_(width)
             if budget < count * width:
                 slots = torch.arange(count, device=capacities.device)

@@ -42,6 +42,8 @@ class V2Worker(DraftingWorker):
         """Warm up and capture graphs."""
         self.drafter.before_capture(self.model_runner)  # hooks 16 and 19
         took = super().compile_or_warm_up_model()
+        # vLLM's warm-up decodes on GPUs, where what comes of its drafts says nothing of users'.
+        self.drafter.step.slots.forget_all()
         # Said with the first step that somebody reads: on GPUs vLLM warms up by steps, too.
         trees = self.drafter.trees
         self._says_chains_only = trees is not None and not trees.is_attached
