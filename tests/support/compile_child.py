@@ -12,7 +12,7 @@ from typing import Any
 import vllm_dflash
 from support.interpreter import pretend_a_device
 
-GPUS = (80, 90, 100)
+GPUS = (80, 86, 90, 100, 120)
 ROOM = Path(vllm_dflash.__file__).parent / "engine/v2"
 TYPES = {
     **dict.fromkeys(("slots", "newest", "drafts", "found_tokens", "tokens"), "*i64"),
@@ -153,8 +153,16 @@ def main() -> None:
                 for each in kernel.arg_names
             }
             constants = {(kernel.arg_names.index(each),): fixed[each] for each in fixed}
+            # As in use: PyTorch's memory begins at such addresses, and strides are such numbers.
+            aligned = {
+                (param.num,): [["tt.divisibility", 16]]
+                for param in kernel.params
+                if param.name not in fixed
+                and signature[param.name] != "fp32"
+                and not param.do_not_specialize
+            }
             for gpu in GPUS:
-                source = ASTSource(kernel, signature, constexprs=constants)
+                source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
                 made = triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=options)
                 assert made.asm["cubin"]
                 found = {"gpu": gpu, "kernel": name, "shared": made.metadata.shared}

@@ -84,7 +84,10 @@ class HostCopy:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._values = async_copy_to_np(tensor)
-        self._arrival = torch.cuda.current_stream().record_event() if tensor.is_cuda else None
+        # Who waits for it sleeps, as for vLLM's own outputs: others have work for the processor.
+        self._arrival = torch.cuda.Event(blocking=True) if tensor.is_cuda else None
+        if self._arrival is not None:
+            self._arrival.record()
 
     def wait(self) -> np.ndarray:
         """Its values, once all that was launched before is done."""
