@@ -25,9 +25,10 @@ from vllm_dflash.tools.prompts import read_prompts
 TELLING = re.compile(
     r"vllm-dflash \S+ is active.*|draft lengths .*|Using \S+ (?:attention )?backend.*|"
     r"Model loading took.*|Available KV cache memory.*|KV cache size.*|"
-    r"Graph capturing finished.*|CUDA graph pool memory.*"
+    r"Graph capturing finished.*|CUDA graph pool memory.*|Triton .*during inference.*"
 )
-"""What an engine's log says of who plans, of backends, graphs and memory."""
+"""What an engine's log says of who plans, of backends, graphs and memory, and of kernels that are
+compiled while it serves."""
 Setting = tuple[Load, int]
 
 

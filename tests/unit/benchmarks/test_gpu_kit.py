@@ -169,6 +169,7 @@ def test_telling_lines(tmp_path: Path) -> None:
         "INFO something else\n"
         "INFO 11-22 [x.py:1] GPU KV cache size: 1,000 tokens\n"
         "INFO 11-22 [m.py:1] Graph capturing finished in 5 secs, took 0.30 GiB\n"
+        "WARNING 11-22 [j.py:1] Triton kernel JIT compilation during inference: _walk. This ...\n"
     )
     assert gpu_measure.telling_lines(log) == [
         "vllm-dflash 1.0 is active: drafter d",
@@ -176,6 +177,7 @@ def test_telling_lines(tmp_path: Path) -> None:
         "draft lengths 0, 7 (whole)",
         "KV cache size: 1,000 tokens",
         "Graph capturing finished in 5 secs, took 0.30 GiB",
+        "Triton kernel JIT compilation during inference: _walk. This ...",
     ]
 
 
