@@ -102,9 +102,8 @@ def our_kernels(device: str) -> Iterator[Check]:
             yield f"{oracle.name}, {case}, {dtype}", check
 
 
-def run(checks: Iterator[Check], found: dict[str, str]) -> int:
-    """Note each result. Returns how many failed."""
-    failed = 0
+def run(checks: Iterator[Check], found: dict[str, str], file: Path, failed: int = 0) -> int:
+    """Write each result, since time may be over any moment. Returns how many have failed by now."""
     for name, check in checks:
         try:
             found[name] = check()
@@ -114,11 +113,12 @@ def run(checks: Iterator[Check], found: dict[str, str]) -> int:
             failed += 1
             found[name] = f"FAILED: {type(error).__name__}: {str(error)[:300]}"
         print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+        tell(file, found, failed)
     return failed
 
 
 def main(device: str, file: Path) -> int:
-    """All checks; what was found is written after each group of them."""
+    """All checks; what was found is written after each of them."""
     is_cuda = device == "cuda"
     found: dict[str, str] = {}
     groups: list[Callable[[], Iterator[Check]]] = [lambda: about(device)]
@@ -128,12 +128,12 @@ def main(device: str, file: Path) -> int:
     failed = 0
     for group in groups:
         try:
-            failed += run(group(), found)
+            failed = run(group(), found, file, failed)
         except Exception as error:  # nothing of this group can be asked for
             failed += 1
             found[f"group {len(found)}"] = f"FAILED: {error}"
         tell(file, found, failed)
-    run(imports(OPTIONAL), found)
+    run(imports(OPTIONAL), found, file, failed)
     absent = [name for name in OPTIONAL if found[f"import {name}"] != "ok"]
     tell(file, found, failed, f"; without {', '.join(absent)}" if absent else "")
     return int(failed > 0)

@@ -52,7 +52,7 @@ class Part:
 
 def plan(memory_gib: float) -> list[Part]:
     """What a GPU with so much memory runs, that first which answers the most."""
-    parts = [_kernels(65, "cuda")]
+    parts = [_kernels(70, "cuda")]
     for mode, seconds in (("eager", 40), ("graphs", 75)):
         parts += [_text(backend, dtype, mode, seconds) for backend, dtype in BACKENDS.items()]
     second, *others = SIZES
@@ -135,7 +135,8 @@ def _soak(backend: str, dtype: str, traffic: float, seconds: float, *more: str) 
 
 def _tests(name: str, module: str, seconds: float) -> Part:
     file = f"tests/engine/{module}.py"
-    command = (sys.executable, "-m", "pytest", file, "-m", "cuda", "-p", "no:cacheprovider")
+    options = ("-v", "-m", "cuda", "-p", "no:cacheprovider")
+    command = (sys.executable, "-m", "pytest", file, *options)
     return Part(name, seconds, command, "third", needs=("pytest", "hypothesis"))
 
 

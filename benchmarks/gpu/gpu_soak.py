@@ -48,7 +48,9 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         found["attention_config"] = {"backend": options.backend}
     if options.tiny:
         return found | {"enforce_eager": True, "max_model_len": 256}
-    return found | {"gpu_memory_utilization": 0.3, "num_gpu_blocks_override": 400}
+    # Two engines start at a time: neither may ask how much memory is left.
+    found |= {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 1 << 30}
+    return found | {"num_gpu_blocks_override": 400}
 
 
 def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:

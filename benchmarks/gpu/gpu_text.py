@@ -29,12 +29,13 @@ TIES = {EXACT: 1e-3, "bfloat16": TIE}
 
 
 def flags(options: argparse.Namespace) -> list[str]:
-    """Of `vllm serve`, for both engines: small, since both are there at a time."""
+    """Of `vllm serve`, for both engines: small, since both are there at a time. And of fixed sizes:
+    who asks how much memory is left while another takes some gets an answer of no use."""
     found = ["--max-model-len", "512", "--max-num-seqs", "8", "--gpu-memory-utilization", "0.3"]
     if options.tiny:
         found = ["--max-model-len", "256", "--max-num-seqs", "2"]
     else:
-        found.append("--async-scheduling")
+        found += ["--async-scheduling", "--kv-cache-memory-bytes", str(1 << 30)]
     found += ["--enforce-eager"] if options.mode == "eager" else []
     return found + (["--attention-backend", options.backend] if options.backend else [])
 

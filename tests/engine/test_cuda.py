@@ -3,7 +3,6 @@
 pytest tests/engine/test_cuda.py, with the `cuda` extra installed.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[list[list[int]]]:
+def plain() -> list[list[int]]:
     with engine(**GRAPHS) as llm:
-        yield token_ids(llm, PROMPTS, greedy(NEW_TOKENS))
+        return token_ids(llm, PROMPTS, greedy(NEW_TOKENS))
+
+
+REPEATING = [prompt + prompt for prompt in PROMPTS[:8]]
+
+
+@pytest.fixture(scope="module")
+def plain_repeating() -> list[list[int]]:
+    with engine(**GRAPHS) as llm:
+        return token_ids(llm, REPEATING, greedy(NEW_TOKENS))
 
 
 @pytest.fixture
@@ -92,14 +100,14 @@ def test_hazard_10_output_is_identical_and_nothing_is_captured_after_warm_up(
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "fixed"])
 @pytest.mark.parametrize("is_async", [True, False], ids=["asynchronous", "synchronous"])
-def test_texts_that_repeat_give_free_drafts(name: str, is_async: bool) -> None:
+def test_texts_that_repeat_give_free_drafts(
+    plain_repeating: list[list[int]], name: str, is_async: bool
+) -> None:
     """In graphs, looked up by compiled kernels; nobody has to ask for it."""
-    prompts, params = [prompt + prompt for prompt in PROMPTS[:8]], greedy(NEW_TOKENS)
-    with engine(**GRAPHS) as llm:
-        plain = token_ids(llm, prompts, params)
+    params = greedy(NEW_TOKENS)
     with engine(speculative_config=dict(OPTIONS[name]), async_scheduling=is_async, **GRAPHS) as llm:
         for batch in (1, 8):
-            assert token_ids(llm, prompts[:batch], params) == plain[:batch]
+            assert token_ids(llm, REPEATING[:batch], params) == plain_repeating[:batch]
         (stats,) = llm.collective_rpc("dflash_stats")
     assert 0 < stats["free_accepted_tokens"] <= stats["free_draft_tokens"]
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0

@@ -5,7 +5,7 @@ On a CPU a copy is done when it is asked for, so nothing of this shows there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,9 +24,9 @@ NUMBERS = 16 * 2**20
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[list[list[int]]]:
+def plain() -> list[list[int]]:
     with engine(**GRAPHS) as llm:
-        yield token_ids(llm, PROMPTS, greedy(NEW_TOKENS))
+        return token_ids(llm, PROMPTS, greedy(NEW_TOKENS))
 
 
 def late_device() -> Callable[[], None]:
@@ -76,17 +76,21 @@ def test_a_device_that_lags_behind_changes_nothing(
     names: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither texts nor what is counted: as many drafts are accepted as without the lag."""
+    """Neither texts nor what is counted: as many drafts are accepted as without the lag.
+
+    What a last step drafts in vain is counted with the next steps: so the first time is left out.
+    """
     settings: dict[str, Any] = {**GRAPHS, "enforce_eager": True, "enable_prefix_caching": False}
     with engine(speculative_config=dict(FIXED), async_scheduling=True, **settings) as llm:
-        tokens, before = outcomes(llm)
+        tokens, first = outcomes(llm)
         assert tokens == plain
+        _, second = outcomes(llm)
         before_each(monkeypatch, llm, names, disturbance())
-        tokens, after = outcomes(llm)
+        tokens, third = outcomes(llm)
     assert tokens == plain
     for name in ("accepted_tokens", "draft_tokens"):
-        assert after[name] == 2 * before[name] > 0, name
-    assert after["nan_drafts"] == 0
+        assert third[name] - second[name] == second[name] - first[name] > 0, name
+    assert third["nan_drafts"] == 0
 
 
 def test_planned_lengths_on_a_device_that_lags_behind(

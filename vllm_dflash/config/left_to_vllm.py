@@ -153,11 +153,16 @@ def of_target(target: ModelConfig) -> Iterator[str]:
             f"target {target.model!r} is multimodal, which it runs on CUDA only (use a checkpoint"
             " of the text model alone, if there is one)"
         )
-    if target.is_hybrid and not target.architecture.startswith(DELTA_NETS):
+    if is_other_hybrid(target):
         yield (
             f"target {target.model!r} is a hybrid without gated delta nets, which it runs on CUDA"
             " only (on CPUs it runs Qwen3-Next and Qwen3.5)"
         )
+
+
+def is_other_hybrid(target: ModelConfig) -> bool:
+    """Whether this is a hybrid without gated delta nets: of Mamba layers, as a rule."""
+    return target.is_hybrid and not target.architecture.startswith(DELTA_NETS)
 
 
 def leave_to_vllm(engine_args: EngineArgs, config: Mapping[str, Any], reasons: list[str]) -> None:

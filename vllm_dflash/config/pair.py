@@ -20,6 +20,7 @@ from vllm_dflash.checkpoint.tensors import (
     check_tensors,
     parse_mask_embedding,
 )
+from vllm_dflash.config.left_to_vllm import is_other_hybrid
 from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode, Runner, runner_here
 from vllm_dflash.config.speculative_settings import AUTO_NODES, SpeculativeSettings
 
@@ -83,11 +84,12 @@ def resolve(
         shares_outputs=settings.free_drafts == "shared",
         may_trim=settings.enable_adaptive_verification is not False,
         # Another scheduler would take the table at its word, and vLLM drops it where there are
-        # several ranks of data.
+        # several ranks of data. Of Mamba layers it captures full lengths alone.
         captures_lengths=current_platform.is_cuda()
         and is_planned
         and is_our_scheduler
-        and parallel.data_parallel_size == 1,
+        and parallel.data_parallel_size == 1
+        and not is_other_hybrid(target),
         estimates_folder=None if folder is None else usable_folder(folder),
         runner=runner,
         tree_nodes=nodes,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from vllm.config import VllmConfig
@@ -68,8 +68,48 @@ def split_by_kind(
         if window is not None and getattr(builder, "aot_schedule", False):
             # FlashAttention plans ahead for the window of its cache, and ours keeps everything.
             builder.aot_schedule = False
+        _share_workspace(whole, group)
         groups.append(group)
     return groups
+
+
+def set_windows_apart(
+    groups: list[AttentionGroup],
+    attentions: Sequence[BlockAttention],
+    vllm_config: VllmConfig,
+    device: torch.device,
+) -> None:
+    """Split groups of the model runner, in place, whose builders take one window alone.
+
+    The runner makes metadata for the drafter's layers, too, in groups of equal caches; ours are
+    equal whatever the window. FlashInfer refuses such a group.
+    """
+    window_of = {each.attn.layer_name: each.window for each in attentions}
+    found = list(groups)
+    groups.clear()
+    for whole in found:
+        kinds: dict[tuple[bool, int | None], list[str]] = defaultdict(list)
+        for name in whole.layer_names:
+            kinds[name in window_of, window_of.get(name)].append(name)
+        windows = {window_of[name] for name in whole.layer_names if name in window_of} - {None}
+        if not windows or len(kinds) == 1 or whole.backend.get_name() != "FLASHINFER":
+            groups.append(whole)
+            continue
+        builders = whole.metadata_builders
+        for names in kinds.values():
+            part = replace(whole, layer_names=names, metadata_builders=[])
+            part.create_metadata_builders(
+                vllm_config, device, builders[0].kv_cache_spec.block_size, len(builders)
+            )
+            _share_workspace(whole, part)
+            groups.append(part)
+
+
+def _share_workspace(whole: AttentionGroup, part: AttentionGroup) -> None:
+    """FlashInfer's, hundreds of MiB: builders use it one after the other, as vLLM's own do."""
+    if hasattr(first := whole.get_metadata_builder(), "_get_workspace_buffer"):
+        for builder in part.metadata_builders:
+            cast(Any, builder).set_workspace_buffer(first._get_workspace_buffer())
 
 
 def _with_cache_type(vllm_config: VllmConfig, cache_dtype: str) -> VllmConfig:

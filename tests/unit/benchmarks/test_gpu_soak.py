@@ -211,15 +211,22 @@ def test_checks_go_on_behind_one_that_fails(tmp_path: Path) -> None:
         raise OSError("undefined symbol")
 
     checks = [("a", fails), ("b", lambda: "ok")]
-    assert gpu_kernels.run(iter(checks), found) == 1
+    assert gpu_kernels.run(iter(checks), found, tmp_path / "found.json", 2) == 3
     assert found == {"a": "FAILED: OSError: undefined symbol", "b": "ok"}
 
 
-def test_checks_end_where_they_are_interrupted() -> None:
-    """By the kit, which waits for it before it kills."""
+def test_checks_end_where_they_are_interrupted(tmp_path: Path) -> None:
+    """By the kit, which waits for it before it kills: what was found by then is there."""
 
     def interrupted() -> str:
         raise KeyboardInterrupt
 
+    def fails() -> str:
+        raise OSError("undefined symbol")
+
+    checks = [("a", lambda: "ok"), ("b", fails), ("c", interrupted), ("d", lambda: "ok")]
     with pytest.raises(KeyboardInterrupt):
-        gpu_kernels.run(iter([("a", interrupted), ("b", lambda: "ok")]), {})
+        gpu_kernels.run(iter(checks), {}, tmp_path / "found.json")
+    written = json.loads((tmp_path / "found.json").read_text())
+    assert written["verdict"].startswith("2 checks, 1 failed")
+    assert written["checks"] == {"a": "ok", "b": "FAILED: OSError: undefined symbol"}

@@ -212,13 +212,15 @@ def test_a_number_of_nodes_is_room_for_a_tree_on_v2(
 
 
 @pytest.mark.parametrize(
-    ("on_cuda", "own", "asked", "ranks", "captures"),
+    ("on_cuda", "own", "asked", "ranks", "hybrid", "captures"),
     [
-        (True, {}, {}, 1, True),
-        (True, {"draft_length": "fixed"}, {}, 1, False),
-        (True, {}, {"scheduler_cls": "mine.Scheduler"}, 1, False),
-        (True, {}, {}, 2, False),  # of data: vLLM drops the table
-        (False, {}, {}, 1, False),  # there are no graphs
+        (True, {}, {}, 1, None, True),
+        (True, {"draft_length": "fixed"}, {}, 1, None, False),
+        (True, {}, {"scheduler_cls": "mine.Scheduler"}, 1, None, False),
+        (True, {}, {}, 2, None, False),  # of data: vLLM drops the table
+        (False, {}, {}, 1, None, False),  # there are no graphs
+        (True, {}, {}, 1, "Qwen3NextForCausalLM", True),
+        (True, {}, {}, 1, "NemotronHForCausalLM", False),  # Mamba: full lengths alone
     ],
 )
 def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them(
@@ -228,12 +230,14 @@ def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them(
     own: dict[str, Any],
     asked: dict[str, Any],
     ranks: int,
+    hybrid: str | None,
     captures: bool,
 ) -> None:
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: on_cuda)
     settings = SpeculativeSettings(model=str(drafter), **own)
     of_target = parallel(data=ranks)
-    options = resolve(settings, drafter_config(), target(), engine(**asked), of_target)
+    it = target(is_hybrid=hybrid is not None, architecture=hybrid)
+    options = resolve(settings, drafter_config(), it, engine(**asked), of_target)
     assert options.captures_lengths is captures
 
 

@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.config.mode import Mode
-from vllm_dflash.engine.attention_groups import split_by_kind
+from vllm_dflash.engine.attention_groups import set_windows_apart, split_by_kind
 from vllm_dflash.engine.scheduled import room_for_blocks
 from vllm_dflash.engine.v2.trimming import why_untrimmed
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
@@ -132,15 +132,14 @@ class LoadedSpeculator(DFlashSpeculator):
         super().set_attn(
             model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups
         )
+        attentions = self.model.context.attentions
+        for groups in target_attn_groups or ():
+            set_windows_apart(groups, attentions, self.engine_config, self.device)
         for groups in self.attn_groups:
             wholes, groups[:] = list(groups), []
             for whole in wholes:
                 block_size = whole.get_metadata_builder().kv_cache_spec.block_size
                 groups += split_by_kind(
-                    whole,
-                    self.model.context.attentions,
-                    self.attn_vllm_config,
-                    self.device,
-                    block_size,
+                    whole, attentions, self.attn_vllm_config, self.device, block_size
                 )
         self._configure_decode_metadata_update()
