@@ -134,6 +134,14 @@ def _of_engine(
             " other (run a server for each replica, as in docs/ray_serve.md, or split the model by"
             " --tensor-parallel-size)"
         )
+    size, backend = parallel.tensor_parallel_size, parallel.distributed_executor_backend
+    is_planned = requested.get("draft_length") != "fixed"
+    if backend == "external_launcher" and size > 1 and is_planned and runner_here() == "v2":
+        yield (
+            "distributed_executor_backend is 'external_launcher' and tensor_parallel_size is"
+            f" {size}, so each rank schedules for itself, and lengths planned by the clocks of each"
+            ' would differ (write "draft_length": "fixed")'
+        )
     if requested.get("rejection_sample_method") == "fly":
         yield (
             "rejection_sample_method is 'fly', which keeps drafts that the target would not have"

@@ -27,7 +27,12 @@ def left(worker_cls: str = "auto", **parallel: Any) -> list[str]:
     target: Any = SimpleNamespace(
         model="target", is_moe=True, is_hybrid=False, is_multimodal_model=False
     )
-    plain = {"pipeline_parallel_size": 1, "data_parallel_size": 1, "use_ubatching": False}
+    plain: dict[str, Any] = {
+        "pipeline_parallel_size": 1,
+        "data_parallel_size": 1,
+        "use_ubatching": False,
+    }
+    plain |= {"tensor_parallel_size": 1, "distributed_executor_backend": None}
     config = SimpleNamespace(worker_cls=worker_cls, **{**plain, **parallel})
     return why_left({"model": "it"}, {"architectures": []}, target, config)
 

@@ -11,6 +11,7 @@ import pytest
 from vllm.model_executor.models.registry import ModelRegistry
 
 from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.config import left_to_vllm
 from vllm_dflash.config.left_to_vllm import architecture_of_vllm, config_of_drafter, why_left
 
 
@@ -58,12 +59,17 @@ def write(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     return {"method": "dflash", "model": str(folder)}
 
 
-def why(requested: dict[str, Any]) -> list[str]:
-    """Of an engine that is ours but for its drafter."""
+def why(requested: dict[str, Any], **changes: Any) -> list[str]:
+    """Of an engine that is ours but for its drafter, and these changes of its parallel config."""
     target: Any = SimpleNamespace(is_moe=False, is_hybrid=False, is_multimodal_model=False)
     parallel: Any = SimpleNamespace(
-        worker_cls="auto", pipeline_parallel_size=1, data_parallel_size=1
+        worker_cls="auto",
+        pipeline_parallel_size=1,
+        data_parallel_size=1,
+        tensor_parallel_size=1,
+        distributed_executor_backend="mp",
     )
+    vars(parallel).update(changes)
     return why_left(requested, config_of_drafter(requested), target, parallel)
 
 
@@ -121,6 +127,32 @@ def test_drafters_that_vllm_033_runs(
         monkeypatch.setitem(ModelRegistry.models, each, ModelRegistry.models["DFlashDraftModel"])
     (reason,) = why(write(tmp_path, architectures(written)))
     assert f"has architecture {name}, which vLLM's own code runs" in reason
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "runner", "is_left"),
+    [
+        (2, "adaptive", "v2", True),
+        (2, "fixed", "v2", False),
+        (1, "adaptive", "v2", False),
+        (2, "adaptive", "v1", False),  # whose ranks go by the first one's times
+    ],
+)
+def test_ranks_that_schedule_for_themselves_would_plan_by_their_own_clocks(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    size: int,
+    length: str,
+    runner: str,
+    is_left: bool,
+) -> None:
+    monkeypatch.setattr(left_to_vllm, "runner_here", lambda: runner)
+    requested = write(tmp_path, architectures("DFlashDraftModel")) | {"draft_length": length}
+    assert why(requested, tensor_parallel_size=size) == []
+    reasons = why(
+        requested, tensor_parallel_size=size, distributed_executor_backend="external_launcher"
+    )
+    assert ["external_launcher" in reason for reason in reasons] == [True] * is_left
 
 
 def test_fly_keeps_what_the_target_would_not_have_written(tmp_path: Path) -> None:

@@ -478,6 +478,18 @@ def test_steps_are_judged_by_their_contexts(
     assert observed[0][0].context_lens.tolist() == [0, 7]
 
 
+def test_a_step_that_outlived_one_of_its_requests_teaches_no_times(
+    scheduler: Any, observed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asynchronously, as a rule, it was launched before anybody knew that the request had ended."""
+    both = {name: SimpleNamespace(num_computed_tokens=7) for name in "ab"}
+    for requests in (both, both, {"b": both["b"]}, both):
+        monkeypatch.setattr(Scheduler, "requests", requests)
+        scheduler.update_from_output(*step({"a": 0, "b": 0}, {"a": 1, "b": 1}))
+    timed = [seen.target_seconds > 0.0 for seen, _ in observed]
+    assert timed == [False, True, False, True]  # nothing was before the first
+
+
 def test_what_became_of_trees_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all sizes that they had at least, from what the device says in its own order."""
     take_vllm_out(monkeypatch, 7, tree_nodes=31)

@@ -174,7 +174,7 @@ class DFlashDeviceScheduler(CountingScheduler):
         """Tokens of context of each request of a step, as far as they are known by now, [R]."""
         requests = [self.requests.get(name) for name in names]
         lens = [request.num_computed_tokens if request else 0 for request in requests]
-        return np.array(lens, dtype=np.int64)  # 0 for one that was aborted meanwhile
+        return np.array(lens, dtype=np.int64)  # 0 for one that has ended or was aborted meanwhile
 
     # --- its output is there ------------------------------------------------------------------
 
@@ -236,6 +236,10 @@ class DFlashDeviceScheduler(CountingScheduler):
         step.draft_rows = self._draft_rows
         self._draft_rows = self._has_block(scheduled) * len(names) * (1 + self._width)
         self._clock.finish(step)
+        if not step.context_lens.all():
+            # Of requests that ended while this step ran: it did read their contexts, and its time
+            # would be taken for something else's.
+            step.target_seconds = 0.0
         with step.timing("planning"):
             estimate = self.planner.observe(step, outcomes)
         step.plan = replace(step.plan, speedup=self.planner.speedup)
