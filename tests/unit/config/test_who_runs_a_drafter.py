@@ -130,7 +130,7 @@ def test_drafters_that_vllm_033_runs(
 
 
 @pytest.mark.parametrize(
-    ("size", "length", "runner", "is_left"),
+    ("size", "length", "its_runner", "is_left"),
     [
         (2, "adaptive", "v2", True),
         (2, "fixed", "v2", False),
@@ -143,10 +143,10 @@ def test_ranks_that_schedule_for_themselves_would_plan_by_their_own_clocks(
     tmp_path: Path,
     size: int,
     length: str,
-    runner: str,
+    its_runner: str,
     is_left: bool,
 ) -> None:
-    monkeypatch.setattr(left_to_vllm, "runner_here", lambda: runner)
+    monkeypatch.setattr(left_to_vllm, "runner_here", lambda: its_runner)
     requested = write(tmp_path, architectures("DFlashDraftModel")) | {"draft_length": length}
     assert why(requested, tensor_parallel_size=size) == []
     reasons = why(
