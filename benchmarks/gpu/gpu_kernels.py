@@ -132,7 +132,7 @@ def main(device: str, file: Path) -> int:
         except Exception as error:  # nothing of this group can be asked for
             failed += 1
             found[f"group {len(found)}"] = f"FAILED: {error}"
-        tell(file, found, failed)
+            tell(file, found, failed)
     run(imports(OPTIONAL), found, file, failed)
     absent = [name for name in OPTIONAL if found[f"import {name}"] != "ok"]
     tell(file, found, failed, f"; without {', '.join(absent)}" if absent else "")

@@ -91,8 +91,8 @@ def set_windows_apart(
         kinds: dict[tuple[bool, int | None], list[str]] = defaultdict(list)
         for name in whole.layer_names:
             kinds[name in window_of, window_of.get(name)].append(name)
-        windows = {window_of[name] for name in whole.layer_names if name in window_of} - {None}
-        if not windows or len(kinds) == 1 or whole.backend.get_name() != "FLASHINFER":
+        has_windows = any(window is not None for _, window in kinds)
+        if not has_windows or len(kinds) == 1 or whole.backend.get_name() != "FLASHINFER":
             groups.append(whole)
             continue
         builders = whole.metadata_builders

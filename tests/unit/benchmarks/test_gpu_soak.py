@@ -204,11 +204,12 @@ def test_texts_and_acceptance_are_as_on_a_cpu(
     assert found["log"] == ["Using TRITON_ATTN backend"]
 
 
+def fails() -> str:
+    raise OSError("undefined symbol")
+
+
 def test_checks_go_on_behind_one_that_fails(tmp_path: Path) -> None:
     found: dict[str, str] = {}
-
-    def fails() -> str:
-        raise OSError("undefined symbol")
 
     checks = [("a", fails), ("b", lambda: "ok")]
     assert gpu_kernels.run(iter(checks), found, tmp_path / "found.json", 2) == 3
@@ -220,9 +221,6 @@ def test_checks_end_where_they_are_interrupted(tmp_path: Path) -> None:
 
     def interrupted() -> str:
         raise KeyboardInterrupt
-
-    def fails() -> str:
-        raise OSError("undefined symbol")
 
     checks = [("a", lambda: "ok"), ("b", fails), ("c", interrupted), ("d", lambda: "ok")]
     with pytest.raises(KeyboardInterrupt):

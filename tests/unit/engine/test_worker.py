@@ -14,7 +14,7 @@ from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
-from support import ROOT, TESTS
+from support import ROOT, TESTS, importing_support
 from support.planner_world import profiled_costs
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
@@ -309,7 +309,8 @@ def test_on_a_gpu_nothing_imports_what_takes_cuda_out_of_torch() -> None:
     """vLLM's CPU worker replaces streams, events and pinned memory for the whole process. The
     product there, and what is run on GPUs to try it."""
     code = f"""
-import os, runpy, sys
+import runpy, sys
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 import gpu.gpu_kernels, gpu.gpu_soak, gpu.gpu_text
 from importlib import import_module
 from vllm_dflash.config.mode import GPU_WORKER, SCHEDULER
@@ -319,8 +320,7 @@ for file in {sorted(map(str, TESTS.glob("engine/test_cuda*.py")))}:
     runpy.run_path(file, run_name="imported")
 sys.exit(", ".join(name for name in sys.modules if name.startswith("vllm.v1.worker.cpu")) or None)
 """
-    folders = os.pathsep.join([str(ROOT / "benchmarks"), str(TESTS)])
-    environment = {**os.environ, "PYTHONPATH": folders}
+    environment = {**os.environ, **importing_support()}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
