@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from vllm import LLM, SamplingParams
 
 from support.engines import DFLASH, engine, greedy, held_out_prompts
@@ -107,7 +108,9 @@ def both() -> Both:
             workers = [one for one in started if "resource_tracker" not in str(one.cmdline())]
             segments = {one for rank in llm.collective_rpc("shared_memory") for one in rank}
             assert len(workers) == 2
-            assert any("cpushm" in one for one in segments)
+            # vLLM's build for AVX2 has none: ranks talk through gloo there.
+            has_collectives = hasattr(torch.ops._C, "init_shm_manager")
+            assert any("cpushm" in one for one in segments) == has_collectives
             two = work(llm)
     _, alive = psutil.wait_procs(workers, timeout=PATIENCE_S)
     left_over = [str(one) for one in alive] + [one for one in segments if os.path.exists(one)]

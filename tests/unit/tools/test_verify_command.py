@@ -148,7 +148,7 @@ def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "verify_pair", interrupt)
-    assert cli.main(["verify", *PAIR]) == INTERRUPTED
+    assert cli.main(["verify", *PAIR, "--dtype", "float32"]) == INTERRUPTED
     assert capsys.readouterr() == ("", "vllm-dflash verify: interrupted\n")
 
 

@@ -22,6 +22,7 @@ from vllm_dflash.tools.bench.bench_datasets import add_dataset, given_dataset
 from vllm_dflash.tools.bench.bench_plan import LOADS, Workload
 from vllm_dflash.tools.bench.sides import BLOCKS, LOOK_UPS, SideEngines, make_sides
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, print_report
+from vllm_dflash.tools.default_dtype import choose_dtype
 from vllm_dflash.tools.demo_files import demo_folder
 from vllm_dflash.tools.progress import Progress, progress_on
 from vllm_dflash.tools.prompts import read_prompts
@@ -116,6 +117,8 @@ def _add_sides(sides: argparse._ArgumentGroup) -> None:
     add_number(sides, "--max-model-len", 1024, "of every engine; --context raises it")
     add_number(sides, "--max-num-seqs", 64, "of every engine")
     add_number(sides, "--tensor-parallel-size", 1, "ranks of every engine")
+    about = "of every engine (default: the model's, or float32 on CPUs without bfloat16)"
+    sides.add_argument("--dtype", help=about)
     sides.add_argument(
         "--gpu-memory-utilization",
         type=share,
@@ -242,6 +245,7 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
         # The prompts come by again and again; in use, they would not. But where reading them is
         # not measured, it need not be done again.
         "enable_prefix_caching": bool(workload.contexts),
+        **choose_dtype(parsed.dtype, progress),
     }
     if parsed.tensor_parallel_size > 1:
         engine["tensor_parallel_size"] = parsed.tensor_parallel_size

@@ -7,6 +7,7 @@ from functools import partial
 
 from vllm_dflash.tools.arguments import add_compared, add_folder, add_number, add_numbers
 from vllm_dflash.tools.console import complain, output_console
+from vllm_dflash.tools.default_dtype import choose_dtype
 from vllm_dflash.tools.demo_files import IN_A_CLONE, demo_folder, unpack_demo
 from vllm_dflash.tools.progress import progress_on
 
@@ -42,7 +43,7 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--dtype",
         help="of all engines (default: float32 for the demo pair, in which texts must be the same"
-        " to the last token; auto for yours)",
+        " to the last token; the model's for yours, or float32 on CPUs without bfloat16)",
     )
     add_folder(parser, "--out", "out/demo", "for logs and the widened pair")
     parser.add_argument(
@@ -91,7 +92,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
     native_k = sorted({min(k, longest) for k in parsed.native_k})
     engine = {
         "model": pair.target,
-        "dtype": parsed.dtype or ("auto" if own else "float32"),
+        **choose_dtype(parsed.dtype or (None if own else "float32"), progress, parsed.flags),
         "flags": [*FLAGS, *([] if own else SOONER), *parsed.flags],
         "logs": parsed.out / "logs",
     }

@@ -22,6 +22,7 @@ from vllm_dflash.tools.arguments import (
     positive,
 )
 from vllm_dflash.tools.console import print_report
+from vllm_dflash.tools.default_dtype import choose_dtype
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineProcess, temporary_logs
 from vllm_dflash.tools.progress import Progress, progress_on
@@ -90,7 +91,8 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="largest difference that counts as rounding, between the log-probabilities of plain"
         " decoding's token and DFlash's token (default: 0.20; in float32 0)",
     )
-    parser.add_argument("--dtype", help="of both engines, as for `vllm serve`")
+    about = "of both engines (default: the model's, or float32 on CPUs without bfloat16)"
+    parser.add_argument("--dtype", help=about)
     parser.add_argument(
         "--json", action="store_true", help="print the result as JSON instead of a table"
     )
@@ -110,15 +112,16 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run_verify(parsed: argparse.Namespace) -> int:
     """Verify and print. Returns the exit code, or raises what `cli.main` explains."""
     prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(parsed.target)
+    progress = progress_on()
     result = verify_pair(
         parsed.target,
         parsed.speculative_config,
         prompts,
         GateSettings(tuple(dict.fromkeys(parsed.concurrency)), parsed.tokens, parsed.tie),
-        dtype=parsed.dtype,
+        **choose_dtype(parsed.dtype, progress, parsed.flags),
         flags=tuple(parsed.flags),
         logs=parsed.logs,
-        progress=progress_on(),
+        progress=progress,
     )
     result.about["command"] = shlex.join(["vllm-dflash", *sys.argv[1:]])
     written = json.dumps(result.to_dict(), indent=1)

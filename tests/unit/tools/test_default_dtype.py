@@ -1,0 +1,98 @@
+"""Engines of the commands: in float32 where bfloat16 has no instructions, unless told otherwise."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm.platforms import current_platform
+
+from support import DEMO
+from vllm_dflash.tools import cli
+from vllm_dflash.tools.bench.comparison import Comparison
+from vllm_dflash.tools.default_dtype import IN_FLOAT32, choose_dtype
+from vllm_dflash.tools.demo import demonstration
+from vllm_dflash.tools.progress import Progress
+from vllm_dflash.tools.verify import verify_command
+
+AVX2, AVX512 = (
+    {"architecture": "x86_64", "avx512_bf16": False},
+    {"architecture": "x86_64", "avx512_bf16": True},
+)
+PAIR = "--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")
+
+
+def chosen(*arguments: Any) -> tuple[dict[str, str], str]:
+    said = io.StringIO()
+    return choose_dtype(arguments[0], Progress(said), *arguments[1:]), said.getvalue()
+
+
+@pytest.fixture
+def on_cpu_with(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda features: monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+
+
+@pytest.mark.parametrize(
+    ("features", "dtype"),
+    [(AVX2, "float32"), (AVX512, None), ({"architecture": "aarch64"}, None)],
+)
+def test_without_instructions_for_bfloat16_it_is_float32(
+    on_cpu_with: Any, features: dict[str, Any], dtype: str | None
+) -> None:
+    on_cpu_with(features)
+    argument, said = chosen(None)
+    assert argument.get("dtype") == dtype
+    assert said == (f"{IN_FLOAT32}\n" if dtype else "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("bfloat16",), {"dtype": "bfloat16"}),
+        ((None, ["--dtype", "bfloat16"]), {}),
+        ((None, ["--dtype=bfloat16"]), {}),
+    ],
+)
+def test_users_have_the_last_word(on_cpu_with: Any, arguments: Any, wanted: dict[str, str]) -> None:
+    on_cpu_with(AVX2)
+    assert chosen(*arguments) == (wanted, "")
+
+
+def test_a_gpu_keeps_the_models_dtype(on_cpu_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu_with(AVX2)
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    assert chosen(None) == ({}, "")
+
+
+@pytest.mark.parametrize(("features", "dtype"), [(AVX2, "float32"), (AVX512, None)])
+def test_commands_ask_for_it(
+    on_cpu_with: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    features: dict[str, Any],
+    dtype: str | None,
+) -> None:
+    on_cpu_with(features)
+    asked: list[Any] = []
+
+    class Stop(ValueError):
+        pass
+
+    def stop(*arguments: Any, **named: Any) -> Any:
+        asked.append((arguments, named))
+        raise Stop
+
+    monkeypatch.setattr(Comparison, "run", lambda self: asked.append(self))
+    assert cli.main(["bench", *PAIR, "--quick", "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr(demonstration, "demonstrate", stop)
+    cli.main(["demo", *PAIR, "--out", str(tmp_path)])
+    monkeypatch.setattr(verify_command, "verify_pair", stop)
+    config = f'{{"method": "dflash", "model": "{DEMO}/drafter"}}'
+    cli.main(["verify", *PAIR[:2], "--speculative-config", config])
+    comparison, ((demo_engine, *_), _), (_, verify_named) = asked
+    assert comparison.engines.arguments.get("dtype") == dtype
+    assert demo_engine.get("dtype") == dtype
+    assert verify_named.get("dtype") == dtype
