@@ -102,14 +102,21 @@ Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometh
     of it before vLLM's logger reads that. Replaced by: stat loggers named in an engine's config,
     and a free field.
 
-Bugs of vLLM that we mend, in workers:
+Bugs of vLLM that we mend, in workers and schedulers:
 
 18. `engine/vllm_fixes/`: a file for each, which says what is wrong, what it does and when to delete
     it (docs/engineering/upstream.md has an issue for each): `expanded_sampling.py`,
     `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `gathered_ids.py`,
     `stale_blocks.py`, `amx_permission.py`, `short_draft_states.py` and `aligned_states.py` (CPU;
-    the last two: hybrid targets), `undrafted_sampling.py` (V1: the runner's `rejection_sampler`),
-    `short_rotary_tables.py`.
+    the last two: hybrid targets), `undrafted_sampling.py`, `scored_tokens.py` and
+    `bonus_min_tokens.py` (V1: the runner's `rejection_sampler`), `forced_thinking.py` (V1),
+    `scored_verification.py` (V2: the runner's `rejection_sampler`), `short_rotary_tables.py`,
+    `stopped_sessions.py` (a base of our schedulers).
+
+And in the front end:
+
+20. `InputProcessor.process_inputs` is wrapped: of engines that are ours, a request that would end
+    its worker is refused (`engine/vllm_fixes/request_limits.py`). Replaced by: vLLM's own checks.
 """
 
 from __future__ import annotations
@@ -124,6 +131,7 @@ from vllm_dflash.config.mode import (
     ADDITIONAL_CONFIG_KEY,
     DRAFT_MODEL,
     RAY_EXECUTOR,
+    REFUSE_REQUESTS,
     SCHEDULER,
     SHOW_FIGURES,
     Mode,
@@ -230,7 +238,7 @@ def _select(
     """Refuse what cannot be, resolve what was asked for, and apply it to vLLM's settings."""
     from vllm.logger import init_logger
 
-    from vllm_dflash.config.engine_settings import refuse
+    from vllm_dflash.config.engine_settings import refuse, refused_by_default
     from vllm_dflash.config.pair import resolve
 
     parallel = target_parallel_config
@@ -239,6 +247,8 @@ def _select(
     log = init_logger("vllm.dflash")
     for remark in mode.drafter.remarks:
         log.warning_once("drafter %r: %s", settings.model, remark)
+    if why := refused_by_default(target_model_config):
+        log.warning_once("%s.", why)
     _apply(engine_args, parallel, mode, is_hybrid=target_model_config.is_hybrid)
     return mode
 
@@ -246,7 +256,7 @@ def _select(
 def _apply(
     engine_args: EngineArgs, parallel: ParallelConfig, mode: Mode, *, is_hybrid: bool
 ) -> None:
-    """Place hooks 3 to 9, and 17, which is of the front end as well."""
+    """Place hooks 3 to 9, and 17 and 20, which are of the front end as well."""
     from vllm import envs
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
@@ -271,6 +281,7 @@ def _apply(
     if mode.runner == "v1" and manager is None and not is_hybrid:
         engine_args.disable_hybrid_kv_cache_manager = True
     resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 17
+    resolve_obj_by_qualname(REFUSE_REQUESTS)()  # hook 20
 
 
 def register_draft_model(kind: type | str = DRAFT_MODEL) -> None:

@@ -115,6 +115,7 @@ vllm.engine.arg_utils:EngineArgs.
     create_speculative_config(self target_model_config target_parallel_config)
 vllm.config.speculative:SpeculativeConfig._is_custom_proposer_path(model)
 vllm.model_executor.models.registry:ModelRegistry.register_model(model_arch model_cls)
+vllm.v1.engine.input_processor:InputProcessor.process_inputs
 vllm.v1.metrics.loggers:
     AggregateStatLoggerBase.__init__(self vllm_config engine_indexes)
     AggregateStatLoggerBase.record(self scheduler_stats iteration_stats mm_cache_stats engine_idx)
@@ -130,6 +131,7 @@ ENGINE = _listed("""\
 vllm.v1.core.sched.scheduler:Scheduler.
     __init__(self vllm_config kv_cache_config structured_output_manager block_size hash_block_size
         mm_registry include_finished_set log_stats)
+    _handle_stopped_request(self request)
     _update_after_schedule(self scheduler_output)
     make_spec_decoding_stats(self spec_decoding_stats num_draft_tokens num_accepted_tokens
         num_invalid_spec_tokens request_id)
@@ -199,7 +201,15 @@ vllm.v1.worker.utils:AttentionGroup.
 vllm.v1.sample.rejection_sampler:
     RejectionSampler.__init__(self sampler spec_config device)
     RejectionSampler.forward(self metadata draft_probs logits sampling_metadata)
+    RejectionSampler._get_logprobs_tensors(self max_num_logprobs metadata logits target_logits
+        bonus_logits sampled_token_ids)
     expand_batch_to_tokens(x cu_num_tokens num_tokens replace_from replace_to)
+vllm.v1.sample.sampler:Sampler.
+    compute_logprobs(logits)
+    forward(self logits sampling_metadata predict_bonus_token logprobs_mode_override)
+    gather_logprobs(logprobs num_logprobs token_ids)
+vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor.apply(self logits)
+vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder._update_think_state(self state)
 vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:
     _spec_forward(layer attn_metadata_i mixed_qkv_spec b_spec a_spec conv_buf ssm_state width
         state_len)
@@ -247,6 +257,13 @@ vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler.
     __call__(self logits input_batch draft_logits invalid_drafts)
     _verify(self logits draft_logits draft_sampled pos cu_num_logits idx_mapping idx_mapping_np
         expanded_idx_mapping expanded_local_pos seq_lens_upper_bound_np verify_draft_sampled)
+    _get_logprobs_tensors(self sampled num_sampled logits cu_num_logits cu_num_logits_np
+        max_num_logprobs)
+vllm.v1.worker.gpu.spec_decode.rejection_sampler:_flatten_sampled_kernel
+vllm.v1.worker.gpu.sample.logprob:
+    LogprobTokenIdsState.max_num_token_ids(self idx_mapping_np)
+    compute_topk_scores(logits num_logprobs sampled_token_ids cu_num_logits logprob_token_ids_state
+        expanded_idx_mapping max_per_req_token_ids logits_mode)
 vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator.
     __init__(self vllm_config device)
     _build_uniform_attn_metadata(self batch_desc num_reqs num_query_per_req seq_lens_cpu_upper_bound

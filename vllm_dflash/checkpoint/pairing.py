@@ -24,6 +24,8 @@ class PairingTarget:
     supports_taps: bool
     """Whether vLLM's class of this architecture can hand out hidden states of its layers."""
     on_cpu: bool = False
+    rope_theta: float | None = None
+    """Base of its rotation; None: it has several, or none."""
 
 
 def check_pair(drafter: DrafterSpec, target: PairingTarget) -> None:
@@ -42,11 +44,19 @@ def check_pair(drafter: DrafterSpec, target: PairingTarget) -> None:
         raise DrafterError(" ".join(reasons))
 
 
-def padded_alike(drafter: DrafterSpec, target: PairingTarget) -> DrafterSpec:
-    """The drafter, with as many tokens as its target where no more than padding tells them apart.
+def beside_target(drafter: DrafterSpec, target: PairingTarget) -> DrafterSpec:
+    """The drafter as its target completes it, with remarks on what does not look right.
 
-    One that embeds and heads with its target's tensors can take any number of them.
+    It has as many tokens as the target where no more than padding tells them apart: one that
+    embeds and heads with its target's tensors can take any number of them.
     """
+    base = drafter.rope_parameters["rope_theta"]
+    if drafter.base_is_assumed and target.rope_theta not in (None, base):
+        drafter = _remarked(
+            drafter,
+            f"rope_theta is assumed to be {base:,.0f}, and the target's is"
+            f" {target.rope_theta:,.0f}, with which its drafter was probably trained, too",
+        )
     ours, theirs = drafter.vocab_size, target.vocab_size
     has_own = drafter.needs_own_vocabulary or drafter.draft_vocab_size != ours
     may_share = drafter.dialect == "z-lab" and drafter.dflash2 is None and not has_own
@@ -57,7 +67,11 @@ def padded_alike(drafter: DrafterSpec, target: PairingTarget) -> DrafterSpec:
         " it uses: counted as padding; if it is of another target, its drafts will not be accepted"
     )
     sizes = {"vocab_size": theirs, "draft_vocab_size": theirs}
-    return drafter.model_copy(update={**sizes, "remarks": (*drafter.remarks, remark)})
+    return _remarked(drafter, remark, **sizes)
+
+
+def _remarked(drafter: DrafterSpec, remark: str, **changes: int) -> DrafterSpec:
+    return drafter.model_copy(update={**changes, "remarks": (*drafter.remarks, remark)})
 
 
 def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:

@@ -26,7 +26,7 @@ from vllm_dflash.checkpoint.refusal import (
     shown,
     without_frame,
 )
-from vllm_dflash.checkpoint.rope import read_ropes
+from vllm_dflash.checkpoint.rope import ASSUMED_BASE, read_ropes, states_base
 from vllm_dflash.checkpoint.spec import (
     ARCHITECTURE_2,
     ARCHITECTURE_LILICORR,
@@ -44,6 +44,11 @@ which guesses how many of the drafts are worth verifying. The drafts are the sam
 they are known by their names, and left out."""
 ABOUT_LENGTH_HEADS = ("thresh_head_", "use_thresh_head_", "prob_head_", "use_prob_head")
 """How keys of `dflash_config` begin that are about such a head."""
+ABOUT_ASSUMED_BASE = (
+    f"config.json states no rope_theta: {ASSUMED_BASE:,.0f} is assumed. If the drafter was trained"
+    ' with another base, few drafts are accepted: write it as "rope_theta" in "drafter_overrides"'
+    " of the speculative config"
+)
 
 
 def read_drafter(
@@ -160,6 +165,7 @@ def _parsed(model: str, config: dict[str, Any]) -> DrafterSpec:
         lilicorr = _read_lilicorr(inside, fields)
     elif ARCHITECTURE_2 in architectures:
         dflash2 = _read_dflash2(inside, fields)
+    base_is_assumed = not states_base(config)
     return DrafterSpec(
         **{name: getattr(fields, name) for name in DrafterShape.model_fields},
         **fields.derived(),
@@ -167,10 +173,14 @@ def _parsed(model: str, config: dict[str, Any]) -> DrafterSpec:
         dialect=dialect,
         rope_parameters=rope,
         sliding_rope_parameters=sliding_rope,
+        base_is_assumed=base_is_assumed,
         dflash2=dflash2,
         lilicorr=lilicorr,
         length_heads=tuple(head for head in LENGTH_HEADS if nested.get(f"use_{head}") is True),
-        remarks=_remarks(nested, type(lilicorr or dflash2)),
+        remarks=(
+            *([ABOUT_ASSUMED_BASE] if base_is_assumed else []),
+            *_remarks(nested, type(lilicorr or dflash2)),
+        ),
     )
 
 

@@ -11,6 +11,8 @@ from vllm_dflash.checkpoint.dialects import FULL, SLIDING, ZlabConfig
 from vllm_dflash.checkpoint.refusal import LARGEST, checked, described, positive, shown
 from vllm_dflash.checkpoint.spec import MOST_POSITIONS
 
+ASSUMED_BASE = 1_000_000.0
+"""Of a config that states none, as the published drafters have it."""
 NEEDED = {
     "linear": ["factor"],
     "dynamic": ["factor"],
@@ -94,11 +96,19 @@ def read_ropes(
     return read[FULL], read[SLIDING]
 
 
+def states_base(config: Mapping[str, Any]) -> bool:
+    """Whether a config that `read_ropes` could read says what the base of every rotation is."""
+    written = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    entries = [entry for entry in written.values() if isinstance(entry, dict)]
+    has_own = all(entry.get("rope_theta") is not None for entry in entries or [written])
+    return has_own or config.get("rope_theta") is not None
+
+
 def _read(written: Mapping[str, Any], source: str, layers: ZlabConfig) -> dict[str, Any]:
     """One rotation as transformers 5 writes it."""
     rope = dict(written)
     rope.setdefault("rope_type", rope.pop("type", "default"))
-    rope.setdefault("rope_theta", 1_000_000.0)
+    rope.setdefault("rope_theta", ASSUMED_BASE)
     if rope["rope_type"] == "yarn" and rope.get("original_max_position_embeddings") is None:
         # As transformers does.
         rope["original_max_position_embeddings"] = layers.max_position_embeddings

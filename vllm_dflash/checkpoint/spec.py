@@ -138,6 +138,8 @@ class DrafterSpec(DrafterShape):
     """As transformers 5 writes it: `rope_type`, `rope_theta` and the type's own fields."""
     sliding_rope_parameters: dict[str, Any] | None = None
     """Of the layers with a window, where those are rotated otherwise than the full ones."""
+    base_is_assumed: bool = False
+    """Whether no key of the config states `rope_theta`."""
     windows: tuple[int | None, ...]
     """Sliding window of each layer in tokens; None attends to the whole context."""
     causal: tuple[bool, ...]

@@ -10,7 +10,7 @@ from vllm_dflash.config.thread_binding import check_thread_binding
 from vllm_dflash.vllms_own import OWN_KEYS
 
 if TYPE_CHECKING:
-    from vllm.config import ParallelConfig
+    from vllm.config import ModelConfig, ParallelConfig
     from vllm.engine.arg_utils import EngineArgs
 
 MANY_REQUESTS = 1 << 16
@@ -41,6 +41,22 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
         raise ValueError(" ".join(faults))
     if parallel.distributed_executor_backend == "mp":
         check_thread_binding(parallel.local_world_size)
+
+
+def refused_by_default(target: ModelConfig) -> str | None:
+    """Why vLLM would answer most requests with HTTP 400, in a sentence; None: it would not.
+
+    A server adds what the model's `generation_config.json` says to each request that does not.
+    """
+    value = target.get_diff_sampling_param().get("min_p")
+    if not value:
+        return None
+    return (
+        f"the model's generation_config.json sets min_p to {value}, which vLLM refuses in any"
+        " speculative decoding: requests that do not set min_p to 0 are answered with HTTP 400,"
+        " unless their temperature is 0. Start with --override-generation-config"
+        """ '{"min_p": 0}'"""
+    )
 
 
 def length_table(max_draft: int, num_nodes: int = 0) -> list[tuple[int, int, int]]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from vllm_dflash.checkpoint.headers import HeadersError, missing_weights, read_folder
 from vllm_dflash.checkpoint.pairing import (
     PairingTarget,
+    beside_target,
     check_pair,
     drafter_ranks,
-    padded_alike,
 )
 from vllm_dflash.checkpoint.read import check_not_swapped, in_config, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
@@ -140,7 +140,7 @@ def checked_drafter(
     if asked and in_config({**config, **overrides}, "block_size") is None:
         overrides = {"block_size": 1 + asked, **overrides}  # which vLLM does not ask for
     facts = target_facts(target)
-    drafter = padded_alike(parse_overridden(settings.model, config, overrides), facts)
+    drafter = beside_target(parse_overridden(settings.model, config, overrides), facts)
     check_pair(drafter, facts)
     if Path(settings.model).is_dir():
         check_weights(drafter, Path(settings.model))
@@ -209,4 +209,7 @@ def target_facts(target: ModelConfig) -> PairingTarget:
         vocab_size=target.get_vocab_size(),
         supports_taps=supports_eagle3(model_class),
         on_cpu=current_platform.is_cpu(),
+        rope_theta=(getattr(target.hf_text_config, "rope_parameters", None) or {}).get(
+            "rope_theta"
+        ),
     )

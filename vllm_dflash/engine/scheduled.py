@@ -9,6 +9,7 @@ rejected and say nothing about the drafter.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from copy import copy
 
@@ -70,3 +71,24 @@ def room_for_blocks(config: VllmConfig) -> VllmConfig:
     speculative.num_speculative_tokens = width
     narrow.speculative_config = speculative
     return narrow
+
+
+def few_rows(config: VllmConfig) -> tuple[int, str] | None:
+    """What `max_num_batched_tokens` is too small for: how serious that is, as a level of a log, and
+    a sentence. None: for nothing.
+
+    Of a step's rows vLLM keeps as many as a block has drafts for each request.
+    """
+    width, schedule = Mode.of(config).draft_width, config.scheduler_config
+    rows, most = schedule.max_num_batched_tokens, schedule.max_num_seqs
+    if rows < 2 + width:
+        return logging.WARNING, (
+            f"max_num_batched_tokens is {rows}, of which vLLM keeps {width} for a request's block,"
+            f" so no draft is ever verified: raise it to {1 + 2 * width} at least."
+        )
+    if rows < (1 + width) * most:
+        return logging.INFO, (
+            f"max_num_batched_tokens is {rows}: a step has room for {rows // (1 + width)} of up to"
+            f" {most} requests (max_num_seqs), since vLLM keeps {width} rows for the block of each."
+        )
+    return None

@@ -16,8 +16,9 @@ from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
 from vllm_dflash.engine.reporting.figures import FREE_DRAFTS, CountingScheduler
 from vllm_dflash.engine.reporting.log import logger
-from vllm_dflash.engine.scheduled import room_for_blocks
+from vllm_dflash.engine.scheduled import few_rows, room_for_blocks
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
+from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
 from vllm_dflash.seams import ENGINE, check_seams
 
 
@@ -30,6 +31,8 @@ def build_scheduler(**arguments: Any) -> Scheduler:
         __version__,
     )
     config = arguments["vllm_config"]
+    if remark := few_rows(config):
+        logger().log(*remark)
     if Mode.of(config).runner == "v1":
         return DFlashScheduler(**arguments)
     is_async = config.scheduler_config.async_scheduling
@@ -52,12 +55,15 @@ def skip_the_call_for_drafts() -> None:
     MultiprocExecutor.take_draft_token_ids = take_draft_token_ids
 
 
-class DFlashScheduler(CountingScheduler):
+class DFlashScheduler(SessionScheduler, CountingScheduler):
     """On V1: takes the drafts that came with a step's output."""
 
     def __init__(self, *args: Any, vllm_config: VllmConfig, **kwargs: Any) -> None:
         super().__init__(*args, vllm_config=room_for_blocks(vllm_config), **kwargs)
         self._width = Mode.of(vllm_config).draft_width
+        # vLLM pads requests with placeholders, for the graphs of a GPU, unless it has such a table.
+        # For each of them the CPU's kernel for sampled requests reads beside its tensor.
+        self.dynamic_sd_lookup = [self._width] * (1 + self.max_num_running_reqs)
         # By this, vLLM counts what becomes of drafts.
         self.num_spec_tokens = vllm_config.num_speculative_tokens
         skip_the_call_for_drafts()

@@ -10,8 +10,8 @@ import pytest
 from support.pairs import as_speculators, dflash2_config, drafter_config
 from vllm_dflash.checkpoint.pairing import (
     PairingTarget,
+    beside_target,
     check_pair,
-    padded_alike,
     pair_faults,
     target_faults,
 )
@@ -129,7 +129,7 @@ def test_vocabularies_of_two_sizes(
 )
 def test_padding_is_the_targets(drafter: DrafterSpec, vocab_size: int) -> None:
     target = replace(TARGET, vocab_size=vocab_size)
-    spec = padded_alike(drafter, target)
+    spec = beside_target(drafter, target)
     assert pair_faults(spec, target) == []
     assert (spec.vocab_size, spec.draft_vocab_size) == (vocab_size, vocab_size)
     (remark,) = spec.remarks
@@ -147,6 +147,6 @@ def test_padding_is_the_targets(drafter: DrafterSpec, vocab_size: int) -> None:
 )
 def test_other_tokens_than_the_targets(drafter: DrafterSpec, vocab_size: int) -> None:
     target = replace(TARGET, vocab_size=vocab_size)
-    assert padded_alike(drafter, target) is drafter
+    assert beside_target(drafter, target) is drafter
     (fault,) = pair_faults(drafter, target)
     assert fault == f"vocab_size is 320 in the drafter and {vocab_size} in the target"

@@ -24,6 +24,7 @@ from vllm_dflash.engine.reporting.log import PeriodicLog, log_free_drafts
 from vllm_dflash.engine.reporting.statistics import Increases
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.vllm_fixes.aligned_states import mend_aligned_states
+from vllm_dflash.engine.vllm_fixes.forced_thinking import mend_forced_thinking
 from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
 from vllm_dflash.engine.vllm_fixes.short_draft_states import mend_short_draft_states
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
@@ -48,6 +49,7 @@ class V1CPUWorker(DraftingCPUWorker):
         runner.rejection_sampler = DraftRejectionSampler(
             runner.sampler, runner.speculative_config, runner.device
         )
+        mend_forced_thinking()
         if self.model_config.is_hybrid:
             mend_short_draft_states()
             mend_aligned_states()

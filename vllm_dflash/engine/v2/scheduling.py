@@ -37,6 +37,7 @@ from vllm_dflash.engine.v2.exchange import (
     free_ones,
 )
 from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees
+from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import Ahead, AheadPlanner
 from vllm_dflash.planning.rehearsal import rehearse_ahead
@@ -47,7 +48,7 @@ FIRST_NEWS, MOST_NEWS = 4, 32
 """Steps after which workers are told what was learned: soon at first, then now and then."""
 
 
-class DFlashDeviceScheduler(CountingScheduler):
+class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
     """vLLM's scheduler for V2, where a step is scheduled once the last one's tokens are known."""
 
     vllm_config: VllmConfig

@@ -12,11 +12,13 @@ from __future__ import annotations
 import torch
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+from vllm_dflash.engine.vllm_fixes.bonus_min_tokens import bonus_rows_by_drafts
+from vllm_dflash.engine.vllm_fixes.scored_tokens import ScoringRejectionSampler
 
-class DraftRejectionSampler(RejectionSampler):
+
+class DraftRejectionSampler(ScoringRejectionSampler):
     """vLLM's, which our worker puts in its place (`runner.rejection_sampler`)."""
 
     def forward(
@@ -28,5 +30,6 @@ class DraftRejectionSampler(RejectionSampler):
     ) -> SamplerOutput:
         """Logits [T + R, V] of T drafts and R bonus rows to tokens [R, 1 + K]."""
         if metadata.max_spec_len == 0:
-            return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
-        return super().forward(metadata, draft_probs, logits, sampling_metadata)
+            return self.sample_scored(logits, sampling_metadata)
+        with bonus_rows_by_drafts(sampling_metadata, metadata.num_draft_tokens):
+            return super().forward(metadata, draft_probs, logits, sampling_metadata)

@@ -20,7 +20,7 @@ from vllm_dflash.checkpoint.headers import (
 )
 from vllm_dflash.checkpoint.pairing import (
     PairingTarget,
-    padded_alike,
+    beside_target,
     pair_faults,
     target_faults,
 )
@@ -86,7 +86,7 @@ def inspect_pair(
         parameters=target_headers.parameters if target_headers else None,
         num_bytes=target_headers.num_bytes if target_headers else None,
     )
-    remarks, spec = len(spec.remarks), padded_alike(spec, facts)
+    remarks, spec = len(spec.remarks), beside_target(spec, facts)
     found.warnings += spec.remarks[remarks:]
     found.faults += [Fault("target", message) for message in target_faults(facts)]
     found.faults += [Fault("pair", message) for message in pair_faults(spec, facts)]

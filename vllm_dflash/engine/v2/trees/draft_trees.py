@@ -89,7 +89,8 @@ class DraftTrees:
         self._mover = CacheMover(cached_layers(runner, layers))
         self._states = runner.req_states
         runner.prepare_attn = functools.partial(self._prepare_attn, runner)
-        runner.rejection_sampler = TreeVerifier.instead_of(runner.rejection_sampler, self.slots)
+        verifier = runner.rejection_sampler = TreeVerifier.instead_of(runner.rejection_sampler)
+        verifier.trees = self.slots
         self.is_attached = True
         logger().info("drafts are trees of up to %d nodes", self.slots.num_nodes)
 

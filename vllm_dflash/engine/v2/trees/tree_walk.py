@@ -18,10 +18,10 @@ from vllm.triton_utils import tl, triton
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
-from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 from vllm_dflash.config.mode import TREE_CUTS
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
+from vllm_dflash.engine.vllm_fixes.scored_verification import ScoringVerifier
 
 
 @triton.jit
@@ -127,20 +127,12 @@ def walk(
     )
 
 
-class TreeVerifier(RejectionSampler):
+class TreeVerifier(ScoringVerifier):
     """vLLM's for chains, and the walk for trees: which, the device knows."""
 
     trees: TreeSlots
     _start = 0
     """Of the requests that are verified next, in the batch."""
-
-    @classmethod
-    def instead_of(cls, whole: RejectionSampler, trees: TreeSlots) -> TreeVerifier:
-        """Set up as vLLM's is."""
-        made = cls.__new__(cls)
-        made.__dict__.update(vars(whole))
-        made.trees = trees
-        return made
 
     def __call__(
         self, logits: torch.Tensor, input_batch: InputBatch, *others: Any, **more: Any

@@ -1,0 +1,114 @@
+"""A request may ask for log-probabilities of certain tokens (`logprob_token_ids`).
+
+Wrong in vLLM 0.32.0 and 0.33.0, V1 runner: the sampler gathers those tokens for one row of each
+request, whatever has been asked for otherwise. With drafts a request has several rows: the tensors
+do not fit and the engine ends for everybody, or rows are left out. Without, a neighbour that asks
+for its likeliest tokens gets token 0 at minus infinity. Not reported yet
+(docs/engineering/upstream.md). Delete this file when `RejectionSampler` reads `logprob_token_ids`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+Scored = dict[int, list[int]]
+"""Tokens that a request wants scored, by its place in the batch."""
+ALL = -1
+"""For vLLM's sampler: log-probabilities of the whole vocabulary, [R, V]."""
+
+
+class ScoringRejectionSampler(RejectionSampler):
+    """vLLM's, which scores the tokens that a request named in each of its rows."""
+
+    _scored: Scored | None = None
+    """By the requests of the step."""
+
+    def forward(
+        self,
+        metadata: SpecDecodeMetadata,
+        draft_probs: torch.Tensor | None,
+        logits: torch.Tensor,
+        sampling_metadata: SamplingMetadata,
+    ) -> SamplerOutput:
+        """Logits [T + R, V] of T drafts and R bonus rows to tokens [R, 1 + K]."""
+        self._scored = sampling_metadata.logprob_token_ids
+        if self._scored:
+            most = sampling_metadata.max_num_logprobs or 0
+            sampling_metadata = replace(
+                sampling_metadata, logprob_token_ids=None, max_num_logprobs=most
+            )
+        return super().forward(metadata, draft_probs, logits, sampling_metadata)
+
+    def sample_scored(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
+        """Logits [R, V] of a step without drafts to tokens [R, 1].
+
+        Each request's only row is its bonus row, as vLLM's thinking budgets want to be told.
+        """
+        scored = metadata.logprob_token_ids
+        if not scored:
+            return self.sampler(logits, metadata, predict_bonus_token=True)
+        most = metadata.max_num_logprobs or 0
+        metadata = replace(metadata, logprob_token_ids=None, max_num_logprobs=ALL)
+        output = self.sampler(logits, metadata, predict_bonus_token=True)
+        values = output.logprobs_tensors.logprobs  # [R, V]
+        sampled = output.sampled_token_ids[:, 0].long()
+        found = self.sampler.gather_logprobs(values, most, sampled)
+        output.logprobs_tensors = with_scored(found, scored, 1, lambda row: values[row : row + 1])
+        return output
+
+    def _get_logprobs_tensors(
+        self,
+        max_num_logprobs: int,
+        metadata: SpecDecodeMetadata,
+        logits: torch.Tensor,
+        target_logits: torch.Tensor,
+        bonus_logits: torch.Tensor,
+        sampled_token_ids: torch.Tensor,
+    ) -> LogprobsTensors:
+        found = super()._get_logprobs_tensors(
+            max_num_logprobs, metadata, logits, target_logits, bonus_logits, sampled_token_ids
+        )
+        if not self._scored:
+            return found
+        ends = metadata.cu_num_draft_tokens.tolist()
+
+        def values_of(request: int) -> torch.Tensor:
+            drafted = slice(ends[request] - metadata.num_draft_tokens[request], ends[request])
+            own = torch.cat([target_logits[drafted], bonus_logits[request : request + 1]]).float()
+            return own if self.is_logits_logprobs_mode else self.sampler.compute_logprobs(own)
+
+        return with_scored(found, self._scored, sampled_token_ids.shape[1], values_of)
+
+
+def with_scored(
+    found: LogprobsTensors,
+    scored: Scored,
+    width: int,
+    values_of: Callable[[int], torch.Tensor],
+) -> LogprobsTensors:
+    """Put scored tokens in the place of a request's likeliest ones.
+
+    Args:
+        found: sampled and likeliest tokens, [R * width, 1 + most].
+        scored: tokens by request.
+        width: rows that `found` has of each request.
+        values_of: a request's own rows, [at most width, V].
+    """
+    wanted = 1 + max(map(len, scored.values()))
+    more = 0, max(0, wanted - found.logprobs.shape[1])
+    ids = F.pad(found.logprob_token_ids, more)
+    values = F.pad(found.logprobs, more, value=-torch.inf)
+    for request, tokens in scored.items():
+        own = values_of(request)
+        rows = slice(request * width, request * width + len(own))
+        ids[rows, 1 : 1 + len(tokens)] = torch.tensor(tokens, dtype=ids.dtype)
+        values[rows, 1 : 1 + len(tokens)] = own[:, tokens]
+    return found._replace(logprob_token_ids=ids, logprobs=values)
