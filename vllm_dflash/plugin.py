@@ -109,7 +109,7 @@ Bugs of vLLM that we mend, in workers and schedulers:
     `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `gathered_ids.py`,
     `stale_blocks.py`, `amx_permission.py`, `short_draft_states.py` and `aligned_states.py` (CPU;
     the last two: hybrid targets), `undrafted_sampling.py`, `scored_tokens.py` and
-    `bonus_min_tokens.py` (V1: the runner's `rejection_sampler`), `forced_thinking.py` (V1),
+    `bonus_min_tokens.py` (V1: the runner's `rejection_sampler`), `thinking_budgets.py` (V1),
     `scored_verification.py` (V2: the runner's `rejection_sampler`), `short_rotary_tables.py`,
     `stopped_sessions.py` (a base of our schedulers).
 

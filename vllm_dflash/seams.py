@@ -209,7 +209,9 @@ vllm.v1.sample.sampler:Sampler.
     forward(self logits sampling_metadata predict_bonus_token logprobs_mode_override)
     gather_logprobs(logprobs num_logprobs token_ids)
 vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor.apply(self logits)
-vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder._update_think_state(self state)
+vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.
+    _update_think_state(self state)
+    sync_batch(self batch_update)
 vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:
     _spec_forward(layer attn_metadata_i mixed_qkv_spec b_spec a_spec conv_buf ssm_state width
         state_len)

@@ -24,9 +24,9 @@ from vllm_dflash.engine.reporting.log import PeriodicLog, log_free_drafts
 from vllm_dflash.engine.reporting.statistics import Increases
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.vllm_fixes.aligned_states import mend_aligned_states
-from vllm_dflash.engine.vllm_fixes.forced_thinking import mend_forced_thinking
 from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
 from vllm_dflash.engine.vllm_fixes.short_draft_states import mend_short_draft_states
+from vllm_dflash.engine.vllm_fixes.thinking_budgets import mend_thinking_budgets
 from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.worker import Output, expect_drafter
 from vllm_dflash.planning.costs import StepCosts
@@ -49,7 +49,7 @@ class V1CPUWorker(DraftingCPUWorker):
         runner.rejection_sampler = DraftRejectionSampler(
             runner.sampler, runner.speculative_config, runner.device
         )
-        mend_forced_thinking()
+        mend_thinking_budgets()
         if self.model_config.is_hybrid:
             mend_short_draft_states()
             mend_aligned_states()

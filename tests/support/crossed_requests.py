@@ -1,0 +1,241 @@
+"""Requests that ask for anything vLLM lets them ask for, alone and in random mixtures.
+
+`FEATURES` holds values for every field of `SamplingParams`. `test_request_fields.py` compares it
+with vLLM's own list, so a field that a new vLLM has fails until somebody has thought of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from transformers import AutoTokenizer
+from vllm import LLM, SamplingParams
+from vllm.config.reasoning import ReasoningConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    StructuredOutputsParams,
+)
+
+from support.engines import TARGET, USES_V2, held_out_prompts
+from support.mixed_requests import PATTERN, SCHEMA
+
+TOKENS = 8 if USES_V2 else 20
+"""Of an answer. Triton's interpreter takes ten times as long."""
+THINKING, THOUGHT = "<|im_start|>", "<|im_end|>"
+REASONING = ReasoningConfig(reasoning_start_str=THINKING, reasoning_end_str=THOUGHT)
+Fields = dict[str, Any]
+
+FEATURES: dict[str, list[Fields]] = {
+    "presence_penalty": [{"presence_penalty": 0.7}],
+    "frequency_penalty": [{"frequency_penalty": 0.6}],
+    "repetition_penalty": [{"repetition_penalty": 1.3}],
+    "temperature": [] if USES_V2 else [{"temperature": 0.8, "top_p": 1e-9}],
+    "top_p": [{"top_p": 0.5}],
+    "top_k": [{"top_k": 3}] if USES_V2 else [{"top_k": 3}, {"temperature": 0.8, "top_k": 1}],
+    "min_p": [{"min_p": 0.2}],
+    "seed": [{"seed": 7}],
+    "n": [] if USES_V2 else [{"n": 2, "temperature": 0.8, "top_k": 1}],
+    "stop": [{"stop": ["("]}, {"stop": ["se", ":\n"]}],
+    "include_stop_str_in_output": [{"stop": [")"], "include_stop_str_in_output": True}],
+    "stop_token_ids": [{"stop_token_ids": [*range(9, 90)]}, {"stop_token_ids": [260, 300]}],
+    "ignore_eos": [{"ignore_eos": True}],
+    "max_tokens": [{"max_tokens": count} for count in (1, 2, 7, 8, 9)],
+    "min_tokens": [
+        {"min_tokens": count, "stop_token_ids": [*range(9, 90)]} for count in (1, 2, 5, 8)
+    ],
+    "logprobs": [{"logprobs": 0}, {"logprobs": 3}],
+    "prompt_logprobs": [{"prompt_logprobs": 0}, {"prompt_logprobs": 2}],
+    "logprob_token_ids": [{"logprob_token_ids": [5, 9, 260]}, {"logprob_token_ids": [261]}],
+    "flat_logprobs": [{"logprobs": 2, "flat_logprobs": True}],
+    "detokenize": [{"detokenize": False}],
+    "skip_special_tokens": [{"skip_special_tokens": False}],
+    "spaces_between_special_tokens": [{"spaces_between_special_tokens": False}],
+    "output_kind": [{"output_kind": RequestOutputKind.DELTA}],
+    "stream_interval": [{"output_kind": RequestOutputKind.DELTA, "stream_interval": 3}],
+    "structured_outputs": [
+        {"structured_outputs": StructuredOutputsParams(**what)}
+        for what in (
+            {"regex": PATTERN},
+            {"json": SCHEMA},
+            {"choice": ["import os", "import sys", "raise ValueError"]},
+        )
+    ],
+    "allowed_token_ids": [{"allowed_token_ids": [*range(10, 500)]}],
+    "bad_words": [{"bad_words": ["self"]}, {"bad_words": ["def", "return x", "import"]}],
+    "extra_args": [{"extra_args": {"of_no_meaning": 1}}],
+    "skip_reading_prefix_cache": [{"skip_reading_prefix_cache": True}],
+    "thinking_token_budget": [{"thinking_token_budget": count} for count in (0, 1, 4, 6)],
+    "repetition_detection": [
+        {
+            "repetition_detection": RepetitionDetectionParams(
+                max_pattern_size=6, min_pattern_size=1, min_count=3
+            )
+        }
+    ],
+}
+"""Values of each field, with what else they need to mean something. Nothing is left to chance: what
+is drawn is drawn from one token (on V2, whose kernel for that the interpreter cannot run, nothing
+is). `test_lossless_sampling.py` has the rest."""
+NOT_OF_REQUESTS = {
+    "skip_clone": "how a front end hands its object on",
+    "output_text_buffer_length": "derived from `stop`",
+    "watermarking": "only of engines with a watermark_config, which vLLM refuses with DFlash",
+    "logit_bias": "refused in any speculative decoding: test_sampling_settings.py",
+    "prompt_logprob_token_ids": "refused on Model Runner V1",
+    "prompt_logprob_start": "refused on Model Runner V1",
+    "routed_experts_prompt_start": "only of models with experts",
+    "trace_decode_token_ids": "refused in any speculative decoding",
+}
+"""Fields without values, and why."""
+FROM_NOBODY_ELSE = {"structured_outputs", "allowed_token_ids", "n"}
+"""Two of them in one request may leave no token at all."""
+
+
+class Crossed(NamedTuple):
+    """A request of a mixture."""
+
+    prompt: list[int]
+    params: SamplingParams
+    about: str
+    """What it asks for, in words."""
+    arrival: int
+    """Steps that the mixture has run before it comes."""
+
+
+class Mixture(NamedTuple):
+    """Requests that are served together."""
+
+    requests: list[Crossed]
+    reset: int | None
+    """The step behind which all that run lose their cache, as by a preemption."""
+
+
+@dataclass
+class Sequence:
+    """What a user sees of one."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    ended: tuple[str | None, int | str | None] = None, None
+    logprobs: list[dict[int, float]] | None = None
+
+
+@dataclass
+class Answer:
+    """What a user sees of a request."""
+
+    is_refused: bool = False
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    prompt_logprobs: list[dict[int, float]] | None = None
+
+
+def _prompts() -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    return [tokenizer.encode(text) for text in held_out_prompts(24)]
+
+
+PROMPTS = _prompts()
+[THINKS] = AutoTokenizer.from_pretrained(TARGET).encode(THINKING)
+
+
+def _crossed(dice: random.Random, fields: Fields, about: str, arrival: int) -> Crossed:
+    """A request with these fields: of a prompt of any length, some that repeat themselves."""
+    text = dice.choice(PROMPTS)
+    prompt = text[: dice.randrange(1, 60)]
+    if dice.random() < 0.3:
+        prompt = prompt[:20] * 2
+    if "thinking_token_budget" in fields:
+        prompt = [*prompt, THINKS]
+    return Crossed(prompt, SamplingParams(**BASE | fields), about, arrival)
+
+
+BASE: Fields = {"temperature": 0.0, "max_tokens": TOKENS}
+
+
+def each_alone() -> Mixture:
+    """Every value of every field in a request of its own."""
+    dice = random.Random(0)
+    requests = [
+        _crossed(dice, value, f"{name} {number}", 0)
+        for name, values in FEATURES.items()
+        for number, value in enumerate(values)
+    ]
+    return Mixture(requests, None)
+
+
+def mixture(number: int) -> Mixture:
+    """2 to 8 requests with 0 to 4 features each, which come one by one."""
+    dice = random.Random(number)
+    requests = []
+    for _ in range(dice.randrange(2, 9)):
+        while True:
+            names = dice.sample(sorted(FEATURES), dice.randrange(5))
+            chosen = [(name, dice.choice(FEATURES[name])) for name in names if FEATURES[name]]
+            if len(FROM_NOBODY_ELSE.intersection(names)) > 1:
+                continue
+            fields: Fields = {}
+            for _, value in chosen:
+                fields |= value
+            if fields.get("temperature"):
+                fields |= {"top_p": 1e-9, "min_p": 0.0}  # else it is drawn, or refused
+            about = " + ".join(name for name, _ in chosen) or "nothing"
+            try:
+                requests.append(_crossed(dice, fields, about, dice.randrange(6)))
+            except VLLMValidationError:  # fields that vLLM does not take together
+                continue
+            break
+    return Mixture(requests, dice.randrange(2, 12) if dice.random() < 0.3 else None)
+
+
+def serve(llm: LLM, mix: Mixture, *, resets: bool) -> list[Answer]:
+    """What each request of a mixture gets from this engine; `resets`: as the mixture says."""
+    core, answers = llm.llm_engine, [Answer() for _ in mix.requests]
+    waiting = {*range(len(mix.requests))}
+    for step in range(4000):
+        for number in sorted(waiting):
+            one = mix.requests[number]
+            if one.arrival <= step:
+                prompt: Any = {"prompt_token_ids": one.prompt}
+                waiting.discard(number)
+                try:
+                    core.add_request(str(number), prompt, one.params.clone())
+                except VLLMValidationError:
+                    answers[number].is_refused = True
+        if not waiting and not core.has_unfinished_requests():
+            return answers
+        for output in core.step():
+            _take(answers[int(output.request_id)], output, mix.requests)
+        if resets and step == mix.reset:
+            core.reset_prefix_cache(reset_running_requests=True)
+    raise AssertionError("not done after 4000 steps")
+
+
+def _take(answer: Answer, output: RequestOutput, requests: list[Crossed]) -> None:
+    params = requests[int(output.request_id)].params
+    is_delta = params.output_kind == RequestOutputKind.DELTA
+    if output.prompt_logprobs is not None:
+        answer.prompt_logprobs = [*_values(output.prompt_logprobs)]
+    for one in output.outputs:
+        sequence = answer.sequences.setdefault(one.index, Sequence())
+        if not is_delta:
+            sequence.tokens, sequence.text, sequence.logprobs = [], "", None
+        _extend(sequence, one)
+
+
+def _extend(sequence: Sequence, one: CompletionOutput) -> None:
+    sequence.tokens += one.token_ids
+    sequence.text += one.text
+    sequence.ended = one.finish_reason, one.stop_reason
+    if one.logprobs is not None:
+        sequence.logprobs = [*(sequence.logprobs or []), *_values(one.logprobs)]
+
+
+def _values(rows: Any) -> Iterator[dict[int, float]]:
+    for number in range(len(rows)):  # flat ones too
+        yield {token: value.logprob for token, value in (rows[number] or {}).items()}
