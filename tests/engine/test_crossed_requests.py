@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
     "reasoning_config": REASONING,
 }
 ENGINES = (
-    ("synchronous, fixed", "synchronous, adaptive", "asynchronous, adaptive")
+    ("synchronous, fixed", "asynchronous, adaptive")
     if USES_V2
     else ("fixed", "adaptive", "drafts never pay")
 )

@@ -20,6 +20,7 @@ from vllm_dflash.tools.step_times import KINDS, TIMED
 PROMPTS = read_prompts(DEMO / "held_out.jsonl", 8)
 ARGUMENTS: dict[str, Any] = {
     "model": str(DEMO / "target"),
+    "dtype": "float32",
     "max_model_len": 512,
     "enforce_eager": True,
     "disable_log_stats": False,  # for `generate`

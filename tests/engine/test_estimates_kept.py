@@ -42,7 +42,7 @@ def costs_before_a_step(llm: Any) -> StepCosts:
     return worker_of(llm).drafter.host.policy.costs
 
 
-@pytest.mark.parametrize("scheduling", SCHEDULING)
+@pytest.mark.parametrize("scheduling", SCHEDULING[-1:])
 def test_the_second_start_recalls_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduling: str
 ) -> None:

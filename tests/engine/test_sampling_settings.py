@@ -73,8 +73,8 @@ SAMPLED = {
         SamplingParams(temperature=0.9, seed=4, repetition_penalty=1.2, max_tokens=TOKENS)
     ],
 }
-if USES_V2:
-    GREEDY = {name: params[-1:] for name, params in GREEDY.items()}
+if USES_V2:  # where test_crossed_requests.py has the others
+    GREEDY = {name: GREEDY[name][-1:] for name in ("plain", "logprobs", "all together")}
     SAMPLED = {"seed": SAMPLED["seed"][:1] + SAMPLED["seed and penalties"]}
 else:  # V2's kernel for top-k is none that the interpreter can run
     GREEDY["n"] = [SamplingParams(n=3, top_k=1, max_tokens=TOKENS)]
@@ -176,7 +176,9 @@ def test_output_is_plain_vllms(runs: Runs, setting: str) -> None:
         assert ours.ended == expected.ended
 
 
-@pytest.mark.parametrize("setting", ["logprobs", "prompt_logprobs", "all together"])
+@pytest.mark.parametrize(
+    "setting", sorted({"logprobs", "prompt_logprobs", "all together"} & {*GREEDY})
+)
 def test_logprobs_are_plain_vllms(runs: Runs, setting: str) -> None:
     assert runs.stats["captures_after_warmup"] == 0
     for ours, expected in zip(runs.ours[setting], runs.plain[setting], strict=True):

@@ -68,6 +68,7 @@ QWEN_SPEC: Fields = {
     "dflash2": None,
     "lilicorr": None,
     "quantization": None,
+    "base_is_assumed": False,
     "length_heads": (),
     "remarks": (),
 }
@@ -212,6 +213,12 @@ LEAST_SPEC: Fields = {
     "num_kv_heads": 4,
     "head_dim": 16,
     "rms_norm_eps": 1e-6,
+    "base_is_assumed": True,
+    "remarks": (
+        "config.json states no rope_theta: 1,000,000 is assumed. If the drafter was trained with"
+        ' another base, few drafts are accepted: write it as "rope_theta" in "drafter_overrides" of'
+        " the speculative config",
+    ),
     "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
     "max_position_embeddings": 32768,
     "windows": (None, None),

@@ -19,6 +19,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.waiting import PATIENCE_S, wait_for_end, wait_until
+from vllm_dflash.tools.default_dtype import emulates_bfloat16
 
 VLLM = str(Path(sys.executable).with_name("vllm"))
 MODEL = "demo"
@@ -59,7 +60,10 @@ def serving(
     """A server of this target, ready for requests; ended by Ctrl-C, nothing left behind."""
     port = free_port()
     command = [VLLM, "serve", str(target), "--served-model-name", MODEL]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512", *arguments]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512"]
+    if emulates_bfloat16():  # minutes for each start
+        command += ["--dtype", "float32"]
+    command += arguments
     with running(command, port, log, environment) as server:
         yield server
         # Read before the shutdown, in which vLLM may report its own engine as dead.

@@ -352,6 +352,23 @@ def test_remarks_on_a_config_are_warned_of(pair: Pair, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("defaults", "is_said"), [({"min_p": 0.05}, True), ({"min_p": 0.0}, False), ({}, False)]
+)
+def test_a_model_whose_every_request_would_be_refused_is_said(
+    pair: Pair, defaults: dict[str, float], is_said: bool
+) -> None:
+    asked = {"method": "dflash", "model": str(pair.drafter)}
+    with log_lines() as lines:
+        engine_args(
+            pair, speculative_config=asked, override_generation_config=defaults
+        ).create_engine_config()
+    said = [line for line in lines if "HTTP 400" in line]
+    assert len(said) == is_said
+    assert not said or "sets min_p to 0.05" in said[0]
+    assert not said or "--override-generation-config '{\"min_p\": 0}'" in said[0]
+
+
+@pytest.mark.parametrize(
     ("parameters", "found", "is_accepted"),
     [
         (None, ["anything"], True),

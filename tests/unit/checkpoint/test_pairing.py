@@ -150,3 +150,29 @@ def test_other_tokens_than_the_targets(drafter: DrafterSpec, vocab_size: int) ->
     assert beside_target(drafter, target) is drafter
     (fault,) = pair_faults(drafter, target)
     assert fault == f"vocab_size is 320 in the drafter and {vocab_size} in the target"
+
+
+@pytest.mark.parametrize(
+    ("config", "theirs", "remarks"),
+    [
+        ({"rope_theta": 5e5}, 1e4, 0),
+        ({"rope_theta": None}, 1e6, 1),
+        ({"rope_theta": None}, None, 1),
+        ({"rope_theta": None}, 1e4, 2),
+        ({"rope_theta": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, 1e4, 2),
+        ({"rope_theta": None, "rope_scaling": {"rope_theta": 1e6}}, 1e4, 0),
+        ({"rope_theta": None, "rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, 1e4, 0),
+        ({"rope_theta": None, "rope_parameters": {"full_attention": {}}}, 1e4, 2),
+    ],
+)
+def test_an_assumed_rotary_base_is_said_beside_the_targets(
+    config: dict[str, Any], theirs: float | None, remarks: int
+) -> None:
+    without = {name: value for name, value in drafter_config().items() if "rope" not in name}
+    target = replace(TARGET, rope_theta=theirs)
+    found = beside_target(parse_config("it", without | config), target).remarks
+    assert len(found) == remarks
+    if found:
+        assert "config.json states no rope_theta: 1,000,000 is assumed" in found[0]
+    if remarks == 2:
+        assert "assumed to be 1,000,000, and the target's is 10,000" in found[1]

@@ -40,6 +40,7 @@ def target(
         get_total_num_hidden_layers=lambda: 4,
         get_hidden_size=lambda: 64,
         get_vocab_size=lambda: 320,
+        hf_text_config=SimpleNamespace(rope_parameters={"rope_theta": 1e4}),
     )
 
     def resolve_model_cls(architectures: list[str], *, model_config: Any) -> tuple[type, str]:
@@ -62,6 +63,11 @@ def parallel(tensor: int = 1, data: int = 1) -> Any:
         (target(), {}),
         (target(OPTForCausalLM), {"supports_taps": False}),
         (target(get_hidden_size=lambda: 48), {"hidden_size": 48}),
+        (target(hf_text_config=SimpleNamespace()), {"rope_theta": None}),
+        (
+            target(hf_text_config=SimpleNamespace(rope_parameters={"full": {}})),
+            {"rope_theta": None},
+        ),
     ],
 )
 @pytest.mark.parametrize("on_cpu", [True, False])
@@ -77,6 +83,7 @@ def test_facts_of_a_target(
         "vocab_size": 320,
         "supports_taps": True,
         "on_cpu": on_cpu,
+        "rope_theta": 1e4,
     }
     assert target_facts(config) == PairingTarget(**{**plain, **facts})
 

@@ -42,7 +42,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     told: list[Any] = []
 
     def start(self: Any, *, vllm_config: Any) -> None:
-        self.vllm_config = vllm_config
+        self.vllm_config, self.max_num_running_reqs, self.requests = vllm_config, 4, {}
         self.num_spec_tokens = vllm_config.speculative_config.num_speculative_tokens
 
     def update(_: Any, *step: Any) -> str:
@@ -50,10 +50,16 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return "outputs"
 
     monkeypatch.setattr(Mode, "of", lambda _: SimpleNamespace(draft_width=7))
+    monkeypatch.setattr(ours, "few_rows", lambda _: None)
     monkeypatch.setattr(Scheduler, "__init__", start)
     monkeypatch.setattr(Scheduler, "update_from_output", update)
     monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda _, drafts: told.append(drafts))
     return told
+
+
+def test_no_request_is_padded_with_placeholders(happened: list[Any]) -> None:
+    """For one to four requests: vLLM pads where nobody says that lengths come from a table."""
+    assert DFlashScheduler(vllm_config=WHOLE).dynamic_sd_lookup == [7] * 5
 
 
 def test_drafts_are_taken_behind_the_tokens(happened: list[Any]) -> None:
@@ -181,6 +187,7 @@ def test_an_engine_gets_the_scheduler_of_its_runner_and_way_of_scheduling(
 ) -> None:
     checked: list[Any] = []
     monkeypatch.setattr(ours, "check_seams", checked.append)
+    monkeypatch.setattr(ours, "few_rows", lambda _: None)
     options = SimpleNamespace(runner="v2" if is_v2 else "v1")
     monkeypatch.setattr(Mode, "of", lambda _: options)
     config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=is_async))

@@ -11,14 +11,23 @@ import pytest
 import torch
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.request import RequestStatus
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
+from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 from vllm.v1.worker import mamba_utils
 
 from vllm_dflash.engine.vllm_fixes import aligned_states, collective_memory, gathered_ids
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
+from vllm_dflash.engine.vllm_fixes.bonus_min_tokens import bonus_rows_by_drafts
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
 from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
+from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
+from vllm_dflash.engine.vllm_fixes.thinking_budgets import sync_batch, update_think_state
 
 
 @pytest.mark.parametrize("has_it", [True, False])
@@ -162,3 +171,96 @@ def test_keys_are_not_split_where_windows_and_sinks_meet(
     mend_sliding_sinks(SimpleNamespace(compilation_config=compilation))
     found = os.environ.pop("VLLM_CPU_ATTN_SPLIT_KV", None)
     assert found == ("0" if is_set else None)
+
+
+def test_bonus_rows_come_behind_their_drafts() -> None:
+    """Of four requests that want 5 tokens before token 2: 3 written and 0, 1, 2 drafts before the
+    bonus row, 4 and 0."""
+    processor = MinTokensLogitsProcessor(None, torch.device("cpu"), False)
+    added = [
+        (
+            row,
+            SimpleNamespace(min_tokens=5, all_stop_token_ids={2}, structured_outputs=None),
+            [],
+            out,
+        )
+        for row, out in enumerate([[1] * 3, [1] * 3, [1] * 3, [1] * 4])
+    ]
+    processor.update_state(BatchUpdate(4, removed=[], added=added, moved=[]))
+    procs: Any = SimpleNamespace(logitsprocs=SimpleNamespace(non_argmax_invariant=[processor]))
+    with bonus_rows_by_drafts(procs, [0, 1, 2, 0]):
+        masked = processor.apply(torch.zeros(4, 3))
+    assert masked.isneginf()[:, 2].tolist() == [True, True, False, True]
+    assert not masked.isneginf()[:, :2].any()
+    assert processor.apply(torch.zeros(4, 3)).isneginf()[:, 2].all()  # as vLLM has it
+
+
+def test_who_takes_a_place_inherits_no_budget() -> None:
+    """Requests 0 and 3 have budgets; the last one moves to 0, and 3 to 1."""
+    holder: Any = SimpleNamespace(is_enabled=True, _state={0: "of 0", 3: "of 3"})
+    one_way = MoveDirectionality.UNIDIRECTIONAL
+    moved = [(4, 0, one_way), (3, 1, one_way)]
+    sync_batch(holder, BatchUpdate(2, removed=[2], added=[], moved=moved))
+    assert holder._state == {1: "of 3"}
+    sync_batch(holder, BatchUpdate(2, [], [], [(0, 1, MoveDirectionality.SWAP)]))
+    assert holder._state == {0: "of 3"}
+    sync_batch(holder, None)
+    assert holder._state == {0: "of 3"}
+
+
+def test_what_was_forced_in_a_step_is_forgotten_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = ThinkingBudgetStateHolder(None, 4, 7, torch.device("cpu"), False)
+    state = holder._init_state_entry([5], 3) | {"bonus_token_forced": True}
+    update_think_state(holder, state)
+    assert state["bonus_token_forced"] is False
+
+
+@pytest.mark.parametrize(
+    ("tokens", "computed", "placeholders", "goes_on_at"),
+    [
+        (20, 19, 0, 19),  # a turn ends with the last token of its step
+        (20, 20, 0, 19),  # one that was accepted is thrown away
+        (20, 25, 0, 19),
+        (20, 24, 5, 19),  # asynchronous: five of those are still to come
+        (20, 12, 0, 12),  # of a prompt
+    ],
+)
+def test_a_session_goes_on_from_its_last_token(
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: int,
+    computed: int,
+    placeholders: int,
+    goes_on_at: int,
+) -> None:
+    monkeypatch.setattr(Scheduler, "_handle_stopped_request", lambda self, request: False)
+    request: Any = SimpleNamespace(
+        resumable=True,
+        num_tokens=tokens,
+        num_computed_tokens=computed,
+        num_output_placeholders=placeholders,
+    )
+    scheduler = SessionScheduler.__new__(SessionScheduler)
+    assert not scheduler._handle_stopped_request(request)
+    assert request.num_computed_tokens - placeholders == goes_on_at
+    request.resumable, request.num_computed_tokens = False, computed
+    scheduler._handle_stopped_request(request)
+    assert request.num_computed_tokens == computed
+
+
+def test_a_turn_that_has_ended_is_given_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hand_out(self: Any, drafts: DraftTokenIds) -> None:
+        for name, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True):
+            if name in self.requests:
+                self.requests[name].spec_token_ids = tokens
+
+    monkeypatch.setattr(Scheduler, "update_draft_token_ids", hand_out)
+    scheduler: Any = SessionScheduler.__new__(SessionScheduler)
+    states = {"runs": RequestStatus.RUNNING, "waits": RequestStatus.WAITING_FOR_STREAMING_REQ}
+    scheduler.requests = {
+        name: SimpleNamespace(status=status, spec_token_ids=[]) for name, status in states.items()
+    }
+    scheduler.update_draft_token_ids(DraftTokenIds(["runs", "waits", "gone"], [[1], [2], [3]]))
+    assert {n: one.spec_token_ids for n, one in scheduler.requests.items()} == {
+        "runs": [1],
+        "waits": [],
+    }

@@ -174,7 +174,8 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     worker.rank, worker.drafter = 0, Drafter()
     worker.model_config = SimpleNamespace(model="T")
     worker.vllm_config = None
-    worker.model_runner = SimpleNamespace()
+    parallel = SimpleNamespace(enable_batch_sharded_sampling=False)
+    worker.model_runner = SimpleNamespace(parallel_config=parallel, rejection_sampler=None)
     options = SimpleNamespace(is_planned=is_planned, drafter=SimpleNamespace(model="D"))
     monkeypatch.setattr(Mode, "of", lambda _: options)
     output = SimpleNamespace(model_runner_output=SimpleNamespace())

@@ -34,7 +34,8 @@ def refuse_what_ends_engines() -> None:
     @wraps(process_inputs)
     def process_limited(self: InputProcessor, *args: Any, **kwargs: Any) -> EngineCoreRequest:
         request = process_inputs(self, *args, **kwargs)
-        is_ours = ADDITIONAL_CONFIG_KEY in (self.vllm_config.additional_config or {})
+        additional = self.vllm_config.additional_config
+        is_ours = isinstance(additional, dict) and ADDITIONAL_CONFIG_KEY in additional
         if is_ours and (asked := request.sampling_params) is not None:
             check_request(asked, on_v2=Mode.of(self.vllm_config).runner == "v2")
             # Nobody's text is longer, and V2 keeps this in 32 bits.
