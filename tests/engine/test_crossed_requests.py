@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from vllm import LLM
 
@@ -116,6 +117,9 @@ def difference(ours: Answer, plains: Answer) -> str | None:
                 return f"{name} {getattr(got, name)} for {getattr(wanted, name)}"
         if not are_near(got.logprobs, wanted.logprobs):
             return f"logprobs {got.logprobs} for {wanted.logprobs}"
+    wanted_scores = np.array(plains.prompt_scores)
+    if not np.allclose(np.array(ours.prompt_scores), wanted_scores, rtol=0, atol=1e-4):
+        return f"scores of the prompt {ours.prompt_scores} for {plains.prompt_scores}"
     if not are_near(ours.prompt_logprobs, plains.prompt_logprobs):
         return f"prompt logprobs {ours.prompt_logprobs} for {plains.prompt_logprobs}"
     return None

@@ -51,6 +51,8 @@ FEATURES: dict[str, list[Fields]] = {
     ],
     "logprobs": [{"logprobs": 0}, {"logprobs": 3}],
     "prompt_logprobs": [{"prompt_logprobs": 0}, {"prompt_logprobs": 2}],
+    "prompt_logprob_token_ids": [{"prompt_logprob_start": 0}] if USES_V2 else [],
+    "prompt_logprob_start": [{"prompt_logprob_start": 2}] if USES_V2 else [],  # else refused
     "logprob_token_ids": [{"logprob_token_ids": [5, 9, 260]}, {"logprob_token_ids": [261]}],
     "flat_logprobs": [{"logprobs": 2, "flat_logprobs": True}],
     "detokenize": [{"detokenize": False}],
@@ -87,8 +89,6 @@ NOT_OF_REQUESTS = {
     "output_text_buffer_length": "derived from `stop`",
     "watermarking": "only of engines with a watermark_config, which vLLM refuses with DFlash",
     "logit_bias": "refused in any speculative decoding: test_sampling_settings.py",
-    "prompt_logprob_token_ids": "refused on Model Runner V1",
-    "prompt_logprob_start": "refused on Model Runner V1",
     "routed_experts_prompt_start": "only of models with experts",
     "trace_decode_token_ids": "refused in any speculative decoding",
 }
@@ -133,6 +133,7 @@ class Answer:
     is_refused: bool = False
     sequences: dict[int, Sequence] = field(default_factory=dict)
     prompt_logprobs: list[dict[int, float]] | None = None
+    prompt_scores: list[list[float]] = field(default_factory=list)
 
 
 def _prompts() -> list[list[int]]:
@@ -152,6 +153,9 @@ def _crossed(dice: random.Random, fields: Fields, about: str, arrival: int) -> C
         prompt = prompt[:20] * 2
     if "thinking_token_budget" in fields:
         prompt = [*prompt, THINKS]
+    if (first := fields.get("prompt_logprob_start")) is not None:
+        prompt = [*prompt, *PROMPTS[0][:3]]
+        fields = fields | {"prompt_logprob_token_ids": [[5, 260]] * (len(prompt) - 1 - first)}
     return Crossed(prompt, SamplingParams(**BASE | fields), about, arrival)
 
 
@@ -221,6 +225,8 @@ def _take(answer: Answer, output: RequestOutput, requests: list[Crossed]) -> Non
     is_delta = params.output_kind == RequestOutputKind.DELTA
     if output.prompt_logprobs is not None:
         answer.prompt_logprobs = [*_values(output.prompt_logprobs)]
+    if output.prompt_token_id_logprobs is not None:
+        answer.prompt_scores = output.prompt_token_id_logprobs.tolist()
     for one in output.outputs:
         sequence = answer.sequences.setdefault(one.index, Sequence())
         if not is_delta:
