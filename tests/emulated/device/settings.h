@@ -1,0 +1,63 @@
+// What a test can choose, and what it can look at afterwards.
+
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+
+#include <c10/core/Device.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace emulated {
+
+namespace py = pybind11;
+
+inline const c10::Device kDevice(c10::kCUDA, 0);
+
+/// When work is done that nobody has waited for yet. A GPU may do any of these.
+enum Schedule { AT_ONCE, LATEST, SOME_AHEAD, RANDOM };
+
+struct Settings {
+  Schedule schedule = LATEST;
+  std::set<int64_t> ahead;  // SOME_AHEAD: streams that work at once; all others as late as may be
+  std::mt19937 random{0};
+  bool poison = true;       // what nobody has written yet, or has freed, holds rubbish
+  size_t total = size_t(4) << 30;
+  int sync_mode = 0;        // torch.cuda.set_sync_debug_mode
+  PyObject* hook = nullptr; // called with (kind, name) where the host waits
+};
+inline Settings settings;
+
+/// Rubbish: NaN in every floating type, and an index that is out of bounds, or negative.
+constexpr int kFresh = 0xFF, kFreed = 0xDD, kOnItsWay = 0xA5;
+constexpr size_t kMostPoisoned = size_t(64) << 20;  // more takes longer than it is worth
+
+inline std::mutex state;  // of queues, memory and counters; never held while anything is executed
+inline std::map<std::string, int64_t> waits, counts;
+
+/// Lets go of Python's lock, if this thread has it.
+struct NoGil {
+  PyThreadState* saved = nullptr;
+  NoGil() {
+    if (Py_IsInitialized() && PyGILState_Check()) saved = PyEval_SaveThread();
+  }
+  ~NoGil() {
+    if (saved) PyEval_RestoreThread(saved);
+  }
+};
+
+inline void count(const std::string& what) {
+  std::lock_guard<std::mutex> lock(state);
+  counts[what]++;
+}
+
+inline void call_hook(const char* kind, const std::string& name) {
+  if (!settings.hook) return;
+  py::gil_scoped_acquire gil;
+  py::reinterpret_borrow<py::object>(settings.hook)(kind, name);
+}
+
+}  // namespace emulated
