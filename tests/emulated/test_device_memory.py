@@ -11,14 +11,33 @@ from emulated.torch_cuda import Schedule
 SIZE = 1000
 
 
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> None:
+    """What other tests have freed is not given out again."""
+    torch.cuda.empty_cache()
+
+
 def full(value: float) -> torch.Tensor:
     return torch.full((SIZE,), value, device="cuda")
 
 
 def test_fresh_memory_holds_rubbish() -> None:
     assert torch.empty(3, 5, device="cuda").isnan().all()
-    assert (torch.empty(3, dtype=torch.int64, device="cuda") == -1).all()
     assert torch.empty(4, pin_memory=True).isnan().all()
+
+
+@pytest.mark.parametrize("is_freed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_rubbish_is_nan(dtype: torch.dtype, is_freed: bool) -> None:
+    x = torch.ones(SIZE, dtype=dtype, device="cuda")
+    if is_freed:
+        del x
+    assert torch.empty(SIZE, dtype=dtype, device="cuda").isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
+def test_rubbish_is_no_index_and_no_padding(dtype: torch.dtype) -> None:
+    assert (torch.empty(SIZE, dtype=dtype, device="cuda") < -1).all()
 
 
 def test_freed_memory_is_given_out_again_to_its_stream() -> None:

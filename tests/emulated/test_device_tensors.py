@@ -47,7 +47,7 @@ OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "topk": lambda x: x.topk(2).indices,
     "cat": lambda x: torch.cat([x, x]),
     "where, with a scalar of the host's": lambda x: torch.where(x > 0, x, torch.tensor(0.5)),
-    "index": lambda x: x[torch.tensor([1, 0], device=x.device)],
+    "index": lambda x: x[torch.arange(2, device=x.device).flip(0)],
     "index_put": lambda x: x.clone().index_fill_(0, torch.zeros(1, device=x.device).long(), 9.0),
     "cumsum": lambda x: x.cumsum(1),
     "an output that is sized": lambda x: torch.add(x, 1, out=torch.empty(0, device=x.device)),
@@ -59,7 +59,7 @@ OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "another type": lambda x: (x * 3).to(torch.int32),
     "complex views": lambda x: torch.view_as_real(torch.view_as_complex(x.view(2, 2, 2)) * 1j),
     "repeat_interleave of a known size": lambda x: torch.repeat_interleave(
-        torch.tensor([2, 0, 3], device=x.device), output_size=5
+        torch.arange(3, device=x.device).mul(2).sub(1).abs(), output_size=5
     ),
 }
 

@@ -142,7 +142,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
   static void* fresh(size_t size) {
     void* start = nullptr;
     TORCH_CHECK(posix_memalign(&start, 512, size) == 0, "host memory is short");
-    if (settings.poison && size <= kMostPoisoned) memset(start, kFresh, size);
+    if (settings.poison && size <= kMostPoisoned) fill_with_rubbish(start, size, kFresh);
     return start;
   }
 
@@ -177,7 +177,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
     unused[{block->pool, block->stream}].emplace(block->size, block);
     // A graph's output may be used when nothing holds it any more, until another graph of the pool has run.
     if (block->pool != 0 || !settings.poison || block->size > kMostPoisoned) return;
-    auto lose = [start = block->start, size = block->size] { memset(start, kFreed, size); };
+    auto lose = [start = block->start, size = block->size] { fill_with_rubbish(start, size, kFreed); };
     auto& queue = queues[block->stream];
     if (queue.works.empty()) return lose();
     auto work = std::make_shared<Work>();

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <random>
@@ -31,9 +32,15 @@ struct Settings {
 };
 inline Settings settings;
 
-/// Rubbish: NaN in every floating type, and an index that is out of bounds, or negative.
-constexpr int kFresh = 0xFF, kFreed = 0xDD, kOnItsWay = 0xA5;
+/// Rubbish, in pairs of bytes: NaN in every floating type; as an index out of bounds, and not -1, which is padding.
+constexpr uint16_t kFresh = 0xFFEE, kFreed = 0xFFDD, kOnItsWay = 0xFFA5;
 constexpr size_t kMostPoisoned = size_t(64) << 20;  // more takes longer than it is worth
+
+inline void fill_with_rubbish(void* start, size_t bytes, uint16_t rubbish) {
+  auto* pairs = static_cast<uint16_t*>(start);
+  std::fill(pairs, pairs + bytes / 2, rubbish);
+  if (bytes % 2) static_cast<uint8_t*>(start)[bytes - 1] = uint8_t(rubbish >> 8);
+}
 
 inline std::mutex state;  // of queues, memory and counters; never held while anything is executed
 inline std::map<std::string, int64_t> waits, counts;
