@@ -67,3 +67,31 @@ def test_plain_decoding_writes_what_the_cpu_platform_writes(graphs: dict[str, An
     assert tokens_of(run("plain", "latest", is_async=True, **graphs)) == tokens_of(
         on_cpu()["plain"]
     )
+
+
+def expected(name: str, *, is_async: bool) -> dict[str, Any]:
+    return on_cpu()[f"asynchronous: {name}" if is_async else name]
+
+
+DRAFTING = [name for name in SCENARIOS if "plain" not in name]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_eager_engine_steps_and_counts_as_on_the_cpu_platform(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_costs(monkeypatch)
+    found = run("any length", schedule, is_async=True)
+    assert found == expected("any length", is_async=True)
+    assert found["counters"]["accepted_tokens"] > 0
+
+
+@pytest.mark.parametrize("name", DRAFTING)
+@pytest.mark.parametrize("is_async", [True, False], ids=["asynchronous", "synchronous"])
+def test_each_kind_of_drafting_steps_and_counts_as_on_the_cpu_platform(
+    name: str, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_costs(monkeypatch)
+    graphs = GRAPHS if SCENARIOS[name].is_trimmed else {}
+    found = run(name, "random 1", is_async=is_async, **graphs)
+    assert found == expected(name, is_async=is_async)

@@ -33,7 +33,7 @@ struct Settings {
 inline Settings settings;
 
 /// Rubbish, in pairs of bytes: NaN in every floating type; as an index out of bounds, and not -1, which is padding.
-constexpr uint16_t kFresh = 0xFFEE, kFreed = 0xFFDD, kOnItsWay = 0xFFA5;
+constexpr uint16_t kFresh = 0xFFFE, kFreed = 0xFFFD, kOnItsWay = 0xFFFA;
 constexpr size_t kMostPoisoned = size_t(64) << 20;  // more takes longer than it is worth
 
 inline void fill_with_rubbish(void* start, size_t bytes, uint16_t rubbish) {
