@@ -46,7 +46,8 @@ def install() -> None:
             with torch._C.DisableTorchFunction(), torch.inference_mode():
                 attend(*aliases, a["softmax_scale"], window, is_causal=a["causal"])
 
-        return device.enqueue("attention", later, tensors)
+        read = [a[name] for name in names if name != "out"]
+        return device.enqueue("attention", later, tensors, read, [a["out"]])
 
     triton_attn.unified_attention = unified_attention
 

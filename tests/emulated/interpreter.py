@@ -57,6 +57,8 @@ def queue_launches(device: Any) -> None:
     from triton.runtime import interpreter
     from triton.tools.tensor_descriptor import TensorDescriptor
 
+    from emulated.races import watch_kernels
+
     run = interpreter.GridExecutor.__call__
 
     def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
@@ -88,3 +90,4 @@ def queue_launches(device: Any) -> None:
         device.enqueue(f"Triton kernel {name}", later, tensors)
 
     interpreter.GridExecutor.__call__ = launch
+    watch_kernels(interpreter, device)

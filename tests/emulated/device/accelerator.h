@@ -18,6 +18,8 @@ using c10::DeviceIndex;
 inline void synchronize_device() {
   wait_as_asked("device.synchronize");
   run_all();
+  std::lock_guard<std::mutex> lock(state);
+  host_waits_for_all();
 }
 
 inline int64_t new_stream() {
@@ -48,12 +50,16 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   bool queryStream(const c10::Stream& stream) const override {
     forbid_in_capture("stream.query");
     std::lock_guard<std::mutex> lock(state);
-    return queues[stream.id()].works.empty();
+    if (!queues[stream.id()].works.empty()) return false;
+    host_waits_for_stream(stream.id());
+    return true;
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     warn_of_wait();
     wait_as_asked("stream.synchronize");
     run_stream(stream.id());
+    std::lock_guard<std::mutex> lock(state);
+    host_waits_for_stream(stream.id());
   }
   bool isStreamCapturing(const c10::Stream& stream) const override {
     std::lock_guard<std::mutex> lock(state);

@@ -22,10 +22,15 @@ inline bool goes_through(const Tensor& of_host, const Tensor& of_device) {
   return in_one_piece(of_host, of_device) || (of_host.is_contiguous() && of_host.sizes() == of_device.sizes());
 }
 
-inline void launch_copy(const std::string& name, const Tensor& to, const Tensor& from, Keepers keepers) {
+inline void launch_copy(const std::string& name, const Tensor& to, const Tensor& from, Keepers keepers,
+                        bool is_staged = false) {
   auto work = std::make_shared<Work>();
   work->name = name;
   work->keepers = std::move(keepers);
+  if (settings.finds_races) {
+    if (!is_staged) add_accesses(from, false, &work->accesses);
+    add_accesses(to, true, &work->accesses);
+  }
   work->run = [to, from] { to.copy_(from); };
   launch(std::move(work));
 }
@@ -39,7 +44,7 @@ inline void copy_to_device(const Tensor& to, const Tensor& from, bool non_blocki
     return count("asynchronous copy to the device");
   }
   if (is_capturing()) forbid_in_capture("a copy from memory of the host's that is not pinned, or that waits");
-  launch_copy("copy from the host", there, from.clone(), std::move(keepers));  // staged: read now
+  launch_copy("copy from the host", there, from.clone(), std::move(keepers), true);  // read now
   if (non_blocking) return count("copy to the device from memory that is not pinned");
   wait_for_current_stream("blocking copy to the device");
 }

@@ -7,6 +7,7 @@
 //     queues.h       streams                           schedules.h    when work is done
 //     memory.h       the caching allocator             pinned.h       memory of the host's
 //     graphs.h       launches, captures, replays       events.h       what can be waited for
+//     clocks.h       what comes behind what            races.h        who touches what, and should have waited
 //     accelerator.h  what PyTorch asks a device        aliases.h      other tensors over the same memory
 //     fallback.h     any operator                      copies.h, operators.h   those with rules of their own
 
@@ -28,11 +29,16 @@ struct Held {
 };
 
 /// Launch a function of Python's, which works on weak aliases of these tensors' memory.
-void enqueue(const std::string& name, py::function function, const std::vector<Tensor>& tensors) {
+void enqueue(const std::string& name, py::function function, const std::vector<Tensor>& tensors,
+             const std::vector<Tensor>& read, const std::vector<Tensor>& written) {
   auto held = std::make_shared<Held>(function.ptr());
   auto work = std::make_shared<Work>();
   work->name = name;
   for (const auto& t : tensors) work->keepers.push_back(std::make_shared<Keeper>(t.storage()));
+  if (settings.finds_races) {
+    for (const auto& t : read) add_accesses(t, false, &work->accesses);
+    for (const auto& t : written) add_accesses(t, true, &work->accesses);
+  }
   work->run = [held] {
     py::gil_scoped_acquire gil;
     py::reinterpret_borrow<py::object>(held->object)();
@@ -50,6 +56,23 @@ void set_schedule(int kind, const std::vector<int64_t>& ahead, unsigned seed) {
 void set_hook(py::object hook) {
   Py_XDECREF(settings.hook);
   settings.hook = hook.is_none() ? nullptr : hook.release().ptr();
+}
+
+/// What the work that runs touches, in pieces of so many bytes.
+void touch_now(const std::vector<uintptr_t>& begins, const std::vector<uintptr_t>& ends, bool writes) {
+  if (!running || !running->stamp) return;
+  for (size_t i = 0; i < begins.size(); i++)
+    touched.touch(running->stamp, *running->clock, {begins[i], ends[i], writes});
+}
+
+/// From now on, races are looked for, and those before are forgotten.
+void find_races(bool on) {
+  run_all();
+  std::lock_guard<std::mutex> lock(state);
+  host_waits_for_all();
+  for (auto& [id, queue] : queues) host_clock.advance(id, queue.pushed);
+  settings.finds_races = on;
+  touched.forget();
 }
 
 std::vector<std::string> names_of(int64_t graph) {
@@ -112,7 +135,12 @@ PYBIND11_MODULE(_emulated_device, m) {
   m.def("drop_graph", &drop_graph);
   m.def("names_of", &names_of);
 
-  m.def("enqueue", &enqueue);
+  m.def("enqueue", &enqueue, py::arg("name"), py::arg("function"), py::arg("tensors"),
+        py::arg("read") = std::vector<Tensor>(), py::arg("written") = std::vector<Tensor>());
+  m.def("find_races", &find_races);
+  m.def("finds_races", [] { return settings.finds_races; });
+  m.def("races", [] { return touched.found(); });
+  m.def("touch_now", &touch_now);
   m.def("weak_host_alias", [](const Tensor& t) { BelowAutograd below; return weak_host_alias(t); });
   m.def("device_view", &device_view);
   m.def("weak_view", &weak_view);

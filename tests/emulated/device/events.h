@@ -15,6 +15,7 @@ struct Point {
   GraphPtr graph;  // recorded in a capture, behind so many works
   uint64_t graph_position = 0;
   double reached_at = 0;  // in milliseconds
+  Clock clock;
 };
 using PointPtr = std::shared_ptr<Point>;
 
@@ -47,6 +48,9 @@ inline void record(Event& event, int64_t stream) {
     point->graph = queue.capture;
     if (queue.capture) point->graph_position = queue.capture->works.size() + 1;
     point->position = queue.pushed + 1;
+    point->clock = stream_clocks[stream];
+    point->clock.join(host_clock);
+    point->clock.advance(stream, point->position);
   }
   auto before = std::exchange(event.point, point);  // goes behind the lock
   event.queries = 0;
@@ -72,12 +76,19 @@ inline void block(const Event& event, int64_t stream) {
   }
   TORCH_CHECK(!queue.capture,
               "CUDA error: a capturing stream waits for an event from outside (stream capture isolation)");
-  if (point->stream != stream) push_wait_locked(stream, point->stream, point->position);
+  if (point->stream != stream) push_wait_locked(stream, point->stream, point->position, point->clock);
 }
 
 inline bool is_reached(const PointPtr& point) {
   std::lock_guard<std::mutex> lock(state);
   return queues[point->stream].done >= point->position;
+}
+
+/// The host goes on behind it.
+inline void reach(const PointPtr& point) {
+  run_until(point->stream, point->position);
+  std::lock_guard<std::mutex> lock(state);
+  host_clock.join(point->clock);
 }
 
 inline void forbid_events_of_graphs(const PointPtr& point) {
@@ -90,9 +101,8 @@ inline bool query(Event& event) {
   if (!point) return true;
   forbid_in_capture("event.query");
   forbid_events_of_graphs(point);
-  if (is_reached(point)) return true;
-  if (event.queries++ == 0) return false;
-  run_until(point->stream, point->position);
+  if (!is_reached(point) && event.queries++ == 0) return false;
+  reach(point);
   return true;
 }
 
@@ -101,7 +111,7 @@ inline void synchronize(const Event& event) {
   if (!point) return;
   wait_as_asked("event.synchronize");
   forbid_events_of_graphs(point);
-  run_until(point->stream, point->position);
+  reach(point);
 }
 
 inline double elapsed(const Event& from, const Event& to) {

@@ -172,6 +172,11 @@ struct Call {
     auto work = std::make_shared<Work>();
     work->name = name();
     Stack given = on_host(&work->keepers);
+    if (settings.finds_races)
+      for (size_t i = 0; i < args.size(); i++)
+        each_tensor(args[i], [&](const Tensor& t) {
+          if (on_device(t)) add_accesses(t, writes(i), &work->accesses);
+        });
     std::vector<std::pair<size_t, std::vector<Tensor>>> results;
     for (size_t r = 0; r < source.size(); r++) {
       if (source[r] >= 0) {
@@ -180,7 +185,10 @@ struct Call {
       }
       auto made = map_tensors(shapes[r], [](const Tensor& t) { return empty_like_on_device(t); });
       std::vector<Tensor> aliases;
-      for (const auto& t : listed(made)) aliases.push_back(t.defined() ? host_alias(t, &work->keepers) : t);
+      for (const auto& t : listed(made)) {
+        aliases.push_back(t.defined() ? host_alias(t, &work->keepers) : t);
+        if (settings.finds_races) add_accesses(t, true, &work->accesses);
+      }
       results.emplace_back(r, std::move(aliases));
       stack->push_back(made);
     }

@@ -23,15 +23,12 @@ inline void launch(WorkPtr work) {
       keeper->pooled = (block && block->pool != 0) || keeps_nothing(*keeper->strong);
       if (block || graph) let_go.push_back(std::move(keeper->strong));
     }
-    auto& queue = queues[current_stream];
     if (graph) {
       graph->works.push_back(std::move(work));
       graph->last[current_stream] = graph->works.size();
-    } else {
-      queue.works.push_back(std::move(work));
-      queue.pushed++;
+      return;
     }
-    if (graph) return;
+    push_locked(current_stream, std::move(work));
   }
   after_launch();
 }
@@ -82,6 +79,7 @@ inline void replay(int64_t id) {
     if (captured->name == "event") continue;
     auto work = std::make_shared<Work>();
     work->name = captured->name + " (replayed)";
+    work->accesses = captured->accesses;
     auto of_host = std::make_shared<std::vector<c10::intrusive_ptr<c10::StorageImpl>>>();
     for (const auto& keeper : captured->keepers) {
       if (keeper->pooled) continue;

@@ -55,6 +55,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
     std::vector<Block*> gone;
     {
       std::lock_guard<std::mutex> lock(state);
+      host_waits_for_all();
       take_back_locked();
       std::set<int64_t> in_use;
       for (auto& [id, graph] : graphs) in_use.insert(graph->pool);
@@ -75,6 +76,8 @@ class DeviceMemory final : public c10::DeviceAllocator {
       }
     }
     for (auto* block : gone) {
+      const auto start = reinterpret_cast<uintptr_t>(block->start);
+      touched.forget(start, start + block->size);
       free(block->start);
       delete block;
     }
@@ -167,7 +170,10 @@ class DeviceMemory final : public c10::DeviceAllocator {
     for (auto& one : awaited) {
       bool is_done = true;
       for (auto [id, position] : one.readers) is_done &= queues[id].done >= position;
-      if (is_done) put_locked(one.block);
+      if (is_done) {
+        for (auto [id, position] : one.readers) host_clock.advance(id, position);  // it has asked their events
+        put_locked(one.block);
+      }
       else still.push_back(std::move(one));
     }
     awaited.swap(still);
@@ -178,13 +184,13 @@ class DeviceMemory final : public c10::DeviceAllocator {
     // A graph's output may be used when nothing holds it any more, until another graph of the pool has run.
     if (block->pool != 0 || !settings.poison || block->size > kMostPoisoned) return;
     auto lose = [start = block->start, size = block->size] { fill_with_rubbish(start, size, kFreed); };
-    auto& queue = queues[block->stream];
-    if (queue.works.empty()) return lose();
+    if (queues[block->stream].works.empty() && !settings.finds_races) return lose();
     auto work = std::make_shared<Work>();
     work->name = "free";
     work->run = lose;
-    queue.works.push_back(std::move(work));
-    queue.pushed++;
+    const auto start = reinterpret_cast<uintptr_t>(block->start);
+    work->accesses.push_back({start, start + block->size, true});
+    push_locked(block->stream, std::move(work));
   }
 };
 

@@ -5,7 +5,7 @@
 
 #include <c10/core/Allocator.h>
 
-#include "settings.h"
+#include "races.h"
 
 namespace emulated {
 
@@ -51,7 +51,9 @@ inline void PinnedMemory::drop(void* start) {
   auto& self = pinned_memory();
   {
     std::lock_guard<std::mutex> lock(self.mutex);
-    self.sizes.erase(reinterpret_cast<uintptr_t>(start));
+    auto place = self.sizes.find(reinterpret_cast<uintptr_t>(start));
+    touched.forget(place->first, place->first + place->second);
+    self.sizes.erase(place);
   }
   free(start);
 }

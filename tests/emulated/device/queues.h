@@ -7,7 +7,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "work.h"
+#include "races.h"
 
 namespace emulated {
 
@@ -38,9 +38,13 @@ inline void run_until_locked(int64_t stream, uint64_t position) {
       } else {
         BelowAutograd below;
         c10::InferenceMode inference;
+        running = work.get();
+        if (work->stamp) touch(*work, work->accesses);
         work->run();
+        running = nullptr;
       }
     } catch (const std::exception& e) {
+      running = nullptr;
       error = std::make_exception_ptr(std::runtime_error(
           "CUDA error, asynchronously reported, of " + work->name + ": " + e.what()));
     }
@@ -76,6 +80,17 @@ inline void run_all() {
     for (auto& [id, queue] : queues) ids.push_back(id);
   }
   for (auto id : ids) run_stream(id);
+}
+
+/// Put work on a queue. Call with `state` held.
+inline void push_locked(int64_t stream, WorkPtr work) {
+  auto& queue = queues[stream];
+  queue.pushed++;
+  if (settings.finds_races) {
+    work->clock = launch_clock(stream, queue.pushed);
+    work->stamp = std::make_shared<const Stamp>(Stamp{stream, queue.pushed, work->name});
+  }
+  queue.works.push_back(std::move(work));
 }
 
 /// The graph that the current stream is captured into, if any. Call with `state` held.
@@ -114,6 +129,8 @@ inline void wait_for_current_stream(const std::string& because) {
   }
   call_hook("wait", because);
   run_stream(current_stream);
+  std::lock_guard<std::mutex> lock(state);
+  host_waits_for_stream(current_stream);
 }
 
 /// The host waits because it was told to. PyTorch's debug mode warns of streams alone.
@@ -123,15 +140,14 @@ inline void wait_as_asked(const std::string& what) {
   call_hook("asked", what);
 }
 
-/// Put a wait for another stream on a queue. Call with `state` held.
-inline void push_wait_locked(int64_t stream, int64_t other, uint64_t position) {
+/// Have a stream wait for a place of another one, which has this clock. Call with `state` held.
+inline void push_wait_locked(int64_t stream, int64_t other, uint64_t position, const Clock& clock) {
   auto work = std::make_shared<Work>();
   work->name = "wait";
   work->wait_stream = other;
   work->wait_position = position;
-  auto& queue = queues[stream];
-  queue.works.push_back(std::move(work));
-  queue.pushed++;
+  stream_clocks[stream].join(clock);
+  push_locked(stream, std::move(work));
 }
 
 }  // namespace emulated

@@ -27,6 +27,7 @@ struct Settings {
   std::mt19937 random{0};
   bool poison = true;       // what nobody has written yet, or has freed, holds rubbish
   size_t total = size_t(4) << 30;
+  bool finds_races = false; // by clocks (`races.h`); set before what is captured
   int sync_mode = 0;        // torch.cuda.set_sync_debug_mode
   PyObject* hook = nullptr; // called with (kind, name) where the host waits
 };

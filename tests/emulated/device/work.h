@@ -13,7 +13,7 @@
 
 #include <c10/core/Storage.h>
 
-#include "settings.h"
+#include "clocks.h"
 
 namespace emulated {
 
@@ -29,10 +29,28 @@ struct Keeper {
 };
 using Keepers = std::vector<std::shared_ptr<Keeper>>;
 
+/// Bytes that are read or written.
+struct Access {
+  uintptr_t begin, end;
+  bool writes;
+};
+
+/// A launch, for those who meet its traces.
+struct Stamp {
+  int64_t stream;
+  uint64_t position;
+  std::string name;
+};
+using StampPtr = std::shared_ptr<const Stamp>;
+
 struct Work {
   std::string name;
   std::function<void()> run;
   Keepers keepers;
+  // Where races are looked for.
+  std::vector<Access> accesses;
+  StampPtr stamp;
+  std::shared_ptr<const Clock> clock;
   // A wait: it runs the other stream up to there, and nothing else.
   int64_t wait_stream = -1;
   uint64_t wait_position = 0;
