@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from emulated import torch_cuda
+from emulated import places, torch_cuda
 
 
 @contextmanager
-def found() -> Iterator[dict[str, int]]:
+def found(*, tells_places: bool = False) -> Iterator[dict[str, int]]:
     """Filled at the end: pairs of works without an order between them that touched the same bytes,
     one of them writing, and how often.
 
-    Graphs are to be captured inside, too. Of a graph's works, those on several of its streams count
+    `tells_places`: also where each was launched, or freed, which takes longer. Graphs are to be captured inside, too. Of a graph's works, those on several of its streams count
     as one after the other.
     """
     device = torch_cuda.device()
     device.find_races(True)
+    device.set_place(places.here if tells_places else None)
     races: dict[str, int] = {}
     try:
         yield races
@@ -29,6 +30,12 @@ def found() -> Iterator[dict[str, int]]:
         races.update(device.races())
     finally:
         device.find_races(False)
+        device.set_place(None)
+
+
+def forget() -> None:
+    """What was found so far, of a start that nobody reads the outputs of."""
+    torch_cuda.device().find_races(True)
 
 
 def watch_kernels(interpreter: Any, device: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from emulated import torch_cuda, waits
+from emulated import places, torch_cuda
 from emulated.attention import attend
 
 
@@ -98,7 +98,7 @@ def test_fast_attention_is_vllms_kernel(window: int, is_causal: bool) -> None:
 
 def test_places_where_the_host_waits_are_told() -> None:
     x = torch.ones(3, device="cuda")
-    with waits.places() as found:
+    with places.of_waits() as found:
         x.sum().item()
         torch.cuda.synchronize()
     assert [place.split(" @ ")[0] for place in found] == ["wait item", "asked device.synchronize"]

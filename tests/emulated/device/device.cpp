@@ -53,9 +53,9 @@ void set_schedule(int kind, const std::vector<int64_t>& ahead, unsigned seed) {
   settings.random.seed(seed);
 }
 
-void set_hook(py::object hook) {
-  Py_XDECREF(settings.hook);
-  settings.hook = hook.is_none() ? nullptr : hook.release().ptr();
+void replace(PyObject** there, py::object function) {
+  Py_XDECREF(*there);
+  *there = function.is_none() ? nullptr : function.release().ptr();
 }
 
 /// What the work that runs touches, in pieces of so many bytes.
@@ -114,7 +114,8 @@ PYBIND11_MODULE(_emulated_device, m) {
   m.def("set_total", [](size_t total) { settings.total = total; });
   m.def("set_sync_mode", [](int mode) { settings.sync_mode = mode; });
   m.def("get_sync_mode", [] { return settings.sync_mode; });
-  m.def("set_hook", &set_hook);
+  m.def("set_hook", [](py::object hook) { replace(&settings.hook, std::move(hook)); });
+  m.def("set_place", [](py::object place) { replace(&settings.place, std::move(place)); });
 
   m.def("waits", [] { std::lock_guard<std::mutex> lock(state); return waits; });
   m.def("counts", [] { std::lock_guard<std::mutex> lock(state); return counts; });

@@ -12,6 +12,7 @@ namespace emulated {
 
 /// Launch work on the current stream, or capture it.
 inline void launch(WorkPtr work) {
+  if (settings.place && work->name != "event") work->name += place();
   // Streams and graphs keep no memory of the device's alive: it is freed in their order.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> let_go;  // behind the lock
   {

@@ -152,13 +152,14 @@ class DeviceMemory final : public c10::DeviceAllocator {
   static void drop(void* context);
 
   void give_back(Block* block) {
+    const auto where = place();
     std::lock_guard<std::mutex> lock(state);
     used -= block->asked;
     stats.allocated_bytes[0].decrease(block->asked);
     std::set<int64_t> others;
     others.swap(block->used_on);
     others.erase(block->stream);
-    if (others.empty() || block->pool != 0) return put_locked(block);
+    if (others.empty() || block->pool != 0) return put_locked(block, where);
     Awaited one{block, {}};
     for (auto id : others) one.readers.emplace_back(id, queues[id].pushed);
     awaited.push_back(std::move(one));
@@ -179,14 +180,14 @@ class DeviceMemory final : public c10::DeviceAllocator {
     awaited.swap(still);
   }
 
-  void put_locked(Block* block) {
+  void put_locked(Block* block, const std::string& where = "") {
     unused[{block->pool, block->stream}].emplace(block->size, block);
     // A graph's output may be used when nothing holds it any more, until another graph of the pool has run.
     if (block->pool != 0 || !settings.poison || block->size > kMostPoisoned) return;
     auto lose = [start = block->start, size = block->size] { fill_with_rubbish(start, size, kFreed); };
     if (queues[block->stream].works.empty() && !settings.finds_races) return lose();
     auto work = std::make_shared<Work>();
-    work->name = "free";
+    work->name = "free" + where;
     work->run = lose;
     const auto start = reinterpret_cast<uintptr_t>(block->start);
     work->accesses.push_back({start, start + block->size, true});

@@ -30,6 +30,7 @@ struct Settings {
   bool finds_races = false; // by clocks (`races.h`); set before what is captured
   int sync_mode = 0;        // torch.cuda.set_sync_debug_mode
   PyObject* hook = nullptr; // called with (kind, name) where the host waits
+  PyObject* place = nullptr; // says where Python's code is, for races to be told by
 };
 inline Settings settings;
 
@@ -66,6 +67,13 @@ inline void call_hook(const char* kind, const std::string& name) {
   if (!settings.hook) return;
   py::gil_scoped_acquire gil;
   py::reinterpret_borrow<py::object>(settings.hook)(kind, name);
+}
+
+/// " @ file:line", if somebody asked for it. Not to be called with a lock held.
+inline std::string place() {
+  if (!settings.finds_races || !settings.place) return "";
+  py::gil_scoped_acquire gil;
+  return " @ " + py::reinterpret_borrow<py::object>(settings.place)().cast<std::string>();
 }
 
 }  // namespace emulated

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +13,26 @@ from emulated import torch_cuda
 HERE = str(Path(__file__).parent)
 
 
+def here() -> str:
+    """Where whoever calls this is called from: three frames, innermost first."""
+    frames: list[str] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(frames) < 3:
+        file = frame.f_code.co_filename
+        if "/torch/" not in file and HERE not in file:
+            frames.append(f"{Path(file).name}:{frame.f_lineno}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return " < ".join(frames)
+
+
 @contextmanager
-def places() -> Iterator[Counter[str]]:
+def of_waits() -> Iterator[Counter[str]]:
     """Filled while what is inside runs: how often, by "wait" (nobody asked for it) or "asked",
     what for, and where."""
     found: Counter[str] = Counter()
 
     def note(kind: str, name: str) -> None:
-        frames = traceback.extract_stack(sys._getframe(1), limit=40)
-        near = [f for f in frames if "/torch/" not in f.filename and HERE not in f.filename][-3:]
-        where = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(near))
-        found[f"{kind} {name} @ {where}"] += 1
+        found[f"{kind} {name} @ {here()}"] += 1
 
     torch_cuda.device().set_hook(note)
     try:
