@@ -23,7 +23,7 @@ from support.engines import (
     tokens_by_step,
 )
 
-NEW_TOKENS = 16
+NEW_TOKENS = 12
 SIZES: dict[str, Any] = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 64,
@@ -64,7 +64,6 @@ class Scenario:
 UNTRIMMED = {"enable_adaptive_verification": False}
 SCENARIOS: dict[str, Scenario] = {
     "plain": Scenario(None),
-    "plain, repeating": Scenario(None, REPEATING),
     "fixed": Scenario(FIXED),
     "any length": Scenario({**DFLASH, **UNTRIMMED}),
     "trimmed": Scenario(DFLASH, is_trimmed=True),
