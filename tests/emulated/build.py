@@ -23,7 +23,9 @@ FLAGS = ("-std=c++20", "-O1", "-g0", "-fPIC", "-shared", "-w", "-D_GLIBCXX_USE_C
 def why_not() -> str | None:
     """Why there can be no device on this machine; None if there can be."""
     if torch.version.cuda is not None:
-        return f"PyTorch {torch.__version__} is a build for CUDA; the emulated device needs a CPU one"
+        return (
+            f"PyTorch {torch.__version__} is a build for CUDA; the emulated device needs a CPU one"
+        )
     if not library().exists() and compiler() is None:
         return "no C++ compiler (g++) to compile the emulated device with"
     return None

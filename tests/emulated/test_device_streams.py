@@ -8,6 +8,7 @@ import torch
 from emulated import torch_cuda
 from emulated.torch_cuda import Schedule
 
+
 @pytest.fixture
 def side() -> torch.cuda.Stream:
     return torch.cuda.Stream()

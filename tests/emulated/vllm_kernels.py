@@ -36,9 +36,7 @@ def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.T
     return found * weight.float()
 
 
-def _rms_norm(
-    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, eps: float
-) -> None:
+def _rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> None:
     out.copy_(_normed(x, weight, eps))
 
 

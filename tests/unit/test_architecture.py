@@ -134,7 +134,9 @@ def test_the_emulated_gpu_knows_no_plugin() -> None:
 
 
 def test_files_of_the_emulated_gpu_are_short() -> None:
-    files = [f for f in (ROOT / "tests" / "emulated").rglob("*") if f.suffix in (".py", ".h", ".cpp")]
+    files = [
+        f for f in (ROOT / "tests" / "emulated").rglob("*") if f.suffix in (".py", ".h", ".cpp")
+    ]
     assert len(files) > 20
     lines = {file.name: len(file.read_text().splitlines()) for file in files}
     assert {name: count for name, count in lines.items() if count > LINES} == {}
