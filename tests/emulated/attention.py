@@ -1,6 +1,7 @@
 """vLLM's Triton attention as one launch of PyTorch's operators: for speed alone.
 
-In the interpreter it takes most of an engine's time. What is unusual goes to the kernel all the same.
+In the interpreter it takes most of an engine's time. What is unusual goes to the kernel all the
+same.
 """
 
 from __future__ import annotations

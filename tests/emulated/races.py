@@ -17,7 +17,8 @@ def found(*, tells_places: bool = False) -> Iterator[dict[str, int]]:
     """Filled at the end: pairs of works without an order between them that touched the same bytes,
     one of them writing, and how often.
 
-    `tells_places`: also where each was launched, or freed, which takes longer. Graphs are to be captured inside, too. Of a graph's works, those on several of its streams count
+    `tells_places`: also where each was launched, or freed, which takes longer. Graphs are to be
+    captured inside, too. Of a graph's works, those on several of its streams count
     as one after the other.
     """
     device = torch_cuda.device()

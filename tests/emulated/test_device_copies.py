@@ -149,5 +149,5 @@ def test_only_pinned_memory_has_such_a_view() -> None:
 
 
 def test_sizes_that_do_not_fit_are_refused_at_once() -> None:
-    with pytest.raises(RuntimeError, match="expand|size"):
+    with pytest.raises(RuntimeError, match=r"expand|size"):
         torch.zeros(3, device="cuda").copy_(torch.zeros(2))

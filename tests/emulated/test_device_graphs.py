@@ -173,11 +173,11 @@ def test_a_capture_does_not_wait_for_what_is_outside() -> None:
 
 def test_a_replay_refuses_memory_that_was_freed() -> None:
     """A GPU would use what is there by then."""
-    x = torch.ones(3, device="cuda")
-    graph, out = captured(lambda: x + 1)
+    holder = [torch.ones(3, device="cuda")]
+    graph, out = captured(lambda: holder[0] + 1)
     graph.replay()
     assert out.tolist() == [2, 2, 2]
-    del x
+    holder.clear()
     with pytest.raises(RuntimeError, match="freed since it was captured"):
         graph.replay()
 

@@ -1,4 +1,4 @@
-"""Memory: given out again as PyTorch's caching allocator does, and full of rubbish until written."""
+"""Memory: given out again as by PyTorch's caching allocator, and full of rubbish until written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The surface of `torch.cuda`, on the device of `device/`. `install()` before anything imports vLLM."""
+"""The surface of `torch.cuda`, on the device of `device/`.
+
+`install()` before anything imports vLLM.
+"""
 
 from __future__ import annotations
 
