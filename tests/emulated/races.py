@@ -18,8 +18,7 @@ def found(*, tells_places: bool = False) -> Iterator[dict[str, int]]:
     one of them writing, and how often.
 
     `tells_places`: also where each was launched, or freed, which takes longer. Graphs are to be
-    captured inside, too. Of a graph's works, those on several of its streams count
-    as one after the other.
+    captured inside, too. Works of a graph on several streams count as one after the other.
     """
     device = torch_cuda.device()
     device.find_races(True)

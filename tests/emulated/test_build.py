@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +45,12 @@ def test_what_does_not_compile_is_told_with_the_compilers_words(
     with pytest.raises(RuntimeError, match="nothing here"):
         build.build()
     assert [*(tmp_path / "cache").iterdir()] == []
+
+
+def test_tests_are_skipped_there_and_say_why(tmp_path: Path) -> None:
+    nothing = {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "pytest", __file__, "--emulated", "-k", "compiled_anew"]
+    done = subprocess.run(command, env=os.environ | nothing, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "1 skipped" in done.stdout
+    assert "no C++ compiler (g++) to compile the emulated device with" in done.stdout
