@@ -40,12 +40,14 @@ def install() -> None:
         for t in tensors:
             assert t.is_cuda, "attention is given a tensor of the host's"
         device = torch_cuda.device()
-        aliases = [device.weak_host_alias(t) for t in tensors]
+        aliases = (device.weak_host_alias(t) for t in tensors)
+        q, k, v, out, starts, lengths, table = aliases
+        scale: float = a["softmax_scale"]
         window = 1 + a["window_size"][0] if a["causal"] else 0
 
         def later() -> None:
             with torch._C.DisableTorchFunction(), torch.inference_mode():
-                attend(*aliases, a["softmax_scale"], window, is_causal=a["causal"])
+                attend(q, k, v, out, starts, lengths, table, scale, window, is_causal=a["causal"])
 
         read = [a[name] for name in names if name != "out"]
         return device.enqueue("attention", later, tensors, read, [a["out"]])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from emulated import torch_cuda
+from emulated.torch_cuda import CUDAGraph
 
 
 @pytest.fixture(autouse=True)
@@ -15,9 +17,9 @@ def _inference() -> None:
     torch.set_grad_enabled(False)
 
 
-def captured(run: Callable[[], torch.Tensor], pool: object = None) -> tuple[object, torch.Tensor]:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+def captured(run: Callable[[], torch.Tensor], pool: Any = None) -> tuple[CUDAGraph, torch.Tensor]:
+    graph = CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):  # type: ignore[arg-type]
         out = run()
     return graph, out
 

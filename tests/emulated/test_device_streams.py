@@ -152,13 +152,14 @@ def test_a_stream_that_is_ahead_shows_it(side: torch.cuda.Stream) -> None:
 
 
 def test_some_seed_shows_it_and_a_seed_stands_for_one_order() -> None:
+    side = torch.cuda.Stream()
+
     def seen(seed: int) -> list[float]:
         torch_cuda.set_schedule(Schedule.RANDOM, seed=seed)
         found = [overwritten_while_read(side) for _ in range(20)]
         torch.cuda.synchronize()
         return found
 
-    side = torch.cuda.Stream()
     by_seed = [seen(seed) for seed in range(3)]
     assert {1, 2} <= {value for found in by_seed for value in found}
     assert [seen(seed) for seed in range(3)] == by_seed

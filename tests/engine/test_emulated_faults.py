@@ -6,7 +6,7 @@ By a call that raises, a wait that nobody asked for, a race, or steps and counte
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -46,8 +46,10 @@ def look(
 ) -> Seen:
     fix_costs(patch)
     seen, settings = Seen(), {**FEW.settings, **ON_GPU, **(GRAPHS if has_graphs else {})}
+    watching: AbstractContextManager[dict[str, int]]
+    watching = races.found() if looks_for_races else nullcontext({})
     with (
-        races.found() if looks_for_races else nullcontext({}) as found,
+        watching as found,
         engine(async_scheduling=True, **settings) as llm,
     ):
         started(llm)

@@ -41,7 +41,8 @@ GRAPHS: dict[str, Any] = {
     "max_num_batched_tokens": 256,
     **SHARED,
 }
-BATCHES, NEW_TOKENS = (1, 3, 8, 24), 64
+NEW_TOKENS = 64
+BATCHES: tuple[int, ...] = (1, 3, 8, 24)
 PROMPTS = held_out_prompts(24)
 if IS_EMULATED:
     SHARED |= {"kv_cache_memory_bytes": 32 << 20}
@@ -57,5 +58,6 @@ if IS_EMULATED:
             "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32],
         },
     }
-    BATCHES, NEW_TOKENS = (1, 3), 12
+    NEW_TOKENS = 12
+    BATCHES = (1, 3)
     PROMPTS = [text[:40] for text in PROMPTS[:3]]

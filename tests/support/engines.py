@@ -30,6 +30,7 @@ TARGET, DRAFTER = DEMO / "target", DEMO / "drafter"
 USES_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1" or torch_cuda.is_installed()
 DFLASH = {"method": "dflash", "model": str(DRAFTER)}
 FIXED = {**DFLASH, "draft_length": "fixed"}
+V2_WORKERS = GPU_WORKER.rpartition(".")[0]
 SCHEDULING = ("synchronous", "asynchronous") if USES_V2 else ("synchronous",)
 """How this process's model runner can be scheduled."""
 
@@ -90,6 +91,17 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             f"{kind}.measure", lambda self: steady_costs(self.model_runner.max_num_reqs)
         )
+    # One length for all is worth more than each its own, wherever there are graphs for that.
+    monkeypatch.setattr(
+        f"{V2_WORKERS}.ragged_seconds", lambda runner: 1.0 if _has_graphs_of_blocks(runner) else 0.0
+    )
+
+
+def _has_graphs_of_blocks(runner: Any) -> bool:
+    """Whether some batch whose requests have a block's rows each is a graph."""
+    graphs = runner.cudagraph_manager.graphs if runner.cudagraph_manager else ()
+    rows = 1 + runner.num_speculative_steps
+    return any(graph.uniform_token_count == rows for graph in graphs)
 
 
 @contextmanager
