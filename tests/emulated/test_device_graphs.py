@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -135,6 +136,21 @@ def test_a_capture_that_goes_on_after_such_a_call_fails_at_its_end() -> None:
 
     with pytest.raises(RuntimeError, match="previous error during capture"):
         captured(run)
+
+
+def test_a_capture_that_fails_lets_go_of_what_it_held() -> None:
+    x = torch.ones(3, device="cuda")
+
+    def run() -> torch.Tensor:
+        y = x + 1
+        torch_cuda.device().enqueue("one that holds it", lambda: y, [y])
+        return x.sum().item()  # type: ignore[return-value]
+
+    used = torch.cuda.memory_allocated()
+    with pytest.raises(RuntimeError, match="captur"):
+        captured(run)
+    gc.collect()
+    assert torch.cuda.memory_allocated() == used
 
 
 def test_the_default_stream_cannot_be_captured() -> None:

@@ -49,8 +49,9 @@ inline int64_t begin_capture(int64_t pool) {
 }
 
 inline void end_capture(int64_t id) {
+  GraphPtr graph;  // one that fails goes behind the lock, with what it holds
   std::lock_guard<std::mutex> lock(state);
-  GraphPtr graph = queues[current_stream].capture;
+  graph = queues[current_stream].capture;
   TORCH_CHECK(graph && graph->id == id, "the stream captures another graph, or none");
   std::string unjoined;
   for (auto member : graph->members) {
