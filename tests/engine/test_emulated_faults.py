@@ -183,7 +183,7 @@ def test_a_question_within_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_number_of_the_hosts_that_a_graph_has_baked_in(
-    monkeypatch: pytest.MonkeyPatch,
+    unharmed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted up with each block, it stays what it was at capture."""
     original, blocks = PlannedSpeculator.sample_draft, [0]
@@ -197,4 +197,5 @@ def test_a_number_of_the_hosts_that_a_graph_has_baked_in(
     captured = []
     found = look(monkeypatch, has_graphs=True, started=lambda llm: captured.append(blocks[0]))
     assert blocks == captured
-    assert found.outcome["counters"]["accepted_tokens"] == 0
+    accepted = found.outcome["counters"]["accepted_tokens"]
+    assert 2 * accepted < unharmed["counters"]["accepted_tokens"]
