@@ -17,8 +17,8 @@
 # make recording   record the demo and a server in a terminal again, and draw README's picture of
 #              it: five minutes alone on the machine; writes docs/demo.cast and docs/demo.svg
 # make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU
-.PHONY: demo check test setup test-unit test-engine test-v2 test-cluster test-server mutants faults
-.PHONY: coverage seams next hazards fuzz selection gpu figures recording
+.PHONY: demo check test setup test-unit test-engine test-v2 test-emulated test-cluster test-server
+.PHONY: mutants faults coverage seams next hazards fuzz selection gpu figures recording
 
 demo: setup
 	scripts/run.sh vllm-dflash demo
@@ -33,7 +33,8 @@ check: setup
 # The two runners need a process each, of one thread: two of each would wait for one another on two
 # cores. Servers and clusters, with threads as a user has them, come behind them.
 test: check
-	$(MAKE) --jobs=2 --keep-going --output-sync=target test-v2 test-engine test-cluster test-server
+	$(MAKE) --jobs=2 --keep-going --output-sync=target \
+	    test-v2 test-engine test-emulated test-cluster test-server
 
 ONE_THREAD = OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind
 
@@ -46,6 +47,11 @@ test-engine:
 test-v2:
 	$(ONE_THREAD) scripts/run.sh pytest tests/unit tests/engine --runner v2 $(PYTEST_ARGS)
 
+# Not all of tests/engine: what is for CPUs alone may not be imported where the platform is CUDA.
+EMULATED = tests/emulated tests/engine/test_cuda*.py tests/engine/test_emulated*.py --emulated
+test-emulated:
+	$(ONE_THREAD) scripts/run.sh pytest $(EMULATED) $(PYTEST_ARGS)
+
 test-cluster:
 	scripts/run.sh pytest tests/cluster $(PYTEST_ARGS)
 
@@ -56,6 +62,7 @@ hazards: setup
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py $(PYTEST_ARGS)
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py --runner v2 $(PYTEST_ARGS)
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine --runner v2 --slow -m slow $(PYTEST_ARGS)
+	$(ONE_THREAD) scripts/run.sh pytest $(EMULATED) --slow -m slow $(PYTEST_ARGS)
 	scripts/run.sh pytest tests/engine tests/server tests/cluster --slow -m slow $(PYTEST_ARGS)
 
 # Longer than any limit for a test that hangs. Failures come with what brings them back.

@@ -35,7 +35,9 @@ settings.load_profile("tests")
 
 RUNNERS = ("v1", "v2")
 TESTS = Path(__file__).parent
-MARKED = ("engine", "server", "cluster")
+NO_DEVICE = pytest.StashKey[str]()
+"""Why there is no emulated one."""
+MARKED = ("engine", "server", "cluster", "emulated")
 """Folders whose tests bear the folder's name as their mark."""
 
 
@@ -47,6 +49,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="v1: all tests, those of both runners on V1. v2: the latter on Model Runner V2, which"
         " on a CPU needs Triton's interpreter and so a process of its own.",
     )
+    parser.addoption(
+        "--emulated",
+        action="store_true",
+        help="tests/emulated, and tests marked `cuda`, on a GPU that is emulated in this process",
+    )
     parser.addoption("--slow", action="store_true", help="those that take minutes, too")
 
 
@@ -55,6 +62,13 @@ def pytest_configure(config: pytest.Config) -> None:
         from support.interpreter import use_model_runner_v2
 
         use_model_runner_v2()
+    if config.getoption("--emulated"):
+        from emulated import build, vllm_side
+
+        if (reason := build.why_not()) is not None:
+            config.stash[NO_DEVICE] = reason
+        else:
+            vllm_side.use()
 
 
 @pytest.fixture(params=RUNNERS, scope="session")
@@ -69,14 +83,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(folder)
 
     chosen = config.getoption("--runner")
+    on_emulated = config.getoption("--emulated")
+    if (reason := config.stash.get(NO_DEVICE, None)) is not None:
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+    def is_for_emulated(item: pytest.Item) -> bool:
+        return item.get_closest_marker("emulated") is not None
 
     def runner_of(item: pytest.Item) -> str:
         callspec = getattr(item, "callspec", None)
         return callspec.params.get("runner", "v1") if callspec else "v1"
 
     def is_chosen(item: pytest.Item) -> bool:
-        is_slow = item.get_closest_marker("slow") is not None
-        return runner_of(item) == chosen and (not is_slow or config.getoption("--slow"))
+        if item.get_closest_marker("slow") is not None and not config.getoption("--slow"):
+            return False
+        if on_emulated:
+            return is_for_emulated(item) or item.get_closest_marker("cuda") is not None
+        return runner_of(item) == chosen and not is_for_emulated(item)
 
     config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item)])
     items[:] = [item for item in items if is_chosen(item)]

@@ -10,11 +10,21 @@ import pytest
 import torch
 from vllm import LLM
 
-from support.cuda_engines import GRAPHS, NEW_TOKENS, NO_FLASHINFER, ON_CUDA, PROMPTS, SHARED
+from support.cuda_engines import (
+    BATCHES,
+    GRAPHS,
+    NEW_TOKENS,
+    NO_FLASH_ATTENTION,
+    NO_FLASHINFER,
+    ON_CUDA,
+    PROMPTS,
+    SHARED,
+    SLOW_EMULATED,
+)
 from support.engines import DFLASH, FIXED, engine, greedy, proposer_of, runner_of, token_ids
 from support.pairs import make_pair
 
-pytestmark = ON_CUDA
+pytestmark = [*ON_CUDA, *SLOW_EMULATED]
 OPTIONS: dict[str, dict[str, Any]] = {
     "fixed": FIXED,
     "adaptive verification": DFLASH,
@@ -78,7 +88,7 @@ def test_hazard_10_output_is_identical_and_nothing_is_captured_after_warm_up(
     with engine(speculative_config=dict(OPTIONS[name]), async_scheduling=is_async, **GRAPHS) as llm:
         allocations = []
         for _ in range(2):
-            for batch in (1, 3, 8, 24):
+            for batch in BATCHES:
                 replays.clear()
                 assert token_ids(llm, PROMPTS[:batch], greedy(NEW_TOKENS)) == plain[:batch]
                 # Most steps only decode: no step of 8 tokens a request writes more than 8 of them.
@@ -114,7 +124,12 @@ def test_texts_that_repeat_give_free_drafts(
 
 
 @pytest.mark.parametrize(
-    "backend", ["FLASH_ATTN", "TRITON_ATTN", pytest.param("FLASHINFER", marks=NO_FLASHINFER)]
+    "backend",
+    [
+        pytest.param("FLASH_ATTN", marks=NO_FLASH_ATTENTION),
+        "TRITON_ATTN",
+        pytest.param("FLASHINFER", marks=NO_FLASHINFER),
+    ],
 )
 def test_mixed_windows_on_each_attention_backend(tmp_path: Path, backend: str) -> None:
     """Windows, causality and a context several times the window, in the drafter's dtype."""

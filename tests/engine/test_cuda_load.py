@@ -13,7 +13,7 @@ import pytest
 import torch
 from vllm import LLM
 
-from support.cuda_engines import GRAPHS, NEW_TOKENS, ON_CUDA, PROMPTS
+from support.cuda_engines import GRAPHS, NEW_TOKENS, ON_CUDA, PROMPTS, SLOW_EMULATED
 from support.engines import DFLASH, FIXED, engine, greedy, runner_of, token_ids
 
 pytestmark = ON_CUDA
@@ -68,7 +68,9 @@ def outcomes(llm: LLM) -> tuple[list[list[int]], dict[str, Any]]:
     return tokens, stats
 
 
-@pytest.mark.parametrize("disturbance", [late_device, busy_copies])
+@pytest.mark.parametrize(
+    "disturbance", [pytest.param(late_device, marks=SLOW_EMULATED), busy_copies]
+)
 @pytest.mark.parametrize("names", [("execute_model",), ("sample_tokens",)], ids=" ".join)
 def test_a_device_that_lags_behind_changes_nothing(
     plain: list[list[int]],

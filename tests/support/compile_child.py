@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import vllm_dflash
-from support.interpreter import pretend_a_device
+from emulated.interpreter import pretend_a_device
 
 GPUS = (80, 86, 90, 100, 120)
 ROOM = Path(vllm_dflash.__file__).parent / "engine/v2"

@@ -1,4 +1,4 @@
-"""What tests of engines on a GPU share."""
+"""What tests of engines on a GPU share. On an emulated one, all is smaller."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 import torch
 from vllm.platforms import current_platform
 
+from emulated import torch_cuda
 from support.engines import held_out_prompts
 
+IS_EMULATED = torch_cuda.is_installed()
 ON_CUDA = [
     pytest.mark.cuda,
     pytest.mark.skipif(
@@ -19,16 +21,17 @@ ON_CUDA = [
         reason="needs a GPU and vLLM's CUDA build",
     ),
 ]
+SLOW_EMULATED = [pytest.mark.slow] if IS_EMULATED else []
+"""For tests that take seconds on a GPU."""
 HAS_FLASHINFER = find_spec("flashinfer") is not None
 NO_FLASHINFER = pytest.mark.skipif(not HAS_FLASHINFER, reason="FlashInfer is not installed")
+NO_FLASH_ATTENTION = pytest.mark.skipif(IS_EMULATED, reason="FlashAttention is compiled code")
 if not HAS_FLASHINFER:  # vLLM's sampler would stop where it looks for it
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 # Before Triton is asked for a kernel: else float32 products keep 10 bits, and near-ties fall
 # otherwise in batches of other sizes.
 os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 
-PROMPTS = held_out_prompts(24)
-NEW_TOKENS = 64
 SHARED: dict[str, Any] = {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 1 << 30}
 """An engine that was slow to leave does not keep the next one from starting; and none captures its
 graphs twice to see what memory they take."""
@@ -38,3 +41,23 @@ GRAPHS: dict[str, Any] = {
     "max_num_batched_tokens": 256,
     **SHARED,
 }
+NEW_TOKENS = 64
+BATCHES: tuple[int, ...] = (1, 3, 8, 24)
+PROMPTS = held_out_prompts(24)
+if IS_EMULATED:
+    SHARED |= {"kv_cache_memory_bytes": 32 << 20}
+    GRAPHS |= {
+        **SHARED,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 128,
+        # Inductor would write kernels for a GPU.
+        "compilation_config": {
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32],
+        },
+    }
+    NEW_TOKENS = 12
+    BATCHES = (1, 3)
+    PROMPTS = [text[:40] for text in PROMPTS[:3]]

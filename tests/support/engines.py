@@ -16,19 +16,21 @@ from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 
+from emulated import torch_cuda
 from support import DEMO
 from support.planner_world import steady_costs
 from support.reference_decoding import generate
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.config.mode import CPU_WORKER, CPU_WORKER_V2
+from vllm_dflash.config.mode import CPU_WORKER, CPU_WORKER_V2, GPU_WORKER
 from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.planning.step import Step
 from vllm_dflash.tools.prompts import read_prompts
 
 TARGET, DRAFTER = DEMO / "target", DEMO / "drafter"
-USES_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+USES_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1" or torch_cuda.is_installed()
 DFLASH = {"method": "dflash", "model": str(DRAFTER)}
 FIXED = {**DFLASH, "draft_length": "fixed"}
+V2_WORKERS = GPU_WORKER.rpartition(".")[0]
 SCHEDULING = ("synchronous", "asynchronous") if USES_V2 else ("synchronous",)
 """How this process's model runner can be scheduled."""
 
@@ -83,10 +85,31 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     What the planner sees is the drafts' luck alone; on a busy machine, or in an interpreter, it
     would rightly draft nothing.
     """
-    for kind in (CPU_WORKER, CPU_WORKER_V2):  # by name: on a GPU nothing imports them
+    # By name: on a GPU nothing may import those for CPUs.
+    kinds = (GPU_WORKER,) if current_platform.is_cuda() else (CPU_WORKER, CPU_WORKER_V2)
+    for kind in kinds:
         monkeypatch.setattr(
             f"{kind}.measure", lambda self: steady_costs(self.model_runner.max_num_reqs)
         )
+    # One length for all is worth more than each its own, wherever there are graphs for that.
+    monkeypatch.setattr(
+        f"{V2_WORKERS}.ragged_seconds", lambda runner: 1.0 if _has_graphs_of_blocks(runner) else 0.0
+    )
+
+
+def _has_graphs_of_blocks(runner: Any) -> bool:
+    """Whether some batch whose requests have a block's rows each is a graph."""
+    graphs = runner.cudagraph_manager.graphs if runner.cudagraph_manager else ()
+    rows = 1 + runner.num_speculative_steps
+    return any(graph.uniform_token_count == rows for graph in graphs)
+
+
+@contextmanager
+def with_fixed_costs() -> Iterator[None]:
+    """The same for what starts inside."""
+    with pytest.MonkeyPatch.context() as patch:
+        fix_costs(patch)
+        yield
 
 
 def worker_of(llm: LLM) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from types import SimpleNamespace
 from typing import Any
+
+from emulated.interpreter import hasten, pretend_a_device
 
 
 def use_triton() -> None:
@@ -19,18 +19,11 @@ def use_triton() -> None:
     pretend_a_device()
 
 
-def pretend_a_device() -> None:
-    """Have vLLM define its kernels; to be compiled for a GPU, unless they are interpreted."""
-    from triton.backends import backends
-
-    backends["cpu"] = SimpleNamespace(driver=_NoDevice, compiler=None)
-
-
 def use_model_runner_v2() -> None:
     """Call before anything imports vLLM."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     use_triton()
-    _hasten()
+    hasten()
 
 
 @contextmanager
@@ -56,36 +49,3 @@ def triton_attention() -> Iterator[None]:
         selector._cached_get_attn_backend.cache_clear()
         yield
     selector._cached_get_attn_backend.cache_clear()
-
-
-def _hasten() -> None:
-    """Leave out of launches what makes no difference here: half of the interpreter's work."""
-    from triton.language.core import dtype
-    from triton.runtime import interpreter
-
-    # Triton's language is patched anew for each launch and each call of a function within one.
-    interpreter._patch_lang = cache(interpreter._patch_lang)
-    interpreter._LangPatchScope.restore = lambda scope: None
-    # Tensors are on the host as it is. For each launch, the interpreter writes whole storages over
-    # themselves, as if it had copied them: a cache of K/V takes longer than the kernel.
-    interpreter.GridExecutor._init_args_hst = lambda executor, args, kwargs: (args, kwargs)
-    interpreter.GridExecutor._restore_args_dev = lambda executor, *args: None
-    # It works out NumPy's name of a type for each load and store.
-    of_numpy = interpreter._get_np_dtype
-    known = cache(of_numpy)
-    interpreter._get_np_dtype = lambda one: (known if type(one) is dtype else of_numpy)(one)
-    # Nor do compiled kernels look for overflows.
-    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
-        sanitize_overflow=False
-    )
-
-
-class _NoDevice:
-    """A driver that says there is a device, for whoever only asks that."""
-
-    def __init__(self) -> None:
-        raise RuntimeError("there is no device")
-
-    @staticmethod
-    def is_active() -> bool:
-        return True

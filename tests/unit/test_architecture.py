@@ -118,6 +118,30 @@ def test_no_two_files_of_tests_bear_one_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_the_emulated_gpu_knows_no_plugin() -> None:
+    """Nor its tests' support: a stranger could take the folder."""
+
+    def imported(file: Path) -> set[str]:
+        nodes = [*ast.walk(ast.parse(file.read_text()))]
+        plain = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+        named = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        return {name.split(".")[0] for name in plain + named}
+
+    files = [*(ROOT / "tests" / "emulated").glob("*.py")]
+    found = set().union(*map(imported, files))
+    assert {"emulated", "torch", "vllm"} <= found
+    assert found & {"vllm_dflash", "support", "tests", "gpu", "faults"} == set()
+
+
+def test_files_of_the_emulated_gpu_are_short() -> None:
+    files = [
+        f for f in (ROOT / "tests" / "emulated").rglob("*") if f.suffix in (".py", ".h", ".cpp")
+    ]
+    assert len(files) > 20
+    lines = {file.name: len(file.read_text().splitlines()) for file in files}
+    assert {name: count for name, count in lines.items() if count > LINES} == {}
+
+
 def test_modules_are_short() -> None:
     lines = {module: len(module.read_text().splitlines()) for module in MODULES}
     assert {module.name: count for module, count in lines.items() if count > LINES} == {

@@ -15,7 +15,9 @@ NUMBA_COMPILES = numba_event.RecordingListener()
 """The start and the end of each function that numba compiles in this process: those that meet
 arguments of types that are new to them among them."""
 numba_event.register("numba:compile", NUMBA_COMPILES)
-RANKS = batched_count_greater_than._torchdynamo_orig_callable.__code__
+RANKS = getattr(  # under TORCHDYNAMO_DISABLE=1, torch.compile leaves a function as it is
+    batched_count_greater_than, "_torchdynamo_orig_callable", batched_count_greater_than
+).__code__
 """What ranks a token among all, for logprobs: on V1, vLLM compiles it for the first request that
 asks for any, which waits for that in a plain engine as well (2 s; 9 s on a machine's first)."""
 

@@ -1,5 +1,8 @@
 """Hazard 10: what changes after warm-up is counted."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numba
@@ -71,3 +74,17 @@ def test_compilations_are_counted_once_however_many_engines_there_were() -> None
         state.seal()
     torch.compile(lambda x: x * 5 + 1, backend="eager")(torch.zeros(2))
     assert [state.to_dict()["captures_after_warmup"] for state in states] == [1, 1, 1]
+
+
+def test_it_counts_where_nothing_is_compiled() -> None:
+    """TORCHDYNAMO_DISABLE=1, with which people look for faults: engines start as plain ones do."""
+    code = (
+        "from vllm_dflash.engine.warm import WarmState\n"
+        "state = WarmState(tuple)\n"
+        "state.seal()\n"
+        "print(state.to_dict()['captures_after_warmup'])"
+    )
+    command, environment = [sys.executable, "-c", code], os.environ | {"TORCHDYNAMO_DISABLE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "0"

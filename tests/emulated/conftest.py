@@ -1,0 +1,24 @@
+"""What each test of the device finds: the latest schedule, the default stream, no counts."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from emulated import torch_cuda
+from emulated.torch_cuda import Schedule
+
+
+@pytest.fixture(autouse=True)
+def _as_new() -> Iterator[None]:
+    if not torch_cuda.is_installed():
+        yield
+        return
+    import torch
+
+    # A capture that failed leaves its stream the current one, on a GPU as well.
+    torch.cuda.set_stream(torch.cuda.default_stream())
+    torch.cuda.synchronize()
+    torch_cuda.set_schedule(Schedule.LATEST)
+    torch_cuda.device().forget_counts()
+    yield
+    torch_cuda.set_schedule(Schedule.LATEST)

@@ -1,0 +1,93 @@
+"""Triton's interpreter: found where there is no device, hastened, and its launches queued."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+
+def pretend_a_device() -> None:
+    """Have vLLM define its kernels; to be compiled for a GPU, unless they are interpreted."""
+    from triton.backends import backends
+
+    backends["cpu"] = SimpleNamespace(driver=_NoDevice, compiler=None)
+
+
+class _NoDevice:
+    """A driver that says there is a device, for whoever only asks that."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("there is no device")
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+
+def hasten() -> None:
+    """Leave out of launches what makes no difference here: half of the interpreter's work."""
+    from triton.language.core import dtype
+    from triton.runtime import interpreter
+
+    # Triton's language is patched anew for each launch and each call of a function within one.
+    interpreter._patch_lang = cache(interpreter._patch_lang)
+    interpreter._LangPatchScope.restore = lambda scope: None
+    # Tensors are on the host as it is. For each launch, the interpreter writes whole storages over
+    # themselves, as if it had copied them: a cache of K/V takes longer than the kernel.
+    interpreter.GridExecutor._init_args_hst = lambda executor, args, kwargs: (args, kwargs)
+    interpreter.GridExecutor._restore_args_dev = lambda executor, *args: None
+    # It works out NumPy's name of a type for each load and store.
+    of_numpy = interpreter._get_np_dtype
+    known = cache(of_numpy)
+    interpreter._get_np_dtype = lambda one: (known if type(one) is dtype else of_numpy)(one)
+    # Nor do compiled kernels look for overflows.
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
+        sanitize_overflow=False
+    )
+
+
+def queue_launches(device: Any) -> None:
+    """From here on a launch is put on the current stream's queue (`device`: `build.load()`).
+
+    Call behind `hasten`.
+    """
+    import torch
+    from triton.runtime import interpreter
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    from emulated.races import watch_kernels
+
+    run = interpreter.GridExecutor.__call__
+
+    def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
+        tensors: list[torch.Tensor] = []
+
+        def aliased(arg: Any) -> Any:
+            if isinstance(arg, tuple):
+                made = [aliased(one) for one in arg]
+                return type(arg)(*made) if hasattr(arg, "_fields") else tuple(made)
+            if isinstance(arg, TensorDescriptor):
+                return dataclasses.replace(arg, base=aliased(arg.base))
+            if not isinstance(arg, torch.Tensor):
+                return arg
+            if not arg.is_cuda:  # in the words of Triton's launcher
+                raise ValueError(
+                    f"Pointer argument cannot be accessed from Triton (cpu tensor?): {arg.shape}"
+                )
+            tensors.append(arg)
+            return device.weak_host_alias(arg)
+
+        of_host = tuple(map(aliased, args))
+        named = {name: aliased(arg) for name, arg in kwargs.items()}
+
+        def later() -> None:
+            with torch._C.DisableTorchFunction():
+                run(executor, *of_host, **named)
+
+        name = getattr(executor.fn, "__name__", executor.fn)
+        device.enqueue(f"Triton kernel {name}", later, tensors)
+
+    interpreter.GridExecutor.__call__ = launch
+    watch_kernels(interpreter, device)

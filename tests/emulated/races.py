@@ -1,0 +1,77 @@
+"""Missing waits, whatever the schedule: by vector clocks (`device/clocks.h`, `device/races.h`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from emulated import places, torch_cuda
+
+
+@contextmanager
+def found(*, tells_places: bool = False) -> Iterator[dict[str, int]]:
+    """Filled at the end: pairs of works without an order between them that touched the same bytes,
+    one of them writing, and how often.
+
+    `tells_places`: also where each was launched, or freed, which takes longer. Graphs are to be
+    captured inside, too. Works of a graph on several streams count as one after the other.
+    """
+    device = torch_cuda.device()
+    device.find_races(True)
+    device.set_place(places.here if tells_places else None)
+    races: dict[str, int] = {}
+    try:
+        yield races
+        torch.cuda.synchronize()
+        races.update(device.races())
+    finally:
+        device.find_races(False)
+        device.set_place(None)
+
+
+def forget() -> None:
+    """What was found so far, of a start that nobody reads the outputs of."""
+    torch_cuda.device().find_races(True)
+
+
+def watch_kernels(interpreter: Any, device: Any) -> None:
+    """Have kernels of Triton's interpreter say which bytes they load and store."""
+    library = interpreter._interpreter
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(library, name)
+
+        @staticmethod
+        def load(pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
+            if device.finds_races():
+                _touch(device, pointers, mask, np.dtype(dtype).itemsize, writes=False)
+            return library.load(pointers, mask, other, dtype)
+
+        @staticmethod
+        def store(pointers: Any, values: Any, mask: Any) -> Any:
+            if device.finds_races():
+                _touch(device, pointers, mask, values.itemsize, writes=True)
+            return library.store(pointers, values, mask)
+
+        @staticmethod
+        def atomic_rmw(kind: Any, pointers: Any, values: Any, mask: Any, semantic: Any) -> Any:
+            if device.finds_races():
+                _touch(device, pointers, mask, values.itemsize, writes=True)
+            return library.atomic_rmw(kind, pointers, values, mask, semantic)
+
+    interpreter._interpreter = Watched()
+
+
+def _touch(device: Any, pointers: np.ndarray, mask: np.ndarray, size: int, *, writes: bool) -> None:
+    """In pieces, as the addresses lie."""
+    used = np.unique(pointers[np.broadcast_to(mask.astype(bool), pointers.shape)].astype(np.uint64))
+    if not len(used):
+        return
+    first = np.concatenate(([True], np.diff(used) > size))
+    last = np.concatenate((first[1:], [True]))
+    device.touch_now(used[first].tolist(), (used[last] + np.uint64(size)).tolist(), writes)

@@ -1,0 +1,181 @@
+"""Streams and events: what is ordered behind what, and what is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from emulated import torch_cuda
+from emulated.torch_cuda import Schedule
+
+
+@pytest.fixture
+def side() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
+def copied_on(stream: torch.cuda.Stream, x: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+    with torch.cuda.stream(stream):
+        host = x.to("cpu", non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+    return host, done
+
+
+def test_a_stream_that_does_not_wait_reads_what_was_there_before(side: torch.cuda.Stream) -> None:
+    x = torch.zeros(4, device="cuda")
+    torch.cuda.synchronize()
+    x.fill_(4)
+    host, done = copied_on(side, x)
+    done.synchronize()
+    assert host.tolist() == [0, 0, 0, 0]
+
+
+def test_a_stream_that_waits_reads_what_was_launched_before(side: torch.cuda.Stream) -> None:
+    x = torch.zeros(4, device="cuda")
+    torch.cuda.synchronize()
+    x.fill_(4)
+    side.wait_stream(torch.cuda.current_stream())
+    x.fill_(5)  # behind what is waited for; and by now nobody has waited for it
+    host, done = copied_on(side, x)
+    done.synchronize()
+    assert host.tolist() == [4, 4, 4, 4]
+
+
+def test_the_default_stream_waits_for_no_other(side: torch.cuda.Stream) -> None:
+    """PyTorch's streams are made with cudaStreamNonBlocking."""
+    x = torch.zeros(4, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        x.fill_(4)
+    assert x.tolist() == [0, 0, 0, 0]
+    side.synchronize()
+    assert x.tolist() == [4, 4, 4, 4]
+
+
+def test_to_wait_for_a_stream_is_not_to_wait_for_others(side: torch.cuda.Stream) -> None:
+    x = torch.ones(2, device="cuda")
+    with torch.cuda.stream(side):
+        y = torch.ones(2, device="cuda")
+    torch.cuda.default_stream().synchronize()
+    pending = torch_cuda.device().pending()
+    assert pending[0] == 0
+    assert pending[side.stream_id] > 0
+    torch.cuda.synchronize()
+    assert not any(torch_cuda.device().pending().values())
+    assert (x + y).tolist() == [2, 2]
+
+
+def test_an_event_stands_for_its_last_record(side: torch.cuda.Stream) -> None:
+    x, event = torch.zeros(1, device="cuda"), torch.cuda.Event()
+    event.record()
+    x.fill_(1)
+    event.record()
+    x.fill_(2)
+    side.wait_event(event)
+    host, done = copied_on(side, x)
+    done.synchronize()
+    assert host.tolist() == [1]
+
+
+def test_who_waits_for_an_event_waits_for_what_it_stood_for_then(side: torch.cuda.Stream) -> None:
+    x, event = torch.zeros(1, device="cuda"), torch.cuda.Event()
+    x.fill_(1)
+    event.record()
+    side.wait_event(event)
+    x.fill_(2)
+    event.record()  # too late for the side stream
+    host, done = copied_on(side, x)
+    done.synchronize()
+    assert host.tolist() == [1]
+
+
+def test_an_event_that_was_not_recorded_is_done(side: torch.cuda.Stream) -> None:
+    event = torch.cuda.Event()
+    assert event.query()
+    event.synchronize()
+    side.wait_event(event)
+    side.synchronize()
+
+
+def test_an_event_of_a_stream_is_not_reached_before_its_work() -> None:
+    x, event = torch.zeros(2, device="cuda"), torch.cuda.Event()
+    event.record()
+    assert not event.query()
+    while not event.query():  # whoever asks again and again gets there
+        pass
+    assert x.tolist() == [0, 0]
+
+
+def test_times_between_events() -> None:
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    torch.ones(1000, device="cuda").sum()
+    last.record()
+    with pytest.raises(RuntimeError, match="must be completed"):
+        first.elapsed_time(last)
+    last.synchronize()
+    assert first.elapsed_time(last) > 0
+    with pytest.raises(ValueError, match="must be recorded"):
+        first.elapsed_time(torch.cuda.Event(enable_timing=True))
+
+
+def test_a_wait_of_the_host_does_what_streams_wait_for(side: torch.cuda.Stream) -> None:
+    """Chains of waits, back and forth."""
+    x, main = torch.zeros(1, device="cuda"), torch.cuda.current_stream()
+    for _ in range(5):
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            x.add_(1)
+        main.wait_stream(side)
+        x.mul_(2)
+    assert x.item() == 62
+
+
+def overwritten_while_read(side: torch.cuda.Stream) -> float:
+    """What a side stream reads that nobody waits for, before the main stream writes again."""
+    x = torch.ones(1, device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    host, done = copied_on(side, x)
+    x.fill_(2)
+    done.synchronize()
+    return host.item()
+
+
+def test_the_latest_schedule_hides_who_overwrites_too_early(side: torch.cuda.Stream) -> None:
+    assert overwritten_while_read(side) == 1
+
+
+def test_a_stream_that_is_ahead_shows_it(side: torch.cuda.Stream) -> None:
+    torch_cuda.set_schedule(Schedule.SOME_AHEAD, (0,))
+    assert overwritten_while_read(side) == 2
+
+
+def test_some_seed_shows_it_and_a_seed_stands_for_one_order() -> None:
+    side = torch.cuda.Stream()
+
+    def seen(seed: int) -> list[float]:
+        torch_cuda.set_schedule(Schedule.RANDOM, seed=seed)
+        found = [overwritten_while_read(side) for _ in range(20)]
+        torch.cuda.synchronize()
+        return found
+
+    by_seed = [seen(seed) for seed in range(3)]
+    assert {1, 2} <= {value for found in by_seed for value in found}
+    assert [seen(seed) for seed in range(3)] == by_seed
+
+
+def test_at_once_is_a_device_that_is_never_late(side: torch.cuda.Stream) -> None:
+    torch_cuda.set_schedule(Schedule.AT_ONCE)
+    x = torch.full((2,), 3.0, device="cuda")
+    host, _ = copied_on(side, x)
+    assert host.tolist() == [3, 3]
+
+
+def test_streams_are_entered_and_left() -> None:
+    before, other = torch.cuda.current_stream(), torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        assert torch.cuda.current_stream() == other
+        assert torch.cuda.current_stream().cuda_stream == other.cuda_stream
+    assert torch.cuda.current_stream() == before == torch.cuda.default_stream()
+    assert other != torch.cuda.Stream()

@@ -1,0 +1,337 @@
+"""The surface of `torch.cuda`, on the device of `device/`.
+
+`install()` before anything imports vLLM.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from emulated import build
+
+NAME = "NVIDIA H100, emulated"
+
+
+class Schedule(IntEnum):
+    """When work is done that nobody has waited for yet."""
+
+    AT_ONCE = 0
+    LATEST = 1
+    """Where the host waits for it, and no earlier."""
+    SOME_AHEAD = 2
+    """Chosen streams at once, all others as late as may be."""
+    RANDOM = 3
+    """Some of it, now and then; a seed stands for one order."""
+
+
+capability = (9, 0)
+"""What vLLM's choices go by."""
+_device: Any = None
+
+
+def is_installed() -> bool:
+    return _device is not None
+
+
+def device() -> Any:
+    """The functions of `device/device.cpp`."""
+    assert _device is not None, "the emulated device is not installed in this process"
+    return _device
+
+
+def set_schedule(kind: Schedule, ahead: tuple[int, ...] = (), seed: int = 0) -> None:
+    """From now on. `ahead`: numbers of streams."""
+    device().set_schedule(int(kind), ahead, seed)
+
+
+class Stream(torch.Stream):
+    """As `torch.cuda.Stream`: that is made of what a CPU build has not."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **named: Any) -> Stream:
+        if named:  # a stream that is there, by its number
+            return super().__new__(cls, **named)
+        return super().__new__(cls, device=torch.device("cuda:0"), priority=priority)
+
+    @property
+    def cuda_stream(self) -> int:
+        return self.stream_id
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Any) -> None:
+        event.wait(self)
+
+    def wait_stream(self, stream: Any) -> None:
+        self.wait_event(stream.record_event())
+
+
+class _IsEvent(type):
+    def __instancecheck__(cls, one: object) -> bool:
+        return isinstance(one, torch.Event)
+
+
+class Event(metaclass=_IsEvent):
+    """Makes PyTorch's generic events, which the device's guard serves."""
+
+    def __new__(  # type: ignore[misc]
+        cls,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> torch.Event:
+        return torch.Event(
+            device=torch.device("cuda:0"),
+            enable_timing=enable_timing,
+            blocking=blocking,
+            interprocess=interprocess,
+        )
+
+
+def stream_of(number: int) -> Stream:
+    return Stream(stream_id=number, device_index=0, device_type=1)
+
+
+def _set_stream(stream: Stream | None) -> None:
+    if stream is not None:
+        device().set_stream(stream.stream_id)
+
+
+_pools = itertools.count(1)
+
+
+def _new_pool() -> tuple[int, int]:
+    return (0, next(_pools))
+
+
+class CUDAGraph:
+    """As `torch.cuda.CUDAGraph`."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._number: int | None = None
+        self._pool: tuple[int, int] | None = None
+
+    def capture_begin(
+        self,
+        pool: tuple[int, int] | None = None,
+        capture_error_mode: str = "global",
+        check_input_liveness: bool = False,
+    ) -> None:
+        self._pool = pool or _new_pool()
+        self._number = device().begin_capture(self._pool[1])
+
+    def capture_end(self) -> None:
+        device().end_capture(self._number)
+
+    def replay(self) -> None:
+        if self._number is None:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        device().replay(self._number)
+
+    def reset(self) -> None:
+        if self._number is not None:
+            device().drop_graph(self._number)
+            self._number = None
+
+    def pool(self) -> tuple[int, int]:
+        if self._pool is None:
+            raise RuntimeError(
+                "Called CUDAGraph::pool() without a preceding successful capture_begin."
+            )
+        return self._pool
+
+    def names(self) -> list[str]:
+        """What was captured, in order. PyTorch's has no such thing."""
+        return device().names_of(self._number)
+
+    def register_generator_state(self, generator: Any) -> None: ...
+    def enable_debug_mode(self) -> None: ...
+    def debug_dump(self, path: str) -> None: ...
+    def instantiate(self) -> None: ...
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # Python may be on its way out
+            self.reset()
+
+
+def properties(device: Any = None) -> Any:
+    """An H100's, but for its name and memory."""
+    return SimpleNamespace(
+        name=NAME,
+        major=capability[0],
+        minor=capability[1],
+        total_memory=_device.memory()["total"],
+        multi_processor_count=132,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        warp_size=32,
+        uuid="emulated",
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=232448,
+        shared_memory_per_multiprocessor=233472,
+        L2_cache_size=50 << 20,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+        gcnArchName="",
+    )
+
+
+def _memory(name: str) -> Callable[..., int]:
+    return lambda device=None: _device.memory()[name]
+
+
+def _memory_stats(device: Any = None) -> dict[str, int]:
+    now = _device.memory()
+    return {
+        "num_device_alloc": now["device allocations"],
+        "allocated_bytes.all.current": now["used"],
+        "allocated_bytes.all.peak": now["most used"],
+        "reserved_bytes.all.current": now["reserved"],
+        "reserved_bytes.all.peak": now["most reserved"],
+    }
+
+
+def _mem_get_info(device: Any = None) -> tuple[int, int]:
+    now = _device.memory()
+    return now["total"] - now["reserved"], now["total"]
+
+
+def _nothing(*args: Any, **named: Any) -> None: ...
+
+
+def install(
+    schedule: Schedule = Schedule.LATEST, *, poison: bool = True, total: int = 4 << 30
+) -> None:
+    """Have PyTorch find a device `cuda:0` in this process, with so many bytes of memory."""
+    import torch._dynamo  # it looks at torch.cuda's functions one by one, and knows PyTorch's own
+
+    global _device
+    _device = build.load()
+    _device.install()
+    _device.set_poison(poison)
+    _device.set_total(total)
+    set_schedule(schedule)
+    for name, value in _of_c().items():
+        setattr(torch._C, name, value)
+    for name, value in _of_cuda().items():
+        setattr(torch.cuda, name, value)
+    for module, names in (
+        (torch.cuda.graphs, ("CUDAGraph", "is_current_stream_capturing", "graph_pool_handle")),
+        (torch.cuda.streams, ("Stream", "Event")),
+        (torch.cuda.random, ("manual_seed", "manual_seed_all")),
+        (torch.cuda.memory, ("empty_cache", "mem_get_info", "memory_allocated", "memory_reserved")),
+    ):
+        for name in names:
+            setattr(module, name, getattr(torch.cuda, name))
+    torch.cuda.memory.get_allocator_backend = lambda: "emulated"
+    torch.backends.cuda.is_built = lambda: True
+    _define_repeat_interleave()
+    atexit.register(_drain)
+
+
+def _of_c() -> dict[str, Any]:
+    """Names that a CUDA build puts into `torch._C`."""
+    return {
+        "_cuda_getDeviceCount": lambda: 1,
+        "_cuda_init": _nothing,
+        "_cuda_setDevice": _nothing,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_exchangeDevice": lambda device: 0,
+        "_cuda_maybeExchangeDevice": lambda device: 0,
+        "_cuda_set_sync_debug_mode": _device.set_sync_mode,
+        "_cuda_get_sync_debug_mode": _device.get_sync_mode,
+        "_cuda_isInBadFork": lambda: False,
+        "_cuda_synchronize": _device.synchronize,
+        "_cuda_emptyCache": _device.empty_cache,
+        "_host_emptyCache": _nothing,
+        "_accelerator_emptyHostCache": _nothing,
+        "_cuda_isCurrentStreamCapturing": _device.is_capturing,
+        "_cuda_getCurrentBlasHandle": lambda: 0,
+        "_cuda_getCompiledVersion": lambda: 13000,
+        "_accelerator_getAllocatorSettings": lambda: "",
+        "_accelerator_setAllocatorSettings": _nothing,
+        "_cuda_getCurrentRawStream": lambda device: _device.current_stream(),
+    }
+
+
+def _of_cuda() -> dict[str, Any]:
+    """Functions and classes of `torch.cuda`."""
+    return {
+        "_lazy_init": _nothing,
+        "_lazy_call": _nothing,
+        "_initialized": True,
+        "is_initialized": lambda: True,
+        "is_available": lambda: True,
+        "_is_in_bad_fork": lambda: False,
+        "_device_count_nvml": lambda: -1,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": _nothing,
+        "_exchange_device": lambda device: 0,
+        "_maybe_exchange_device": lambda device: 0,
+        "get_device_name": lambda device=None: NAME,
+        "get_device_capability": lambda device=None: capability,
+        "get_device_properties": properties,
+        "get_arch_list": lambda: ["sm_90"],
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "synchronize": lambda device=None: _device.synchronize(),
+        "current_stream": lambda device=None: stream_of(_device.current_stream()),
+        "default_stream": lambda device=None: stream_of(0),
+        "set_stream": _set_stream,
+        "Stream": Stream,
+        "Event": Event,
+        "CUDAGraph": CUDAGraph,
+        "graph_pool_handle": _new_pool,
+        "is_current_stream_capturing": _device.is_capturing,
+        "manual_seed": _nothing,
+        "manual_seed_all": _nothing,
+        "current_blas_handle": lambda: 0,
+        "_sleep": _nothing,  # all is late already
+        "empty_cache": lambda: _device.empty_cache(),
+        "mem_get_info": _mem_get_info,
+        "memory_allocated": _memory("used"),
+        "memory_reserved": _memory("reserved"),
+        "max_memory_allocated": _memory("most used"),
+        "max_memory_reserved": _memory("most reserved"),
+        "reset_peak_memory_stats": lambda device=None: _device.reset_peaks(),
+        "memory_stats": _memory_stats,
+    }
+
+
+_libraries: list[Any] = []
+"""What an operator's rule lives in: gone with it."""
+
+
+def _define_repeat_interleave() -> None:
+    def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
+        if output_size is None:  # known to the device alone: the host waits
+            return torch.repeat_interleave(repeats.cpu()).to(repeats.device)
+        # As on a GPU, nobody checks that it is the sum.
+        places = torch.arange(output_size, device=repeats.device)
+        found = torch.searchsorted(repeats.cumsum(0), places, right=True)
+        return found.clamp(max=max(len(repeats) - 1, 0)).to(repeats.dtype)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("repeat_interleave.Tensor", repeat_interleave, "CUDA")
+    _libraries.append(library)
+
+
+def _drain() -> None:
+    """What is queued holds functions of Python's, which is about to end."""
+    while any(device().pending().values()):
+        try:
+            device().synchronize()
+        except Exception as error:
+            print("emulated device, at exit:", error, file=sys.stderr)

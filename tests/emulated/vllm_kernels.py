@@ -1,0 +1,47 @@
+"""Operators of vLLM's CUDA build that its CPU build has not, or has with fewer inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from emulated import torch_cuda
+
+_libraries: list[Any] = []
+
+
+def define() -> None:
+    """Behind the import of vLLM's CPU kernels, which define the operators' names."""
+    views = torch.library.Library("_C", "FRAGMENT")
+    views.define("get_cuda_view_from_cpu_tensor(Tensor cpu_tensor) -> Tensor")
+    views.define("weak_ref_tensor(Tensor input) -> Tensor")
+    device = torch_cuda.device()
+    views.impl("get_cuda_view_from_cpu_tensor", device.device_view, "CPU")
+    views.impl("weak_ref_tensor", device.weak_view, "CUDA")
+    norms = torch.library.Library("_C", "IMPL")
+    norms.impl("rms_norm", _rms_norm, "CUDA")
+    norms.impl("fused_add_rms_norm", _fused_add_rms_norm, "CUDA")
+    _libraries.extend((views, norms))
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """With strides of any kind, and a weight for each of the outermost groups."""
+    wide = x.float()
+    found = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return found
+    if weight.dim() == 2:
+        weight = weight.view(weight.shape[0], *[1] * (x.dim() - 2), weight.shape[1])
+    return found * weight.float()
+
+
+def _rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> None:
+    out.copy_(_normed(x, weight, eps))
+
+
+def _fused_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
+) -> None:
+    residual.add_(x)
+    x.copy_(_normed(residual, weight, eps))

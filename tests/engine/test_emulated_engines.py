@@ -1,0 +1,143 @@
+"""vLLM's GPU worker with ours in it, on a GPU that is emulated: late work, streams, full graphs.
+
+Whatever the schedule, steps and counters are those of the CPU platform, which is never late; and no
+stream misses a wait, on any schedule. Each run has an engine of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+
+from emulated import races, torch_cuda
+from support import importing_support
+from support.engines import engine, runner_of, with_fixed_costs
+from support.schedules import GRAPHS, ON_GPU, SCENARIOS, SCHEDULES, outcome_of, tokens_of
+
+pytestmark = pytest.mark.emulated
+ON_CPU = (
+    "plain",
+    "any length",
+    *(f"asynchronous: {name}" for name in SCENARIOS if name != "plain"),
+)
+
+
+def on_cpu(name: str) -> dict[str, Any]:
+    """The outcome of a scenario on the CPU platform; "asynchronous: " may stand before its name."""
+    return _on_cpu(ON_CPU if name in ON_CPU else (name,))[name]
+
+
+@cache
+def _on_cpu(names: tuple[str, ...]) -> dict[str, Any]:
+    """From one process for nearly all tests."""
+    emulated = ("TORCHDYNAMO_DISABLE", "TRITON_INTERPRET")
+    before = {name: value for name, value in os.environ.items() if name not in emulated}
+    command = [sys.executable, "-m", "support.cpu_outcomes", *names]
+    environment = before | importing_support()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run(name: str, schedule: str, *, is_async: bool = True, has_graphs: bool) -> dict[str, Any]:
+    """The outcome of an engine of its own, in whose steps nobody waits but for outputs."""
+    scenario = SCENARIOS[name]
+    settings = {**scenario.settings, **ON_GPU, **(GRAPHS if has_graphs else {})}
+    device = torch_cuda.device()
+    with (
+        races.found() as missing,
+        with_fixed_costs(),
+        engine(async_scheduling=is_async, **settings) as llm,
+    ):
+        core = llm.llm_engine.engine_core.engine_core
+        assert core.async_scheduling == is_async
+        SCHEDULES[schedule](llm)
+        races.forget()  # outputs of a warm-up are freed while they are copied: nobody reads them
+        device.forget_counts()
+        try:
+            outcome = outcome_of(llm, scenario)
+        finally:
+            SCHEDULES["latest"](llm)
+        waits, captured = device.waits(), runner_of(llm).cudagraph_manager.graphs
+        assert bool(captured) == has_graphs
+    assert missing == {}
+    assert waits == {}
+    return outcome
+
+
+@pytest.mark.parametrize("has_graphs", [False, True], ids=["eager", "graphs"])
+def test_plain_decoding_writes_what_the_cpu_platform_writes(has_graphs: bool) -> None:
+    found = run("plain", "latest", has_graphs=has_graphs)
+    assert tokens_of(found) == tokens_of(on_cpu("plain"))
+
+
+SLOW = pytest.mark.slow
+OFTEN = ("latest", "random 1")
+
+
+@pytest.mark.parametrize(
+    "schedule", [pytest.param(n, marks=[] if n in OFTEN else SLOW) for n in SCHEDULES]
+)
+def test_graphs_and_trimming_step_and_count_as_on_the_cpu_platform(schedule: str) -> None:
+    """As users start it: planned lengths, asynchronous, full graphs, trimmed by the device."""
+    found = run("trimmed", schedule, has_graphs=True)
+    assert found == on_cpu("asynchronous: trimmed")
+    assert found["counters"]["accepted_tokens"] > 0
+
+
+KINDS = {
+    "fixed": "others ahead",
+    "any length": "random 2",
+    "free drafts": "model ahead",
+    "DFlash 2": "latest",
+    "LiLiCorr": "random 1",
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_kind_of_drafting_steps_and_counts_as_on_the_cpu_platform(name: str) -> None:
+    found = run(name, KINDS[name], has_graphs=False)
+    assert found == on_cpu(f"asynchronous: {name}")
+    assert found["counters"]["accepted_tokens"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", KINDS)
+def test_each_kind_of_drafting_on_all_schedules(name: str, schedule: str) -> None:
+    assert run(name, schedule, has_graphs=False) == on_cpu(f"asynchronous: {name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "has_graphs"), [("any length", False), pytest.param("trimmed", True, marks=SLOW)]
+)
+def test_synchronous_scheduling_steps_and_counts_as_on_the_cpu_platform(
+    name: str, has_graphs: bool
+) -> None:
+    found = run(name, "random 2", is_async=False, has_graphs=has_graphs)
+    assert found == on_cpu(name)
+
+
+@cache
+def never_late(name: str) -> dict[str, Any]:
+    """With the few lengths that there are graphs for; the CPU platform has none."""
+    return run(name, "at once", has_graphs=True)
+
+
+@pytest.mark.parametrize("schedule", ["others ahead", pytest.param("random 1", marks=SLOW)])
+@pytest.mark.parametrize(
+    "name",
+    ["free drafts", *(pytest.param(n, marks=SLOW) for n in ("any length", "DFlash 2", "LiLiCorr"))],
+)
+def test_few_lengths_with_graphs_step_and_count_as_on_a_device_that_is_never_late(
+    name: str, schedule: str
+) -> None:
+    found = run(name, schedule, has_graphs=True)
+    assert found == never_late(name)
+    assert tokens_of(found) == tokens_of(on_cpu(f"asynchronous: {name}"))

@@ -1,0 +1,32 @@
+"""What engines on the CPU platform make of scenarios, in a process of its own: JSON, by name.
+
+python -m support.cpu_outcomes NAME...; "asynchronous" in front of a name schedules it so.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+
+from support.interpreter import use_model_runner_v2
+
+
+def main() -> None:
+    use_model_runner_v2()
+    from support.engines import engine, with_fixed_costs
+    from support.schedules import SCENARIOS, outcome_of
+    from support.trimming import trimming
+
+    found = {}
+    for asked in sys.argv[1:]:
+        scheduling, _, name = asked.rpartition(": ")
+        scenario = SCENARIOS[name]
+        trims = trimming(with_kernel=False) if scenario.is_trimmed else nullcontext()
+        with with_fixed_costs(), trims, engine(scheduling, **scenario.settings) as llm:
+            found[asked] = outcome_of(llm, scenario)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
