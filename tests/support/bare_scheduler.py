@@ -11,6 +11,7 @@ from vllm import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.request import RequestStatus
 
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.v2 import scheduling
@@ -31,6 +32,7 @@ def request(computed: int = CONTEXT_TOKENS, places: int = 0, left: int = 50) -> 
         max_tokens=1 + left,
         spec_token_ids=[-1] * places,
         sampling_params=SamplingParams(),
+        status=RequestStatus.RUNNING,
     )
 
 

@@ -177,7 +177,7 @@ def test_bonus_rows_come_behind_their_drafts() -> None:
     """Of four requests that want 5 tokens before token 2: 3 written and 0, 1, 2 drafts before the
     bonus row, 4 and 0."""
     processor = MinTokensLogitsProcessor(None, torch.device("cpu"), False)
-    added = [
+    added: Any = [
         (
             row,
             SimpleNamespace(min_tokens=5, all_stop_token_ids={2}, structured_outputs=None),
