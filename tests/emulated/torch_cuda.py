@@ -9,16 +9,12 @@ import atexit
 import contextlib
 import itertools
 import sys
-from collections.abc import Callable
 from enum import IntEnum
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from emulated import build
-
-NAME = "NVIDIA H100, emulated"
+from emulated import build, reported
 
 
 class Schedule(IntEnum):
@@ -33,8 +29,6 @@ class Schedule(IntEnum):
     """Some of it, now and then; a seed stands for one order."""
 
 
-capability = (9, 0)
-"""What vLLM's choices go by."""
 _device: Any = None
 
 
@@ -166,48 +160,6 @@ class CUDAGraph:
             self.reset()
 
 
-def properties(device: Any = None) -> Any:
-    """An H100's, but for its name and memory."""
-    return SimpleNamespace(
-        name=NAME,
-        major=capability[0],
-        minor=capability[1],
-        total_memory=_device.memory()["total"],
-        multi_processor_count=132,
-        is_integrated=False,
-        is_multi_gpu_board=False,
-        warp_size=32,
-        uuid="emulated",
-        shared_memory_per_block=49152,
-        shared_memory_per_block_optin=232448,
-        shared_memory_per_multiprocessor=233472,
-        L2_cache_size=50 << 20,
-        regs_per_multiprocessor=65536,
-        max_threads_per_multi_processor=2048,
-        gcnArchName="",
-    )
-
-
-def _memory(name: str) -> Callable[..., int]:
-    return lambda device=None: _device.memory()[name]
-
-
-def _memory_stats(device: Any = None) -> dict[str, int]:
-    now = _device.memory()
-    return {
-        "num_device_alloc": now["device allocations"],
-        "allocated_bytes.all.current": now["used"],
-        "allocated_bytes.all.peak": now["most used"],
-        "reserved_bytes.all.current": now["reserved"],
-        "reserved_bytes.all.peak": now["most reserved"],
-    }
-
-
-def _mem_get_info(device: Any = None) -> tuple[int, int]:
-    now = _device.memory()
-    return now["total"] - now["reserved"], now["total"]
-
-
 def _nothing(*args: Any, **named: Any) -> None: ...
 
 
@@ -268,7 +220,7 @@ def _of_c() -> dict[str, Any]:
 
 def _of_cuda() -> dict[str, Any]:
     """Functions and classes of `torch.cuda`."""
-    return {
+    return reported.of_torch_cuda(_device) | {
         "_lazy_init": _nothing,
         "_lazy_call": _nothing,
         "_initialized": True,
@@ -281,11 +233,6 @@ def _of_cuda() -> dict[str, Any]:
         "set_device": _nothing,
         "_exchange_device": lambda device: 0,
         "_maybe_exchange_device": lambda device: 0,
-        "get_device_name": lambda device=None: NAME,
-        "get_device_capability": lambda device=None: capability,
-        "get_device_properties": properties,
-        "get_arch_list": lambda: ["sm_90"],
-        "is_bf16_supported": lambda including_emulation=True: True,
         "synchronize": lambda device=None: _device.synchronize(),
         "current_stream": lambda device=None: stream_of(_device.current_stream()),
         "default_stream": lambda device=None: stream_of(0),
@@ -299,14 +246,6 @@ def _of_cuda() -> dict[str, Any]:
         "manual_seed_all": _nothing,
         "current_blas_handle": lambda: 0,
         "_sleep": _nothing,  # all is late already
-        "empty_cache": lambda: _device.empty_cache(),
-        "mem_get_info": _mem_get_info,
-        "memory_allocated": _memory("used"),
-        "memory_reserved": _memory("reserved"),
-        "max_memory_allocated": _memory("most used"),
-        "max_memory_reserved": _memory("most reserved"),
-        "reset_peak_memory_stats": lambda device=None: _device.reset_peaks(),
-        "memory_stats": _memory_stats,
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from emulated import interpreter, torch_cuda
+from emulated import interpreter, reported, torch_cuda
 from emulated.vllm_platform import pretend_cuda
 
 
@@ -29,7 +29,7 @@ def use(*, has_fast_attention: bool = True) -> None:
 
 def _set_platform() -> None:
     platform = pretend_cuda()
-    platform.capability = torch_cuda.capability
+    platform.capability = reported.CAPABILITY
     platform.dist_backend = "gloo"  # NCCL is not there
 
     def import_kernels() -> None:
