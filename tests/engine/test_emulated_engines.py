@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from vllm import LLM
 
 from emulated import races, torch_cuda
 from support import importing_support
@@ -141,3 +142,19 @@ def test_few_lengths_with_graphs_step_and_count_as_on_a_device_that_is_never_lat
     found = run(name, schedule, has_graphs=True)
     assert found == never_late(name)
     assert tokens_of(found) == tokens_of(on_cpu(f"asynchronous: {name}"))
+
+
+def test_hazard_a_start_with_more_requests_than_blocks_have_room_for() -> None:
+    """Graphs for requests of any lengths have one for each row: of 16, blocks would be 128 rows in
+    buffers of 64. Costs are measured, as users start it."""
+    many = {**SCENARIOS["trimmed"].settings, **ON_GPU, **GRAPHS, "max_num_seqs": 16}
+    with engine(async_scheduling=True, **many) as llm:
+        speculator = runner_of(llm).speculator
+        rows = [graph.num_reqs * speculator.num_query_per_req for graph in graphs_of(llm)]
+        assert max(rows) > speculator.max_num_tokens
+        assert speculator.budget.costs is not None
+        assert tokens_of(outcome_of(llm, SCENARIOS["trimmed"])) == tokens_of(on_cpu("plain"))
+
+
+def graphs_of(llm: LLM) -> list[Any]:
+    return [*runner_of(llm).cudagraph_manager.graphs]

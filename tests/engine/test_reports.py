@@ -209,7 +209,7 @@ def test_scored_tokens_are_plain_decodings(
 @pytest.mark.parametrize(
     ("on_v2", "asked"),
     [
-        (False, {"seed": 2**63}),
+        (False, {"seed": 2**64}),
         (True, {"allowed_token_ids": [*range(1025)]}),
         (True, {"stop_token_ids": [*range(129)], "min_tokens": 1}),
         (True, {"bad_words": [" ".join(map(str, range(n, n + 60))) for n in range(20)]}),

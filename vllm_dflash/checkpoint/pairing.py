@@ -45,9 +45,9 @@ def check_pair(drafter: DrafterSpec, target: PairingTarget) -> None:
 
 
 def beside_target(drafter: DrafterSpec, target: PairingTarget) -> DrafterSpec:
-    """The drafter as its target completes it, with remarks on what does not look right.
+    """The drafter with the target's padded vocabulary, and remarks on doubtful settings.
 
-    It has as many tokens as the target where no more than padding tells them apart: one that
+    It takes the target's number of tokens where no more than padding tells them apart: one that
     embeds and heads with its target's tensors can take any number of them.
     """
     base = drafter.rope_parameters["rope_theta"]
@@ -55,7 +55,7 @@ def beside_target(drafter: DrafterSpec, target: PairingTarget) -> DrafterSpec:
         drafter = _remarked(
             drafter,
             f"rope_theta is assumed to be {base:,.0f}, and the target's is"
-            f" {target.rope_theta:,.0f}, with which its drafter was probably trained, too",
+            f" {target.rope_theta:,.0f}; the drafter was probably trained with that one",
         )
     ours, theirs = drafter.vocab_size, target.vocab_size
     has_own = drafter.needs_own_vocabulary or drafter.draft_vocab_size != ours

@@ -26,7 +26,7 @@ from vllm_dflash.checkpoint.refusal import (
     shown,
     without_frame,
 )
-from vllm_dflash.checkpoint.rope import ASSUMED_BASE, read_ropes, states_base
+from vllm_dflash.checkpoint.rope import ASSUMED_BASE, read_ropes
 from vllm_dflash.checkpoint.spec import (
     ARCHITECTURE_2,
     ARCHITECTURE_LILICORR,
@@ -159,13 +159,12 @@ def _parsed(model: str, config: dict[str, Any]) -> DrafterSpec:
     at_top = {name: value for name, value in config.items() if name not in ONLY_NESTED}
     inside = {name: value for name, value in nested.items() if value is not None}
     fields = checked(ZlabConfig, at_top | inside)
-    rope, sliding_rope = read_ropes(config, fields)
+    rope, sliding_rope, base_is_assumed = read_ropes(config, fields)
     dflash2, lilicorr = None, None
     if ARCHITECTURE_LILICORR in architectures:
         lilicorr = _read_lilicorr(inside, fields)
     elif ARCHITECTURE_2 in architectures:
         dflash2 = _read_dflash2(inside, fields)
-    base_is_assumed = not states_base(config)
     return DrafterSpec(
         **{name: getattr(fields, name) for name in DrafterShape.model_fields},
         **fields.derived(),

@@ -12,7 +12,7 @@ from vllm_dflash.checkpoint.refusal import LARGEST, checked, described, positive
 from vllm_dflash.checkpoint.spec import MOST_POSITIONS
 
 ASSUMED_BASE = 1_000_000.0
-"""Of a config that states none, as the published drafters have it."""
+"""Base of the rotation where a config states none; the published drafters use it."""
 NEEDED = {
     "linear": ["factor"],
     "dynamic": ["factor"],
@@ -53,12 +53,13 @@ class Rope(BaseModel):
 
 def read_ropes(
     config: dict[str, Any], layers: ZlabConfig
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
+) -> tuple[dict[str, Any], dict[str, Any] | None, bool]:
     """Normalise `rope_parameters` (transformers 5) and `rope_theta`/`rope_scaling` (4).
 
     Returns:
         The settings of all layers and None; or, where sliding layers are rotated otherwise than
-        full ones (an entry for each type, as transformers 5 writes it), those of both.
+        full ones (an entry for each type, as transformers 5 writes it), those of both. Then,
+        whether the base of the first was assumed, since nothing states it.
 
     Raises:
         ValueError: a type we do not know, a missing or impossible number, or settings without an
@@ -76,7 +77,8 @@ def read_ropes(
     # What stands beside the entries of a config that has them counts for none, as in vLLM.
     entries = {name: value for name, value in written.items() if isinstance(value, dict)}
     if not entries:
-        return _read(at_top | written, source, layers), None
+        written = at_top | written
+        return _read(written, source, layers), None, "rope_theta" not in written
     kinds = [SLIDING if slides else FULL for slides in layers.slides]
     for kind in sorted(set(kinds)):
         if kind not in entries:
@@ -91,17 +93,10 @@ def read_ropes(
         kind: _read(at_top | entries[kind], f"{source}.{kind}", layers)
         for kind in sorted(set(kinds))
     }
-    if len(read) == 1 or read[FULL] == read[SLIDING]:
-        return read[kinds[0]], None
-    return read[FULL], read[SLIDING]
-
-
-def states_base(config: Mapping[str, Any]) -> bool:
-    """Whether a config that `read_ropes` could read says what the base of every rotation is."""
-    written = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    entries = [entry for entry in written.values() if isinstance(entry, dict)]
-    has_own = all(entry.get("rope_theta") is not None for entry in entries or [written])
-    return has_own or config.get("rope_theta") is not None
+    first = FULL if FULL in read else SLIDING
+    is_assumed = "rope_theta" not in at_top | entries[first]
+    sliding = read[SLIDING] if len(read) > 1 and read[FULL] != read[SLIDING] else None
+    return read[first], sliding, is_assumed
 
 
 def _read(written: Mapping[str, Any], source: str, layers: ZlabConfig) -> dict[str, Any]:

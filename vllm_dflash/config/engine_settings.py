@@ -44,17 +44,17 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
 
 
 def refused_by_default(target: ModelConfig) -> str | None:
-    """Why vLLM would answer most requests with HTTP 400, in a sentence; None: it would not.
+    """Reason why vLLM would refuse most requests with HTTP 400; None if it would not.
 
-    A server adds what the model's `generation_config.json` says to each request that does not.
+    A server applies the model's `generation_config.json` wherever a request leaves a field out.
     """
     value = target.get_diff_sampling_param().get("min_p")
     if not value:
         return None
     return (
-        f"the model's generation_config.json sets min_p to {value}, which vLLM refuses in any"
-        " speculative decoding: requests that do not set min_p to 0 are answered with HTTP 400,"
-        " unless their temperature is 0. Start with --override-generation-config"
+        f"the default sampling settings (generation_config.json) set min_p to {value}, which vLLM"
+        " refuses in any speculative decoding: requests that do not set min_p to 0 are answered"
+        " with HTTP 400, unless their temperature is 0. Start with --override-generation-config"
         """ '{"min_p": 0}'"""
     )
 

@@ -201,6 +201,8 @@ def target_facts(target: ModelConfig) -> PairingTarget:
     model_class, architecture = target.registry.resolve_model_cls(
         target.architectures, model_config=target
     )
+    # Some have one for each layer, or for each type of layer.
+    base = (getattr(target.hf_text_config, "rope_parameters", None) or {}).get("rope_theta")
     return PairingTarget(
         model=target.model,
         architecture=architecture,
@@ -209,7 +211,5 @@ def target_facts(target: ModelConfig) -> PairingTarget:
         vocab_size=target.get_vocab_size(),
         supports_taps=supports_eagle3(model_class),
         on_cpu=current_platform.is_cpu(),
-        rope_theta=(getattr(target.hf_text_config, "rope_parameters", None) or {}).get(
-            "rope_theta"
-        ),
+        rope_theta=base if isinstance(base, int | float) else None,
     )

@@ -193,6 +193,7 @@ def profile_v2(runner: GPUModelRunnerV2) -> StepCosts:
     most = min(runner.max_num_tokens, max_requests * block_rows)
     # A batch of more rows than requests is drafted like a full one: two rows of one, like one.
     few = [rows for rows in STEPS if rows <= max(min(max_requests, most // block_rows), 2)]
+    few = [rows for rows in few if _has_room_for_blocks(runner, rows)]
     verify, whole = _dummy_steps(runner)
     target = measure_curve(verify, profiled_rows(max_requests, most))
     both = measure_curve(whole, few)
@@ -211,6 +212,15 @@ def profile_v2(runner: GPUModelRunnerV2) -> StepCosts:
     return StepCosts.of(
         target, Curve.of(both.counts * block_rows, seconds), FREE, max_requests, attention
     )
+
+
+def _has_room_for_blocks(runner: GPUModelRunnerV2, rows: int) -> bool:
+    """Whether a dummy run of so many rows has room for its blocks. A graph for requests of any
+    lengths has one for each of its rows, padding included."""
+    manager = runner.cudagraph_manager
+    sizes = [size for size in (manager.captured_token_counts() if manager else ()) if size >= rows]
+    requests = min([*sizes, rows][0], runner.max_num_reqs)
+    return rows <= 2 or requests * runner.speculator.num_query_per_req <= runner.max_num_tokens
 
 
 @torch.inference_mode()

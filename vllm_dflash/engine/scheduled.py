@@ -74,10 +74,10 @@ def room_for_blocks(config: VllmConfig) -> VllmConfig:
 
 
 def few_rows(config: VllmConfig) -> tuple[int, str] | None:
-    """What `max_num_batched_tokens` is too small for: how serious that is, as a level of a log, and
-    a sentence. None: for nothing.
+    """Log level and message where `max_num_batched_tokens` is too small for drafts or for all
+    requests; None where it suffices.
 
-    Of a step's rows vLLM keeps as many as a block has drafts for each request.
+    vLLM reserves K rows of a step for each request's block.
     """
     width, schedule = Mode.of(config).draft_width, config.scheduler_config
     rows, most = schedule.max_num_batched_tokens, schedule.max_num_seqs

@@ -61,8 +61,8 @@ class DFlashScheduler(SessionScheduler, CountingScheduler):
     def __init__(self, *args: Any, vllm_config: VllmConfig, **kwargs: Any) -> None:
         super().__init__(*args, vllm_config=room_for_blocks(vllm_config), **kwargs)
         self._width = Mode.of(vllm_config).draft_width
-        # vLLM pads requests with placeholders, for the graphs of a GPU, unless it has such a table.
-        # For each of them the CPU's kernel for sampled requests reads beside its tensor.
+        # Without such a table, vLLM pads requests with placeholder drafts for CUDA graphs. For each
+        # one, the CPU's kernel for sampled requests reads outside its tensor.
         self.dynamic_sd_lookup = [self._width] * (1 + self.max_num_running_reqs)
         # By this, vLLM counts what becomes of drafts.
         self.num_spec_tokens = vllm_config.num_speculative_tokens

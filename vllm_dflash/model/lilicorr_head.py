@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.compilation.backends import set_model_tag
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.models.utils import AutoWeightsLoader
 from vllm.platforms import current_platform
@@ -22,7 +21,10 @@ if TYPE_CHECKING:
 def make_head(spec: DrafterSpec, quantisation: QuantizationConfig | None) -> LiLiCorrHead:
     """The head of a LiLiCorr drafter, without its weights."""
     check_vllm(LILICORR)
-    from vllm.model_executor.models.lilicorr import LiLiCorrHead  # late: other drafters need it not
+    # Late: other drafters do without. And the front end imports this file; with vLLM's backends of
+    # compilation, FlashInfer would start CUDA there, and vLLM could not fork its engine.
+    from vllm.compilation.backends import set_model_tag
+    from vllm.model_executor.models.lilicorr import LiLiCorrHead
 
     assert spec.lilicorr is not None
     with set_model_tag("lilicorr_head"):  # else it would share the cache of what the block compiles

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
-from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
 from support.planner_world import straight_costs
 from vllm_dflash.engine.v2 import trimming as module
@@ -256,9 +255,14 @@ def test_what_steps_cost_is_taken_from_the_scheduler() -> None:
     assert (costs.verify.seconds == 2.0 * straight_costs().verify.seconds).all()
 
 
-def test_until_costs_are_known_vllms_number_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AdaptiveVerificationManager, "get_num_tokens", lambda *_: 11)
-    assert bare().get_num_tokens(ROWS, DRAFTS) == 11
+def test_until_costs_are_known_all_drafts_are_verified() -> None:
+    """And vLLM profiles nothing for tables that nobody reads, in batches whose blocks may have more
+    rows than there is room for."""
+    budget = bare()
+    assert budget.get_num_tokens(ROWS, DRAFTS) == sum(ROWS.values())
+    assert [*budget.batches_to_profile([1, 2, 4])] == []
+    budget.set_initial_cost_curves([])
+    assert budget.get_num_tokens(ROWS, DRAFTS) == sum(ROWS.values())
 
 
 def test_it_takes_the_place_of_vllms() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.input_processor import InputProcessor
@@ -13,10 +15,11 @@ from vllm.v1.worker.gpu.sample import logit_bias
 
 from support.configs_by_hand import QWEN
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode
+from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode, Runner
 from vllm_dflash.engine.vllm_fixes.request_limits import (
     MOST_ALLOWED_TOKENS,
     MOST_STOP_TOKENS,
+    SEEDS,
     check_request,
     refuse_what_ends_engines,
 )
@@ -52,30 +55,51 @@ def test_widths_are_vllms() -> None:
     ],
 )
 def test_tables_of_v2(fits: dict[str, Any], too_many: dict[str, Any] | None) -> None:
-    check_request(asked(**fits), on_v2=True)
+    check_request(asked(**fits), "v2")
     if too_many is not None:
-        check_request(asked(**too_many), on_v2=False)
+        check_request(asked(**too_many), "v1")
         name = next(iter(too_many))
         count = 129 if name == "stop_token_ids" else 1025
         with pytest.raises(VLLMValidationError, match=f"{name}: {count} tokens"):
-            check_request(asked(**too_many), on_v2=True)
+            check_request(asked(**too_many), "v2")
 
 
-@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**63])
-def test_seeds_of_both_runners(seed: int) -> None:
-    with pytest.raises(VLLMValidationError, match="seed must fit into 64 bits"):
-        check_request(asked(seed=seed), on_v2=False)
+@pytest.mark.parametrize(
+    ("seed", "count", "runners"),
+    [
+        (-(2**63) - 1, 1, ""),
+        (-(2**63), 1, "v1 v2"),
+        (0, 3, "v1 v2"),
+        (None, 3, "v1 v2"),
+        (2**63 - 1, 1, "v1 v2"),
+        (2**63 - 1, 2, "v1"),  # the second answer has the next seed
+        (2**63, 1, "v1"),
+        (2**64 - 1, 1, "v1"),
+        (2**64 - 1, 2, ""),
+        (2**64, 1, ""),
+    ],
+)
+def test_seeds(seed: int | None, count: int, runners: str) -> None:
+    kinds: tuple[Runner, ...] = ("v1", "v2")
+    for runner in kinds:
+        if runner in runners:
+            check_request(asked(seed=seed, n=count), runner)
+        else:
+            with pytest.raises(VLLMValidationError, match="seed must fit into 64 bits"):
+                check_request(asked(seed=seed, n=count), runner)
 
 
-def test_seeds_that_fit() -> None:
-    for seed in (-(2**63), 0, 2**63 - 1, None):
-        check_request(asked(seed=seed), on_v2=False)
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_a_generator_takes_what_is_let_through(runner: Runner) -> None:
+    """PyTorch's on V1, a 64-bit number on V2."""
+    for seed in (SEEDS[runner][0], SEEDS[runner][-1]):
+        _ = torch.Generator().manual_seed(seed) if runner == "v1" else np.array([seed], np.int64)
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_only_engines_of_ours_are_looked_at(monkeypatch: pytest.MonkeyPatch, is_ours: bool) -> None:
     """Once, however often it is placed; and no answer may be longer than the model allows."""
-    params = asked(seed=2**63)
+    params = asked(seed=2**64)
     monkeypatch.setattr(
         InputProcessor,
         "process_inputs",

@@ -48,7 +48,7 @@ def bare() -> Any:
     made: Any = object.__new__(PlannedSpeculator)
     made.device, made.num_speculative_steps = CPU, K
     made.draft_tokens = made.handed_over = torch.zeros(4, K, dtype=torch.int64)
-    made.trees = None
+    made.trees, made.num_query_per_req, made.max_num_tokens = None, 1 + K, 4 * (1 + K)
     texts: Any = SimpleNamespace(look_up=lambda _: None)
     made.step = DeviceStep(SLOTS, Drafts(made.draft_tokens, *torch.zeros(2, 4, K)), texts)
     made.statistics, made.budget = DraftStatistics(K), None
@@ -128,6 +128,9 @@ def test_dummy_steps_choose_nothing_and_are_not_counted(done: list[str]) -> None
     speculator.runs_target_alone = True
     speculator.propose(batch, *[None] * 7, dummy_run=True)
     assert len(done) == 1
+    speculator.runs_target_alone = False
+    speculator.propose(SimpleNamespace(num_reqs=5), *[None] * 7, dummy_run=True)
+    assert len(done) == 1  # of five blocks, rows lie beyond the buffers
 
 
 def test_slots_of_new_requests_are_forgotten_before_they_are_graded(

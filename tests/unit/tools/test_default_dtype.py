@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ AVX2, AVX512 = (
 PAIR = "--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")
 
 
-def chosen(*arguments: Any) -> tuple[dict[str, str], str]:
+def chosen(
+    given: str | None, *flags: list[str], target: str = PAIR[1]
+) -> tuple[dict[str, str], str]:
     said = io.StringIO()
-    return choose_dtype(arguments[0], Progress(said), *arguments[1:]), said.getvalue()
+    return choose_dtype(given, Progress(said), target, *flags), said.getvalue()
 
 
 @pytest.fixture
@@ -59,6 +62,17 @@ def test_without_instructions_for_bfloat16_it_is_float32(
 def test_users_have_the_last_word(on_cpu_with: Any, arguments: Any, wanted: dict[str, str]) -> None:
     on_cpu_with(AVX2)
     assert chosen(*arguments) == (wanted, "")
+
+
+@pytest.mark.parametrize(("written", "dtype"), [({}, "float32"), ({"quant_method": "awq"}, None)])
+def test_quantised_targets_keep_theirs(
+    on_cpu_with: Any, tmp_path: Path, written: dict[str, str], dtype: str | None
+) -> None:
+    """AWQ, GPTQ and FP8 of vLLM have no float32. What cannot be read is the engine's to refuse."""
+    on_cpu_with(AVX2)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": written}))
+    assert chosen(None, target=str(tmp_path))[0].get("dtype") == dtype
+    assert chosen(None, target=str(tmp_path / "nowhere"))[0] == {"dtype": "float32"}
 
 
 def test_a_gpu_keeps_the_models_dtype(on_cpu_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,9 +135,11 @@ class PlannedSpeculator(LoadedSpeculator):
         Of a request's W tokens only those count that the scheduler has places for.
         """
         count, places = input_batch.num_reqs, num_speculative_tokens
-        if dummy_run:
+        has_room = True
+        if dummy_run:  # which may have more requests than vLLM's scheduler lets into a step
             self.num_dummy_requests = count
-        if self.runs_target_alone:
+            has_room = count * self.num_query_per_req <= self.max_num_tokens
+        if self.runs_target_alone or not has_room:
             return self.handed_over[:count]
         if self.trees is not None and not dummy_run:
             self.trees.settle(input_batch, features=inputs[3])

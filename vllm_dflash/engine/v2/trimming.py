@@ -165,6 +165,16 @@ class DraftBudget(AdaptiveVerificationManager):
         budget._added = np.full(slots, -2)
         return budget
 
+    def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
+        """None of vLLM's, by whose times nothing is decided here: half a minute of a start. And
+        their blocks would have more rows than there is room for, where graphs have a request for
+        each row.
+        """
+        return iter(())
+
+    def set_initial_cost_curves(self, samples: list[Any]) -> None:
+        """Nothing was timed: costs are sent once they are measured (`engine/profile.py`)."""
+
     def expect(self, directions: Directions) -> None:
         """A step with these directions is about to run."""
         self._had_blocks = self._had_blocks[1], self.directions.runs_block
@@ -182,24 +192,36 @@ class DraftBudget(AdaptiveVerificationManager):
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
     ) -> int:
-        """Rows of the step, once its drafts are trimmed to the budget; vLLM's arguments."""
-        if self.costs is None:
-            return super().get_num_tokens(num_tokens_per_req, draft_tokens)
+        """Rows of the step, once its drafts are trimmed to the budget; vLLM's arguments.
+
+        Until costs are known, while vLLM warms up, all drafts are verified.
+        """
         names, states = list(num_tokens_per_req), self.req_states
         count = len(names)
         tokens = np.fromiter(num_tokens_per_req.values(), np.int32, count)
         given = map(len, map(draft_tokens.get, names, repeat(())))
         drafts = np.fromiter(given, np.int32, count)
         slots = np.fromiter(map(states.req_id_to_index.__getitem__, names), np.int64, count)
+        others = tokens - drafts
+        most = min(int(drafts.sum()), self._max_total_logits - count * self.num_bonus_tokens)
+        budget = max(most, 0) if self.costs is None else self._best(slots, drafts, others, most)
+        self._batch_budget = (
+            dict(zip(names, drafts.tolist(), strict=True)),
+            dict(zip(names, others.tolist(), strict=True)),
+            budget,
+        )
+        return int(others.sum()) + budget
+
+    def _best(self, slots: Ints, drafts: Ints, others: Ints, most: int) -> int:
+        """Drafts to verify, of R requests in these slots, with so many drafts and other rows."""
+        assert self.costs is not None
+        states, count = self.req_states, len(slots)
         # Chances of a step without a block say nothing of drafts that have one behind them.
         is_alike = self._had_blocks[0] == self._had_blocks[1]
         known = slots[is_alike & (self._steps - self._added[slots] >= 2)]
         self.recent.add(known, self._stale_confidences[self._stale_idx].np[known])
-        others = tokens - drafts
         context = states.num_computed_tokens_np[slots]
         decodes = context + others >= states.prefill_len.np[slots]
-        most = min(int(drafts.sum()), self._max_total_logits - count * self.num_bonus_tokens)
-        budget = 0
         if most > 0 and decodes.any():
             load = Load(
                 num_requests=int(decodes.sum()),
@@ -209,13 +231,8 @@ class DraftBudget(AdaptiveVerificationManager):
                 block_rows=self.directions.runs_block * count * self.rows_of_block,
             )
             scores, steps = self.recent.sample(slots, drafts)
-            budget = best_budget(self.costs, load, scores, steps, most, self._min_verified)
-        self._batch_budget = (
-            dict(zip(names, drafts.tolist(), strict=True)),
-            dict(zip(names, others.tolist(), strict=True)),
-            budget,
-        )
-        return int(others.sum()) + budget
+            return best_budget(self.costs, load, scores, steps, most, self._min_verified)
+        return 0
 
     @torch.inference_mode()
     def warm_up(self) -> None:

@@ -19,7 +19,8 @@ from vllm.v1.sample.metadata import SamplingMetadata
 
 @contextmanager
 def bonus_rows_by_drafts(metadata: SamplingMetadata, num_drafts: Sequence[int]) -> Iterator[None]:
-    """While a step is verified: its bonus rows come after so many drafts of each request, [R]."""
+    """Make `min_tokens` count each request's drafts, [R], before its bonus row, while a step is
+    verified."""
     with ExitStack() as stack:
         for processor in metadata.logitsprocs.non_argmax_invariant:
             if isinstance(processor, MinTokensLogitsProcessor) and processor.min_toks:

@@ -2,9 +2,10 @@
 
 Wrong in vLLM 0.32.0 and 0.33.0, plain decoding included: V2 keeps what a request asks for in tables
 of fixed width, and a worker that is given more raises, which ends the engine for everybody. The
-front end, which could answer that request with HTTP 400, does not know those widths; nor, on either
-runner, which seeds fit. Not reported yet (docs/engineering/upstream.md). Delete this file when
-`InputProcessor.process_inputs` refuses such requests.
+front end, which could answer that request with HTTP 400, does not know those widths; nor which
+seeds fit, offline or for the later ones of `n` answers. Not reported yet
+(docs/engineering/upstream.md). Delete this file when `InputProcessor.process_inputs` refuses such
+requests.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
 
-from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode
+from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode, Runner
 
 MOST_ALLOWED_TOKENS, MOST_STOP_TOKENS = 1024, 128
 """Of vLLM's `logit_bias.py`, which the front end must not import: Triton comes with it."""
-SEEDS = range(-(2**63), 2**63)
+SEEDS = {"v1": range(-(2**63), 2**64), "v2": range(-(2**63), 2**63)}
+"""By model runner: what PyTorch's generator takes, and a signed integer of 64 bits."""
 
 
 def refuse_what_ends_engines() -> None:
@@ -37,7 +39,7 @@ def refuse_what_ends_engines() -> None:
         additional = self.vllm_config.additional_config
         is_ours = isinstance(additional, dict) and ADDITIONAL_CONFIG_KEY in additional
         if is_ours and (asked := request.sampling_params) is not None:
-            check_request(asked, on_v2=Mode.of(self.vllm_config).runner == "v2")
+            check_request(asked, Mode.of(self.vllm_config).runner)
             # Nobody's text is longer, and V2 keeps this in 32 bits.
             asked.max_tokens = min(asked.max_tokens, self.model_config.max_model_len)
             asked.min_tokens = min(asked.min_tokens, asked.max_tokens)
@@ -47,21 +49,25 @@ def refuse_what_ends_engines() -> None:
     InputProcessor.process_inputs = process_limited
 
 
-def check_request(asked: SamplingParams, *, on_v2: bool) -> None:
-    """Refuse what a worker would die of.
+def check_request(asked: SamplingParams, runner: Runner) -> None:
+    """Refuse a request that would crash the worker.
 
     Args:
         asked: as `process_inputs` leaves it: stop tokens and the tokens of bad words are known.
-        on_v2: whether it is for Model Runner V2.
+        runner: the model runner that it is for.
 
     Raises:
         VLLMValidationError: which a server answers with HTTP 400.
     """
-    if asked.seed is not None and asked.seed not in SEEDS:
+    # Of n answers, each has the seed of the one before it and 1.
+    seeds = [] if asked.seed is None else [asked.seed, asked.seed + asked.n - 1]
+    if any(seed not in SEEDS[runner] for seed in seeds):
         raise VLLMValidationError(
-            f"seed must fit into 64 bits, got {asked.seed}.", parameter="seed", value=asked.seed
+            f"seed must fit into 64 bits (with n added), got {asked.seed}.",
+            parameter="seed",
+            value=asked.seed,
         )
-    if not on_v2:
+    if runner == "v1":
         return
     bad_words = sum(map(len, asked.bad_words_token_ids or ()))
     stop_tokens = len(asked.all_stop_token_ids) if asked.min_tokens else 0

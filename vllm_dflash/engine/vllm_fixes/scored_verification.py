@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def mend_scored_verification(runner: GPUModelRunner) -> None:
     """In a worker whose models are loaded: replace the runner's rejection sampler.
 
-    Not where ranks share out a batch, for which vLLM sizes its messages without these tokens, nor
-    where a model brings a sampler of its own.
+    Does nothing where ranks share a batch, because vLLM sizes its messages without these tokens, or
+    where a model brings its own sampler.
     """
     shards = runner.parallel_config.enable_batch_sharded_sampling
     if not shards and type(runner.rejection_sampler) is RejectionSampler:
@@ -59,30 +59,9 @@ class ScoringVerifier(RejectionSampler):
         self._most_scored = state.max_num_token_ids(input_batch.idx_mapping_np)
         return super().__call__(logits, input_batch, *others, **more)
 
-    def _verify(
-        self,
-        logits: torch.Tensor,
-        draft_logits: torch.Tensor | None,
-        draft_sampled: torch.Tensor,
-        pos: torch.Tensor,
-        cu_num_logits: torch.Tensor,
-        idx_mapping: torch.Tensor,
-        idx_mapping_np: np.ndarray,
-        expanded_idx_mapping: torch.Tensor,
-        *others: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        self._row_slots = expanded_idx_mapping
-        return super()._verify(
-            logits,
-            draft_logits,
-            draft_sampled,
-            pos,
-            cu_num_logits,
-            idx_mapping,
-            idx_mapping_np,
-            expanded_idx_mapping,
-            *others,
-        )
+    def _verify(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self._row_slots = arguments[7]  # expanded_idx_mapping
+        return super()._verify(*arguments)
 
     def _get_logprobs_tensors(
         self,

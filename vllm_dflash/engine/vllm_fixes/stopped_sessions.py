@@ -1,9 +1,9 @@
-"""A session with streamed input goes on from its last token, wherever in a step that was.
+"""Sessions with streamed input continue after their last token, wherever in a step it was.
 
 Wrong in vLLM 0.32.0, synchronous scheduling (0.33.0 mends it): where a turn ends within the tokens
-that a step has accepted, those behind its end still count as computed. The next turn takes the
-place of as many of its first tokens for computed, so its text is wrong, and so is that of anybody
-who finds this prefix in the cache; a turn of fewer tokens ends the engine. Wrong in both: the
+that a step has accepted, those behind its end still count as computed. vLLM then treats as many
+tokens of the next turn as computed, so its text is wrong, and so is that of any request that finds
+this prefix in the cache; a turn of fewer tokens ends the engine. Wrong in both: the
 scheduler gives a turn that has just ended its drafts back. Not reported yet
 (docs/engineering/upstream.md). Delete the first method when 0.32 is dropped, and the second when
 `update_draft_token_ids` leaves out requests that do not run.

@@ -30,15 +30,17 @@ def mend_thinking_budgets() -> None:
 
 @wraps(_sync_batch, assigned=())
 def sync_batch(self: ThinkingBudgetStateHolder, batch_update: BatchUpdate | None) -> None:
-    """Follow requests that come, go and move; who is moved away from is not followed."""
+    """Update states as requests join, leave and move; a request that moves does not inherit the
+    state of the place it takes."""
     if batch_update is None:
         return
     _sync_batch(self, replace(batch_update, moved=[]))
     for origin, goal, direction in batch_update.moved:
-        if direction == MoveDirectionality.UNIDIRECTIONAL:
-            self._state.pop(goal, None)
-        move = [(origin, goal, direction)]
-        _sync_batch(self, replace(batch_update, removed=[], added=[], moved=move))
+        moves, stays = self._state.pop(origin, None), self._state.pop(goal, None)
+        if moves is not None:
+            self._state[goal] = moves
+        if stays is not None and direction == MoveDirectionality.SWAP:
+            self._state[origin] = stays
 
 
 @wraps(_update_think_state, assigned=())

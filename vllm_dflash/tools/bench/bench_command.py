@@ -245,7 +245,7 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
         # The prompts come by again and again; in use, they would not. But where reading them is
         # not measured, it need not be done again.
         "enable_prefix_caching": bool(workload.contexts),
-        **choose_dtype(parsed.dtype, progress),
+        **choose_dtype(parsed.dtype, progress, pair.target),
     }
     if parsed.tensor_parallel_size > 1:
         engine["tensor_parallel_size"] = parsed.tensor_parallel_size

@@ -92,7 +92,9 @@ def run_demo(parsed: argparse.Namespace) -> int:
     native_k = sorted({min(k, longest) for k in parsed.native_k})
     engine = {
         "model": pair.target,
-        **choose_dtype(parsed.dtype or (None if own else "float32"), progress, parsed.flags),
+        **choose_dtype(
+            parsed.dtype or (None if own else "float32"), progress, pair.target, parsed.flags
+        ),
         "flags": [*FLAGS, *([] if own else SOONER), *parsed.flags],
         "logs": parsed.out / "logs",
     }

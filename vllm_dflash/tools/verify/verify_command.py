@@ -118,7 +118,7 @@ def run_verify(parsed: argparse.Namespace) -> int:
         parsed.speculative_config,
         prompts,
         GateSettings(tuple(dict.fromkeys(parsed.concurrency)), parsed.tokens, parsed.tie),
-        **choose_dtype(parsed.dtype, progress, parsed.flags),
+        **choose_dtype(parsed.dtype, progress, parsed.target, parsed.flags),
         flags=tuple(parsed.flags),
         logs=parsed.logs,
         progress=progress,
