@@ -68,7 +68,8 @@ def attend(
     *,
     is_causal: bool,
 ) -> None:
-    """Of R requests: q, out [N, heads, D]; k, v [pages, page, key heads, D]; starts [R + 1].
+    """Attend for R requests: q, out [N, heads, D]; k, v [pages, page, key heads, D];
+    starts [R + 1].
 
     `window` 0: all before. A request's rows are its last ones.
     """

@@ -88,6 +88,15 @@ def test_what_is_on_its_way_to_pinned_memory_is_not_there_yet() -> None:
     assert host.tolist() == [3, 3]
 
 
+def test_a_buffer_of_the_hosts_loses_what_it_held_when_a_copy_to_it_is_launched() -> None:
+    """Whoever reads too early is not to find what was right the last time."""
+    device, host = torch.full((2,), 3.0, device="cuda"), pinned(3, 3)
+    host.copy_(device, non_blocking=True)
+    assert host.tolist() != [3, 3]
+    torch.cuda.synchronize()
+    assert host.tolist() == [3, 3]
+
+
 def test_every_other_value_goes_late_to_pinned_memory() -> None:
     device, host = torch.arange(4.0, device="cuda"), torch.zeros(2, pin_memory=True)
     host.copy_(device[::2], non_blocking=True)

@@ -116,9 +116,10 @@ def test_the_second_time_nothing_is_taken_from_the_device() -> None:
     before = torch.cuda.memory_stats()["num_device_alloc"]
     work()
     assert torch.cuda.memory_stats()["num_device_alloc"] == before
-    kept = [full(1) for _ in range(50)]
-    assert torch.cuda.memory_stats()["num_device_alloc"] > before
-    assert len(kept) == 50
+    segment = 1 << 21
+    kept = [torch.empty(segment // 8, dtype=torch.uint8, device="cuda") for _ in range(16)]
+    assert torch.cuda.memory_stats()["num_device_alloc"] == before + 2
+    assert len(kept) == 16
 
 
 def test_memory_is_counted() -> None:

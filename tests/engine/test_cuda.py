@@ -12,6 +12,7 @@ from vllm import LLM
 
 from support.cuda_engines import (
     BATCHES,
+    DTYPE,
     GRAPHS,
     NEW_TOKENS,
     NO_FLASH_ATTENTION,
@@ -142,7 +143,7 @@ def test_mixed_windows_on_each_attention_backend(tmp_path: Path, backend: str) -
     )
     prompts = [{"prompt_token_ids": [(7 * r + 3 * i) % 300 for i in range(120)]} for r in range(4)]
     settings = {"model": str(pair.target), "skip_tokenizer_init": True, "max_model_len": 256}
-    settings |= {"dtype": "bfloat16", "block_size": 16, **SHARED}
+    settings |= {"dtype": DTYPE, "block_size": 16, **SHARED}
     speculative = {**FIXED, "model": str(pair.drafter), "attention_backend": backend}
     params = greedy(32, detokenize=False, ignore_eos=True)
     with engine(**settings, speculative_config=speculative) as llm:

@@ -42,6 +42,7 @@ GRAPHS: dict[str, Any] = {
     **SHARED,
 }
 NEW_TOKENS = 64
+DTYPE = "bfloat16"
 BATCHES: tuple[int, ...] = (1, 3, 8, 24)
 PROMPTS = held_out_prompts(24)
 if IS_EMULATED:
@@ -60,4 +61,5 @@ if IS_EMULATED:
     }
     NEW_TOKENS = 12
     BATCHES = (1, 3)
+    DTYPE = "float32"  # vLLM takes FlashAttention for others
     PROMPTS = [text[:40] for text in PROMPTS[:3]]

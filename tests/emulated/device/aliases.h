@@ -92,7 +92,7 @@ void each_tensor(const IValue& v, const F& f) {
   });
 }
 
-/// Of results, undefined ones among them.
+/// The tensors of a result, undefined ones among them.
 inline std::vector<Tensor> listed(const IValue& v) {
   if (v.isTensor()) return {v.toTensor()};
   if (v.isTensorList()) return v.toTensorVector();

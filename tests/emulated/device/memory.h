@@ -57,6 +57,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
       std::lock_guard<std::mutex> lock(state);
       host_waits_for_all();
       take_back_locked();
+      rooms.clear();
       std::set<int64_t> in_use;
       for (auto& [id, graph] : graphs) in_use.insert(graph->pool);
       for (auto& [id, queue] : queues)
@@ -96,7 +97,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
 
   c10::CachingDeviceAllocator::DeviceStats stats;
   size_t used = 0, reserved = 0;  // bytes: in tensors; and with those that are kept for the next
-  int64_t num_device_allocs = 0;  // cudaMalloc
+  int64_t num_device_allocs = 0;  // cudaMalloc, of segments
 
  private:
   using Unused = std::multimap<size_t, Block*>;  // by size
@@ -106,6 +107,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
   };
   std::map<std::pair<int64_t, int64_t>, Unused> unused;  // by pool and stream
   std::vector<Awaited> awaited;
+  std::map<std::tuple<int64_t, int64_t, size_t>, size_t> rooms;  // left in segments, by pool, stream and their size
 
   Block* take(size_t asked) {
     const size_t size = (asked + 511) / 512 * 512;
@@ -125,7 +127,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
         if (reserved + size <= settings.total) {
           reserved += size;
           stats.reserved_bytes[0].increase(size);
-          num_device_allocs++;
+          count_segments_locked(pool, size);
           return given_locked(new Block{fresh(size), size, asked, pool, current_stream, {}}, asked);
         }
         if (again || graph) break;
@@ -140,6 +142,18 @@ class DeviceMemory final : public c10::DeviceAllocator {
     used += asked;
     stats.allocated_bytes[0].increase(asked);
     return block;
+  }
+
+  /// PyTorch cuts small blocks from segments of 2 MiB, others from those of 20, and takes no more for larger ones.
+  void count_segments_locked(int64_t pool, size_t size) {
+    constexpr size_t MiB = size_t(1) << 20;
+    const size_t segment = size <= MiB ? 2 * MiB : size < 10 * MiB ? 20 * MiB : size;
+    auto& room = rooms[{pool, current_stream, segment}];
+    if (room < size) {
+      num_device_allocs++;
+      room = segment;
+    }
+    room -= size;
   }
 
   static void* fresh(size_t size) {
