@@ -135,6 +135,40 @@ def test_chat(server: Server) -> None:
     assert answer.usage.completion_tokens == 24
 
 
+def test_scored_tokens_beside_a_text_that_is_drafted(server: Server) -> None:
+    """One such request ended the engine for everybody, in any step that verified drafts."""
+
+    def scores() -> list[float]:
+        body = {"model": MODEL, "query": PROMPT, "items": [" self", ":"]}
+        body |= {"label_token_ids": [5, 260], "apply_softmax": False}
+        answer = httpx.post(f"{server.url}/generative_scoring", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return [score for one in answer.json()["data"] for score in [one["score"]]]
+
+    alone, expected = scores(), server.complete(PROMPT, max_tokens=200)
+    accepted = "vllm:spec_decode_num_accepted_tokens_total"
+    before = server.metric(accepted)
+    stream = server.client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=200, temperature=0.0, logprobs=2, stream=True
+    )
+    pieces = [next(iter(stream)).choices[0].text]
+    for _ in range(6):
+        assert scores() == pytest.approx(alone, rel=2e-2)
+    pieces += [chunk.choices[0].text for chunk in stream]
+    assert "".join(pieces) == expected
+    assert server.metric(accepted) > before
+    chat = server.client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": PROMPT}],
+        max_tokens=8,
+        temperature=0.0,
+        logprobs=True,
+        extra_body={"logprob_token_ids": [5, 260], "ignore_eos": True},
+    )
+    assert chat.choices[0].logprobs is not None
+    assert len(chat.choices[0].logprobs.content or []) == 8
+
+
 def test_a_client_that_hangs_up_mid_stream_harms_nobody(server: Server) -> None:
     expected = server.complete(PROMPT)
     streams = [
