@@ -14,6 +14,7 @@ from support.cuda_engines import (
     BATCHES,
     DTYPE,
     GRAPHS,
+    IS_EMULATED,
     NEW_TOKENS,
     NO_FLASH_ATTENTION,
     NO_FLASHINFER,
@@ -22,7 +23,16 @@ from support.cuda_engines import (
     SHARED,
     SLOW_EMULATED,
 )
-from support.engines import DFLASH, FIXED, engine, greedy, proposer_of, runner_of, token_ids
+from support.engines import (
+    DFLASH,
+    FIXED,
+    engine,
+    fix_costs,
+    greedy,
+    proposer_of,
+    runner_of,
+    token_ids,
+)
 from support.pairs import make_pair
 
 pytestmark = [*ON_CUDA, *SLOW_EMULATED]
@@ -31,6 +41,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adaptive verification": DFLASH,
     "one length a step": {**DFLASH, "enable_adaptive_verification": False},
 }
+
+
+@pytest.fixture(autouse=True)
+def _no_costs_of_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what an emulated GPU takes, the planner would rightly draft nothing."""
+    if IS_EMULATED:
+        fix_costs(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,21 @@ import pytest
 import torch
 from vllm import LLM
 
-from support.cuda_engines import GRAPHS, NEW_TOKENS, ON_CUDA, PROMPTS, SLOW_EMULATED
-from support.engines import DFLASH, FIXED, engine, greedy, runner_of, token_ids
+from support.cuda_engines import GRAPHS, IS_EMULATED, NEW_TOKENS, ON_CUDA, PROMPTS, SLOW_EMULATED
+from support.engines import DFLASH, FIXED, engine, fix_costs, greedy, runner_of, token_ids
 
 pytestmark = ON_CUDA
 CYCLES = 4_000_000
 """Of the GPU's clock: two milliseconds, several times a step of the demo pair."""
 NUMBERS = 16 * 2**20
 """Of a copy that keeps the engines for copies busy: 64 MiB, milliseconds."""
+
+
+@pytest.fixture(autouse=True)
+def _no_costs_of_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what an emulated GPU takes, the planner would rightly draft nothing."""
+    if IS_EMULATED:
+        fix_costs(monkeypatch)
 
 
 @pytest.fixture(scope="module")
