@@ -291,9 +291,11 @@ vllm.v1.worker.gpu.spec_decode.dflash2.speculator:CandidateSampler.
         draft_logits use_fp64)
 vllm.v1.worker.gpu.spec_decode.adaptive_verification:
     AdaptiveVerificationManager.add_request(self req_idx)
+    AdaptiveVerificationManager.batches_to_profile(self capture_sizes)
     AdaptiveVerificationManager.get_num_tokens(self num_tokens_per_req draft_tokens)
     AdaptiveVerificationManager.reallocate_drafts(self req_ids idx_mapping)
     AdaptiveVerificationManager.record_confidences(self confidence_probs input_batch)
+    AdaptiveVerificationManager.set_initial_cost_curves(self samples)
     _assign_draft_token_budget(confidence_probs idx_mapping capacities draft_budget num_steps)
 vllm.v1.worker.gpu.attn_utils:
     get_attn_cg_support(attn_groups vllm_config checked_layer_names)
