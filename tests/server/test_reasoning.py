@@ -23,7 +23,7 @@ FLAGS = (
     "--reasoning-parser=deepseek_r1",
     '--reasoning-config={"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}',
 )
-DFLASH = (f'--speculative-config={{"method": "dflash", "model": "{DRAFTER}"}}',)
+DFLASH = [f'--speculative-config={{"method": "dflash", "model": "{DRAFTER}"}}']
 BUDGETS = (0, 3, 6, 9, 12)
 """Tokens of thinking; the last two end within or behind a block of 7 drafts."""
 
@@ -48,8 +48,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answers(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What plain decoding and ours answer, all budgets at once, whole and streamed."""
     found: dict[str, Any] = {}
-    for name, more, environment in (("plain", (), {"VLLM_PLUGINS": ""}), ("ours", DFLASH, None)):
+    for name, more, plugins in (("plain", [], ""), ("ours", DFLASH, "dflash")):
         log = tmp_path_factory.mktemp(name) / "log"
+        environment = {"VLLM_PLUGINS": plugins}
         with serving(log, target, *FLAGS, *more, environment=environment) as server:
             with ThreadPoolExecutor(2 * len(BUDGETS)) as pool:
                 whole = pool.map(lambda budget: ask(server, budget), BUDGETS)
@@ -85,7 +86,8 @@ def ask(server: Server, budget: int) -> dict[str, Any]:
 
 def ask_streamed(server: Server, budget: int) -> dict[str, Any]:
     more = {"stream": True, "stream_options": {"include_usage": True}}
-    url, found = f"{server.url}/v1/chat/completions", {"reasoning": "", "content": "", "usage": {}}
+    url = f"{server.url}/v1/chat/completions"
+    found: dict[str, Any] = {"reasoning": "", "content": "", "usage": {}}
     with httpx.stream("POST", url, json=body(budget, **more), timeout=120) as lines:
         for line in lines.iter_lines():
             if not line.startswith("data: {"):

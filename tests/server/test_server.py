@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -139,11 +140,11 @@ def test_scored_tokens_beside_a_text_that_is_drafted(server: Server) -> None:
     """One such request ended the engine for everybody, in any step that verified drafts."""
 
     def scores() -> list[float]:
-        body = {"model": MODEL, "query": PROMPT, "items": [" self", ":"]}
+        body: dict[str, Any] = {"model": MODEL, "query": PROMPT, "items": [" self", ":"]}
         body |= {"label_token_ids": [5, 260], "apply_softmax": False}
         answer = httpx.post(f"{server.url}/generative_scoring", json=body, timeout=60)
         assert answer.status_code == 200, answer.text
-        return [score for one in answer.json()["data"] for score in [one["score"]]]
+        return [one["score"] for one in answer.json()["data"]]
 
     alone, expected = scores(), server.complete(PROMPT, max_tokens=200)
     accepted = "vllm:spec_decode_num_accepted_tokens_total"
