@@ -70,7 +70,13 @@ def test_planned_lengths(
 
 
 @pytest.mark.skipif(not USES_V2, reason="the V1 runner never schedules that way on a CPU")
-@pytest.mark.parametrize("drafter", [DRAFTER2, LILICORR], ids=["dflash2", "lilicorr"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        pytest.param(DRAFTER2, id="dflash2"),
+        pytest.param(LILICORR, id="lilicorr", marks=pytest.mark.slow),
+    ],
+)
 def test_asynchronous_scheduling(plain: list[list[int]], drafter: Path) -> None:
     speculative = {"method": "dflash", "model": str(drafter)}
     with engine("asynchronous", **settings(speculative_config=speculative)) as llm:
