@@ -93,18 +93,15 @@ def find(llm: LLM, whole: list[list[int]]) -> Found:
     texts = token_ids(llm, [PROMPTS[number] for number, _ in cases], params)
     found.stopped = dict(zip(cases, texts, strict=True))
     first, second = (encode(prompt)[:40] for prompt in PROMPTS[:2])
-    for place in range(1, TOKENS // 2, 4 if USES_V2 else 2):
-        for length in (1, 40) if USES_V2 else (1, 5, 40):
-            stop = ends_at(stop_token_ids=[whole_of(llm, first)[place]])
+    text = token_ids(llm, [{"prompt_token_ids": first}], ends_at())[0]
+    for place in range(2, TOKENS // 2, 2 if USES_V2 else 1):
+        for length in (40,) if USES_V2 else (1, 40):
+            stop = ends_at(stop_token_ids=[text[place]])
             key = place, length
             found.sessions[key] = session(llm, f"s{key}", [first, second[:length]], stop)
             prompt = first + found.sessions[key][:-1]
             found.behind[key] = token_ids(llm, [{"prompt_token_ids": prompt}], ends_at())[0]
     return found
-
-
-def whole_of(llm: LLM, prompt: list[int]) -> list[int]:
-    return token_ids(llm, [{"prompt_token_ids": prompt}], ends_at())[0]
 
 
 def rows(logprobs: Any) -> Logprobs:
@@ -123,7 +120,7 @@ def session(llm: LLM, name: str, chunks: list[list[int]], params: SamplingParams
 
     def ask(chunk: list[int], *, goes_on: bool) -> EngineCoreRequest:
         return llm.llm_engine.input_processor.process_inputs(
-            name, {"prompt_token_ids": chunk}, params.clone(), tasks, resumable=goes_on
+            name, {"prompt_token_ids": [*chunk]}, params.clone(), tasks, resumable=goes_on
         )
 
     for chunk in chunks:
