@@ -134,10 +134,9 @@ def test_after_so_much_else_that_the_waiting_rows_went_round(
     assert acceptance(llm, prompt) == expected
 
 
-def test_placeholders_of_a_prompt_that_is_cached_but_for_a_token(
-    llm: LLM, prompt: list[int]
-) -> None:
-    """vLLM pads such a request's first step with K drafts, which nobody made."""
+def test_a_prompt_that_is_cached_but_for_a_token_is_not_padded(llm: LLM, prompt: list[int]) -> None:
+    """vLLM's scheduler pads such a request's first step with K drafts, which nobody made, and for
+    which a CPU's kernel reads outside its tensor. Ours does not: all that vLLM counts is ours."""
     drafts(llm, FixedLength(7))
     run(llm, prompt[:65], new_tokens=1)
 
@@ -154,7 +153,7 @@ def test_placeholders_of_a_prompt_that_is_cached_but_for_a_token(
         (vllm - vllm_before, ours - ours_before)
         for (vllm, ours), (vllm_before, ours_before) in zip(counted(), before, strict=True)
     )
-    assert verified[0] == verified[1] + 7
+    assert verified[0] == verified[1] > 0
     assert accepted[0] == accepted[1] > 0
 
 
