@@ -41,7 +41,7 @@ ENGINES = (
 )
 MIXTURES = 3 if USES_V2 else 16
 MANY = 20 if USES_V2 else 200
-"""With `--slow`."""
+"""Mixtures with `--slow`."""
 
 
 class Expected(NamedTuple):

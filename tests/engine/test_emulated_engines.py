@@ -127,7 +127,7 @@ def test_synchronous_scheduling_steps_and_counts_as_on_the_cpu_platform(
 
 @cache
 def never_late(name: str) -> dict[str, Any]:
-    """With the few lengths that there are graphs for; the CPU platform has none."""
+    """Outcome with the few lengths that have graphs; the CPU platform has none."""
     return run(name, "at once", has_graphs=True)
 
 

@@ -49,7 +49,7 @@ class Found:
     scored: list[Logprobs] = field(default_factory=list)
     likeliest: list[Logprobs] = field(default_factory=list)
     stopped: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    """By prompt and `min_tokens`."""
+    """Tokens by prompt and `min_tokens`."""
     sessions: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     """All tokens of a session, by where its first turn ends and how long the second's prompt is."""
     behind: dict[tuple[int, int], list[int]] = field(default_factory=dict)

@@ -26,7 +26,7 @@ from support.engines import TARGET, USES_V2, held_out_prompts
 from support.mixed_requests import PATTERN, SCHEMA
 
 TOKENS = 8 if USES_V2 else 20
-"""Of an answer. Triton's interpreter takes ten times as long."""
+"""Tokens of an answer. Triton's interpreter takes ten times as long."""
 THINKING, THOUGHT = "<|im_start|>", "<|im_end|>"
 REASONING = ReasoningConfig(reasoning_start_str=THINKING, reasoning_end_str=THOUGHT)
 Fields = dict[str, Any]

@@ -22,9 +22,9 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode, Runner
 
 MOST_ALLOWED_TOKENS, MOST_STOP_TOKENS = 1024, 128
-"""Of vLLM's `logit_bias.py`, which the front end must not import: Triton comes with it."""
+"""Limits in vLLM's `logit_bias.py`, which the front end must not import: it brings Triton."""
 SEEDS = {"v1": range(-(2**63), 2**64), "v2": range(-(2**63), 2**63)}
-"""By model runner: what PyTorch's generator takes, and a signed integer of 64 bits."""
+"""Seeds that PyTorch's generator takes (V1), and that a signed 64-bit integer holds (V2)."""
 
 
 def refuse_what_ends_engines() -> None:

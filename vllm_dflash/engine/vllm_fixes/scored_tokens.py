@@ -29,7 +29,7 @@ class ScoringRejectionSampler(RejectionSampler):
     """vLLM's, which scores the tokens that a request named in each of its rows."""
 
     _scored: Scored | None = None
-    """By the requests of the step."""
+    """Tokens that the step's requests want scored."""
 
     def forward(
         self,
