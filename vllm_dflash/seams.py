@@ -114,7 +114,10 @@ FRONT_END = _listed("""\
 vllm.engine.arg_utils:EngineArgs.
     create_speculative_config(self target_model_config target_parallel_config)
 vllm.config.speculative:SpeculativeConfig._is_custom_proposer_path(model)
-vllm.model_executor.models.registry:ModelRegistry.register_model(model_arch model_cls)
+vllm.model_executor.models.registry:
+    ModelRegistry.models
+    ModelRegistry.register_model(model_arch model_cls)
+    _LazyRegisteredModel
 vllm.v1.engine.input_processor:InputProcessor.process_inputs
 vllm.v1.metrics.loggers:
     AggregateStatLoggerBase.__init__(self vllm_config engine_indexes)

@@ -17,7 +17,6 @@ from vllm.model_executor.models.registry import ModelRegistry
 from vllm.v1.worker import gpu_model_runner
 
 import vllm_dflash
-from support import DEMO
 from support.configs_by_hand import QWEN
 from support.log_lines import log_lines
 from support.pairs import Pair, drafter_config, make_pair, save_drafter
@@ -28,8 +27,6 @@ from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, CPU_WORKER, MOST_FREE
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 from vllm_dflash.model.draft_model import DFlashDraftModel
 
-STARTS_CUDA = ["vllm.compilation.backends", "flashinfer", "flashinfer.comm"]
-"""Modules: the first imports the others."""
 OPTIONS = Mode(7, 7, "fixed", parse_config("it", QWEN), drafter_ranks=1)
 
 
@@ -420,21 +417,3 @@ def test_a_changed_v2_signature_is_refused_by_name(monkeypatch: pytest.MonkeyPat
         seams.UnsupportedVllmError, match=r"speculator:DFlashSpeculator.propose.*has propose"
     ):
         seams.check_seams(seams.V2_WORKER)
-
-
-def test_the_front_end_imports_nothing_that_starts_cuda() -> None:
-    """Else vLLM starts its engine as a new process where it would have forked, and a script with
-    `LLM(...)` and no `if __name__ == "__main__"` runs a second time in it."""
-    script = f"""
-import sys
-from vllm.engine.arg_utils import EngineArgs
-from vllm.plugins import load_general_plugins
-load_general_plugins()
-asked = {{"method": "dflash", "model": {str(DEMO / "drafter")!r}}}
-EngineArgs({str(DEMO / "target")!r}, speculative_config=asked).create_engine_config()
-assert "vllm_dflash.model.draft_model" in sys.modules
-print(sorted(name for name in sys.modules if name in {STARTS_CUDA}))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "[]"

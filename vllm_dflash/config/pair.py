@@ -23,6 +23,7 @@ from vllm_dflash.checkpoint.tensors import (
 from vllm_dflash.config.left_to_vllm import is_other_hybrid
 from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode, Runner, runner_here
 from vllm_dflash.config.speculative_settings import AUTO_NODES, SpeculativeSettings
+from vllm_dflash.config.target_class import hands_out_hidden_states
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig
@@ -194,22 +195,18 @@ def check_weights(drafter: DrafterSpec, folder: Path) -> None:
 
 
 def target_facts(target: ModelConfig) -> PairingTarget:
-    """Read what pairing needs from vLLM's own config; imports the target's model class."""
-    from vllm.model_executor.models.interfaces import supports_eagle3
+    """Read what pairing needs from vLLM's own config."""
     from vllm.platforms import current_platform
 
-    model_class, architecture = target.registry.resolve_model_cls(
-        target.architectures, model_config=target
-    )
     # Some have one for each layer, or for each type of layer.
     base = (getattr(target.hf_text_config, "rope_parameters", None) or {}).get("rope_theta")
     return PairingTarget(
         model=target.model,
-        architecture=architecture,
+        architecture=target.architecture,
         num_layers=target.get_total_num_hidden_layers(),
         hidden_size=target.get_hidden_size(),
         vocab_size=target.get_vocab_size(),
-        supports_taps=supports_eagle3(model_class),
+        supports_taps=hands_out_hidden_states(target),
         on_cpu=current_platform.is_cpu(),
         rope_theta=base if isinstance(base, int | float) else None,
     )

@@ -29,12 +29,11 @@ def engine(**changes: Any) -> Any:
     return SimpleNamespace(**{**plain, **changes})
 
 
-def target(
-    model_class: type = Qwen3ForCausalLM, resolves_to: str = "Resolved", **facts: Any
-) -> Any:
+def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
     """vLLM's config of a target of 4 layers, 64 wide, with 320 entries."""
     config = SimpleNamespace(
         model="target",
+        architecture="Resolved",
         architectures=["Written"],
         is_hybrid=False,
         get_total_num_hidden_layers=lambda: 4,
@@ -43,12 +42,8 @@ def target(
         hf_text_config=SimpleNamespace(rope_parameters={"rope_theta": 1e4}),
     )
 
-    def resolve_model_cls(architectures: list[str], *, model_config: Any) -> tuple[type, str]:
-        assert architectures == config.architectures
-        assert model_config is config
-        return model_class, resolves_to
-
-    config.registry = SimpleNamespace(resolve_model_cls=resolve_model_cls)
+    found = SimpleNamespace(model_cls=model_class)
+    config.registry = SimpleNamespace(models={config.architecture: found})
     vars(config).update(facts)
     return config
 
@@ -77,7 +72,7 @@ def test_facts_of_a_target(
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: on_cpu)
     plain: dict[str, Any] = {
         "model": "target",
-        "architecture": config.registry.resolve_model_cls(["Written"], model_config=config)[1],
+        "architecture": "Resolved",
         "num_layers": 4,
         "hidden_size": 64,
         "vocab_size": 320,
