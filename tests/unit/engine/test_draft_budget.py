@@ -87,9 +87,9 @@ def test_five_requests(asked: list[Any], runs_block: bool) -> None:
     ((*what, scores, steps, most, min_verified),) = asked
     assert what == [costs, Load(4, 64, 949.0, 449 / 3, 5 * (1 + K) * runs_block)]
     assert (most, min_verified) == (7, 0)
-    slots = np.array([4, 3, 0, 5, 2])
-    recent.add(slots[:4], chances[slots[:4]])  # of the new one, the host has somebody else's
-    expected, expected_steps = recent.sample(slots, np.array([3, 0, 0, 1, 3]))
+    known = np.array([4, 3, 5])  # of the others, the host has somebody else's, or none
+    recent.add(known, chances[known])
+    expected, expected_steps = recent.sample(np.array([4, 5, 2]), np.array([3, 1, 3]))
     assert steps == expected_steps
     np.testing.assert_array_equal(scores, expected)
 
@@ -158,7 +158,7 @@ def test_chances_of_steps_without_a_block_are_not_those_of_blocks() -> None:
         budget.get_num_tokens({"decodes": 4}, DRAFTS)
         scores, _ = budget.recent.sample(np.array([4]), np.array([K]))
         is_known.append(scores.tolist() != expected.tolist())
-        budget.recent, budget._added[:] = RecentChances(SLOTS, K), -2
+        budget.recent = RecentChances(SLOTS, K)
     # Behind two steps that were alike: none before the first, or blocks.
     assert is_known == [True, True, False, True]
 
@@ -226,20 +226,32 @@ def test_an_engine_of_one_request_compiles_for_one(monkeypatch: pytest.MonkeyPat
     assert budget._batch_draft_capacity.tolist() == [2]
 
 
-def test_chances_of_who_had_the_slot_before_are_not_the_new_ones() -> None:
-    """The host's are a step old: those of a request's first drafts are there two steps later."""
+def test_chances_of_who_had_the_slot_before_and_of_prompts_are_not_the_requests() -> None:
+    """The host's are a step old: those of a request's first drafts are there two steps behind the
+    last chunk of its prompt, of which those before had none."""
     budget, fresh = bare(0.1), RecentChances(SLOTS, K)
     budget.costs = straight_costs()
     for _ in range(3):  # so that all steps are alike
         budget.expect(Directions(runs_block=True))
     budget.add_request(4)
+    budget.req_states.prefill_len = SimpleNamespace(np=np.full(SLOTS, 48))
     found = []
-    for _ in range(3):
-        budget.get_num_tokens({"decodes": 4}, DRAFTS)
+    for computed in (0, 16, 32, 48, 49):
+        budget.req_states.num_computed_tokens_np = np.full(SLOTS, computed)
+        budget.get_num_tokens({"decodes": 16 if computed < 48 else 4}, DRAFTS)
         scores, _ = budget.recent.sample(np.array([4]), np.array([K]))
         found.append(scores.tolist() == fresh.sample(np.array([4]), np.array([K]))[0].tolist())
         budget.expect(Directions(runs_block=True))
-    assert found == [True, True, False]
+    assert found == [True] * 4 + [False]
+
+
+def test_a_prompt_makes_the_sample_of_those_that_decode_no_smaller(asked: list[Any]) -> None:
+    """It has no drafts of which a step would be a sample."""
+    budget = bare()
+    budget.costs = straight_costs()
+    for rows in ({"decodes": 4}, {"decodes": 4, "in its prompt": 60, "undrafted": 1}):
+        budget.get_num_tokens(rows, DRAFTS)
+    assert [steps for *_, steps, _, _ in asked] == [MOST_STEPS] * 2
 
 
 def test_what_steps_cost_is_taken_from_the_scheduler() -> None:

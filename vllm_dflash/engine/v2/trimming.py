@@ -149,20 +149,14 @@ class DraftBudget(AdaptiveVerificationManager):
     """Drafts to verify whatever they seem worth: what the step before had directed."""
     _had_blocks = False, False
     """Whether blocks were run in the last two steps, the older one first."""
-    _steps = 0
-    _added: Ints
-    """The step that a request was added in, by slot: until the second one behind it, chances that
-    the host has are those of who had the slot before."""
 
     @classmethod
     def instead_of(cls, whole: AdaptiveVerificationManager, width: int) -> DraftBudget:
         """Set up as vLLM's is, for blocks of K drafts."""
         budget = cls.__new__(cls)
         budget.__dict__.update(vars(whole))
-        slots = whole.req_states.max_num_reqs
-        budget.recent = RecentChances(slots, whole.num_speculative_steps)
+        budget.recent = RecentChances(whole.req_states.max_num_reqs, whole.num_speculative_steps)
         budget.rows_of_block = 1 + width
-        budget._added = np.full(slots, -2)
         return budget
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
@@ -179,7 +173,6 @@ class DraftBudget(AdaptiveVerificationManager):
         """A step with these directions is about to run."""
         self._had_blocks = self._had_blocks[1], self.directions.runs_block
         self._min_verified, self.directions = self.directions.min_verified, directions
-        self._steps += 1
         if self.costs is not None and directions.learned is not None:
             self.costs.records[:] = directions.learned.costs
 
@@ -187,7 +180,6 @@ class DraftBudget(AdaptiveVerificationManager):
         """A new request is in this slot: drafts that it comes with are placeholders."""
         self._confidence_probs[req_idx].fill_(0.0)
         self.recent.forget(req_idx)
-        self._added[req_idx] = self._steps
 
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
@@ -216,21 +208,24 @@ class DraftBudget(AdaptiveVerificationManager):
         """Drafts to verify, of R requests in these slots, with so many drafts and other rows."""
         assert self.costs is not None
         states, count = self.req_states, len(slots)
-        # Chances of a step without a block say nothing of drafts that have one behind them.
+        context, prompts = states.num_computed_tokens_np[slots], states.prefill_len.np[slots]
+        # Chances of a step without a block say nothing of drafts that have one behind them. Those
+        # that the host has are of two steps ago, where no chunk of a prompt had any, and before it
+        # they were somebody else's.
         is_alike = self._had_blocks[0] == self._had_blocks[1]
-        known = slots[is_alike & (self._steps - self._added[slots] >= 2)]
+        known = slots[is_alike & (context > prompts)]
         self.recent.add(known, self._stale_confidences[self._stale_idx].np[known])
-        context = states.num_computed_tokens_np[slots]
-        decodes = context + others >= states.prefill_len.np[slots]
+        decodes = context + others >= prompts
         if most > 0 and decodes.any():
+            has_drafts = drafts > 0
             load = Load(
                 num_requests=int(decodes.sum()),
                 rows=int(others.sum()),
                 context=float(context[decodes].sum()),
-                mean_context=float(context[drafts > 0].mean()),
+                mean_context=float(context[has_drafts].mean()),
                 block_rows=self.directions.runs_block * count * self.rows_of_block,
             )
-            scores, steps = self.recent.sample(slots, drafts)
+            scores, steps = self.recent.sample(slots[has_drafts], drafts[has_drafts])
             return best_budget(self.costs, load, scores, steps, most, self._min_verified)
         return 0
 
