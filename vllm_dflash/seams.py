@@ -152,11 +152,14 @@ vllm.v1.metrics.stats:SchedulerStats.__dataclass_fields__.running_lora_adapters
 
 BOTH_WORKERS = _listed("""\
 vllm.v1.worker.gpu_worker:Worker.
+    _maybe_activate_jit_monitor(self)
+    _set_draft_weight_update_target(self)
     compile_or_warm_up_model(self)
     execute_model(self scheduler_output)
     init_device(self)
     sample_tokens(self grammar_output)
     shutdown(self)
+    supports_draft_weight_updates(self)
     take_draft_token_ids(self)
 vllm.model_executor.layers.attention.attention:Attention.get_kv_cache_spec(self vllm_config)
 vllm.model_executor.layers.rotary_embedding.base:RotaryEmbeddingBase.

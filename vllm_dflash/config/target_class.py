@@ -38,7 +38,7 @@ def hands_out_hidden_states(target: ModelConfig) -> bool:
 def _inherits(module: str, name: str, wanted: str) -> bool:
     """Whether the class of this name there has a base of that name, near or far."""
     spec = find_spec(module)
-    if spec is None or not (spec.origin or "").endswith(".py"):
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return False
     for node in ast.walk(ast.parse(Path(spec.origin).read_bytes())):
         if isinstance(node, ast.ClassDef) and node.name == name:

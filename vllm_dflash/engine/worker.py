@@ -57,6 +57,8 @@ class DraftingWorker(Worker):
     """What is called when a step has ended."""
     _keeper: EstimatesKeeper | None = None
     _compiling: CompileAside | None = None
+    _monitor_jit: Callable[[], None] = staticmethod(lambda: None)
+    """What vLLM starts where it is done warming up; nothing on CPUs."""
 
     def attach(self) -> Drafter:
         """Put our drafting code into the model runner (hook 10)."""
@@ -99,7 +101,13 @@ class DraftingWorker(Worker):
             self._plan_lengths()
         self.start_counting()
         self.drafter.warm.seal()
+        self._monitor_jit()
         return times
+
+    def _maybe_activate_jit_monitor(self) -> None:
+        """Later: what is profiled behind vLLM's warm-up may compile kernels, which the monitor
+        warns of, or in mode "error" ends the engine for."""
+        self._monitor_jit = super()._maybe_activate_jit_monitor
 
     def _plan_lengths(self) -> None:
         started = time.perf_counter()
@@ -144,6 +152,24 @@ class DraftingWorker(Worker):
         for each in self._ticking:
             each()
         return output
+
+    # --- weights that change ----------------------------------------------------------------
+
+    def supports_draft_weight_updates(self) -> bool:
+        """Ours does not: see below."""
+        return False
+
+    def _set_draft_weight_update_target(self) -> None:
+        """Refuse new weights for the drafter, while nothing has changed.
+
+        They would come in parts, behind vLLM's empty tensors. Ours are checked and made ready all
+        at once: captured graphs read stacked K/V projections, which nobody would make anew.
+        """
+        raise RuntimeError(
+            "vllm-dflash loads a drafter's weights once. To update the target alone, call"
+            " start_weight_update; for another drafter, start the engine again with its folder as"
+            " 'model' of the speculative config."
+        )
 
     # --- the end ----------------------------------------------------------------------------
 

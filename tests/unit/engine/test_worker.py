@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm.config import VllmConfig
 from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
@@ -184,11 +185,20 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     def warm_up(self: Any) -> str:
         self.drafter.run(2)
         self.sample_tokens(None)
+        self._maybe_activate_jit_monitor()
         return "seconds"
 
+    def plan(self: Any) -> None:
+        """What runs here may compile kernels, which the monitor ends an engine for."""
+        assert not monitored
+        self.drafter.run(5)
+
+    monitored: list[Any] = []
     monkeypatch.setattr(Worker, "compile_or_warm_up_model", warm_up)
-    monkeypatch.setattr(GPUWorker, "_plan_lengths", lambda self: self.drafter.run(5))
+    monkeypatch.setattr(Worker, "_maybe_activate_jit_monitor", lambda self: monitored.append(self))
+    monkeypatch.setattr(GPUWorker, "_plan_lengths", plan)
     assert worker.compile_or_warm_up_model() == "seconds"
+    assert monitored == [worker]
     assert worker.drafter.sealed_with == [0]
     assert not worker.drafter.step.slots.records.any()
     assert not worker.drafter.step.slots.everybody.any()
@@ -196,6 +206,31 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     assert not watch.__self__._warned_of_nan
     worker.drafter.run(3)
     assert worker.drafter.count() == 6
+
+
+@pytest.mark.parametrize("is_draft", [False, True])
+def test_new_weights_for_a_drafter_are_refused_before_anything_changes(is_draft: bool) -> None:
+    """Of targets they are not."""
+    worker: Any = object.__new__(GPUWorker)
+    called: list[str] = []
+    worker.vllm_config = VllmConfig()
+    worker._weight_update_active = False
+    worker.speculative_config = SimpleNamespace(draft_model_config="config")
+    worker.model_runner = SimpleNamespace(get_draft_model=lambda: "drafter")
+    worker.weight_transfer_engine = SimpleNamespace(
+        supports_draft_weight_update=True,
+        set_weight_update_target=lambda *_: called.append("set"),
+        start_weight_update=lambda: called.append("start"),
+        reset_weight_update_target=lambda: called.append("reset"),
+    )
+    assert not worker.supports_draft_weight_updates()
+    if not is_draft:
+        worker.start_weight_update()
+        assert (called, worker._weight_update_active) == (["start"], True)
+        return
+    with pytest.raises(RuntimeError, match="loads a drafter's weights once"):
+        worker.start_draft_weight_update()
+    assert (called, worker._weight_update_active) == (["reset"], False)
 
 
 def test_what_was_learned_is_kept_while_the_engine_runs(
