@@ -50,7 +50,8 @@ Assignments in our own worker (`engine/worker.py`), each to its own model runner
 
 Our workers and schedulers are subclasses of vLLM's and do more than place hooks: a CPU worker
 samples and drafts in the call that runs the target, drafts and costs travel as attributes of
-`ModelRunnerOutput` (`engine/message.py`, `engine/scheduler.py`), and drafter layers with
+`ModelRunnerOutput` (`engine/message.py`, `engine/scheduler.py`), vLLM's JIT monitor starts once
+costs are measured, new weights for a drafter are refused (`engine/worker.py`), and drafter layers with
 a window keep their whole context in the cache (`DraftAttentionCache` in `model/layers.py`).
 
 Objects of vLLM's that we make or use, adjusted:
@@ -82,7 +83,8 @@ Draft lengths on V2 (`engine/v2/trimming.py`):
     error. The runner's `adaptive_verification` is then ours: vLLM's, with another budget and other
     chances (`draft_token_confidence_probs`). Without it, requests get placeholders of their own
     number (`request.spec_token_ids`). The drafter's graphs are captured with a copy of the config
-    that has no table of lengths (hook 8). Replaced by: the same decisions in vLLM.
+    that has no table of lengths (hook 8), and larger sizes. Replaced by: the same decisions in
+    vLLM, and capture sizes of the drafter's own.
 
 Draft trees on V2, only where they were asked for (`engine/v2/trees/draft_trees.py`):
 

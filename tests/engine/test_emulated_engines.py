@@ -156,5 +156,20 @@ def test_hazard_a_start_with_more_requests_than_blocks_have_room_for() -> None:
         assert tokens_of(outcome_of(llm, SCENARIOS["trimmed"])) == tokens_of(on_cpu("plain"))
 
 
+def test_blocks_of_more_requests_than_the_targets_graphs_take_are_graphs() -> None:
+    """Those of the target end at 16 rows, blocks of two requests."""
+    sizes = {**GRAPHS["compilation_config"], "cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
+    settings = {**SCENARIOS["fixed"].settings, **ON_GPU, **GRAPHS, "compilation_config": sizes}
+    replayed: list[int] = []
+    with engine(async_scheduling=True, **settings) as llm:
+        manager = runner_of(llm).speculator.query_cudagraph_manager
+        replay = manager.run_fullgraph
+        manager.run_fullgraph = lambda desc: (replayed.append(desc.num_reqs), replay(desc))
+        found = outcome_of(llm, SCENARIOS["fixed"])
+        assert max(graph.num_tokens for graph in graphs_of(llm)) == 16
+    assert max(replayed) == 3
+    assert tokens_of(found) == tokens_of(on_cpu("plain"))
+
+
 def graphs_of(llm: LLM) -> list[Any]:
     return [*runner_of(llm).cudagraph_manager.graphs]

@@ -16,6 +16,7 @@ from vllm_dflash.engine.v2.device_step import DeviceStep
 from vllm_dflash.engine.v2.draft_slots import Drafts
 from vllm_dflash.engine.v2.exchange import DIRECTIONS, Directions
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
+from vllm_dflash.engine.v2.loaded_speculator import block_capture_sizes
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.text_look_up import has_room_for_texts
 from vllm_dflash.planning.costs import COSTS
@@ -187,6 +188,24 @@ def test_graphs_are_captured_with_a_block(monkeypatch: pytest.MonkeyPatch) -> No
     speculator._runs_block = False
     speculator.capture()
     assert seen == [True]
+
+
+@pytest.mark.parametrize(
+    ("largest", "block_rows", "most_requests", "requests"),
+    [
+        (512, 16, 256, [40, 50, 62, 77, 96, 120, 128]),
+        (512, 16, 41, [40, 41]),  # or what a step has rows for
+        (512, 8, 64, []),
+        (4, 16, 64, [1]),
+        (4, 32, 64, []),
+    ],
+)
+def test_sizes_of_the_drafters_graphs(
+    largest: int, block_rows: int, most_requests: int, requests: list[int]
+) -> None:
+    """Those of the target, and some up to four times as large."""
+    found = block_capture_sizes([1, 2, largest], block_rows, most_requests)
+    assert found == [1, 2, largest, *(count * block_rows for count in requests)]
 
 
 @pytest.mark.parametrize(("length", "fits"), [(1 << 16, True), (1 << 20, False)])

@@ -25,6 +25,26 @@ from vllm_dflash.engine.v2.trimming import why_untrimmed
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.model.draft_model import DFlashDraftModel
 
+MOST_TIMES_TARGET = 4
+"""Rows of the drafter's largest graph, in those of the target's. Its logits keep their memory: at
+2,048 rows and 152,000 tokens, 0.6 GB."""
+
+
+def block_capture_sizes(sizes: list[int], block_rows: int, most_requests: int) -> list[int]:
+    """Rows to capture blocks with: the target's sizes, then in steps of a quarter.
+
+    Args:
+        sizes: of the target's graphs.
+        block_rows: of each request, 1 + K.
+        most_requests: that a step may draft.
+    """
+    requests = max(sizes) // block_rows
+    more, most = [], min(most_requests, MOST_TIMES_TARGET * max(sizes) // block_rows)
+    while requests < most:
+        requests = min(requests + max(requests // 4, 1), most)
+        more.append(requests * block_rows)
+    return [*sizes, *more]
+
 
 class LoadedSpeculator(DFlashSpeculator):
     """Loads the drafter, gives its layers their metadata, and captures its graphs."""
@@ -110,9 +130,25 @@ class LoadedSpeculator(DFlashSpeculator):
             load_config=get_draft_load_config(whole),
         )
 
+    @property
+    def attn_vllm_config(self) -> VllmConfig:
+        """To build the drafter's metadata with, which go by the largest graph."""
+        return self._with_larger_graphs(super().attn_vllm_config)
+
+    def _with_larger_graphs(self, config: VllmConfig) -> VllmConfig:
+        """A copy of a config for the drafter's graphs: a step verifies fewer rows than it drafts,
+        so the target's largest one would leave the blocks of many requests without."""
+        config = copy(config)
+        graphs = config.compilation_config = copy(config.compilation_config)
+        if sizes := graphs.cudagraph_capture_sizes:
+            rows, most = self.num_query_per_req, self.max_num_tokens
+            sizes = block_capture_sizes(sizes, rows, min(self.max_num_reqs, most // rows))
+            graphs.cudagraph_capture_sizes, graphs.max_cudagraph_capture_size = sizes, max(sizes)
+        return config
+
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """Capture blocks of one width: the lengths of the table are the target's."""
-        whole, self.vllm_config = self.vllm_config, copy(self.vllm_config)
+        whole, self.vllm_config = self.vllm_config, self._with_larger_graphs(self.vllm_config)
         self.vllm_config.speculative_config = copy(self.speculative_config)
         self.vllm_config.speculative_config.num_speculative_tokens_per_batch_size = None
         try:
