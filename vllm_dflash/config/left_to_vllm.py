@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.read import in_config, load_config
-from vllm_dflash.checkpoint.spec import ARCHITECTURES
+from vllm_dflash.checkpoint.spec import ARCHITECTURES, DrafterError
+from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE
 from vllm_dflash.config.mode import runner_here, worker_here
 from vllm_dflash.config.speculative_settings import written_settings
 from vllm_dflash.vllms_own import OWN_KEYS
@@ -58,7 +59,22 @@ def config_of_drafter(requested: Mapping[str, Any]) -> dict[str, Any]:
     model = requested.get("model")
     if not model or not isinstance(model, str):
         return {}
-    return load_config(model, requested.get("revision"))
+    return load_config(_pulled(model), requested.get("revision"))
+
+
+def _pulled(model: str) -> str:
+    """The folder that vLLM keeps of a drafter in object storage, now with what is read of it before
+    its weights are streamed; any other drafter as it is."""
+    from vllm.transformers_utils.runai_utils import ObjectStorageModel, is_runai_obj_uri
+
+    if not is_runai_obj_uri(model):
+        return model
+    try:
+        kept = ObjectStorageModel(url=model)
+        kept.pull_files(model, allow_pattern=["*.json", MASK_EMBEDDING_FILE])
+    except Exception as error:  # whatever a network, a store or a package that is missing comes to
+        raise DrafterError(f"drafter {model!r}: vLLM cannot pull it: {error}") from error
+    return kept.dir
 
 
 def why_left(

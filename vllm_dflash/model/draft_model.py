@@ -97,8 +97,10 @@ class DFlashDraftModel(nn.Module):
         """Rows of each block where nobody says what belongs to which."""
         self._target_vocab_size = vllm_config.model_config.get_vocab_size()
         self._searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
-        self._revision = vllm_config.speculative_config.draft_model_config.revision
-        index = get_hf_file_bytes(INDEX, self.spec.model, self._revision)
+        draft = vllm_config.speculative_config.draft_model_config
+        self._files = draft.model, draft.revision
+        """Where they are, but for weights: of a drafter in object storage, vLLM keeps a folder."""
+        index = get_hf_file_bytes(INDEX, *self._files)
         self.allow_patterns_overrides = [loading_pattern(self.spec.model, index)]
         if vllm_config.load_config.load_format == "dummy":  # then nobody calls `load_weights`
             for parameter in self.parameters():
@@ -234,7 +236,7 @@ class DFlashDraftModel(nn.Module):
         check_ids(self.spec, dict(tensors), self._target_vocab_size)
         device = self.context.hidden_norm.weight.device
         mask_embedding: torch.Tensor | None = None
-        content = get_hf_file_bytes(MASK_EMBEDDING_FILE, self.spec.model, self._revision)
+        content = get_hf_file_bytes(MASK_EMBEDDING_FILE, *self._files)
         if content is not None:
             mask_embedding = parse_mask_embedding(self.spec, content).to(device)
         with device:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from vllm_dflash.checkpoint.headers import INDEX
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.model import draft_model
 from vllm_dflash.model.vocabulary import check_ids
 
@@ -90,6 +93,10 @@ def test_files_are_those_of_the_revision_that_was_asked_for(
 
     monkeypatch.setattr(draft_model, "get_hf_file_bytes", get)
     pair = make_pair(tmp_path, mask_embedding=True)
+    # Named by its place in object storage, of which vLLM keeps a folder.
+    named = pair.spec.model_copy(update={"model": "s3://bucket/drafter"})
+    modes = SimpleNamespace(of=lambda config: replace(Mode.of(config), drafter=named))
+    monkeypatch.setattr(draft_model, "Mode", modes)
     DrafterHarness(pair, revision="ours")
     model = str(pair.drafter)
     assert asked == [(INDEX, model, "ours"), (MASK_EMBEDDING_FILE, model, "ours")]
