@@ -51,8 +51,8 @@ Assignments in our own worker (`engine/worker.py`), each to its own model runner
 Our workers and schedulers are subclasses of vLLM's and do more than place hooks: a CPU worker
 samples and drafts in the call that runs the target, drafts and costs travel as attributes of
 `ModelRunnerOutput` (`engine/message.py`, `engine/scheduler.py`), vLLM's JIT monitor starts once
-costs are measured, new weights for a drafter are refused (`engine/worker.py`), and drafter layers with
-a window keep their whole context in the cache (`DraftAttentionCache` in `model/layers.py`).
+costs are measured, new weights for a drafter are refused (`engine/worker.py`), and drafter layers
+with a window keep their whole context in the cache (`DraftAttentionCache` in `model/layers.py`).
 
 Objects of vLLM's that we make or use, adjusted:
 
