@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import itertools
 import sys
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -45,6 +46,15 @@ def device() -> Any:
 def set_schedule(kind: Schedule, ahead: tuple[int, ...] = (), seed: int = 0) -> None:
     """From now on. `ahead`: numbers of streams."""
     device().set_schedule(int(kind), ahead, seed)
+
+
+class DeviceTime:
+    """`time`, by what the device has worked: for whoever measures steps, and is to measure the same
+    in each run. `set_speed` says what a launch takes, one that is replayed, and a byte."""
+
+    @staticmethod
+    def perf_counter() -> float:
+        return device().seconds()
 
 
 class Stream(torch.Stream):
@@ -160,7 +170,9 @@ class CUDAGraph:
             self.reset()
 
 
-def _nothing(*args: Any, **named: Any) -> None: ...
+def _nothing() -> Callable[..., None]:
+    """A function of its own for each name: Dynamo has a rule for each function."""
+    return lambda *args, **named: None
 
 
 def install(
@@ -189,7 +201,7 @@ def install(
             setattr(module, name, getattr(torch.cuda, name))
     torch.cuda.memory.get_allocator_backend = lambda: "emulated"
     torch.backends.cuda.is_built = lambda: True
-    _define_repeat_interleave()
+    _define_operators()
     atexit.register(_drain)
 
 
@@ -197,8 +209,8 @@ def _of_c() -> dict[str, Any]:
     """Names that a CUDA build puts into `torch._C`."""
     return {
         "_cuda_getDeviceCount": lambda: 1,
-        "_cuda_init": _nothing,
-        "_cuda_setDevice": _nothing,
+        "_cuda_init": _nothing(),
+        "_cuda_setDevice": _nothing(),
         "_cuda_getDevice": lambda: 0,
         "_cuda_exchangeDevice": lambda device: 0,
         "_cuda_maybeExchangeDevice": lambda device: 0,
@@ -207,13 +219,13 @@ def _of_c() -> dict[str, Any]:
         "_cuda_isInBadFork": lambda: False,
         "_cuda_synchronize": _device.synchronize,
         "_cuda_emptyCache": _device.empty_cache,
-        "_host_emptyCache": _nothing,
-        "_accelerator_emptyHostCache": _nothing,
+        "_host_emptyCache": _nothing(),
+        "_accelerator_emptyHostCache": _nothing(),
         "_cuda_isCurrentStreamCapturing": _device.is_capturing,
         "_cuda_getCurrentBlasHandle": lambda: 0,
         "_cuda_getCompiledVersion": lambda: 13000,
         "_accelerator_getAllocatorSettings": lambda: "",
-        "_accelerator_setAllocatorSettings": _nothing,
+        "_accelerator_setAllocatorSettings": _nothing(),
         "_cuda_getCurrentRawStream": lambda device: _device.current_stream(),
     }
 
@@ -221,8 +233,8 @@ def _of_c() -> dict[str, Any]:
 def _of_cuda() -> dict[str, Any]:
     """Functions and classes of `torch.cuda`."""
     return reported.of_torch_cuda(_device) | {
-        "_lazy_init": _nothing,
-        "_lazy_call": _nothing,
+        "_lazy_init": _nothing(),
+        "_lazy_call": _nothing(),
         "_initialized": True,
         "is_initialized": lambda: True,
         "is_available": lambda: True,
@@ -230,7 +242,7 @@ def _of_cuda() -> dict[str, Any]:
         "_device_count_nvml": lambda: -1,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "set_device": _nothing,
+        "set_device": _nothing(),
         "_exchange_device": lambda device: 0,
         "_maybe_exchange_device": lambda device: 0,
         "synchronize": lambda device=None: _device.synchronize(),
@@ -241,11 +253,12 @@ def _of_cuda() -> dict[str, Any]:
         "Event": Event,
         "CUDAGraph": CUDAGraph,
         "graph_pool_handle": _new_pool,
-        "is_current_stream_capturing": _device.is_capturing,
-        "manual_seed": _nothing,
-        "manual_seed_all": _nothing,
+        "is_current_stream_capturing": lambda: _device.is_capturing(),
+        "manual_seed": _nothing(),
+        "manual_seed_all": _nothing(),
         "current_blas_handle": lambda: 0,
-        "_sleep": _nothing,  # all is late already
+        "_sleep": _nothing(),  # all is late already
+        "default_generators": (torch.Generator(),),
     }
 
 
@@ -253,18 +266,39 @@ _libraries: list[Any] = []
 """What an operator's rule lives in: gone with it."""
 
 
-def _define_repeat_interleave() -> None:
-    def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
-        if output_size is None:  # known to the device alone: the host waits
-            return torch.repeat_interleave(repeats.cpu()).to(repeats.device)
-        # As on a GPU, nobody checks that it is the sum.
-        places = torch.arange(output_size, device=repeats.device)
-        found = torch.searchsorted(repeats.cumsum(0), places, right=True)
-        return found.clamp(max=max(len(repeats) - 1, 0)).to(repeats.dtype)
-
+def _define_operators() -> None:
+    """Those of which PyTorch has no kernel for CPUs, or one that asks the device for a size."""
     library = torch.library.Library("aten", "IMPL")
-    library.impl("repeat_interleave.Tensor", repeat_interleave, "CUDA")
+    library.impl("repeat_interleave.Tensor", _repeat_interleave, "CUDA")
+    library.impl("_conv_depthwise2d", _conv_depthwise2d, "CUDA")
     _libraries.append(library)
+
+
+def _repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
+    if output_size is None:  # known to the device alone: the host waits
+        return torch.repeat_interleave(repeats.cpu()).to(repeats.device)
+    # As on a GPU, nobody checks that it is the sum.
+    places = torch.arange(output_size, device=repeats.device)
+    found = torch.searchsorted(repeats.cumsum(0), places, right=True)
+    return found.clamp(max=max(len(repeats) - 1, 0)).to(repeats.dtype)
+
+
+def _conv_depthwise2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: list[int],
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> torch.Tensor:
+    """A filter for each channel: x [N, C, H, W], weight [C, 1, *kernel_size]."""
+    assert weight.shape[0] == x.shape[1]
+    assert list(dilation) == [1, 1]
+    x = torch.nn.functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    windows = x.unfold(2, kernel_size[0], stride[0]).unfold(3, kernel_size[1], stride[1])
+    found = torch.einsum("nchwij,cij->nchw", windows, weight[:, 0])
+    return found if bias is None else found + bias[:, None, None]
 
 
 def _drain() -> None:

@@ -23,6 +23,10 @@ def define() -> None:
     norms.impl("rms_norm", _rms_norm, "CUDA")
     norms.impl("fused_add_rms_norm", _fused_add_rms_norm, "CUDA")
     _libraries.extend((views, norms))
+    # The CPU build has a name for this one that takes nothing.
+    from vllm import _custom_ops
+
+    _custom_ops.scaled_fp8_quant = _scaled_fp8_quant
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
@@ -45,3 +49,23 @@ def _fused_add_rms_norm(
 ) -> None:
     residual.add_(x)
     x.copy_(_normed(residual, weight, eps))
+
+
+def _scaled_fp8_quant(
+    x: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    *,
+    output: torch.Tensor | None = None,
+    group_shape: tuple[int, int] | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One scale for all, known beforehand: queries of a cache in 8 bits."""
+    if scale is None or scale.numel() != 1 or any(others.values()):
+        raise NotImplementedError("the emulated device quantises by one given scale alone")
+    kind = torch.float8_e4m3fn
+    most = torch.finfo(kind).max
+    found = (x.float() / scale).clamp(-most, most).to(kind)
+    if output is None:
+        return found, scale
+    output.copy_(found)
+    return output, scale

@@ -20,6 +20,12 @@ QUANTISED = (
 )
 
 
+class NoPasses:
+    """Inductor's passes of vLLM, which name compiled kernels."""
+
+    def configure(self, config: object) -> None: ...
+
+
 def stand_in(name: str, contents: tuple[str, ...] = ()) -> None:
     """An empty module of this name, with empty classes, for whoever only imports it."""
     module = ModuleType(name)
@@ -38,8 +44,9 @@ def pretend_cuda() -> type[Any]:
     """
     for name in COMPILED:
         stand_in(name)
-    # It names compiled kernels.
-    stand_in("vllm.compilation.passes.pass_manager", ("PostGradPassManager",))
+    passes = "vllm.compilation.passes.pass_manager"
+    stand_in(passes)
+    sys.modules[passes].PostGradPassManager = NoPasses  # type: ignore[attr-defined]
     from vllm import platforms
     from vllm.platforms.cuda import CudaPlatformBase
     from vllm.platforms.interface import DeviceCapability

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from emulated import interpreter, reported, torch_cuda
 from emulated.vllm_platform import pretend_cuda
@@ -27,6 +29,33 @@ def use(*, has_fast_attention: bool = True) -> None:
     _replace(has_fast_attention)
 
 
+@contextmanager
+def another_gpu(major: int, minor: int) -> Iterator[None]:
+    """Engines that start inside find a GPU of this capability: 8.0 is an A100, 10.0 a B200."""
+    from vllm.platforms import current_platform
+
+    platform, before = type(current_platform), reported.CAPABILITY
+    platform.capability = reported.CAPABILITY = (major, minor)
+    try:
+        yield
+    finally:
+        platform.capability = reported.CAPABILITY = before
+
+
+@contextmanager
+def with_dynamo() -> Iterator[None]:
+    """Models that are built inside are traced, for vLLM's piecewise graphs; to be compiled by the
+    backend "eager", for Inductor would write kernels for a GPU."""
+    import torch
+
+    os.environ["TORCHDYNAMO_DISABLE"] = "0"
+    try:
+        with torch._dynamo.config.patch(disable=False):
+            yield
+    finally:
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+
+
 def _set_platform() -> None:
     platform = pretend_cuda()
     platform.capability = reported.CAPABILITY
@@ -45,9 +74,13 @@ def _replace(has_fast_attention: bool) -> None:
     from emulated import vllm_kernels
 
     vllm_kernels.define()
+    from vllm.device_allocator import cumem
     from vllm.v1.sample.ops import topk_topp_sampler
     from vllm.v1.worker import gpu_worker
 
+    from emulated.vllm_sleep import SleepingMemory
+
+    cumem.cumem_available, cumem.CuMemAllocator = True, SleepingMemory
     # Warms up kernels that are not there; it needs torchvision.
     gpu_worker.kernel_warmup = lambda worker: None
     # Triton's interpreter cannot run this kernel.

@@ -15,6 +15,7 @@ from support.interpreter import use_model_runner_v2
 def main() -> None:
     use_model_runner_v2()
     from support.engines import engine, with_fixed_costs
+    from support.interpreter import triton_attention
     from support.schedules import SCENARIOS, outcome_of
     from support.trimming import trimming
 
@@ -23,7 +24,8 @@ def main() -> None:
         scheduling, _, name = asked.rpartition(": ")
         scenario = SCENARIOS[name]
         trims = trimming(with_kernel=False) if scenario.is_trimmed else nullcontext()
-        with with_fixed_costs(), trims, engine(scheduling, **scenario.settings) as llm:
+        attention = triton_attention() if scenario.has_trees else nullcontext()
+        with with_fixed_costs(), trims, attention, engine(scheduling, **scenario.settings) as llm:
             found[asked] = outcome_of(llm, scenario)
     print(json.dumps(found))
 

@@ -10,6 +10,7 @@ import torch
 from vllm import LLM
 
 from support.engines import proposer_of
+from vllm_dflash.model.draft_model import DFlashDraftModel
 
 
 @contextmanager
@@ -48,3 +49,42 @@ def forced_drafts(
         yield
     finally:
         del model.forward, model.target_ids
+
+
+@contextmanager
+def forced_in_graphs(
+    texts: Sequence[Sequence[int]], how_many: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[None]:
+    """The same of engines that start inside, whose blocks are captured: on the device.
+
+    A text is known by its bonus token, at its place. `how_many` takes places [R, 1].
+    """
+    forward, target_ids = DFlashDraftModel.forward, DFlashDraftModel.target_ids
+    longest = max(map(len, texts))
+    on_host = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])  # [T, L]
+    tables: list[torch.Tensor] = []  # made by a warm-up: not within a capture
+
+    def run(self: Any, input_ids: torch.Tensor, positions: torch.Tensor, **more: Any) -> Any:
+        self.rows = input_ids, positions
+        tables or tables.append(on_host.to(input_ids.device))
+        return forward(self, input_ids, positions, **more)
+
+    def drafts(self: Any, ids: torch.Tensor) -> torch.Tensor:
+        found = target_ids(self, ids).view(-1, self.uniform_width - 1)  # [R, K]
+        count, (table,) = found.numel() + len(found), tables
+        tokens, places = (row[:count].view(len(found), -1) for row in self.rows)  # [R, 1 + K]
+        places = places.clamp(max=longest - 1).long()
+        is_text = table[:, places[:, 0]] == tokens[:, 0]  # [T, R]
+        wanted = table[is_text.long().argmax(0)[:, None], places[:, 1:]]  # [R, K]
+        ahead = places[:, 1:] - places[:, :1]
+        wanted = torch.where(ahead > how_many(places[:, :1]), wanted + 1, wanted)
+        return torch.where(is_text.any(0)[:, None], wanted, found).flatten()
+
+    DFlashDraftModel.forward, DFlashDraftModel.target_ids = run, drafts  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DFlashDraftModel.forward, DFlashDraftModel.target_ids = (  # type: ignore[method-assign]
+            forward,
+            target_ids,
+        )

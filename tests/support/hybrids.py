@@ -50,12 +50,9 @@ def know_qwen35() -> None:
 def kernels_for_gpus() -> Iterator[None]:
     """Gated delta nets go by what vLLM runs on GPUs, in float32; those for CPUs take bfloat16.
 
-    Only prompts do not: a loop stands for a kernel that refuses float32, and vLLM's convolution for
-    CPUs for one that the interpreter does not take.
+    Only prompts do not (`kernels_for_prompts`).
     """
     from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as gdn
-    from vllm.third_party.flash_linear_attention.ops import fused_recurrent
-    from vllm.triton_utils import tl
 
     kind = gdn.QwenGatedDeltaNetAttention
     build = kind.__init__
@@ -64,14 +61,29 @@ def kernels_for_gpus() -> Iterator[None]:
         build(self, *args, **kwargs)
         self._forward_method = self.forward_cuda
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, kernels_for_prompts():
         patch.setattr(kind, "__init__", build_for_gpu)
+        update = _convolutions_for_gpus().causal_conv1d_update
+        patch.setattr(gdn, "causal_conv1d_update", update)
+        yield
+
+
+@contextmanager
+def kernels_for_prompts() -> Iterator[None]:
+    """Prompts go by a loop, for a kernel that refuses float32, and by vLLM's convolution for CPUs,
+    for one that the interpreter does not take."""
+    from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as gdn
+    from vllm.model_executor.layers.mamba.ops.cpu.causal_conv1d import causal_conv1d_fn_cpu
+    from vllm.third_party.flash_linear_attention.ops import fused_recurrent
+    from vllm.triton_utils import tl
+
+    with pytest.MonkeyPatch.context() as patch:
         # Names of its own for functions of Triton's language, which the interpreter exchanges.
         patch.setattr(fused_recurrent, "exp", lambda x: tl.exp(x))
         patch.setattr(fused_recurrent, "log", lambda x: tl.log(x))
-        update = _convolutions_for_gpus().causal_conv1d_update
-        patch.setattr(gdn, "causal_conv1d_update", update)
-        patch.setattr(gdn.ChunkGatedDeltaRule, "forward_native", _token_by_token)
+        patch.setattr(gdn, "causal_conv1d_fn", causal_conv1d_fn_cpu)
+        for name in ("forward_native", "forward_cuda"):
+            patch.setattr(gdn.ChunkGatedDeltaRule, name, _token_by_token)
         yield
 
 

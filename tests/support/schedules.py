@@ -53,6 +53,8 @@ class Scenario:
     prompts: list[str] = field(default_factory=lambda: PROMPTS)
     is_trimmed: bool = False
     """Whether the device drops drafts: needs graphs, which the CPU platform does without."""
+    has_trees: bool = False
+    """Whether the target attends to trees: on the CPU platform in the interpreter alone."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -70,6 +72,7 @@ SCENARIOS: dict[str, Scenario] = {
     "free drafts": Scenario({**DFLASH, **UNTRIMMED}, REPEATING),
     "DFlash 2": Scenario({**DFLASH, **UNTRIMMED, "model": str(DEMO / "drafter2")}),
     "LiLiCorr": Scenario({**DFLASH, **UNTRIMMED, "model": str(DEMO / "lilicorr")}),
+    "trees": Scenario({**DFLASH, "draft_tree": 15}, is_trimmed=True, has_trees=True),
 }
 
 

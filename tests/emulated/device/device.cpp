@@ -112,6 +112,12 @@ PYBIND11_MODULE(_emulated_device, m) {
         py::arg("seed") = 0);
   m.def("set_poison", [](bool on) { settings.poison = on; });
   m.def("set_total", [](size_t total) { settings.total = total; });
+  m.def("set_speed", [](double launch, double replayed, double byte) {
+    settings.seconds_per_launch = launch;
+    settings.seconds_per_replayed = replayed;
+    settings.seconds_per_byte = byte;
+  });
+  m.def("seconds", [] { std::lock_guard<std::mutex> lock(state); return device_seconds; });
   m.def("set_sync_mode", [](int mode) { settings.sync_mode = mode; });
   m.def("get_sync_mode", [] { return settings.sync_mode; });
   m.def("set_hook", [](py::object hook) { replace(&settings.hook, std::move(hook)); });
@@ -123,6 +129,8 @@ PYBIND11_MODULE(_emulated_device, m) {
   m.def("pending", &pending);
   m.def("memory", &memory);
   m.def("reset_peaks", [] { device_memory().resetPeakStats(0); });
+  m.def("set_tag", [](const std::string& tag) { device_memory().tag = tag; });
+  m.def("blocks", [](const std::string& tag) { return device_memory().blocks_of(tag); });
   m.def("empty_cache", [] { device_memory().emptyCache(); });
 
   m.def("current_stream", [] { return current_stream; });

@@ -172,11 +172,12 @@ struct Call {
     auto work = std::make_shared<Work>();
     work->name = name();
     Stack given = on_host(&work->keepers);
-    if (settings.finds_races)
-      for (size_t i = 0; i < args.size(); i++)
-        each_tensor(args[i], [&](const Tensor& t) {
-          if (on_device(t)) add_accesses(t, writes(i), &work->accesses);
-        });
+    for (size_t i = 0; i < args.size(); i++)
+      each_tensor(args[i], [&](const Tensor& t) {
+        if (!on_device(t)) return;
+        work->bytes += t.nbytes();
+        if (settings.finds_races) add_accesses(t, writes(i), &work->accesses);
+      });
     std::vector<std::pair<size_t, std::vector<Tensor>>> results;
     for (size_t r = 0; r < source.size(); r++) {
       if (source[r] >= 0) {

@@ -82,6 +82,8 @@ inline void replay(int64_t id) {
     auto work = std::make_shared<Work>();
     work->name = captured->name + " (replayed)";
     work->accesses = captured->accesses;
+    work->bytes = captured->bytes;
+    work->is_replayed = true;
     auto of_host = std::make_shared<std::vector<c10::intrusive_ptr<c10::StorageImpl>>>();
     for (const auto& keeper : captured->keepers) {
       if (keeper->pooled) continue;

@@ -22,6 +22,7 @@ struct Block {
   int64_t pool;   // of a graph; 0: of none
   int64_t stream;
   std::set<int64_t> used_on;  // record_stream
+  std::string tag;            // whoever allocated it had set
 };
 
 class DeviceMemory final : public c10::DeviceAllocator {
@@ -95,11 +96,22 @@ class DeviceMemory final : public c10::DeviceAllocator {
     }
   }
 
+  /// Where memory in use is that was allocated under a tag, and its bytes.
+  std::vector<std::pair<uintptr_t, size_t>> blocks_of(const std::string& wanted) {
+    std::lock_guard<std::mutex> lock(state);
+    std::vector<std::pair<uintptr_t, size_t>> found;
+    for (auto* block : tagged)
+      if (block->tag == wanted) found.emplace_back(reinterpret_cast<uintptr_t>(block->start), block->size);
+    return found;
+  }
+
+  std::string tag;  // of what is allocated from now on
   c10::CachingDeviceAllocator::DeviceStats stats;
   size_t used = 0, reserved = 0;  // bytes: in tensors; and with those that are kept for the next
   int64_t num_device_allocs = 0;  // cudaMalloc, of segments
 
  private:
+  std::set<Block*> tagged;
   using Unused = std::multimap<size_t, Block*>;  // by size
   struct Awaited {  // freed, and recorded on streams that are not done with it
     Block* block;
@@ -139,6 +151,8 @@ class DeviceMemory final : public c10::DeviceAllocator {
 
   Block* given_locked(Block* block, size_t asked) {
     block->asked = asked;
+    block->tag = tag;
+    if (!tag.empty()) tagged.insert(block);
     used += asked;
     stats.allocated_bytes[0].increase(asked);
     return block;
@@ -169,6 +183,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
     const auto where = place();
     std::lock_guard<std::mutex> lock(state);
     used -= block->asked;
+    tagged.erase(block);
     stats.allocated_bytes[0].decrease(block->asked);
     std::set<int64_t> others;
     others.swap(block->used_on);

@@ -21,6 +21,11 @@ struct BelowAutograd {
                            c10::DispatchKey::PythonDispatcher})};
 };
 
+inline double seconds_of(const Work& work) {
+  const double launch = work.is_replayed ? settings.seconds_per_replayed : settings.seconds_per_launch;
+  return launch + settings.seconds_per_byte * double(work.bytes);
+}
+
 /// Run a stream up to a position. Call with `execution` held.
 inline void run_until_locked(int64_t stream, uint64_t position) {
   for (;;) {
@@ -53,6 +58,7 @@ inline void run_until_locked(int64_t stream, uint64_t position) {
       auto& queue = queues[stream];
       queue.works.pop_front();
       queue.done++;
+      if (work->wait_stream < 0) device_seconds += seconds_of(*work);
     }
     if (error) std::rethrow_exception(error);
   }

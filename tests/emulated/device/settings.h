@@ -28,6 +28,8 @@ struct Settings {
   bool poison = true;       // what nobody has written yet, or has freed, holds rubbish
   size_t total = size_t(4) << 30;
   bool finds_races = false; // by clocks (`races.h`); set before what is captured
+  // What work takes by the device's own clock, which no host's time enters.
+  double seconds_per_launch = 5e-6, seconds_per_replayed = 1e-6, seconds_per_byte = 1e-12;
   int sync_mode = 0;        // torch.cuda.set_sync_debug_mode
   PyObject* hook = nullptr; // called with (kind, name) where the host waits
   PyObject* place = nullptr; // says where Python's code is, for races to be told by
@@ -46,6 +48,7 @@ inline void fill_with_rubbish(void* start, size_t bytes, uint16_t rubbish) {
 
 inline std::mutex state;  // of queues, memory and counters; never held while anything is executed
 inline std::map<std::string, int64_t> waits, counts;
+inline double device_seconds = 0;  // that the device has worked, all streams one behind the other; by `state`
 
 /// Lets go of Python's lock, if this thread has it.
 struct NoGil {

@@ -47,6 +47,8 @@ struct Work {
   std::string name;
   std::function<void()> run;
   Keepers keepers;
+  size_t bytes = 0;  // that an operator is given and returns
+  bool is_replayed = false;
   // Where races are looked for.
   std::vector<Access> accesses;
   StampPtr stamp;

@@ -1,0 +1,185 @@
+"""Engines on the emulated GPU as users start them: piecewise graphs, trees, other GPUs, many
+requests, caches in 8 bits, targets with linear attention, sleep, costs that are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from emulated import races, torch_cuda, vllm_side
+from support.emulated_runs import on_cpu, run
+from support.engines import DFLASH, engine, greedy, runner_of, token_ids, with_fixed_costs
+from support.forced_drafts import forced_in_graphs
+from support.hybrids import kernels_for_prompts, know_qwen35
+from support.pairs import drafter_config, save_drafter
+from support.schedules import (
+    GRAPHS,
+    NEW_TOKENS,
+    ON_GPU,
+    PROMPTS,
+    SCENARIOS,
+    SIZES,
+    outcome_of,
+    tokens_of,
+)
+from support.targets import make_target
+
+pytestmark = pytest.mark.emulated
+SLOW = pytest.mark.slow
+PIECEWISE: dict[str, Any] = {
+    "enforce_eager": False,
+    "compilation_config": {
+        "mode": 3,
+        "backend": "eager",
+        "cudagraph_mode": "FULL_AND_PIECEWISE",
+        "cudagraph_capture_sizes": GRAPHS["compilation_config"]["cudagraph_capture_sizes"],
+    },
+}
+"""vLLM's default, but for Inductor."""
+
+
+def test_piecewise_graphs_step_and_count_as_on_the_cpu_platform() -> None:
+    """Both models are traced, without a break, and prompts run in graphs between attentions."""
+    replayed: list[str] = []
+    replay = torch.cuda.CUDAGraph.replay
+
+    def note(graph: Any) -> None:
+        replayed.append(graph.names())
+        replay(graph)
+
+    with pytest.MonkeyPatch.context() as patch, vllm_side.with_dynamo():
+        patch.setattr(torch.cuda.CUDAGraph, "replay", note)
+        found = run("trimmed", "random 1", has_graphs=True, **PIECEWISE)
+    assert found == on_cpu("asynchronous: trimmed")
+    has_attention = ["attention" in str(names) for names in replayed]
+    assert any(has_attention)
+    assert not all(has_attention)
+
+
+@pytest.mark.slow
+def test_trees_in_graphs_step_and_count_as_on_the_cpu_platform() -> None:
+    found = run("trees", "random 1", has_graphs=True)
+    assert found == on_cpu("asynchronous: trees")
+    assert tokens_of(found) == tokens_of(on_cpu("plain"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0)], ids=["A100", "B200"])
+def test_other_gpus_step_and_count_as_on_the_cpu_platform(capability: tuple[int, int]) -> None:
+    with vllm_side.another_gpu(*capability):
+        found = run("trimmed", "latest", has_graphs=True)
+    assert found == on_cpu("asynchronous: trimmed")
+
+
+@pytest.mark.slow
+def test_256_requests_and_2048_tokens() -> None:
+    """vLLM's own capture sizes, thinned; costs are measured, as users start it."""
+    sizes = [1, 2, 8, 32, 128, 256, 512]
+    many = {**SCENARIOS["trimmed"].settings, **ON_GPU, "kv_cache_memory_bytes": 256 << 20}
+    many |= {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "enforce_eager": False}
+    many["compilation_config"] = {**GRAPHS["compilation_config"], "cudagraph_capture_sizes": sizes}
+    with engine(async_scheduling=True, **many) as llm:
+        assert max(graph.num_tokens for graph in runner_of(llm).cudagraph_manager.graphs) == 512
+        prompts = [text[:30] for text in PROMPTS for _ in range(24)]
+        found = token_ids(llm, prompts, greedy(4, ignore_eos=True))
+        (stats,) = llm.collective_rpc("dflash_stats")
+    with engine(**SIZES, **ON_GPU) as llm:
+        expected = token_ids(llm, prompts[::24], greedy(4, ignore_eos=True))
+    assert found == [tokens for tokens in expected for _ in range(24)]
+    assert stats["nan_drafts"] == 0
+
+
+@pytest.mark.parametrize("schedule", ["latest", pytest.param("random 1", marks=SLOW)])
+def test_a_cache_in_8_bits_changes_no_text(schedule: str) -> None:
+    """Text is the target's own with such a cache: Triton's own kernel attends."""
+    plain = tokens_of(run("plain", schedule, has_graphs=True, kv_cache_dtype="fp8"))
+    found = run("trimmed", schedule, has_graphs=True, kv_cache_dtype="fp8")
+    assert tokens_of(found) == plain
+    assert found["counters"]["accepted_tokens"] > 0
+    assert found["counters"]["nan_drafts"] == 0
+
+
+@pytest.fixture
+def hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Any]]:
+    """A pair whose target has linear attention, and drafter a window on one of its layers."""
+    know_qwen35()
+    with kernels_for_prompts():
+        target = make_target(tmp_path / "target", "qwen3.5")
+        windows = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+        shape = {"head_dim": 64, "num_key_value_heads": 1}
+        save_drafter(tmp_path / "drafter", drafter_config(**windows, **shape))
+        yield tmp_path, target
+
+
+def test_targets_with_linear_attention(hybrid: tuple[Path, Any]) -> None:
+    """In graphs for few lengths; what is rejected leaves no state behind."""
+    folder, target = hybrid
+    prompts = [[(7 * row + 3 * i) % 300 for i in range(n)] for row, n in enumerate((9, 50, 70))]
+    texts = [written(target, prompt) for prompt in prompts]
+    settings = {**SIZES, **ON_GPU, **GRAPHS, "model": str(folder / "target")}
+    settings["speculative_config"] = {**DFLASH, "model": str(folder / "drafter")}
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+    params = greedy(NEW_TOKENS, ignore_eos=True, detokenize=False)
+    with (
+        races.found() as missing,
+        with_fixed_costs(),
+        forced_in_graphs(texts, lambda places: places % 8),
+        engine(async_scheduling=True, skip_tokenizer_init=True, **settings) as llm,
+    ):
+        races.forget()
+        found = token_ids(llm, requests, params)
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert missing == {}
+    assert found == [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+    assert stats["accepted_tokens"] > NEW_TOKENS
+
+
+@torch.inference_mode()
+def written(target: Any, prompt: list[int]) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(NEW_TOKENS):
+        logits = target(torch.tensor([tokens]), use_cache=False).logits
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens
+
+
+def test_an_engine_that_slept_goes_on() -> None:
+    """Level 1: weights come back to where graphs find them, and the cache is empty."""
+    settings = {**SCENARIOS["trimmed"].settings, **ON_GPU, **GRAPHS, "enable_sleep_mode": True}
+    with with_fixed_costs(), engine(async_scheduling=True, **settings) as llm:
+        before = outcome_of(llm, SCENARIOS["trimmed"])
+        (accepted,) = (stats["accepted_tokens"] for stats in llm.collective_rpc("dflash_stats"))
+        llm.sleep(level=1)
+        llm.wake_up()
+        assert tokens_of(outcome_of(llm, SCENARIOS["trimmed"])) == tokens_of(before)
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["accepted_tokens"] >= 2 * accepted - 2  # lengths follow what was learned
+    assert stats["nan_drafts"] == 0
+
+
+@pytest.fixture
+def device_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps take what the emulated device says, and as much in each run."""
+    for module in ("profile", "step_clock"):
+        monkeypatch.setattr(f"vllm_dflash.engine.{module}.time", torch_cuda.DeviceTime)
+
+
+def test_lengths_that_are_planned_by_measured_costs_repeat(device_time: None) -> None:
+    """By the device's clock. A block costs, but less than the target, which has three times its
+    layers; and each engine plans the same."""
+    settings = {**SCENARIOS["trimmed"].settings, **ON_GPU, **GRAPHS}
+    found = []
+    for _ in range(2):
+        with engine(async_scheduling=True, **settings) as llm:
+            costs = runner_of(llm).speculator.budget.costs
+            seconds = [float(curve.at(np.array([8]))[0]) for curve in (costs.draft, costs.verify)]
+            assert 0.0 < seconds[0] < seconds[1]
+            found.append(outcome_of(llm, SCENARIOS["trimmed"]))
+    assert found[0] == found[1]
+    assert tokens_of(found[0]) == tokens_of(on_cpu("plain"))
+    assert found[0]["counters"]["draft_tokens"] > 0
