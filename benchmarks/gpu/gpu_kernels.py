@@ -38,14 +38,14 @@ def imports(names: tuple[str, ...]) -> Iterator[Check]:
         yield f"import {name}", load
 
 
-def about(device: str) -> Iterator[Check]:
+def about() -> Iterator[Check]:
     """What is there."""
 
     def versions() -> str:
         import torch
         import triton
 
-        gpu = torch.cuda.get_device_name() if device == "cuda" else "no GPU"
+        gpu = torch.cuda.get_device_name()
         return f"{gpu}, CUDA {torch.version.cuda}, torch {torch.__version__}, {triton.__version__}"
 
     def plugin() -> str:
@@ -89,15 +89,15 @@ def near(found: Any, expected: Any, limit: float) -> str:
     return f"differs by {off:.1g}"
 
 
-def our_kernels(device: str) -> Iterator[Check]:
-    """All that tests/support/kernel_oracles.py lists."""
+def our_kernels(sizes: str) -> Iterator[Check]:
+    """All that tests/support/kernel_oracles.py lists, in sizes for a GPU or a processor."""
     from support.kernel_oracles import ORACLES
 
     for oracle in ORACLES:
-        for case, dtype in oracle.cases_on(device):
+        for case, dtype in oracle.cases_on(sizes):
 
             def check(oracle: Any = oracle, case: str = case, dtype: Any = dtype) -> str:
-                return f"differs by {oracle.check(case, dtype, device):.1g}"
+                return f"differs by {oracle.check(case, dtype, 'cuda'):.1g}"
 
             yield f"{oracle.name}, {case}, {dtype}", check
 
@@ -117,14 +117,11 @@ def run(checks: Iterator[Check], found: dict[str, str], file: Path, failed: int 
     return failed
 
 
-def main(device: str, file: Path) -> int:
-    """All checks; what was found is written after each of them."""
-    is_cuda = device == "cuda"
+def main(sizes: str, file: Path) -> int:
+    """All checks; what was found is written after each of them. `sizes`: "cuda" or "cpu"."""
     found: dict[str, str] = {}
-    groups: list[Callable[[], Iterator[Check]]] = [lambda: about(device)]
-    groups.append(lambda: imports(NEEDED + (ON_CUDA if is_cuda else ())))
-    groups += [vllms_kernels] if is_cuda else []
-    groups.append(lambda: our_kernels(device))
+    groups: list[Callable[[], Iterator[Check]]] = [about, lambda: imports(NEEDED + ON_CUDA)]
+    groups += [vllms_kernels, lambda: our_kernels(sizes)]
     failed = 0
     for group in groups:
         try:

@@ -70,9 +70,10 @@ def plan_dry_run(prompts: Path) -> list[Part]:
     few = ("--prompts", str(prompts), "--tokens", "8", "--concurrency", "2", "--tiny")
     parity = (*PARITY, "--num-prompts", "1", "--tokens", "6", "--max-model-len", "256")
     return [
-        _kernels(60, "cpu"),
+        _kernels(120, "cpu"),
         _text("", "float32", "eager", 240, *few),
-        _tests("graphs", "test_cuda", 240),
+        _text("", "float32", "graphs", 240, *few),
+        _tests("load", "test_cuda_load", 240, "--emulated"),
         Part("parity float32", 240, parity, "third"),
         _soak("", "float32", 4, 240, "--tiny"),
         *_bench(TINY, memory_gib=1.0),
@@ -100,16 +101,14 @@ def list_of(parts: Sequence[Part]) -> Table:
 
 
 def environment(*, is_dry: bool) -> dict[str, str]:
-    """Of all parts. Dry: Model Runner V2 in Triton's interpreter, and an engine is one process."""
-    paths = [HERE.parent, ROOT, ROOT / "tests"] + ([HERE / "interpreter"] if is_dry else [])
+    """Of all parts. Dry: on an emulated GPU, and an engine is one process."""
+    paths = [HERE.parent, ROOT, ROOT / "tests"] + ([HERE / "emulated_gpu"] if is_dry else [])
     paths_before = filter(None, [os.environ.get("PYTHONPATH", "")])
     ours = {"PYTHONPATH": os.pathsep.join([*map(str, paths), *paths_before])}
     # Triton's float32 products keep 10 bits on tensor cores; so no text would repeat exactly.
     ours["TRITON_F32_DEFAULT"] = "ieee"
     if find_spec("flashinfer") is None:  # else vLLM's sampler stops where it looks for it
         ours["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    if is_dry:
-        ours |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
     return os.environ | ours
 
 
@@ -117,8 +116,8 @@ def _module(name: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-m", f"gpu.{name}", *arguments, RESULT)
 
 
-def _kernels(seconds: float, device: str) -> Part:
-    return Part("kernels", seconds, _module("gpu_kernels", device), "first")
+def _kernels(seconds: float, sizes: str) -> Part:
+    return Part("kernels", seconds, _module("gpu_kernels", sizes), "first")
 
 
 def _text(backend: str, dtype: str, mode: str, seconds: float, *more: str) -> Part:
@@ -133,9 +132,9 @@ def _soak(backend: str, dtype: str, traffic: float, seconds: float, *more: str) 
     return Part(name, seconds, _module("gpu_soak", *options), "soak")
 
 
-def _tests(name: str, module: str, seconds: float) -> Part:
+def _tests(name: str, module: str, seconds: float, *more: str) -> Part:
     file = f"tests/engine/{module}.py"
-    options = ("-v", "-m", "cuda", "-p", "no:cacheprovider")
+    options = ("-v", "-m", "cuda", "-p", "no:cacheprovider", *more)
     command = (sys.executable, "-m", "pytest", file, *options)
     return Part(name, seconds, command, "third", needs=("pytest", "hypothesis"))
 

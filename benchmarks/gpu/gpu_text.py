@@ -28,15 +28,21 @@ TIES = {EXACT: 1e-3, "bfloat16": TIE}
 """Nat. A GPU's kernels round otherwise for another number of rows, in float32 as well."""
 
 
+TRACED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 8, 16]}
+
+
 def flags(options: argparse.Namespace) -> list[str]:
     """Of `vllm serve`, for both engines: small, since both are there at a time. And of fixed sizes:
     who asks how much memory is left while another takes some gets an answer of no use."""
     found = ["--max-model-len", "512", "--max-num-seqs", "8", "--gpu-memory-utilization", "0.3"]
     if options.tiny:
         found = ["--max-model-len", "256", "--max-num-seqs", "2"]
-    else:
-        found += ["--async-scheduling", "--kv-cache-memory-bytes", str(1 << 30)]
-    found += ["--enforce-eager"] if options.mode == "eager" else []
+    room = 32 << 20 if options.tiny else 1 << 30
+    found += ["--async-scheduling", "--kv-cache-memory-bytes", str(room)]
+    if options.mode == "eager":
+        found += ["--enforce-eager"]
+    elif options.tiny:  # on an emulated GPU, for which nothing can be compiled
+        found += ["--compilation-config", json.dumps(TRACED)]
     return found + (["--attention-backend", options.backend] if options.backend else [])
 
 

@@ -14,7 +14,9 @@ from emulated.vllm_platform import pretend_cuda
 
 
 def use(*, has_fast_attention: bool = True) -> None:
-    """For the rest of this process."""
+    """For the rest of this process; once more is no harm."""
+    if torch_cuda.is_installed():
+        return
     os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)  # the choice is vLLM's
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # Inductor would write kernels for a GPU

@@ -42,7 +42,7 @@ from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.planning.ahead import Ahead
 
-pytestmark = pytest.mark.usefixtures("runner")
+pytestmark = [pytest.mark.usefixtures("runner"), pytest.mark.also_emulated]
 NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32
 FREE = "free drafts"
 """Drafts that come from blocks or texts, as the device decides: those of texts are preferred."""
