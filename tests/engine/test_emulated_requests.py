@@ -27,7 +27,7 @@ def scores(llm: LLM) -> list[list[dict[int, float]]]:
 
 
 def test_tokens_that_requests_name_are_scored_beside_trimmed_drafts() -> None:
-    """Which rows are whose, the device alone knows, and the next step writes there meanwhile."""
+    """Which rows are whose, the device alone knows: the host does not wait to learn it."""
     with engine(**SIZES, **ON_GPU) as llm:
         plain = scores(llm)
     with watched("others ahead", has_graphs=True, speculative_config=dict(DFLASH)) as llm:

@@ -34,6 +34,6 @@ def watched(schedule: str, *, has_graphs: bool, **settings: Any) -> Iterator[LLM
             SCHEDULES["latest"](llm)
         waits = device.waits()
         (stats,) = llm.collective_rpc("dflash_stats")
-    assert missing == {}
-    assert waits == {}
+    assert missing == {}, missing
+    assert waits == {}, waits
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
