@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from faults.fault import Fault, read_faults
+from faults.fault import LISTS, OF_GPUS, Fault, read_faults
 from support import ROOT
 
-FAULTS = read_faults()
+FAULTS = read_faults(LISTS + OF_GPUS)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

@@ -54,10 +54,11 @@ class WarmState:
 
 
 def tensors_of(holder: object) -> list[torch.Tensor]:
-    """Those that an object has itself."""
+    """Those that an object has itself, or a tuple of them."""
     if holder is None:
         return []
-    return [value for value in vars(holder).values() if isinstance(value, torch.Tensor)]
+    values = holder if isinstance(holder, tuple) else vars(holder).values()
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _compiled() -> int:

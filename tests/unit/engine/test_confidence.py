@@ -77,3 +77,16 @@ def test_a_part_of_nothing_but_minus_infinity() -> None:
     logits[0, TILE + 3] = -50.0
     check(logits)
     assert judged(logits)[1].tolist() == [1.0]
+
+
+def test_logits_further_apart_than_32_bits_count() -> None:
+    """The last row's first logit is number 2^32 - 16, which in 32 bits is 16 before the first.
+
+    Memory that nobody touches is not there: of all these, the rows are.
+    """
+    apart, size = (1 << 31) - 8, 5
+    memory = torch.empty(16 + 2 * apart + size, dtype=torch.bfloat16)
+    memory[:16] = 0.0
+    logits = memory.as_strided((3, size), (apart, 1), storage_offset=16)
+    logits.copy_(torch.tensor([0.0, 1.0, 4.0, 2.0, 3.0]))
+    check(logits)

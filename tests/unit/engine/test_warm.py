@@ -10,6 +10,9 @@ import torch
 from vllm.compilation.counter import compilation_counter
 from vllm.v1.sample.sampler import Sampler
 
+from vllm_dflash.engine.v2.device_step import DeviceStep
+from vllm_dflash.engine.v2.draft_slots import Drafts
+from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
 from vllm_dflash.engine.warm import WarmState
 
 
@@ -30,6 +33,17 @@ def test_a_new_buffer_is_counted() -> None:
     state = WarmState(lambda: (holder,))
     state.seal()
     holder.other = torch.zeros(4)
+    assert state.to_dict()["reallocations_after_warmup"] == 1
+
+
+def test_candidates_of_trees_that_move_are_counted() -> None:
+    """Graphs write what the next trees are grown of."""
+    trees = DraftTrees(2, 3, 4, 4, torch.device("cpu"))
+    step = DeviceStep(2, Drafts(*(torch.zeros(2, 3) for _ in range(3))), None, trees)
+    state = WarmState(step.owners)
+    state.seal()
+    kept = trees.candidates
+    trees.candidates = kept._replace(tokens=kept.tokens.clone())
     assert state.to_dict()["reallocations_after_warmup"] == 1
 
 

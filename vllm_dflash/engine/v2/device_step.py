@@ -52,7 +52,8 @@ class DeviceStep:
     def owners(self) -> tuple[object, ...]:
         """Of all persistent tensors."""
         trees = self.trees
-        return self, self.slots, self.texts, trees, trees and trees.slots
+        of_trees = () if trees is None else (trees, trees.slots, trees.candidates)
+        return self, self.slots, self.texts, *of_trees
 
     def run(self, batch: Batch, fresh: torch.Tensor | None, run_block: Callable[[], bool]) -> None:
         """Decide what each request of a batch is to have verified next.

@@ -1,0 +1,50 @@
+"""Who waits for what on a GPU that is emulated, and never runs what nobody has waited for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from emulated import torch_cuda
+from vllm_dflash.engine import profile
+from vllm_dflash.engine.v2.exchange import HostCopy
+
+pytestmark = pytest.mark.emulated
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_queued() -> None:
+    torch.cuda.synchronize()
+    torch_cuda.set_schedule(torch_cuda.Schedule.LATEST)
+
+
+def is_anything_queued() -> bool:
+    return any(torch_cuda.device().pending().values())
+
+
+def test_a_report_is_waited_for_and_not_the_next_steps() -> None:
+    """Both are on their way, as where steps are scheduled ahead; each is its own step's."""
+    outcomes = torch.full((3, 2), 1.0, device="cuda")
+    of_this_step = HostCopy(outcomes)
+    outcomes.fill_(2.0)
+    of_the_next = HostCopy(outcomes)
+    assert (of_this_step.wait() == 1.0).all()
+    assert is_anything_queued()  # the next step is not over, and nobody needs it to be
+    assert (of_the_next.wait() == 2.0).all()
+    assert (of_this_step.wait() == 1.0).all()
+
+
+@pytest.mark.parametrize("with_block", [False, True])
+def test_a_step_is_timed_up_to_its_end(*, with_block: bool) -> None:
+    """And not up to its launch, which takes as long whatever the number of rows."""
+    rows_of_device = torch.zeros(4, device="cuda")
+    runner: Any = SimpleNamespace(
+        _dummy_run=lambda *_, **__: rows_of_device.add_(1.0),
+        speculator=SimpleNamespace(runs_target_alone=False),
+    )
+    step = profile._dummy_steps(runner)[with_block]
+    step(4)
+    assert not is_anything_queued()
