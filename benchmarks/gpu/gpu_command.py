@@ -7,7 +7,7 @@
     make gpu ARGS="--part graphs --part 8B-ours"    # parts by name, any number of them
     make gpu ARGS=--report                          # tell again what out/gpu/parts holds, no GPU
     make gpu ARGS=--again                           # also what is there already
-    scripts/run.sh python benchmarks/gpu --dry-run  # on a CPU, Model Runner V2 interpreted
+    scripts/run.sh python benchmarks/gpu --dry-run  # on a GPU that is emulated
 
 Kernels beside PyTorch, the demo pair's text beside plain decoding's, tests marked `cuda`, `parity`,
 a soak, and the demo pair, widened to 1.7B and 8B, on several engines: an hour, 20 GB of memory for
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--list", action="store_true", help="name parts and groups, with seconds; run nothing")
     add("--within", type=float, metavar="SECONDS", help="begin and run nothing beyond that")
     add("--report", action="store_true", help="only write the report of what is there")
-    add("--dry-run", action="store_true", help="tiny sizes on a CPU; the report goes to --out")
+    add("--dry-run", action="store_true", help="tiny sizes on an emulated GPU; the report goes to --out")
     add("--again", action="store_true", help="run all parts, whatever is there")
     add("--out", type=Path, metavar="FOLDER", help="(default: out/gpu, or out/gpu-dry-run)")
     add("--docs", type=Path, default=ROOT / "docs", metavar="FOLDER", help="(default: docs)")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.emulated_steps import watched
+from support.emulated_runs import watched
 from support.engines import FIXED, greedy, proposer_of, token_ids
 from support.pairs import make_pair
 

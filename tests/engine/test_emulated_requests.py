@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from vllm import LLM
 
-from support.emulated_steps import watched
+from support.emulated_runs import watched
 from support.engines import DFLASH, engine, greedy
 from support.schedules import NEW_TOKENS, ON_GPU, PROMPTS, SIZES
 

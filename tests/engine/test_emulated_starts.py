@@ -1,4 +1,4 @@
-"""Engines on the emulated GPU as users start them: piecewise graphs, trees, other GPUs, many
+"""Engines on the emulated GPU as users start them: piecewise graphs, other GPUs, many
 requests, caches in 8 bits, targets with linear attention, sleep, costs that are measured."""
 
 from __future__ import annotations
@@ -59,13 +59,6 @@ def test_piecewise_graphs_step_and_count_as_on_the_cpu_platform() -> None:
     has_attention = ["attention" in str(names) for names in replayed]
     assert any(has_attention)
     assert not all(has_attention)
-
-
-@pytest.mark.slow
-def test_trees_in_graphs_step_and_count_as_on_the_cpu_platform() -> None:
-    found = run("trees", "random 1", has_graphs=True)
-    assert found == on_cpu("asynchronous: trees")
-    assert tokens_of(found) == tokens_of(on_cpu("plain"))
 
 
 @pytest.mark.slow

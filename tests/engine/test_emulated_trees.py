@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from support.emulated_steps import watched
+from support.emulated_runs import on_cpu, run, watched
 from support.engines import FIXED, engine, greedy, proposer_of, token_ids, tokens_by_step
-from support.schedules import GRAPHS, ON_GPU, PROMPTS, SIZES
+from support.schedules import GRAPHS, ON_GPU, PROMPTS, SIZES, tokens_of
 from vllm_dflash.engine.v2.trees import tree_kernels
 
 pytestmark = pytest.mark.emulated
@@ -52,3 +52,10 @@ def test_trees_in_graphs_step_as_they_do_without(plain: list[list[int]]) -> None
     assert joined(found) == plain
     assert found == steps_of("latest", has_graphs=False)
     assert max(len(step) for of_prompt in found for step in of_prompt) > 2
+
+
+@pytest.mark.slow
+def test_trees_that_the_device_trims_step_and_count_as_on_the_cpu_platform() -> None:
+    found = run("trees", "random 1", has_graphs=True)
+    assert found == on_cpu("asynchronous: trees")
+    assert tokens_of(found) == tokens_of(on_cpu("plain"))

@@ -1,5 +1,4 @@
-"""Engines on the emulated GPU, held against the CPU platform: each in which nobody waits and no
-stream misses a wait."""
+"""Engines on the emulated GPU, watched while they step, and held against the CPU platform."""
 
 from __future__ import annotations
 
@@ -7,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
+
+from vllm import LLM
 
 from emulated import races, torch_cuda
 from support import importing_support
 from support.engines import engine, runner_of, with_fixed_costs
-from support.schedules import GRAPHS, ON_GPU, SCENARIOS, SCHEDULES, outcome_of
+from support.schedules import GRAPHS, ON_GPU, SCENARIOS, SCHEDULES, SIZES, outcome_of
 
 ON_CPU = (
     "plain",
@@ -39,18 +42,14 @@ def _on_cpu(names: tuple[str, ...]) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run(
-    name: str,
-    schedule: str,
-    *,
-    is_async: bool = True,
-    has_graphs: bool,
-    **settings: Any,
-) -> dict[str, Any]:
-    """The outcome of an engine of its own, in whose steps nobody waits but for outputs."""
-    scenario = SCENARIOS[name]
-    settings = {**scenario.settings, **ON_GPU, **(GRAPHS if has_graphs else {}), **settings}
+@contextmanager
+def watched(
+    schedule: str, *, has_graphs: bool, is_async: bool = True, **settings: Any
+) -> Iterator[LLM]:
+    """An engine whose steps are watched: at the end the host has waited for nothing but outputs, no
+    stream has missed a wait, and no buffer has moved."""
     device = torch_cuda.device()
+    settings = {**SIZES, **ON_GPU, **(GRAPHS if has_graphs else {}), **settings}
     with (
         races.found() as missing,
         with_fixed_costs(),
@@ -58,15 +57,25 @@ def run(
     ):
         core = llm.llm_engine.engine_core.engine_core
         assert core.async_scheduling == is_async
+        assert bool(runner_of(llm).cudagraph_manager.graphs) == has_graphs
         SCHEDULES[schedule](llm)
         races.forget()  # outputs of a warm-up are freed while they are copied: nobody reads them
         device.forget_counts()
         try:
-            outcome = outcome_of(llm, scenario)
+            yield llm
         finally:
             SCHEDULES["latest"](llm)
-        waits, captured = device.waits(), runner_of(llm).cudagraph_manager.graphs
-        assert bool(captured) == has_graphs
+        waits = device.waits()
+        if "speculative_config" in settings:
+            (stats,) = llm.collective_rpc("dflash_stats")
+            assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
     assert missing == {}
     assert waits == {}
-    return outcome
+
+
+def run(name: str, schedule: str, *, has_graphs: bool, **settings: Any) -> dict[str, Any]:
+    """The outcome of a scenario in an engine of its own, which is watched."""
+    scenario = SCENARIOS[name]
+    settings = {**scenario.settings, **settings}
+    with watched(schedule, has_graphs=has_graphs, **settings) as llm:
+        return outcome_of(llm, scenario)

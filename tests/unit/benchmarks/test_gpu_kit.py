@@ -49,7 +49,7 @@ def test_no_part_takes_more_than_eight_minutes() -> None:
     assert {*names} < {part.name for part in parts}
     assert len({part.slug for part in parts}) == len(parts)
     dry = {part.name.split()[0] for part in plan_dry_run(DEMO / "held_out.jsonl")}
-    assert dry == {"kernels", "text", "graphs", "parity", "soak", "tiny"}
+    assert dry == {"kernels", "text", "load", "parity", "soak", "tiny"}
 
 
 @pytest.mark.parametrize(("group", "minutes"), [("first", 5), ("second", 8), ("third", 8.5)])
