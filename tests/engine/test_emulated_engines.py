@@ -10,16 +10,23 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from vllm import LLM
 
-from emulated import races, torch_cuda
+from emulated import places, races, torch_cuda
 from support import importing_support
 from support.engines import engine, runner_of, with_fixed_costs
 from support.schedules import GRAPHS, ON_GPU, SCENARIOS, SCHEDULES, outcome_of, tokens_of
+from vllm_dflash.engine.v2 import exchange
+from vllm_dflash.engine.worker import DraftingWorker
 
 pytestmark = pytest.mark.emulated
 ON_CPU = (
@@ -53,6 +60,7 @@ def run(name: str, schedule: str, *, is_async: bool = True, has_graphs: bool) ->
     device = torch_cuda.device()
     with (
         races.found() as missing,
+        waits_of_steps() as waited,
         with_fixed_costs(),
         engine(async_scheduling=is_async, **settings) as llm,
     ):
@@ -61,6 +69,7 @@ def run(name: str, schedule: str, *, is_async: bool = True, has_graphs: bool) ->
         SCHEDULES[schedule](llm)
         races.forget()  # outputs of a warm-up are freed while they are copied: nobody reads them
         device.forget_counts()
+        waited.clear()
         try:
             outcome = outcome_of(llm, scenario)
         finally:
@@ -69,7 +78,37 @@ def run(name: str, schedule: str, *, is_async: bool = True, has_graphs: bool) ->
         assert bool(captured) == has_graphs
     assert missing == {}
     assert waits == {}
+    assert waited == {}
     return outcome
+
+
+@contextmanager
+def waits_of_steps() -> Iterator[Counter[str]]:
+    """Filled with what a worker's steps wait for, whoever asked for it: outputs are fetched by
+    others."""
+    found, running = Counter[str](), threading.local()
+
+    def note(_: str, name: str) -> None:
+        if getattr(running, "step", False):
+            found[f"{name} @ {places.here()}"] += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("execute_model", "sample_tokens"):
+            original = getattr(DraftingWorker, name)
+
+            def step(worker: Any, *args: Any, original: Any = original) -> Any:
+                running.step = True
+                try:
+                    return original(worker, *args)
+                finally:
+                    running.step = False
+
+            patch.setattr(DraftingWorker, name, step)
+        torch_cuda.device().set_hook(note)
+        try:
+            yield found
+        finally:
+            torch_cuda.device().set_hook(None)
 
 
 @pytest.mark.parametrize("has_graphs", [False, True], ids=["eager", "graphs"])
@@ -142,6 +181,25 @@ def test_few_lengths_with_graphs_step_and_count_as_on_a_device_that_is_never_lat
     found = run(name, schedule, has_graphs=True)
     assert found == never_late(name)
     assert tokens_of(found) == tokens_of(on_cpu(f"asynchronous: {name}"))
+
+
+def test_what_the_host_is_sent_does_not_hold_up_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is copied on vLLM's stream for copies, behind tokens of earlier steps."""
+    copy, used = exchange.async_copy_to_np, set[int]()
+
+    def noted(tensor: torch.Tensor) -> Any:
+        used.add(torch.cuda.current_stream().stream_id)
+        return copy(tensor)
+
+    monkeypatch.setattr(exchange, "async_copy_to_np", noted)
+    scenario = SCENARIOS["trimmed"]
+    with (
+        with_fixed_costs(),
+        engine(async_scheduling=True, **scenario.settings, **ON_GPU, **GRAPHS) as llm,
+    ):
+        used.clear()
+        outcome_of(llm, scenario)
+        assert used == {runner_of(llm).output_copy_stream.stream_id}
 
 
 def test_hazard_a_start_with_more_requests_than_blocks_have_room_for() -> None:
