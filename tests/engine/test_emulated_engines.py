@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from vllm import LLM
+from vllm.v1.worker.gpu.async_utils import async_copy_to_np
 
 from emulated import places, races, torch_cuda
 from support import importing_support
@@ -185,11 +186,11 @@ def test_few_lengths_with_graphs_step_and_count_as_on_a_device_that_is_never_lat
 
 def test_what_the_host_is_sent_does_not_hold_up_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is copied on vLLM's stream for copies, behind tokens of earlier steps."""
-    copy, used = exchange.async_copy_to_np, set[int]()
+    used: set[int] = set()
 
     def noted(tensor: torch.Tensor) -> Any:
         used.add(torch.cuda.current_stream().stream_id)
-        return copy(tensor)
+        return async_copy_to_np(tensor)
 
     monkeypatch.setattr(exchange, "async_copy_to_np", noted)
     scenario = SCENARIOS["trimmed"]

@@ -118,7 +118,7 @@ def test_it_may_be_nothing_and_a_probe_is_verified_a_step_later() -> None:
     """Of drafts that are never right. What a step directs holds for the drafts it makes."""
     budget, found = bare(0.0), []
     budget.costs = straight_costs()
-    for min_verified in (0,) * MOST_STEPS + (2, 0, 0):
+    for min_verified in (0,) * (MOST_STEPS + 1) + (2, 0, 0):
         budget.expect(Directions(runs_block=True, min_verified=min_verified))
         found.append(budget.get_num_tokens({"decodes": 4}, DRAFTS) - 1)
     assert found[-3:] == [0, 2, 0]
