@@ -80,9 +80,10 @@ Draft lengths on V2 (`engine/v2/trimming.py`):
 
 16. `enable_adaptive_verification` is turned on in a worker once its models are loaded, where all
     attention backends allow it: before that nobody knows, and behind it, vLLM would stop with an
-    error. The runner's `adaptive_verification` is then ours: vLLM's, with another budget and other
-    chances (`draft_token_confidence_probs`). Without it, requests get placeholders of their own
-    number (`request.spec_token_ids`). The drafter's graphs are captured with a copy of the config
+    error. The runner's `adaptive_verification` is then ours: vLLM's, with another budget, other
+    chances (`draft_token_confidence_probs`), a kernel that splits the budget, and no wait for the
+    last step's chances. Without it, requests get placeholders of their own number
+    (`request.spec_token_ids`). The drafter's graphs are captured with a copy of the config
     that has no table of lengths (hook 8), and larger sizes. Replaced by: the same decisions in
     vLLM, and capture sizes of the drafter's own.
 

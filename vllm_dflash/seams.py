@@ -262,9 +262,11 @@ vllm.v1.worker.gpu.model_runner:GPUModelRunner.
     _dummy_run(self num_tokens args skip_attn uniform_decode context_len skip_eplb is_profile
         valid_dummy_state_slots randomize_inputs kwargs)
     prepare_attn(self input_batch)
+    prepare_dummy_attn(self input_batch valid_state_slots)
     take_draft_token_ids(self)
 vllm.v1.worker.gpu.sample.gumbel:gumbel_sample(logits expanded_idx_mapping temperature seed pos
         apply_temperature is_drafting logits_cache logits_cache_col use_fp64 logits_cache_source)
+vllm.v1.worker.gpu.spec_decode.rejection_sampler:get_max_chunk_logits(vocab_size)
 vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler.
     __call__(self logits input_batch draft_logits invalid_drafts)
     _verify(self logits draft_logits draft_sampled pos cu_num_logits idx_mapping idx_mapping_np
@@ -306,7 +308,6 @@ vllm.v1.worker.gpu.spec_decode.adaptive_verification:
     AdaptiveVerificationManager.reallocate_drafts(self req_ids idx_mapping)
     AdaptiveVerificationManager.record_confidences(self confidence_probs input_batch)
     AdaptiveVerificationManager.set_initial_cost_curves(self samples)
-    _assign_draft_token_budget(confidence_probs idx_mapping capacities draft_budget num_steps)
 vllm.v1.worker.gpu.attn_utils:
     get_attn_cg_support(attn_groups vllm_config checked_layer_names)
     get_query_lens_mismatch_unsupported_backend(attn_groups checked_layer_names)

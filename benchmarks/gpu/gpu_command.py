@@ -49,7 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--list", action="store_true", help="name parts and groups, with seconds; run nothing")
     add("--within", type=float, metavar="SECONDS", help="begin and run nothing beyond that")
     add("--report", action="store_true", help="only write the report of what is there")
-    add("--dry-run", action="store_true", help="tiny sizes on an emulated GPU; the report goes to --out")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="tiny, on an emulated GPU; reports to --out",
+    )
     add("--again", action="store_true", help="run all parts, whatever is there")
     add("--out", type=Path, metavar="FOLDER", help="(default: out/gpu, or out/gpu-dry-run)")
     add("--docs", type=Path, default=ROOT / "docs", metavar="FOLDER", help="(default: docs)")

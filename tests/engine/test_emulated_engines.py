@@ -10,11 +10,14 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from vllm import LLM
+from vllm.v1.worker.gpu.async_utils import async_copy_to_np
 
 from support.emulated_runs import on_cpu, run
-from support.engines import engine, runner_of
+from support.engines import engine, runner_of, with_fixed_costs
 from support.schedules import GRAPHS, ON_GPU, SCENARIOS, SCHEDULES, outcome_of, tokens_of
+from vllm_dflash.engine.v2 import exchange
 
 pytestmark = pytest.mark.emulated
 
@@ -89,6 +92,25 @@ def test_few_lengths_with_graphs_step_and_count_as_on_a_device_that_is_never_lat
     found = run(name, schedule, has_graphs=True)
     assert found == never_late(name)
     assert tokens_of(found) == tokens_of(on_cpu(f"asynchronous: {name}"))
+
+
+def test_what_the_host_is_sent_does_not_hold_up_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is copied on vLLM's stream for copies, behind tokens of earlier steps."""
+    used: set[int] = set()
+
+    def noted(tensor: torch.Tensor) -> Any:
+        used.add(torch.cuda.current_stream().stream_id)
+        return async_copy_to_np(tensor)
+
+    monkeypatch.setattr(exchange, "async_copy_to_np", noted)
+    scenario = SCENARIOS["trimmed"]
+    with (
+        with_fixed_costs(),
+        engine(async_scheduling=True, **scenario.settings, **ON_GPU, **GRAPHS) as llm,
+    ):
+        used.clear()
+        outcome_of(llm, scenario)
+        assert used == {runner_of(llm).output_copy_stream.stream_id}
 
 
 def test_hazard_a_start_with_more_requests_than_blocks_have_room_for() -> None:

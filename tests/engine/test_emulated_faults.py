@@ -89,9 +89,9 @@ def test_a_report_on_a_stream_that_does_not_wait(
     """Its tokens are right; a schedule may hide the rest, the clocks do not."""
     side, original = torch.cuda.Stream(), HostCopy.__init__
 
-    def without_a_wait(copy: HostCopy, tensor: torch.Tensor) -> None:
+    def without_a_wait(copy: HostCopy, tensor: torch.Tensor, _: Any) -> None:
         with torch.cuda.stream(side):
-            original(copy, tensor)
+            original(copy, tensor, side)
 
     monkeypatch.setattr(HostCopy, "__init__", without_a_wait)
     seen = look(monkeypatch, schedule=schedule, looks_for_races=True)
@@ -99,17 +99,21 @@ def test_a_report_on_a_stream_that_does_not_wait(
     assert (seen.outcome == unharmed) == (schedule == "at once")
 
 
+def test_a_report_that_is_written_while_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step's is on the model's stream, which goes on beside the one for copies."""
+    monkeypatch.setattr(HostCopy, "before_writing", lambda copy: None)
+    seen = look(monkeypatch, looks_for_races=True)
+    assert any("copy to pinned memory" in race for race in seen.races)
+
+
 def test_a_copy_whose_source_is_freed_before_its_stream_has_read_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It waits, but nobody records the stream, or holds the tensor."""
-    side, original = torch.cuda.Stream(), HostCopy.__init__
+    original = HostCopy.__init__
 
-    def of_a_clone(copy: HostCopy, tensor: torch.Tensor) -> None:
-        cloned = tensor.clone()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            original(copy, cloned)
+    def of_a_clone(copy: HostCopy, tensor: torch.Tensor, copy_stream: Any) -> None:
+        original(copy, tensor.clone(), copy_stream)
 
     monkeypatch.setattr(HostCopy, "__init__", of_a_clone)
     seen = look(monkeypatch, looks_for_races=True)

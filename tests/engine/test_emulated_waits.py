@@ -40,9 +40,12 @@ def test_a_report_is_waited_for_and_not_the_next_steps() -> None:
 @pytest.mark.parametrize("with_block", [False, True])
 def test_a_step_is_timed_up_to_its_end(*, with_block: bool) -> None:
     """And not up to its launch, which takes as long whatever the number of rows."""
-    rows_of_device = torch.zeros(4, device="cuda")
+    hidden = torch.zeros(4, 8, device="cuda")
     runner: Any = SimpleNamespace(
-        _dummy_run=lambda *_, **__: rows_of_device.add_(1.0),
+        _dummy_run=lambda *_, **__: (hidden.add_(1.0), None),
+        prepare_dummy_attn=None,
+        model=SimpleNamespace(compute_logits=lambda hidden: hidden + 1.0),
+        vocab_size=8,
         speculator=SimpleNamespace(runs_target_alone=False),
     )
     step = profile._dummy_steps(runner)[with_block]

@@ -23,8 +23,10 @@ from support.engines import (
     worker_of,
 )
 from support.interpreter import triton_attention
+from support.launches import COPY, launches_counted
 from support.trimming import trimming
 from support.waiting_calls import lines_counted, waits_noted
+from vllm_dflash.engine.v2 import trimming as trimming_module
 from vllm_dflash.engine.worker import DraftingWorker
 from vllm_dflash.planning.ahead import Ahead
 
@@ -119,3 +121,19 @@ def test_steps_of_more_requests_run_no_more_lines(
     kinds = [{frozenset(step.items()) for step in steps} for steps in (few, many)]
     assert kinds[0] == kinds[1]
     assert len(kinds[0]) >= 2  # with a block, and without
+
+
+@pytest.mark.parametrize("llm", ["asynchronous", "trimming"], indirect=True)
+def test_what_a_step_launches_beyond_vllms(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the device trims, chances are kept and sent, and a budget is split: here a draft less
+    than there are. A GPU is also sent how many those are."""
+    monkeypatch.setattr(scheduler_of(llm), "_news_in", 1000)
+    monkeypatch.setattr(trimming_module, "best_budget", lambda *what: max(what[4] - 1, 0))
+    steps = warm_steps(llm, 3, launches_counted, monkeypatch)
+    kernels = ["_grade", "_learn_of_everybody", "_scan", "_predict", "_choose"]
+    expected = Counter({f"kernel {name}": 1 for name in kernels} | {COPY: 1})
+    if proposer_of(llm).budget is not None:
+        expected += Counter({"aten::index_put_": 1, "kernel _split": 1, COPY: 1})
+        steps = [step for step in steps if step["kernel _split"]]  # which have drafts to verify
+    assert steps
+    assert all(step == expected for step in steps)

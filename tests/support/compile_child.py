@@ -19,12 +19,13 @@ TYPES = {
     **dict.fromkeys(("block_table", "query_start_loc", "seq_lens", "depths", "branches"), "*i32"),
     **dict.fromkeys(("num_sampled", "num_rejected", "texts", "text_lens", "matches"), "*i32"),
     **dict.fromkeys(("confidence", "block_confidence", "chances", "records"), "*fp32"),
-    **dict.fromkeys(("everybody", "outcomes", "rates", "trust", "knots"), "*fp32"),
+    **dict.fromkeys(("everybody", "sums", "outcomes", "rates", "trust", "knots"), "*fp32"),
     "found_matches": "*i32",
     **dict.fromkeys(("scale", "softcap"), "fp32"),
     **dict.fromkeys(("sinks", "parts"), "*fp32"),
     **dict.fromkeys(("ancestors", "best"), "*i64"),
     "lengths": "*i32",
+    **dict.fromkeys(("logit_ends", "row_ends"), "*i32"),
     **dict.fromkeys(("query", "cache", "output"), "*bf16"),
     **dict.fromkeys(("found_parts", "log_sums"), "*fp32"),
     **dict.fromkeys(("masks", "layers"), "*i64"),
@@ -36,8 +37,7 @@ TYPES = {
 """Types of arguments; the others are numbers."""
 KINDS = {"NOBODY": 0, "BLOCK": 1, "TEXT": 2}
 WIDTHS, ONE = {"K": 15, "PADDED_K": 16}, {"K": 1, "PADDED_K": 1}
-MEMORY = {"REQUEST_MEMORY": 0.9, "LOG_GLOBAL_MEMORY": log2(0.98)}
-GRADING = {**KINDS, **MEMORY, "HEAD": 6, "COLUMNS": 11, "CUTS": 3, "TILE": 32}
+GRADING = {**KINDS, "REQUEST_MEMORY": 0.9, "HEAD": 6, "COLUMNS": 11, "CUTS": 3}
 CHOICE = {
     **KINDS,
     **WIDTHS,
@@ -90,6 +90,11 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "text_look_up._scan": [{"SHORTEST": 2, "LONGEST": 32, "TILE": 1024}],
     "text_look_up._predict": [{**WIDTHS, "PADDED_PARTS": 128}, {**ONE, "PADDED_PARTS": 1}],
     "grading._grade": [{**GRADING, **WIDTHS}, {**GRADING, **ONE, "chains": None}],
+    "budget_split._split": [
+        {**WIDTHS, "BONUS": 1, "SLOTS": 1024, "PADDED_SLOTS": 2048, "PADDED_REQUESTS": count}
+        for count in (32, 1024)
+    ],
+    "grading._learn_of_everybody": [{"LOG_MEMORY": log2(0.98), "TILE": 128}],
     "tree_growth._grow": [GROWTH, {**GROWTH, **FEW_NODES}],
     "tree_rows._place": [NODES, ONE_NODE],
     "tree_rows._line_up": [{"PADDED_N": 64}, {"PADDED_N": 1}],

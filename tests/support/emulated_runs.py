@@ -6,17 +6,21 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import pytest
 from vllm import LLM
 
-from emulated import races, torch_cuda
+from emulated import places, races, torch_cuda
 from support import importing_support
 from support.engines import engine, runner_of, with_fixed_costs
 from support.schedules import GRAPHS, ON_GPU, SCENARIOS, SCHEDULES, SIZES, outcome_of
+from vllm_dflash.engine.worker import DraftingWorker
 
 ON_CPU = (
     "plain",
@@ -52,6 +56,7 @@ def watched(
     settings = {**SIZES, **ON_GPU, **(GRAPHS if has_graphs else {}), **settings}
     with (
         races.found() as missing,
+        waits_of_steps() as waited,
         with_fixed_costs(),
         engine(async_scheduling=is_async, **settings) as llm,
     ):
@@ -61,6 +66,7 @@ def watched(
         SCHEDULES[schedule](llm)
         races.forget()  # outputs of a warm-up are freed while they are copied: nobody reads them
         device.forget_counts()
+        waited.clear()
         try:
             yield llm
         finally:
@@ -71,6 +77,36 @@ def watched(
             assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
     assert missing == {}
     assert waits == {}
+    assert waited == {}
+
+
+@contextmanager
+def waits_of_steps() -> Iterator[Counter[str]]:
+    """Filled with what a worker's steps wait for, whoever asked for it: outputs are fetched by
+    others."""
+    found, running = Counter[str](), threading.local()
+
+    def note(_: str, name: str) -> None:
+        if getattr(running, "step", False):
+            found[f"{name} @ {places.here()}"] += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("execute_model", "sample_tokens"):
+            original = getattr(DraftingWorker, name)
+
+            def step(worker: Any, *args: Any, original: Any = original) -> Any:
+                running.step = True
+                try:
+                    return original(worker, *args)
+                finally:
+                    running.step = False
+
+            patch.setattr(DraftingWorker, name, step)
+        torch_cuda.device().set_hook(note)
+        try:
+            yield found
+        finally:
+            torch_cuda.device().set_hook(None)
 
 
 def run(name: str, schedule: str, *, has_graphs: bool, **settings: Any) -> dict[str, Any]:

@@ -42,10 +42,6 @@ def trimming(*, with_kernel: bool = True) -> Iterator[None]:
             ("stream", lambda *_: nullcontext()),
             ("get_query_lens_mismatch_unsupported_backend", lambda *_, **__: None),
             ("get_varlen_cudagraph_unsupported_backend", lambda *_, **__: None),
-            (
-                "_assign_draft_token_budget_compiled",
-                adaptive_verification._assign_draft_token_budget,
-            ),
         ):
             patch.setattr(adaptive_verification, name, stand_in)
         yield

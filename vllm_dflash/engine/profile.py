@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_dflash.engine.agreement import from_rank_0
@@ -254,13 +256,29 @@ def ragged_seconds(runner: GPUModelRunnerV2) -> float:
 
 
 def _dummy_steps(runner: GPUModelRunnerV2) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Steps of V2 for some number of rows, and as much context of each request: of the target
-    alone, and with a block behind it."""
+    """Steps of V2 for some number of rows, and as much context of each request: of the target and
+    its head alone, and with a block."""
+    prepare, unadapted = runner.prepare_dummy_attn, Unadapted(runner.model)
 
     def whole(rows: int, context: int = 0, *, uniform: bool = False) -> None:
         # Rows with a context are those of one request, unless there is a graph for any lengths.
         uniform = uniform or (context > 0 and rows > 1)
-        runner._dummy_run(rows, context_len=context, uniform_decode=uniform)
+
+        def prepare_rows(batch: InputBatch, *args: Any) -> Any:
+            # vLLM marks all as padding, which no expert is run for.
+            batch.is_padding[:rows].fill_(False)
+            return prepare(batch, *args)
+
+        runner.prepare_dummy_attn = prepare_rows
+        try:  # of random tokens: the same ones would go to the same experts
+            hidden, _ = runner._dummy_run(
+                rows, context_len=context, uniform_decode=uniform, randomize_inputs=True
+            )
+        finally:
+            runner.prepare_dummy_attn = prepare
+        with unadapted:  # a token of each row is sampled, in vLLM's chunks of memory
+            for chunk in hidden[:rows].split(get_max_chunk_logits(runner.vocab_size)):
+                runner.model.compute_logits(chunk).argmax(dim=-1)
         torch.accelerator.synchronize()
 
     return target_alone(runner.speculator)(whole), whole

@@ -1,7 +1,7 @@
 """How many drafts of a step are worth verifying, all requests together: the device splits them.
 
 Chances of the drafts that a step is to verify are on the device, and the host does not wait for
-them; it has those of the steps before. Of many requests, one step back is sample enough. Of a few
+them; it has those of the steps before. Of many requests, one of these is sample enough. Of a few
 it is not: a budget by the last block of a single request follows its luck (vllm#52362: 20% below a
 fixed length). So the fewer requests there are, the more of their steps are taken together.
 """

@@ -45,23 +45,32 @@ class Summary(NamedTuple):
 
 
 @compiled
-def mean_outcomes(curves: Floats, edges: Ints) -> tuple[Floats, Floats]:
-    """What is kept, and accepted, of N samples at each threshold and width, [G, T, K] each, in
-    groups between `edges`, [G + 1]."""
-    shape = len(edges) - 1, len(THRESHOLDS), curves.shape[1]
-    kept, gain = np.zeros(shape), np.zeros(shape)
-    for group in range(shape[0]):
-        for curve in curves[edges[group] : edges[group + 1]]:
-            for number, threshold in enumerate(THRESHOLDS):
-                drafts = accepted = 0.0
-                for draft, survival in enumerate(curve):
-                    if survival >= threshold:
-                        drafts, accepted = drafts + 1.0, accepted + survival
-                    kept[group, number, draft] += drafts
-                    gain[group, number, draft] += accepted
-        kept[group] /= edges[group + 1] - edges[group]
-        gain[group] /= edges[group + 1] - edges[group]
-    return kept, gain
+def summarise(curves: Floats, scores: Floats, order: Ints) -> Summary:
+    """Survival, [S, K], and scores, [S], of N samples; `order`: which, the best ones first, [N]."""
+    count, width, last = len(order), curves.shape[1], len(THRESHOLDS) - 1
+    num_groups = min(max(count // SAMPLES_PER_GROUP, 1), MAX_GROUPS)
+    kept, gain = np.zeros((2, num_groups, last + 1, width))
+    min_scores, first_survival, first = np.full(num_groups, -np.inf), 0.0, 0
+    for group in range(num_groups):
+        end = (group + 1) * count // num_groups
+        for sample in order[first:end]:
+            first_survival += curves[sample, 0]
+            for draft in range(width):
+                survival, number = curves[sample, draft], -1
+                for each in range(len(THRESHOLDS)):
+                    number += survival >= THRESHOLDS[each]
+                kept[group, number, draft] += 1.0
+                gain[group, number, draft] += survival
+        for means in (kept[group], gain[group]):
+            means /= end - first
+            for number in range(last, 0, -1):  # what survives a threshold survives lower ones
+                means[number - 1] += means[number]
+            for draft in range(1, width):
+                means[:, draft] += means[:, draft - 1]
+        if end < count:
+            min_scores[group] = (scores[order[end - 1]] + scores[order[end]]) / 2
+        first = end
+    return Summary(min_scores, kept, gain, first_survival / count, count)
 
 
 class Forecast:
@@ -119,23 +128,15 @@ class Forecast:
             self._summarise()
 
     def _summarise(self) -> None:
-        is_recent = self._born > self._step - SAMPLE_LIFE
-        curves, scores = self._curves[is_recent], self._sample_scores[is_recent]
-        if len(curves) < ENOUGH_SAMPLES:
+        recent = np.flatnonzero(self._born > self._step - SAMPLE_LIFE)
+        curves, scores = self._curves, self._sample_scores
+        if len(recent) < ENOUGH_SAMPLES:
             assumed = ASSUMED_RATES[:, None] ** np.arange(1, curves.shape[1] + 1)
-            curves = np.concatenate([curves, assumed])
-            scores = np.append(scores, np.full(len(assumed), ASSUMED_RATES.mean()))
-        count = len(curves)
-        order = np.argsort(-scores, kind="stable")
-        curves, scores = curves[order], scores[order]
-        num_groups = min(max(count // SAMPLES_PER_GROUP, 1), MAX_GROUPS)
-        edges = np.arange(num_groups + 1) * count // num_groups
-        kept, gain = mean_outcomes(curves, edges)
-        min_scores = np.full(num_groups, -np.inf)
-        inner = edges[1:-1]
-        min_scores[:-1] = (scores[inner - 1] + scores[inner]) / 2
-        mean = float(curves[:, 0].mean())
-        self.summary, self._unread = Summary(min_scores, kept, gain, mean, count), 0
+            curves = np.concatenate([curves[recent], assumed])
+            scores = np.append(scores[recent], np.full(len(assumed), ASSUMED_RATES.mean()))
+            recent = np.arange(len(scores))
+        best_first = recent[np.argsort(-scores[recent], kind="stable")]
+        self.summary, self._unread = summarise(curves, scores, best_first), 0
 
 
 def seen_with_a_block(curves: Floats, found: Floats, promised: Floats) -> Floats:

@@ -109,7 +109,8 @@ inline bool query(Event& event) {
 inline void synchronize(const Event& event) {
   auto point = event.point;
   if (!point) return;
-  wait_as_asked("event.synchronize");
+  forbid_in_capture("event.synchronize");
+  if (!is_reached(point)) wait_as_asked("event.synchronize");
   forbid_events_of_graphs(point);
   reach(point);
 }

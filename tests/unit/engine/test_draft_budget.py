@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
 from support.planner_world import straight_costs
 from vllm_dflash.engine.v2 import trimming as module
-from vllm_dflash.engine.v2.exchange import Directions
+from vllm_dflash.engine.v2.exchange import Directions, HostCopy
 from vllm_dflash.engine.v2.trimming import DraftBudget
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.budget import MOST_STEPS, Load, RecentChances
@@ -39,13 +38,13 @@ def bare(chances: float | Floats = 0.5) -> Any:
         num_speculative_steps=K,
         num_bonus_tokens=1,
         _max_total_logits=LOGITS,
-        _stale_idx=1,
-        _stale_confidences=[
-            SimpleNamespace(np=np.full((SLOTS, K), value, np.float32)) for value in (9, chances)
-        ],
         _confidence_probs=torch.full((SLOTS, K), 0.5),
     )
-    return DraftBudget.instead_of(whole, K)
+    stream: Any = None
+    budget = DraftBudget.instead_of(whole, K, stream)
+    for sent in (chances, 9, 9):
+        budget._sent.append(HostCopy(torch.from_numpy(np.full((SLOTS, K), sent, np.float32))))
+    return budget
 
 
 def learned(factor: float) -> Learned:
@@ -119,7 +118,7 @@ def test_it_may_be_nothing_and_a_probe_is_verified_a_step_later() -> None:
     """Of drafts that are never right. What a step directs holds for the drafts it makes."""
     budget, found = bare(0.0), []
     budget.costs = straight_costs()
-    for min_verified in (0,) * MOST_STEPS + (2, 0, 0):
+    for min_verified in (0,) * (MOST_STEPS + 1) + (2, 0, 0):
         budget.expect(Directions(runs_block=True, min_verified=min_verified))
         found.append(budget.get_num_tokens({"decodes": 4}, DRAFTS) - 1)
     assert found[-3:] == [0, 2, 0]
@@ -147,88 +146,39 @@ def test_placeholders_have_no_chance_and_the_slots_past_is_forgotten() -> None:
 
 
 def test_chances_of_steps_without_a_block_are_not_those_of_blocks() -> None:
-    """Nothing is likely behind them, where texts say nothing. The host has those of two steps ago,
-    for the drafts of the last one."""
+    """Nothing is likely behind them, where texts say nothing. The host has those of three steps
+    ago, for the drafts of the last one."""
     budget, fresh = bare(0.0), RecentChances(SLOTS, K)
     budget.costs = straight_costs()
     expected, _ = fresh.sample(np.array([4]), np.array([K]))
     is_known = []
-    for runs_block in (False, True, True, True):
+    for runs_block in (False, True, True, True, True):
         budget.expect(Directions(runs_block))
         budget.get_num_tokens({"decodes": 4}, DRAFTS)
         scores, _ = budget.recent.sample(np.array([4]), np.array([K]))
         is_known.append(scores.tolist() != expected.tolist())
         budget.recent = RecentChances(SLOTS, K)
     # Behind two steps that were alike: none before the first, or blocks.
-    assert is_known == [True, True, False, True]
+    assert is_known == [True, True, False, False, True]
 
 
-def test_how_a_budget_is_split_is_compiled_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(
-        adaptive_verification,
-        "_assign_draft_token_budget_compiled",
-        lambda _, slots, capacities, count, width: seen.append(
-            (slots.tolist(), capacities.tolist(), count, width)
-        ),
-    )
-    budget = bare()
-    budget._batch_draft_capacity = torch.zeros(SLOTS, dtype=torch.int32)
-    budget.warm_up()
-    assert seen == [
-        ([0], [K], 1, K),
-        ([0], [K], 2, K),
-        ([0, 1, 2], [K, K, K], 1, K),
-        ([0, 1, 2], [K, K, K], 2, K),
-    ]
-
-
-@pytest.mark.parametrize("width", [1, 2, 7])
-def test_no_step_compiles_how_its_budget_is_split(
-    monkeypatch: pytest.MonkeyPatch, width: int
+@pytest.mark.parametrize("slots", [1, SLOTS])
+def test_how_a_budget_is_split_is_compiled_beforehand(
+    monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
-    """Whatever vLLM's function is compiled for, among others the mode that steps run in."""
-    compiled: list[Any] = []
-    torch.compiler.reset()  # else others' graphs of this function are found
-
-    def compile_it(graph: Any, _: Any) -> Any:
-        compiled.append(graph)
-        return graph.forward
-
-    split = torch.compile(
-        adaptive_verification._assign_draft_token_budget, dynamic=True, backend=compile_it
-    )
-    monkeypatch.setattr(adaptive_verification, "_assign_draft_token_budget_compiled", split)
+    """For few requests, and for as many as there can be."""
+    seen: list[list[int]] = []
+    monkeypatch.setattr(module, "split", lambda _, slots, *__: seen.append(slots.tolist()))
     budget = bare()
-    budget.num_speculative_steps = width
-    budget._confidence_probs = torch.full((64, width), 0.5)
-    budget._batch_draft_capacity = torch.zeros(64, dtype=torch.int32)
+    budget._confidence_probs = torch.full((slots, K), 0.5)
+    budget._cu_num_logits = budget.query_start_loc = None
     budget.warm_up()
-    beforehand = len(compiled)
-    assert beforehand > 0
-    for count, kept in ((1, 1), (1, 2), (2, 1), (2, 3), (3, 2), (5, 4), (width, 1), (40, 30)):
-        if kept < count * width:
-            with torch.inference_mode():
-                capacities = budget._batch_draft_capacity[:count].fill_(width)
-                split(budget._confidence_probs, torch.arange(count), capacities, kept, width)
-            assert int(capacities.sum()) == kept
-    assert len(compiled) == beforehand
-
-
-def test_an_engine_of_one_request_compiles_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no slot for a second one."""
-    split = adaptive_verification._assign_draft_token_budget
-    monkeypatch.setattr(adaptive_verification, "_assign_draft_token_budget_compiled", split)
-    budget = bare()
-    budget._confidence_probs = torch.full((1, K), 0.5)
-    budget._batch_draft_capacity = torch.zeros(1, dtype=torch.int32)
-    budget.warm_up()
-    assert budget._batch_draft_capacity.tolist() == [2]
+    assert seen == [[0], [*range(slots)]]
 
 
 def test_chances_of_who_had_the_slot_before_and_of_prompts_are_not_the_requests() -> None:
-    """The host's are a step old: those of a request's first drafts are there two steps behind the
-    last chunk of its prompt, of which those before had none."""
+    """The host's are two steps old: those of a request's first drafts are there three steps behind
+    the last chunk of its prompt, of which those before had none."""
     budget, fresh = bare(0.1), RecentChances(SLOTS, K)
     budget.costs = straight_costs()
     for _ in range(3):  # so that all steps are alike
@@ -236,13 +186,13 @@ def test_chances_of_who_had_the_slot_before_and_of_prompts_are_not_the_requests(
     budget.add_request(4)
     budget.req_states.prefill_len = SimpleNamespace(np=np.full(SLOTS, 48))
     found = []
-    for computed in (0, 16, 32, 48, 49):
+    for computed in (0, 16, 32, 48, 52, 53):
         budget.req_states.num_computed_tokens_np = np.full(SLOTS, computed)
         budget.get_num_tokens({"decodes": 16 if computed < 48 else 4}, DRAFTS)
         scores, _ = budget.recent.sample(np.array([4]), np.array([K]))
         found.append(scores.tolist() == fresh.sample(np.array([4]), np.array([K]))[0].tolist())
         budget.expect(Directions(runs_block=True))
-    assert found == [True] * 4 + [False]
+    assert found == [True] * 5 + [False]
 
 
 def test_a_prompt_makes_the_sample_of_those_that_decode_no_smaller(asked: list[Any]) -> None:
@@ -279,6 +229,6 @@ def test_until_costs_are_known_all_drafts_are_verified() -> None:
 
 def test_it_takes_the_place_of_vllms() -> None:
     whole = bare()
-    found = DraftBudget.instead_of(whole, K)
+    found = DraftBudget.instead_of(whole, K, whole._copy_stream)
     assert found is not whole
     assert found._confidence_probs is whole._confidence_probs

@@ -46,8 +46,10 @@ class DeviceStep:
         self.slots = DraftSlots(num_slots, width, device)
         self.drafts, self.texts, self.trees = drafts, texts, trees
         self.outcomes = torch.zeros(num_slots, OUTCOME_COLUMNS + width, device=device)
+        self.copy_stream: torch.cuda.Stream | None = None
+        """vLLM's, for outputs."""
         self.report: HostCopy | None = None
-        """Of the step that runs: what became of its drafts, on the way to the host."""
+        """Of the last step: what became of its drafts, on the way to the host."""
 
     def owners(self) -> tuple[object, ...]:
         """Of all persistent tensors."""
@@ -66,8 +68,10 @@ class DeviceStep:
         if fresh is not None:
             self.slots.forget(fresh)
         chains = None if self.trees is None else self.trees.slots.chains
+        if self.report is not None:
+            self.report.before_writing()
         grade(self.slots, batch, self.outcomes, chains)
-        self.report = HostCopy(self.outcomes[: len(batch.slots)])
+        self.report = HostCopy(self.outcomes[: len(batch.slots)], self.copy_stream)
         has_block = run_block()
         if self.texts is not None:
             self.texts.look_up(batch)

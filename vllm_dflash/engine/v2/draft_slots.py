@@ -60,6 +60,8 @@ class DraftSlots:
         self.records = torch.zeros(num_slots, HEAD + 4 * width, device=device)
         # Biases of everybody together, of blocks and of texts.
         self.everybody = torch.zeros(2, 2, device=device)
+        # What a step adds to these, of each request, see `grading.py`.
+        self.sums = torch.zeros(num_slots, 2, 3, device=device)
         fresh = Chances.of(width, 0).rates
         tables = (np.stack((fresh, fresh)), TRUST, CONFIDENCE_KNOTS)
         self.rates, self.trust, self.knots = (

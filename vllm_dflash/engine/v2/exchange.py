@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
-from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np
+from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np, stream
 
 from vllm_dflash.config.mode import TREE_CUTS
 from vllm_dflash.engine.estimates_file import EstimatesFile
@@ -80,14 +80,26 @@ def free_ones(outcomes: Outcomes) -> Ints:
 
 
 class HostCopy:
-    """A tensor on its way to the host: as it is when this is made, whatever is launched behind."""
+    """A tensor on its way to the host, on a stream for copies: as it is when this is made."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._values = async_copy_to_np(tensor)
+    def __init__(self, tensor: torch.Tensor, copy_stream: torch.cuda.Stream | None = None) -> None:
+        """`copy_stream` is used on CUDA, whose current stream goes on at once."""
+        if not tensor.is_cuda:
+            self._arrival, self._values = None, async_copy_to_np(tensor)
+            return
         # Who waits for it sleeps, as for vLLM's own outputs: others have work for the processor.
-        self._arrival = torch.cuda.Event(blocking=True) if tensor.is_cuda else None
+        self._arrival = torch.cuda.Event(blocking=True)
+        current = torch.cuda.current_stream(tensor.device)
+        assert copy_stream is not None
+        with stream(copy_stream, current):
+            copy_stream.wait_stream(current)
+            self._values = async_copy_to_np(tensor)
+            self._arrival.record(copy_stream)
+
+    def before_writing(self) -> None:
+        """Have the current stream wait, and not the host, until the tensor may be written again."""
         if self._arrival is not None:
-            self._arrival.record()
+            self._arrival.wait()
 
     def wait(self) -> np.ndarray:
         """Its values, once all that was launched before is done."""

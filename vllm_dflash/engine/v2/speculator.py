@@ -26,7 +26,7 @@ from vllm_dflash.engine.scheduled import newly_admitted
 from vllm_dflash.engine.v2.confidence import judge
 from vllm_dflash.engine.v2.device_step import DeviceStep
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts
-from vllm_dflash.engine.v2.exchange import CountedOutput, Directions, directions_of
+from vllm_dflash.engine.v2.exchange import CountedOutput, Directions, HostCopy, directions_of
 from vllm_dflash.engine.v2.loaded_speculator import LoadedSpeculator
 from vllm_dflash.engine.v2.text_look_up import TextLookUp, has_room_for_texts
 from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
@@ -73,6 +73,8 @@ class PlannedSpeculator(LoadedSpeculator):
         """Of the step that runs."""
         self.newly_admitted: Collection[str] = ()
         """Requests whose drafts in this step are vLLM's placeholders."""
+        self._report: HostCopy | None = None
+        """Of the step that runs."""
         self._runs_block = True
         self.num_dummy_requests = 0
         """Of the last dummy run: a graph may have more than were asked for."""
@@ -82,7 +84,7 @@ class PlannedSpeculator(LoadedSpeculator):
         request waits for that."""
         if self.options.is_planned and runner.adaptive_verification is not None:  # hook 16
             self.budget = DraftBudget.instead_of(
-                runner.adaptive_verification, self.num_speculative_steps
+                runner.adaptive_verification, self.num_speculative_steps, runner.output_copy_stream
             )
             self.budget.warm_up()
             runner.adaptive_verification = self.budget
@@ -162,6 +164,7 @@ class PlannedSpeculator(LoadedSpeculator):
             run_block()
         else:
             self.step.run(self.batch, self._fresh_slots(), run_block)
+            self._report = self.step.report
             drafted = self.handed_over.shape[1] if places is None else places
             lengths = np.full(count * self._runs_block, drafted)
             self.statistics.observe_lengths(lengths, could_draft=self.directions.could_draft)
@@ -236,5 +239,5 @@ class PlannedSpeculator(LoadedSpeculator):
 
     def counted(self, output: AsyncOutput) -> AsyncOutput | CountedOutput:
         """The output of the step that ends, which sees to it that its drafts are counted."""
-        report, self.step.report = self.step.report, None
+        report, self._report = self._report, None
         return output if report is None else CountedOutput(output, report, self.statistics)

@@ -14,29 +14,32 @@ requests of a step take one of these, or run in pieces; without full graphs, any
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from copy import copy
-from itertools import product, repeat
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.attn_utils import (
     get_attn_cg_support,
     get_query_lens_mismatch_unsupported_backend,
     get_varlen_cudagraph_unsupported_backend,
 )
+from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.agreement import agreed_by_all
-from vllm_dflash.engine.v2.exchange import Directions
+from vllm_dflash.engine.v2.budget_split import split
+from vllm_dflash.engine.v2.exchange import Directions, HostCopy
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.budget import Load, RecentChances, best_budget
 from vllm_dflash.planning.costs import StepCosts
@@ -147,16 +150,28 @@ class DraftBudget(AdaptiveVerificationManager):
     """1 + K."""
     _min_verified = 0
     """Drafts to verify whatever they seem worth: what the step before had directed."""
-    _had_blocks = False, False
-    """Whether blocks were run in the last two steps, the older one first."""
+    _had_blocks = False, False, False
+    """Whether blocks were run in the last three steps, the oldest one first."""
+    _steps = 0
+    _began: Ints
+    """The last step of each slot's prompt, so far: until the third one behind it, chances that the
+    host has are those of a chunk, which has no drafts, or of who had the slot before."""
+    _sent: deque[HostCopy]
+    """Chances of the last three steps, the oldest ones first. Those have arrived: tokens of a later
+    step have, which were sent on the same stream. All ranks go by them, and none by what happens to
+    be there."""
 
     @classmethod
-    def instead_of(cls, whole: AdaptiveVerificationManager, width: int) -> DraftBudget:
-        """Set up as vLLM's is, for blocks of K drafts."""
+    def instead_of(
+        cls, whole: AdaptiveVerificationManager, width: int, copy_stream: torch.cuda.Stream
+    ) -> DraftBudget:
+        """Set up as vLLM's is, for blocks of K drafts; `copy_stream`: that of vLLM's outputs."""
         budget = cls.__new__(cls)
         budget.__dict__.update(vars(whole))
         budget.recent = RecentChances(whole.req_states.max_num_reqs, whole.num_speculative_steps)
         budget.rows_of_block = 1 + width
+        budget._began = np.full(whole.req_states.max_num_reqs, -3)
+        budget._sent, budget._copy_stream = deque(maxlen=3), copy_stream
         return budget
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
@@ -171,15 +186,29 @@ class DraftBudget(AdaptiveVerificationManager):
 
     def expect(self, directions: Directions) -> None:
         """A step with these directions is about to run."""
-        self._had_blocks = self._had_blocks[1], self.directions.runs_block
+        self._had_blocks = *self._had_blocks[1:], self.directions.runs_block
         self._min_verified, self.directions = self.directions.min_verified, directions
+        self._steps += 1
         if self.costs is not None and directions.learned is not None:
             self.costs.records[:] = directions.learned.costs
 
     def add_request(self, req_idx: int) -> None:
         """A new request is in this slot: drafts that it comes with are placeholders."""
+        self._before_writing()
         self._confidence_probs[req_idx].fill_(0.0)
         self.recent.forget(req_idx)
+
+    def _before_writing(self) -> None:
+        if self._sent:
+            self._sent[-1].before_writing()
+
+    def record_confidences(self, confidence_probs: torch.Tensor, input_batch: InputBatch) -> None:
+        """Keep chances of a step's drafts, and send them to the host. vLLM's own waits here for
+        those of the step before, with that step's tokens at hand."""
+        self._before_writing()
+        rows = confidence_probs[: input_batch.num_reqs]
+        self._confidence_probs[input_batch.idx_mapping] = rows
+        self._sent.append(HostCopy(self._confidence_probs, self._copy_stream))
 
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
@@ -209,12 +238,12 @@ class DraftBudget(AdaptiveVerificationManager):
         assert self.costs is not None
         states, count = self.req_states, len(slots)
         context, prompts = states.num_computed_tokens_np[slots], states.prefill_len.np[slots]
-        # Chances of a step without a block say nothing of drafts that have one behind them. Those
-        # that the host has are of two steps ago, where no chunk of a prompt had any, and before it
-        # they were somebody else's.
-        is_alike = self._had_blocks[0] == self._had_blocks[1]
-        known = slots[is_alike & (context > prompts)]
-        self.recent.add(known, self._stale_confidences[self._stale_idx].np[known])
+        self._began[slots[context < prompts]] = self._steps
+        # Chances of a step without a block say nothing of drafts that have one behind them.
+        is_alike = self._had_blocks[0] == self._had_blocks[2]
+        known = slots[is_alike & (self._steps - self._began[slots] >= 3)]
+        if len(known):
+            self.recent.add(known, self._sent[0].wait()[known])
         decodes = context + others >= prompts
         if most > 0 and decodes.any():
             has_drafts = drafts > 0
@@ -229,19 +258,22 @@ class DraftBudget(AdaptiveVerificationManager):
             return best_budget(self.costs, load, scores, steps, most, self._min_verified)
         return 0
 
-    @torch.inference_mode()
-    def warm_up(self) -> None:
-        """vLLM compiles how it splits a budget when it first does that, for one and for several
-        requests, if there can be several, and drafts: here nobody waits for it.
+    def reallocate_drafts(self, req_ids: list[str], idx_mapping: torch.Tensor) -> tuple[Any, ...]:
+        """Split the budget on the device: vLLM's arguments, and its result."""
+        *parts, budget = self._batch_budget
+        rows = np.array([[*map(part.__getitem__, req_ids)] for part in parts], np.int32)
+        self._split(idx_mapping, async_tensor_h2d(rows, idx_mapping.device), budget)
+        found = self._cu_num_logits[: len(req_ids) + 1], self.query_start_loc, budget
+        # vLLM 0.33 has a fourth one, of batch-sharded sampling, which rules trimming out.
+        return (*found, None) if hasattr(self, "_copy_admitted_drafts_to_host") else found
 
-        As steps run it: what is compiled outside inference mode is not what they look for.
-        """
-        # Of two requests with a draft each, a budget of two would leave nothing to split.
-        width, counts = self.num_speculative_steps, {1, min(3, len(self._batch_draft_capacity))}
-        for count, budget in product(sorted(counts), (1, 2)):
-            capacities = self._batch_draft_capacity[:count].fill_(width)
-            if budget < count * width:
-                slots = torch.arange(count, device=capacities.device)
-                adaptive_verification._assign_draft_token_budget_compiled(
-                    self._confidence_probs, slots, capacities, budget, width
-                )
+    def _split(self, slots: torch.Tensor, rows: torch.Tensor, budget: int) -> None:
+        ends = self._cu_num_logits, self.query_start_loc
+        split(self._confidence_probs, slots, rows, budget, self.num_bonus_tokens, *ends)
+
+    def warm_up(self) -> None:
+        """Compile how a budget is split, of few requests and of many: here nobody waits for it."""
+        device = self._confidence_probs.device
+        for count in (1, len(self._confidence_probs)):
+            rows = torch.ones(2, count, dtype=torch.int32, device=device)
+            self._split(torch.arange(count, device=device), rows, budget=count)

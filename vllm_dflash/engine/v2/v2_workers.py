@@ -35,6 +35,7 @@ class V2Worker(DraftingWorker):
         expect_drafter(runner.speculator, DFlashSpeculator)
         drafter = runner.speculator = PlannedSpeculator(self.vllm_config, self.device)
         drafter.req_states = runner.req_states
+        drafter.step.copy_stream = runner.output_copy_stream
         if drafter.step.texts is not None:
             keep_texts_on_device(runner.req_states)
         return drafter

@@ -1,0 +1,99 @@
+"""A budget of drafts, split among the requests of a batch on the device: the likeliest ones go."""
+
+from __future__ import annotations
+
+import torch
+from vllm.triton_utils import tl, triton
+
+FEW = 32
+"""Requests for which a small program will do."""
+
+
+@triton.jit(do_not_specialize=["budget", "num_requests"])
+def _split(  # type: ignore[no-untyped-def]
+    chances,  # [S, K]
+    slots,  # [R]
+    rows,  # [2, R]: drafts of each request, and its other rows
+    logit_ends,  # [S + 1]: out, 0 and where each request's logits end
+    row_ends,  # [S + 1]: out, the same of its rows, and their number behind the batch
+    budget,
+    num_requests,
+    K: tl.constexpr,
+    PADDED_K: tl.constexpr,
+    BONUS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PADDED_SLOTS: tl.constexpr,
+    PADDED_REQUESTS: tl.constexpr,
+):
+    request, draft = tl.arange(0, PADDED_REQUESTS), tl.arange(0, PADDED_K)[None, :]
+    is_request = request < num_requests
+    slot = tl.load(slots + request, mask=is_request, other=0).to(tl.int64)
+    drafts = tl.load(rows + request, mask=is_request, other=0)
+    others = tl.load(rows + num_requests + request, mask=is_request, other=0)
+    is_draft = draft < tl.minimum(drafts, K)[:, None]
+    chance = tl.load(chances + slot[:, None] * K + draft, mask=is_draft, other=1.0)
+    # From 0 to 1, numbers are ordered as their bits are.
+    survival = tl.cumprod(chance, axis=1).to(tl.int32, bitcast=True)
+    survival = tl.where(is_draft, survival, -1)
+    least = tl.full([], 0, tl.int32)  # of the last draft that is admitted, bit by bit
+    for each in range(30):
+        higher = least | (1 << (29 - each))
+        is_enough = tl.sum(tl.sum((survival >= higher).to(tl.int32), axis=1), axis=0) >= budget
+        least = tl.where(is_enough, higher, least)
+    admitted = tl.sum((survival > least).to(tl.int32), axis=1)
+    # Of those that are as likely as the last one, the first requests'.
+    alike = tl.sum((survival == least).to(tl.int32), axis=1)
+    left = budget - tl.sum(admitted, axis=0) - (tl.cumsum(alike, axis=0) - alike)
+    admitted += tl.minimum(tl.maximum(left, 0), alike)
+
+    num_logits = tl.cumsum(tl.where(is_request, admitted + BONUS, 0), axis=0)
+    num_rows = tl.cumsum(admitted + others, axis=0)
+    tl.store(logit_ends + 1 + request, num_logits, mask=is_request)
+    tl.store(row_ends + 1 + request, num_rows, mask=is_request)
+    place = tl.arange(0, PADDED_SLOTS)
+    tl.store(logit_ends + place, 0, mask=place == 0)
+    behind = tl.where(place == 0, 0, tl.max(num_rows, axis=0))
+    is_behind = (place == 0) | (place > num_requests)
+    tl.store(row_ends + place, behind, mask=is_behind & (place <= SLOTS))
+
+
+def split(
+    chances: torch.Tensor,
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    budget: int,
+    bonus: int,
+    logit_ends: torch.Tensor,
+    row_ends: torch.Tensor,
+) -> None:
+    """Admit as many drafts of R requests as there are in the budget.
+
+    Args:
+        chances: of each slot's drafts, given those before them, [S, K].
+        slots: of the requests, [R].
+        rows: drafts of each, and its other rows, [2, R] int32.
+        budget: drafts to admit, no more than there are.
+        bonus: logits of each request beyond its drafts'.
+        logit_ends: out: 0, and where each request's logits end, [S + 1] int32.
+        row_ends: out: the same of its rows; behind the batch, how many those are, [S + 1] int32.
+    """
+    num_slots, width = chances.shape
+    count = len(slots)
+    padded = FEW if count <= FEW else triton.next_power_of_2(num_slots)
+    padded_width = triton.next_power_of_2(width)
+    _split[(1,)](
+        chances,
+        slots,
+        rows,
+        logit_ends,
+        row_ends,
+        budget,
+        count,
+        K=width,
+        PADDED_K=padded_width,
+        BONUS=bonus,
+        SLOTS=num_slots,
+        PADDED_SLOTS=triton.next_power_of_2(num_slots + 1),
+        PADDED_REQUESTS=padded,
+        num_warps=min(max(padded * padded_width // 512, 4), 32),
+    )
