@@ -61,6 +61,7 @@ test-server:
 hazards: setup
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py $(PYTEST_ARGS)
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py --runner v2 $(PYTEST_ARGS)
+	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py --emulated $(PYTEST_ARGS)
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_crossed_requests.py --slow $(PYTEST_ARGS)
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_crossed_requests.py --runner v2 --slow $(PYTEST_ARGS)
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine --runner v2 --slow -m slow $(PYTEST_ARGS)

@@ -28,9 +28,11 @@ def is_anything_queued() -> bool:
 def test_a_report_is_waited_for_and_not_the_next_steps() -> None:
     """Both are on their way, as where steps are scheduled ahead; each is its own step's."""
     outcomes = torch.full((3, 2), 1.0, device="cuda")
-    of_this_step = HostCopy(outcomes)
+    copies = torch.cuda.Stream()
+    of_this_step = HostCopy(outcomes, copies)
+    of_this_step.before_writing()
     outcomes.fill_(2.0)
-    of_the_next = HostCopy(outcomes)
+    of_the_next = HostCopy(outcomes, copies)
     assert (of_this_step.wait() == 1.0).all()
     assert is_anything_queued()  # the next step is not over, and nobody needs it to be
     assert (of_the_next.wait() == 2.0).all()
