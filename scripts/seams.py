@@ -21,7 +21,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from packaging.version import Version  # noqa: E402
 
-from support.vllm_source import RECORDS, Sources, accepted, all_seams, examine  # noqa: E402
+from support.vllm_source import RECORDS, all_seams, examine  # noqa: E402
+from vllm_dflash.vllm_sources import Sources  # noqa: E402
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-dflash"
 FETCH = """
@@ -70,7 +71,7 @@ def main() -> int:
     record, findings = examine(Sources(fetched(asked.version)), asked.version)
     now = record["seams"]
     for seam in all_seams(asked.version):
-        if seam.path in now and not accepted(seam, found := now[seam.path]["parameters"]):
+        if seam.path in now and not seam.is_as_written(found := now[seam.path]["parameters"]):
             findings.append(f"signature  {seam.path}({found}), expected: {seam.parameters}")
     is_broken = bool(findings)
     versions = [Version(file.stem) for file in RECORDS.glob("*.json")]

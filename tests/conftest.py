@@ -99,8 +99,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("slow") is not None and not config.getoption("--slow"):
             return False
         if on_emulated:
-            is_on_v2 = runner_of(item) == "v2" and item.get_closest_marker("also_emulated")
-            return is_for_emulated(item) or item.get_closest_marker("cuda") or is_on_v2
+            is_of_v2 = runner_of(item) == "v2"
+            marks = ("emulated", "cuda", *(["also_emulated"] if is_of_v2 else []))
+            return any(item.get_closest_marker(mark) is not None for mark in marks)
         return runner_of(item) == chosen and not is_for_emulated(item)
 
     config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item)])

@@ -2,14 +2,13 @@
 
 `register` runs once in every vLLM process (entry point group `vllm.general_plugins`) and places
 hook 1. The others are placed only where `method: "dflash"` was selected and our code runs the
-drafter, so plain serving and other speculative methods run unmodified vLLM. (Hook 6 also where
-hook 1 cannot be placed, to refuse; hook 14 where a user names that executor.) What we rely on is
-listed in `seams`, and checked, with the version, before a hook other than 1 is placed. This module
-imports nothing heavy: vLLM only logs an ImportError of a plugin, and would then silently run its
-own DFlash.
+drafter, so plain serving and other speculative methods run unmodified vLLM. (Hook 14
+where a user names that executor.) What we rely on is listed in `seams`. Before a hook other than 1
+is placed, it is looked for (`compatibility`): what is here by signature, what workers and
+schedulers need by vLLM's sources. This module imports nothing heavy.
 
-Engines that vLLM's own DFlash runs and ours does not are left to it (`config/left_to_vllm.py`):
-hook 1 is all that is placed there.
+Engines that ours does not run are left to vLLM's own DFlash (`config/left_to_vllm.py`): those of a
+vLLM that is too old, or lacks something we rely on, among them. Hook 1 is all that is placed there.
 
 Functions of vLLM that are wrapped:
 
@@ -140,7 +139,7 @@ from vllm_dflash.config.mode import (
     Mode,
     worker_here,
 )
-from vllm_dflash.vllms_own import SWITCH_OFF
+from vllm_dflash.vllms_own import OWN_KEYS
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
@@ -152,25 +151,21 @@ if TYPE_CHECKING:
 def register() -> None:
     """Place hook 1. Entry point; idempotent.
 
-    Never raises: engines that do not use DFlash go on as if we were not there. Where the hook
-    cannot be placed, our draft model stands for vLLM's own, and refuses to be built, since nobody
-    has selected it: a DFlash that was asked for stops instead of silently being another.
+    Never raises: where the hook cannot be placed, all engines go on as if we were not there.
     """
     try:
         _wrap_front_end()
     except Exception as error:
         from vllm.logger import init_logger
 
-        init_logger("vllm.dflash").error(
-            "vllm-dflash %s does not fit this vLLM (%s: %s): engines with speculative method"
-            " 'dflash' will not start, all others run as usual. Install matching versions. %s.",
+        init_logger("vllm.dflash").warning(
+            "vllm-dflash %s stays out of this vLLM, which it does not fit (%s: %s). vLLM's own"
+            " DFlash runs, if it is given none of our options: %s. Install matching versions.",
             __version__,
             type(error).__name__,
             error,
-            SWITCH_OFF,
+            ", ".join(OWN_KEYS),
         )
-        with suppress(Exception):
-            register_draft_model()
 
 
 def _wrap_front_end() -> None:
@@ -195,21 +190,19 @@ def _wrap_front_end() -> None:
 
         from vllm_dflash.checkpoint.spec import DrafterError
         from vllm_dflash.config.draft_config import read_by_vllm
-        from vllm_dflash.config.left_to_vllm import config_of_drafter, leave_to_vllm, why_left
-        from vllm_dflash.seams import FRONT_END, check_vllm
+        from vllm_dflash.config.left_to_vllm import leave_to_vllm
 
         with _refusals_logged(ValueError, RuntimeError):
-            try:
-                config = config_of_drafter(requested)
-                reasons = why_left(requested, config, target_model_config, *args, **kwargs)
-            except (ImportError, AttributeError):
-                check_vllm(FRONT_END)  # a vLLM that we do not know is to be named first
-                raise
+            config, reasons = _why_left(requested, target_model_config, *args, **kwargs)
+            if reasons and requested.get("require") is True:
+                raise ValueError(
+                    f'vllm-dflash cannot run this engine: {"; ".join(reasons)}. Without "require":'
+                    " true in the speculative config, vLLM's own DFlash runs it."
+                )
         if reasons:
             leave_to_vllm(self, config, reasons)
             return read(self)
         with _refusals_logged(ValueError, RuntimeError):
-            check_vllm(FRONT_END)
             settings = SpeculativeSettings.of(requested)
             mode = _select(self, settings, config, target_model_config, *args, **kwargs)
         with _refusals_logged(DrafterError):
@@ -217,6 +210,31 @@ def _wrap_front_end() -> None:
 
     create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     EngineArgs.create_speculative_config = create_speculative_config
+
+
+def _why_left(
+    requested: dict[str, Any], target_model_config: ModelConfig, *args: Any, **kwargs: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """The drafter's `config.json`, and why vLLM's own DFlash runs this engine: no reasons if ours
+    does."""
+    import vllm
+    from vllm.logger import init_logger
+
+    from vllm_dflash.compatibility import untested
+    from vllm_dflash.config.left_to_vllm import config_of_drafter, why_left, why_unfit_here
+
+    try:
+        unfit = why_unfit_here()
+    except (ImportError, AttributeError) as error:
+        unfit = f"vllm-dflash {__version__} does not know vLLM {vllm.__version__} ({error})"
+    if unfit:
+        with suppress(Exception):  # whatever is wrong with it, vLLM says
+            return config_of_drafter(requested), [unfit]
+        return {}, [unfit]
+    if line := untested(vllm.__version__):
+        init_logger("vllm.dflash").warning_once(line)
+    config = config_of_drafter(requested)
+    return config, why_left(requested, config, target_model_config, *args, **kwargs)
 
 
 @contextmanager

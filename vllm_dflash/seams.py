@@ -1,4 +1,4 @@
-"""The parts of vLLM we rely on, checked by version and signature. All of them are listed here."""
+"""The parts of vLLM we rely on, checked by signature. All of them are listed here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from packaging.version import InvalidVersion, Version
 from vllm_dflash.vllms_own import SWITCH_OFF
 
 SUPPORTED_VLLM = SpecifierSet(">=0.32.0,<0.34")
+"""Tests run with these."""
 
 
 class UnsupportedVllmError(RuntimeError):
@@ -33,14 +34,23 @@ class Seam:
     """Of vLLM, that have it: a specifier such as `>=0.33`. Empty: all that we support."""
 
     def is_in(self, version: str) -> bool:
-        """Whether this version of vLLM is to have it."""
-        return SpecifierSet(self.versions).contains(Version(version).base_version)
+        """Whether this version of vLLM is to have it; one that nobody knows is the newest."""
+        try:
+            base = Version(version).base_version
+        except InvalidVersion:
+            base = "9999"
+        return SpecifierSet(self.versions).contains(base)
 
     def accepts(self, found: Sequence[str]) -> bool:
         """Whether a function with these parameters will do."""
         names = (self.parameters or "").split()
         kept = [name for name in names if name[-1] != "?" or name[:-1] in found]
         return self.parameters is None or list(found) == [name.removesuffix("?") for name in kept]
+
+    def is_as_written(self, parameters: str | None) -> bool:
+        """Whether these will do, as a source has them: with the first one of a method."""
+        names = (parameters or "").split()
+        return self.accepts(names) or (names[:1] in (["self"], ["cls"]) and self.accepts(names[1:]))
 
 
 Seams = tuple[Seam, ...]
@@ -61,21 +71,6 @@ def _listed(text: str) -> Seams:
     return tuple(seams)
 
 
-def check_version(version: str) -> None:
-    """Refuse a vLLM outside `SUPPORTED_VLLM`. Raises `UnsupportedVllmError`."""
-    try:
-        supported = Version(version).public in SUPPORTED_VLLM
-    except InvalidVersion:
-        supported = False
-    if not supported:
-        from vllm_dflash import __version__
-
-        raise UnsupportedVllmError(
-            f"vllm-dflash {__version__} supports vLLM {SUPPORTED_VLLM}, this is vLLM {version}."
-            f" Install matching versions. {SWITCH_OFF}."
-        )
-
-
 def check_seams(seams: Seams) -> None:
     """Refuse a vLLM whose functions have changed. Raises `UnsupportedVllmError`."""
     import vllm
@@ -90,24 +85,24 @@ def check_seams(seams: Seams) -> None:
                 target = target[name] if isinstance(target, dict) else getattr(target, name)
         except (ImportError, AttributeError, KeyError) as error:
             raise UnsupportedVllmError(
-                f"vllm-dflash relies on {seam.path}, which this vLLM does not have ({error})."
-                f" {SWITCH_OFF}."
+                f"vllm-dflash relies on {seam.path}, which this vLLM does not have ({error})"
             ) from error
         found = list(inspect.signature(target).parameters) if seam.parameters is not None else []
         if not seam.accepts(found):
             expected = (seam.parameters or "").split()
             raise UnsupportedVllmError(
                 f"vllm-dflash relies on {seam.path}({', '.join(expected)}), but this vLLM has"
-                f" {attribute.rpartition('.')[2]}({', '.join(found)}). {SWITCH_OFF}."
+                f" {attribute.rpartition('.')[2]}({', '.join(found)})"
             )
 
 
 def check_vllm(seams: Seams) -> None:
-    """Stop, by name, where this vLLM is not the one our hooks were written for."""
-    import vllm
-
-    check_version(vllm.__version__)
-    check_seams(seams)
+    """The same in a process of an engine that is ours: what to do is said, too."""
+    try:
+        check_seams(seams)
+    except UnsupportedVllmError as error:
+        remedy = "Install the same vLLM and vllm-dflash wherever this engine runs"
+        raise UnsupportedVllmError(f"{error}. {remedy}. {SWITCH_OFF}.") from error
 
 
 FRONT_END = _listed("""\

@@ -1,6 +1,9 @@
 """What to write for vLLM's own DFlash, in every message that recommends it."""
 
-OWN_KEYS = ("draft_length", "draft_tree", "drafter_overrides", "estimates_folder", "free_drafts")
+OWN_KEYS = (
+    *("draft_length", "draft_tree", "drafter_overrides", "estimates_folder", "free_drafts"),
+    "require",
+)
 """Options of ours in the speculative config, which vLLM does not know and must not see."""
 
 SWITCH_OFF = (

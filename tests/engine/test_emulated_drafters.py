@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ PROMPTS = [{"prompt_token_ids": [(7 * r + 3 * i) % 300 for i in range(20)]} for 
 
 def test_an_embedding_of_the_mask_and_a_vocabulary_of_its_own(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, own_vocabulary=True, mask_embedding=True)
-    settings = {"model": str(pair.target), "skip_tokenizer_init": True}
+    settings: dict[str, Any] = {"model": str(pair.target), "skip_tokenizer_init": True}
     settings |= {"speculative_config": {**FIXED, "model": str(pair.drafter)}}
     with watched("latest", has_graphs=False, **settings) as llm:
         assert proposer_of(llm).model.vocabulary.mask_embedding is not None

@@ -30,7 +30,6 @@ from support.schedules import (
 from support.targets import make_target
 
 pytestmark = pytest.mark.emulated
-SLOW = pytest.mark.slow
 PIECEWISE: dict[str, Any] = {
     "enforce_eager": False,
     "compilation_config": {
@@ -87,7 +86,8 @@ def test_256_requests_and_2048_tokens() -> None:
     assert stats["nan_drafts"] == 0
 
 
-@pytest.mark.parametrize("schedule", ["latest", pytest.param("random 1", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["latest", "random 1"])
 def test_a_cache_in_8_bits_changes_no_text(schedule: str) -> None:
     """Text is the target's own with such a cache: Triton's own kernel attends."""
     plain = tokens_of(run("plain", schedule, has_graphs=True, kv_cache_dtype="fp8"))
@@ -162,6 +162,7 @@ def device_time(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"vllm_dflash.engine.{module}.time", torch_cuda.DeviceTime)
 
 
+@pytest.mark.slow
 def test_lengths_that_are_planned_by_measured_costs_repeat(device_time: None) -> None:
     """By the device's clock. A block costs, but less than the target, which has three times its
     layers; and each engine plans the same."""

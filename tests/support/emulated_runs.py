@@ -75,9 +75,9 @@ def watched(
         if "speculative_config" in settings:
             (stats,) = llm.collective_rpc("dflash_stats")
             assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
-    assert missing == {}
-    assert waits == {}
-    assert waited == {}
+    assert missing == {}, missing
+    assert waits == {}, waits
+    assert waited == {}, waited
 
 
 @contextmanager

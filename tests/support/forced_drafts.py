@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from vllm import LLM
 
@@ -66,7 +67,8 @@ def forced_in_graphs(
 
     def run(self: Any, input_ids: torch.Tensor, positions: torch.Tensor, **more: Any) -> Any:
         self.rows = input_ids, positions
-        tables or tables.append(on_host.to(input_ids.device))
+        if not tables:
+            tables.append(on_host.to(input_ids.device))
         return forward(self, input_ids, positions, **more)
 
     def drafts(self: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -80,11 +82,7 @@ def forced_in_graphs(
         wanted = torch.where(ahead > how_many(places[:, :1]), wanted + 1, wanted)
         return torch.where(is_text.any(0)[:, None], wanted, found).flatten()
 
-    DFlashDraftModel.forward, DFlashDraftModel.target_ids = run, drafts  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DFlashDraftModel, "forward", run)
+        patch.setattr(DFlashDraftModel, "target_ids", drafts)
         yield
-    finally:
-        DFlashDraftModel.forward, DFlashDraftModel.target_ids = (  # type: ignore[method-assign]
-            forward,
-            target_ids,
-        )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from support import ROOT
 from vllm_dflash.seams import SEAMS, Seam
+from vllm_dflash.vllm_sources import DEFINITIONS, MissingError, Sources, parameters_of
 
 WATCHED = (
     Seam("vllm.config.speculative:SpeculativeConfig.use_eagle_block_drop"),
@@ -27,105 +27,8 @@ WATCHED = (
 """Nothing of ours touches these, but we rely on what they do."""
 
 RECORDS = ROOT / "tests" / "seams"
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 Record = dict[str, Any]
 """`seams`: parameters and hash of each. `names`: all else we import of vLLM that is there."""
-
-
-class MissingError(LookupError):
-    """vLLM does not have it."""
-
-
-class Sources:
-    """A folder with vLLM's Python files in it."""
-
-    def __init__(self, folder: Path) -> None:
-        """`folder` has a folder `vllm`. Files are read when they are asked about.
-
-        Not followed: `from x import *`, and names made at run time.
-        """
-        self._folder = folder
-        self._tree = cache(lambda file: ast.parse(file.read_text()))
-
-    def _file(self, module: str) -> Path | None:
-        path = self._folder.joinpath(*module.split("."))
-        files = path.with_suffix(".py"), path / "__init__.py"
-        return next((file for file in files if file.exists()), None)
-
-    def has(self, path: str) -> bool:
-        """Whether `from module import name` works, or `envs` has such a variable."""
-        module, _, name = path.partition(":")
-        if (file := self._file(module)) is None:
-            return False
-        # Environment variables, and what is imported late, are keys of a dictionary.
-        dicts = (node for node in ast.walk(self._tree(file)) if isinstance(node, ast.Dict))
-        if any(getattr(key, "value", None) == name for one in dicts for key in one.keys):
-            return True
-        try:
-            return module != "vllm.envs" and bool(self._top(module, name))
-        except MissingError:
-            return self._file(f"{module}.{name}") is not None
-
-    def _top(self, module: str, name: str) -> tuple[Path, ast.stmt]:
-        """File and definition of a name at the top of a module, or of where it imports it from."""
-        if (file := self._file(module)) is None:
-            raise MissingError(f"there is no {module}")
-        found = _named(self._tree(file).body, name)
-        if found is None:
-            raise MissingError(f"{module} has no {name}")
-        if isinstance(found, ast.ImportFrom) and (found.level or found.module.startswith("vllm")):  # type: ignore[union-attr]
-            (alias,) = (one for one in found.names if name == (one.asname or one.name))
-            parents = module.split(".")[: 1 - found.level - (file.name != "__init__.py") or None]
-            origin = ".".join([*(parents if found.level else []), *filter(None, [found.module])])
-            if not self._file(f"{origin}.{alias.name}"):
-                return self._top(origin, alias.name)
-        return file, found
-
-    def find(self, path: str) -> tuple[Path, ast.stmt]:
-        """File and definition of `module:attribute`, the attribute perhaps inherited."""
-        module, _, attribute = path.partition(":")
-        first, *rest = attribute.replace("__dataclass_fields__.", "").split(".")
-        file, node = self._top(module, first)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            file, node = self._top(module, ast.unparse(node.value.func))  # an object: its class
-        for name in rest:
-            file, node = self._member(file, node, name)
-        return file, node
-
-    def _member(self, file: Path, owner: ast.stmt, name: str) -> tuple[Path, ast.stmt]:
-        if found := _named(getattr(owner, "body", ()), name):
-            return file, found
-        module = ".".join(file.relative_to(self._folder).with_suffix("").parts)
-        for base in getattr(owner, "bases", ()):
-            try:
-                return self._member(*self._top(module, ast.unparse(base).split("[")[0]), name)
-            except MissingError:
-                continue
-        raise MissingError(f"{getattr(owner, 'name', module)} has no {name}")
-
-
-def _statements(body: Iterable[Any]) -> Iterator[ast.stmt]:
-    """With those inside `if` and `try`."""
-    for node in body:
-        if not isinstance(node, ast.If | ast.Try | ast.ExceptHandler):
-            yield node
-            continue
-        for part in ("body", "handlers", "orelse"):
-            yield from _statements(getattr(node, part, ()))
-
-
-def _named(body: Iterable[ast.stmt], name: str) -> ast.stmt | None:
-    """What gives a name its meaning: its last definition, else its last assignment or import."""
-    found = None
-    for node in _statements(body):
-        targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
-        names = {getattr(one, "id", None) for one in targets}
-        if isinstance(node, ast.ImportFrom):
-            names = {one.asname or one.name for one in node.names}
-        names.add(getattr(node, "name", None))
-        if name in names and (isinstance(node, DEFINITIONS) or not isinstance(found, DEFINITIONS)):
-            found = node
-    return found
 
 
 def _entry(file: Path, node: ast.stmt) -> Record:
@@ -138,12 +41,10 @@ def _entry(file: Path, node: ast.stmt) -> Record:
                 lines[number] = ""
     text = [lines[number].strip() for number in range(node.lineno, len(lines) + 1)]
     code = "\n".join(line for line in text if line and not line.startswith("#"))
-    names = None
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        of = node.args
-        given = [*of.posonlyargs, *of.args, of.vararg, *of.kwonlyargs, of.kwarg]
-        names = " ".join(one.arg for one in given if one)
-    entry = {"parameters": names, "body": hashlib.sha256(code.encode()).hexdigest()[:12]}
+    entry = {
+        "parameters": parameters_of(node),
+        "body": hashlib.sha256(code.encode()).hexdigest()[:12],
+    }
     abstract = [
         one.name
         for one in getattr(node, "body", ())
@@ -156,12 +57,6 @@ def all_seams(version: str) -> list[Seam]:
     """Those of every process that this version of vLLM is to have."""
     every = {seam.path: seam for some in (*SEAMS, WATCHED) for seam in some}
     return [every[path] for path in sorted(every) if every[path].is_in(version)]
-
-
-def accepted(seam: Seam, parameters: str | None) -> bool:
-    """Whether these will do; of a bound method, `inspect` does not show the first."""
-    names = (parameters or "").split()
-    return seam.accepts(names) or (names[:1] in (["self"], ["cls"]) and seam.accepts(names[1:]))
 
 
 def imported() -> set[frozenset[str]]:

@@ -19,18 +19,11 @@ from packaging.version import Version
 
 import vllm_dflash
 from support import ROOT, vllm_source
-from support.vllm_source import (
-    RECORDS,
-    MissingError,
-    Sources,
-    accepted,
-    all_seams,
-    examine,
-    imported,
-)
+from support.vllm_source import RECORDS, all_seams, examine, imported
 from vllm_dflash import seams
 from vllm_dflash.engine.v2.exchange import CountedOutput
 from vllm_dflash.seams import SEAMS, SUPPORTED_VLLM, Seam
+from vllm_dflash.vllm_sources import MissingError, Sources
 
 RECORDED = {file.stem: json.loads(file.read_text()) for file in RECORDS.glob("*.json")}
 INSTALLED = Version(vllm.__version__).public
@@ -59,7 +52,7 @@ def test_seams_of_each_version(version: str) -> None:
     wrong = [
         f"{path}({found[path]['parameters']})"
         for path, seam in seams.items()
-        if not accepted(seam, found[path]["parameters"])
+        if not seam.is_as_written(found[path]["parameters"])
     ]
     assert wrong == []
 
@@ -244,4 +237,4 @@ def test_what_counts_as_another_body(tmp_path: Path, old: str, new: str, is_same
     [("a b", "self a b", True), ("self a b", "self a b", True), ("a b", "x a b", False)],
 )
 def test_what_inspect_does_not_show(parameters: str, found: str, will_do: bool) -> None:
-    assert accepted(Seam("a:b", parameters), found) is will_do
+    assert Seam("a:b", parameters).is_as_written(found) is will_do

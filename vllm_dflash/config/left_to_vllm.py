@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.read import in_config, load_config
-from vllm_dflash.checkpoint.spec import ARCHITECTURES, DrafterError
+from vllm_dflash.checkpoint.spec import ARCHITECTURE_LILICORR, ARCHITECTURES, DrafterError
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE
+from vllm_dflash.compatibility import why_unfit
 from vllm_dflash.config.mode import runner_here, worker_here
 from vllm_dflash.config.speculative_settings import written_settings
+from vllm_dflash.seams import ENGINE, LILICORR, V1_WORKER, V2_WORKER
 from vllm_dflash.vllms_own import OWN_KEYS
 
 if TYPE_CHECKING:
@@ -77,6 +79,12 @@ def _pulled(model: str) -> str:
     return kept.dir
 
 
+def why_unfit_here() -> str | None:
+    """Why no engine can be ours with the vLLM that is installed, or None. Seams of workers and
+    schedulers are looked at as well, which start later."""
+    return why_unfit(ENGINE + (V1_WORKER if runner_here() == "v1" else V2_WORKER))
+
+
 def why_left(
     requested: Mapping[str, Any],
     config: Mapping[str, Any],
@@ -108,6 +116,10 @@ def _of_drafter(requested: Mapping[str, Any], config: Mapping[str, Any]) -> Iter
             hint = ' (for its whole method, DSpark, write "method": "dspark")'
         yield f"drafter {model!r} has architecture {architecture}, which vLLM's own code runs{hint}"
         return
+    if ARCHITECTURE_LILICORR in (config.get("architectures") or ()) and (
+        why := why_unfit(LILICORR)
+    ):
+        yield why
     if in_config(config, "use_aux_hidden_state") is False:
         yield (
             f"drafter {model!r} has use_aux_hidden_state false: it reads the target's last hidden"

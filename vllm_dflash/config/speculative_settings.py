@@ -64,6 +64,11 @@ class SpeculativeSettings(BaseModel):
         "a folder that keeps estimates of costs and acceptance for the next start",
         min_length=1,
     )
+    require: bool = described(
+        False,
+        "true (stop where this package cannot run the engine) or false (then vLLM's own DFlash"
+        " runs it)",
+    )
     draft_tensor_parallel_size: int | None = _of_vllm("a positive integer", ge=1)
     enable_adaptive_verification: bool | None = _of_vllm("true or false")
     use_local_argmax_reduction: bool | None = _of_vllm("true or false")

@@ -154,8 +154,8 @@ class DraftBudget(AdaptiveVerificationManager):
     """Whether blocks were run in the last three steps, the oldest one first."""
     _steps = 0
     _began: Ints
-    """The last step of each slot's prompt, so far: until the third one behind it, chances that the
-    host has are those of a chunk, which has no drafts, or of who had the slot before."""
+    """The first step behind each slot's prompt: until the second one after it, chances that the host
+    has are those of a chunk, which has no drafts, or of who had the slot before."""
     _sent: deque[HostCopy]
     """Chances of the last three steps, the oldest ones first. Those have arrived: tokens of a later
     step have, which were sent on the same stream. All ranks go by them, and none by what happens to
@@ -197,6 +197,7 @@ class DraftBudget(AdaptiveVerificationManager):
         self._before_writing()
         self._confidence_probs[req_idx].fill_(0.0)
         self.recent.forget(req_idx)
+        self._began[req_idx] = self._steps + 1  # or later
 
     def _before_writing(self) -> None:
         if self._sent:
@@ -238,10 +239,10 @@ class DraftBudget(AdaptiveVerificationManager):
         assert self.costs is not None
         states, count = self.req_states, len(slots)
         context, prompts = states.num_computed_tokens_np[slots], states.prefill_len.np[slots]
-        self._began[slots[context < prompts]] = self._steps
+        self._began[slots[context <= prompts]] = self._steps
         # Chances of a step without a block say nothing of drafts that have one behind them.
         is_alike = self._had_blocks[0] == self._had_blocks[2]
-        known = slots[is_alike & (self._steps - self._began[slots] >= 3)]
+        known = slots[is_alike & (self._steps - self._began[slots] >= 2)]
         if len(known):
             self.recent.add(known, self._sent[0].wait()[known])
         decodes = context + others >= prompts

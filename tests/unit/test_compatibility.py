@@ -1,0 +1,176 @@
+"""Which vLLM our engines run in, and that every other one runs vLLM's own DFlash."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm
+from vllm.engine.arg_utils import EngineArgs
+
+from support.log_lines import log_lines
+from support.pairs import Pair, make_pair
+from vllm_dflash import compatibility, seams
+from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, CPU_WORKER, MOST_FREE_DRAFTS
+from vllm_dflash.seams import ENGINE, FRONT_END, LILICORR, V1_WORKER, V2_WORKER, Seam
+from vllm_dflash.vllm_sources import MissingError, Sources
+
+INSTALLED = vllm.__version__
+ELSEWHERE = {seam.path: seam for seam in (*ENGINE, *V1_WORKER, *V2_WORKER, *LILICORR)}
+OURS = {"draft_length": "fixed", "free_drafts": "off"}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(Path(tmp_path_factory.mktemp("pair")))
+
+
+def started(pair: Pair, **options: Any) -> Any:
+    """The config of an engine, as it is before any process starts."""
+    return EngineArgs(
+        model=str(pair.target),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        speculative_config={"method": "dflash", "model": str(pair.drafter), **options},
+    ).create_engine_config()
+
+
+def is_ours(config: Any) -> bool:
+    return config.parallel_config.worker_cls == CPU_WORKER
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> Sources:
+    """vLLM's, which are parsed once."""
+    found = Sources(Path(vllm.__file__).parents[1])
+    monkeypatch.setattr(compatibility, "Sources", lambda folder: found)
+    return found
+
+
+def version_is(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """What vLLM calls itself. What it has is what is installed."""
+    is_in = Seam.is_in
+    monkeypatch.setattr(Seam, "is_in", lambda seam, _: is_in(seam, INSTALLED))
+    monkeypatch.setattr("vllm.__version__", version)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.32.1", "0.33.0+cu130", "0.33.2"])
+def test_releases_that_tests_run_with_say_nothing(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    version_is(monkeypatch, version)
+    with log_lines() as lines:
+        assert is_ours(started(pair))
+    assert not [line for line in lines if version in line]
+
+
+@pytest.mark.parametrize(
+    "version", ["0.33.0rc2", "0.33.1rc1.dev12+gabc", "0.34.0rc1", "0.34.0", "1.0", "dev"]
+)
+def test_others_with_all_we_rely_on_are_ours_and_said_to_be_untested(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    version_is(monkeypatch, version)
+    with log_lines() as lines:
+        assert is_ours(started(pair))
+    (line,) = [line for line in lines if f"vLLM {version}" in line]
+    assert line.startswith("WARNING")
+    assert "never tested" in line
+    assert str(seams.SUPPORTED_VLLM) in line
+
+
+def test_a_version_that_is_none_has_what_the_newest_has() -> None:
+    assert Seam("a:b", None, ">=0.33").is_in("dev")
+    assert not Seam("a:b", None, "<0.33").is_in("dev")
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.31.9+cpu", "0.11.2"])
+def test_older_ones_run_vllms_own(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    version_is(monkeypatch, version)
+    with log_lines() as lines:
+        config = started(pair, **OURS)
+    assert not is_ours(config)
+    assert config.speculative_config.num_speculative_tokens == 7 != MOST_FREE_DRAFTS
+    assert ADDITIONAL_CONFIG_KEY not in config.additional_config
+    (line,) = [line for line in lines if "stays out" in line]
+    assert line.startswith("WARNING")
+    assert f"this is vLLM {version}" in line
+    assert "install a newer vLLM" in line
+    assert all(repr(option) in line for option in OURS)
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+def test_a_worker_that_would_not_start_is_vllms_before_anything_does(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, sources: Sources, is_required: bool
+) -> None:
+    """Or stops by name, for those who would rather have that."""
+    path = "vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run"
+    find = sources.find
+
+    def found(asked: str) -> tuple[Path, ast.stmt]:
+        if asked == path:
+            raise MissingError("it is gone")
+        return find(asked)
+
+    monkeypatch.setattr(sources, "find", found)
+    if is_required:
+        with log_lines() as lines, pytest.raises(ValueError, match=f"cannot run .*{path}"):
+            started(pair, require=True)
+        assert [line for line in lines if line.startswith("ERROR")]
+        return
+    with log_lines() as lines:
+        assert not is_ours(started(pair, require=False, **OURS))
+    assert len([line for line in lines if path in line and "stays out" in line]) == 1
+
+
+def test_each_seam_elsewhere_that_is_gone_or_takes_others_is_named(
+    monkeypatch: pytest.MonkeyPatch, sources: Sources
+) -> None:
+    assert compatibility.why_unfit(tuple(ELSEWHERE.values())) is None
+    find, other = sources.find, ast.parse("def f(self, other): ...").body[0]
+    broken = ""
+
+    def gone(asked: str) -> tuple[Path, ast.stmt]:
+        if asked == broken:
+            raise MissingError("it is gone")
+        return find(asked)
+
+    def changed(asked: str) -> tuple[Path, ast.stmt]:
+        return (Path(), other) if asked == broken else find(asked)
+
+    here = [path for path, seam in ELSEWHERE.items() if seam.is_in(INSTALLED)]
+    for broken in here:
+        monkeypatch.setattr(sources, "find", gone)
+        assert f"has no {broken}," in str(compatibility.why_unfit(tuple(ELSEWHERE.values())))
+        monkeypatch.setattr(sources, "find", changed)
+        why = compatibility.why_unfit(tuple(ELSEWHERE.values()))
+        assert (why is None) == (ELSEWHERE[broken].parameters is None), broken
+        assert why is None or f"{broken} takes (self other)" in why
+    assert len(here) > 80
+
+
+@pytest.mark.parametrize("seam", FRONT_END, ids=lambda seam: seam.path)
+def test_each_seam_of_the_front_end_that_is_gone_is_named(
+    monkeypatch: pytest.MonkeyPatch, seam: Seam
+) -> None:
+    gone = Seam(seam.path + "_that_is_gone", seam.parameters)
+    monkeypatch.setattr(compatibility, "FRONT_END", (*FRONT_END, gone))
+    why = compatibility.why_unfit(())
+    assert why is not None
+    assert f"relies on {gone.path}" in why
+    assert "install a vllm-dflash for this vLLM" in why
+
+
+def test_what_cannot_even_be_asked_is_vllms(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> None:
+        raise ImportError("cannot import name 'HAS_TRITON'")
+
+    monkeypatch.setattr("vllm_dflash.config.left_to_vllm.runner_here", ask)
+    with log_lines() as lines:
+        assert not is_ours(started(pair))
+    assert "does not know vLLM" in "".join(lines)
+    assert "HAS_TRITON" in "".join(lines)
