@@ -154,7 +154,7 @@ class DraftBudget(AdaptiveVerificationManager):
     """Whether blocks were run in the last three steps, the oldest one first."""
     _steps = 0
     _began: Ints
-    """The first step behind each slot's prompt: until the second one after it, chances that the host
+    """The first step behind each slot's prompt: until the second after it, chances that the host
     has are those of a chunk, which has no drafts, or of who had the slot before."""
     _sent: deque[HostCopy]
     """Chances of the last three steps, the oldest ones first. Those have arrived: tokens of a later
