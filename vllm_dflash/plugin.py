@@ -193,7 +193,13 @@ def _wrap_front_end() -> None:
         from vllm_dflash.config.left_to_vllm import leave_to_vllm
 
         with _refusals_logged(ValueError, RuntimeError):
-            config, reasons = _why_left(requested, target_model_config, *args, **kwargs)
+            config, reasons = _why_left(
+                requested,
+                target_model_config,
+                *args,
+                **kwargs,
+                has_watermark=getattr(self, "watermark_config", None) is not None,
+            )
             if reasons and requested.get("require") is True:
                 raise ValueError(
                     f'vllm-dflash cannot run this engine: {"; ".join(reasons)}. Without "require":'

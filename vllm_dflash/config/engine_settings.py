@@ -27,9 +27,9 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
     faults = []
     if engine_args.watermark_config is not None:
         faults.append(
-            "method 'dflash' does not support watermarking: it needs drafts that are sampled, and"
-            " ours are the likeliest tokens, since sampling each by itself ruins acceptance. Leave"
-            " --watermark-config out, or leave the speculative config out."
+            "a watermark needs drafts that are sampled. Leave --watermark-config out, leave the"
+            ' speculative config out, or add "draft_sample_method": "probabilistic" to it: then'
+            " vLLM's own DFlash runs the engine, from vLLM 0.33 on."
         )
     if parallel.distributed_executor_backend == "ray" and current_platform.is_cpu():
         faults.append(

@@ -90,6 +90,8 @@ def why_left(
     config: Mapping[str, Any],
     target: ModelConfig,
     target_parallel_config: ParallelConfig,
+    *,
+    has_watermark: bool = False,
 ) -> list[str]:
     """Every reason why this engine is vLLM's, with what would change it; none where it is ours.
 
@@ -98,6 +100,7 @@ def why_left(
         config: the drafter's `config.json`.
         target: vLLM's config of it.
         target_parallel_config: of the target.
+        has_watermark: whether texts are watermarked.
     """
     if not config:  # that a drafter is missing is said of the settings as a whole
         return []
@@ -105,6 +108,7 @@ def why_left(
         *_of_drafter(requested, config),
         *_of_platform(target_parallel_config),
         *_of_engine(requested, target, target_parallel_config),
+        *_of_watermark(requested, has_watermark=has_watermark),
     ]
 
 
@@ -178,6 +182,14 @@ def _of_engine(
     yield from of_target(target)
 
 
+def _of_watermark(requested: Mapping[str, Any], *, has_watermark: bool) -> Iterator[str]:
+    if has_watermark and requested.get("draft_sample_method") == "probabilistic":
+        yield (
+            "a watermark needs drafts that are sampled, and ours are the likeliest tokens (leave"
+            " --watermark-config out)"
+        )
+
+
 def of_target(target: ModelConfig) -> Iterator[str]:
     """Why engines of this target are vLLM's on this platform."""
     from vllm.platforms import current_platform
@@ -213,7 +225,8 @@ def leave_to_vllm(engine_args: EngineArgs, config: Mapping[str, Any], reasons: l
     for key in own:
         del written[key]
     block_size = in_config(config, "block_size")
-    if engine_args.spec_tokens is None and isinstance(block_size, int) and block_size > 1:
+    asked = getattr(engine_args, "spec_tokens", None)
+    if asked is None and isinstance(block_size, int) and block_size > 1:
         written.setdefault("num_speculative_tokens", block_size - 1)
     engine_args.speculative_config = written or None
     without = f", without {', '.join(map(repr, own))}, which it does not know" if own else ""

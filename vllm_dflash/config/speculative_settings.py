@@ -146,11 +146,9 @@ def written_settings(engine_args: EngineArgs) -> dict[str, Any]:
 def requested_settings(engine_args: EngineArgs) -> dict[str, Any] | None:
     """What the user asked of DFlash, whichever flags it came by; None for any other method."""
     requested = written_settings(engine_args)
-    for key, value in (
-        ("method", engine_args.spec_method),
-        ("model", engine_args.spec_model),
-        ("num_speculative_tokens", engine_args.spec_tokens),
-    ):
+    flags = {"method": "method", "model": "model", "num_speculative_tokens": "tokens"}
+    for key, flag in flags.items():  # a vLLM without one is no reason to stop
+        value = getattr(engine_args, f"spec_{flag}", None)
         if value is not None:
             requested.setdefault(key, value)
     method, model = requested.get("method"), requested.get("model")

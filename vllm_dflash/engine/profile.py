@@ -272,7 +272,11 @@ def _dummy_steps(runner: GPUModelRunnerV2) -> tuple[Callable[..., None], Callabl
         runner.prepare_dummy_attn = prepare_rows
         try:  # of random tokens: the same ones would go to the same experts
             hidden, _ = runner._dummy_run(
-                rows, context_len=context, uniform_decode=uniform, randomize_inputs=True
+                rows,
+                context_len=context,
+                uniform_decode=uniform,
+                skip_eplb=True,  # whose counts of experts are those of requests
+                randomize_inputs=True,
             )
         finally:
             runner.prepare_dummy_attn = prepare

@@ -43,7 +43,10 @@ def refused(pair: Pair, speculative: dict[str, Any] | None = None, **engine: Any
     [
         (
             {"watermark_config": {"algorithm": "gumbel"}},
-            ["Leave --watermark-config out", "or leave the speculative config out"],
+            [
+                *("Leave --watermark-config out", "leave the speculative config out"),
+                'or add "draft_sample_method": "probabilistic"',
+            ],
         ),
     ],
     ids=["watermark"],

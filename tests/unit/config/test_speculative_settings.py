@@ -171,3 +171,10 @@ def test_what_is_asked_of_dflash(
     config: dict[str, Any] | None, flags: dict[str, Any], requested: dict[str, Any] | None
 ) -> None:
     assert requested_settings(arguments(config, **flags)) == requested
+
+
+def test_a_vllm_that_has_dropped_a_flag_stops_nobody() -> None:
+    plain: Any = SimpleNamespace(speculative_config=None)
+    assert requested_settings(plain) is None
+    drafted: Any = SimpleNamespace(speculative_config={"method": "dflash", "model": "it"})
+    assert requested_settings(drafted) == {"method": "dflash", "model": "it"}

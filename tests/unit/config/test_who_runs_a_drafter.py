@@ -59,7 +59,7 @@ def write(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     return {"method": "dflash", "model": str(folder)}
 
 
-def why(requested: dict[str, Any], **changes: Any) -> list[str]:
+def why(requested: dict[str, Any], *, has_watermark: bool = False, **changes: Any) -> list[str]:
     """Of an engine that is ours but for its drafter, and these changes of its parallel config."""
     target: Any = SimpleNamespace(is_moe=False, is_hybrid=False, is_multimodal_model=False)
     parallel: Any = SimpleNamespace(
@@ -70,7 +70,8 @@ def why(requested: dict[str, Any], **changes: Any) -> list[str]:
         distributed_executor_backend="mp",
     )
     vars(parallel).update(changes)
-    return why_left(requested, config_of_drafter(requested), target, parallel)
+    config = config_of_drafter(requested)
+    return why_left(requested, config, target, parallel, has_watermark=has_watermark)
 
 
 def test_a_drafter_of_ours(tmp_path: Path) -> None:
@@ -115,6 +116,22 @@ def test_a_drafter_of_vllms(tmp_path: Path, config: dict[str, Any], says: str) -
     (reason,) = why(write(tmp_path, config))
     assert reason.startswith(f"drafter '{tmp_path}' has")
     assert says in reason
+
+
+@pytest.mark.parametrize(
+    ("has_watermark", "method", "is_left"),
+    [(True, "probabilistic", True), (True, "greedy", False), (False, "probabilistic", False)],
+)
+def test_watermarks_of_sampled_drafts(
+    tmp_path: Path, has_watermark: bool, method: str, is_left: bool
+) -> None:
+    """vLLM 0.33 has them; with other drafts no vLLM starts."""
+    requested = {
+        **write(tmp_path, architectures("DFlashDraftModel")),
+        "draft_sample_method": method,
+    }
+    reasons = why(requested, has_watermark=has_watermark)
+    assert [("a watermark needs" in reason) for reason in reasons] == [True] * is_left
 
 
 @pytest.mark.parametrize("written", ["Qwen3XPressModel", "DFlash2BeamDraftModel"])

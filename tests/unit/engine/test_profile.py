@@ -207,12 +207,14 @@ class Runner(SimpleNamespace):
         context_len: int = 0,
         uniform_decode: bool = False,
         *,
+        skip_eplb: bool,
         randomize_inputs: bool,
     ) -> tuple[torch.Tensor, None]:
         padded = count + 2  # as graphs have more rows
         batch = SimpleNamespace(is_padding=torch.ones(padded, dtype=torch.bool))
         self.prepare_dummy_attn(batch)
         assert randomize_inputs
+        assert skip_eplb
         asked = 1 if uniform_decode and context_len else min(count, self.max_num_reqs)
         requests = self.speculator.num_dummy_requests = self.requests_of_graph.get(count, asked)
         has_block = not self.speculator.runs_target_alone
