@@ -275,6 +275,7 @@ vllm.v1.worker.gpu.sample.logprob:
         expanded_idx_mapping max_per_req_token_ids logits_mode)
 vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator.
     __init__(self vllm_config device)
+    attn_vllm_config
     _build_uniform_attn_metadata(self batch_desc num_reqs num_query_per_req seq_lens_cpu_upper_bound
         step causal dcp_local_seq_lens)
     _generate_draft(self num_reqs num_tokens_padded attn_metadata slot_mappings num_tokens_across_dp

@@ -25,6 +25,7 @@ class Sources:
         """
         self._folder = folder
         self._tree = cache(lambda file: ast.parse(file.read_text()))
+        self._keys = cache(lambda file: {*_keys_of_dicts(self._tree(file))})
 
     def _file(self, module: str) -> Path | None:
         path = self._folder.joinpath(*module.split("."))
@@ -37,8 +38,7 @@ class Sources:
         if (file := self._file(module)) is None:
             return False
         # Environment variables, and what is imported late, are keys of a dictionary.
-        dicts = (node for node in ast.walk(self._tree(file)) if isinstance(node, ast.Dict))
-        if any(getattr(key, "value", None) == name for one in dicts for key in one.keys):
+        if name in self._keys(file):
             return True
         try:
             return module != "vllm.envs" and bool(self._top(module, name))
@@ -83,6 +83,12 @@ class Sources:
         raise MissingError(f"{getattr(owner, 'name', module)} has no {name}")
 
 
+def _keys_of_dicts(tree: ast.Module) -> Iterator[Any]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            yield from (key.value for key in node.keys if isinstance(key, ast.Constant))
+
+
 def _statements(body: Iterable[Any]) -> Iterator[ast.stmt]:
     """With those inside `if` and `try`."""
     for node in body:
@@ -114,3 +120,24 @@ def parameters_of(node: ast.stmt) -> str | None:
     of = node.args
     given = [*of.posonlyargs, *of.args, of.vararg, *of.kwonlyargs, of.kwarg]
     return " ".join(one.arg for one in given if one)
+
+
+def imported_by(files: Iterable[Path]) -> set[frozenset[str]]:
+    """What these files of ours import of vLLM, as `module:name`; of each set one will do."""
+    needed = set()
+    for file in files:
+        tree = ast.parse(file.read_text())
+        tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
+        caught = [one for one in tries if "ImportError" in ast.unparse(one.handlers[0].type or one)]
+        in_a_try = {id(inner) for one in caught for inner in ast.walk(one)}
+        alone = (node for node in ast.walk(tree) if id(node) not in in_a_try)
+        needed |= {frozenset({name}) for node in alone for name in _imports(node)}
+        needed |= {frozenset(n for i in ast.walk(one) for n in _imports(i)) for one in caught}
+    return needed - {frozenset()}
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
+        yield from (f"{node.module}:{one.name}" for one in node.names)
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "envs":
+        yield f"vllm.envs:{node.attr}"

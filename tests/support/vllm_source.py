@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from support import ROOT
 from vllm_dflash.seams import SEAMS, Seam
-from vllm_dflash.vllm_sources import DEFINITIONS, MissingError, Sources, parameters_of
+from vllm_dflash.vllm_sources import (
+    DEFINITIONS,
+    MissingError,
+    Sources,
+    imported_by,
+    parameters_of,
+)
 
 WATCHED = (
     Seam("vllm.config.speculative:SpeculativeConfig.use_eagle_block_drop"),
@@ -61,23 +66,7 @@ def all_seams(version: str) -> list[Seam]:
 
 def imported() -> set[frozenset[str]]:
     """What vllm_dflash imports of vLLM, as `module:name`; of each set one will do."""
-    needed = set()
-    for file in (ROOT / "vllm_dflash").rglob("*.py"):
-        tree = ast.parse(file.read_text())
-        tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
-        caught = [one for one in tries if "ImportError" in ast.unparse(one.handlers[0].type or one)]
-        in_a_try = {id(inner) for one in caught for inner in ast.walk(one)}
-        alone = (node for node in ast.walk(tree) if id(node) not in in_a_try)
-        needed |= {frozenset({name}) for node in alone for name in _imports(node)}
-        needed |= {frozenset(n for i in ast.walk(one) for n in _imports(i)) for one in caught}
-    return needed - {frozenset()}
-
-
-def _imports(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
-        yield from (f"{node.module}:{one.name}" for one in node.names)
-    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "envs":
-        yield f"vllm.envs:{node.attr}"
+    return imported_by((ROOT / "vllm_dflash").rglob("*.py"))
 
 
 def examine(sources: Sources, version: str) -> tuple[Record, list[str]]:

@@ -165,6 +165,19 @@ def test_each_seam_of_the_front_end_that_is_gone_is_named(
     assert "install a vllm-dflash for this vLLM" in why
 
 
+@pytest.mark.parametrize("version", [INSTALLED, "0.34.0"])
+def test_what_workers_import_of_an_untested_vllm_has_to_be_there(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, sources: Sources, version: str
+) -> None:
+    """They would end by an ImportError. Of a tested one it is known."""
+    gone, has = "vllm.v1.outputs:AsyncModelRunnerOutput", sources.has
+    monkeypatch.setattr(sources, "has", lambda path: path != gone and has(path))
+    version_is(monkeypatch, version)
+    with log_lines() as lines:
+        assert is_ours(started(pair)) == (version == INSTALLED)
+    assert any(f"it has no {gone} (" in line for line in lines) == (version != INSTALLED)
+
+
 def test_what_cannot_even_be_asked_is_vllms(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask() -> None:
         raise ImportError("cannot import name 'HAS_TRITON'")

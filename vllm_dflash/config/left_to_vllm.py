@@ -7,6 +7,7 @@ change it. What vLLM's own DFlash does not run either is refused elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.read import in_config, load_config
@@ -80,9 +81,16 @@ def _pulled(model: str) -> str:
 
 
 def why_unfit_here() -> str | None:
-    """Why no engine can be ours with the vLLM that is installed, or None. Seams of workers and
-    schedulers are looked at as well, which start later."""
-    return why_unfit(ENGINE + (V1_WORKER if runner_here() == "v1" else V2_WORKER))
+    """Why no engine can be ours with the vLLM that is installed, or None. What workers and
+    schedulers need is looked at as well, which start later."""
+    is_v1, root = runner_here() == "v1", Path(__file__).parents[1]
+    rooms = (root / name for name in ("config", "engine", "model"))
+    files = (file for room in rooms for file in room.rglob("*.py"))
+    other = root / "engine" / ("v2" if is_v1 else "v1")
+    return why_unfit(
+        ENGINE + (V1_WORKER if is_v1 else V2_WORKER),
+        (file for file in files if not file.is_relative_to(other)),
+    )
 
 
 def why_left(
