@@ -151,3 +151,13 @@ def test_modules_live_on_it() -> None:
         found = layer(x.to("cuda"))
     expected = torch.nn.functional.linear(x, layer.weight.cpu(), layer.bias.cpu())
     assert torch.allclose(found.cpu(), expected)
+
+
+@pytest.mark.parametrize(("padding", "stride"), [(0, 1), (3, 1), (2, 2)])
+def test_convolutions_of_each_channel_alone(padding: int, stride: int) -> None:
+    """PyTorch has a kernel of its own for these on GPUs."""
+    x, weight, bias = torch.randn(2, 6, 20), torch.randn(6, 1, 4), torch.randn(6)
+    options = {"padding": padding, "stride": stride, "groups": 6}
+    expected = torch.nn.functional.conv1d(x, weight, bias, **options)
+    found = torch.nn.functional.conv1d(x.cuda(), weight.cuda(), bias.cuda(), **options)
+    torch.testing.assert_close(found.cpu(), expected)

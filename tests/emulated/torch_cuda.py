@@ -49,8 +49,8 @@ def set_schedule(kind: Schedule, ahead: tuple[int, ...] = (), seed: int = 0) -> 
 
 
 class DeviceTime:
-    """`time`, by what the device has worked: for whoever measures steps, and not the interpreter that
-    does them. `set_speed` says what a launch takes, one that is replayed, and a byte."""
+    """`time`, by what the device has worked: who measures steps, measures no interpreter.
+    `set_speed` says what a launch takes, one that is replayed, and a byte."""
 
     @staticmethod
     def perf_counter() -> float:

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 
 from emulated import torch_cuda
 
+RUBBISH = b"\xfd\xff"
+"""As in memory that was freed: NaN, and no index."""
+
 
 class SleepingMemory:
     """As vLLM's `CuMemAllocator`, but that addresses stay taken: the host's memory is not short."""
@@ -44,7 +47,7 @@ class SleepingMemory:
             here = self._asleep[tag] = []
             for start, size in device.blocks(tag):
                 here.append((start, ctypes.string_at(start, size) if tag in kept else None, size))
-                ctypes.memset(start, 0xFE, size)
+                ctypes.memmove(start, RUBBISH * (size // 2), size)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         torch_cuda.device().synchronize()
