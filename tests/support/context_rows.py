@@ -124,7 +124,7 @@ def rows_by_slot(
 
 def digest(features: torch.Tensor) -> int:
     """The same for the same bits."""
-    return hash(features.contiguous().view(torch.uint8).numpy().tobytes())
+    return hash(features.cpu().contiguous().view(torch.uint8).numpy().tobytes())
 
 
 def waiting_row(

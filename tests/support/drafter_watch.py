@@ -52,7 +52,7 @@ def watch_drafts(llm: LLM) -> Iterator[list[Draft]]:
         slots = drafter.block_tables.slot_mappings[group, : num_reqs * drafter.num_query_per_req]
         owners = drafter.sample_idx_mapping.view(-1, drafter.num_speculative_steps)[:num_reqs, 0]
         names = [drafter.req_states.index_to_req_id[int(owner)] for owner in owners]
-        note(names, list(slots.view(num_reqs, -1).numpy()))
+        note(names, list(slots.view(num_reqs, -1).cpu().numpy()))
         original(num_reqs, *more, **named)
 
     owner, name = (drafter, "_generate_draft") if USES_V2 else (drafter.block, "draft")
