@@ -85,8 +85,9 @@ def _replace(has_fast_attention: bool) -> None:
     cumem.cumem_available, cumem.CuMemAllocator = True, SleepingMemory
     # Warms up kernels that are not there; it needs torchvision.
     gpu_worker.kernel_warmup = lambda worker: None
-    # Triton's interpreter cannot run this kernel.
-    topk_topp_sampler.apply_top_k_top_p_triton = topk_topp_sampler.apply_top_k_top_p_pytorch
+    # Triton's interpreter cannot run this kernel. Its other arguments are for speed.
+    sort = topk_topp_sampler.apply_top_k_top_p_pytorch
+    topk_topp_sampler.apply_top_k_top_p_triton = lambda logits, k, p, **_: sort(logits, k, p)
     if has_fast_attention:
         from emulated import attention
 

@@ -53,6 +53,8 @@ def engine(scheduling: str = "", /, **arguments: Any) -> Iterator[LLM]:
     settings = {"model": str(TARGET), "dtype": "float32", "enforce_eager": True}
     settings |= {"max_model_len": 512, "disable_log_stats": False, "seed": 0}
     settings |= {"block_size": 32}  # smaller than the prompts, so that prefixes are cached
+    if torch_cuda.is_installed():
+        settings["kv_cache_memory_bytes"] = 32 << 20  # that GPU has little memory
     if scheduling and current_platform.is_cuda():  # which is asynchronous unless told
         settings["async_scheduling"] = scheduling == "asynchronous"
     cleanup_dist_env_and_memory()
