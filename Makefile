@@ -2,7 +2,8 @@
 # make check   install into .venv, then lint, types, imports between rooms, unit tests: minutes
 # make test    the same, then every other test: engines on both model runners, servers, clusters
 # make seams VLLM=0.33.0   say what that vLLM breaks, from its sources: seconds
-# make next VLLM=0.33.0    V2 tests on that vLLM's Python over the installed kernels: 5 minutes
+# make next VLLM=0.33.0    V2 tests on that vLLM's Python over the installed kernels, and engines on the
+#              emulated GPU: 10 minutes
 # make mutants plant faults by machine in what is pure, see which the unit tests let through: hours
 # make faults  plant the faults of tests/faults, written by hand, one after the other: half an hour
 #              at first, to learn which tests execute what. Unit tests alone, other lists: ARGS="--unit --from"
@@ -82,6 +83,8 @@ seams: setup
 next: setup
 	$(ONE_THREAD) scripts/run.sh python scripts/beside.py $(VLLM) \
 	    pytest tests/unit tests/engine/test_engine_v2.py --runner v2 $(PYTEST_ARGS)
+	$(ONE_THREAD) scripts/run.sh python scripts/beside.py $(VLLM) \
+	    pytest tests/engine/test_emulated_engines.py --emulated $(PYTEST_ARGS)
 
 # These go on where they were broken off.
 mutants: setup
