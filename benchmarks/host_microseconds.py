@@ -27,7 +27,7 @@ K, STEPS = 15, 300
 
 
 def microseconds(count: int) -> list[float]:
-    """Of steps of so many requests: planning, learning from one, a budget."""
+    """Times of planning, of learning and of a budget, in steps of so many requests."""
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
     from support.judge import table_of
 

@@ -90,7 +90,7 @@ def _keys_of_dicts(tree: ast.Module) -> Iterator[Any]:
 
 
 def _statements(body: Iterable[Any]) -> Iterator[ast.stmt]:
-    """With those inside `if` and `try`."""
+    """Statements of a body, those inside `if` and `try` among them."""
     for node in body:
         if not isinstance(node, ast.If | ast.Try | ast.ExceptHandler):
             yield node

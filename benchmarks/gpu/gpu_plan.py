@@ -101,7 +101,7 @@ def list_of(parts: Sequence[Part]) -> Table:
 
 
 def environment(*, is_dry: bool) -> dict[str, str]:
-    """Of all parts. Dry: on an emulated GPU, and an engine is one process."""
+    """Variables of all parts. Dry: on an emulated GPU, and an engine is one process."""
     paths = [HERE.parent, ROOT, ROOT / "tests"] + ([HERE / "emulated_gpu"] if is_dry else [])
     paths_before = filter(None, [os.environ.get("PYTHONPATH", "")])
     ours = {"PYTHONPATH": os.pathsep.join([*map(str, paths), *paths_before])}

@@ -15,7 +15,7 @@ SCORED = [65, 101, 7]
 
 
 def scores(llm: LLM) -> list[list[dict[int, float]]]:
-    """By place of each prompt's text."""
+    """Log-probabilities at each place of each prompt's text, by token."""
     params = [
         greedy(NEW_TOKENS, ignore_eos=True, logprob_token_ids=SCORED[: 1 + number])
         for number in range(len(PROMPTS))

@@ -164,7 +164,7 @@ def device_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_lengths_are_planned_by_what_steps_take(device_time: None) -> None:
-    """By the device's clock. A block costs, but less than the target, which has three times its
+    """The device's clock says. A block costs, but less than the target, which has three times its
     layers."""
     settings = {**SCENARIOS["trimmed"].settings, **ON_GPU, **GRAPHS}
     with engine(async_scheduling=True, **settings) as llm:

@@ -1,4 +1,4 @@
-"""Who waits for what on a GPU that is emulated, and never runs what nobody has waited for."""
+"""Waits of the host on a GPU that is emulated, and never runs what nobody has waited for."""
 
 from __future__ import annotations
 

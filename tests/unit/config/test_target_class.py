@@ -78,7 +78,7 @@ def test_what_a_source_says(architecture: str, is_so: bool) -> None:
 
 @pytest.mark.slow
 def test_no_class_is_said_to_do_less_than_it_does() -> None:
-    """Of all models that can be imported here. What a platform chooses among may do less."""
+    """All models that can be imported here. What a platform chooses among may do less."""
     environment = {**os.environ, **importing_support()}
     command = [sys.executable, "-c", COMPARE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -180,7 +180,7 @@ Graph = namedtuple("Graph", "uniform_token_count")
 
 
 class Runner(SimpleNamespace):
-    """Of V2: a step takes 10 ms, 0.75 ms a row and 0.25 for its logits, and a block of three rows
+    """V2's: a step takes 10 ms, 0.75 ms a row and 0.25 for its logits, and a block of three rows
     for each request 2 ms. A row of padding takes no time."""
 
     model: Any

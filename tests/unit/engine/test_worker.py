@@ -210,7 +210,7 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
 
 @pytest.mark.parametrize("is_draft", [False, True])
 def test_new_weights_for_a_drafter_are_refused_before_anything_changes(is_draft: bool) -> None:
-    """Of targets they are not."""
+    """New weights of a target are not refused."""
     worker: Any = object.__new__(GPUWorker)
     called: list[str] = []
     worker.vllm_config = VllmConfig()

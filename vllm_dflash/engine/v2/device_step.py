@@ -49,7 +49,7 @@ class DeviceStep:
         self.copy_stream: torch.cuda.Stream | None = None
         """vLLM's, for outputs."""
         self.report: HostCopy | None = None
-        """Of the last step: what became of its drafts, on the way to the host."""
+        """What became of the last step's drafts, on the way to the host."""
 
     def owners(self) -> tuple[object, ...]:
         """Of all persistent tensors."""

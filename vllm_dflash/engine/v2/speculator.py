@@ -74,7 +74,7 @@ class PlannedSpeculator(LoadedSpeculator):
         self.newly_admitted: Collection[str] = ()
         """Requests whose drafts in this step are vLLM's placeholders."""
         self._report: HostCopy | None = None
-        """Of the step that runs."""
+        """What became of drafts in the step that runs, on the way to the host."""
         self._runs_block = True
         self.num_dummy_requests = 0
         """Of the last dummy run: a graph may have more than were asked for."""
