@@ -71,16 +71,33 @@ class Sources:
             file, node = self._member(file, node, name)
         return file, node
 
+    def inherits(self, path: str, wanted: str) -> bool:
+        """Whether the class `module:name` has a base of this name, near or far."""
+        try:
+            file, owner = self.find(path)
+        except MissingError:
+            return False
+        bases = _names_of_bases(owner)
+        module = self._module(file)
+        return wanted in bases or any(self.inherits(f"{module}:{one}", wanted) for one in bases)
+
+    def _module(self, file: Path) -> str:
+        return ".".join(file.relative_to(self._folder).with_suffix("").parts)
+
     def _member(self, file: Path, owner: ast.stmt, name: str) -> tuple[Path, ast.stmt]:
         if found := _named(getattr(owner, "body", ()), name):
             return file, found
-        module = ".".join(file.relative_to(self._folder).with_suffix("").parts)
-        for base in getattr(owner, "bases", ()):
+        module = self._module(file)
+        for base in _names_of_bases(owner):
             try:
-                return self._member(*self._top(module, ast.unparse(base).split("[")[0]), name)
+                return self._member(*self._top(module, base), name)
             except MissingError:
                 continue
         raise MissingError(f"{getattr(owner, 'name', module)} has no {name}")
+
+
+def _names_of_bases(owner: ast.stmt) -> list[str]:
+    return [ast.unparse(base).split("[")[0] for base in getattr(owner, "bases", ())]
 
 
 def _keys_of_dicts(tree: ast.Module) -> Iterator[Any]:

@@ -8,11 +8,10 @@ keeps; hidden states are not among it. So the source is read.
 
 from __future__ import annotations
 
-import ast
-from functools import cache
-from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from vllm_dflash.vllm_sources import Sources
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -23,30 +22,12 @@ def hands_out_hidden_states(target: ModelConfig) -> bool:
 
     Of vLLM's own classes the source is read; others may be built in any way.
     """
+    import vllm
     from vllm.model_executor.models.interfaces import SupportsEagle3, supports_eagle3
 
     found = target.registry.models.get(target.architecture)
     if (loaded := getattr(found, "model_cls", None)) is not None:
         return supports_eagle3(loaded)
     module = getattr(found, "module_name", "")
-    return not module.startswith("vllm.") or _inherits(
-        module, found.class_name, SupportsEagle3.__name__
-    )
-
-
-@cache
-def _inherits(module: str, name: str, wanted: str) -> bool:
-    """Whether the class of this name there has a base of that name, near or far."""
-    spec = find_spec(module)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return False
-    for node in ast.walk(ast.parse(Path(spec.origin).read_bytes())):
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-            return wanted in bases or any(_inherits(module, base, wanted) for base in bases)
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if name == (alias.asname or alias.name):
-                    origin = resolve_name("." * node.level + (node.module or ""), spec.parent)
-                    return _inherits(origin, alias.name, wanted)
-    return False
+    sources, base = Sources(Path(vllm.__file__).parents[1]), SupportsEagle3.__name__
+    return not module.startswith("vllm.") or sources.inherits(f"{module}:{found.class_name}", base)
