@@ -114,10 +114,14 @@ def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
     # vLLM checks for itself that a drafter divides.
     config["draft_tensor_parallel_size"] = mode.drafter_ranks
     if config.get("draft_sample_method") == "probabilistic":
+        why = "DFlash predicts each position without knowing the ones before it, so sampling them"
+        why += " independently ruins acceptance"
+        if mode.drafter.num_candidates is not None:  # on V2, vLLM's own runs it
+            why = "Model Runner V1 has no drafts of this drafter that are sampled"
         init_logger("vllm.dflash").warning(
-            "draft_sample_method 'probabilistic' is ignored: DFlash predicts each position without"
-            " knowing the ones before it, so sampling them independently ruins acceptance. Drafts"
-            " stay at the most likely token, which is lossless at any temperature."
+            "draft_sample_method 'probabilistic' is ignored: %s. Drafts stay at the most likely"
+            " token, which is lossless at any temperature.",
+            why,
         )
         config["draft_sample_method"] = "greedy"
     # A prefix-cache hit restores the drafter's context with the target's, block by block: unlike

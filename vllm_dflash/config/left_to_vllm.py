@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.read import in_config, load_config
-from vllm_dflash.checkpoint.spec import ARCHITECTURE_LILICORR, ARCHITECTURES, DrafterError
+from vllm_dflash.checkpoint.spec import (
+    ARCHITECTURE_2,
+    ARCHITECTURE_LILICORR,
+    ARCHITECTURES,
+    DrafterError,
+)
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE
 from vllm_dflash.compatibility import why_unfit
 from vllm_dflash.config.mode import runner_here, worker_here
@@ -136,6 +141,16 @@ def _of_drafter(requested: Mapping[str, Any], config: Mapping[str, Any]) -> Iter
         yield (
             f"drafter {model!r} has use_aux_hidden_state false: it reads the target's last hidden"
             " states and no taps (take a drafter with taps)"
+        )
+    written = config.get("architectures") or ()
+    is_walked = ARCHITECTURE_2 in written or ARCHITECTURE_LILICORR in written
+    is_walked |= config.get("speculators_model_type") == "dflash2"
+    is_sampled = requested.get("draft_sample_method") == "probabilistic"
+    if is_walked and is_sampled and runner_here() == "v2":  # on V1 vLLM refuses these drafters
+        yield (
+            f"draft_sample_method is 'probabilistic', which suits drafter {model!r}, whose tokens"
+            " depend on the ones before them, but ours are the likeliest tokens (leave"
+            " draft_sample_method out)"
         )
 
 

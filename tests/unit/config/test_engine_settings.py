@@ -21,6 +21,7 @@ from vllm_dflash.config.speculative_settings import IGNORED
 from vllm_dflash.config.thread_binding import VARIABLE
 
 PLAIN = Mode(7, 5, "fixed", parse_config("it", QWEN), drafter_ranks=2)
+WALKED = replace(PLAIN, drafter=parse_config("it", drafter_config(**dflash2_config())))
 ALWAYS = {
     "model": "it",
     "method": "dflash",
@@ -97,7 +98,14 @@ def test_drafts_are_never_sampled() -> None:
         config = {"model": "it", "draft_sample_method": "probabilistic"}
         assert written(config) == {**ALWAYS, "draft_sample_method": "greedy"}
     (line,) = lines
-    assert line.startswith("WARNING draft_sample_method 'probabilistic' is ignored")
+    assert line.startswith("WARNING draft_sample_method 'probabilistic' is ignored: DFlash predicts")
+
+
+def test_drafts_of_a_drafter_that_walks_are_not_sampled_on_v1() -> None:
+    config = {"model": "it", "draft_sample_method": "probabilistic"}
+    with log_lines() as lines:
+        assert written(config, WALKED)["draft_sample_method"] == "greedy"
+    assert "is ignored: Model Runner V1 has no drafts" in lines[0]
 
 
 @pytest.mark.parametrize("key", IGNORED)

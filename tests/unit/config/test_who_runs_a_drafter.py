@@ -134,6 +134,33 @@ def test_watermarks_of_sampled_drafts(
     assert [("a watermark needs" in reason) for reason in reasons] == [True] * is_left
 
 
+@pytest.mark.parametrize(
+    ("config", "its_runner", "is_left"),
+    [
+        (architectures("DFlash2DraftModel"), "v2", True),
+        (architectures("LiLiCorrDraftModel"), "v2", True),
+        ({"speculators_model_type": "dflash2"}, "v2", True),
+        (architectures("DFlash2DraftModel"), "v1", False),  # which vLLM refuses
+        (architectures("DFlashDraftModel"), "v2", False),
+        ({"speculators_model_type": "dflash"}, "v2", False),
+    ],
+)
+@pytest.mark.parametrize("method", ["probabilistic", "greedy"])
+def test_drafters_whose_drafts_can_be_sampled(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    config: dict[str, Any],
+    its_runner: str,
+    is_left: bool,
+    method: str,
+) -> None:
+    """Walks choose each token by the one before it, so vLLM's own can sample them."""
+    monkeypatch.setattr(left_to_vllm, "runner_here", lambda: its_runner)
+    reasons = why({**write(tmp_path, config), "draft_sample_method": method})
+    said = [reason.startswith("draft_sample_method is 'probabilistic'") for reason in reasons]
+    assert said == [True] * (is_left and method == "probabilistic")
+
+
 @pytest.mark.parametrize("written", ["Qwen3XPressModel", "DFlash2BeamDraftModel"])
 def test_drafters_that_vllm_033_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: str
