@@ -47,7 +47,9 @@ def take_vllm_out(
             async_scheduling=is_async, max_num_seqs=256, max_num_batched_tokens=2 * MAX_LEN
         ),
         speculative_config=SimpleNamespace(
-            draft_model_config=None, num_speculative_tokens=max(max_draft, tree_nodes)
+            draft_model_config=None,
+            num_speculative_tokens=max(max_draft, tree_nodes),
+            max_num_new_slots_for_drafting=max_draft,
         ),
     )
     for kind in (Scheduler, AsyncScheduler):
@@ -58,11 +60,14 @@ def take_vllm_out(
         ("num_spec_tokens", max(max_draft, tree_nodes)),
         ("max_model_len", MAX_LEN),
         ("max_num_scheduled_tokens", 2 * MAX_LEN),
+        ("max_num_active_reqs", 256),
         ("vllm_config", config),
         ("requests", requests),
     ):
         monkeypatch.setattr(Scheduler, name, value, raising=False)
-    mode = SimpleNamespace(is_planned=True, draft_width=max_draft, tree_nodes=tree_nodes)
+    mode = SimpleNamespace(
+        is_planned=True, draft_width=max_draft, tree_nodes=tree_nodes, most_active=None
+    )
     monkeypatch.setattr(Mode, "of", lambda _: mode)
     monkeypatch.setattr(scheduling, "drafted_length", lambda _: MAX_LEN)
 

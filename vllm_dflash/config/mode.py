@@ -75,6 +75,8 @@ class Mode:
     runner: Runner = "v1"
     tree_nodes: int = 0
     """Of the tree that a request's drafts are, where they may be one; 0: all are chains."""
+    most_active: int | None = None
+    """Requests at a time, as the user limits them (`max_num_active_seqs`)."""
 
     @property
     def is_planned(self) -> bool:

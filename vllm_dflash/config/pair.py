@@ -94,6 +94,7 @@ def resolve(
         estimates_folder=None if folder is None else usable_folder(folder),
         runner=runner,
         tree_nodes=nodes,
+        most_active=engine_args.max_num_active_seqs,
     )
 
 

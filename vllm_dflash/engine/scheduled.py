@@ -77,9 +77,13 @@ def few_rows(config: VllmConfig) -> tuple[int, str] | None:
     """Log level and message where `max_num_batched_tokens` is too small for drafts or for all
     requests; None where it suffices.
 
-    vLLM reserves K rows of a step for each request's block.
+    vLLM 0.32 reserves K rows of a step for each request's block. 0.33 reserves none, lets in no
+    more requests than have room for a block, and says so.
     """
     width, schedule = Mode.of(config).draft_width, config.scheduler_config
+    assert config.speculative_config is not None
+    if not config.speculative_config.max_num_new_slots_for_drafting:
+        return None
     rows, most = schedule.max_num_batched_tokens, schedule.max_num_seqs
     if rows < 2 + width:
         return logging.WARNING, (

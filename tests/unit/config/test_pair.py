@@ -25,8 +25,8 @@ from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
 def engine(**changes: Any) -> Any:
     """What else is asked of it."""
-    plain = {"scheduler_cls": None, "max_num_batched_tokens": None, "enable_lora": False}
-    return SimpleNamespace(**{**plain, **changes})
+    plain = dict.fromkeys(["scheduler_cls", "max_num_batched_tokens", "max_num_active_seqs"])
+    return SimpleNamespace(**{**plain, "enable_lora": False, **changes})
 
 
 def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:

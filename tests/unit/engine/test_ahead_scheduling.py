@@ -18,6 +18,7 @@ from support.bare_scheduler import CONTEXT_TOKENS, MAX_LEN, request, step, take_
 from support.fake_time import FakeTime
 from support.log_lines import log_lines
 from support.planner_world import profiled_costs, straight_costs
+from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine import estimates_file
 from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.reporting.figures import take_figures
@@ -148,8 +149,11 @@ def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> Non
     assert places_behind(scheduler, "a") == 3
 
 
-def test_trees_leave_room_for_the_blocks_of_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM takes as many tokens off a step for each request as its block has; it would take a
+@pytest.mark.parametrize("kept", [7, 0], ids=["0.32", "0.33"])
+def test_trees_leave_room_for_the_blocks_of_all_requests(
+    monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """vLLM 0.32 takes as many tokens off a step for each request as its block has; it would take a
     tree's nodes twice, and leave out those that come last."""
     take_vllm_out(monkeypatch, 7, tree_nodes=31)
     scheduler: Any = DFlashAsyncScheduler()
@@ -158,11 +162,33 @@ def test_trees_leave_room_for_the_blocks_of_all_requests(monkeypatch: pytest.Mon
     names = [*map(str, range(16))]
     monkeypatch.setattr(Scheduler, "requests", {name: request() for name in names})
     limit = scheduler.vllm_config.scheduler_config
-    for budget, places in ((16 * (1 + 31 + 7), 31), (16 * (1 + 20 + 7), 20), (16 * 15, 7)):
+    scheduler.vllm_config.speculative_config.max_num_new_slots_for_drafting = kept
+    for rows, places in ((1 + 31, 31), (1 + 20, 20), (1 + 7, 7)):
+        budget = 16 * (rows + kept)
         limit.max_num_batched_tokens = budget
         scheduled, _ = step(dict.fromkeys(names, 0), dict.fromkeys(names, 1))
         scheduler._update_after_schedule(scheduled)
         assert scheduled.num_spec_tokens_to_schedule == places
+
+
+@pytest.mark.parametrize(
+    ("of_vllm", "asked", "active"),
+    [
+        (256, None, 1024),  # vLLM 0.33 makes room for blocks of 31
+        (1024, None, 1024),
+        (100, 100, 100),
+        (256, 600, 600),
+    ],
+)
+def test_as_many_requests_are_let_in_as_have_room_for_blocks(
+    monkeypatch: pytest.MonkeyPatch, of_vllm: int, asked: int | None, active: int
+) -> None:
+    """Of up to 1024, in steps of 8192 rows, blocks have 8, and trees 32."""
+    take_vllm_out(monkeypatch, 7, tree_nodes=31)
+    Mode.of(None).most_active = asked  # type: ignore[arg-type]
+    monkeypatch.setattr(Scheduler, "max_num_active_reqs", of_vllm)
+    Scheduler.vllm_config.scheduler_config.max_num_seqs = 1024
+    assert DFlashAsyncScheduler().max_num_active_reqs == active
 
 
 def test_each_request_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,10 @@ def test_few_rows_are_said(rows: int, requests: int, level: int | None, said: st
     config: Any = SimpleNamespace(
         additional_config={ADDITIONAL_CONFIG_KEY: mode.to_json()},
         scheduler_config=SimpleNamespace(max_num_batched_tokens=rows, max_num_seqs=requests),
+        speculative_config=SimpleNamespace(max_num_new_slots_for_drafting=7),
     )
     found = few_rows(config)
     assert (found and found[0]) == level
     assert said in (found[1] if found else "")
+    config.speculative_config.max_num_new_slots_for_drafting = 0  # as of vLLM 0.33
+    assert few_rows(config) is None

@@ -58,6 +58,11 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         mode = Mode.of(self.vllm_config)
         width = self._width = mode.draft_width
         self.vllm_config = room_for_blocks(self.vllm_config)
+        schedule = self.vllm_config.scheduler_config
+        # vLLM 0.33 lets in as many requests as a step has room for blocks, which it takes to be as
+        # long as the most drafts; those of trees are not.
+        most = max(self.max_num_active_reqs, schedule.max_num_batched_tokens // (1 + width))
+        self.max_num_active_reqs = min(most, mode.most_active or schedule.max_num_seqs)
         self._trees = PlacesOfTrees(mode.tree_nodes)
         self._tree_gain = TreeGain(tree_sizes(mode.tree_nodes))
         self.planner = AheadPlanner(width, self.vllm_config.scheduler_config.max_num_seqs)
@@ -112,9 +117,10 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         lengths = ahead.lengths
         if ahead.runs_block and self._trees.num_nodes:
             batch = names, self.requests, context, ends
-            # vLLM keeps each request as much room as its block has rows.
+            # vLLM 0.32 keeps each request as much room as its block has rows, 0.33 none.
             budget = self.vllm_config.scheduler_config.max_num_batched_tokens
-            room = budget - len(names) * self._width
+            kept = self.vllm_config.speculative_config.max_num_new_slots_for_drafting
+            room = budget - len(names) * kept
             most_rows = min(room, self.max_num_scheduled_tokens)
             of_trees = self._trees.places(lengths, *batch, most_rows)
             lengths = self._best_places(ahead, of_trees, context)
