@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm.v1.worker.gpu.spec_decode.adaptive_verification import _assign_draft_token_budget
+from vllm.v1.worker.gpu.spec_decode.adaptive_verification import (
+    AdaptiveVerificationManager,
+    _assign_draft_token_budget,
+)
 
 from vllm_dflash.engine.v2.budget_split import FEW, split
+from vllm_dflash.engine.v2.trimming import TELLS_HOST, DraftBudget
 
 pytestmark = [
     pytest.mark.usefixtures("runner"),
@@ -75,3 +80,38 @@ def test_of_equally_likely_drafts_the_first_requests_are_kept() -> None:
     ):
         ends = split_of(chances, [0, 2, 3], [2, 2, 2], [1, 1, 1], budget)
         assert (ends.rows[:4].diff() - 1).tolist() == kept
+
+
+@pytest.mark.skipif(not TELLS_HOST, reason="only vLLM 0.33 shares batches whose drafts are trimmed")
+@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize("share", [0, 3, 6])
+def test_samplers_that_share_a_batch_are_told_what_was_admitted(copies: bool, share: int) -> None:
+    """As vLLM's own tells them: nothing where the host knows."""
+    width, count = 3, 4
+    chances = torch.rand(6, width, generator=torch.Generator().manual_seed(1))
+    slots, drafts, others = torch.tensor([4, 0, 5, 2]), [3, 0, 1, 2], [1, 1, 4, 1]
+    names = [*"abcd"]
+    states = SimpleNamespace(max_num_reqs=6, num_speculative_steps=width)
+    whole: Any = object.__new__(AdaptiveVerificationManager)
+    vars(whole).update(
+        req_states=states,
+        num_speculative_steps=width,
+        num_bonus_tokens=BONUS,
+        query_start_loc=torch.zeros(7, dtype=torch.int32),
+        _cu_num_logits=torch.zeros(7, dtype=torch.int32),
+        _confidence_probs=chances,
+        _batch_draft_capacity=torch.zeros(6, dtype=torch.int32),
+        _copy_admitted_drafts_to_host=copies,
+    )
+    budget: Any = DraftBudget.instead_of(whole, width, None)  # type: ignore[arg-type]
+    parts = (dict(zip(names, part, strict=True)) for part in (drafts, others))
+    budget._batch_budget = *parts, share
+    ends, _, total, told = budget.reallocate_drafts(names, slots)
+    assert total == share
+    admitted = torch.tensor(drafts, dtype=torch.int32)
+    _assign_draft_token_budget(chances, slots, admitted, share, width)
+    assert (ends.diff() - BONUS).tolist() == admitted.tolist()
+    assert (told is not None) == (copies and 0 < share < sum(drafts))
+    if told is not None:
+        assert told.wait().tolist() == admitted.tolist()
+        assert len(told.wait()) == count

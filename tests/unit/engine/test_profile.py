@@ -259,9 +259,7 @@ def test_v2_nothing_is_counted_for_the_balance_of_experts(fake: FakeTime) -> Non
 
     suppressed: list[None] = []
     runner: Any = Balanced(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=200)
-    runner.eplb = SimpleNamespace(
-        step=never, suppress=lambda: nullcontext(suppressed.append(None))
-    )
+    runner.eplb = SimpleNamespace(step=never, suppress=lambda: nullcontext(suppressed.append(None)))
     profile_v2(runner)
     assert bool(suppressed) == hasattr(EPLBController, "suppress")
 

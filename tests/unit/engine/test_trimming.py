@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+import vllm
 from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend
+from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionBackend
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
 from vllm_dflash.engine.v2.trimming import lengths_to_choose, obstacle
 
 ALWAYS, UNIFORM = AttentionCGSupport.ALWAYS, AttentionCGSupport.UNIFORM_BATCH
 SINGLE, NEVER = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE, AttentionCGSupport.NEVER
+IS_032 = vllm.__version__.startswith("0.32")
 Graph = namedtuple("Graph", "uniform_token_count")
 
 
@@ -25,8 +29,11 @@ def config(mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE, **settings: A
         model_config=SimpleNamespace(**settings),
         aux_output_config=SimpleNamespace(**settings),
         parallel_config=SimpleNamespace(**settings),
-        speculative_config=SimpleNamespace(enable_adaptive_verification=False),
+        speculative_config=SimpleNamespace(
+            enable_adaptive_verification=False, num_speculative_tokens=7, parallel_drafting=True
+        ),
         lora_config=None,
+        use_v2_model_runner=True,
     )
 
 
@@ -34,7 +41,6 @@ def layer(
     support: AttentionCGSupport = ALWAYS,
     *,
     exact: bool = False,
-    is_ssm: bool = False,
     bound: int | None = None,
     has_cache: bool = True,
 ) -> Any:
@@ -43,7 +49,6 @@ def layer(
     Args:
         support: of its metadata builder for CUDA graphs, once the setting is on.
         exact: it must know on the host how many rows each request has.
-        is_ssm: it keeps a state.
         bound: the widest ragged batch it says it can replay.
         has_cache: it does not share another layer's.
     """
@@ -70,7 +75,6 @@ def layer(
         def supports_device_cpu_query_lens_mismatch() -> bool:
             return not exact
 
-    Backend.is_ssm = staticmethod(lambda: is_ssm)  # type: ignore[attr-defined]
     spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
     return SimpleNamespace(
         get_attn_backend=lambda: Backend,
@@ -100,7 +104,6 @@ def test_where_every_layer_can() -> None:
     ("target", "drafter", "why"),
     [
         ([layer(), layer(exact=True)], [layer()], "must know each request's rows on the host"),
-        ([layer(), layer(is_ssm=True)], [layer()], "SOME_BACKEND keeps a state"),
         ([layer(), layer(UNIFORM)], [layer()], "no CUDA graphs for ragged batches"),
         ([layer(UNIFORM, bound=7)], [layer()], "no CUDA graphs for ragged batches"),
         # vLLM asks the target alone, and would fail once it finds no graph to measure.
@@ -120,12 +123,30 @@ def test_without_full_graphs(mode: CUDAGraphMode) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting",
-    ["enable_return_routed_experts", "return_sampling_mask", "enable_batch_sharded_sampling"],
+    ("setting", "is_refused"),
+    [
+        ("enable_return_routed_experts", True),
+        ("return_sampling_mask", True),
+        ("enable_batch_sharded_sampling", IS_032),
+    ],
 )
-def test_beside_settings_that_vllm_refuses_with_it(setting: str) -> None:
-    assert asked([layer()], [layer()], **{setting: True}) == f"{setting} is on"
+def test_beside_settings_that_vllm_refuses_with_it(setting: str, is_refused: bool) -> None:
+    found = asked([layer()], [layer()], **{setting: True})
+    assert found == (f"{setting} is on" if is_refused else None)
     assert asked([layer()], [layer()], **{setting: False}) is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "trims"), [(Mamba2AttentionBackend, not IS_032), (GDNAttentionBackend, False)]
+)
+def test_layers_with_states(backend: Any, trims: bool) -> None:
+    """vLLM's own backends: Mamba2's kernels of 0.33 go by rows that the device counts."""
+    spec = MambaSpec(block_size=16, shapes=((2, 2),), dtypes=(torch.float32,))
+    keeper = SimpleNamespace(get_attn_backend=lambda: backend, get_kv_cache_spec=lambda _: spec)
+    found = asked([layer(), keeper], [layer()])
+    assert found == (
+        None if trims else f"{backend.__name__} must know each request's rows on the host"
+    )
 
 
 def test_beside_lora_whose_rows_the_host_tells() -> None:

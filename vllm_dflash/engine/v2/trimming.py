@@ -33,6 +33,7 @@ from vllm.v1.worker.gpu.attn_utils import (
 )
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 from vllm.v1.worker.utils import AttentionGroup
 
@@ -45,6 +46,9 @@ from vllm_dflash.planning.budget import Load, RecentChances, best_budget
 from vllm_dflash.planning.costs import StepCosts
 
 Layers = Mapping[str, AttentionLayerBase]
+
+TELLS_HOST = hasattr(adaptive_verification, "AdmittedDraftCounts")
+"""Whether vLLM's samplers may share a batch whose drafts are trimmed: from 0.33 on."""
 
 
 def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | None:
@@ -85,13 +89,10 @@ def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len:
     for owner, setting in (
         (config.aux_output_config, "enable_return_routed_experts"),
         (config.model_config, "return_sampling_mask"),
-        (config.parallel_config, "enable_batch_sharded_sampling"),
+        (None if TELLS_HOST else config.parallel_config, "enable_batch_sharded_sampling"),
     ):
         if getattr(owner, setting, False):
             return f"{setting} is on"
-    for layer in target.values():
-        if layer.get_attn_backend().is_ssm():
-            return f"{layer.get_attn_backend().get_name()} keeps a state instead of a cache"
     groups = [list(groups_of(config, target)), list(groups_of(config, drafter))]
     backend = get_query_lens_mismatch_unsupported_backend(groups[:1])
     if backend is not None:
@@ -264,9 +265,17 @@ class DraftBudget(AdaptiveVerificationManager):
         *parts, budget = self._batch_budget
         rows = np.array([[*map(part.__getitem__, req_ids)] for part in parts], np.int32)
         self._split(idx_mapping, async_tensor_h2d(rows, idx_mapping.device), budget)
-        found = self._cu_num_logits[: len(req_ids) + 1], self.query_start_loc, budget
-        # vLLM 0.33 has a fourth one, of batch-sharded sampling, which rules trimming out.
-        return (*found, None) if hasattr(self, "_copy_admitted_drafts_to_host") else found
+        ends = self._cu_num_logits[: len(req_ids) + 1]
+        found = ends, self.query_start_loc, budget
+        if not TELLS_HOST:
+            return found
+        admitted = None
+        # The host knows where all are admitted or none.
+        if self._copy_admitted_drafts_to_host and 0 < budget < rows[0].sum():
+            counts = self._batch_draft_capacity[: len(req_ids)]
+            torch.sub(ends[1:], ends[:-1], out=counts).sub_(self.num_bonus_tokens)
+            admitted = HostCopy(counts, self._copy_stream)  # waited for in this step
+        return *found, admitted
 
     def _split(self, slots: torch.Tensor, rows: torch.Tensor, budget: int) -> None:
         ends = self._cu_num_logits, self.query_start_loc
