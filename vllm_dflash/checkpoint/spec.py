@@ -181,6 +181,13 @@ class DrafterSpec(DrafterShape):
         """Whether the target's embedding and head are of another size and cannot serve."""
         return self.hidden_size != self.target_hidden_size
 
+    @property
+    def positions_go_on(self) -> bool:
+        """Whether more positions need longer rotary tables and nothing else, so that requests can
+        be drafted beyond `max_position_embeddings`; the types that vLLM 0.33 does so for."""
+        ropes = self.rope_parameters, self.sliding_rope_parameters or self.rope_parameters
+        return all(rope["rope_type"] in ("default", "linear", "llama3") for rope in ropes)
+
     def rope_of(self, number: int) -> dict[str, Any]:
         """Rotary settings of the layer of this number."""
         if self.sliding_rope_parameters is None or self.windows[number] is None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Read = Callable[["EngineArgs"], "SpeculativeConfig | None"]
 
 OWN_LENGTH = "max_model_len"
-"""Key in the `dflash_config` of vLLM's copy: what its `max_model_len` was before we raised it."""
+"""Key in the `dflash_config` of vLLM's copy: tokens of the longest request that is drafted."""
 
 
 def read_by_vllm(
@@ -73,12 +73,14 @@ def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> Specula
     drafters that mix sliding and full layers on the V1 runner for needing several cache groups;
     ours keeps all layers in one and takes its windows from `DrafterSpec`. And the architectures of
     DFlash 2 and LiLiCorr, which vLLM refuses on V1: our draft model is all three. And the drafter's
-    length: vLLM 0.33 cuts the target's limit down to it on V2; ours leaves longer requests
-    undrafted.
+    length: where positions do not go on, vLLM 0.33 cuts the target's limit down to it on V2; ours
+    leaves longer requests undrafted.
     """
     draft = config.draft_model_config
     length = draft.max_model_len
     draft.max_model_len = max(length, config.target_model_config.max_model_len)
+    if drafter.positions_go_on and config.max_model_len is None:  # which is the user's
+        length = draft.max_model_len
     draft.model_arch_config.architectures = [ARCHITECTURE]
     for hf_config in (draft.hf_config, draft.hf_text_config):
         hf_config.architectures = [ARCHITECTURE]
@@ -92,7 +94,7 @@ def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> Specula
 
 
 def drafted_length(draft: ModelConfig) -> int:
-    """Tokens of the longest request that this drafter drafts, as vLLM read it of its config."""
+    """Tokens of the longest request that this drafter drafts."""
     return draft.hf_config.dflash_config[OWN_LENGTH]
 
 

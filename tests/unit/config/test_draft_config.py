@@ -45,11 +45,13 @@ def hf(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**fields)
 
 
-def vllms(hf_config: SimpleNamespace, text: SimpleNamespace) -> Any:
+def vllms(hf_config: SimpleNamespace, text: SimpleNamespace, asked: int | None = None) -> Any:
     draft = hf(hf_config=hf_config, hf_text_config=text, max_model_len=OWN_LENGTH)
     draft.model_arch_config = hf(architectures=["DFlash2DraftModel"])
     return SimpleNamespace(
-        draft_model_config=draft, target_model_config=hf(max_model_len=TARGETS_LENGTH)
+        draft_model_config=draft,
+        target_model_config=hf(max_model_len=TARGETS_LENGTH),
+        max_model_len=asked,
     )
 
 
@@ -73,14 +75,32 @@ def test_what_vllm_is_told() -> None:
     assert bare == hf(dflash_config=TOLD, architectures=ours)
 
 
+@pytest.mark.parametrize("asked", [None, 4096])
+@pytest.mark.parametrize(
+    ("rope", "goes_on"),
+    [("yarn", False), ("dynamic", False), ("default", True), ("linear", True), ("llama3", True)],
+)
 @pytest.mark.parametrize(("own", "told"), [(4096, 32768), (32768, 32768), (40960, 40960)])
-def test_a_short_drafter_does_not_shorten_its_target(own: int, told: int) -> None:
-    """vLLM 0.33 takes the lesser of the two for both; longer requests go undrafted with us."""
-    config = vllms(hf(), hf())
+def test_a_short_drafter_does_not_shorten_its_target(
+    own: int, told: int, rope: str, goes_on: bool, asked: int | None
+) -> None:
+    """vLLM 0.33 drafts on where positions go on, and else takes the lesser of the two for both;
+    longer requests go undrafted with us."""
+    config = vllms(hf(), hf(), asked)
     config.draft_model_config.max_model_len = own
-    draft = describe_to_vllm(config, DRAFTER).draft_model_config
-    assert (draft.max_model_len, drafted_length(draft)) == (told, own)
+    drafter = DRAFTER.model_copy(update={"rope_parameters": {"rope_type": rope}})
+    assert drafter.positions_go_on == goes_on
+    draft = describe_to_vllm(config, drafter).draft_model_config
+    drafted = told if goes_on and asked is None else own
+    assert (draft.max_model_len, drafted_length(draft)) == (told, drafted)
     assert config.target_model_config.max_model_len == TARGETS_LENGTH
+
+
+def test_positions_go_on_where_those_of_all_layers_do() -> None:
+    ropes = {"rope_parameters": {"rope_type": "default"}}
+    sliding = {"sliding_rope_parameters": {"rope_type": "yarn"}}
+    assert DRAFTER.model_copy(update=ropes).positions_go_on
+    assert not DRAFTER.model_copy(update=ropes | sliding).positions_go_on
 
 
 Bad = Callable[[Fields], str | None]

@@ -2,7 +2,8 @@
 
 vLLM 0.32's Model Runner V2 asks nobody how far the drafter goes: its own DFlash reads behind the
 end of the rotary table, in blocks as in the context. vLLM 0.33 makes that longer, or the target's
-limit shorter where the rotation is scaled. Ours has a row for each of the target's positions.
+limit shorter where a longer one would differ. Ours has a row for each of the target's positions,
+and drafts on, or not.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from support import drafter_harness
 from support.drafter_harness import DrafterHarness, Harness, Row
 from support.pairs import Pair, make_pair
 from support.reference_decoding import draft
-from vllm_dflash.engine.v1 import proposer
 
 pytestmark = pytest.mark.usefixtures("runner")
 OWN, OF_TARGET = 64, 256
@@ -39,19 +38,35 @@ def tables(harness: Harness) -> list[torch.Tensor]:
     return [attention.rotary_emb.cos_sin_cache for attention in attentions]
 
 
-@pytest.mark.parametrize("changes", [{}, BY_LAYER_TYPE], ids=["one rotation", "by layer type"])
-def test_hazard_57964_no_position_is_read_behind_the_rotary_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
-) -> None:
-    """Blocks and context beyond the drafter's own limit are turned as the reference turns them.
+LINEAR: dict[str, Any] = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "original_max_position_embeddings": OWN // 2,
+}
 
-    Nobody is drafted there, but V2 computes blocks for all; here without the limit.
-    """
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, BY_LAYER_TYPE, {"rope_parameters": LINEAR}, {"rope_parameters": LLAMA3}],
+    ids=["one rotation", "by layer type", "linear", "llama3"],
+)
+def test_hazard_57964_no_position_is_read_behind_the_rotary_table(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Blocks and context beyond the drafter's own limit are turned as the reference turns them."""
     pair = make_pair(tmp_path, max_position_embeddings=OWN, **changes)
     harness = DrafterHarness(pair, max_model_len=OF_TARGET)
     assert all(len(table) >= OF_TARGET for table in tables(harness))
-    for place in (proposer, drafter_harness):
-        monkeypatch.setattr(place, "drafted_length", lambda _: OF_TARGET)
     # The second block ends at the target's last position.
     contexts = [features_of(pair, num_rows) for num_rows in (OWN + 5, OF_TARGET - 9)]
     drafts = harness.step([Row(i, rows, bonus=7) for i, rows in enumerate(contexts)])
@@ -70,7 +85,8 @@ def test_hazard_57964_no_position_is_read_behind_the_rotary_table(
 def test_requests_are_drafted_up_to_the_drafters_own_limit(
     tmp_path: Path, num_rows: int, num_drafts: int
 ) -> None:
-    pair = make_pair(tmp_path, max_position_embeddings=OWN)
+    """Whose positions do not go on."""
+    pair = make_pair(tmp_path, max_position_embeddings=OWN, rope_parameters=YARN)
     harness = DrafterHarness(pair, max_model_len=OF_TARGET)
     (drafts,) = harness.step([Row(0, features_of(pair, num_rows), bonus=7)])
     assert len(drafts) == num_drafts

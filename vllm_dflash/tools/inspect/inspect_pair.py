@@ -92,9 +92,12 @@ def inspect_pair(
     found.faults += [Fault("pair", message) for message in pair_faults(spec, facts)]
     found.warnings += [f"vLLM's own DFlash runs its engines: {why}" for why in of_target(model)]
     if spec.max_position_embeddings < model.max_model_len:
+        then = "longer ones continue without drafts"
+        if spec.positions_go_on:
+            then = "drafts beyond them may be worse"
         found.warnings.append(
             f"the drafter knows {spec.max_position_embeddings} positions, requests may have"
-            f" {model.max_model_len} tokens: longer ones continue without drafts"
+            f" {model.max_model_len} tokens: {then}"
         )
     if undivided := _rank_faults(model, tensor_parallel_size):
         found.faults += [Fault("parallel", message) for message in undivided]
