@@ -108,7 +108,9 @@ def check_vllm(seams: Seams) -> None:
 FRONT_END = _listed("""\
 vllm.engine.arg_utils:EngineArgs.
     create_speculative_config(self target_model_config target_parallel_config)
+    max_num_active_seqs
 vllm.config.speculative:SpeculativeConfig._is_custom_proposer_path(model)
+vllm.config.speculative:SpeculativeConfig.max_num_new_slots_for_drafting
 vllm.model_executor.models.registry:
     ModelRegistry.models
     ModelRegistry.register_model(model_arch model_cls)

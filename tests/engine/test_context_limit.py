@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm import LLM
@@ -69,7 +70,8 @@ def test_requests_that_end_at_the_limit(
     drafter = tmp_path / "drafter"
     shutil.copytree(DRAFTER, drafter)
     config = json.loads((drafter / "config.json").read_text())
-    speculative, limit = {**FIXED, "model": str(drafter)}, LIMIT
+    speculative: dict[str, Any] = {**FIXED, "model": str(drafter)}
+    limit = LIMIT
     if kind == "asked for":
         speculative["max_model_len"] = limit = 96
     else:

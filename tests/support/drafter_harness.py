@@ -338,8 +338,8 @@ class SpeculatorHarness(Harness):
             rejected,
             last_sampled,
             torch.zeros(1, drafter.max_num_reqs, dtype=torch.int32),
-            torch.zeros(drafter.max_num_reqs),
-            torch.zeros(drafter.max_num_reqs, dtype=torch.int64),
+            torch.ones(drafter.max_num_reqs),  # temperatures and seeds, which no draft goes by
+            torch.arange(drafter.max_num_reqs),
             num_speculative_tokens=drafter.num_speculative_steps if wanted is None else wanted,
         )
         # What the scheduler has places for, and the device takes to be drafts.

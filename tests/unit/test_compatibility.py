@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,13 @@ def test_what_cannot_even_be_asked_is_vllms(pair: Pair, monkeypatch: pytest.Monk
         assert not is_ours(started(pair))
     assert "does not know vLLM" in "".join(lines)
     assert "HAS_TRITON" in "".join(lines)
+
+
+def test_each_row_beside_native_033_names_tests_that_there_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text()
+    rows = page.partition("## Native 0.33 and ours")[2].partition("\n## ")[0].split("\n|")[3:]
+    assert len(rows) > 20
+    for row in rows:
+        named = re.findall(r"`((?:unit|engine)/[\w/]+\.py)`", row)
+        assert named or "| none |" in row, row
+        assert all((Path(__file__).parents[1] / name).is_file() for name in named), row

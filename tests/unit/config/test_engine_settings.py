@@ -98,7 +98,9 @@ def test_drafts_are_never_sampled() -> None:
         config = {"model": "it", "draft_sample_method": "probabilistic"}
         assert written(config) == {**ALWAYS, "draft_sample_method": "greedy"}
     (line,) = lines
-    assert line.startswith("WARNING draft_sample_method 'probabilistic' is ignored: DFlash predicts")
+    assert line.startswith(
+        "WARNING draft_sample_method 'probabilistic' is ignored: DFlash predicts"
+    )
 
 
 def test_drafts_of_a_drafter_that_walks_are_not_sampled_on_v1() -> None:

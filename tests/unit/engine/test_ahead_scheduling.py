@@ -185,7 +185,7 @@ def test_as_many_requests_are_let_in_as_have_room_for_blocks(
 ) -> None:
     """Of up to 1024, in steps of 8192 rows, blocks have 8, and trees 32."""
     take_vllm_out(monkeypatch, 7, tree_nodes=31)
-    Mode.of(None).most_active = asked  # type: ignore[arg-type]
+    monkeypatch.setattr(Mode.of(Scheduler.vllm_config), "most_active", asked)
     monkeypatch.setattr(Scheduler, "max_num_active_reqs", of_vllm)
     Scheduler.vllm_config.scheduler_config.max_num_seqs = 1024
     assert DFlashAsyncScheduler().max_num_active_reqs == active

@@ -52,6 +52,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
     """vLLM's scheduler for V2, where a step is scheduled once the last one's tokens are known."""
 
     vllm_config: VllmConfig
+    max_num_active_reqs: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
