@@ -15,7 +15,7 @@ Functions of vLLM that are wrapped:
  1. `EngineArgs.create_speculative_config` (here). The one place where `LLM(...)` and `vllm serve`
     pass the user's speculative config before any process starts, so a pair that does not fit can
     be refused and defaults filled in. Replaced by: a registry of speculative methods in vLLM.
- 2. `MultiprocExecutor.take_draft_token_ids` (`engine/scheduler.py`). Drafts come with the
+ 2. `MultiprocExecutor.take_draft_token_ids` (`v1/v1_scheduling.py`). Drafts come with the
     step's output, so the call for them is spared. Replaced by: drafts in `ModelRunnerOutput`.
 
 vLLM's own settings, which we fill in (`_apply` here, `config/engine_settings.py`):
@@ -49,7 +49,7 @@ Assignments in our own worker (`engine/worker.py`), each to its own model runner
 
 Our workers and schedulers are subclasses of vLLM's and do more than place hooks: a CPU worker
 samples and drafts in the call that runs the target, drafts and costs travel as attributes of
-`ModelRunnerOutput` (`engine/message.py`, `engine/scheduler.py`), vLLM's JIT monitor starts once
+`ModelRunnerOutput` (`engine/message.py`), vLLM's JIT monitor starts once
 costs are measured, new weights for a drafter are refused (`engine/worker.py`), and drafter layers
 with a window keep their whole context in the cache (`DraftAttentionCache` in `model/layers.py`).
 
@@ -106,8 +106,8 @@ Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometh
 
 Bugs of vLLM that we mend, in workers and schedulers:
 
-18. `engine/vllm_fixes/`: a file for each, which says what is wrong, what it does and when to delete
-    it (docs/engineering/upstream.md has an issue for each): `expanded_sampling.py`,
+18. `engine/vllm_fixes/` and `engine/v1/v1_fixes/`: a file for each, which says when to delete it
+    (docs/engineering/upstream.md has an issue for each): `expanded_sampling.py`,
     `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `gathered_ids.py`,
     `stale_blocks.py`, `amx_permission.py`, `short_draft_states.py` and `aligned_states.py` (CPU;
     the last two: hybrid targets), `undrafted_sampling.py`, `scored_tokens.py` and

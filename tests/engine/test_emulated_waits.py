@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emulated import torch_cuda
-from vllm_dflash.engine import profile
+from vllm_dflash.engine.v2 import v2_profile
 from vllm_dflash.engine.v2.exchange import HostCopy
 
 pytestmark = pytest.mark.emulated
@@ -50,6 +50,6 @@ def test_a_step_is_timed_up_to_its_end(*, with_block: bool) -> None:
         vocab_size=8,
         speculator=SimpleNamespace(runs_target_alone=False),
     )
-    step = profile._dummy_steps(runner)[with_block]
+    step = v2_profile._dummy_steps(runner)[with_block]
     step(4)
     assert not is_anything_queued()

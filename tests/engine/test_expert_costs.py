@@ -10,7 +10,7 @@ from vllm.forward_context import get_forward_context
 
 from support.engines import runner_of
 from support.families import make_family
-from vllm_dflash.engine import profile
+from vllm_dflash.engine.v2 import v2_profile
 
 pytestmark = [
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
@@ -24,7 +24,7 @@ def test_experts_are_run_for_the_rows_that_are_timed(
 ) -> None:
     """vLLM's dummy rows are padding, which its routers leave out, and all of one token."""
     family = make_family(tmp_path, "qwen3-moe")
-    monkeypatch.setattr(profile, "profiled_rows", lambda *_: ROWS)
+    monkeypatch.setattr(v2_profile, "profiled_rows", lambda *_: ROWS)
     seen: list[tuple[int, int]] = []
 
     def routed(_: Any, __: Any, output: Any) -> None:
@@ -36,7 +36,7 @@ def test_experts_are_run_for_the_rows_that_are_timed(
         runner = runner_of(llm)
         layers = runner.model.model.layers
         handle = layers[0].mlp.gate.register_forward_hook(routed)
-        profile.profile_v2(runner)
+        v2_profile.profile_v2(runner)
         handle.remove()
     assert {count for count, _ in seen} >= {*ROWS}
     assert all(experts > 2 for count, experts in seen if count == ROWS[-1])

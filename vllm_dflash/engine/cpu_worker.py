@@ -15,7 +15,6 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm_dflash.engine.scheduled import fresh_blocks
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
-from vllm_dflash.engine.vllm_fixes.expanded_sampling import mend_expanded_sampling
 from vllm_dflash.engine.vllm_fixes.gathered_ids import mend_gathered_ids
 from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
@@ -28,7 +27,6 @@ class DraftingCPUWorker(DraftingWorker, CPUWorker):
     def init_device(self) -> None:
         """Mend what this vLLM's CPU kernels get wrong, then build the model runner."""
         ask_for_amx()
-        mend_expanded_sampling()
         super().init_device()
         unlink_collective_memory()
         mend_gathered_ids()

@@ -10,12 +10,10 @@ rejected and say nothing about the drafter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 from copy import copy
 
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from vllm_dflash.config.mode import Mode
 
@@ -39,20 +37,6 @@ def fresh_blocks(step: SchedulerOutput, group: int, block_size: int) -> list[int
             found = -(-computed // block_size) if name in going_on.resumed_req_ids else 0
             fresh += blocks[group][found:]
     return fresh
-
-
-def useless_blocks(
-    ended: Collection[CachedRequestState], group: int, block_size: int, *, caches_prefixes: bool
-) -> list[int]:
-    """Blocks of requests that have ended in which no later request can find a prefix.
-
-    A block can be found if it was filled; the last token of a request never was computed.
-    """
-    useless: list[int] = []
-    for request in ended:
-        filled = (request.num_tokens - 1) // block_size if caches_prefixes else 0
-        useless += request.block_ids[group][filled:]
-    return useless
 
 
 def room_for_blocks(config: VllmConfig) -> VllmConfig:

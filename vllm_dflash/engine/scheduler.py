@@ -1,24 +1,16 @@
-"""vLLM's schedulers, which also take what our workers send with a step's output."""
+"""Which scheduler an engine gets: V1's, or one of V2's."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-from vllm.config import VllmConfig
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from vllm_dflash import __version__
 from vllm_dflash.config.mode import Mode
-from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
-from vllm_dflash.engine.reporting.figures import FREE_DRAFTS, CountingScheduler
 from vllm_dflash.engine.reporting.log import logger
-from vllm_dflash.engine.scheduled import few_rows, room_for_blocks
+from vllm_dflash.engine.scheduled import few_rows
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
-from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
 from vllm_dflash.seams import ENGINE, check_seams
 
 
@@ -34,54 +26,8 @@ def build_scheduler(**arguments: Any) -> Scheduler:
     if remark := few_rows(config):
         logger().log(*remark)
     if Mode.of(config).runner == "v1":
+        from vllm_dflash.engine.v1.v1_scheduling import DFlashScheduler
+
         return DFlashScheduler(**arguments)
     is_async = config.scheduler_config.async_scheduling
     return (DFlashAsyncScheduler if is_async else DFlashDeviceScheduler)(**arguments)
-
-
-def skip_the_call_for_drafts() -> None:
-    """Hook 2, in the engine's process; other engines of the process keep the call."""
-    original = MultiprocExecutor.take_draft_token_ids
-    if hasattr(original, "wrapped_by_vllm_dflash"):
-        return
-
-    @functools.wraps(original)
-    def take_draft_token_ids(self: MultiprocExecutor) -> DraftTokenIds | None:
-        if drafts_come_with_the_output(self.vllm_config):
-            return None
-        return original(self)
-
-    take_draft_token_ids.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
-    MultiprocExecutor.take_draft_token_ids = take_draft_token_ids
-
-
-class DFlashScheduler(SessionScheduler, CountingScheduler):
-    """On V1: takes the drafts that came with a step's output."""
-
-    def __init__(self, *args: Any, vllm_config: VllmConfig, **kwargs: Any) -> None:
-        super().__init__(*args, vllm_config=room_for_blocks(vllm_config), **kwargs)
-        self._width = Mode.of(vllm_config).draft_width
-        # Without such a table, vLLM pads requests with placeholder drafts for CUDA graphs. For each
-        # one, the CPU's kernel for sampled requests reads outside its tensor.
-        self.dynamic_sd_lookup = [self._width] * (1 + self.max_num_running_reqs)
-        # By this, vLLM counts what becomes of drafts.
-        self.num_spec_tokens = vllm_config.num_speculative_tokens
-        skip_the_call_for_drafts()
-
-    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """What to run; workers may hand over as many drafts as there is room for."""
-        most, self.num_spec_tokens = self.num_spec_tokens, self._width
-        step = super().schedule(*args, **kwargs)
-        step.num_spec_tokens_to_schedule = self.num_spec_tokens = most
-        return step
-
-    def update_from_output(
-        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-    ) -> Any:
-        """Take the sampled tokens, then the drafts, in the order vLLM does."""
-        self.free_drafts = FREE_DRAFTS.on(model_runner_output) or {}
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
-        drafts = DRAFTS.on(model_runner_output)
-        if drafts is not None:
-            self.update_draft_token_ids(drafts)
-        return outputs

@@ -36,7 +36,7 @@ from vllm_dflash.engine.reporting.figures import (
 )
 from vllm_dflash.engine.reporting.prometheus import FigureLogger
 from vllm_dflash.engine.reporting.statistics import METRICS, DraftStatistics, Figures, Increases
-from vllm_dflash.engine.scheduler import DFlashScheduler
+from vllm_dflash.engine.v1.v1_scheduling import DFlashScheduler
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.worker import DraftingWorker
 from vllm_dflash.planning.step import Step

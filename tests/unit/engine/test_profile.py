@@ -13,14 +13,9 @@ from vllm.v1.worker.gpu.eplb_utils import EPLBController, step_eplb_after
 from support.fake_time import FakeTime
 from vllm_dflash.engine import profile
 from vllm_dflash.engine.block_layout import BlockInputs
-from vllm_dflash.engine.profile import (
-    measure_curve,
-    profile_v1,
-    profile_v2,
-    profiled_rows,
-    ragged_seconds,
-    target_alone,
-)
+from vllm_dflash.engine.profile import measure_curve, profiled_rows, target_alone
+from vllm_dflash.engine.v1.v1_profile import profile_v1
+from vllm_dflash.engine.v2.v2_profile import profile_v2, ragged_seconds
 from vllm_dflash.planning.costs import NO_ATTENTION
 
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dflash.engine.vllm_fixes.expanded_sampling import expand_batch_to_tokens
+from vllm_dflash.engine.v1.v1_fixes.expanded_sampling import expand_batch_to_tokens
 
 values = st.sampled_from([-1.0, 0.5, 1.0, 2.0])
 

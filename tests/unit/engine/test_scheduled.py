@@ -12,7 +12,8 @@ import torch
 from support.configs_by_hand import QWEN
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode
-from vllm_dflash.engine.scheduled import few_rows, fresh_blocks, newly_admitted, useless_blocks
+from vllm_dflash.engine.scheduled import few_rows, fresh_blocks, newly_admitted
+from vllm_dflash.engine.v1.backlog import useless_blocks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 
 

@@ -14,10 +14,15 @@ from vllm.v1.outputs import DraftTokenIds
 from support.pairs import make_pair
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, MOST_FREE_DRAFTS, SCHEDULER, Mode
 from vllm_dflash.engine import scheduler as ours
-from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
 from vllm_dflash.engine.reporting.figures import FREE_DRAFTS
 from vllm_dflash.engine.scheduled import room_for_blocks
-from vllm_dflash.engine.scheduler import DFlashScheduler, build_scheduler
+from vllm_dflash.engine.scheduler import build_scheduler
+from vllm_dflash.engine.v1 import v1_scheduling
+from vllm_dflash.engine.v1.v1_scheduling import (
+    DRAFTS,
+    DFlashScheduler,
+    drafts_come_with_the_output,
+)
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.seams import ENGINE
 
@@ -167,7 +172,7 @@ def test_workers_are_called_for_drafts_that_do_not_come_along(
     happened: list[Any], monkeypatch: pytest.MonkeyPatch, comes_along: bool, taken: str | None
 ) -> None:
     monkeypatch.setattr(MultiprocExecutor, "take_draft_token_ids", lambda _: "called for")
-    monkeypatch.setattr(ours, "drafts_come_with_the_output", lambda config: config[0])
+    monkeypatch.setattr(v1_scheduling, "drafts_come_with_the_output", lambda config: config[0])
     for _ in range(2):  # a second engine in the process changes nothing
         DFlashScheduler(vllm_config=WHOLE)
     executor: Any = SimpleNamespace(vllm_config=[comes_along])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
-from vllm_dflash.engine.vllm_fixes.short_draft_states import _of_whole_drafts, forward_drafts
+from vllm_dflash.engine.v1.v1_fixes.short_draft_states import _of_whole_drafts, forward_drafts
 
 K, WIDTH, HEADS, SIZE = 7, 4, 2, 128
 CHANNELS = 3 * HEADS * SIZE

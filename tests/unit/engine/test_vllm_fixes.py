@@ -19,15 +19,16 @@ from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 from vllm.v1.worker import mamba_utils
 
-from vllm_dflash.engine.vllm_fixes import aligned_states, collective_memory, gathered_ids
+from vllm_dflash.engine.v1.v1_fixes import aligned_states
+from vllm_dflash.engine.v1.v1_fixes.bonus_min_tokens import bonus_rows_by_drafts
+from vllm_dflash.engine.v1.v1_fixes.seeded_chunks import seeds_kept
+from vllm_dflash.engine.v1.v1_fixes.thinking_budgets import sync_batch, update_think_state
+from vllm_dflash.engine.vllm_fixes import collective_memory, gathered_ids
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
-from vllm_dflash.engine.vllm_fixes.bonus_min_tokens import bonus_rows_by_drafts
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
-from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
-from vllm_dflash.engine.vllm_fixes.thinking_budgets import sync_batch, update_think_state
 
 
 @pytest.mark.parametrize("has_it", [True, False])

@@ -10,6 +10,7 @@ import torch
 from vllm.compilation.counter import compilation_counter
 from vllm.v1.sample.sampler import Sampler
 
+from vllm_dflash.engine.v1.proposer import RANKS
 from vllm_dflash.engine.v2.device_step import DeviceStep
 from vllm_dflash.engine.v2.draft_slots import Drafts
 from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
@@ -60,7 +61,7 @@ def test_captures_and_compilations_are_counted() -> None:
 
 
 def test_what_plain_engines_compile_for_logprobs_is_not_counted() -> None:
-    state = WarmState(tuple)
+    state = WarmState(tuple, late=RANKS)
     state.seal()
     for rows in (1, 3):
         token_ids = torch.zeros(rows, dtype=torch.int64)
@@ -93,8 +94,9 @@ def test_compilations_are_counted_once_however_many_engines_there_were() -> None
 def test_it_counts_where_nothing_is_compiled() -> None:
     """TORCHDYNAMO_DISABLE=1, with which people look for faults: engines start as plain ones do."""
     code = (
+        "from vllm_dflash.engine.v1.proposer import RANKS\n"
         "from vllm_dflash.engine.warm import WarmState\n"
-        "state = WarmState(tuple)\n"
+        "state = WarmState(tuple, late=RANKS)\n"
         "state.seal()\n"
         "print(state.to_dict()['captures_after_warmup'])"
     )

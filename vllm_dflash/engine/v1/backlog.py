@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 import torch
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from vllm_dflash.model.context_projection import ContextProjection
 from vllm_dflash.planning import Bools, Ints
@@ -149,3 +150,17 @@ class ContextBacklog:
 def slots_in(blocks: Ints, block_size: int) -> Ints:
     """All slots of these blocks."""
     return (blocks[:, None].astype(np.int64) * block_size + np.arange(block_size)).ravel()
+
+
+def useless_blocks(
+    ended: Collection[CachedRequestState], group: int, block_size: int, *, caches_prefixes: bool
+) -> list[int]:
+    """Blocks of requests that have ended in which no later request can find a prefix.
+
+    A block can be found if it was filled; the last token of a request never was computed.
+    """
+    useless: list[int] = []
+    for request in ended:
+        filled = (request.num_tokens - 1) // block_size if caches_prefixes else 0
+        useless += request.block_ids[group][filled:]
+    return useless

@@ -12,6 +12,7 @@ from vllm.config import VllmConfig, replace
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.sample.ops.logprobs import batched_count_greater_than
 from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
@@ -22,8 +23,8 @@ from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.block_layout import bonus_tokens, length_limits
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.engine.scheduled import fresh_blocks, newly_admitted, useless_blocks
-from vllm_dflash.engine.v1.backlog import ContextBacklog
+from vllm_dflash.engine.scheduled import fresh_blocks, newly_admitted
+from vllm_dflash.engine.v1.backlog import ContextBacklog, useless_blocks
 from vllm_dflash.engine.v1.block_forward import BlockForward
 from vllm_dflash.engine.v1.host_step import HostStep, TargetBatch
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
@@ -33,6 +34,12 @@ from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
 from vllm_dflash.planning.texts import SuffixMatches
+
+RANKS = getattr(  # under TORCHDYNAMO_DISABLE=1, torch.compile leaves a function as it is
+    batched_count_greater_than, "_torchdynamo_orig_callable", batched_count_greater_than
+).__code__
+"""Ranks a token among all, for logprobs. vLLM compiles it for the first request that asks for any,
+which waits for that in a plain engine as well (2 s; 9 s on a machine's first)."""
 
 
 class PlannedProposer(DFlashProposer):
@@ -62,7 +69,7 @@ class PlannedProposer(DFlashProposer):
         self.feature_width = len(self.spec.taps) * self.spec.target_hidden_size
         self.runs_target_alone = False
         """Whether dummy runs of the runner are to leave the drafter out."""
-        self.warm = WarmState(lambda: (self.host.backlog,))
+        self.warm = WarmState(lambda: (self.host.backlog,), late=RANKS)
         self.step: Step | None = None
         """The one that runs, from when the target's output is there."""
         self._sampled = np.zeros((0, 1), np.int32)

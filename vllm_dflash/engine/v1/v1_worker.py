@@ -12,8 +12,6 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
 from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
-from vllm_dflash.engine.message import DRAFTS, drafts_come_with_the_output
-from vllm_dflash.engine.profile import profile_v1
 from vllm_dflash.engine.reporting.figures import (
     FIGURES_SENT,
     FREE_DRAFTS,
@@ -23,11 +21,14 @@ from vllm_dflash.engine.reporting.figures import (
 from vllm_dflash.engine.reporting.log import PeriodicLog, log_free_drafts
 from vllm_dflash.engine.reporting.statistics import Increases
 from vllm_dflash.engine.v1.proposer import PlannedProposer
-from vllm_dflash.engine.vllm_fixes.aligned_states import mend_aligned_states
-from vllm_dflash.engine.vllm_fixes.seeded_chunks import seeds_kept
-from vllm_dflash.engine.vllm_fixes.short_draft_states import mend_short_draft_states
-from vllm_dflash.engine.vllm_fixes.thinking_budgets import mend_thinking_budgets
-from vllm_dflash.engine.vllm_fixes.undrafted_sampling import DraftRejectionSampler
+from vllm_dflash.engine.v1.v1_fixes.aligned_states import mend_aligned_states
+from vllm_dflash.engine.v1.v1_fixes.expanded_sampling import mend_expanded_sampling
+from vllm_dflash.engine.v1.v1_fixes.seeded_chunks import seeds_kept
+from vllm_dflash.engine.v1.v1_fixes.short_draft_states import mend_short_draft_states
+from vllm_dflash.engine.v1.v1_fixes.thinking_budgets import mend_thinking_budgets
+from vllm_dflash.engine.v1.v1_fixes.undrafted_sampling import DraftRejectionSampler
+from vllm_dflash.engine.v1.v1_profile import profile_v1
+from vllm_dflash.engine.v1.v1_scheduling import DRAFTS, drafts_come_with_the_output
 from vllm_dflash.engine.worker import Output, expect_drafter
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.seams import V1_WORKER
@@ -49,6 +50,7 @@ class V1CPUWorker(DraftingCPUWorker):
         runner.rejection_sampler = DraftRejectionSampler(
             runner.sampler, runner.speculative_config, runner.device
         )
+        mend_expanded_sampling()
         mend_thinking_budgets()
         if self.model_config.is_hybrid:
             mend_short_draft_states()

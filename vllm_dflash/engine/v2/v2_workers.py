@@ -7,12 +7,12 @@ from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_dflash.engine.estimates_file import EstimatesFile
-from vllm_dflash.engine.profile import profile_v2, ragged_seconds
 from vllm_dflash.engine.reporting.log import log_free_drafts
 from vllm_dflash.engine.v2.exchange import CHAINS_ONLY, FACTS, WorkerFacts, log_lengths
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.text_look_up import keep_texts_on_device
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
+from vllm_dflash.engine.v2.v2_profile import profile_v2, ragged_seconds
 from vllm_dflash.engine.vllm_fixes.scored_verification import mend_scored_verification
 from vllm_dflash.engine.worker import DraftingWorker, Output, expect_drafter
 from vllm_dflash.planning.costs import StepCosts

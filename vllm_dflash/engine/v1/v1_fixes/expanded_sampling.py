@@ -15,7 +15,7 @@ from vllm.v1.sample import rejection_sampler
 
 
 def mend_expanded_sampling() -> None:
-    """In a CPU worker: rebind the function in this process."""
+    """Rebind the function in a CPU worker's process."""
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 
 

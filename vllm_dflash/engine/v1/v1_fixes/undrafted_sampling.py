@@ -14,8 +14,8 @@ from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from vllm_dflash.engine.vllm_fixes.bonus_min_tokens import bonus_rows_by_drafts
-from vllm_dflash.engine.vllm_fixes.scored_tokens import ScoringRejectionSampler
+from vllm_dflash.engine.v1.v1_fixes.bonus_min_tokens import bonus_rows_by_drafts
+from vllm_dflash.engine.v1.v1_fixes.scored_tokens import ScoringRejectionSampler
 
 
 class DraftRejectionSampler(ScoringRejectionSampler):
