@@ -99,6 +99,8 @@ coverage: setup
 
 selection: setup
 	cd tests && $(ONE_THREAD) ../scripts/run.sh python -m support.selection_table
+	cd tests && $(ONE_THREAD) ../scripts/run.sh python ../scripts/beside.py $(NEXT) \
+	    python -m support.selection_table
 
 FIGURES = --native-k 1 3 7 --concurrency 1 8 32 --tokens 192 --seconds 10 --rounds 4
 figures: setup

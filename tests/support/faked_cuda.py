@@ -28,7 +28,11 @@ IMPORTED = {
     ),
     "flashinfer.decode": ("fast_decode_plan", "trtllm_batch_decode_with_kv_cache"),
     "flashinfer.prefill": ("trtllm_batch_context_with_kv_cache",),
-    "flashinfer.utils": ("FP4Tensor",),
+    "flashinfer.utils": (
+        "FP4Tensor",
+        "get_device_sm_count",
+        "get_trtllm_gen_multi_ctas_kv_counter_bytes",
+    ),
 }
 """What vLLM imports from where."""
 

@@ -27,9 +27,9 @@ from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
 from vllm.utils import flashinfer
 from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.attention.backends import flashinfer as flashinfer_backend
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
-from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker import utils
 from vllm.v1.worker.gpu import cudagraph_utils
@@ -54,6 +54,11 @@ from vllm_dflash.engine import agreement
 from vllm_dflash.engine.v2 import loaded_speculator, speculator
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
 from vllm_dflash.model.layers import DraftAttentionCache
+
+try:
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_groups  # vLLM 0.33
+except ImportError:
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 
 CPU = torch.device("cpu")
 """Where the buffers of what is built lie."""
@@ -228,6 +233,9 @@ def stand_in_for_a_device() -> None:
     cudagraph_utils.get_pp_group = lambda: alone
     setattr(agreement, "get_tp_group", lambda: alone)  # noqa: B010
     setattr(loaded_speculator, "get_model", build_drafter)  # noqa: B010
+    for name in ("get_device_sm_count", "get_trtllm_gen_multi_ctas_kv_counter_bytes"):
+        setattr(flashinfer_backend, name, lambda *_: 1)
+    flashinfer_backend._get_multi_ctas_kv_counter_buffer = lambda *_: None  # vLLM 0.33
     # vLLM reads what a model class can do in a process of its own, to leave CUDA alone.
     registry._run_in_subprocess = lambda read: read()
 

@@ -22,8 +22,7 @@ FEW = "few lengths"
 ANY = "any length"
 
 PAGE = ROOT / "docs" / "compatibility.md"
-BEGIN = "<!-- begin of what `make selection` writes -->\n"
-END = "<!-- end of what `make selection` writes -->\n"
+MARK = "<!-- {} of what `make selection` writes with vLLM {} -->\n"
 
 
 @dataclass(frozen=True)
@@ -155,11 +154,19 @@ def _name(cell: Cell) -> str:
     return " ".join(parts)
 
 
+def version() -> str:
+    """The minor version of the vLLM that is imported, such as 0.33."""
+    import vllm  # not before a child has faked its platform
+
+    return ".".join(vllm.__version__.split(".")[:2])
+
+
 def split_page() -> tuple[str, str, str]:
-    """The page before, between and behind its two marks."""
-    before, begin, rest = PAGE.read_text().partition(BEGIN)
-    between, end, behind = rest.partition(END)
-    assert end, f"{PAGE} has lost its marks"
+    """The page before, between and behind the two marks for this vLLM."""
+    begin, end = (MARK.format(word, version()) for word in ("begin", "end"))
+    before, _, rest = PAGE.read_text().partition(begin)
+    between, found, behind = rest.partition(end)
+    assert found, f"{PAGE} has lost its marks for vLLM {version()}"
     return before + begin, between, end + behind
 
 
