@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,8 @@ LONGEST = 480.0
 """Seconds that no part takes: whoever has a GPU for ten minutes at a time can run any of them."""
 COMMAND = (sys.executable, "-m", "vllm_dflash.tools.cli")
 RESULT = "{result}"
+NODES = 15
+"""Of draft trees, where they are asked for."""
 PARITY = (*COMMAND, "parity", str(DEMO / "drafter"), "--target", str(DEMO / "target"), "--json")
 TOLERANCES = {"float32": "1e-2", "bfloat16": "0.1"}
 BACKENDS = {"FLASH_ATTN": "bfloat16", "TRITON_ATTN": "float32"}
@@ -61,6 +63,8 @@ def plan(memory_gib: float) -> list[Part]:
     for dtype, tolerance in TOLERANCES.items():
         options = ("--dtype", dtype, "--tolerance", tolerance)
         parts.append(Part(f"parity {dtype}", 75, (*PARITY, *options), "third"))
+    for mode, seconds in (("eager", 60), ("graphs", 120)):
+        parts += [_trees(backend, dtype, mode, seconds) for backend, dtype in BACKENDS.items()]
     parts += [_soak(backend, dtype, 300, 390) for backend, dtype in BACKENDS.items()]
     return parts + [part for size in others for part in _bench(size, memory_gib)]
 
@@ -73,6 +77,8 @@ def plan_dry_run(prompts: Path) -> list[Part]:
         _kernels(120, "cpu"),
         _text("", "float32", "eager", 240, *few),
         _text("", "float32", "graphs", 240, *few),
+        _trees("", "float32", "eager", 240, *few),
+        _trees("", "float32", "graphs", 240, *few),
         _tests("load", "test_cuda_load", 240, "--emulated"),
         Part("parity float32", 240, parity, "third"),
         _soak("", "float32", 4, 240, "--tiny"),
@@ -124,6 +130,11 @@ def _text(backend: str, dtype: str, mode: str, seconds: float, *more: str) -> Pa
     name = " ".join(filter(None, ("text", mode, backend)))
     options = (*more, "--dtype", dtype, "--mode", mode, "--backend", backend)
     return Part(name, seconds, _module("gpu_text", *options), "first")
+
+
+def _trees(backend: str, dtype: str, mode: str, seconds: float, *more: str) -> Part:
+    text = _text(backend, dtype, mode, seconds, *more, "--tree", str(NODES))
+    return replace(text, name=f"trees{text.name.removeprefix('text')}", group="trees")
 
 
 def _soak(backend: str, dtype: str, traffic: float, seconds: float, *more: str) -> Part:

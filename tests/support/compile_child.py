@@ -47,6 +47,7 @@ CHOICE = {
     "AGREEMENT": 8,
     "PRIOR": 8.0,
 }
+TILE = "ROWS", "KEYS", "num_stages"
 TREE = {
     "KV_HEADS": 8,
     "GROUP": 4,
@@ -56,14 +57,17 @@ TREE = {
     "HEAD_SIZE": 128,
     "PADDED_HEAD": 128,
     "BLOCK_SIZE": 16,
-    "ROWS": 64,
-    "KEYS": 64,
+    **dict(zip(TILE, (64, 32, 3), strict=True)),
     "PADDED_REQUESTS": 256,
-    "everybody": "i32",
-    "num_stages": 2,
 }
 FEATURES = {"WINDOW": 128, "HAS_SOFTCAP": True}
-LARGEST_HEAD = {"HEAD_SIZE": 512, "PADDED_HEAD": 512, "ROWS": 16, "KEYS": 32}
+LARGEST_HEAD = {
+    **TREE,
+    **FEATURES,
+    "HEAD_SIZE": 512,
+    "PADDED_HEAD": 512,
+    **dict(zip(TILE, (16, 16, 3), strict=True)),
+}
 GROWTH = {
     **WIDTHS,
     **dict.fromkeys(("N", "PADDED_N", "PADDED_W"), 64),
@@ -78,7 +82,7 @@ GROWTH = {
 }
 FEW_NODES = {"N": 5, "PADDED_N": 8, "W": 15, "PADDED_W": 16, "HAS_BLOCK": False}
 NODES, ONE_NODE = {"N": 64, "PADDED_N": 64}, {"N": 1, "PADDED_N": 1}
-PATH = {"NODES": 64, "PADDED_NODES": 64, "CHUNK": 64}
+PATH = {"NODES": 15, "PADDED_NODES": 16, "CHUNK": 128}
 
 
 CASES: dict[str, list[dict[str, Any]]] = {
@@ -86,7 +90,10 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"logits": "*bf16", "V": 151936, "TILE": 4096},
         {"logits": "*fp32", "V": 1000, "TILE": 4096},
     ],
-    "confidence._judge_rows": [{"PADDED_TILES": 64}, {"PADDED_TILES": 1}],
+    "confidence._judge_rows": [
+        {"logits": "*bf16", "V": 151936, "TILE": 4096, "PADDED_TILES": 64, "C": 8},
+        {"logits": "*fp32", "V": 1000, "TILE": 1024, "PADDED_TILES": 1, "C": 1},
+    ],
     "text_look_up._scan": [{"SHORTEST": 2, "LONGEST": 32, "TILE": 1024}],
     "text_look_up._predict": [{**WIDTHS, "PADDED_PARTS": 128}, {**ONE, "PADDED_PARTS": 1}],
     "grading._grade": [{**GRADING, **WIDTHS}, {**GRADING, **ONE, "chains": None}],
@@ -98,13 +105,14 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "tree_growth._grow": [GROWTH, {**GROWTH, **FEW_NODES}],
     "tree_rows._place": [NODES, ONE_NODE],
     "tree_rows._line_up": [{"PADDED_N": 64}, {"PADDED_N": 1}],
-    "tree_walk._walk": [{**NODES, "CUTS": 3}, {**ONE_NODE, "CUTS": 3}],
-    "tree_context._attend_context": [TREE, {**TREE, **FEATURES, **LARGEST_HEAD}],
+    "tree_walk._walk": [{**NODES, "D": 15, "CUTS": 3}, {**ONE_NODE, "D": 1, "CUTS": 3}],
+    "tree_context._attend_context": [TREE, LARGEST_HEAD],
     "tree_nodes._attend_nodes": [
         {**TREE, "HAS_SINKS": False, "found_parts": "*bf16"},
-        {**TREE, **FEATURES, **LARGEST_HEAD, "HAS_SINKS": True},
+        {**TREE, "HAS_SINKS": False},
+        {**LARGEST_HEAD, "HAS_SINKS": True},
     ],
-    "tree_move._move_cached": [{**PATH, "COLUMNS": 9}],
+    "tree_move._move_cached": [{**PATH, "ALIGNED": 4, "COLUMNS": 9}],
     "tree_move._move_rows": [PATH],
     "choice._choose": [
         {**CHOICE, "HAS_BLOCK": True, "HAS_TEXT": True},
@@ -145,11 +153,15 @@ def main() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from vllm_dflash.engine.v2.trees.tree_kernels import tile_of
+
     all_kernels = kernels()
     del backends["cpu"]  # it compiles nothing
     assert all_kernels.keys() == CASES.keys()
     for name, kernel in all_kernels.items():
         for case in CASES[name]:
+            if "HEAD_SIZE" in case:
+                assert tuple(case[each] for each in TILE) == tile_of(case["HEAD_SIZE"], 2)
             options = {each: case[each] for each in case if each == "num_stages"}
             types = {**TYPES, **{each: case[each] for each in case if each.islower()}}
             fixed = {each: value for each, value in case.items() if each.isupper() or value is None}

@@ -8,6 +8,7 @@ import torch
 
 from support.kernel_oracle import Oracle
 from vllm_dflash.engine.v2.confidence import TILE, judge
+from vllm_dflash.engine.v2.trees.tree_growth import MOST_CANDIDATES
 
 NAN, INF = float("nan"), float("inf")
 UNTOUCHED = 7
@@ -52,6 +53,33 @@ def logits_of(case: Case, dtype: torch.dtype) -> torch.Tensor:
     return logits.to(dtype)[:, :size]
 
 
+def candidates(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest columns of each row, and their probabilities, on the CPU."""
+    shape = len(logits) + 1, count
+    tokens = torch.full(shape, UNTOUCHED, device=logits.device)
+    shares = torch.full(shape, float(UNTOUCHED), device=logits.device)
+    confidence = torch.zeros(len(logits), device=logits.device)
+    judge(logits, tokens[:-1], confidence, shares[:-1])
+    assert (tokens[-1] == UNTOUCHED).all()
+    assert (shares[-1] == UNTOUCHED).all()
+    assert torch.equal(shares[:-1, 0], confidence)
+    return tokens[:-1].cpu(), shares[:-1].cpu()
+
+
+def check_candidates(logits: torch.Tensor, tokens: torch.Tensor, shares: torch.Tensor) -> None:
+    """Beside a sort, which leaves equal ones as they stand."""
+    for row, found, share in zip(logits.double().cpu(), tokens, shares, strict=True):
+        if not row.max().isfinite():
+            assert (found.tolist(), share.tolist()) == ([0] * len(found), [0.0] * len(found))
+            continue
+        order = row.sort(descending=True, stable=True).indices[: len(found)]
+        expected = (row[order] - row.logsumexp(0)).exp()
+        torch.testing.assert_close(share.double(), expected, rtol=1e-4, atol=1e-30)
+        is_there = expected > 0
+        assert found[is_there].tolist() == order[is_there].tolist()
+        assert ((found >= 0) & (found < len(row))).all()
+
+
 def compare(
     case: Case, *, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,6 +98,7 @@ def compare(
         assert token == int((row == best).nonzero()[0])
         found.append(float(torch.tensor(sure, dtype=torch.float64).log()))
         expected.append(float(best - row.logsumexp(0)))
+    check_candidates(logits, *candidates(logits.to(device), MOST_CANDIDATES))
     return torch.tensor(found, dtype=torch.float64), torch.tensor(expected, dtype=torch.float64)
 
 

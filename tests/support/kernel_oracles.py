@@ -1,10 +1,15 @@
-"""All Triton kernels of ours: one that is not listed here is not tried on GPUs."""
+"""All Triton kernels of ours: a test sees to it that none is missing here."""
 
 from support.decided_steps import DECISIONS
+from support.grown_trees import TREES
 from support.judged_logits import CONFIDENCE
 from support.kernel_oracle import Oracle
 from support.moved_nodes import TREE_MOVE
 from support.searched_texts import TEXT_LOOK_UP
+from support.split_budgets import BUDGETS
 from support.tree_rows import TREE_ATTENTION
 
-ORACLES: tuple[Oracle, ...] = (CONFIDENCE, TEXT_LOOK_UP, DECISIONS, TREE_ATTENTION, TREE_MOVE)
+ORACLES: tuple[Oracle, ...] = (
+    *(CONFIDENCE, TEXT_LOOK_UP, DECISIONS, BUDGETS),
+    *(TREES, TREE_ATTENTION, TREE_MOVE),
+)

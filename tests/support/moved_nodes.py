@@ -98,6 +98,7 @@ def compare(
 
 
 ON_A_GPU = {
+    "few layers": Case([(40, [0, 2]), (7, [1])], [Layer(2, 16), Layer(1, 32)]),
     "many layers": Case(
         [(3_000, [1, 3, 8, 9, 30]), (40, [0, 1, 2]), (0, []), (17, [*range(1, 60, 2)])],
         [Layer(8, 128), Layer(1, 512, block_size=64), Layer(4, 80, tokens_first=True)] * 8,
@@ -109,5 +110,5 @@ TREE_MOVE = Oracle(
     ON_A_GPU,
     compare,
     limits={torch.float32: 0.0, torch.bfloat16: 0.0},
-    interpreted=(),
+    interpreted=("few layers",),
 )

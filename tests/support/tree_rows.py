@@ -227,4 +227,5 @@ ON_A_GPU = {
     for size in (64, 128, 256, 512)
     for name, variant in VARIANTS.items()
 }
-TREE_ATTENTION = Oracle("tree attention", ON_A_GPU, attend, interpreted=())
+ON_A_GPU["few rows"] = Case([Request(20, 3), Request(9, 2, has_tree=False)])
+TREE_ATTENTION = Oracle("tree attention", ON_A_GPU, attend, interpreted=("few rows",))

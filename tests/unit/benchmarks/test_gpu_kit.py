@@ -46,13 +46,24 @@ def test_no_part_takes_more_than_eight_minutes() -> None:
     assert all(part.seconds <= part.limit <= 480 for part in parts)
     names = ["kernels", "text eager FLASH_ATTN", "text graphs TRITON_ATTN", "graphs", "load"]
     names += ["parity bfloat16", "1.7B plain", "8B ours", "soak FLASH_ATTN"]
+    names += ["trees eager TRITON_ATTN", "trees graphs FLASH_ATTN"]
     assert {*names} < {part.name for part in parts}
     assert len({part.slug for part in parts}) == len(parts)
     dry = {part.name.split()[0] for part in plan_dry_run(DEMO / "held_out.jsonl")}
-    assert dry == {"kernels", "text", "load", "parity", "soak", "tiny"}
+    assert dry == {"kernels", "text", "trees", "load", "parity", "soak", "tiny"}
 
 
-@pytest.mark.parametrize(("group", "minutes"), [("first", 5), ("second", 8), ("third", 8.5)])
+def test_trees_are_told_from_chains() -> None:
+    """Both engines of a part are started as its name says."""
+    for part in plan(80.0) + plan_dry_run(DEMO / "held_out.jsonl"):
+        assert ("--tree" in part.command) == (part.group == "trees")
+    modes = {part.name.split()[1] for part in chosen(plan(80.0), ["trees"])}
+    assert modes == {"eager", "graphs"}
+
+
+@pytest.mark.parametrize(
+    ("group", "minutes"), [("first", 5), ("second", 8), ("third", 8.5), ("trees", 8)]
+)
 def test_groups_fit_into_a_slice_of_time(group: str, minutes: float) -> None:
     parts = plan(80.0)
     assert sum(part.seconds for part in chosen(parts, [group])) <= 60 * minutes

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.judged_logits import INF, NAN, judged
+from support.judged_logits import INF, NAN, candidates, check_candidates, judged
 from vllm_dflash.engine.v2.confidence import TILE
 
 pytestmark = [
@@ -90,3 +90,19 @@ def test_logits_further_apart_than_32_bits_count() -> None:
     logits = memory.as_strided((3, size), (apart, 1), storage_offset=16)
     logits.copy_(torch.tensor([0.0, 1.0, 4.0, 2.0, 3.0]))
     check(logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab_size", [8, TILE + 1, 3 * TILE + 17, 12 * TILE])
+def test_the_likeliest_tokens_and_their_probabilities(vocab_size: int, dtype: torch.dtype) -> None:
+    """All of one part, each of another, ties, a row with few that are not forbidden, and NaN."""
+    random = torch.Generator().manual_seed(0)
+    logits = 4.0 * torch.randn(7, vocab_size, generator=random)
+    logits[1, :8] = 30.0 + torch.arange(8)
+    logits[2, :: max(vocab_size // 8, 1)] = 40.0
+    logits[3] = -INF
+    logits[3, [2, vocab_size - 1]] = torch.tensor([1.0, 2.0])
+    logits[4, vocab_size // 2] = NAN
+    logits[5] = 0.0
+    logits = logits.to(dtype)
+    check_candidates(logits, *candidates(logits, 8))

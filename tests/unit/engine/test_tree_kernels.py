@@ -7,8 +7,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from support.tree_rows import Case, Request, attend
-from vllm_dflash.engine.v2.trees.tree_context import num_segments
+from support.tree_rows import Case, Request, attend, make
+from vllm_dflash.engine.v2.trees import tree_kernels
+from vllm_dflash.engine.v2.trees.tree_context import attend_to_context, num_segments
 from vllm_dflash.engine.v2.trees.tree_kernels import tile_of
 
 pytestmark = [
@@ -58,18 +59,37 @@ def test_rows_see_the_context_and_their_ancestors(case: Case, seed: int) -> None
 @pytest.mark.parametrize(
     ("head_size", "dtype", "tile"),
     [
-        (64, torch.bfloat16, (64, 64)),
-        (128, torch.bfloat16, (64, 64)),
-        (256, torch.float16, (32, 32)),
-        (512, torch.bfloat16, (16, 32)),
-        (192, torch.float32, (16, 32)),  # padded to 256
-        (512, torch.float32, (16, 16)),
+        (64, torch.bfloat16, (64, 32, 3)),
+        (128, torch.bfloat16, (64, 32, 3)),
+        (256, torch.float16, (32, 32, 3)),
+        (512, torch.bfloat16, (16, 16, 3)),
+        (192, torch.float32, (16, 16, 3)),  # padded to 256
+        (512, torch.float32, (16, 16, 2)),
     ],
 )
-def test_tiles(head_size: int, dtype: torch.dtype, tile: tuple[int, int]) -> None:
+def test_tiles(head_size: int, dtype: torch.dtype, tile: tuple[int, int, int]) -> None:
     assert tile_of(head_size, dtype.itemsize) == tile
 
 
 @pytest.mark.parametrize(("tiles", "expected"), [(1, 16), (24, 11), (264, 1), (2000, 1)])
 def test_contexts_are_split_as_far_as_programs_are_idle(tiles: int, expected: int) -> None:
     assert num_segments(tiles, 264) == expected
+
+
+def test_a_prompts_rows_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts beside a prompt are split as they are without it, and parts have no rows of it."""
+    monkeypatch.setattr(tree_kernels, "_num_programs", lambda device: 64)
+    trees = [Request(400, 7), Request(90, 5)]
+    for everybody, requests in (
+        (True, trees),
+        (False, [trees[0], Request(30, 190, has_tree=False), trees[1]]),
+    ):
+        case = Case(requests, most_nodes=7, everybody=everybody)
+        made = make(case)
+        layer = made.batch, made.trees, made.scores
+        parts = attend_to_context(made.query, made.kv_cache, *layer, everybody=everybody)
+        segments, rows = parts.log_sums.shape[:2]
+        assert segments == 16
+        assert rows <= 8 * len(made.batch.seq_lens)
+        output, expected = attend(case)
+        torch.testing.assert_close(output, expected, rtol=2e-5, atol=2e-5)

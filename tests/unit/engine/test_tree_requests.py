@@ -95,7 +95,7 @@ def test_installed_logits_processors_mean_chains(monkeypatch: pytest.MonkeyPatch
 
 def test_without_a_step_that_walked_nothing_was_a_tree() -> None:
     """So blocks of an engine that refuses trees are learned from as chains are."""
-    assert (TreeSlots(3, 5, torch.device("cpu")).chains == -1).all()
+    assert (TreeSlots(3, 5, 5, torch.device("cpu")).chains == -1).all()
 
 
 def requests(*params: SamplingParams) -> Any:

@@ -1,6 +1,8 @@
-"""Which token the drafter thinks likeliest at each place, and how sure it is, on the device.
+"""Which tokens the drafter thinks likeliest at each place, and how sure it is, on the device.
 
-Logits are read once. A maximum and a softmax would read them several times, and in float32.
+Logits are read once, in tiles. A maximum and a softmax would read them several times, and in
+float32. Each of the C likeliest is then the best that is left of one of C tiles, so finding the
+others takes C - 1 tiles of each row.
 """
 
 from __future__ import annotations
@@ -40,37 +42,68 @@ def _judge_tiles(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_tiles", "stride_parts"])
 def _judge_rows(  # type: ignore[no-untyped-def]
+    logits,  # [Q, V]
     parts,  # [3, Q, tiles]
-    tokens,  # [Q]
+    tokens,  # [Q, C]
     confidence,  # [Q]
+    probabilities,  # [Q, C], or None where C is 1
+    stride_logits,
     num_tiles,
     stride_parts,
     PADDED_TILES: tl.constexpr,
+    V: tl.constexpr,
+    TILE: tl.constexpr,
+    C: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, PADDED_TILES)
     at, is_tile = parts + row * num_tiles + tile, tile < num_tiles
     bests = tl.load(at, mask=is_tile, other=float("-inf"))
-    columns = tl.load(at + stride_parts, mask=is_tile, other=0.0).to(tl.int64)
+    columns = tl.load(at + stride_parts, mask=is_tile, other=0.0).to(tl.int32)
     totals = tl.load(at + 2 * stride_parts, mask=is_tile, other=0.0)
     is_nan = bests != bests
     bests = tl.where(is_nan, float("-inf"), bests)
     best = tl.max(bests, axis=0)
     is_finite = (tl.abs(best) < float("inf")) & (tl.max(is_nan.to(tl.int32), axis=0) == 0)
     total = tl.sum(totals * tl.exp(bests - best), axis=0)  # at least 1 if it is finite
-    tl.store(confidence + row, tl.where(is_finite, 1.0 / total, 0.0))
-    first = tl.min(tl.where(bests == best, columns, 1 << 24), axis=0)
-    tl.store(tokens + row, tl.where(is_finite, first, 0))
+    sure = tl.where(is_finite, 1.0 / total, 0.0)
+    tl.store(confidence + row, sure)
+    left = best
+    for rank in range(C):
+        column = tl.min(tl.where(bests == left, columns, V), axis=0)
+        tl.store(tokens + row * C + rank, tl.where(is_finite, tl.minimum(column, V - 1), 0))
+        if C > 1:
+            share = tl.where(is_finite, sure * tl.exp(left - best), 0.0)
+            tl.store(probabilities + row * C + rank, share)
+            its_tile = column // TILE
+            each = its_tile * TILE + tl.arange(0, TILE)
+            is_there = (each < V) & (rank + 1 < C)
+            its_logits = logits + row * stride_logits + each
+            logit = tl.load(its_logits, mask=is_there, other=float("-inf")).to(tl.float32)
+            # What is left of its tile.
+            is_left = is_there & ((logit < left) | ((logit == left) & (each > column)))
+            logit = tl.where(is_left, logit, float("-inf"))
+            next_best = tl.max(logit, axis=0)
+            first = tl.min(tl.where(is_left & (logit == next_best), each, V), axis=0)
+            bests = tl.where(tile == its_tile, next_best, bests)
+            columns = tl.where(tile == its_tile, first, columns)
+            left = tl.max(bests, axis=0)
 
 
-def judge(logits: torch.Tensor, tokens: torch.Tensor, confidence: torch.Tensor) -> None:
-    """The likeliest token of each row, and its probability. May be captured.
+def judge(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    confidence: torch.Tensor,
+    probabilities: torch.Tensor | None = None,
+) -> None:
+    """The likeliest tokens of each row, and their probabilities. May be captured.
 
     Args:
         logits: of Q rows or more, [Q, V], of any float type.
-        tokens: out, [Q] int64; the first one where several are likeliest.
-        confidence: out, [Q] float32, above 0; 0 where the largest logit is not finite or any is
-            NaN.
+        tokens: out, [Q] int64, or [Q, C], likeliest first; where several are alike, the first one.
+        confidence: out, [Q] float32, probability of the likeliest, above 0; 0 where the largest
+            logit is not finite or any is NaN.
+        probabilities: out, [Q, C] float32, 0 where that is so; None: C is 1.
     """
     assert logits.stride(1) == 1
     num_rows, vocab_size = len(tokens), logits.shape[1]
@@ -81,11 +114,18 @@ def judge(logits: torch.Tensor, tokens: torch.Tensor, confidence: torch.Tensor) 
     _judge_tiles[(num_rows, num_tiles)](
         logits, parts, logits.stride(0), *sizes, V=vocab_size, TILE=tile
     )
+    num_tokens = 1 if probabilities is None else tokens.shape[1]
     _judge_rows[(num_rows,)](
+        logits,
         parts,
         tokens,
         confidence,
+        probabilities,
+        logits.stride(0),
         *sizes,
         PADDED_TILES=triton.next_power_of_2(num_tiles),
-        num_warps=1,
+        V=vocab_size,
+        TILE=tile,
+        C=num_tokens,
+        num_warps=1 if num_tokens == 1 else 8,
     )

@@ -199,10 +199,10 @@ class PlannedSpeculator(LoadedSpeculator):
             return self.model.get_top_tokens(hidden_states)
         else:
             logits, drafts = self.model.compute_logits(hidden_states), None  # [Q, V]
-        tokens = torch.empty(len(logits), dtype=torch.int64, device=self.device)
-        judge(logits, tokens, confidence)
         if self.trees is not None and self.trees.is_attached and drafts is None:
             return self.trees.find_candidates(logits, confidence, self.model.target_ids)
+        tokens = torch.empty(len(logits), dtype=torch.int64, device=self.device)
+        judge(logits, tokens, confidence)
         return self.model.target_ids(tokens) if drafts is None else drafts
 
     def _walk(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

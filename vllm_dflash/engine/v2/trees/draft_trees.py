@@ -27,14 +27,10 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from vllm_dflash.engine.agreement import agreed_by_all
 from vllm_dflash.engine.reporting.log import logger
+from vllm_dflash.engine.v2.confidence import judge
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.trees.tree_attention import attend_to_trees, refusal
-from vllm_dflash.engine.v2.trees.tree_growth import (
-    MOST_CANDIDATES,
-    Candidates,
-    find_candidates,
-    grow,
-)
+from vllm_dflash.engine.v2.trees.tree_growth import MOST_CANDIDATES, Candidates, grow
 from vllm_dflash.engine.v2.trees.tree_move import (
     CacheMover,
     Paths,
@@ -57,7 +53,7 @@ class DraftTrees:
         self, num_slots: int, width: int, places: int, num_nodes: int, device: torch.device
     ) -> None:
         """For S request slots, blocks of K drafts, W places for drafts, trees of N nodes."""
-        self.slots = TreeSlots(num_slots, num_nodes, device)
+        self.slots = TreeSlots(num_slots, width, num_nodes, device)
         of_places = num_slots, width, MOST_CANDIDATES
         self.candidates = Candidates(
             torch.zeros(of_places, dtype=torch.int64, device=device),
@@ -142,11 +138,12 @@ class DraftTrees:
 
         Args:
             logits: over the drafter's vocabulary.
-            confidence: probability of the likeliest, [R * K].
-            target_ids: columns of these to token ids.
+            confidence: out, probability of the likeliest, [R * K].
+            target_ids: columns of logits to token ids.
         """
         tokens, probabilities = (each.flatten(0, 1)[: len(logits)] for each in self.candidates)
-        columns = find_candidates(logits, confidence, probabilities)
+        columns = torch.empty_like(tokens)
+        judge(logits, columns, confidence, probabilities)
         tokens.copy_(target_ids(columns.flatten()).view_as(columns))
         return tokens[:, 0]
 

@@ -19,6 +19,7 @@ from vllm_dflash.engine.v2.trees.tree_kernels import (
     blocks_of,
     depth_of,
     last_tiles,
+    part_rows,
     rows_of,
     seen_by,
     weigh,
@@ -32,8 +33,8 @@ MOST_SEGMENTS = 16
 def _attend_context(  # type: ignore[no-untyped-def]
     query,  # [T, H, D]
     cache,  # [blocks, K/V heads, block size, 2 D]
-    found_parts,  # [segments, T, H, D]
-    log_sums,  # [segments, T, H]
+    found_parts,  # [segments, rows, H, D]
+    log_sums,  # [segments, rows, H]
     block_table,
     query_start_loc,
     seq_lens,
@@ -41,7 +42,8 @@ def _attend_context(  # type: ignore[no-untyped-def]
     masks,
     sizes,
     num_requests,
-    everybody,
+    most_rows,
+    places,
     segments,
     scale,
     softcap,
@@ -70,7 +72,7 @@ def _attend_context(  # type: ignore[no-untyped-def]
     PADDED_REQUESTS: tl.constexpr,
 ):
     ends = last_tiles(
-        query_start_loc, slots, sizes, num_requests, everybody, GROUP, ROWS, PADDED_REQUESTS
+        query_start_loc, slots, sizes, num_requests, most_rows, GROUP, ROWS, PADDED_REQUESTS
     )
     dim = tl.arange(0, PADDED_HEAD)
     num_items = tl.max(ends, axis=0) * KV_HEADS * segments
@@ -85,6 +87,7 @@ def _attend_context(  # type: ignore[no-untyped-def]
             ends,
             tile,
             kv_head,
+            most_rows,
             stride_query,
             stride_query_head,
             GROUP,
@@ -108,10 +111,14 @@ def _attend_context(  # type: ignore[no-untyped-def]
         total = tl.zeros([ROWS], tl.float32)
         found = tl.zeros([ROWS, PADDED_HEAD], tl.float32)
         of_head = cache + kv_head * stride_kv_head
+        # Blocks are looked up ahead of their keys, which then are loaded ahead of their use.
+        key = begin + tl.arange(0, KEYS)
+        block = blocks_of(block_table, request, stride_table, key, key < end, BLOCK_SIZE)
         for tile_start in range(begin, end, KEYS):
             key = tile_start + tl.arange(0, KEYS)
             is_key = key < end
-            block = blocks_of(block_table, request, stride_table, key, is_key, BLOCK_SIZE)
+            then = key + KEYS
+            next_block = blocks_of(block_table, request, stride_table, then, then < end, BLOCK_SIZE)
             visible = is_row[:, None] & is_key[None, :]
             if WINDOW > 0:
                 visible = visible & (position[:, None] - key[None, :] < WINDOW)
@@ -130,13 +137,15 @@ def _attend_context(  # type: ignore[no-untyped-def]
                 HEAD_SIZE,
                 PADDED_HEAD,
             )
+            block = next_block
 
         is_found = total > 0
         divisor = tl.where(is_found, total, 1.0)
+        at = part_rows(request, row, at, places)
         to = segment.to(tl.int64) * stride_part + at * stride_part_row + head * stride_part_head
         tl.store(
             found_parts + to[:, None] + dim[None, :],
-            found / divisor[:, None],
+            found * (1.0 / divisor)[:, None],
             mask=mask & is_found[:, None],
         )
         to = segment.to(tl.int64) * stride_sums + at * stride_sums_row + head * stride_sums_head
@@ -170,11 +179,12 @@ def attend_to_context(
         everybody: all requests' rows, at most `MOST_ROWS` of each; else of those with trees.
         segments: of each context; None: as many as keep the GPU busy.
     """
-    launch = Launch.of(query, kv_cache, batch, trees, scores)
+    launch = Launch.of(query, kv_cache, batch, trees, scores, everybody=everybody)
     if segments is None:
         segments = num_segments(launch.num_tiles, launch.num_programs)
-    found = query.new_empty((segments, *query.shape), dtype=torch.float32)
-    log_sums = query.new_empty((segments, *query.shape[:2]), dtype=torch.float32)
+    shape = segments, launch.num_rows, *query.shape[1:]
+    found = query.new_empty(shape, dtype=torch.float32)
+    log_sums = query.new_empty(shape[:-1], dtype=torch.float32)
     _attend_context[(launch.num_programs,)](
         query,
         kv_cache,
@@ -182,7 +192,8 @@ def attend_to_context(
         log_sums,
         *launch.batch,
         len(batch.seq_lens),
-        int(everybody),
+        launch.most_rows,
+        launch.places,
         segments,
         scores.scale,
         scores.softcap,
@@ -192,6 +203,5 @@ def attend_to_context(
         *log_sums.stride(),
         batch.block_table.stride(0),
         **launch.constants,
-        num_stages=2,
     )
-    return Parts(found, log_sums)
+    return Parts(found, log_sums, launch.places)

@@ -43,22 +43,6 @@ class Candidates(NamedTuple):
     """By the drafter; 0 where its logits were not finite, [max R, K, C] float32."""
 
 
-def find_candidates(
-    logits: torch.Tensor, confidence: torch.Tensor, probabilities: torch.Tensor
-) -> torch.Tensor:
-    """The likeliest columns of logits, likeliest first, [Q, C] int64. May be captured.
-
-    Args:
-        logits: [Q, V].
-        confidence: probability of the likeliest, 0 where logits are not finite, [Q].
-        probabilities: out, [Q, C].
-    """
-    best, columns = logits.topk(probabilities.shape[1], dim=-1)
-    share = torch.exp(best.float() - best[:, :1].float()).nan_to_num_(0.0)
-    torch.mul(share, confidence[:, None], out=probabilities)
-    return columns
-
-
 @triton.jit
 def _grow(  # type: ignore[no-untyped-def]
     slots,  # [R]

@@ -72,6 +72,8 @@ class Parts(NamedTuple):
     """[P, T, H, D]; not looked at where there was nothing to see."""
     log_sums: torch.Tensor
     """Logarithms of the sums of weights, -inf where there was nothing to see, [P, T, H]."""
+    places: int = 0
+    """Of each request, for its first rows, in the place of T; 0: rows stand as in the batch."""
 
 
 @triton.jit
@@ -80,7 +82,7 @@ def last_tiles(  # type: ignore[no-untyped-def]
     slots,
     sizes,
     num_requests,
-    everybody,
+    most_rows,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     PADDED_REQUESTS: tl.constexpr,
@@ -92,7 +94,7 @@ def last_tiles(  # type: ignore[no-untyped-def]
     rows = end - tl.load(query_start_loc + request, mask=is_request, other=0)
     slot = tl.load(slots + request, mask=is_request & (rows > 0), other=0)
     size = tl.load(sizes + slot, mask=is_request & (rows > 0), other=0)
-    rows = tl.where((size > 0) | (everybody != 0), rows, 0)
+    rows = tl.where(most_rows == 0, rows, tl.where(size > 0, tl.minimum(rows, most_rows), 0))
     return tl.cumsum((rows * GROUP + ROWS - 1) // ROWS, axis=0)
 
 
@@ -104,6 +106,7 @@ def rows_of(  # type: ignore[no-untyped-def]
     ends,  # of `last_tiles`
     tile,
     kv_head,
+    most_rows,
     stride_query,
     stride_query_head,
     GROUP: tl.constexpr,
@@ -122,13 +125,19 @@ def rows_of(  # type: ignore[no-untyped-def]
     place = (tile - first_tile) * ROWS + tl.arange(0, ROWS)  # row and head of each query
     row = place // GROUP
     head = kv_head * GROUP + place % GROUP
-    is_row = row < num_rows
+    is_row = (row < num_rows) & ((most_rows == 0) | (row < most_rows))
     at = (start + row).to(tl.int64)
     dim = tl.arange(0, PADDED_HEAD)
     mask = is_row[:, None] & (dim < HEAD_SIZE)[None, :]
     asked = query + at[:, None] * stride_query + head[:, None] * stride_query_head
     q = tl.load(asked + dim[None, :], mask=mask, other=0.0)
     return request, num_rows, context, row, head, is_row, at, mask, q
+
+
+@triton.jit
+def part_rows(request, row, at, places):  # type: ignore[no-untyped-def]
+    """Where `Parts` have rows of a request that stand there in the batch."""
+    return tl.where(places == 0, at, request.to(tl.int64) * places + row)
 
 
 @triton.jit
@@ -195,20 +204,20 @@ def weigh(  # type: ignore[no-untyped-def]
     return higher, total, found
 
 
-VARYING = ["num_requests", "everybody", "segments", "num_parts", "stride_table"]
-VARYING += ["stride_part", "stride_part_row", "stride_part_head"]
+VARYING = ["num_requests", "most_rows", "places", "segments", "num_parts", "stride_table"]
 VARYING += ["stride_sums", "stride_sums_row", "stride_sums_head"]
 """Differ from batch to batch, so that nothing may be compiled for them."""
 
 
-def tile_of(head_size: int, itemsize: int) -> tuple[int, int]:
-    """Rows and keys of a tile, with room for queries, keys and values in 99 KiB, which is what
-    GPUs of capability 8.6, 8.9 and 12.0 have; others have more."""
+def tile_of(head_size: int, itemsize: int) -> tuple[int, int, int]:
+    """Rows and keys of a tile, and stages of loops over keys: at 3, those of the next tile are on
+    the way while one is weighed. There is room for all in 99 KiB, which is what GPUs of capability
+    8.6, 8.9 and 12.0 have; others have more."""
     width = _padded(head_size) * itemsize
     return next(tile for most, tile in TILES if width <= most)
 
 
-TILES = ((256, (64, 64)), (512, (32, 32)), (1024, (16, 32)), (2048, (16, 16)))
+TILES = ((256, (64, 32, 3)), (512, (32, 32, 3)), (1024, (16, 16, 3)), (2048, (16, 16, 2)))
 """By bytes of a head."""
 
 
@@ -231,8 +240,14 @@ class Launch:
 
     batch: tuple[torch.Tensor, ...]
     cache_strides: tuple[int, ...]
+    most_rows: int
+    """Of a request, and only of those with a tree; 0: all of everybody's."""
+    num_rows: int
+    """Of all requests together, at most."""
+    places: int
+    """As in `Parts`."""
     num_tiles: int
-    """That a batch of so many rows has at least, of all K/V heads."""
+    """That so many rows have at least, of all K/V heads."""
     num_programs: int
     constants: dict[str, int | bool]
 
@@ -244,12 +259,17 @@ class Launch:
         batch: PagedRows,
         trees: TreeRows,
         scores: Scores,
+        *,
+        everybody: bool,
     ) -> Launch:
         """For rows [T, H, D] of a batch, and a layer's cache."""
         kv_heads, block_size = kv_cache.shape[1:3]
         heads, head_size = query.shape[1:]
         group, nodes = heads // kv_heads, trees.masks.shape[1]
-        rows, keys = tile_of(head_size, query.element_size())
+        # A prompt's rows are none of these kernels'.
+        most_rows = 0 if everybody else 1 + nodes
+        num_rows = min(len(query), most_rows * len(batch.seq_lens) or len(query))
+        rows, keys, stages = tile_of(head_size, query.element_size())
         rows = min(rows, max(16, triton.next_power_of_2((1 + nodes) * group)))
         num_programs = _num_programs(query.device)
         # One kernel for batches that gain by trees, and one for all others.
@@ -258,7 +278,10 @@ class Launch:
         return cls(
             (*tensors, trees.slots, trees.masks, trees.sizes),
             kv_cache.stride()[:3],
-            triton.cdiv(len(query) * group, rows) * kv_heads,
+            most_rows,
+            num_rows,
+            most_rows if num_rows < len(query) else 0,
+            triton.cdiv(num_rows * group, rows) * kv_heads,
             num_programs,
             {
                 "KV_HEADS": kv_heads,
@@ -272,5 +295,6 @@ class Launch:
                 "ROWS": rows,
                 "KEYS": keys,
                 "PADDED_REQUESTS": triton.next_power_of_2(requests),
+                "num_stages": stages,
             },
         )

@@ -19,13 +19,15 @@ from vllm_dflash.engine.v2.trees.tree_kernels import RowsOfBatch
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-WORD = torch.int32.itemsize
-"""Bytes that are moved at a time, whatever they stand for."""
-CHUNK = 64
-"""Words of a row that are moved at a time."""
+ALIGNED = 4
+"""Words of 4 bytes that are moved at a time, whatever they stand for."""
+BYTES = 4 * ALIGNED
+CHUNK = 128
+"""Words of a row that a program moves."""
 COLUMNS = 9
 """Of a layer, in the table: addresses of cache and block table, the latter's stride, tokens of a
-block, strides of the cache by block, head and token, heads, and words of a token."""
+block, heads, and in pieces of 16 bytes: keys and
+values of a head, and strides of the cache by block, head and token."""
 
 
 @triton.jit
@@ -38,80 +40,88 @@ def _path_of(paths, path_lens, request, NODES: tl.constexpr, PADDED_NODES: tl.co
 
 
 @triton.jit
-def _copy(base, source, goal, is_moved, width, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows of so many words, at these places."""
-    for first in range(0, width, CHUNK):
-        column = first + tl.arange(0, CHUNK)
-        mask = is_moved[:, None] & (column < width)[None, :]
-        words = tl.load(base + source[:, None] + column[None, :], mask=mask)
-        tl.debug_barrier()  # a row may be where another one goes
-        tl.store(base + goal[:, None] + column[None, :], words, mask=mask)
+def _copy(base, source, goal, is_moved, first, width, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A chunk of rows of so many words, at these places."""
+    column = first + tl.arange(0, CHUNK)
+    mask = is_moved[:, None] & (column < width)[None, :]
+    words = tl.load(base + source[:, None] + column[None, :], mask=mask)
+    tl.debug_barrier()  # a row may be where another one goes
+    tl.store(base + goal[:, None] + column[None, :], words, mask=mask)
 
 
 @triton.jit
 def _move_cached(  # type: ignore[no-untyped-def]
     layers,  # [L, COLUMNS]
-    paths,  # [max R, N]
+    paths,  # [max R, D]
     path_lens,  # [max R]
     query_start_loc,  # [R + 1]
     seq_lens,  # [R]
     NODES: tl.constexpr,
     PADDED_NODES: tl.constexpr,
+    ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    request, head = tl.program_id(0), tl.program_id(2)
+    request = tl.program_id(0)
     layer = layers + tl.program_id(1) * COLUMNS
     depth = tl.arange(0, PADDED_NODES)
     node, is_moved = _path_of(paths, path_lens, request, NODES, PADDED_NODES)
     num_moved = tl.sum(is_moved.to(tl.int32), axis=0)
-    if (num_moved == 0) | (head >= tl.load(layer + 7)):
+    width = tl.load(layer + 5).to(tl.int32) * ALIGNED
+    chunks = tl.cdiv(width, CHUNK)
+    head = tl.program_id(2) // chunks
+    if (num_moved == 0) | (head >= tl.load(layer + 4)):
         return
     num_rows = tl.load(query_start_loc + request + 1) - tl.load(query_start_loc + request)
     first = tl.load(seq_lens + request) - num_rows + 1  # position of node 0
     table = tl.load(layer + 1).to(tl.pointer_type(tl.int32)) + request * tl.load(layer + 2)
-    block_size = tl.load(layer + 3)
+    block_size = tl.load(layer + 3).to(tl.int32)
     from_block = tl.load(table + (first + node) // block_size, mask=is_moved, other=0)
     to_block = tl.load(table + (first + depth) // block_size, mask=is_moved, other=0)
     # Block 0 is nobody's.
     is_moved = is_moved & (from_block > 0) & (to_block > 0)
-    by_block, by_token = tl.load(layer + 4), tl.load(layer + 6)
-    cache = tl.load(layer).to(tl.pointer_type(tl.int32)) + head * tl.load(layer + 5)
+    by_block, by_head, by_token = tl.load(layer + 6), tl.load(layer + 7), tl.load(layer + 8)
+    cache = tl.multiple_of(tl.load(layer).to(tl.pointer_type(tl.int32)), 4 * ALIGNED)
     source = from_block * by_block + (first + node) % block_size * by_token
     goal = to_block * by_block + (first + depth) % block_size * by_token
-    _copy(cache, source, goal, is_moved, tl.load(layer + 8), CHUNK)
+    _copy(
+        cache + head * by_head * ALIGNED,
+        source * ALIGNED,
+        goal * ALIGNED,
+        is_moved,
+        tl.program_id(2) % chunks * CHUNK,
+        width,
+        CHUNK,
+    )
 
 
 @triton.jit
 def _move_rows(  # type: ignore[no-untyped-def]
     rows,  # [T, W]
-    paths,  # [max R, N]
+    paths,  # [max R, D]
     path_lens,  # [max R]
     query_start_loc,  # [R + 1]
     stride_rows,
-    width,  # words of a row that a program moves
-    num_words,  # W
+    width,  # W, in words
     NODES: tl.constexpr,
     PADDED_NODES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     request = tl.program_id(0)
     node, is_moved = _path_of(paths, path_lens, request, NODES, PADDED_NODES)
-    num_moved = tl.sum(is_moved.to(tl.int32), axis=0)
-    if num_moved == 0:
+    if tl.sum(is_moved.to(tl.int32), axis=0) == 0:
         return
     first = tl.load(query_start_loc + request).to(tl.int64) + 1  # row of node 0
-    begin = tl.program_id(1) * width
     source = (first + node) * stride_rows
     goal = (first + tl.arange(0, PADDED_NODES)) * stride_rows
-    _copy(rows + begin, source, goal, is_moved, tl.minimum(width, num_words - begin), CHUNK)
+    _copy(rows, source, goal, is_moved, tl.program_id(1) * CHUNK, width, CHUNK)
 
 
 class Paths(NamedTuple):
     """What was accepted of R requests' trees."""
 
     nodes: torch.Tensor
-    """By depth, from the bonus token's child on, [max R, N] int32."""
+    """By depth, from the bonus token's child on, [max R, D] int32."""
     lengths: torch.Tensor
     """How many of each, 0 where there was no tree, [max R] int32."""
 
@@ -148,9 +158,14 @@ def why_not_moved(runner: GPUModelRunner, names: Collection[str]) -> str | None:
     sizes = runner.block_tables.block_sizes
     for size, group in zip(sizes, runner.kv_cache_config.kv_cache_groups, strict=True):
         for name in group.layer_names:
+            if name not in names:
+                continue
             cache = runner.compilation_config.static_forward_context[name].kv_cache
-            if name in names and cache.shape[2] != size:
+            if cache.shape[2] != size:
                 return f"its attention splits blocks of {size} tokens ({name})"
+            pieces = *cache.stride()[:3], cache.shape[-1]
+            if any(each * cache.element_size() % BYTES for each in pieces):
+                return f"keys and values are not whole pieces of {BYTES} bytes ({name})"
     return None
 
 
@@ -164,23 +179,24 @@ class CacheMover:
         rows = []
         for (address, _), (cache, table) in found.items():
             assert cache.stride(-1) == 1
-            words = cache.stride(0), cache.stride(1), cache.stride(2), cache.shape[-1]
-            *strides, width = (each * cache.element_size() // WORD for each in words)
+            sizes = cache.shape[-1], *cache.stride()[:3]
+            width, *strides = (each * cache.element_size() // BYTES for each in sizes)
             block = table.data_ptr(), table.stride(0), cache.shape[2]
-            rows.append((address, *block, *strides, cache.shape[1], width))
-        self.most_heads = max(row[7] for row in rows)
+            rows.append((address, *block, cache.shape[1], width, *strides))
+        self.most_pieces = max(row[4] * triton.cdiv(row[5] * ALIGNED, CHUNK) for row in rows)
         self.layers = torch.tensor(rows, dtype=torch.int64, device=layers[0].kv_cache.device)
 
     def move(self, paths: Paths, batch: RowsOfBatch) -> None:
         """`batch` is the one that the target ran with, of R requests."""
         num_nodes = paths.nodes.shape[1]
-        _move_cached[(len(batch.seq_lens), len(self.layers), self.most_heads)](
+        _move_cached[(len(batch.seq_lens), len(self.layers), self.most_pieces)](
             self.layers,
             *paths,
             batch.query_start_loc,
             batch.seq_lens,
             NODES=num_nodes,
             PADDED_NODES=triton.next_power_of_2(num_nodes),
+            ALIGNED=ALIGNED,
             CHUNK=CHUNK,
             COLUMNS=COLUMNS,
         )
@@ -192,15 +208,14 @@ def move_rows(rows: torch.Tensor, paths: Paths, query_start_loc: torch.Tensor) -
     `query_start_loc` is that of the batch, [R + 1].
     """
     words = rows.view(torch.int32)
-    num_nodes, width = paths.nodes.shape[1], 16 * CHUNK
-    grid = len(query_start_loc) - 1, triton.cdiv(words.shape[1], width)
+    num_nodes, width = paths.nodes.shape[1], words.shape[1]
+    grid = len(query_start_loc) - 1, triton.cdiv(width, CHUNK)
     _move_rows[grid](
         words,
         *paths,
         query_start_loc,
         words.stride(0),
         width,
-        words.shape[1],
         NODES=num_nodes,
         PADDED_NODES=triton.next_power_of_2(num_nodes),
         CHUNK=CHUNK,

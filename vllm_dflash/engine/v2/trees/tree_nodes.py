@@ -19,6 +19,7 @@ from vllm_dflash.engine.v2.trees.tree_kernels import (
     blocks_of,
     depth_of,
     last_tiles,
+    part_rows,
     rows_of,
     seen_by,
     weigh,
@@ -40,7 +41,8 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
     sizes,
     sinks,
     num_requests,
-    everybody,
+    most_rows,
+    places,
     num_parts,
     scale,
     softcap,
@@ -72,7 +74,7 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
     PADDED_REQUESTS: tl.constexpr,
 ):
     ends = last_tiles(
-        query_start_loc, slots, sizes, num_requests, everybody, GROUP, ROWS, PADDED_REQUESTS
+        query_start_loc, slots, sizes, num_requests, most_rows, GROUP, ROWS, PADDED_REQUESTS
     )
     dim = tl.arange(0, PADDED_HEAD)
     num_items = tl.max(ends, axis=0) * KV_HEADS
@@ -86,6 +88,7 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
             ends,
             tile,
             kv_head,
+            most_rows,
             stride_query,
             stride_query_head,
             GROUP,
@@ -93,6 +96,10 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
             HEAD_SIZE,
             PADDED_HEAD,
         )
+        num_nodes, end = num_rows - 1, context + num_rows
+        # Blocks are looked up ahead of their keys, which then are loaded ahead of their use.
+        key = context + 1 + tl.arange(0, KEYS)
+        block = blocks_of(block_table, request, stride_table, key, key < end, BLOCK_SIZE)
         slot = tl.load(slots + request)
         seen = seen_by(masks, sizes, slot, row - 1, is_row & (row > 0), NODES)
 
@@ -103,12 +110,13 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
             best = tl.full([ROWS], float("-inf"), tl.float32)
             total = tl.zeros([ROWS], tl.float32)
         found = tl.zeros([ROWS, PADDED_HEAD], tl.float32)
-        for part in range(num_parts):
-            of_sums = log_sums + part * stride_sums + at * stride_sums_row
+        part_row = part_rows(request, row, at, places)
+        for part in tl.range(num_parts, num_stages=3):
+            of_sums = log_sums + part * stride_sums + part_row * stride_sums_row
             log_sum = tl.load(of_sums + head * stride_sums_head, mask=is_row, other=float("-inf"))
             # FlashAttention 2 says +inf where there was nothing to see.
             is_found = is_row & (tl.abs(log_sum) < float("inf"))
-            of_part = found_parts + part * stride_part + at * stride_part_row
+            of_part = found_parts + part * stride_part + part_row * stride_part_row
             in_part = tl.load(
                 (of_part + head * stride_part_head)[:, None] + dim[None, :],
                 mask=mask & is_found[:, None],
@@ -122,13 +130,13 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
             found = found * faded[:, None] + in_part * weight[:, None]
             best = higher
 
-        num_nodes = num_rows - 1
         of_head = cache + kv_head * stride_kv_head
         for first in range(0, num_nodes, KEYS):
             node = first + tl.arange(0, KEYS)
             is_key = node < num_nodes
             key = context + 1 + node
-            block = blocks_of(block_table, request, stride_table, key, is_key, BLOCK_SIZE)
+            then = key + KEYS
+            next_block = blocks_of(block_table, request, stride_table, then, then < end, BLOCK_SIZE)
             bit = tl.minimum(node, 63).to(tl.int64)
             visible = is_key[None, :] & (((seen[:, None] >> bit[None, :]) & 1) != 0)
             if WINDOW > 0:
@@ -149,10 +157,11 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
                 HEAD_SIZE,
                 PADDED_HEAD,
             )
+            block = next_block
 
         to = output + at[:, None] * stride_output + head[:, None] * stride_output_head
         divisor = tl.where(total > 0, total, 1.0)  # of lanes that are no rows
-        tl.store(to + dim[None, :], found / divisor[:, None], mask=mask)
+        tl.store(to + dim[None, :], found * (1.0 / divisor)[:, None], mask=mask)
 
 
 def attend_to_nodes(
@@ -168,16 +177,18 @@ def attend_to_nodes(
 ) -> None:
     """Write rows [T, H, D] as they are with all that they see; leave others' alone. May be
     captured. `context` is what they found so far; for the others see `attend_to_context`."""
-    launch = Launch.of(query, kv_cache, batch, trees, scores)
+    launch = Launch.of(query, kv_cache, batch, trees, scores, everybody=everybody)
     _attend_nodes[(min(launch.num_programs, len(query) * kv_cache.shape[1]),)](
         query,
         kv_cache,
-        *context,
+        context.found,
+        context.log_sums,
         output,
         *launch.batch,
         scores.sinks,
         len(batch.seq_lens),
-        int(everybody),
+        launch.most_rows,
+        context.places,
         len(context.found),
         scores.scale,
         scores.softcap,
@@ -189,5 +200,4 @@ def attend_to_nodes(
         *output.stride()[:2],
         **launch.constants,
         HAS_SINKS=scores.sinks is not None,
-        num_stages=1,
     )

@@ -16,8 +16,8 @@ from vllm_dflash.config.speculative_settings import MOST_NODES
 class TreeSlots:
     """Persistent tensors of S request slots, and of the batch of R requests that runs."""
 
-    def __init__(self, num_slots: int, num_nodes: int, device: torch.device) -> None:
-        """For trees of up to `num_nodes` (N) nodes."""
+    def __init__(self, num_slots: int, width: int, num_nodes: int, device: torch.device) -> None:
+        """For trees of up to `num_nodes` (N) nodes, of blocks of K drafts."""
         assert 1 <= num_nodes <= MOST_NODES  # a row's ancestors are the bits of a word
         self.num_nodes = num_nodes
 
@@ -42,8 +42,9 @@ class TreeSlots:
         # Of the batch that runs.
         self.slots = zeros(num_slots, dtype=torch.int64)
         """Of each request, where captured graphs read it, [max R]."""
-        self.paths = zeros(num_slots, num_nodes)
-        """Accepted nodes of each, from the bonus token's child on, [max R, N]."""
+        self.paths = zeros(num_slots, min(width, num_nodes))
+        """Accepted nodes of each, from the bonus token's child on, [max R, D]: D = min(K, N), for
+        no node is deeper."""
         self.path_lens = zeros(num_slots)
         """How many, [max R]."""
         self.chains = torch.full_like(zeros(num_slots, 2 + len(TREE_CUTS)), -1)

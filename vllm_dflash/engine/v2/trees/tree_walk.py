@@ -35,10 +35,11 @@ def _walk(  # type: ignore[no-untyped-def]
     likeliest,  # [S]
     sampled,  # [R, 1 + W]
     num_sampled,  # [R]
-    paths,  # [R, N]
+    paths,  # [R, D]
     path_lens,  # [R]
     chains,  # [R, 2 + CUTS]
     stride_sampled,
+    D: tl.constexpr,
     N: tl.constexpr,
     PADDED_N: tl.constexpr,
     CUTS: tl.constexpr,
@@ -68,7 +69,7 @@ def _walk(  # type: ignore[no-untyped-def]
         node = tl.min(tl.where(is_next, each, PADDED_N), axis=0)
         goes_on = node < PADDED_N
         if goes_on:
-            tl.store(paths + request * N + accepted, node)
+            tl.store(paths + request * D + accepted, node)
             is_first = ((firsts >> node.to(tl.int64)) & 1) != 0
             of_firsts += ((of_firsts == accepted) & is_first).to(tl.int32)
             on_path = on_path | (each == node)
@@ -120,6 +121,7 @@ def walk(
         trees.path_lens[start:],
         trees.chains[start:],
         sampled.stride(0),
+        D=trees.paths.shape[1],
         N=num_nodes,
         PADDED_N=triton.next_power_of_2(num_nodes),
         CUTS=len(TREE_CUTS),
