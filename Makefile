@@ -2,8 +2,9 @@
 # make check   install into .venv, then lint, types, imports between rooms, unit tests: minutes
 # make test    the same, then every other test: engines on both model runners, servers, clusters
 # make seams VLLM=0.33.0   say what that vLLM breaks, from its sources: seconds
-# make next VLLM=0.33.0    V2 tests on that vLLM's Python over the installed kernels, and engines on the
-#              emulated GPU: 10 minutes
+# make next    tests on vLLM 0.33's Python (VLLM=0.34.0: on another one's) over the installed kernels:
+#              configs, what is selected on which GPU, all of V2, engines on the emulated GPU. An hour;
+#              make test runs the first part
 # make mutants plant faults by machine in what is pure, see which the unit tests let through: hours
 # make faults  plant the faults of tests/faults, written by hand, one after the other: half an hour
 #              at first, to learn which tests execute what. Unit tests alone, other lists: ARGS="--unit --from"
@@ -17,8 +18,10 @@
 #              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
 # make recording   record the demo and a server in a terminal again, and draw README's picture of
 #              it: five minutes alone on the machine; writes docs/demo.cast and docs/demo.svg
-# make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU
-.PHONY: demo check test setup test-unit test-engine test-v2 test-emulated test-cluster test-server
+# make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU, of both
+#              versions
+.PHONY: demo check test setup test-unit test-engine test-v2 test-emulated test-next test-cluster
+.PHONY: test-server
 .PHONY: mutants faults coverage seams next hazards fuzz selection gpu figures recording
 
 demo: setup
@@ -35,7 +38,7 @@ check: setup
 # cores. Servers and clusters, with threads as a user has them, come behind them.
 test: check
 	$(MAKE) --jobs=2 --keep-going --output-sync=target \
-	    test-v2 test-engine test-emulated test-cluster test-server
+	    test-v2 test-engine test-emulated test-next test-cluster test-server
 
 ONE_THREAD = OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind
 
@@ -52,6 +55,13 @@ test-v2:
 EMULATED = tests/emulated tests/engine/test_cuda*.py tests/engine/test_emulated*.py --emulated
 test-emulated:
 	$(ONE_THREAD) scripts/run.sh pytest $(EMULATED) $(PYTEST_ARGS)
+
+# The newest vLLM that we support, which pip installs on a GPU.
+BESIDE = $(ONE_THREAD) scripts/run.sh python scripts/beside.py $(or $(VLLM),0.33.0)
+NEXT = tests/unit/config tests/unit/test_plugin.py tests/unit/test_compatibility.py
+test-next:
+	$(BESIDE) pytest $(NEXT) tests/engine/test_selection_matrix.py $(PYTEST_ARGS)
+	$(BESIDE) pytest tests/engine/test_engine_v2.py --runner v2 $(PYTEST_ARGS)
 
 test-cluster:
 	scripts/run.sh pytest tests/cluster $(PYTEST_ARGS)
@@ -81,10 +91,9 @@ seams: setup
 
 # For a vLLM without a build for CPUs; orjson and the like that its server needs are not installed.
 next: setup
-	$(ONE_THREAD) scripts/run.sh python scripts/beside.py $(VLLM) \
-	    pytest tests/unit tests/engine/test_engine_v2.py --runner v2 $(PYTEST_ARGS)
-	$(ONE_THREAD) scripts/run.sh python scripts/beside.py $(VLLM) \
-	    pytest tests/engine/test_emulated_engines.py --emulated $(PYTEST_ARGS)
+	$(MAKE) test-next
+	$(BESIDE) pytest tests/unit tests/engine --runner v2 $(PYTEST_ARGS)
+	$(BESIDE) pytest tests/engine/test_emulated_engines.py --emulated $(PYTEST_ARGS)
 
 # These go on where they were broken off.
 mutants: setup
@@ -98,9 +107,8 @@ coverage: setup
 	PYTHONPATH=tests scripts/run.sh python -m faults.coverage_report $(ARGS)
 
 selection: setup
-	cd tests && $(ONE_THREAD) ../scripts/run.sh python -m support.selection_table
-	cd tests && $(ONE_THREAD) ../scripts/run.sh python ../scripts/beside.py $(NEXT) \
-	    python -m support.selection_table
+	PYTHONPATH=tests $(ONE_THREAD) scripts/run.sh python -m support.selection_table
+	PYTHONPATH=tests $(BESIDE) python -m support.selection_table
 
 FIGURES = --native-k 1 3 7 --concurrency 1 8 32 --tokens 192 --seconds 10 --rounds 4
 figures: setup

@@ -56,7 +56,10 @@ from vllm_dflash.engine.v2.trimming import lengths_to_choose
 from vllm_dflash.model.layers import DraftAttentionCache
 
 try:
-    from vllm.v1.core.kv_cache_planning import get_kv_cache_groups  # vLLM 0.33
+    # vLLM 0.33
+    from vllm.v1.core.kv_cache_planning import (  # type: ignore[import-not-found]
+        get_kv_cache_groups,
+    )
 except ImportError:
     from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 
