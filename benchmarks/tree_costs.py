@@ -17,6 +17,8 @@ OPERATIONS = 989e12
 """A second, bfloat16, dense."""
 LAUNCH = 2e-6
 """Seconds from kernel to kernel in a captured graph, where one waits for the other; assumed."""
+TILE = 4096
+"""Logits that are read for each candidate but the first (`confidence.py`)."""
 BYTES, FLOAT = 2, 4
 """Of a number in bfloat16, and in float32."""
 
@@ -87,7 +89,7 @@ class Step:
             + self.requests * self.drafts * target.kv_bytes,
             "sums": of_rows * FLOAT,
             "draws": rows * target.vocab * FLOAT,
-            "candidates": 2 * self.requests * 15 * target.vocab * BYTES,
+            "candidates": 7 * self.requests * 15 * TILE * BYTES,
             "moved": 2 * self.requests * accepted * (target.kv_bytes + features),
         }
 
@@ -106,7 +108,7 @@ class Step:
             "nodes": self.target.layers,
             "plans of FlashAttention": self.target.layers,
             "lengths": 3,
-            "build": 8,
+            "build": 2,
             "places, draws, walk": 4,
             "moves": 2,
         }

@@ -4,9 +4,12 @@ line of JSON for each that came out."""
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from importlib import import_module
 from math import log2
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import vllm_dflash
@@ -103,8 +106,10 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ],
     "grading._learn_of_everybody": [{"LOG_MEMORY": log2(0.98), "TILE": 128}],
     "tree_growth._grow": [GROWTH, {**GROWTH, **FEW_NODES}],
-    "tree_rows._place": [NODES, ONE_NODE],
-    "tree_rows._line_up": [{"PADDED_N": 64}, {"PADDED_N": 1}],
+    "tree_rows._place": [
+        *(NODES, ONE_NODE),
+        *({**nodes, "prefill_lens": None, "depths": None} for nodes in (NODES, ONE_NODE)),
+    ],
     "tree_walk._walk": [{**NODES, "D": 15, "CUTS": 3}, {**ONE_NODE, "D": 1, "CUTS": 3}],
     "tree_context._attend_context": [TREE, LARGEST_HEAD],
     "tree_nodes._attend_nodes": [
@@ -146,6 +151,21 @@ def kernels() -> dict[str, Any]:
     return found
 
 
+def memory_of(cubin: bytes) -> dict[str, int]:
+    """Registers of a thread, and bytes that it keeps in memory because they do not suffice."""
+    from triton import knobs
+
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {
+        name: int(told.partition(f"{word}:")[2].split()[0])
+        for name, word in (("registers", "REG"), ("spilled", "STACK"))
+    }
+
+
 def main() -> None:
     pretend_a_device()
     import triton
@@ -183,6 +203,9 @@ def main() -> None:
                 made = triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=options)
                 assert made.asm["cubin"]
                 found = {"gpu": gpu, "kernel": name, "shared": made.metadata.shared}
+                on_the_way = re.findall(r"cp\.async\.wait_group\s+(\w+)", made.asm["ptx"])
+                found["on_the_way"] = max((int(one, 0) for one in on_the_way), default=0)
+                found |= memory_of(made.asm["cubin"]) if name.startswith("tree_move") else {}
                 print(json.dumps(found), flush=True)
 
 

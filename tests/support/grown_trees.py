@@ -77,9 +77,9 @@ class Grown:
         return (accepted + everybody) / (expected + prior)
 
     def grow(self, *, has_block: bool = True) -> None:
-        there = self.there(self.of_request, self.sampled)
+        there, sampled = self.there(self.of_request, self.sampled)
         nothing = torch.zeros(0)
-        batch = Batch(*there, nothing, nothing, nothing, self.newest[:, None])
+        batch = Batch(there, sampled, nothing, nothing, nothing, self.newest[:, None])
         handed_over = self.drafts, self.chances
         grow(
             self.trees,

@@ -105,11 +105,12 @@ def compare(
 CONFIDENCE = Oracle(
     "confidence",
     {
+        "V = 9000": Case(9000),
         "V = 151936": Case(151936),
         "V = 262144": Case(262144),
         "V = 151936, 248 rows": Case(151936, 240),
     },
     compare,
     limits={torch.bfloat16: 1e-4, torch.float32: 1e-4},  # it reckons in float32
-    interpreted=("V = 151936", "V = 262144"),
+    interpreted=("V = 9000", "V = 151936", "V = 262144"),
 )

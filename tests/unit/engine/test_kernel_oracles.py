@@ -59,6 +59,6 @@ def test_each_kernel_is_held_against_something(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(GridExecutor, "__call__", noted)
     for oracle in ORACLES:
-        case, dtype = oracle.cases_on("cpu")[-1]
+        case, dtype = oracle.cases_on("cpu")[0]
         oracle.check(case, dtype, "cpu")
     assert kernels_of_the_package() == launched

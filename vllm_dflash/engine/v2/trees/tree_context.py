@@ -52,12 +52,7 @@ def _attend_context(  # type: ignore[no-untyped-def]
     stride_block,
     stride_kv_head,
     stride_slot,
-    stride_part,
-    stride_part_row,
-    stride_part_head,
-    stride_sums,
-    stride_sums_row,
-    stride_sums_head,
+    part_size,
     stride_table,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -141,14 +136,13 @@ def _attend_context(  # type: ignore[no-untyped-def]
 
         is_found = total > 0
         divisor = tl.where(is_found, total, 1.0)
-        at = part_rows(request, row, at, places)
-        to = segment.to(tl.int64) * stride_part + at * stride_part_row + head * stride_part_head
+        to = segment.to(tl.int64) * part_size + head
+        to += part_rows(request, row, at, places) * (KV_HEADS * GROUP)
         tl.store(
-            found_parts + to[:, None] + dim[None, :],
+            found_parts + (to * HEAD_SIZE)[:, None] + dim[None, :],
             found * (1.0 / divisor)[:, None],
             mask=mask & is_found[:, None],
         )
-        to = segment.to(tl.int64) * stride_sums + at * stride_sums_row + head * stride_sums_head
         log_sum = tl.where(is_found, best + tl.log(divisor), float("-inf"))
         tl.store(log_sums + to, log_sum, mask=is_row)
 
@@ -199,8 +193,7 @@ def attend_to_context(
         scores.softcap,
         *query.stride()[:2],
         *launch.cache_strides,
-        *found.stride()[:3],
-        *log_sums.stride(),
+        log_sums.stride(0),
         batch.block_table.stride(0),
         **launch.constants,
     )

@@ -69,7 +69,7 @@ class Parts(NamedTuple):
     """What rows found in each of P parts of what they see."""
 
     found: torch.Tensor
-    """[P, T, H, D]; not looked at where there was nothing to see."""
+    """Contiguous, [P, T, H, D]; not looked at where there was nothing to see."""
     log_sums: torch.Tensor
     """Logarithms of the sums of weights, -inf where there was nothing to see, [P, T, H]."""
     places: int = 0
@@ -205,7 +205,7 @@ def weigh(  # type: ignore[no-untyped-def]
 
 
 VARYING = ["num_requests", "most_rows", "places", "segments", "num_parts", "stride_table"]
-VARYING += ["stride_sums", "stride_sums_row", "stride_sums_head"]
+VARYING += ["part_size", "stride_sums_row", "stride_sums_head"]
 """Differ from batch to batch, so that nothing may be compiled for them."""
 
 

@@ -51,10 +51,7 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
     stride_block,
     stride_kv_head,
     stride_slot,
-    stride_part,
-    stride_part_row,
-    stride_part_head,
-    stride_sums,
+    part_size,
     stride_sums_row,
     stride_sums_head,
     stride_table,
@@ -111,14 +108,14 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
             total = tl.zeros([ROWS], tl.float32)
         found = tl.zeros([ROWS, PADDED_HEAD], tl.float32)
         part_row = part_rows(request, row, at, places)
+        in_sums = log_sums + part_row * stride_sums_row + head * stride_sums_head
+        in_parts = part_row * (KV_HEADS * GROUP) + head
         for part in tl.range(num_parts, num_stages=3):
-            of_sums = log_sums + part * stride_sums + part_row * stride_sums_row
-            log_sum = tl.load(of_sums + head * stride_sums_head, mask=is_row, other=float("-inf"))
+            log_sum = tl.load(in_sums + part * part_size, mask=is_row, other=float("-inf"))
             # FlashAttention 2 says +inf where there was nothing to see.
             is_found = is_row & (tl.abs(log_sum) < float("inf"))
-            of_part = found_parts + part * stride_part + part_row * stride_part_row
             in_part = tl.load(
-                (of_part + head * stride_part_head)[:, None] + dim[None, :],
+                found_parts + ((in_parts + part * part_size) * HEAD_SIZE)[:, None] + dim[None, :],
                 mask=mask & is_found[:, None],
                 other=0.0,
             ).to(tl.float32)
@@ -177,6 +174,7 @@ def attend_to_nodes(
 ) -> None:
     """Write rows [T, H, D] as they are with all that they see; leave others' alone. May be
     captured. `context` is what they found so far; for the others see `attend_to_context`."""
+    assert context.found.is_contiguous()
     launch = Launch.of(query, kv_cache, batch, trees, scores, everybody=everybody)
     _attend_nodes[(min(launch.num_programs, len(query) * kv_cache.shape[1]),)](
         query,
@@ -194,7 +192,6 @@ def attend_to_nodes(
         scores.softcap,
         *query.stride()[:2],
         *launch.cache_strides,
-        *context.found.stride()[:3],
         *context.log_sums.stride(),
         batch.block_table.stride(0),
         *output.stride()[:2],

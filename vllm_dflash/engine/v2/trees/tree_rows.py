@@ -19,9 +19,9 @@ def _place(  # type: ignore[no-untyped-def]
     query_start_loc,  # [R + 1]
     cu_num_logits,  # [R + 1]
     positions,  # [T]
-    prefill_lens,  # [S]
     sizes,  # [S]
-    depths,  # [S, N]
+    prefill_lens,  # [S], or None
+    depths,  # [S, N]; None: nodes stand in a row
     N: tl.constexpr,
     PADDED_N: tl.constexpr,
 ):
@@ -33,16 +33,20 @@ def _place(  # type: ignore[no-untyped-def]
     if (size == 0) | (num_logits <= 1):
         return
     start = tl.load(positions + root)
-    if start < tl.load(prefill_lens + slot):  # what it has are placeholders of vLLM's
-        tl.store(sizes + slot, 0)
-        return
     node = tl.arange(0, PADDED_N)
     is_row = node < tl.minimum(size, num_logits - 1)
-    depth = tl.load(depths + slot * N + node, mask=is_row, other=0)
+    depth = 1 + node
+    if depths is not None:
+        if start < tl.load(prefill_lens + slot):  # what it has are placeholders of vLLM's
+            tl.store(sizes + slot, 0)
+            return
+        depth = tl.load(depths + slot * N + node, mask=is_row, other=0)
     tl.store(positions + root + 1 + node, start + depth, mask=is_row)
 
 
-def place_nodes(trees: TreeSlots, batch: InputBatch, prefill_lens: torch.Tensor) -> None:
+def place_nodes(
+    trees: TreeSlots, batch: InputBatch, prefill_lens: torch.Tensor | None, *, by_depth: bool = True
+) -> None:
     """Write the positions of nodes into a batch: behind the bonus token by their depths. Their K/V
     slots stay those of consecutive tokens.
 
@@ -50,6 +54,7 @@ def place_nodes(trees: TreeSlots, batch: InputBatch, prefill_lens: torch.Tensor)
         trees: of the batch's requests; those that turn out to have placeholders get none.
         batch: vLLM's. What of it counts is on the device: the host may not know how it was trimmed.
         prefill_lens: of each slot, [S].
+        by_depth: else they are consecutive tokens, and nobody asks for the lengths of prompts.
     """
     num_nodes = trees.num_nodes
     _place[(batch.num_reqs,)](
@@ -57,42 +62,15 @@ def place_nodes(trees: TreeSlots, batch: InputBatch, prefill_lens: torch.Tensor)
         batch.query_start_loc,
         batch.cu_num_logits,
         batch.positions,
-        prefill_lens,
         trees.sizes,
-        trees.depths,
+        prefill_lens,
+        trees.depths if by_depth else None,
         N=num_nodes,
         PADDED_N=triton.next_power_of_2(num_nodes),
         num_warps=1,
     )
 
 
-@triton.jit
-def _line_up(  # type: ignore[no-untyped-def]
-    slots,  # [R]
-    query_start_loc,  # [R + 1]
-    cu_num_logits,  # [R + 1]
-    positions,  # [T]
-    sizes,  # [S]
-    PADDED_N: tl.constexpr,
-):
-    request = tl.program_id(0)
-    size = tl.load(sizes + tl.load(slots + request))
-    num_logits = tl.load(cu_num_logits + request + 1) - tl.load(cu_num_logits + request)
-    root = tl.load(query_start_loc + request + 1) - num_logits
-    node = tl.arange(0, PADDED_N)
-    is_row = node < tl.minimum(size, num_logits - 1)
-    start = tl.load(positions + root, mask=size > 0, other=0)
-    tl.store(positions + root + 1 + node, start + 1 + node, mask=is_row)
-
-
 def line_up(trees: TreeSlots, batch: InputBatch) -> None:
     """Accepted nodes have become consecutive tokens, in the first rows: so are the positions."""
-    _line_up[(batch.num_reqs,)](
-        batch.idx_mapping,
-        batch.query_start_loc,
-        batch.cu_num_logits,
-        batch.positions,
-        trees.sizes,
-        PADDED_N=triton.next_power_of_2(trees.num_nodes),
-        num_warps=1,
-    )
+    place_nodes(trees, batch, None, by_depth=False)
