@@ -112,7 +112,7 @@ def run_all(
     within: float | None = None,
 ) -> int:
     docs = folder / "docs"
-    options = argparse.Namespace(again=again, dry_run=True, docs=docs, within=within)
+    options = argparse.Namespace(again=again, dry_run=False, docs=docs, within=within)
     return gpu_command.run_all(parts, whole or parts, folder / "out", machine, options)
 
 
