@@ -197,6 +197,7 @@ def test_texts_and_acceptance_are_as_on_a_cpu(
         concurrency=[8],
         tokens=64,
         tiny=False,
+        tree=None,
     )
     found = gpu_text.compare(options, tmp_path)
     assert found["ok"] is is_fine
