@@ -121,16 +121,18 @@ def changed(**changes: Any) -> tuple[dict[str, Any], set[str]]:
 @example(changed(dflash_config={"use_swa": True, "swa_window_size": 1}))
 @example(changed(num_target_layers=None, rope_parameters=None, rms_norm_eps=None))
 @example(changed(head_dim=2))
-def test_what_is_not_refused_runs(pair: Pair, mutation: tuple[dict[str, Any], set[str]]) -> None:
+def test_what_is_not_refused_runs(
+    changing_pair: Pair, mutation: tuple[dict[str, Any], set[str]]
+) -> None:
     """In the drafting code itself, with weights that fit the config."""
     config, _ = mutation
     assume(refusal_of(config) is None)
     spec = parse_config("here", config)
     size = spec.num_layers * spec.hidden_size * (spec.intermediate_size + spec.vocab_size)
     assume(size < 1 << 24)
-    save_drafter(pair.drafter, config)
+    save_drafter(changing_pair.drafter, config)
     try:
-        harness = DrafterHarness(pair)
+        harness = DrafterHarness(changing_pair)
     except DrafterError:  # it does not fit this target, or vLLM itself refuses the config
         return
     width = len(spec.taps) * spec.target_hidden_size
@@ -139,6 +141,12 @@ def test_what_is_not_refused_runs(pair: Pair, mutation: tuple[dict[str, Any], se
         assert len(drafts[0]) == spec.max_draft_tokens
     else:
         assert len(drafts[0]) < spec.max_draft_tokens
+
+
+@pytest.fixture(scope="module")
+def changing_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """One whose drafter is written anew for each example."""
+    return make_pair(Path(tmp_path_factory.mktemp("changing")))
 
 
 @pytest.fixture(scope="module")
