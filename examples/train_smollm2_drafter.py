@@ -13,6 +13,7 @@ import json
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
@@ -41,7 +42,9 @@ STATE, LOG = TRAINING / "state.pt", TRAINING / "growth.jsonl"
 MEASURED = 32
 """Texts of each set that are measured while training goes on."""
 PASSES = 2.5
-"""A new piece of text is taken in when so many blocks were drawn for each token there is."""
+"""More text is taken in when so many blocks were drawn for each token there is."""
+TAKEN = 64
+"""Answers that are taken in at once."""
 SIZES = (4, 6, 8)
 """Rows of blocks, so that fewer drafts than seven can be asked for as well."""
 SAVE_SECONDS = 300
@@ -93,26 +96,31 @@ def begin() -> tuple[LlamaForCausalLM, Trainer]:
 class Growing:
     """Text that grows with the blocks drawn from it, as far as answers are written."""
 
-    def __init__(self, target: LlamaForCausalLM, anchors: int) -> None:
-        """For trainings that cut so many blocks from each pair drawn."""
+    def __init__(self, target: LlamaForCausalLM, anchors: int, drawn: int) -> None:
+        """For trainings that cut so many blocks from each pair, and that have drawn so many."""
         self.cached = Cached(target, TAPS, TRAINING / "features")
-        self.pieces, self.tokens = 0, 0
-        self.anchors = anchors
-        self.drawn = 0
-        """Blocks, so far."""
+        self.anchors, self.drawn = anchors, drawn
+        self.tokens, self.pieces = 0, 0
+        self.waiting: list[tuple[str, list[Pair]]] = []
 
     def draw(self, rng: random.Random, count: int) -> tuple[list[Pair], torch.Tensor]:
-        """From all pieces that it has grown to."""
+        """From all that it has grown to."""
         self.drawn += count * self.anchors
-        while self.tokens * PASSES < self.drawn:
-            piece = ANSWERS / "training" / f"{self.pieces:03}.jsonl"
-            if not piece.exists():
-                break
-            pairs = [pair for pair in read_piece(piece) if len(pair[1]) > BLOCK_SIZE]
-            self.cached.take(piece.stem, pairs)
-            self.pieces += 1
+        while self.tokens * PASSES < self.drawn and self.is_more():
+            name, pairs = self.waiting.pop(0)
+            self.cached.take(name, pairs)
             self.tokens += sum(len(answer) for _, answer in pairs)
         return self.cached.draw(rng, count)
+
+    def is_more(self) -> bool:
+        """Whether there is text that was not taken in."""
+        piece = ANSWERS / "training" / f"{self.pieces:03}.jsonl"
+        if not self.waiting and piece.exists():
+            pairs = [pair for pair in read_piece(piece) if len(pair[1]) > BLOCK_SIZE]
+            starts = range(0, len(pairs), TAKEN)
+            self.waiting = [(f"{piece.stem}-{one:03}", pairs[one : one + TAKEN]) for one in starts]
+            self.pieces += 1
+        return bool(self.waiting)
 
 
 def train(hours: float, minutes: float) -> None:
@@ -122,22 +130,22 @@ def train(hours: float, minutes: float) -> None:
     """
     target, trainer = begin()
     sets = {name: Cached(target, TAPS, TRAINING / name) for name in ("human_eval", "held_out")}
-    for name, source in sets.items():
-        source.take("all", read_answers(ANSWERS / name))
-    texts = Growing(target, trainer.anchors)
-    texts.drawn = trainer.step * trainer.rows * trainer.anchors
+    texts = Growing(target, trainer.anchors, trainer.step * trainer.rows * trainer.anchors)
 
     def rate() -> float:
         left = 1 - trainer.seconds / (hours * 3600)
         return max(0.0, min(1.0, (trainer.step + 1) / 50, left / 0.2))
 
     def report() -> None:
-        line = {"step": trainer.step, "hours": round(trainer.seconds / 3600, 3)}
+        line: dict[str, Any] = {"step": trainer.step, "hours": round(trainer.seconds / 3600, 3)}
         line |= {"in_training": round(trainer.length, 3), "tokens": texts.tokens}
         for name, source in sets.items():
-            length, shares = measure(trainer.average, source, trainer.embed, trainer.head, 128)
-            line[name] = round(length, 3)
-            line[f"{name}_accepted"] = [round(share, 3) for share in shares]
+            if not source.rows and (pairs := read_answers(ANSWERS / name)):
+                source.take("all", pairs)
+            if source.rows:
+                length, shares = measure(trainer.average, source, trainer.embed, trainer.head, 128)
+                line |= {name: round(length, 3)}
+                line[f"{name}_accepted"] = [round(share, 3) for share in shares]
         with LOG.open("a") as log:
             log.write(json.dumps(line) + "\n")
         print(line, flush=True)

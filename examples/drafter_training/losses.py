@@ -73,7 +73,7 @@ def draft_ids(drafter: ReferenceDrafter, labels: torch.Tensor) -> torch.Tensor:
 
 def numbered(labels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Where labels stand among ids, which ascend; -100 for those that do not."""
-    found = torch.searchsorted(ids, labels).clamp(max=len(ids) - 1)
+    found = torch.searchsorted(ids, labels.contiguous()).clamp(max=len(ids) - 1)
     return found.masked_fill(ids[found] != labels, -100)
 
 

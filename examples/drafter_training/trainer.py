@@ -87,8 +87,8 @@ class Trainer:
         """Keep all that goes on. A file that is there is replaced at once, or not at all."""
         partial = file.with_suffix(".partial")
         state = {
-            "drafter": self.drafter.state_dict(),
-            "average": self.average.state_dict(),
+            "drafter": learned(self.drafter),
+            "average": learned(self.average),
             "optimizers": [one.state_dict() for one in self.optimizers],
             "step": self.step,
             "seconds": self.seconds,
@@ -101,9 +101,14 @@ class Trainer:
     def load(self, file: Path) -> None:
         """Go on from what was kept."""
         state = torch.load(file, weights_only=False)
-        self.drafter.load_state_dict(state["drafter"])
-        self.average.load_state_dict(state["average"])
+        self.drafter.load_state_dict(state["drafter"], strict=False)
+        self.average.load_state_dict(state["average"], strict=False)
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
         self.step, self.seconds, self.length = state["step"], state["seconds"], state["length"]
         self.rng.setstate(state["rng"])
+
+
+def learned(drafter: ReferenceDrafter) -> dict[str, torch.Tensor]:
+    """Parameters that training changes: the others may be chosen anew when it goes on."""
+    return {name: one for name, one in drafter.named_parameters() if one.requires_grad}
