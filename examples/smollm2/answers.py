@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
 from vllm import LLM
 
 from drafter_training.continuations import Pair, write_continuations
@@ -19,13 +20,18 @@ def write_answers(llm: LLM, prompts: list[str], folder: Path) -> None:
         file = folder / f"{start // PIECE:03}.jsonl"
         if file.exists():
             continue
-        chats = [[{"role": "user", "content": one}] for one in prompts[start : start + PIECE]]
-        texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+        texts = as_chats(tokenizer, prompts[start : start + PIECE])
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         partial = file.with_suffix(".partial")
         lines = [json.dumps(pair) + "\n" for pair in write_continuations(llm, ids, NEW_TOKENS)]
         partial.write_text("".join(lines))
         partial.rename(file)
+
+
+def as_chats(tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> list[str]:
+    """Each prompt as the first message of a chat, in the target's own template."""
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    return tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
 
 
 def read_answers(folder: Path) -> list[Pair]:
