@@ -91,7 +91,7 @@ def begin() -> tuple[LlamaForCausalLM, Trainer]:
         head,
         [adamw(learned)],
         peak=1e-3,
-        rows=8,
+        rows=4,
         anchors=32,
         sizes=SIZES,
         negatives=1536,
