@@ -2,8 +2,8 @@
 
     scripts/run.sh python examples/train_demo_pair.py --out models/demo
 
-Takes about 50 minutes on 2 CPU cores. Text: the source of the Python standard library. The three
-steps are one file each in `examples/demo_pair/`.
+Takes about 50 minutes on 2 CPU cores. Text: the source of the Python standard library. What is the
+pair's own is in `examples/demo_pair/`, the training of drafters in `examples/drafter_training/`.
 """
 
 import argparse

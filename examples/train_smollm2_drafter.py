@@ -134,7 +134,9 @@ class Growing:
 
 
 def train(hours: float, minutes: float) -> None:
-    """Train until `hours` have been spent on it in all; measure and keep it every `minutes`.
+    """Train for so many hours of one core, in all; measure it every so many minutes of one.
+
+    So it is the same training however busy the machine is.
 
     The learning rate falls to nothing over the last fifth of the hours.
     """
@@ -143,11 +145,12 @@ def train(hours: float, minutes: float) -> None:
     texts = Growing(target, trainer.anchors, trainer.step * trainer.rows * trainer.anchors)
 
     def rate() -> float:
-        left = 1 - trainer.seconds / (hours * 3600)
+        left = 1 - trainer.core_seconds / (hours * 3600)
         return max(0.0, min(1.0, (trainer.step + 1) / 50, left / 0.2))
 
     def report() -> None:
-        line: dict[str, Any] = {"step": trainer.step, "hours": round(trainer.seconds / 3600, 3)}
+        line: dict[str, Any] = {"step": trainer.step}
+        line["core_hours"] = round(trainer.core_seconds / 3600, 3)
         line |= {"in_training": round(trainer.length, 3), "tokens": texts.tokens}
         for name, source in sets.items():
             if not source.rows and (pairs := read_answers(ANSWERS / name)):
@@ -160,17 +163,18 @@ def train(hours: float, minutes: float) -> None:
             log.write(json.dumps(line) + "\n")
         print(line, flush=True)
 
-    saved = measured = time.monotonic()
-    while trainer.seconds < hours * 3600:
+    saved, measured = time.monotonic(), trainer.core_seconds
+    while trainer.core_seconds < hours * 3600:
         trainer.advance(texts, rate())
         if trainer.step % 20 == 0:
-            print(f"{trainer.step} {trainer.seconds:.0f} s {trainer.length:.3f}", flush=True)
-        if time.monotonic() - saved > SAVE_SECONDS:
+            print(f"{trainer.step} {trainer.core_seconds:.0f} s {trainer.length:.3f}", flush=True)
+        is_due = trainer.core_seconds - measured > minutes * 60
+        if is_due or time.monotonic() - saved > SAVE_SECONDS:
             trainer.save(STATE)
             saved = time.monotonic()
-        if time.monotonic() - measured > minutes * 60:
+        if is_due:
             report()
-            measured = time.monotonic()
+            measured = trainer.core_seconds
     trainer.save(STATE)
     report()
 
@@ -179,7 +183,7 @@ def export(out: Path) -> None:
     """Write the drafter as it is now."""
     target, trainer = begin()
     write_drafter(trainer.average, drafter_config(target), out)
-    print(f"Wrote {out}: step {trainer.step}, {trainer.seconds / 3600:.2f} hours")
+    print(f"Wrote {out}: step {trainer.step}, {trainer.core_seconds / 3600:.2f} hours of one core")
 
 
 def main() -> None:
@@ -187,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["target", "answers", "train", "export"])
     parser.add_argument("--prompts", type=int, help="of those to train on: the first so many")
-    parser.add_argument("--hours", type=float, default=8, help="of training, in all")
+    parser.add_argument("--hours", type=float, default=8, help="of one core, in all")
     parser.add_argument("--minutes", type=float, default=15, help="between two measurements")
     parser.add_argument("--out", type=Path, default=ROOT / "drafter")
     arguments = parser.parse_args()

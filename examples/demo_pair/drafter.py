@@ -1,4 +1,4 @@
-"""Step 3 of 3: the DFlash drafter, trained on the target's own continuations."""
+"""Step 2 of 2: the DFlash drafter, trained on the target's own continuations."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Step 1 of 3: a byte-level BPE tokenizer and a small Qwen3 target, trained from scratch."""
+"""Step 1 of 2: a byte-level BPE tokenizer and a small Qwen3 target, trained from scratch."""
 
 import time
 from pathlib import Path

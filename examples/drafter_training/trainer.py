@@ -42,6 +42,8 @@ class Trainer:
     """Whether an average over the newest steps is kept, which is the better drafter."""
     step: int = 0
     seconds: float = 0.0
+    core_seconds: float = 0.0
+    """Spent on steps: by the clock, and by all cores together."""
     length: float = 1.0
     """Tokens a step in training, averaged over some hundred steps."""
     rng: random.Random = field(default_factory=lambda: random.Random(0))
@@ -51,7 +53,7 @@ class Trainer:
 
     def advance(self, source: Source, rate: float) -> None:
         """Make a step at `rate` times the peak learning rate."""
-        started = time.monotonic()
+        started, used = time.monotonic(), time.process_time()
         pairs, features = source.draw(self.rng, self.rows)
         anchors = [random_anchors(pair, self.rng, self.anchors) for pair in pairs]
         spec = self.drafter.spec
@@ -74,6 +76,7 @@ class Trainer:
                 ):
                     mean.lerp_(newest, share)
         self.seconds += time.monotonic() - started
+        self.core_seconds += time.process_time() - used
 
     def columns(self, labels: torch.Tensor) -> torch.Tensor | None:
         """Of the head: those of the labels, and of tokens that they are told from."""
@@ -92,6 +95,7 @@ class Trainer:
             "optimizers": [one.state_dict() for one in self.optimizers],
             "step": self.step,
             "seconds": self.seconds,
+            "core_seconds": self.core_seconds,
             "length": self.length,
             "rng": self.rng.getstate(),
         }
@@ -105,7 +109,8 @@ class Trainer:
         self.average.load_state_dict(state["average"], strict=False)
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
-        self.step, self.seconds, self.length = state["step"], state["seconds"], state["length"]
+        self.step, self.length = state["step"], state["length"]
+        self.seconds, self.core_seconds = state["seconds"], state["core_seconds"]
         self.rng.setstate(state["rng"])
 
 
