@@ -1,8 +1,8 @@
 """Train a DFlash drafter for SmolLM2-135M-Instruct on the model's own answers.
 
     scripts/run.sh python examples/train_smollm2_drafter.py target    # and prompts to measure on
-    scripts/run.sh python examples/train_smollm2_drafter.py answers   # hours; can be broken off
-    scripts/run.sh python examples/train_smollm2_drafter.py train --hours 8   # beside it, or later
+    scripts/run.sh python examples/train_smollm2_drafter.py answers   # an hour; can be broken off
+    scripts/run.sh python examples/train_smollm2_drafter.py train --hours 12   # beside it, or later
     scripts/run.sh python examples/train_smollm2_drafter.py export
 
 Each goes on where it was broken off. All but the drafter stays under `models/smollm2`, where git
@@ -140,6 +140,8 @@ def train(hours: float, minutes: float) -> None:
 
     The learning rate falls to nothing over the last fifth of the hours.
     """
+    if not read_answers(ANSWERS / "training"):
+        raise SystemExit("There is nothing to learn from yet: run this with `answers` first.")
     target, trainer = begin()
     sets = {name: Cached(target, TAPS, TRAINING / name) for name in ("human_eval", "held_out")}
     texts = Growing(target, trainer.anchors, trainer.step * trainer.rows * trainer.anchors)
@@ -191,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["target", "answers", "train", "export"])
     parser.add_argument("--prompts", type=int, help="of those to train on: the first so many")
-    parser.add_argument("--hours", type=float, default=8, help="of one core, in all")
+    parser.add_argument("--hours", type=float, default=12, help="of one core, in all")
     parser.add_argument("--minutes", type=float, default=15, help="between two measurements")
     parser.add_argument("--out", type=Path, default=ROOT / "drafter")
     arguments = parser.parse_args()
