@@ -2,8 +2,8 @@
 
     scripts/run.sh python examples/train_demo_pair.py --out models/demo
 
-Takes about 50 minutes on 2 CPU cores. Text: the source of the Python standard library. The three
-steps are one file each in `examples/demo_pair/`.
+Takes about 50 minutes on 2 CPU cores. Text: the source of the Python standard library. What is the
+pair's own is in `examples/demo_pair/`, the training of drafters in `examples/drafter_training/`.
 """
 
 import argparse
@@ -11,14 +11,17 @@ from pathlib import Path
 
 from rich.progress import Progress
 from transformers import AutoTokenizer
+from vllm import LLM
 
-from demo_pair.continuations import write_continuations
 from demo_pair.corpus import cut_prompts, read_corpus, write_held_out
 from demo_pair.drafter import train_drafter
 from demo_pair.target import train_target
+from drafter_training.continuations import write_continuations
 
 FOLDERS = {"dflash": "drafter", "dflash2": "drafter2", "lilicorr": "lilicorr"}
 """Of each architecture's drafter."""
+PROMPT_TOKENS, NEW_TOKENS = 96, 128
+"""Of each text that the target continues, and of what it writes."""
 
 
 def main() -> None:
@@ -49,15 +52,18 @@ def main() -> None:
         with Progress() as progress:
             minutes = arguments.target_minutes
             train_target(training, held_out, target, minutes=minutes, progress=progress)
-    pairs = write_continuations(target, cut_prompts(training, arguments.prompts))
-    mask_token_id = AutoTokenizer.from_pretrained(target).mask_token_id
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    prompts = cut_prompts(training, arguments.prompts)
+    ids = [tokenizer(prompt)["input_ids"][:PROMPT_TOKENS] for prompt in prompts]
+    llm = LLM(model=str(target), max_model_len=512, max_num_seqs=128, seed=0)
+    pairs = write_continuations(llm, ids, NEW_TOKENS)
     for architecture in arguments.architecture:
         drafter = arguments.out / FOLDERS[architecture]
         with Progress() as progress:
             train_drafter(
                 target,
                 pairs,
-                mask_token_id,
+                tokenizer.mask_token_id,
                 drafter,
                 architecture=architecture,
                 minutes=arguments.drafter_minutes,

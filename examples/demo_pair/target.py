@@ -1,6 +1,5 @@
-"""Step 1 of 3: a byte-level BPE tokenizer and a small Qwen3 target, trained from scratch."""
+"""Step 1 of 2: a byte-level BPE tokenizer and a small Qwen3 target, trained from scratch."""
 
-import math
 import time
 from pathlib import Path
 
@@ -8,6 +7,8 @@ import torch
 from rich.progress import Progress
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from drafter_training.optimizers import cosine, muon_and_adamw, step_all
 
 VOCAB_SIZE = 2048
 END, MASK, IM_START, IM_END = "<|endoftext|>", "<|mask|>", "<|im_start|>", "<|im_end|>"
@@ -33,35 +34,6 @@ def train_tokenizer(texts: list[str], out: Path) -> PreTrainedTokenizerFast:
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(out)
     return tokenizer
-
-
-def make_optimizers(module: torch.nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, AdamW for embeddings and norms: learns about twice as fast."""
-    matrices: list[torch.nn.Parameter] = []
-    others: list[torch.nn.Parameter] = []
-    for name, parameter in module.named_parameters():
-        is_table = any(table in name for table in ("embed", "lm_head", "codebook"))
-        is_matrix = parameter.ndim == 2 and not is_table
-        (matrices if is_matrix else others).append(parameter)
-    return [
-        torch.optim.Muon(matrices, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-
-
-def learning_rate(fraction: float) -> float:
-    """Warm up over 2% of the run, then a cosine down to zero. Returns a factor in [0, 1]."""
-    return min(1.0, fraction / 0.02) * 0.5 * (1 + math.cos(math.pi * min(1.0, fraction)))
-
-
-def step_all(optimizers: list[torch.optim.Optimizer], module: torch.nn.Module, lr: float) -> None:
-    """Clip, set the learning rate, step and zero."""
-    torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
 
 
 def train_target(
@@ -91,7 +63,7 @@ def train_target(
     )
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config)
-    optimizers = make_optimizers(model, lr=4e-3)
+    optimizers = muon_and_adamw(model)
     generator = torch.Generator().manual_seed(0)
     length, batch_size = 512, 8
     task = progress.add_task("target", total=minutes * 60)
@@ -103,7 +75,7 @@ def train_target(
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(input_ids=batch, labels=batch).loss
         loss.backward()
-        step_all(optimizers, model, 4e-3 * learning_rate(elapsed / (minutes * 60)))
+        step_all(optimizers, model, 4e-3 * cosine(elapsed / (minutes * 60)))
         step += 1
         if step % 10 == 0:
             progress.update(

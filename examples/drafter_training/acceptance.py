@@ -1,0 +1,43 @@
+"""How many tokens a step a drafter gives on text that the target wrote, without an engine."""
+
+import torch
+
+from drafter_training.blocks import cut_blocks
+from drafter_training.losses import block_loss
+from drafter_training.sources import Cached
+from vllm_dflash.model.reference import ReferenceDrafter
+
+
+@torch.no_grad()
+def measure(
+    drafter: ReferenceDrafter,
+    source: Cached,
+    embed: torch.nn.Module,
+    head: torch.Tensor,
+    tokens: int,
+) -> tuple[float, list[float]]:
+    """Greedy steps through the first so many tokens of each text, a block of B rows a step.
+
+    Returns:
+        Tokens a step, the target's own one included, and how often each of the w = B - 1 drafts
+        was accepted.
+    """
+    size = drafter.spec.block_size
+    accepted = torch.zeros(size - 1)
+    steps, walked = 0, 0
+    for pair, features in source.rows:
+        first, last = len(pair[0]), len(pair[0]) + min(len(pair[1]), tokens) - 1
+        anchors = [*range(first, last)]
+        if not anchors:
+            continue
+        blocks = cut_blocks([pair], [anchors], size, drafter.spec.mask_token_id)
+        _, hits = block_loss(drafter, blocks, features[None].float(), embed, head, torch.float32)
+        lengths = hits.long().cumprod(-1).sum(-1)
+        at = first
+        while at < last:
+            length = int(lengths[at - first])
+            accepted[:length] += 1
+            steps += 1
+            walked += min(length + 1, last - at)
+            at += length + 1
+    return walked / steps, (accepted / steps).tolist()

@@ -1,0 +1,66 @@
+"""Blocks cut from the target's own text: what a drafter sees of them, and what it is to predict.
+
+R sequences of at most T tokens, A blocks of B rows cut from each; m taps, hidden size H.
+"""
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from drafter_training.continuations import Pair
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of R sequences. A block's row 0 is the token it hangs on, the others are masks."""
+
+    ids: torch.Tensor
+    """Tokens of the sequences, [R, T]."""
+    positions: torch.Tensor
+    """Of the rows, [R, A * B]."""
+    tokens: torch.Tensor
+    """Of the rows, as the drafter is given them, [R, A * B]."""
+    labels: torch.Tensor
+    """What stands at the rows' places, -100 where there is nothing to predict, [R, A * B]."""
+    size: int
+    """Rows of a block, B."""
+
+    def with_context(self) -> torch.Tensor:
+        """Positions of the sequences, then of the rows: [R, T + A * B]."""
+        everywhere = torch.arange(self.ids.shape[1]).expand(len(self.ids), -1)
+        return torch.cat([everywhere, self.positions], dim=1)
+
+    def visible(self) -> torch.Tensor:
+        """Each block sees the context before its anchor and itself: [R, 1, A * B, T + A * B]."""
+        anchors = self.positions[:, :: self.size].repeat_interleave(self.size, dim=1)  # [R, A * B]
+        context = torch.arange(self.ids.shape[1]) < anchors[:, :, None]
+        number = torch.arange(self.positions.shape[1]) // self.size
+        block = (number[:, None] == number).expand(len(self.positions), -1, -1)
+        return torch.cat([context, block], dim=2)[:, None]
+
+    def before(self) -> torch.Tensor:
+        """The right token before each row's, [R, A * B]."""
+        return self.ids.gather(1, (self.positions - 1).clamp(max=self.ids.shape[1] - 1))
+
+
+def random_anchors(pair: Pair, rng: random.Random, count: int) -> list[int]:
+    """So many places of a continuation that blocks hang on, ascending."""
+    prompt, continuation = pair
+    places = range(len(prompt), len(prompt) + len(continuation) - 1)
+    return sorted(rng.choices(places, k=count))
+
+
+def cut_blocks(
+    pairs: list[Pair], anchors: list[list[int]], size: int, mask_token_id: int
+) -> Blocks:
+    """Pad sequences and cut blocks of `size` rows at the anchors, as many of each sequence."""
+    sequences = [prompt + continuation for prompt, continuation in pairs]
+    length = max(map(len, sequences))
+    ids = torch.tensor([one + [0] * (length - len(one)) for one in sequences])
+    ends = torch.tensor([[len(one)] for one in sequences])
+    positions = (torch.tensor(anchors)[:, :, None] + torch.arange(size)).flatten(1)  # [R, A * B]
+    tokens = ids.gather(1, positions.clamp(max=length - 1))
+    is_anchor = (torch.arange(positions.shape[1]) % size) == 0
+    labels = tokens.masked_fill(is_anchor | (positions >= ends), -100)
+    return Blocks(ids, positions, tokens.masked_fill(~is_anchor, mask_token_id), labels, size)

@@ -1,0 +1,105 @@
+"""What a drafter's blocks miss of the target's text, by place, and which drafts are right."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from drafter_training.blocks import Blocks
+from vllm_dflash.model.reference import ReferenceDrafter
+
+# The paper weighs the k-th drafted token by exp(-(k - 1) / gamma): an early miss costs most.
+GAMMA = 4.0
+UNARY_SHARE = 0.5
+
+
+def block_loss(
+    drafter: ReferenceDrafter,
+    blocks: Blocks,
+    features: torch.Tensor,  # [R, T, m * H]
+    embed: nn.Module,
+    head: torch.Tensor,  # [V', H]
+    dtype: torch.dtype,
+    columns: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draft all blocks at once, in this dtype.
+
+    `embed` is the target's embedding; `head` has the rows of the tokens that can be drafted, of
+    which only some `columns` of the logits, ascending, may be computed.
+
+    Returns:
+        The loss, and which drafts are right, [N, w]: of all N blocks, w = B - 1 drafted rows.
+    """
+    weights = torch.exp(-torch.arange(blocks.size - 1) / GAMMA)  # [w]
+
+    def drafted(rows: torch.Tensor) -> torch.Tensor:
+        """[R, A * B, ...] without the blocks' anchors, by block: [N, w, ...]."""
+        return rows.unflatten(1, (-1, blocks.size))[:, :, 1:].flatten(0, 1)
+
+    labels = drafted(draft_ids(drafter, blocks.labels))
+    if columns is not None:
+        head, labels = head[columns], numbered(labels, columns)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        context = drafter.context(features)  # [R, T, H]
+        positions, visible = blocks.with_context(), blocks.visible()
+        states = drafter(embed(blocks.tokens), context, positions, visible, blocks.size)
+        states = drafted(states)
+        logits = F.linear(states, head)  # [N, w, V']
+        chosen = logits
+        if (selector := drafter.candidate_selector) is not None:
+            # Each token behind the right one before it; of all tokens, not only candidates.
+            codes = selector.predecessor_codebook[drafted(blocks.before())]
+            codes = codes * selector.hidden_projection(states)
+            chosen = logits + F.linear(codes, selector.successor_codebook)
+        if (lattice := drafter.lilicorr) is not None:
+            candidates, log_probs = lattice.candidates(logits)
+            newest = blocks.positions[:, :: blocks.size, None] - 1  # before a block's first token
+            newest = context.gather(1, newest.expand(-1, -1, context.shape[-1])).flatten(0, 1)
+            scores = lattice.scores(embed(candidates), log_probs, states, newest)
+    if lattice is not None:
+        second, hits = lattice_loss(scores, candidates, labels, weights)
+        return (1 - UNARY_SHARE) * mean_loss(logits, labels, weights) + UNARY_SHARE * second, hits
+    loss, hits = mean_loss(chosen, labels, weights), chosen.argmax(-1) == labels
+    if selector is not None:  # what makes the candidates counts as well
+        loss = (1 - UNARY_SHARE) * loss + UNARY_SHARE * mean_loss(logits, labels, weights)
+    return loss, hits
+
+
+def draft_ids(drafter: ReferenceDrafter, labels: torch.Tensor) -> torch.Tensor:
+    """Tokens of the target as the drafter numbers them; -100 for those that it cannot draft."""
+    if drafter.d2t is None:
+        return labels
+    return numbered(labels, drafter.target_ids(torch.arange(len(drafter.d2t))))
+
+
+def numbered(labels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Where labels stand among ids, which ascend; -100 for those that do not."""
+    found = torch.searchsorted(ids, labels.contiguous()).clamp(max=len(ids) - 1)
+    return found.masked_fill(ids[found] != labels, -100)
+
+
+def mean_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Of logits [N, w, V] and labels [N, w], with a weight for each place, [w]."""
+    weight = weights * (labels != -100)
+    loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
+    return (loss.view_as(labels) * weight).sum() / weight.sum()
+
+
+def lattice_loss(
+    scores: torch.Tensor, candidates: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of LiLiCorr's scores [N, w, C before, C]: each token behind the right one before it.
+
+    Counts as far as all tokens from the block's first on are candidates [N, w, C]. Labels are
+    [N, w]; weights, by place, [w].
+
+    Returns:
+        The loss, and which tokens would have been chosen right, [N, w].
+    """
+    is_right = candidates == labels[..., None]
+    right = is_right.int().argmax(-1)
+    before = F.pad(right[:, :-1], (1, 0))  # in the first place, all rows are alike
+    given = scores.gather(2, before[..., None, None].expand(-1, -1, 1, scores.shape[-1]))[:, :, 0]
+    inside = is_right.any(-1).int().cumprod(-1)
+    loss = F.cross_entropy(given.flatten(0, 1), right.flatten(), reduction="none").view_as(inside)
+    weight = inside * weights
+    return (loss * weight).sum() / weight.sum().clamp(min=1), (given.argmax(-1) == right) * inside

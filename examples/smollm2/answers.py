@@ -1,0 +1,59 @@
+"""The target's own greedy answers to prompts, written by vLLM to files in pieces."""
+
+import json
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+from vllm import LLM
+
+from drafter_training.continuations import Pair, write_continuations
+
+PIECE = 256
+NEW_TOKENS = 256
+
+
+def write_answers(llm: LLM, prompts: list[str], folder: Path) -> None:
+    """Answer prompts in pieces of 256, one file each. Pieces that are there are left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = llm.get_tokenizer()
+    for start in range(0, len(prompts), PIECE):
+        file = folder / f"{start // PIECE:03}.jsonl"
+        if file.exists():
+            continue
+        texts = as_chats(tokenizer, prompts[start : start + PIECE])
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        partial = file.with_suffix(".partial")
+        lines = [json.dumps(pair) + "\n" for pair in write_continuations(llm, ids, NEW_TOKENS)]
+        partial.write_text("".join(lines))
+        partial.rename(file)
+
+
+def as_chats(tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> list[str]:
+    """Each prompt as the first message of a chat, in the target's own template."""
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    return tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+
+
+def read_answers(folder: Path) -> list[Pair]:
+    """All pairs written so far, in the prompts' order."""
+    return [pair for file in sorted(folder.glob("*.jsonl")) for pair in read_piece(file)]
+
+
+def read_piece(file: Path) -> list[Pair]:
+    """The pairs of one file, without endless repeats."""
+    pairs = map(json.loads, file.read_text().splitlines())
+    return [(prompt, without_repeats(answer)) for prompt, answer in pairs]
+
+
+def without_repeats(answer: list[int], longest: int = 96) -> list[int]:
+    """The answer up to the end of the second round, where it ends by going round in a loop.
+
+    A small model often does. To draft such text is easy, and teaches little.
+    """
+    for period in range(1, min(longest, len(answer) // 3) + 1):
+        start = len(answer) - period
+        while start > 0 and answer[start - 1] == answer[start - 1 + period]:
+            start -= 1
+        if len(answer) - start >= max(3 * period, 12):
+            return answer[: start + 2 * period]
+    return answer

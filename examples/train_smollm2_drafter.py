@@ -1,0 +1,212 @@
+"""Train a DFlash drafter for SmolLM2-135M-Instruct on the model's own answers.
+
+    scripts/run.sh python examples/train_smollm2_drafter.py target    # and prompts to measure on
+    scripts/run.sh python examples/train_smollm2_drafter.py answers   # an hour; can be broken off
+    scripts/run.sh python examples/train_smollm2_drafter.py train --hours 12   # beside it, or later
+    scripts/run.sh python examples/train_smollm2_drafter.py export
+
+Each goes on where it was broken off. All but the drafter stays under `models/smollm2`, where git
+ignores it; the drafter itself is written to `models/smollm2/drafter`.
+"""
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from drafter_training.acceptance import measure
+from drafter_training.continuations import Pair
+from drafter_training.optimizers import adamw
+from drafter_training.sources import Cached
+from drafter_training.trainer import Trainer
+from smollm2.answers import as_chats, read_answers, read_piece, write_answers
+from smollm2.drafter import (
+    BLOCK_SIZE,
+    TAPS,
+    drafter_config,
+    first_drafter,
+    frequent_tokens,
+    write_drafter,
+)
+from smollm2.prompts import read_human_eval, write_prompts
+from smollm2.target_folder import write_target
+
+ROOT = Path("models/smollm2")
+TARGET, PACKAGES, ANSWERS = ROOT / "target", ROOT / "packages", ROOT / "answers"
+TRAINING = ROOT / "training"
+STATE, LOG = TRAINING / "state.pt", TRAINING / "growth.jsonl"
+MEASURED = 32
+"""Texts of each set that are measured while training goes on."""
+PASSES = 2.5
+"""More text is taken in when so many blocks were drawn for each token there is."""
+TAKEN = 64
+"""Answers that are taken in at once."""
+SIZES = (4, 6, 8)
+"""Rows of blocks, so that fewer drafts than seven can be asked for as well."""
+SAVE_SECONDS = 300
+
+
+def write_measured() -> None:
+    """Write prompts to measure on, through the chat template, as `verify` and `bench` read them."""
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    sets = {"human_eval": read_human_eval(PACKAGES), "held_out": write_prompts()[1]}
+    for name, prompts in sets.items():
+        texts = [json.dumps({"prompt": text}) + "\n" for text in as_chats(tokenizer, prompts)]
+        (ROOT / f"{name}.jsonl").write_text("".join(texts))
+
+
+def answer(prompts: int) -> None:
+    """Write the target's answers: to what is measured, and to so many prompts of the others."""
+    from vllm import LLM
+
+    llm = LLM(str(TARGET), dtype="float32", max_model_len=1024, max_num_seqs=128, seed=0)
+    training, held_out = write_prompts()
+    write_answers(llm, read_human_eval(PACKAGES)[:MEASURED], ANSWERS / "human_eval")
+    write_answers(llm, held_out[:MEASURED], ANSWERS / "held_out")
+    write_answers(llm, training[:prompts], ANSWERS / "training")
+
+
+def begin() -> tuple[LlamaForCausalLM, Trainer]:
+    """The target, and its drafter's training as far as it came."""
+    target = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    TRAINING.mkdir(exist_ok=True)
+    vocabulary = TRAINING / "vocabulary.pt"
+    if not vocabulary.exists():
+        tokenizer = AutoTokenizer.from_pretrained(TARGET)
+        texts = [answer for _, answer in read_answers(ANSWERS / "training")]
+        texts += tokenizer(write_prompts()[0])["input_ids"]
+        torch.save(frequent_tokens(texts), vocabulary)
+    drafter = first_drafter(target, torch.load(vocabulary))
+    assert drafter.lm_head is not None
+    embed, head = target.get_input_embeddings(), drafter.lm_head.weight
+    learned = [one for one in drafter.parameters() if one.requires_grad]
+    trainer = Trainer(
+        drafter,
+        embed,
+        head,
+        [adamw(learned)],
+        peak=1e-3,
+        rows=4,
+        anchors=32,
+        sizes=SIZES,
+        negatives=1536,
+        dtype=torch.float32,
+        averages=True,
+    )
+    if STATE.exists():
+        trainer.load(STATE)
+    return target, trainer
+
+
+class Growing:
+    """Text that grows with the blocks drawn from it, as far as answers are written."""
+
+    def __init__(self, target: LlamaForCausalLM, anchors: int, drawn: int) -> None:
+        """For trainings that cut so many blocks from each pair, and that have drawn so many."""
+        self.cached = Cached(target, TAPS, TRAINING / "features")
+        self.anchors, self.drawn = anchors, drawn
+        self.tokens, self.pieces = 0, 0
+        self.waiting: list[tuple[str, list[Pair]]] = []
+
+    def draw(self, rng: random.Random, count: int) -> tuple[list[Pair], torch.Tensor]:
+        """From all that it has grown to."""
+        self.drawn += count * self.anchors
+        while self.tokens * PASSES < self.drawn and self.is_more():
+            name, pairs = self.waiting.pop(0)
+            self.cached.take(name, pairs)
+            self.tokens += sum(len(answer) for _, answer in pairs)
+        return self.cached.draw(rng, count)
+
+    def is_more(self) -> bool:
+        """Whether there is text that was not taken in."""
+        piece = ANSWERS / "training" / f"{self.pieces:03}.jsonl"
+        if not self.waiting and piece.exists():
+            pairs = [pair for pair in read_piece(piece) if len(pair[1]) > BLOCK_SIZE]
+            starts = range(0, len(pairs), TAKEN)
+            self.waiting = [(f"{piece.stem}-{one:03}", pairs[one : one + TAKEN]) for one in starts]
+            self.pieces += 1
+        return bool(self.waiting)
+
+
+def train(hours: float, minutes: float) -> None:
+    """Train for so many hours of one core, in all; measure it every so many minutes of one.
+
+    So it is the same training however busy the machine is.
+
+    The learning rate falls to nothing over the last fifth of the hours.
+    """
+    if not read_answers(ANSWERS / "training"):
+        raise SystemExit("There is nothing to learn from yet: run this with `answers` first.")
+    target, trainer = begin()
+    sets = {name: Cached(target, TAPS, TRAINING / name) for name in ("human_eval", "held_out")}
+    texts = Growing(target, trainer.anchors, trainer.step * trainer.rows * trainer.anchors)
+
+    def rate() -> float:
+        left = 1 - trainer.core_seconds / (hours * 3600)
+        return max(0.0, min(1.0, (trainer.step + 1) / 50, left / 0.2))
+
+    def report() -> None:
+        line: dict[str, Any] = {"step": trainer.step}
+        line["core_hours"] = round(trainer.core_seconds / 3600, 3)
+        line |= {"in_training": round(trainer.length, 3), "tokens": texts.tokens}
+        for name, source in sets.items():
+            if not source.rows and (pairs := read_answers(ANSWERS / name)):
+                source.take("all", pairs)
+            if source.rows:
+                length, shares = measure(trainer.average, source, trainer.embed, trainer.head, 128)
+                line |= {name: round(length, 3)}
+                line[f"{name}_accepted"] = [round(share, 3) for share in shares]
+        with LOG.open("a") as log:
+            log.write(json.dumps(line) + "\n")
+        print(line, flush=True)
+
+    saved, measured = time.monotonic(), trainer.core_seconds
+    while trainer.core_seconds < hours * 3600:
+        trainer.advance(texts, rate())
+        if trainer.step % 20 == 0:
+            print(f"{trainer.step} {trainer.core_seconds:.0f} s {trainer.length:.3f}", flush=True)
+        is_due = trainer.core_seconds - measured > minutes * 60
+        if is_due or time.monotonic() - saved > SAVE_SECONDS:
+            trainer.save(STATE)
+            saved = time.monotonic()
+        if is_due:
+            report()
+            measured = trainer.core_seconds
+    trainer.save(STATE)
+    report()
+
+
+def export(out: Path) -> None:
+    """Write the drafter as it is now."""
+    target, trainer = begin()
+    write_drafter(trainer.average, drafter_config(target), out)
+    print(f"Wrote {out}: step {trainer.step}, {trainer.core_seconds / 3600:.2f} hours of one core")
+
+
+def main() -> None:
+    """Do one of the four."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["target", "answers", "train", "export"])
+    parser.add_argument("--prompts", type=int, help="of those to train on: the first so many")
+    parser.add_argument("--hours", type=float, default=12, help="of one core, in all")
+    parser.add_argument("--minutes", type=float, default=15, help="between two measurements")
+    parser.add_argument("--out", type=Path, default=ROOT / "drafter")
+    arguments = parser.parse_args()
+    write_target(PACKAGES, TARGET)
+    if arguments.what == "target":
+        write_measured()
+    elif arguments.what == "answers":
+        answer(arguments.prompts)
+    elif arguments.what == "train":
+        train(arguments.hours, arguments.minutes)
+    else:
+        export(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The trainer of `examples`: blocks, what their rows see, and going on where it was broken off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from drafter_training.acceptance import measure
+from drafter_training.blocks import cut_blocks
+from drafter_training.losses import block_loss, draft_ids
+from drafter_training.optimizers import adamw
+from drafter_training.sources import Cached
+from drafter_training.trainer import Trainer
+from smollm2 import drafter as smollm2
+from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.model.reference import ReferenceDrafter
+
+PAIRS = [([1, 2, 3], [4, 5, 6, 7, 8]), ([9], [10, 11, 12])]
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> LlamaForCausalLM:
+    monkeypatch.setattr(smollm2, "TAPS", [0, 1])
+    monkeypatch.setattr(smollm2, "LIKE", [2])
+    monkeypatch.setattr(smollm2, "DRAFT_VOCABULARY", 20)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def make_trainer(target: LlamaForCausalLM) -> Trainer:
+    drafter = smollm2.first_drafter(target, torch.arange(0, 40, 2))
+    assert drafter.lm_head is not None
+    return Trainer(
+        drafter,
+        target.get_input_embeddings(),
+        drafter.lm_head.weight,
+        [adamw([one for one in drafter.parameters() if one.requires_grad])],
+        peak=1e-2,
+        rows=2,
+        anchors=3,
+        sizes=(2, 4),
+        negatives=8,
+        dtype=torch.float32,
+        averages=True,
+    )
+
+
+def test_blocks_hold_masks_and_the_labels_behind_their_anchors() -> None:
+    blocks = cut_blocks(PAIRS, [[3, 6], [1, 2]], 4, mask_token_id=39)
+    assert blocks.tokens.tolist() == [
+        [4, 39, 39, 39, 7, 39, 39, 39],
+        [10, 39, 39, 39, 11, 39, 39, 39],
+    ]
+    assert blocks.labels.tolist() == [
+        [-100, 5, 6, 7, -100, 8, -100, -100],
+        [-100, 11, 12, -100, -100, 12, -100, -100],
+    ]
+    assert blocks.before()[0, :4].tolist() == [3, 4, 5, 6]
+
+
+def test_a_block_sees_the_context_before_its_anchor_and_itself() -> None:
+    blocks = cut_blocks(PAIRS, [[3, 6], [1, 2]], 4, mask_token_id=39)
+    visible = blocks.visible()[0, 0]  # [A * B, T + A * B]
+    assert visible[1].tolist() == [True] * 3 + [False] * 5 + [True] * 4 + [False] * 4
+    assert visible[7].tolist() == [True] * 6 + [False] * 2 + [False] * 4 + [True] * 4
+
+
+def test_a_token_that_cannot_be_drafted_has_no_label(target: LlamaForCausalLM) -> None:
+    drafter = smollm2.first_drafter(target, torch.tensor([1, 4, 7]))
+    labels = torch.tensor([0, 1, 4, 5, 7, 9, -100])
+    assert draft_ids(drafter, labels).tolist() == [-100, 0, 1, -100, 2, -100, -100]
+
+
+def test_training_goes_on_where_it_was_broken_off(
+    target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Cached(target, [0, 1], tmp_path)
+    source.take("texts", PAIRS)
+    whole, first = make_trainer(target), make_trainer(target)
+    for _ in range(4):
+        whole.advance(source, 1.0)
+    for _ in range(2):
+        first.advance(source, 1.0)
+    first.save(tmp_path / "state.pt")
+    second = make_trainer(target)
+    second.load(tmp_path / "state.pt")
+    monkeypatch.setattr("drafter_training.sources.features_of", None)  # all is on disk by now
+    again = Cached(target, [0, 1], tmp_path)
+    again.take("texts", PAIRS)
+    for _ in range(2):
+        second.advance(again, 1.0)
+    assert (second.step, second.length) == (whole.step, whole.length)
+    for one, other in ((whole.drafter, second.drafter), (whole.average, second.average)):
+        torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
+
+
+def test_it_learns_a_text_and_drafts_it_in_steps_of_whole_blocks(
+    target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    trainer = make_trainer(target)
+    pairs = [([2, 6], [4, 8, 10, 12, 14, 16, 18, 20, 22]), ([3, 5], [30, 28, 26, 24])]
+    source = Cached(target, [0, 1], tmp_path)
+    source.take("texts", pairs)
+    for _ in range(150):
+        trainer.advance(source, 1.0)
+    trainer.drafter.spec = trainer.drafter.spec.model_copy(update={"block_size": 4})
+    length, accepted = measure(trainer.drafter, source, trainer.embed, trainer.head, 100)
+    assert (length, accepted) == (11 / 3, [1, 1, 1])  # 8 tokens in two steps, 3 in one
+    assert measure(trainer.drafter, source, trainer.embed, trainer.head, 3)[0] == 2
+
+
+def test_what_is_written_is_read_as_a_checkpoint_and_drafts_the_same(
+    target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    drafter = make_trainer(target).drafter
+    smollm2.write_drafter(drafter, smollm2.drafter_config(target), tmp_path)
+    spec = read_drafter(str(tmp_path))
+    assert (spec.dialect, spec.taps, spec.draft_vocab_size) == ("speculators", (0, 1), 20)
+    loaded = ReferenceDrafter.load(spec, tmp_path).float()
+    assert loaded.target_ids(torch.arange(20)).tolist() == [*range(0, 40, 2)]
+    blocks = cut_blocks(PAIRS, [[3, 6], [1, 2]], 4, mask_token_id=39)
+    features = torch.randn(2, 8, 64)
+    hits = []
+    for one in (drafter.bfloat16().float(), loaded):
+        assert one.lm_head is not None
+        embed = target.get_input_embeddings()
+        hits.append(block_loss(one, blocks, features, embed, one.lm_head.weight, torch.float32))
+    assert torch.equal(hits[0][0], hits[1][0])
+    assert torch.equal(hits[0][1], hits[1][1])

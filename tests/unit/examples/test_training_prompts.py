@@ -1,0 +1,51 @@
+"""What the drafter of SmolLM2 is trained on, and what it is not."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from smollm2 import chat_prompts, code_prompts
+from smollm2.answers import without_repeats
+from smollm2.prompts import is_held_out, write_prompts
+
+
+def test_prompts_are_the_same_each_time_and_no_subject_is_on_both_sides() -> None:
+    training, held_out = write_prompts()
+    assert (training, held_out) == write_prompts()
+    assert len(training) == len(set(training)) > 5000
+    assert not set(training) & set(held_out)
+    assert len(held_out) > 100
+    hidden = {task for task, _ in code_prompts.instructions() if is_held_out(task)}
+    assert hidden
+    assert not [prompt for prompt in training if any(f"{task}." in prompt for task in hidden)]
+
+
+def test_examples_in_stubs_are_valid_python_and_right() -> None:
+    prompts = dict(code_prompts.stubs())
+    assert len(prompts) > 900
+    for prompt in prompts.values():
+        ast.parse(re.findall(r"(?s)((?:from|def) .*\"\"\")", prompt)[0])
+    assert "count_even_of([5, 5, 18, 21, -3, 44])\n    2\n" in prompts["count_even_of"]
+
+
+@pytest.mark.parametrize("table", [name for name in vars(chat_prompts) if name.isupper()])
+def test_no_entry_of_a_table_is_empty_or_broken_by_a_line(table: str) -> None:
+    value = getattr(chat_prompts, table)
+    entries = chat_prompts.split(value) if isinstance(value, str) else value
+    assert all(entry and entry == entry.strip() for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kept"),
+    [
+        ([*range(40)], [*range(40)]),
+        ([7, 8, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3], [7, 8, 1, 2, 3, 1, 2, 3]),
+        ([5, 1, 1, 1], [5, 1, 1, 1]),  # a few equal tokens are no loop
+        ([5] + [1] * 30, [5, 1, 1]),
+    ],
+)
+def test_an_answer_that_ends_in_a_loop_is_cut(answer: list[int], kept: list[int]) -> None:
+    assert without_repeats(answer) == kept
