@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from support.tree_rows import Case, Request, attend, make
 from vllm_dflash.engine.v2.trees import tree_kernels
-from vllm_dflash.engine.v2.trees.tree_context import attend_to_context, num_segments
-from vllm_dflash.engine.v2.trees.tree_kernels import tile_of
+from vllm_dflash.engine.v2.trees.tree_context import num_segments
+from vllm_dflash.engine.v2.trees.tree_kernels import Launch, tile_of
 
 pytestmark = [
     pytest.mark.usefixtures("runner"),
@@ -78,19 +78,15 @@ def test_contexts_are_split_as_far_as_programs_are_idle(tiles: int, expected: in
 
 def test_a_prompts_rows_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contexts beside a prompt are split as they are without it, and parts have no rows of it."""
-    trees = [Request(400, 7), Request(90, 5)]
-    for everybody, requests in (
-        (True, trees),
-        (False, [trees[0], Request(30, 190, has_tree=False), trees[1]]),
-    ):
-        case = Case(requests, most_nodes=7, everybody=everybody)
-        made = make(case)
-        layer = made.batch, made.trees, made.scores
-        with monkeypatch.context() as patch:
-            patch.setattr(tree_kernels, "_num_programs", lambda device: 160)
-            parts = attend_to_context(made.query, made.kv_cache, *layer, everybody=everybody)
-        segments, rows = parts.log_sums.shape[:2]
-        assert segments == 16
-        assert rows <= 8 * len(made.batch.seq_lens)
-        output, expected = attend(case)  # with what two programs are given
-        torch.testing.assert_close(output, expected, rtol=2e-5, atol=2e-5)
+    case = Case([Request(60, 7), Request(30, 190, has_tree=False), Request(20, 5)], most_nodes=7)
+    case.everybody = False
+    made = make(case)
+    with monkeypatch.context() as patch:
+        patch.setattr(tree_kernels, "_num_programs", lambda device: 160)
+        launch = Launch.of(
+            made.query, made.kv_cache, made.batch, made.trees, made.scores, everybody=False
+        )
+    assert num_segments(launch.num_tiles, launch.num_programs) == 16
+    assert launch.num_rows == launch.places * len(made.batch.seq_lens) == 8 * 5
+    output, expected = attend(case)
+    torch.testing.assert_close(output, expected, rtol=2e-5, atol=2e-5)

@@ -81,10 +81,10 @@ def _judge_rows(  # type: ignore[no-untyped-def]
             its_logits = logits + row * stride_logits + each
             logit = tl.load(its_logits, mask=is_there, other=float("-inf")).to(tl.float32)
             # What is left of its tile.
-            is_left = is_there & ((logit < left) | ((logit == left) & (each > column)))
+            is_left = (logit < left) | ((logit == left) & (each > column))
             logit = tl.where(is_left, logit, float("-inf"))
             next_best = tl.max(logit, axis=0)
-            first = tl.min(tl.where(is_left & (logit == next_best), each, V), axis=0)
+            first = tl.min(tl.where(logit == next_best, each, V), axis=0)
             bests = tl.where(tile == its_tile, next_best, bests)
             columns = tl.where(tile == its_tile, first, columns)
             left = tl.max(bests, axis=0)
