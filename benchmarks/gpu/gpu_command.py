@@ -5,6 +5,7 @@
     make gpu ARGS="--part first"                    # the most telling, in less than five minutes
     make gpu ARGS="--part second --within 540"      # then speed; nothing runs beyond 540 s
     make gpu ARGS="--part graphs --part 8B-ours"    # parts by name, any number of them
+    make gpu ARGS="--part first --at-once 5"        # at the same time, where there are cores enough
     make gpu ARGS=--report                          # tell again what out/gpu/parts holds, no GPU
     make gpu ARGS=--again                           # also what is there already
     scripts/run.sh python benchmarks/gpu --dry-run  # on a GPU that is emulated
@@ -20,14 +21,18 @@ and sources. What has not failed is not run again. Exit code 0: nothing failed, 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+
+import psutil
 
 from gpu.gpu_machine import NO_GPU, ROOT, describe_machine, kind_of, lacking
 from gpu.gpu_models import forget_models
-from gpu.gpu_plan import DEMO, Part, chosen, environment, list_of, plan, plan_dry_run
+from gpu.gpu_plan import DEMO, LONGEST, Part, chosen, environment, list_of, plan, plan_dry_run
 from gpu.gpu_report import write_report
 from gpu.gpu_run import FAILED, Outcome, kept, read_outcomes, run
 from vllm_dflash.tools.console import INTERRUPTED, print_report, terminable
@@ -48,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--part", action="append", default=[], metavar="NAME", help="a part or a group of them")
     add("--list", action="store_true", help="name parts and groups, with seconds; run nothing")
     add("--within", type=float, metavar="SECONDS", help="begin and run nothing beyond that")
+    add("--at-once", type=int, default=1, metavar="N", help="parts at the same time (not benches)")
     add("--report", action="store_true", help="only write the report of what is there")
     add(
         "--dry-run",
@@ -102,22 +108,37 @@ def run_all(
     ends = time.monotonic() + (options.within or float("inf"))
     outcomes: list[Outcome] = []
     code = 0
-    try:
-        for number, part in enumerate(parts, 1):
-            name = f"{number} of {len(parts)}, {part.name}"
-            found = None if options.again else kept(part, out, machine)
-            if found is None:
-                left = ends - time.monotonic()
-                if left < part.seconds / 2:
-                    progress.say(f"{name}: not begun, {max(0, left):.0f} s are left")
-                    continue
-                with progress.stage(name, min(part.limit, left)) as tell:
-                    found = run(part, out, machine, variables, tell, left)
-            outcomes.append(found)
-            progress.say(f"{name}: {found.outcome}: {found.words}")
-            report(whole, out, options.docs, machine)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
+
+    def run_one(number: int, part: Part) -> Outcome | None:
+        name = f"{number} of {len(parts)}, {part.name}"
+        found = None if options.again else kept(part, out, machine)
+        if found is None:
+            left = ends - time.monotonic()
+            if left < part.seconds / 2:
+                progress.say(f"{name}: not begun, {max(0, left):.0f} s are left")
+                return None
+            own, limit = dict(variables), min(left, part.limit)
+            if options.at_once > 1:
+                # All are slower than planned, and no two may write the same compiled graphs.
+                own["VLLM_CACHE_ROOT"] = str(out / "cache" / part.slug)
+                limit = min(left, LONGEST)
+            with progress.stage(name, limit) as tell:
+                found = run(part, out, machine, own, tell, limit)
+        progress.say(f"{name}: {found.outcome}: {found.words}")
+        return found
+
+    with ThreadPoolExecutor(options.at_once) as pool:
+        jobs = [pool.submit(run_one, *numbered) for numbered in enumerate(parts, 1)]
+        try:
+            for job in as_completed(jobs):
+                if found := job.result():
+                    outcomes.append(found)
+                    report(whole, out, options.docs, machine)
+        except KeyboardInterrupt:
+            code, ends = INTERRUPTED, 0.0
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in psutil.Process().children():
+                child.send_signal(signal.SIGINT)
     print_report(
         report(whole, out, options.docs, machine),
         [f"gpu.md and gpu.json are in {options.docs}, logs in {out / 'log'}"],

@@ -17,6 +17,7 @@ import psutil
 
 from gpu.gpu_machine import ROOT, kind_of, version_of
 from gpu.gpu_plan import RESULT, Part
+from vllm_dflash.tools.console import INTERRUPTED
 from vllm_dflash.tools.engine_process import LAST_LINES
 from vllm_dflash.tools.progress import Tell
 
@@ -70,11 +71,11 @@ def run(
     tell: Tell = lambda done, doing="": None,
     seconds: float | None = None,
 ) -> Outcome:
-    """Run it, for so many seconds at most (default: its limit), and keep what comes of it.
+    """Run it, for so many seconds (default: its limit), and keep what comes of it.
 
     What it has found is kept again and again while it runs.
     """
-    limit = part.limit if seconds is None else min(part.limit, seconds)
+    limit = part.limit if seconds is None else seconds
     result, log = (out / folder / f"{part.slug}.{folder}" for folder in ("json", "log"))
     for file in (result, log, _outcome_file(part, out)):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -129,6 +130,8 @@ def _words(part: Part) -> list[str]:
 def judge(code: int | None, lines: list[str], data: Mapping[str, Any]) -> tuple[str, str]:
     """The outcome by exit code (None: it was ended), log and result; and a few words about it."""
     words = data.get("verdict") or (lines[-1].strip("= ") if lines else "no word")
+    if code in (INTERRUPTED, -signal.SIGINT):
+        return UNFINISHED, words
     if code != 0:
         return FAILED, words
     if "refused" in data:

@@ -30,12 +30,13 @@ def measure(
         anchors = [*range(first, last)]
         if not anchors:
             continue
-        blocks = cut_blocks([pair], [anchors], size, drafter.spec.mask_token_id)
-        _, hits = block_loss(drafter, blocks, features[None].float(), embed, head, torch.float32)
-        lengths = hits.long().cumprod(-1).sum(-1)
+        blocks = cut_blocks([pair], [anchors], size, drafter.spec.mask_token_id).on(head.device)
+        rows = features[None].to(head.device, torch.float32)
+        _, hits = block_loss(drafter, blocks, rows, embed, head, torch.float32)
+        lengths = hits.long().cumprod(-1).sum(-1).tolist()
         at = first
         while at < last:
-            length = int(lengths[at - first])
+            length = lengths[at - first]
             accepted[:length] += 1
             steps += 1
             walked += min(length + 1, last - at)

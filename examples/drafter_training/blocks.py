@@ -4,7 +4,7 @@ R sequences of at most T tokens, A blocks of B rows cut from each; m taps, hidde
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,22 +26,31 @@ class Blocks:
     size: int
     """Rows of a block, B."""
 
+    def on(self, device: torch.device) -> "Blocks":
+        """The same on that device."""
+        names = ("ids", "positions", "tokens", "labels")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
     def with_context(self) -> torch.Tensor:
         """Positions of the sequences, then of the rows: [R, T + A * B]."""
-        everywhere = torch.arange(self.ids.shape[1]).expand(len(self.ids), -1)
+        everywhere = self._places(self.ids).expand(len(self.ids), -1)
         return torch.cat([everywhere, self.positions], dim=1)
 
     def visible(self) -> torch.Tensor:
         """Each block sees the context before its anchor and itself: [R, 1, A * B, T + A * B]."""
         anchors = self.positions[:, :: self.size].repeat_interleave(self.size, dim=1)  # [R, A * B]
-        context = torch.arange(self.ids.shape[1]) < anchors[:, :, None]
-        number = torch.arange(self.positions.shape[1]) // self.size
+        context = self._places(self.ids) < anchors[:, :, None]
+        number = self._places(self.positions) // self.size
         block = (number[:, None] == number).expand(len(self.positions), -1, -1)
         return torch.cat([context, block], dim=2)[:, None]
 
     def before(self) -> torch.Tensor:
         """The right token before each row's, [R, A * B]."""
         return self.ids.gather(1, (self.positions - 1).clamp(max=self.ids.shape[1] - 1))
+
+    def _places(self, rows: torch.Tensor) -> torch.Tensor:
+        """0, 1, ... along rows [R, N]: [N]."""
+        return torch.arange(rows.shape[1], device=rows.device)
 
 
 def random_anchors(pair: Pair, rng: random.Random, count: int) -> list[int]:

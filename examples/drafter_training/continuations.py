@@ -6,10 +6,12 @@ Pair = tuple[list[int], list[int]]
 """Token ids of a prompt and of what the target writes behind it."""
 
 
-def write_continuations(llm: LLM, prompts: list[list[int]], new_tokens: int) -> list[Pair]:
-    """Continue every prompt, given as token ids, greedily by at most so many tokens."""
+def write_continuations(
+    llm: LLM, prompts: list[list[int]], new_tokens: int, temperature: float = 0.0
+) -> list[Pair]:
+    """Continue every prompt, given as token ids, by at most so many tokens."""
     outputs = llm.generate(
         [{"prompt_token_ids": ids} for ids in prompts],
-        SamplingParams(temperature=0.0, max_tokens=new_tokens, detokenize=False),
+        SamplingParams(temperature=temperature, max_tokens=new_tokens, detokenize=False),
     )
     return [(list(o.prompt_token_ids or []), list(o.outputs[0].token_ids)) for o in outputs]

@@ -29,7 +29,7 @@ def block_loss(
     Returns:
         The loss, and which drafts are right, [N, w]: of all N blocks, w = B - 1 drafted rows.
     """
-    weights = torch.exp(-torch.arange(blocks.size - 1) / GAMMA)  # [w]
+    weights = torch.exp(-torch.arange(blocks.size - 1, device=head.device) / GAMMA)  # [w]
 
     def drafted(rows: torch.Tensor) -> torch.Tensor:
         """[R, A * B, ...] without the blocks' anchors, by block: [N, w, ...]."""
@@ -38,7 +38,7 @@ def block_loss(
     labels = drafted(draft_ids(drafter, blocks.labels))
     if columns is not None:
         head, labels = head[columns], numbered(labels, columns)
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+    with torch.autocast(head.device.type, dtype, enabled=dtype != torch.float32):
         context = drafter.context(features)  # [R, T, H]
         positions, visible = blocks.with_context(), blocks.visible()
         states = drafter(embed(blocks.tokens), context, positions, visible, blocks.size)
@@ -68,7 +68,9 @@ def draft_ids(drafter: ReferenceDrafter, labels: torch.Tensor) -> torch.Tensor:
     """Tokens of the target as the drafter numbers them; -100 for those that it cannot draft."""
     if drafter.d2t is None:
         return labels
-    return numbered(labels, drafter.target_ids(torch.arange(len(drafter.d2t))))
+    return numbered(
+        labels, drafter.target_ids(torch.arange(len(drafter.d2t), device=labels.device))
+    )
 
 
 def numbered(labels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -35,12 +35,13 @@ class Live:
 
     def __init__(self, target: PreTrainedModel, taps: list[int], pairs: list[Pair]) -> None:
         self.target, self.taps, self.pairs = target, taps, pairs
+        self.tokens = sum(len(continuation) for _, continuation in pairs)
 
     def draw(self, rng: random.Random, count: int) -> tuple[list[Pair], torch.Tensor]:
         """Any pairs."""
         pairs = rng.sample(self.pairs, count)
         ids = padded([torch.tensor(prompt + continuation) for prompt, continuation in pairs])
-        return pairs, features_of(self.target, ids, self.taps)
+        return pairs, features_of(self.target, ids.to(self.target.device), self.taps)
 
 
 class Cached:
@@ -71,8 +72,8 @@ class Cached:
         partial = file.with_suffix(".partial")
         with partial.open("wb") as out:
             for prompt, continuation in pairs:
-                ids = torch.tensor([prompt + continuation])
-                features = features_of(self.target, ids, self.taps)[0]
+                ids = torch.tensor([prompt + continuation], device=self.target.device)
+                features = features_of(self.target, ids, self.taps)[0].cpu()
                 out.write(features.bfloat16().view(torch.uint8).numpy().tobytes())
         partial.rename(file)
 

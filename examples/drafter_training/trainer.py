@@ -58,7 +58,7 @@ class Trainer:
         anchors = [random_anchors(pair, self.rng, self.anchors) for pair in pairs]
         spec = self.drafter.spec
         size = self.rng.choice(self.sizes or (spec.block_size,))
-        blocks = cut_blocks(pairs, anchors, size, spec.mask_token_id)
+        blocks = cut_blocks(pairs, anchors, size, spec.mask_token_id).on(self.head.device)
         columns = self.columns(draft_ids(self.drafter, blocks.labels))
         loss, hits = block_loss(
             self.drafter, blocks, features, self.embed, self.head, self.dtype, columns
@@ -84,7 +84,7 @@ class Trainer:
             return None
         seed = torch.Generator().manual_seed(self.rng.getrandbits(32))
         others = torch.randperm(len(self.head), generator=seed)[: self.negatives]
-        return torch.cat([labels[labels != -100], others]).unique()
+        return torch.cat([labels[labels != -100], others.to(labels.device)]).unique()
 
     def save(self, file: Path) -> None:
         """Keep all that goes on. A file that is there is replaced at once, or not at all."""
@@ -104,7 +104,7 @@ class Trainer:
 
     def load(self, file: Path) -> None:
         """Go on from what was kept."""
-        state = torch.load(file, weights_only=False)
+        state = torch.load(file, map_location=self.head.device, weights_only=False)
         self.drafter.load_state_dict(state["drafter"], strict=False)
         self.average.load_state_dict(state["average"], strict=False)
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):

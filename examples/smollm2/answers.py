@@ -1,4 +1,4 @@
-"""The target's own greedy answers to prompts, written by vLLM to files in pieces."""
+"""The target's own answers to prompts, written by vLLM to files in pieces."""
 
 import json
 from pathlib import Path
@@ -10,12 +10,18 @@ from drafter_training.continuations import Pair, write_continuations
 
 PIECE = 256
 NEW_TOKENS = 256
+TEMPERATURE = 0.7
+"""Of every further answer to a prompt; the first is greedy."""
 
 
-def write_answers(llm: LLM, prompts: list[str], folder: Path) -> None:
-    """Answer prompts in pieces of 256, one file each. Pieces that are there are left out."""
+def write_answers(llm: LLM, prompts: list[str], folder: Path, rounds: int = 1) -> None:
+    """Answer prompts in pieces of 256, one file each. Pieces that are there are left out.
+
+    In the first round greedily, in further ones at a temperature of 0.7.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = llm.get_tokenizer()
+    tokenizer, first = llm.get_tokenizer(), len(prompts)
+    prompts = prompts * rounds
     for start in range(0, len(prompts), PIECE):
         file = folder / f"{start // PIECE:03}.jsonl"
         if file.exists():
@@ -23,8 +29,9 @@ def write_answers(llm: LLM, prompts: list[str], folder: Path) -> None:
         texts = as_chats(tokenizer, prompts[start : start + PIECE])
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         partial = file.with_suffix(".partial")
-        lines = [json.dumps(pair) + "\n" for pair in write_continuations(llm, ids, NEW_TOKENS)]
-        partial.write_text("".join(lines))
+        temperature = 0.0 if start < first else TEMPERATURE
+        pairs = write_continuations(llm, ids, NEW_TOKENS, temperature)
+        partial.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
         partial.rename(file)
 
 

@@ -110,9 +110,12 @@ def run_all(
     machine: Mapping[str, str] = MACHINE,
     again: bool = False,
     within: float | None = None,
+    at_once: int = 1,
 ) -> int:
     docs = folder / "docs"
-    options = argparse.Namespace(again=again, dry_run=False, docs=docs, within=within)
+    options = argparse.Namespace(
+        again=again, dry_run=False, docs=docs, within=within, at_once=at_once
+    )
     return gpu_command.run_all(parts, whole or parts, folder / "out", machine, options)
 
 
@@ -133,6 +136,22 @@ def test_a_failing_part_does_not_end_the_run(
     text = (tmp_path / "docs" / "gpu.md").read_text()
     assert "### bad failed" in text
     assert "ZeroDivisionError: division by zero\n```" in text
+
+
+def test_parts_run_at_the_same_time(tmp_path: Path) -> None:
+    """Each waits for the other's word, so that neither can end alone."""
+    wait = f"""
+import sys, time
+from pathlib import Path
+mine, other = (Path({str(tmp_path)!r}, name) for name in sys.argv[1:])
+mine.touch()
+while not other.exists():
+    time.sleep(0.01)
+print("1 passed")
+"""
+    names = [("a", "b"), ("b", "a")]
+    parts = [Part(one[0], 60.0, (sys.executable, "-c", wait, *one)) for one in names]
+    assert run_all(parts, tmp_path, at_once=2) == 0
 
 
 def test_a_run_goes_on_where_it_was_broken_off(

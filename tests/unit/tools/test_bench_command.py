@@ -186,6 +186,9 @@ def test_engines_share_a_gpus_memory(
     assert bench(tmp_path, *NOT_WIDENED, *arguments) == 0
     assert comparisons[0].engines.arguments.get("gpu_memory_utilization") == each
     assert comparisons[0].engines.at_once == (1 if is_cuda else 6)
+    assert bench(tmp_path, *NOT_WIDENED, "--kv-cache-memory-bytes", "1000") == 0
+    assert comparisons[1].engines.arguments["kv_cache_memory_bytes"] == 1000
+    assert comparisons[1].engines.at_once == 6
 
 
 @pytest.mark.parametrize("asked", [True, False])

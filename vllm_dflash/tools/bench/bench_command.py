@@ -67,9 +67,8 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser = commands.add_parser(
         "bench",
         help="measure plain decoding, vLLM's own DFlash and ours side by side",
-        description="Measure plain decoding, vLLM's own DFlash at several fixed K, and ours, which"
-        " chooses how much to draft.\nAll engines run at the same time; every round measures each"
-        " of them once with each load.",
+        description="Measure plain decoding, vLLM's own DFlash at several fixed K, and ours.\nAll"
+        " engines run at the same time; every round measures each of them once with each load.",
         epilog=EPILOG.format(loads=loads, failed=COULD_NOT_RUN, interrupted=INTERRUPTED),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -119,13 +118,12 @@ def _add_sides(sides: argparse._ArgumentGroup) -> None:
     add_number(sides, "--tensor-parallel-size", 1, "ranks of every engine")
     about = "of every engine (default: the model's, or float32 on CPUs without bfloat16)"
     sides.add_argument("--dtype", help=about)
+    about = "of a GPU's memory, shared equally by all engines (default: 0.9)"
     sides.add_argument(
-        "--gpu-memory-utilization",
-        type=share,
-        default=0.9,
-        metavar="SHARE",
-        help="of a GPU's memory, shared equally by all engines (default: 0.9)",
+        "--gpu-memory-utilization", type=share, default=0.9, metavar="SHARE", help=about
     )
+    about = "of every engine; with it, engines on a GPU start at the same time"
+    sides.add_argument("--kv-cache-memory-bytes", type=positive, metavar="BYTES", help=about)
 
 
 def _add_measurements(load: argparse._ArgumentGroup) -> None:
@@ -174,9 +172,8 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
     load.add_argument(
         "--where",
         action="store_true",
-        help="also show where the time goes, at each concurrency: milliseconds of a step and of a"
-        " token in the target, the draft, its context, its planning, and the rest of the engine"
-        " (CPU only)",
+        help="also show where the time goes, at each concurrency: milliseconds in the target, the"
+        " draft, its context, its planning, and the rest of the engine (CPU only)",
     )
     load.add_argument(
         "--quick",
@@ -186,7 +183,7 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
 
 
 def run_bench(parsed: argparse.Namespace) -> int:
-    """Measure and print tables. Returns the exit code, or raises what `cli.main` explains."""
+    """Measure and print tables. Returns the exit code; raises what `cli.main` explains."""
     defaults = QUICK if parsed.quick else FULL
     if parsed.context is not None:
         parsed.context = parsed.context or CONTEXTS
@@ -253,8 +250,11 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
         engine["worker_extension_cls"] = TIMED
     at_once = max(1, len(os.sched_getaffinity(0)) // parsed.tensor_parallel_size)
     if current_platform.is_cuda():
-        at_once = 1  # while one starts, vLLM measures how much memory is free
         engine["gpu_memory_utilization"] = parsed.gpu_memory_utilization / (len(sides) + tunes)
+        if parsed.kv_cache_memory_bytes is None:
+            at_once = 1  # while one starts, vLLM measures how much memory is free
+    if parsed.kv_cache_memory_bytes is not None:
+        engine["kv_cache_memory_bytes"] = parsed.kv_cache_memory_bytes
     return Comparison(
         Record(describe(sys.argv[1:], pair.name, engine, workload), sides, parsed.rounds),
         workload,
