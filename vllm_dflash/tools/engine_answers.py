@@ -283,6 +283,7 @@ def _start_server(flags: list[str], arguments: dict[str, Any]) -> LLMEngine:
     other_target = parsed.model_tag not in (None, arguments["model"])
     if other_target or any(one is not None for one in speculative):
         parser.error("the target and the speculative config are not among the flags after --")
+    parsed.model = arguments["model"]  # offline, vLLM looks its own default up at once
     engine = EngineArgs.from_cli_args(parsed)
     for name, value in {"disable_log_stats": False, **arguments}.items():
         setattr(engine, name, value)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from support.tree_rows import Case, Request, attend, make
 from vllm_dflash.engine.v2.trees import tree_kernels
-from vllm_dflash.engine.v2.trees.tree_context import num_segments
+from vllm_dflash.engine.v2.trees.tree_context import attend_to_context, num_segments
 from vllm_dflash.engine.v2.trees.tree_kernels import Launch, tile_of
+from vllm_dflash.engine.v2.trees.tree_nodes import attend_to_nodes
 
 pytestmark = [
     pytest.mark.usefixtures("runner"),
@@ -90,3 +91,21 @@ def test_a_prompts_rows_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch.num_rows == launch.places * len(made.batch.seq_lens) == 8 * 5
     output, expected = attend(case)
     torch.testing.assert_close(output, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_sequences_shorter_than_their_rows_reach_no_block_before_the_table() -> None:
+    """While graphs are captured, vLLM's Triton backend says that each sequence has one token."""
+    case = Case([Request(0, 9), Request(0, 15)])
+    made = make(case)
+    made.batch.seq_lens.fill_(1)
+    # Before the table stands a block, and before the cache are numbers, that are none.
+    cache = torch.cat([torch.full_like(made.kv_cache[:1], torch.nan), made.kv_cache.nan_to_num()])
+    table = torch.zeros_like(torch.cat([made.batch.block_table[:1], made.batch.block_table]))
+    made.kv_cache, made.batch.block_table = cache[1:], table[1:]
+    cache[2:] = torch.nan
+    table[0] = 1
+    output = torch.zeros_like(made.query)
+    layer = made.batch, made.trees, made.scores
+    context = attend_to_context(made.query, made.kv_cache, *layer, everybody=True)
+    attend_to_nodes(made.query, made.kv_cache, context, output, *layer, everybody=True)
+    assert output.isfinite().all()

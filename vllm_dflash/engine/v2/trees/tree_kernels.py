@@ -121,7 +121,8 @@ def rows_of(  # type: ignore[no-untyped-def]
     first_tile = tl.max(tl.where(ends <= tile, ends, 0), axis=0)
     start = tl.load(query_start_loc + request)
     num_rows = tl.load(query_start_loc + request + 1) - start
-    context = tl.load(seq_lens + request) - num_rows
+    # While graphs are captured, vLLM's Triton backend says 1 of every request, whatever its rows.
+    context = tl.maximum(tl.load(seq_lens + request) - num_rows, 0)
     place = (tile - first_tile) * ROWS + tl.arange(0, ROWS)  # row and head of each query
     row = place // GROUP
     head = kv_head * GROUP + place % GROUP
