@@ -34,7 +34,7 @@ class Part:
 
     name: str
     seconds: float
-    """It should take so long; nobody has run it yet, so these are guesses."""
+    """It should take so long when it runs alone: a guess, for on a GPU parts ran side by side."""
     command: tuple[str, ...]
     """`RESULT` stands for the file of its result; with `--json`, that is what it prints."""
     group: str = ""
