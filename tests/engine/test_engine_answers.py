@@ -72,7 +72,7 @@ def test_messages_go_through_the_chat_template(plain: EngineAnswers) -> None:
     "plugins",
     [
         pytest.param(NO_PLUGIN, id="native", marks=pytest.mark.slow),
-        pytest.param("dflash", id="ours"),
+        pytest.param("dflash", id="ours", marks=pytest.mark.slow),
     ],
 )
 def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:

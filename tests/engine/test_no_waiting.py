@@ -99,7 +99,9 @@ def llm(request: pytest.FixtureRequest) -> Any:
         yield llm
 
 
-@pytest.mark.parametrize("llm", [*CHAINS, "trees"], indirect=True)
+@pytest.mark.parametrize(
+    "llm", [*CHAINS, pytest.param("trees", marks=pytest.mark.slow)], indirect=True
+)
 def test_nothing_waits_for_the_device(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler_of(llm)._news_in = WARM_UP + 2  # rates and costs are told meanwhile
     seen = warm_steps(llm, 3, waits_noted, monkeypatch)
