@@ -40,7 +40,6 @@ from support.trimming import trimming
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.planning.ahead import Ahead
-from vllm_dflash.planning.step import Step
 
 pytestmark = [
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
@@ -93,7 +92,7 @@ def test_what_is_written_and_accepted_is_the_references(
     target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     drafter = ReferenceDrafter.load(read_drafter(str(DRAFTER)), DRAFTER).float()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proposer_of(llm).statistics, "observe_verification", lambda _: None)
+        patch.setattr(proposer_of(llm).statistics, "count_verified", lambda *_: None)
         lengths = acceptance_by_request(llm)
         outputs = llm.generate(TEXTS, greedy(NEW_TOKENS, ignore_eos=True), use_tqdm=False)
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
@@ -128,13 +127,14 @@ def test_trees_that_the_device_trims_and_texts_beside_them(
         prefer(llm, monkeypatch, text=0.6, block=0.5)
         directed(llm, monkeypatch, lambda most: Ahead(most, True, min_verified=5 * len(most)))
         statistics, verified = proposer_of(llm).statistics, list[list[int]]()
-        count = statistics.observe_verification
+        count = statistics.count_verified
 
-        def noted(step: Step) -> None:
-            verified.append(step.verified[step.decoding].tolist())
-            count(step)
+        def noted(ids: list[str], produced: list[int], drafts: list[tuple[int, bool]]) -> None:
+            each = zip(produced, drafts, strict=True)
+            verified.append([number for tokens, (number, _) in each if tokens])
+            count(ids, produced, drafts)
 
-        monkeypatch.setattr(statistics, "observe_verification", noted)
+        monkeypatch.setattr(statistics, "count_verified", noted)
         tokens = token_ids(llm, TEXTS, greedy(NEW_TOKENS, ignore_eos=True))
         (stats,) = llm.collective_rpc("dflash_stats")
     assert tokens == plain["greedy"]

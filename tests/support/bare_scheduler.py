@@ -16,7 +16,9 @@ from vllm.v1.request import RequestStatus
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.v2 import scheduling
 from vllm_dflash.engine.v2.exchange import OUTCOMES
-from vllm_dflash.planning.step import BLOCK, Outcomes
+from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
+from vllm_dflash.planning.cadence import Cadence
+from vllm_dflash.planning.step import BLOCK
 
 CONTEXT_TOKENS = 100
 """Of every request there could be."""
@@ -70,6 +72,8 @@ def take_vllm_out(
     )
     monkeypatch.setattr(Mode, "of", lambda _: mode)
     monkeypatch.setattr(scheduling, "drafted_length", lambda _: MAX_LEN)
+    # Steps that take no time would be planned once in a while.
+    monkeypatch.setattr(Cadence, "is_due", lambda *_: True)
 
 
 def step(
@@ -105,9 +109,9 @@ def step(
     )
     kept = {**drafts, **(admitted or {})}
     verified = np.array([kept.get(name, 0) for name in produced], dtype=np.int64)
-    table = np.zeros((len(produced), 8 + 7))
+    table = np.zeros((len(produced), OUTCOME_COLUMNS + 7))
     table[:, 0], table[:, 1] = np.where(verified > 0, source, 0), verified
     table[:, 6], table[:, 7] = verified, (np.array([*produced.values()]) - 1) * (verified > 0)
-    table[:, 8:] = 0.5 * (np.arange(7) < verified[:, None])
-    OUTCOMES.attach(output, Outcomes.of(table))
+    table[:, OUTCOME_COLUMNS:] = 0.5 * (np.arange(7) < verified[:, None])
+    OUTCOMES.attach(output, table)
     return scheduled, output

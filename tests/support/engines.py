@@ -161,17 +161,24 @@ def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
     """Watch an engine: tokens of each verify step, per request, filled while it generates."""
     statistics = proposer_of(llm).statistics
     lengths: dict[str, list[int]] = {}
-    original = statistics.observe_verification
+    observe, count = statistics.observe_verification, statistics.count_verified
 
-    def observe(step: Step) -> None:
-        original(step)
-        for name, verified, produced in zip(
-            step.ids, step.verified.tolist(), step.produced.tolist(), strict=True
-        ):
-            if verified:
-                lengths.setdefault(name, []).append(produced)
+    def keep(ids: Sequence[str], produced: Sequence[int], verified: Sequence[int]) -> None:
+        for name, tokens, drafts in zip(ids, produced, verified, strict=True):
+            if drafts:
+                lengths.setdefault(name, []).append(tokens)
 
-    statistics.observe_verification = observe
+    def on_v1(step: Step) -> None:
+        observe(step)
+        keep(step.ids, step.produced.tolist(), step.verified.tolist())
+
+    def on_v2(
+        ids: Sequence[str], produced: Sequence[int], drafts: Sequence[tuple[int, bool]]
+    ) -> None:
+        count(ids, produced, drafts)
+        keep(ids, produced, [verified for verified, _ in drafts])
+
+    statistics.observe_verification, statistics.count_verified = on_v1, on_v2
     return lengths
 
 

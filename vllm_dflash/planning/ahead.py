@@ -52,6 +52,8 @@ class Ahead:
     runs_block: bool = False
     min_verified: int = 0
     """Drafts to verify, whatever they seem worth."""
+    is_probe: bool = False
+    """Whether it drafts to see whether that pays by now."""
     rate: float = 0.0
     """Tokens a second that it promises."""
     promise: float = 0.0
@@ -89,8 +91,7 @@ class AheadPlanner(LearningPlanner):
 
         Args:
             costs: to start from.
-            choices: lengths that all requests of a step can be given alike; those beyond K are of
-                trees.
+            choices: lengths that requests of a step can be given alike; beyond K: of trees.
             trims: whether the device verifies only those drafts that are worth it.
             ragged_seconds: what a step takes longer whose requests have different lengths.
         """
@@ -103,8 +104,10 @@ class AheadPlanner(LearningPlanner):
         super()._forget(rows)
         self.promises[rows], self._has_ended[rows] = self.typical_promise, True
 
-    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints | None = None) -> Ahead:
-        """What to draft in a step of R requests.
+    def plan(
+        self, ids: Sequence[str], context_lens: Ints, limits: Ints | None = None, steps: int = 1
+    ) -> Ahead:
+        """What to draft in a step of R requests, and in as many like it as `steps` says.
 
         Args:
             ids: of the requests, [R].
@@ -137,7 +140,7 @@ class AheadPlanner(LearningPlanner):
             self._probe_charge = 0.0
             return chosen
         is_close = blocks.rate > CLOSE * chosen.rate
-        return self._probe(of_texts, chosen, is_close) or chosen
+        return self._probe(of_texts, chosen, steps, is_close) or chosen
 
     def seconds(self, lengths: Ints, context_lens: Ints) -> Floats:
         """What a step of R requests takes that has these places for drafts, and the block behind
@@ -171,7 +174,7 @@ class AheadPlanner(LearningPlanner):
             lengths, rate = best_given(records, expected, self._alike, self._ragged_seconds)
         return Ahead(lengths, rate=rate)
 
-    def _probe(self, expected: Expected, chosen: Ahead, is_close: bool) -> Ahead | None:
+    def _probe(self, expected: Expected, chosen: Ahead, steps: int, is_close: bool) -> Ahead | None:
         """Now and then a block although it does not pay, to notice when it does."""
         limits, context = expected.limits, float(expected.context_lens.sum())
         count, length = len(limits), min(PROBE_LENGTH, self.max_draft)
@@ -190,16 +193,15 @@ class AheadPlanner(LearningPlanner):
         plain, verifying = self.costs.decoding(count, rows, context).tolist()
         drafting = self._drafting_seconds(count, context)
         self._probe_charge = drafting + verifying - plain
-        if not self.probes.is_due(plain, self._probe_charge, is_close=is_close):
+        if not self.probes.is_due(steps * plain, self._probe_charge, is_close=is_close):
             return None
-        return replace(chosen, lengths=lengths, runs_block=True, min_verified=min_verified)
+        return Ahead(lengths, True, min_verified, True, chosen.rate, chosen.promise)
 
     def observe(self, step: Step, outcomes: Outcomes | None) -> StepEstimate | None:
         """Learn from a step: what became of the drafts it verified, and what it took.
 
-        `target_seconds` counts where it is known: it holds the block whose rows are `draft_rows`,
-        because nobody can time that alone while the device works on. Returns what was expected of
-        it, where it is known.
+        Its `target_seconds`, where known, hold the block of `draft_rows`, which nobody can time
+        alone while the device works on. Returns what was expected of it, where that is known.
         """
         if not self.is_started:
             return None  # lengths are fixed: nobody would go by it

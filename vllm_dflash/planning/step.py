@@ -98,7 +98,8 @@ class Outcomes(NamedTuple):
 
     @staticmethod
     def of(table: Floats, num_cuts: int = 0) -> Outcomes:
-        """The device's table, [R, 8 + C + K]."""
+        """The device's table, [R, 8 + C + K]; confidence below 0: a draft was not finite."""
+        table = np.maximum(table, 0.0)
         whole, first = table[:, : 8 + num_cuts].astype(np.int64), 8 + num_cuts
         return Outcomes._make([*whole[:, :8].T, table[:, first:].astype(np.float64), whole[:, 8:]])
 

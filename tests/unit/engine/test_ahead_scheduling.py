@@ -34,6 +34,7 @@ from vllm_dflash.engine.v2.exchange import (
 )
 from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
 from vllm_dflash.planning.ahead import Ahead, AheadPlanner
+from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.step import BLOCK, TEXT, Outcomes, Step
@@ -205,7 +206,7 @@ def test_each_request_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     scheduler._update_after_schedule(scheduled)
     places = {name: len(one.spec_token_ids) for name, one in requests.items()}
     assert places == {"a": 4, "b": 0, "w": 5, "n": 3, "p": 0, "e": 1}
-    ((names, context, limits),) = asked
+    ((names, context, limits, _),) = asked
     assert names == [*"enbpa"]
     assert context.tolist() == [MAX_LEN - 3, 104, 107, 230, 102]
     assert limits.tolist() == [1, 7, 7, 7, 7]
@@ -225,7 +226,7 @@ def test_nobody_is_drafted_past_the_shorter_of_both_models_limits(
     scheduler = DFlashAsyncScheduler()
     asked = plans(monkeypatch, *[0] * 5)
     places_behind(scheduler, *contexts)
-    ((_, _, limits),) = asked
+    ((_, _, limits, _),) = asked
     assert limits.tolist() == [7, 7, 3, 0, 0]
 
 
@@ -525,7 +526,62 @@ def test_what_became_of_trees_is_learned(monkeypatch: pytest.MonkeyPatch) -> Non
     table[:, 0], table[:, 1] = BLOCK, 15
     table[:, 6], table[:, 7] = [4, 5], [1, 3]  # of the chains of likeliest drafts
     table[1, 8:11] = 4, 5, 5  # the other one had no tree
-    OUTCOMES.attach(output, Outcomes.of(table, 3))
+    OUTCOMES.attach(output, table)
     scheduler.update_from_output(scheduled, output)
     assert scheduler._tree_gain._trees.tolist() == [3, 4, 0]
     assert scheduler._tree_gain._chains.tolist() == [3, 3, 0]
+
+
+def test_short_steps_are_not_all_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was planned holds for the steps between, and for requests that are new in them; their
+    outputs are counted, and teach nothing."""
+    is_due = Cadence.is_due
+    take_vllm_out(monkeypatch, 7)
+    monkeypatch.setattr(Cadence, "is_due", is_due)
+    scheduler: Any = DFlashAsyncScheduler()
+    scheduler.planner.start(profiled_costs(), [7], trims=True)
+    scheduler._cadence.observe(planning_seconds=1e-3, step_seconds=1e-2)  # one of ten
+    planned, observed = [], []
+    plan, observe = scheduler.planner.plan, scheduler.planner.observe
+    monkeypatch.setattr(
+        scheduler.planner, "plan", lambda *what: planned.append(what[0]) or plan(*what)
+    )
+    monkeypatch.setattr(
+        scheduler.planner, "observe", lambda *what: observed.append(what) or observe(*what)
+    )
+    found = []
+    for number in range(21):
+        names = {f"r{number // 7 + i}": 0 for i in range(9)}  # some come and go
+        scheduled, output = step(dict.fromkeys(names, 7), dict.fromkeys(names, 3))
+        scheduler._update_after_schedule(scheduled)
+        directions = directions_of(scheduled)
+        found.append((directions.is_anew, directions.runs_block))
+        assert scheduled.num_spec_tokens_to_schedule == 7 * directions.runs_block
+        scheduler.update_from_output(scheduled, output)
+        scheduler._cadence._planning, scheduler._cadence._step = 1e-3, 1e-2
+    assert [is_anew for is_anew, _ in found] == [n % 10 == 0 for n in range(21)]
+    assert len({runs_block for _, runs_block in found[:10]}) == 1
+    assert len(planned) == len(observed) == 3
+    assert scheduler.statistics.draft_tokens == 21 * 9 * 7
+
+
+def test_between_two_plans_requests_at_their_ends_are_no_measure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each has what its own room allows, and a plan for nobody with room is none."""
+    is_due = Cadence.is_due
+    take_vllm_out(monkeypatch, 7)
+    monkeypatch.setattr(Cadence, "is_due", is_due)
+    scheduler: Any = DFlashAsyncScheduler()  # lengths are K until the planner is started
+    scheduler._is_fixed = True
+    scheduler._cadence.observe(planning_seconds=1.0, step_seconds=1.0)
+    found = []
+    for rooms in ([0, 0], [3, 0], [3, 9], [9, 1]):
+        requests = {f"r{i}": request(MAX_LEN - room - 3) for i, room in enumerate(rooms)}
+        monkeypatch.setattr(Scheduler, "requests", requests)
+        scheduled, _ = step(dict.fromkeys(requests, 0), dict.fromkeys(requests, 1))
+        scheduler._update_after_schedule(scheduled)
+        length = scheduled.num_spec_tokens_to_schedule
+        places = scheduler._places or dict.fromkeys(requests, length)
+        found.append((directions_of(scheduled).is_anew, [*places.values()]))
+    assert found == [(True, [0, 0]), (True, [3, 0]), (False, [3, 7]), (False, [7, 1])]

@@ -8,7 +8,7 @@ import torch
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v2.exchange import OUTCOMES, CountedOutput, HostCopy
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
-from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
+from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT, Outcomes
 
 NAMES = ["part", "all", "undrafted", "in its prompt", "none", "of its text"]
 """What became of each one's drafts."""
@@ -47,8 +47,9 @@ def test_drafts_verified_and_accepted() -> None:
 
 def test_what_the_device_saw_goes_to_the_scheduler() -> None:
     _, output = run()
-    outcomes = OUTCOMES.on(output.get_output())
-    assert outcomes is not None
+    table = OUTCOMES.on(output.get_output())
+    assert table is not None
+    outcomes = Outcomes.of(table, 3)
     assert outcomes.source.tolist() == SOURCE
     assert outcomes.admitted.tolist() == ADMITTED
     assert outcomes.matches.tolist() == [9] * len(NAMES)

@@ -11,7 +11,7 @@ import torch
 
 from support.planner_world import straight_costs
 from vllm_dflash.engine.v2 import trimming as module
-from vllm_dflash.engine.v2.exchange import Directions, HostCopy
+from vllm_dflash.engine.v2.exchange import Directions, HostCopy, Sent
 from vllm_dflash.engine.v2.trimming import DraftBudget
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.budget import MOST_STEPS, Load, RecentChances
@@ -42,9 +42,28 @@ def bare(chances: float | Floats = 0.5) -> Any:
     )
     stream: Any = None
     budget = DraftBudget.instead_of(whole, K, stream)
-    for sent in (chances, 9, 9):
-        budget._sent.append(HostCopy(torch.from_numpy(np.full((SLOTS, K), sent, np.float32))))
+    for step, sent in ((-2, chances), (-1, 9), (0, 9)):
+        values = torch.from_numpy(np.full((SLOTS, K), sent, np.float32))
+        budget._sent.append(Sent(step, False, HostCopy(values)))
     return budget
+
+
+def decode(budget: Any, directions: Directions, chance: float = 0.5, *, rows: int = 4) -> int:
+    """Drafts that are verified in a step of one request; those it makes have so good a chance."""
+    budget.expect(directions)
+    found = budget.get_num_tokens({"decodes": rows}, DRAFTS) - rows + K
+    batch: Any = SimpleNamespace(num_reqs=1, idx_mapping=torch.tensor([PLACES["decodes"]]))
+    budget.record_confidences(torch.full((1, K), chance), batch)
+    return found
+
+
+def fresh_recent() -> RecentChances:
+    return RecentChances(SLOTS, K)
+
+
+def expected_of(recent: RecentChances) -> list[float]:
+    """Of the request that decodes."""
+    return recent.sample(np.array([PLACES["decodes"]]), np.array([K]))[0].tolist()
 
 
 def learned(factor: float) -> Learned:
@@ -116,18 +135,34 @@ def test_without_drafts_nobody_asks(
 
 def test_it_may_be_nothing_and_a_probe_is_verified_a_step_later() -> None:
     """Of drafts that are never right. What a step directs holds for the drafts it makes."""
-    budget, found = bare(0.0), []
+    budget = bare(0.0)
     budget.costs = straight_costs()
-    for min_verified in (0,) * (MOST_STEPS + 1) + (2, 0, 0):
-        budget.expect(Directions(runs_block=True, min_verified=min_verified))
-        found.append(budget.get_num_tokens({"decodes": 4}, DRAFTS) - 1)
+    found = [
+        decode(budget, Directions(runs_block=True, min_verified=each), 0.0)
+        for each in (0,) * 60 + (2, 0, 0)
+    ]
     assert found[-3:] == [0, 2, 0]
 
 
 def test_drafts_that_are_surely_right_all_go() -> None:
     budget = bare(1.0)
     budget.costs = straight_costs()
-    assert budget.get_num_tokens({"decodes": 4}, DRAFTS) == 4
+    found = [decode(budget, Directions(runs_block=True), 1.0) for _ in range(60)]
+    assert found[-1] == K
+
+
+def test_between_two_plans_a_budget_is_the_same_share_of_the_drafts() -> None:
+    """And chances are not sent to the host."""
+    budget = bare()
+    budget.costs = straight_costs()
+    for chance in (0.0, 1.0):  # what a plan finds, and what the steps behind it do not look at
+        planned = [decode(budget, Directions(runs_block=True), chance) for _ in range(60)]
+        sent = len(budget._sent)
+        repeat = Directions(runs_block=True, is_anew=False)
+        repeated = [decode(budget, repeat, 1.0 - chance) for _ in range(8)]
+        assert planned[-1] == K * chance
+        assert repeated == [planned[-1]] * 8
+        assert len(budget._sent) <= sent
 
 
 def test_placeholders_have_no_chance_and_the_slots_past_is_forgotten() -> None:
@@ -148,16 +183,13 @@ def test_placeholders_have_no_chance_and_the_slots_past_is_forgotten() -> None:
 def test_chances_of_steps_without_a_block_are_not_those_of_blocks() -> None:
     """Nothing is likely behind them, where texts say nothing. The host has those of three steps
     ago, for the drafts of the last one."""
-    budget, fresh = bare(0.0), RecentChances(SLOTS, K)
+    budget = bare(0.0)
     budget.costs = straight_costs()
-    expected, _ = fresh.sample(np.array([4]), np.array([K]))
     is_known = []
     for runs_block in (False, True, True, True, True):
-        budget.expect(Directions(runs_block))
-        budget.get_num_tokens({"decodes": 4}, DRAFTS)
-        scores, _ = budget.recent.sample(np.array([4]), np.array([K]))
-        is_known.append(scores.tolist() != expected.tolist())
-        budget.recent = RecentChances(SLOTS, K)
+        decode(budget, Directions(runs_block), 0.0)
+        is_known.append(expected_of(budget.recent) != expected_of(fresh_recent()))
+        budget.recent = fresh_recent()
     # Behind two steps that were alike: none before the first, or blocks.
     assert is_known == [True, True, False, False, True]
 
@@ -179,29 +211,19 @@ def test_how_a_budget_is_split_is_compiled_beforehand(
 def test_chances_of_who_had_the_slot_before_and_of_prompts_are_not_the_requests() -> None:
     """The host's are two steps old: those of a request's first drafts are there three steps behind
     the last chunk of its prompt, of which those before had none."""
-    budget, fresh = bare(0.1), RecentChances(SLOTS, K)
+    budget = bare(0.1)
     budget.costs = straight_costs()
-    for _ in range(3):  # so that all steps are alike
-        budget.expect(Directions(runs_block=True))
+    for _ in range(4):  # so that all steps are alike
+        decode(budget, Directions(runs_block=True), 0.1)
+    budget.recent = fresh_recent()
     budget.add_request(4)
     budget.req_states.prefill_len = SimpleNamespace(np=np.full(SLOTS, 48))
     found = []
     for computed in (0, 16, 32, 48, 52, 53):
         budget.req_states.num_computed_tokens_np = np.full(SLOTS, computed)
-        budget.get_num_tokens({"decodes": 16 if computed < 48 else 4}, DRAFTS)
-        scores, _ = budget.recent.sample(np.array([4]), np.array([K]))
-        found.append(scores.tolist() == fresh.sample(np.array([4]), np.array([K]))[0].tolist())
-        budget.expect(Directions(runs_block=True))
+        decode(budget, Directions(runs_block=True), 0.1, rows=16 if computed < 48 else 4)
+        found.append(expected_of(budget.recent) == expected_of(fresh_recent()))
     assert found == [True] * 5 + [False]
-
-
-def test_a_prompt_makes_the_sample_of_those_that_decode_no_smaller(asked: list[Any]) -> None:
-    """It has no drafts of which a step would be a sample."""
-    budget = bare()
-    budget.costs = straight_costs()
-    for rows in ({"decodes": 4}, {"decodes": 4, "in its prompt": 60, "undrafted": 1}):
-        budget.get_num_tokens(rows, DRAFTS)
-    assert [steps for *_, steps, _, _ in asked] == [MOST_STEPS] * 2
 
 
 def test_what_steps_cost_is_taken_from_the_scheduler() -> None:
@@ -232,3 +254,12 @@ def test_it_takes_the_place_of_vllms() -> None:
     found = DraftBudget.instead_of(whole, K, whole._copy_stream)
     assert found is not whole
     assert found._confidence_probs is whole._confidence_probs
+
+
+def test_a_prompt_makes_the_sample_of_those_that_decode_no_smaller(asked: list[Any]) -> None:
+    """It has no drafts of which a step would be a sample."""
+    budget = bare()
+    budget.costs = straight_costs()
+    for rows in ({"decodes": 4}, {"decodes": 4, "in its prompt": 60, "undrafted": 1}):
+        budget.get_num_tokens(rows, DRAFTS)
+    assert [steps for *_, steps, _, _ in asked] == [MOST_STEPS] * 2

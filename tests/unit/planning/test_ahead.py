@@ -383,3 +383,12 @@ def test_what_a_chain_would_have_brought_behind_what_was_verified() -> None:
     rates = Calibration(5).acceptance(confidence[:1])[0]
     whole = rates[3] + rates[3] * rates[4]
     assert planner.rest_of_chains(outcomes).tolist() == pytest.approx([whole, 0.0, 0.0, 0.0])
+
+
+def test_a_plan_for_eight_steps_saves_eight_steps_time_for_probes() -> None:
+    planner = by_hand(0.1, 0.1, 0.1, choices=(3,), **TRIMMED)
+    for steps in (1, 8):
+        planner.plan(["a"], short(1), None, steps)
+    assert isinstance(planner.probes, ToldProbes)
+    (one, *_), (eight, *_) = planner.probes.asked
+    assert eight == pytest.approx(8 * one)

@@ -4,7 +4,7 @@ their names."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -86,6 +86,26 @@ class DraftStatistics:
         self.free_verifications += int((free > 0).sum())
         self.free_draft_tokens += int(free.sum())
         self.free_accepted_tokens += int(step.accepted[free > 0].sum())
+
+    def count_verified(
+        self, ids: Sequence[str], produced: Sequence[int], drafts: Sequence[tuple[int, bool]]
+    ) -> None:
+        """Count the same from lists of R, which is quicker for batches of a server's size.
+
+        Args:
+            ids: of the requests.
+            produced: tokens of each.
+            drafts: how many of each were verified, and whether its text had predicted them.
+        """
+        for _, tokens, (verified, is_free) in zip(ids, produced, drafts, strict=True):
+            if tokens and verified:
+                self.verifications += 1
+                self.draft_tokens += verified
+                self.accepted_tokens += tokens - 1
+                if is_free:
+                    self.free_verifications += 1
+                    self.free_draft_tokens += verified
+                    self.free_accepted_tokens += tokens - 1
 
     def observe_lengths(self, lengths: Ints, *, could_draft: bool) -> None:
         """Count a step that runs blocks of these lengths, [R]; of nobody: the drafter rests."""

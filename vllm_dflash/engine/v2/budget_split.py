@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from vllm.triton_utils import tl, triton
 
+from vllm_dflash.engine.v2.draft_slots import padded
+
 FEW = 32
 """Requests for which a small program will do."""
 
@@ -79,8 +81,8 @@ def split(
     """
     num_slots, width = chances.shape
     count = len(slots)
-    padded = FEW if count <= FEW else triton.next_power_of_2(num_slots)
-    padded_width = triton.next_power_of_2(width)
+    requests = FEW if count <= FEW else padded(num_slots)
+    padded_width = padded(width)
     _split[(1,)](
         chances,
         slots,
@@ -93,7 +95,7 @@ def split(
         PADDED_K=padded_width,
         BONUS=bonus,
         SLOTS=num_slots,
-        PADDED_SLOTS=triton.next_power_of_2(num_slots + 1),
-        PADDED_REQUESTS=padded,
-        num_warps=min(max(padded * padded_width // 512, 4), 32),
+        PADDED_SLOTS=padded(num_slots + 1),
+        PADDED_REQUESTS=requests,
+        num_warps=min(max(requests * padded_width // 512, 4), 32),
     )

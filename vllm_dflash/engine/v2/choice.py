@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from vllm.triton_utils import tl, triton
 
-from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
+from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots, padded
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
 from vllm_dflash.planning.chances import AGREEMENT, BIAS_PRIOR_TOKENS
 from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
@@ -156,7 +156,7 @@ def choose(
         HAS_TEXT=found is not None,
         HEAD=HEAD,
         K=width,
-        PADDED_K=triton.next_power_of_2(width),
+        PADDED_K=padded(width),
         NUM_KNOTS=len(slots.knots),
         MOST_TRUST=len(slots.trust) - 1,
         AGREEMENT=AGREEMENT,

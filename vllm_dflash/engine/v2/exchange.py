@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,15 +16,14 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np, stream
 
-from vllm_dflash.config.mode import TREE_CUTS
 from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
-from vllm_dflash.planning import Ints
+from vllm_dflash.planning import Floats
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.step import TEXT, Learned, Outcomes, Step
+from vllm_dflash.planning.step import TEXT, Learned
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,8 @@ class Directions:
     """Of the drafts that it makes, how many the next step verifies, whatever they seem worth."""
     could_draft: bool = True
     """Whether any request could have used drafts."""
+    is_anew: bool = True
+    """Whether the step was planned anew, so that its budget is worked out, too."""
     learned: Learned | None = None
     """What chances and budgets go by from now on, if that has changed."""
 
@@ -60,8 +61,9 @@ class WorkerFacts:
 
 DIRECTIONS: Message[Directions] = Message("dflash_directions")
 """Scheduler to workers, with a step."""
-OUTCOMES: Message[Outcomes] = Message("dflash_outcomes")
-"""Worker to scheduler, with its output: of the output's requests, in its order."""
+OUTCOMES: Message[Floats] = Message("dflash_outcomes")
+"""Worker to scheduler, with its output: the device's table of the output's requests, in its order.
+See `Outcomes`."""
 FACTS: Message[WorkerFacts] = Message("dflash_facts")
 """Worker to scheduler, with the first sampled tokens."""
 
@@ -74,9 +76,9 @@ def directions_of(step: SchedulerOutput) -> Directions:
     return DIRECTIONS.on(step) or Directions(runs_block=step.num_spec_tokens_to_schedule > 0)
 
 
-def free_ones(outcomes: Outcomes) -> Ints:
-    """Drafts of each request that were verified and that its text had predicted, [R]."""
-    return np.where(outcomes.source == TEXT, outcomes.admitted, 0)
+def verified_drafts(table: Floats) -> list[tuple[int, bool]]:
+    """How many drafts of each request were verified, and whether its text had predicted them."""
+    return [(int(admitted), source == TEXT) for source, admitted in table[:, :2].tolist()]
 
 
 class HostCopy:
@@ -108,6 +110,19 @@ class HostCopy:
         return self._values
 
 
+ARRIVED = 3
+"""Steps after which what was sent to the host is there."""
+
+
+class Sent(NamedTuple):
+    """Chances of all slots, on their way to the host."""
+
+    step: int
+    had_block: bool
+    """Whether it was run behind that step."""
+    chances: HostCopy
+
+
 class CountedOutput(AsyncModelRunnerOutput):
     """vLLM's output of a step, which counts the step's drafts when it is fetched."""
 
@@ -119,16 +134,12 @@ class CountedOutput(AsyncModelRunnerOutput):
     def get_output(self) -> ModelRunnerOutput:
         """Called by vLLM where it may wait: in a thread of its own, or by the scheduler."""
         output, table = self._output.get_output(), self._report.wait()
-        self._statistics.nan_drafts += int((table[:, OUTCOME_COLUMNS:] < 0.0).sum())
-        outcomes = Outcomes.of(np.maximum(table, 0.0), len(TREE_CUTS))
-        step = Step(
-            output.req_ids,
-            np.array([len(tokens) for tokens in output.sampled_token_ids]),
-            verified=outcomes.admitted,  # 0 of placeholders, and where nobody had a draft
-            verified_free=free_ones(outcomes),
-        )
-        self._statistics.observe_verification(step)
-        OUTCOMES.attach(output, outcomes)
+        if table.size and table.min() < 0.0:  # in nearly no step
+            self._statistics.nan_drafts += int((table[:, OUTCOME_COLUMNS:] < 0.0).sum())
+        produced = [*map(len, output.sampled_token_ids)]
+        # No drafts were verified of placeholders, and where nobody had one.
+        self._statistics.count_verified(output.req_ids, produced, verified_drafts(table))
+        OUTCOMES.attach(output, table)
         return output
 
     def get_kv_connector_output(self) -> Any:

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from vllm_dflash.config.draft_config import drafted_length
-from vllm_dflash.config.mode import Mode, tree_sizes
+from vllm_dflash.config.mode import TREE_CUTS, Mode, tree_sizes
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.estimates_file import EstimatesKeeper
 from vllm_dflash.engine.reporting.figures import CountingScheduler
@@ -34,14 +34,15 @@ from vllm_dflash.engine.v2.exchange import (
     Directions,
     WorkerFacts,
     directions_of,
-    free_ones,
+    verified_drafts,
 )
 from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import Ahead, AheadPlanner
+from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.rehearsal import rehearse_ahead
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import Outcomes, Step
 from vllm_dflash.planning.tree_gain import TreeGain
 
 FIRST_NEWS, MOST_NEWS = 4, 32
@@ -71,9 +72,19 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         self._is_fixed = not mode.is_planned
         if not self._is_fixed:
             rehearse_ahead(width)
+        own = drafted_length(self.vllm_config.speculative_config.draft_model_config)
+        self._longest = min(own, self.max_model_len)
+        """Tokens of a request whose drafts can be used."""
         self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL)
         self._keeper: EstimatesKeeper | None = None
-        self._clock = StepClock()
+        self._clock, self._cadence = StepClock(), Cadence()
+        self._is_anew = True
+        """Whether the last step was planned anew; if so, the next output is learned from."""
+        self._planned = Ahead(np.zeros(0, np.int64))
+        self._planned_for: dict[str, int] = {}
+        """The last plan that was no probe, and the length it gives each request."""
+        self._planning_seconds = 0.0
+        """Spent on the last plan."""
         self._draft_rows = 0
         """Of the block behind the last step, which takes part of the next one's time."""
         self._news_in, self._news_every = FIRST_NEWS, FIRST_NEWS
@@ -91,7 +102,8 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
             started = time.perf_counter()
             directions = self._plan(step, names)
             DIRECTIONS.attach(step, directions)
-            self.statistics.planning_seconds += time.perf_counter() - started
+            self._planning_seconds = time.perf_counter() - started
+            self.statistics.planning_seconds += self._planning_seconds
             length, count = step.num_spec_tokens_to_schedule, len(names) * self._has_block(step)
             could_draft = directions.could_draft
             self.statistics.observe_lengths(np.full(count, length), could_draft=could_draft)
@@ -105,16 +117,19 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         if getattr(step, "skip_drafts", False):
             step.num_spec_tokens_to_schedule = 0
             return Directions(runs_block=False, could_draft=False, learned=self._news())
+        self._is_anew = self._cadence.is_due(len(names)) or not self._planned_for
+        self._is_anew |= self._trees.num_nodes > 0
+        if not self._is_anew:
+            return self._repeat(step)
         # At most, for nobody knows yet how many of the drafts in it are accepted.
         context = self._context_lens(names) + np.array([*step.num_scheduled_tokens.values()])
-        most = drafted_length(self.vllm_config.speculative_config.draft_model_config)
-        ends = np.full(len(names), min(most, self.max_model_len))
+        ends = np.full(len(names), self._longest)
         limits = draft_limits(context, ends, self._width, np.ones(len(names), bool))
         ahead = Ahead(np.zeros_like(limits))
         # Fixed lengths are what they say: K behind every step.
-        could_draft = self._is_fixed or self._can_use_drafts(names, context)
+        could_draft = self._is_fixed or self._can_use_drafts(names, context.tolist())
         if could_draft:
-            ahead = self.planner.plan(names, context, limits)
+            ahead = self._ahead(names, context, limits)
         lengths = ahead.lengths
         if ahead.runs_block and self._trees.num_nodes:
             batch = names, self.requests, context, ends
@@ -129,7 +144,39 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         step.num_spec_tokens_to_schedule = length
         if (lengths < length).any():
             self._places = dict(zip(names, lengths.tolist(), strict=True))
-        return Directions(ahead.runs_block, ahead.min_verified, could_draft, self._news())
+        return Directions(ahead.runs_block, ahead.min_verified, could_draft, learned=self._news())
+
+    def _ahead(self, names: list[str], context: Ints, limits: Ints) -> Ahead:
+        ahead = self.planner.plan(names, context, limits, self._cadence.steps)
+        if ahead.is_probe:
+            self._cadence.watch()
+            return ahead
+        self._planned, self._planned_for = ahead, {}
+        if limits.any():  # else nothing was chosen
+            # Those that are at their ends are not what others, and the steps to come, go by.
+            freest = int(limits.argmax())
+            most = int(ahead.lengths[freest])
+            most = self._width if most == limits[freest] else most
+            lengths = np.where(ahead.lengths < limits, ahead.lengths, most)
+            self._planned_for = dict(zip(names, lengths.tolist(), strict=True))
+        return ahead
+
+    def _repeat(self, step: SchedulerOutput) -> Directions:
+        """What was planned a few steps ago; requests that are new since then get what others got
+        most. Without arrays: for the batches of a server that is quicker."""
+        most, could_draft, lengths = max(self._planned_for.values()), self._is_fixed, []
+        for name, rows in step.num_scheduled_tokens.items():
+            request = self.requests.get(name)
+            context = rows + (request.num_computed_tokens if request else 0)
+            limit = max(0, min(self._longest - context - 2, self._width))
+            lengths.append(min(self._planned_for.get(name, most), limit))
+            could_draft = could_draft or self._can_use_drafts([name], [context])
+        length = max(lengths) if could_draft else 0
+        step.num_spec_tokens_to_schedule = length
+        if could_draft and min(lengths) < length:
+            self._places = dict(zip(step.num_scheduled_tokens, lengths, strict=True))
+        runs_block = could_draft and self._planned.runs_block
+        return Directions(runs_block, 0, could_draft, is_anew=False, learned=self._news())
 
     def _best_places(self, ahead: Ahead, of_trees: Ints, context: Ints) -> Ints:
         """Places for the drafts of each request, [R]: for chains, or for trees of the best of S
@@ -141,7 +188,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         best = self._tree_gain.best(len(context), ahead.promise, seconds, ahead.rate)
         return ahead.lengths if best is None else of_trees[best]
 
-    def _can_use_drafts(self, names: list[str], context_lens: Ints) -> bool:
+    def _can_use_drafts(self, names: list[str], context_lens: list[int]) -> bool:
         """Whether any request will be past its prompt behind the step, and not at its end.
 
         Drafts of one that gets fewer than three tokens more, this step's and the one behind a draft
@@ -151,7 +198,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
             (request := self.requests.get(name)) is not None
             and context >= request.num_tokens
             and request.num_prompt_tokens + request.max_tokens - request.num_tokens > 2
-            for name, context in zip(names, context_lens.tolist(), strict=True)
+            for name, context in zip(names, context_lens, strict=True)
         )
 
     def _news(self) -> Any:
@@ -221,28 +268,37 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
     def _observe(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
         # In the scheduler's order, which stays as it is as long as the batch does: the worker's has
         # those in front that have most drafts.
-        names, outcomes = list(scheduled.num_scheduled_tokens), OUTCOMES.on(output)
-        step = Step(names, np.zeros(len(names), np.int64), scheduled.total_num_scheduled_tokens)
-        self.free_drafts = {}
-        if outcomes is not None:
+        names, table = list(scheduled.num_scheduled_tokens), OUTCOMES.on(output)
+        self.free_drafts, outcomes = {}, None
+        if table is not None:
             order = [output.req_id_to_index[name] for name in names]
-            outcomes = outcomes.of_rows(order)
-            step.produced = np.array([len(output.sampled_token_ids[row]) for row in order])
-            step.verified = outcomes.admitted
-            self.statistics.observe_verification(step)
-            if self._trees.num_nodes and not self.planner.trims:
-                rest = self.planner.rest_of_chains(outcomes)
-                self._tree_gain.observe(outcomes, step.produced - 1, rest)
-            self.free_drafts = dict(zip(names, free_ones(outcomes).tolist(), strict=True))
+            table = table[order]
+            produced = [len(output.sampled_token_ids[row]) for row in order]
+            verified = verified_drafts(table)
+            self.statistics.count_verified(names, produced, verified)
+            of_names = zip(names, verified, strict=True)
+            self.free_drafts = {name: count * is_free for name, (count, is_free) in of_names}
+        draft_rows = self._draft_rows
+        self._draft_rows = self._has_block(scheduled) * len(names) * (1 + self._width)
+        if not self._is_anew:
+            self.statistics.step_seconds += self._clock.skip(names)
+            return
+        step = Step(names, np.zeros(len(names), np.int64), scheduled.total_num_scheduled_tokens)
+        step.draft_rows = draft_rows
+        if table is not None:
+            step.produced = np.array(produced)
+            step.verified = np.array([count for count, _ in verified])
             drafts = scheduled.scheduled_spec_decode_tokens
             given = np.array([len(drafts.get(name, ())) for name in names], dtype=np.int64)
             if self.planner.trims:
                 step.rows -= int(given.sum() - step.verified.sum())
             else:  # places that nobody had drafts for take their time as well
                 step.verified = given
+            outcomes = Outcomes.of(table, len(TREE_CUTS))
+            if self._trees.num_nodes and not self.planner.trims:
+                rest = self.planner.rest_of_chains(outcomes)
+                self._tree_gain.observe(outcomes, step.produced - 1, rest)
         step.context_lens = self._context_lens(names)
-        step.draft_rows = self._draft_rows
-        self._draft_rows = self._has_block(scheduled) * len(names) * (1 + self._width)
         self._clock.finish(step)
         if not step.context_lens.all():
             # Of requests that ended while this step ran: it did read their contexts, and its time
@@ -250,6 +306,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
             step.target_seconds = 0.0
         with step.timing("planning"):
             estimate = self.planner.observe(step, outcomes)
+        self._cadence.observe(self._planning_seconds + step.planning_seconds, step.seconds)
         step.plan = replace(step.plan, speedup=self.planner.speedup)
         self.statistics.observe_time(step, estimate)
 

@@ -40,8 +40,8 @@ from vllm.v1.worker.utils import AttentionGroup
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.agreement import agreed_by_all
 from vllm_dflash.engine.v2.budget_split import split
-from vllm_dflash.engine.v2.exchange import Directions, HostCopy
-from vllm_dflash.planning import Ints
+from vllm_dflash.engine.v2.exchange import ARRIVED, Directions, HostCopy, Sent
+from vllm_dflash.planning import Bools, Ints
 from vllm_dflash.planning.budget import Load, RecentChances, best_budget
 from vllm_dflash.planning.costs import StepCosts
 
@@ -149,18 +149,20 @@ class DraftBudget(AdaptiveVerificationManager):
     recent: RecentChances
     rows_of_block: int
     """1 + K."""
+    _share = 1.0
+    """Drafts that the last budget which was worked out had room for, of all that there were."""
     _min_verified = 0
     """Drafts to verify whatever they seem worth: what the step before had directed."""
-    _had_blocks = False, False, False
-    """Whether blocks were run in the last three steps, the oldest one first."""
+    _had_block = False
+    """Whether a block was run in the last step."""
     _steps = 0
     _began: Ints
     """The first step behind each slot's prompt: until the second after it, chances that the host
     has are those of a chunk, which has no drafts, or of who had the slot before."""
-    _sent: deque[HostCopy]
-    """Chances of the last three steps, the oldest ones first. Those have arrived: tokens of a later
-    step have, which were sent on the same stream. All ranks go by them, and none by what happens to
-    be there."""
+    _sent: deque[Sent]
+    """Chances that were sent, the oldest ones first. Those of three steps ago have arrived: tokens
+    of a later step have, which were sent on the same stream. All ranks go by them, and none by what
+    happens to be there."""
 
     @classmethod
     def instead_of(
@@ -172,7 +174,7 @@ class DraftBudget(AdaptiveVerificationManager):
         budget.recent = RecentChances(whole.req_states.max_num_reqs, whole.num_speculative_steps)
         budget.rows_of_block = 1 + width
         budget._began = np.full(whole.req_states.max_num_reqs, -3)
-        budget._sent, budget._copy_stream = deque(maxlen=3), copy_stream
+        budget._sent, budget._copy_stream = deque(), copy_stream
         return budget
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
@@ -187,7 +189,7 @@ class DraftBudget(AdaptiveVerificationManager):
 
     def expect(self, directions: Directions) -> None:
         """A step with these directions is about to run."""
-        self._had_blocks = *self._had_blocks[1:], self.directions.runs_block
+        self._had_block = self.directions.runs_block
         self._min_verified, self.directions = self.directions.min_verified, directions
         self._steps += 1
         if self.costs is not None and directions.learned is not None:
@@ -202,7 +204,7 @@ class DraftBudget(AdaptiveVerificationManager):
 
     def _before_writing(self) -> None:
         if self._sent:
-            self._sent[-1].before_writing()
+            self._sent[-1].chances.before_writing()
 
     def record_confidences(self, confidence_probs: torch.Tensor, input_batch: InputBatch) -> None:
         """Keep chances of a step's drafts, and send them to the host. vLLM's own waits here for
@@ -210,7 +212,9 @@ class DraftBudget(AdaptiveVerificationManager):
         self._before_writing()
         rows = confidence_probs[: input_batch.num_reqs]
         self._confidence_probs[input_batch.idx_mapping] = rows
-        self._sent.append(HostCopy(self._confidence_probs, self._copy_stream))
+        if self.directions.is_anew or not self._sent:
+            chances = HostCopy(self._confidence_probs, self._copy_stream)
+            self._sent.append(Sent(self._steps, self.directions.runs_block, chances))
 
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
@@ -227,7 +231,16 @@ class DraftBudget(AdaptiveVerificationManager):
         slots = np.fromiter(map(states.req_id_to_index.__getitem__, names), np.int64, count)
         others = tokens - drafts
         most = min(int(drafts.sum()), self._max_total_logits - count * self.num_bonus_tokens)
-        budget = max(most, 0) if self.costs is None else self._best(slots, drafts, others, most)
+        budget = max(most, 0)
+        if self.costs is not None:
+            context, prompts = states.num_computed_tokens_np[slots], states.prefill_len.np[slots]
+            self._began[slots[context <= prompts]] = self._steps
+            if self.directions.is_anew:
+                decodes = context + others >= prompts
+                budget = self._best(slots, drafts, others, most, context, decodes)
+                self._share = budget / most if most > 0 else self._share
+            else:
+                budget = max(round(self._share * most), min(self._min_verified, most), 0)
         self._batch_budget = (
             dict(zip(names, drafts.tolist(), strict=True)),
             dict(zip(names, others.tolist(), strict=True)),
@@ -235,18 +248,21 @@ class DraftBudget(AdaptiveVerificationManager):
         )
         return int(others.sum()) + budget
 
-    def _best(self, slots: Ints, drafts: Ints, others: Ints, most: int) -> int:
-        """Drafts to verify, of R requests in these slots, with so many drafts and other rows."""
+    def _best(
+        self, slots: Ints, drafts: Ints, others: Ints, most: int, context: Ints, decodes: Bools
+    ) -> int:
+        """Drafts to verify, of R requests in these slots, with so many drafts and other rows, and
+        contexts so long, of which some decode, [R]."""
         assert self.costs is not None
-        states, count = self.req_states, len(slots)
-        context, prompts = states.num_computed_tokens_np[slots], states.prefill_len.np[slots]
-        self._began[slots[context <= prompts]] = self._steps
-        # Chances of a step without a block say nothing of drafts that have one behind them.
-        is_alike = self._had_blocks[0] == self._had_blocks[2]
-        known = slots[is_alike & (self._steps - self._began[slots] >= 2)]
-        if len(known):
-            self.recent.add(known, self._sent[0].wait()[known])
-        decodes = context + others >= prompts
+        count = len(slots)
+        while len(self._sent) > 1 and self._sent[1].step <= self._steps - ARRIVED:
+            self._sent.popleft()
+        if self._sent and self._sent[0].step <= self._steps - ARRIVED:
+            step, had_block, sent = self._sent[0]
+            # Chances of a step without a block say nothing of drafts that have one behind them.
+            known = slots[(had_block == self._had_block) & (self._began[slots] <= step + 1)]
+            if len(known):
+                self.recent.add(known, sent.wait()[known])
         if most > 0 and decodes.any():
             has_drafts = drafts > 0
             load = Load(

@@ -1,0 +1,52 @@
+"""Which steps are planned anew."""
+
+import pytest
+
+from vllm_dflash.planning.cadence import MOST_STEPS, SOON, Cadence
+
+
+def due(cadence: Cadence, count: int, num_requests: int = 8) -> list[int]:
+    """Of so many steps, those that are due."""
+    return [number for number in range(count) if cadence.is_due(num_requests)]
+
+
+def test_until_times_are_known_all_are() -> None:
+    assert due(Cadence(), 5) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("planning", "step", "every"),
+    [(1e-3, 1.0, 1), (1e-3, 0.05, 2), (1e-3, 0.01, 10), (1e-3, 1e-3, MOST_STEPS)],
+)
+def test_planning_takes_a_hundredth_of_the_time(planning: float, step: float, every: int) -> None:
+    cadence = Cadence()
+    for _ in range(3):
+        cadence.observe(planning, step)
+    assert due(cadence, 2 * every + 1) == [0, every, 2 * every]
+
+
+def test_mean_times_follow() -> None:
+    cadence = Cadence()
+    cadence.observe(1e-3, 1.0)
+    for _ in range(40):
+        cadence.observe(1e-3, 0.0)  # after a pause: nobody knows
+        cadence.observe(1e-3, 0.01)
+    assert due(cadence, 21) == [0, 10, 20]
+
+
+def test_a_batch_of_another_size_is_planned_at_once() -> None:
+    cadence = Cadence()
+    cadence.observe(1e-3, 0.01)
+    counts = [32, 32, 31, 28, 27, 27, 1, 2, 0, 1]
+    assert [cadence.is_due(count) for count in counts] == [
+        *(True, False, False, False, True, False, True, True, True, True)
+    ]
+
+
+def test_what_a_probe_shows_is_not_missed() -> None:
+    """Its outcome comes two steps later."""
+    cadence = Cadence()
+    cadence.observe(1e-3, 0.01)
+    assert cadence.is_due(8)
+    cadence.watch()
+    assert due(cadence, SOON + 10) == [*range(SOON), SOON - 1 + 10]
