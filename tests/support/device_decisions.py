@@ -19,13 +19,14 @@ def directed(llm: LLM, monkeypatch: pytest.MonkeyPatch, plan: Callable[[Ints], A
     """From now on each step's plan is made of the most drafts that each request can use, [R], and
     where the device trims, so many are verified as it says, and no more."""
 
-    def planned(ids: Any, context_lens: Ints, limits: Ints) -> Ahead:
+    def planned(ids: Any, context_lens: Ints, limits: Ints, steps: int) -> Ahead:
         return plan(limits)
 
     def as_directed(*given: Any) -> int:
         return min(given[-2:])
 
     monkeypatch.setattr(scheduler_of(llm).planner, "plan", planned)
+    monkeypatch.setattr(scheduler_of(llm)._cadence, "is_due", lambda _: True)
     monkeypatch.setattr(trimming, "best_budget", as_directed)
 
 

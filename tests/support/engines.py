@@ -23,6 +23,7 @@ from support.reference_decoding import generate
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.config.mode import CPU_WORKER, CPU_WORKER_V2, GPU_WORKER
 from vllm_dflash.model.reference import ReferenceDrafter
+from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.step import Step
 from vllm_dflash.tools.prompts import read_prompts
 
@@ -84,7 +85,8 @@ def _scheduling(scheduling: str) -> Iterator[None]:
 
 
 def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on no engine measures what its steps cost, so that draft lengths repeat.
+    """From here on no engine measures what its steps cost, and all plan every step, so that draft
+    lengths repeat.
 
     What the planner sees is the drafts' luck alone; on a busy machine, or in an interpreter, it
     would rightly draft nothing.
@@ -95,6 +97,7 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             f"{kind}.measure", lambda self: steady_costs(self.model_runner.max_num_reqs)
         )
+    monkeypatch.setattr(Cadence, "is_due", lambda *_: True)
     # One length for all is worth more than each its own, wherever there are graphs for that.
     monkeypatch.setattr(
         f"{V2_WORKERS}.ragged_seconds", lambda runner: 1.0 if _has_graphs_of_blocks(runner) else 0.0
