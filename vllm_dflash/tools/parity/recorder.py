@@ -6,7 +6,7 @@ block (the bonus token's and k masks'), H hidden size, m taps, T context rows ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,10 +138,11 @@ class DraftRecorder:
         )
         if self._is_v2:
             self._wrap(drafter, "observe_verification", self._on_grading)
+            self._wrap(statistics, "count_verified", self._on_count)
             self._wrap(drafter, "sample_draft", lambda drafts, *_: self._keep(drafts=drafts))
         else:
             self._wrap(drafter.block, "pick", lambda picked, *_: self._keep(drafts=picked[0]))
-        self._wrap(statistics, "observe_verification", self._on_verification)
+            self._wrap(statistics, "observe_verification", self._on_verification)
         self._undo.enter_context(model.register_forward_pre_hook(self._on_model, with_kwargs=True))
         for layer in model.block.layers:
             self._undo.enter_context(layer.register_forward_hook(self._on_layer))
@@ -216,11 +217,19 @@ class DraftRecorder:
         self._verified = self._steps[-1] if self._steps else None
 
     def _on_verification(self, _: None, step: Step) -> None:
-        """Of the one request."""
-        block = self._verified if self._is_v2 else self._steps[-1]
-        if step.verified[0] and block is not None:
-            block.num_drafted = int(step.verified[0])
-            block.num_accepted = int(step.accepted[0])
+        """V1 has verified drafts of the one request."""
+        if step.verified[0]:
+            self._steps[-1].num_drafted = int(step.verified[0])
+            self._steps[-1].num_accepted = int(step.accepted[0])
+
+    def _on_count(
+        self, _: None, ids: object, produced: Sequence[int], drafts: Sequence[tuple[int, bool]]
+    ) -> None:
+        """V2 has verified drafts of the one request."""
+        (verified, _is_free), *_others = drafts
+        if verified and self._verified is not None:
+            self._verified.num_drafted = verified
+            self._verified.num_accepted = max(produced[0] - 1, 0)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
