@@ -100,8 +100,11 @@ class Outcomes(NamedTuple):
     def of(table: Floats, num_cuts: int = 0) -> Outcomes:
         """The device's table, [R, 8 + C + K]; confidence below 0: a draft was not finite."""
         table = np.maximum(table, 0.0)
-        whole, first = table[:, : 8 + num_cuts].astype(np.int64), 8 + num_cuts
-        return Outcomes._make([*whole[:, :8].T, table[:, first:].astype(np.float64), whole[:, 8:]])
+        first = 8 + num_cuts
+        # Each field by itself in memory, or what learns from them is compiled anew.
+        counts = np.ascontiguousarray(table[:, :first].T, dtype=np.int64)
+        confidence, if_cut = table[:, first:].astype(np.float64), np.ascontiguousarray(counts[8:].T)
+        return Outcomes._make([*counts[:8], confidence, if_cut])
 
     def of_rows(self, rows: Sequence[int]) -> Outcomes:
         """Of some requests."""

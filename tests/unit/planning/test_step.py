@@ -7,7 +7,7 @@ from support.fake_time import FakeTime
 from vllm_dflash.engine import step_clock
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.planning import step as step_module
-from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.step import Outcomes, Plan, Step
 
 
 @pytest.fixture
@@ -183,3 +183,15 @@ def test_a_part_in_pieces_takes_their_sum(fake: FakeTime) -> None:
             fake.now += seconds
         fake.now += 100.0
     assert (step.planning_seconds, step.draft_seconds, step.context_seconds) == (7.0, 0.0, 0.0)
+
+
+def test_fields_of_outcomes_are_arrays_by_themselves() -> None:
+    """Whatever rows of the table they are of: what is compiled for one kind knows no other."""
+    table = np.arange(3 * (8 + 2 + 4), dtype=np.float32).reshape(3, -1)
+    for rows in (table, table[[2, 0]], table[::2], table[:1]):
+        outcomes = Outcomes.of(rows, 2)
+        assert all(field.flags.c_contiguous for field in outcomes)
+        assert {field.dtype for field in outcomes[:8]} == {np.dtype(np.int64)}
+        assert outcomes.source.tolist() == rows[:, 0].tolist()
+        assert outcomes.if_cut.tolist() == rows[:, 8:10].tolist()
+        assert outcomes.confidence.tolist() == rows[:, 10:].tolist()
