@@ -11,7 +11,7 @@ from drafter_training.continuations import Pair, write_continuations
 PIECE = 256
 NEW_TOKENS = 256
 TEMPERATURE = 0.7
-"""Of every further answer to a prompt; the first is greedy."""
+"""Sampling temperature of all answers to a prompt but the first, which is greedy."""
 
 
 def write_answers(llm: LLM, prompts: list[str], folder: Path, rounds: int = 1) -> None:

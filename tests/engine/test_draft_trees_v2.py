@@ -129,7 +129,7 @@ def test_trees_that_the_device_trims_and_texts_beside_them(
         statistics, verified = proposer_of(llm).statistics, list[list[int]]()
         count = statistics.count_verified
 
-        def noted(ids: list[str], produced: list[int], drafts: list[tuple[int, bool]]) -> None:
+        def noted(ids: list[str], produced: list[int], drafts: list[tuple[int, int]]) -> None:
             each = zip(produced, drafts, strict=True)
             verified.append([number for tokens, (number, _) in each if tokens])
             count(ids, produced, drafts)

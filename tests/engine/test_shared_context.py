@@ -64,10 +64,10 @@ def acceptance(llm: LLM, prompt: list[int]) -> list[int]:
     """Tokens of each verify step of a request that drafts all the time."""
     drafts(llm, FixedLength(7))
     statistics = proposer_of(llm).host.statistics
-    original = statistics.observe_verification
+    original = statistics.count_verified
     lengths = acceptance_by_request(llm)
     run(llm, prompt)
-    statistics.observe_verification = original
+    statistics.count_verified = original
     (only,) = lengths.values()
     return only
 

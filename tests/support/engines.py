@@ -24,7 +24,6 @@ from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.config.mode import CPU_WORKER, CPU_WORKER_V2, GPU_WORKER
 from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.planning.cadence import Cadence
-from vllm_dflash.planning.step import Step
 from vllm_dflash.tools.prompts import read_prompts
 
 TARGET, DRAFTER = DEMO / "target", DEMO / "drafter"
@@ -164,24 +163,17 @@ def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
     """Watch an engine: tokens of each verify step, per request, filled while it generates."""
     statistics = proposer_of(llm).statistics
     lengths: dict[str, list[int]] = {}
-    observe, count = statistics.observe_verification, statistics.count_verified
+    count = statistics.count_verified
 
-    def keep(ids: Sequence[str], produced: Sequence[int], verified: Sequence[int]) -> None:
-        for name, tokens, drafts in zip(ids, produced, verified, strict=True):
-            if drafts:
-                lengths.setdefault(name, []).append(tokens)
-
-    def on_v1(step: Step) -> None:
-        observe(step)
-        keep(step.ids, step.produced.tolist(), step.verified.tolist())
-
-    def on_v2(
-        ids: Sequence[str], produced: Sequence[int], drafts: Sequence[tuple[int, bool]]
+    def watched(
+        ids: Sequence[str], produced: Sequence[int], drafts: Sequence[tuple[int, int]]
     ) -> None:
         count(ids, produced, drafts)
-        keep(ids, produced, [verified for verified, _ in drafts])
+        for name, tokens, (verified, _) in zip(ids, produced, drafts, strict=True):
+            if verified:
+                lengths.setdefault(name, []).append(tokens)
 
-    statistics.observe_verification, statistics.count_verified = on_v1, on_v2
+    statistics.count_verified = watched
     return lengths
 
 

@@ -106,10 +106,6 @@ class Outcomes(NamedTuple):
         confidence, if_cut = table[:, first:].astype(np.float64), np.ascontiguousarray(counts[8:].T)
         return Outcomes._make([*counts[:8], confidence, if_cut])
 
-    def of_rows(self, rows: Sequence[int]) -> Outcomes:
-        """Of some requests."""
-        return Outcomes._make(one[rows] for one in self)
-
 
 class Learned(NamedTuple):
     """What workers are told now and then, copies."""

@@ -11,7 +11,7 @@ import torch
 
 from support.planner_world import straight_costs
 from vllm_dflash.engine.v2 import trimming as module
-from vllm_dflash.engine.v2.exchange import Directions, HostCopy, Sent
+from vllm_dflash.engine.v2.exchange import ARRIVED, Directions, HostCopy, Sent
 from vllm_dflash.engine.v2.trimming import DraftBudget
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.budget import MOST_STEPS, Load, RecentChances
@@ -62,7 +62,7 @@ def fresh_recent() -> RecentChances:
 
 
 def expected_of(recent: RecentChances) -> list[float]:
-    """Of the request that decodes."""
+    """Sampled chances of the request that decodes."""
     return recent.sample(np.array([PLACES["decodes"]]), np.array([K]))[0].tolist()
 
 
@@ -226,6 +226,15 @@ def test_chances_of_who_had_the_slot_before_and_of_prompts_are_not_the_requests(
     assert found == [True] * 5 + [False]
 
 
+def test_a_prompt_makes_the_sample_of_those_that_decode_no_smaller(asked: list[Any]) -> None:
+    """It has no drafts of which a step would be a sample."""
+    budget = bare()
+    budget.costs = straight_costs()
+    for rows in ({"decodes": 4}, {"decodes": 4, "in its prompt": 60, "undrafted": 1}):
+        budget.get_num_tokens(rows, DRAFTS)
+    assert [steps for *_, steps, _, _ in asked] == [MOST_STEPS] * 2
+
+
 def test_what_steps_cost_is_taken_from_the_scheduler() -> None:
     """Into the same memory; before anything is known, and without news, nothing changes."""
     budget = bare()
@@ -256,10 +265,11 @@ def test_it_takes_the_place_of_vllms() -> None:
     assert found._confidence_probs is whole._confidence_probs
 
 
-def test_a_prompt_makes_the_sample_of_those_that_decode_no_smaller(asked: list[Any]) -> None:
-    """It has no drafts of which a step would be a sample."""
+def test_chances_that_nobody_asks_for_do_not_pile_up() -> None:
+    """While no drafts are verified, vLLM asks for no budget."""
     budget = bare()
-    budget.costs = straight_costs()
-    for rows in ({"decodes": 4}, {"decodes": 4, "in its prompt": 60, "undrafted": 1}):
-        budget.get_num_tokens(rows, DRAFTS)
-    assert [steps for *_, steps, _, _ in asked] == [MOST_STEPS] * 2
+    batch: Any = SimpleNamespace(num_reqs=1, idx_mapping=torch.tensor([4]))
+    for _ in range(50):
+        budget.expect(Directions(runs_block=False))
+        budget.record_confidences(torch.zeros(1, K), batch)
+    assert len(budget._sent) <= ARRIVED + 1

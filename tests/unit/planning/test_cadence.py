@@ -6,7 +6,7 @@ from vllm_dflash.planning.cadence import MOST_STEPS, SOON, Cadence
 
 
 def due(cadence: Cadence, count: int, num_requests: int = 8) -> list[int]:
-    """Of so many steps, those that are due."""
+    """Numbers of the steps that are due, of the first `count`."""
     return [number for number in range(count) if cadence.is_due(num_requests)]
 
 

@@ -77,34 +77,27 @@ class DraftStatistics:
 
     def observe_verification(self, step: Step) -> None:
         """Count what became of the drafts that a step verified."""
-        # A request whose sample was discarded verified nothing.
-        verified = np.where(step.decoding, step.verified, 0)
-        free = np.where(step.decoding, step.verified_free, 0)
-        self.verifications += int((verified > 0).sum())
-        self.draft_tokens += int(verified.sum())
-        self.accepted_tokens += int(step.accepted.sum())
-        self.free_verifications += int((free > 0).sum())
-        self.free_draft_tokens += int(free.sum())
-        self.free_accepted_tokens += int(step.accepted[free > 0].sum())
+        numbers = zip(step.verified.tolist(), step.verified_free.tolist(), strict=True)
+        self.count_verified(step.ids, step.produced.tolist(), [*numbers])
 
     def count_verified(
-        self, ids: Sequence[str], produced: Sequence[int], drafts: Sequence[tuple[int, bool]]
+        self, ids: Sequence[str], produced: Sequence[int], drafts: Sequence[tuple[int, int]]
     ) -> None:
         """Count the same from lists of R, which is quicker for batches of a server's size.
 
         Args:
             ids: of the requests.
             produced: tokens of each.
-            drafts: how many of each were verified, and whether its text had predicted them.
+            drafts: how many of each were verified, and of those, what its text had predicted.
         """
-        for _, tokens, (verified, is_free) in zip(ids, produced, drafts, strict=True):
-            if tokens and verified:
+        for _, tokens, (verified, free) in zip(ids, produced, drafts, strict=True):
+            if tokens and verified:  # one whose sample was discarded verified nothing
                 self.verifications += 1
                 self.draft_tokens += verified
                 self.accepted_tokens += tokens - 1
-                if is_free:
+                if free:
                     self.free_verifications += 1
-                    self.free_draft_tokens += verified
+                    self.free_draft_tokens += free
                     self.free_accepted_tokens += tokens - 1
 
     def observe_lengths(self, lengths: Ints, *, could_draft: bool) -> None:

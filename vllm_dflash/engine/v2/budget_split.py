@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 from vllm.triton_utils import tl, triton
-
-from vllm_dflash.engine.v2.draft_slots import padded
+from vllm.utils.math_utils import next_power_of_2
 
 FEW = 32
 """Requests for which a small program will do."""
@@ -81,8 +80,8 @@ def split(
     """
     num_slots, width = chances.shape
     count = len(slots)
-    requests = FEW if count <= FEW else padded(num_slots)
-    padded_width = padded(width)
+    requests = FEW if count <= FEW else next_power_of_2(num_slots)
+    padded_width = next_power_of_2(width)
     _split[(1,)](
         chances,
         slots,
@@ -95,7 +94,7 @@ def split(
         PADDED_K=padded_width,
         BONUS=bonus,
         SLOTS=num_slots,
-        PADDED_SLOTS=padded(num_slots + 1),
+        PADDED_SLOTS=next_power_of_2(num_slots + 1),
         PADDED_REQUESTS=requests,
         num_warps=min(max(requests * padded_width // 512, 4), 32),
     )

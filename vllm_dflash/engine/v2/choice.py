@@ -10,8 +10,9 @@ about the token that the target is going to draw there, and the target's distrib
 from __future__ import annotations
 
 from vllm.triton_utils import tl, triton
+from vllm.utils.math_utils import next_power_of_2
 
-from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots, padded
+from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
 from vllm_dflash.planning.chances import AGREEMENT, BIAS_PRIOR_TOKENS
 from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
@@ -156,7 +157,7 @@ def choose(
         HAS_TEXT=found is not None,
         HEAD=HEAD,
         K=width,
-        PADDED_K=padded(width),
+        PADDED_K=next_power_of_2(width),
         NUM_KNOTS=len(slots.knots),
         MOST_TRUST=len(slots.trust) - 1,
         AGREEMENT=AGREEMENT,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from vllm.triton_utils import tl, triton
+from vllm.utils.math_utils import next_power_of_2
 
 TILE = 4096
 """Columns of logits that a program reads at most."""
@@ -107,7 +108,7 @@ def judge(
     """
     assert logits.stride(1) == 1
     num_rows, vocab_size = len(tokens), logits.shape[1]
-    tile = min(TILE, triton.next_power_of_2(vocab_size))
+    tile = min(TILE, next_power_of_2(vocab_size))
     num_tiles = triton.cdiv(vocab_size, tile)
     parts = torch.empty(3, num_rows, num_tiles, device=logits.device)
     sizes = num_tiles, num_rows * num_tiles
@@ -123,7 +124,7 @@ def judge(
         probabilities,
         logits.stride(0),
         *sizes,
-        PADDED_TILES=triton.next_power_of_2(num_tiles),
+        PADDED_TILES=next_power_of_2(num_tiles),
         V=vocab_size,
         TILE=tile,
         C=num_tokens,

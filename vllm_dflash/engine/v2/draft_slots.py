@@ -19,11 +19,6 @@ tokens that its text has matched (with agreement, 0: it predicts nothing), and i
 expected and accepted of late, decayed, of blocks and of texts."""
 
 
-def padded(count: int) -> int:
-    """The next power of two: Triton's function of that name takes microseconds on the host."""
-    return 1 << (count - 1).bit_length()
-
-
 class Batch(NamedTuple):
     """A step of R requests, behind the target's. S slots are there for all requests."""
 

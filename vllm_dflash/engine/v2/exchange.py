@@ -76,9 +76,9 @@ def directions_of(step: SchedulerOutput) -> Directions:
     return DIRECTIONS.on(step) or Directions(runs_block=step.num_spec_tokens_to_schedule > 0)
 
 
-def verified_drafts(table: Floats) -> list[tuple[int, bool]]:
-    """How many drafts of each request were verified, and whether its text had predicted them."""
-    return [(int(admitted), source == TEXT) for source, admitted in table[:, :2].tolist()]
+def verified_drafts(table: Floats) -> list[tuple[int, int]]:
+    """How many drafts of each request were verified, and of those, what its text had predicted."""
+    return [(int(n), int(n) * (source == TEXT)) for source, n in table[:, :2].tolist()]
 
 
 class HostCopy:

@@ -11,9 +11,10 @@ from math import log2
 
 import torch
 from vllm.triton_utils import tl, triton
+from vllm.utils.math_utils import next_power_of_2
 
 from vllm_dflash.config.mode import TREE_CUTS
-from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, DraftSlots, padded
+from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, DraftSlots
 from vllm_dflash.planning.chances import GLOBAL_MEMORY, REQUEST_MEMORY
 from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
 
@@ -172,7 +173,7 @@ def grade(
         batch.texts.stride(0),
         HEAD=HEAD,
         K=width,
-        PADDED_K=padded(width),
+        PADDED_K=next_power_of_2(width),
         COLUMNS=OUTCOME_COLUMNS,
         CUTS=len(TREE_CUTS),
         REQUEST_MEMORY=REQUEST_MEMORY,

@@ -80,9 +80,10 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         self._clock, self._cadence = StepClock(), Cadence()
         self._is_anew = True
         """Whether the last step was planned anew; if so, the next output is learned from."""
-        self._planned = Ahead(np.zeros(0, np.int64))
+        self._repeats_block = False
         self._planned_for: dict[str, int] = {}
-        """The last plan that was no probe, and the length it gives each request."""
+        """Whether the last plan that was no probe runs a block, and the length it gives each
+        request."""
         self._planning_seconds = 0.0
         """Spent on the last plan."""
         self._draft_rows = 0
@@ -151,7 +152,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         if ahead.is_probe:
             self._cadence.watch()
             return ahead
-        self._planned, self._planned_for = ahead, {}
+        self._repeats_block, self._planned_for = ahead.runs_block, {}
         if limits.any():  # else nothing was chosen
             # Those that are at their ends are not what others, and the steps to come, go by.
             freest = int(limits.argmax())
@@ -175,7 +176,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         step.num_spec_tokens_to_schedule = length
         if could_draft and min(lengths) < length:
             self._places = dict(zip(step.num_scheduled_tokens, lengths, strict=True))
-        runs_block = could_draft and self._planned.runs_block
+        runs_block = could_draft and self._repeats_block
         return Directions(runs_block, 0, could_draft, is_anew=False, learned=self._news())
 
     def _best_places(self, ahead: Ahead, of_trees: Ints, context: Ints) -> Ints:
@@ -276,8 +277,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
             produced = [len(output.sampled_token_ids[row]) for row in order]
             verified = verified_drafts(table)
             self.statistics.count_verified(names, produced, verified)
-            of_names = zip(names, verified, strict=True)
-            self.free_drafts = {name: count * is_free for name, (count, is_free) in of_names}
+            self.free_drafts = {name: free for name, (_, free) in zip(names, verified, strict=True)}
         draft_rows = self._draft_rows
         self._draft_rows = self._has_block(scheduled) * len(names) * (1 + self._width)
         if not self._is_anew:

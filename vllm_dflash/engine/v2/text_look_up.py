@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import torch
 from vllm.triton_utils import tl, triton
+from vllm.utils.math_utils import next_power_of_2
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_dflash.engine.reporting.log import logger
-from vllm_dflash.engine.v2.draft_slots import Batch, padded
+from vllm_dflash.engine.v2.draft_slots import Batch
 from vllm_dflash.planning.texts import LONGEST, SHORTEST
 
 TILE = 1024
@@ -122,8 +123,8 @@ class TextLookUp:
             *strides,
             num_parts,
             K=width,
-            PADDED_K=padded(width),
-            PADDED_PARTS=padded(most_parts),
+            PADDED_K=next_power_of_2(width),
+            PADDED_PARTS=next_power_of_2(most_parts),
             num_warps=1,
         )
 

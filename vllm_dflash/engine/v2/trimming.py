@@ -192,6 +192,8 @@ class DraftBudget(AdaptiveVerificationManager):
         self._had_block = self.directions.runs_block
         self._min_verified, self.directions = self.directions.min_verified, directions
         self._steps += 1
+        while len(self._sent) > 1 and self._sent[1].step <= self._steps - ARRIVED:
+            self._sent.popleft()
         if self.costs is not None and directions.learned is not None:
             self.costs.records[:] = directions.learned.costs
 
@@ -255,8 +257,6 @@ class DraftBudget(AdaptiveVerificationManager):
         contexts so long, of which some decode, [R]."""
         assert self.costs is not None
         count = len(slots)
-        while len(self._sent) > 1 and self._sent[1].step <= self._steps - ARRIVED:
-            self._sent.popleft()
         if self._sent and self._sent[0].step <= self._steps - ARRIVED:
             step, had_block, sent = self._sent[0]
             # Chances of a step without a block say nothing of drafts that have one behind them.

@@ -15,8 +15,6 @@ from unittest.mock import patch
 
 import torch
 
-from vllm_dflash.planning.step import Step
-
 NOT_VERIFIED = -1
 NOTHING = torch.empty(0)
 """What a step has before its block has run."""
@@ -138,11 +136,10 @@ class DraftRecorder:
         )
         if self._is_v2:
             self._wrap(drafter, "observe_verification", self._on_grading)
-            self._wrap(statistics, "count_verified", self._on_count)
             self._wrap(drafter, "sample_draft", lambda drafts, *_: self._keep(drafts=drafts))
         else:
             self._wrap(drafter.block, "pick", lambda picked, *_: self._keep(drafts=picked[0]))
-            self._wrap(statistics, "observe_verification", self._on_verification)
+        self._wrap(statistics, "count_verified", self._on_verification)
         self._undo.enter_context(model.register_forward_pre_hook(self._on_model, with_kwargs=True))
         for layer in model.block.layers:
             self._undo.enter_context(layer.register_forward_hook(self._on_layer))
@@ -216,20 +213,14 @@ class DraftRecorder:
     def _on_grading(self, *_: Any) -> None:
         self._verified = self._steps[-1] if self._steps else None
 
-    def _on_verification(self, _: None, step: Step) -> None:
-        """V1 has verified drafts of the one request."""
-        if step.verified[0]:
-            self._steps[-1].num_drafted = int(step.verified[0])
-            self._steps[-1].num_accepted = int(step.accepted[0])
-
-    def _on_count(
-        self, _: None, ids: object, produced: Sequence[int], drafts: Sequence[tuple[int, bool]]
+    def _on_verification(
+        self, _: None, ids: object, produced: Sequence[int], drafts: Sequence[tuple[int, int]]
     ) -> None:
-        """V2 has verified drafts of the one request."""
-        (verified, _is_free), *_others = drafts
-        if verified and self._verified is not None:
-            self._verified.num_drafted = verified
-            self._verified.num_accepted = max(produced[0] - 1, 0)
+        """Drafts of the one request were verified."""
+        block = self._verified if self._is_v2 else self._steps[-1]
+        verified, _free = drafts[0]
+        if verified and block is not None:
+            block.num_drafted, block.num_accepted = verified, max(produced[0] - 1, 0)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -171,7 +171,7 @@ def _context_lens(batch: PagedRows, trees: TreeRows, *, everybody: bool) -> torc
     business here, [R] int32. Worked out by a batch's first layer, and kept with its metadata."""
     found: torch.Tensor | None = getattr(batch, "tree_context_lens", None)
     if found is None:
-        found = (batch.seq_lens - batch.query_start_loc.diff() + 1).clamp(min=0)
+        found = batch.seq_lens - batch.query_start_loc.diff() + 1
         if not everybody:
             # Behind the batch's are requests that are none, with slots of anybody.
             slots = trees.slots[: len(found)].clamp(0, len(trees.sizes) - 1)

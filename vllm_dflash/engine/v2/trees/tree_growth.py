@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import torch
 from vllm.triton_utils import tl, triton
+from vllm.utils.math_utils import next_power_of_2
 
 from vllm_dflash.engine.v2.choice import acceptance_of, bias_of
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
@@ -225,13 +226,13 @@ def grow(
         HAS_BLOCK=has_block,
         HEAD=HEAD,
         K=width,
-        PADDED_K=triton.next_power_of_2(width),
+        PADDED_K=next_power_of_2(width),
         C=num_candidates,
-        PADDED_C=triton.next_power_of_2(num_candidates),
+        PADDED_C=next_power_of_2(num_candidates),
         N=num_nodes,
-        PADDED_N=triton.next_power_of_2(num_nodes),
+        PADDED_N=next_power_of_2(num_nodes),
         W=places,
-        PADDED_W=triton.next_power_of_2(places),
+        PADDED_W=next_power_of_2(places),
         NUM_KNOTS=len(slots.knots),
         PRIOR=BIAS_PRIOR_TOKENS,
         BLOCK=BLOCK,

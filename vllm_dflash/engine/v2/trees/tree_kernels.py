@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from vllm.triton_utils import tl, triton
+from vllm.utils.math_utils import next_power_of_2
 
 from vllm_dflash.config.speculative_settings import MOST_NODES
 
@@ -224,7 +225,7 @@ TILES = ((256, (64, 32, 3)), (512, (32, 32, 3)), (1024, (16, 16, 3)), (2048, (16
 
 def _padded(head_size: int) -> int:
     """Numbers of a head in a tile: a power of two."""
-    return max(16, triton.next_power_of_2(head_size))
+    return max(16, next_power_of_2(head_size))
 
 
 def _num_programs(device: torch.device) -> int:
@@ -271,7 +272,7 @@ class Launch:
         most_rows = 0 if everybody else 1 + nodes
         num_rows = min(len(query), most_rows * len(batch.seq_lens) or len(query))
         rows, keys, stages = tile_of(head_size, query.element_size())
-        rows = min(rows, max(16, triton.next_power_of_2((1 + nodes) * group)))
+        rows = min(rows, max(16, next_power_of_2((1 + nodes) * group)))
         num_programs = _num_programs(query.device)
         # One kernel for batches that gain by trees, and one for all others.
         requests = FEW_REQUESTS if len(batch.seq_lens) <= FEW_REQUESTS else len(trees.slots)
@@ -295,7 +296,7 @@ class Launch:
                 "BLOCK_SIZE": block_size,
                 "ROWS": rows,
                 "KEYS": keys,
-                "PADDED_REQUESTS": triton.next_power_of_2(requests),
+                "PADDED_REQUESTS": next_power_of_2(requests),
                 "num_stages": stages,
             },
         )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from vllm.triton_utils import tl, triton
+from vllm.utils.math_utils import next_power_of_2
 
 from vllm_dflash.engine.v2.trees.tree_kernels import RowsOfBatch
 
@@ -195,7 +196,7 @@ class CacheMover:
             batch.query_start_loc,
             batch.seq_lens,
             NODES=num_nodes,
-            PADDED_NODES=triton.next_power_of_2(num_nodes),
+            PADDED_NODES=next_power_of_2(num_nodes),
             ALIGNED=ALIGNED,
             CHUNK=CHUNK,
             COLUMNS=COLUMNS,
@@ -217,6 +218,6 @@ def move_rows(rows: torch.Tensor, paths: Paths, query_start_loc: torch.Tensor) -
         words.stride(0),
         width,
         NODES=num_nodes,
-        PADDED_NODES=triton.next_power_of_2(num_nodes),
+        PADDED_NODES=next_power_of_2(num_nodes),
         CHUNK=CHUNK,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from vllm.triton_utils import tl, triton
+from vllm.utils.math_utils import next_power_of_2
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
@@ -66,7 +67,7 @@ def place_nodes(
         prefill_lens,
         trees.depths if by_depth else None,
         N=num_nodes,
-        PADDED_N=triton.next_power_of_2(num_nodes),
+        PADDED_N=next_power_of_2(num_nodes),
         num_warps=1,
     )
 

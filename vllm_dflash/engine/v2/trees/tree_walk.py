@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from vllm.triton_utils import tl, triton
+from vllm.utils.math_utils import next_power_of_2
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
@@ -123,7 +124,7 @@ def walk(
         sampled.stride(0),
         D=trees.paths.shape[1],
         N=num_nodes,
-        PADDED_N=triton.next_power_of_2(num_nodes),
+        PADDED_N=next_power_of_2(num_nodes),
         CUTS=len(TREE_CUTS),
         num_warps=1,
     )
