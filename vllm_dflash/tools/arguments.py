@@ -67,17 +67,18 @@ def add_folder(options: argparse._ActionsContainer, name: str, default: str, abo
     options.add_argument(name, type=Path, default=Path(default), metavar="FOLDER", help=about)
 
 
-def add_compared(options: argparse._ActionsContainer, of_prompts: str) -> None:
-    """What is compared where it is not the demo pair: a pair of the user's, and prompts."""
+def add_models(options: argparse._ActionsContainer) -> None:
+    """Options for a pair of the user's, where it is not the demo pair."""
     options.add_argument("--target", help="folder or repository of the target; needs --drafter")
     options.add_argument("--drafter", help="folder or repository of the drafter")
-    add_prompts(options, of_prompts)
 
 
-def add_prompts(options: argparse._ActionsContainer, default: str) -> None:
-    """A file of prompts; `default` says in words which ones are taken without."""
+def add_prompts(
+    options: argparse._ActionsContainer, default: str, nargs: str | None = None
+) -> None:
+    """A file of prompts, or `nargs` of them; `default` says in words which are taken without."""
     about = f'lines of {{"prompt": "..."}} or of plain text (default: {default})'
-    options.add_argument("--prompts", type=Path, metavar="FILE", help=about)
+    options.add_argument("--prompts", type=Path, nargs=nargs, metavar="FILE", help=about)
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:

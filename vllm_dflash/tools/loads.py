@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
 Prompt = str | Sequence[int]
+TO_THE_END: Mapping[str, Any] = MappingProxyType({"ignore_eos": True})
+"""Arguments of `SteppedEngine.add`, for answers as long as they may be."""
 
 
 class Output(NamedTuple):
@@ -87,10 +89,17 @@ class SteppedEngine:
 class ClosedLoop:
     """Keeps a number of requests in flight; a finished one is replaced by the next prompt."""
 
-    def __init__(self, engine: SteppedEngine, prompts: Sequence[str], tokens: int) -> None:
+    def __init__(
+        self,
+        engine: SteppedEngine,
+        prompts: Sequence[str],
+        tokens: int,
+        sampling: Mapping[str, Any],
+    ) -> None:
         self._engine = engine
         self._prompts = itertools.cycle(prompts)
         self._tokens = tokens
+        self._sampling = sampling
         self._ids = map(str, itertools.count())
         self.in_flight: list[str] = []
         """Ids of requests, oldest first."""
@@ -117,14 +126,20 @@ class ClosedLoop:
 
     def _admit(self, max_tokens: int) -> None:
         self.in_flight.append(next(self._ids))
-        self._engine.add(self.in_flight[-1], next(self._prompts), max_tokens, ignore_eos=True)
+        self._engine.add(self.in_flight[-1], next(self._prompts), max_tokens, **self._sampling)
 
 
 def measure_closed(
-    engine: SteppedEngine, *, prompts: Sequence[str], concurrency: int, tokens: int, seconds: float
+    engine: SteppedEngine,
+    *,
+    prompts: Sequence[str],
+    concurrency: int,
+    tokens: int,
+    seconds: float,
+    sampling: Mapping[str, Any] = TO_THE_END,
 ) -> dict[str, Any]:
     """Throughput in a window that opens when each of the first requests has its first token."""
-    loop = ClosedLoop(engine, prompts, tokens)
+    loop = ClosedLoop(engine, prompts, tokens, sampling)
     loop.resize(concurrency)
     silent = set(loop.in_flight)
     while silent:
@@ -147,7 +162,7 @@ def measure_answers(
     arrivals: Sequence[float] = (),
     read: Callable[[], Mapping[str, float]] = dict,
     categories: Sequence[str] = (),
-    sampling: Mapping[str, Any] = MappingProxyType({"ignore_eos": True}),
+    sampling: Mapping[str, Any] = TO_THE_END,
 ) -> dict[str, Any]:
     """Throughput of a list of requests, from the first one to the end of the last one, and how
     long each waited for its first token, and for every one behind that, on average.
@@ -202,7 +217,7 @@ def measure_swing(
     engine: SteppedEngine, *, prompts: Sequence[str], phases: Sequence[tuple[int, int]], tokens: int
 ) -> dict[str, Any]:
     """Throughput in each phase: a number of requests, and the tokens to write until the next."""
-    loop = ClosedLoop(engine, prompts, tokens)
+    loop = ClosedLoop(engine, prompts, tokens, TO_THE_END)
     rates = []
     for concurrency, work in phases:
         began = engine.now()

@@ -59,6 +59,8 @@ def bench(tmp_path: Path, *arguments: str) -> int:
         (["--demo", "nowhere"], "nowhere"),
         (["--demo", "nowhere", "--prompts", str(DEMO / "held_out.jsonl")], "--target and --draft"),
         (["--target", "only"], "belong together"),
+        ([*NOT_WIDENED, "--load", "closed", "swing", "--temperature", "1"], "not for swing"),
+        ([*NOT_WIDENED, "--context", "--temperature", "1"], "not for --context"),
         ([*NOT_WIDENED, "--as-it-is"], "is for the demo pair"),
         ([*NOT_WIDENED, "--context", "--concurrency", "65"], "raise --max-num-seqs"),
         ([*NOT_WIDENED, "--prompts", "nothing.jsonl"], "pass another --prompts"),
@@ -279,6 +281,24 @@ def test_the_demo_pair_as_it_is(
     assert "beyond, texts and drafts are noise" in names[1]
     said = capsys.readouterr().err
     assert [f"the pair: {name}\n" in said for name in names] == [True, True]
+
+
+def test_files_of_prompts_are_named_after_themselves(
+    tmp_path: Path, comparisons: list[Comparison]
+) -> None:
+    files = [tmp_path / "code.jsonl", tmp_path / "chat.txt", tmp_path / "chat.jsonl"]
+    for file in files:
+        file.write_text(f"prompt of {file.name}")
+    paths = [*map(str, files)]
+    assert bench(tmp_path, *NOT_WIDENED, "--prompts", *paths[:2], "--temperature", "0", "1") == 0
+    assert bench(tmp_path, *NOT_WIDENED, "--prompts", *paths) == 0
+    assert bench(tmp_path, *NOT_WIDENED, "--prompts", *paths[:1]) == 0
+    named = {"code": ["prompt of code.jsonl"], "chat": ["prompt of chat.txt"]}
+    assert comparisons[0].prompts == named
+    assert comparisons[0].workload.files == ("code", "chat")
+    assert comparisons[0].workload.temperatures == (0, 1)
+    assert [*comparisons[1].prompts] == paths  # two have the same stem
+    assert comparisons[2].prompts == {"": ["prompt of code.jsonl"]}
 
 
 def test_random_drafter_is_a_copy(tmp_path: Path, comparisons: list[Comparison]) -> None:

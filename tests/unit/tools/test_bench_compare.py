@@ -94,7 +94,7 @@ def comparison(
 ) -> Comparison:
     workload = Workload(*(loads, (1, 4), (1, 8), 10, 2.0, contexts), shares=(50,), where=where)
     record = Record(describe(["bench"], "a pair", {}, workload), make_sides("drafter", [3]), rounds)
-    prompts = [f"prompt {number}" for number in range(20)]
+    prompts = {"": [f"prompt {number}" for number in range(20)]}
     engines = SideEngines({"model": "target"}, at_once, out / "logs")
     progress = progress or Progress()
     return Comparison(record, workload, prompts, engines, out, progress, tune_schedule=tuned)
@@ -207,7 +207,7 @@ def test_says_what_it_is_going_to_do(
 def test_seconds_of_a_round(tmp_path: Path, loads: list[str]) -> None:
     """What is announced of windows and phases is what a round asks of an engine."""
     one = comparison(tmp_path, *loads).workload
-    plan = plan_round(one, ["prompt"], 0, {1: 50.0, 8: 200.0})
+    plan = plan_round(one, {"": ["prompt"]}, 0, {1: 50.0, 8: 200.0})
     windows = [len(m.arguments.get("phases", "1")) for m in plan]
     assert sum(windows) * one.seconds == one.seconds_of_round
 

@@ -343,40 +343,62 @@ def workload(*loads: str) -> Workload:
 
 
 RATES = {1: 50.0, 8: 200.0}
+FILES = {"": PROMPTS}
 
 
 class TestPlan:
     def test_rounds_differ_and_are_the_same_every_time(self) -> None:
         load = workload(CLOSED, SWING)
-        first, again, second = (plan_round(load, PROMPTS, number, RATES) for number in (0, 0, 1))
+        first, again, second = (plan_round(load, FILES, number, RATES) for number in (0, 0, 1))
         assert first == again
         for one, other in zip(first, second, strict=True):
             assert one.arguments["prompts"] != other.arguments["prompts"]
 
     def test_closed_measures_each_concurrency(self) -> None:
-        plan = plan_round(workload(CLOSED), PROMPTS, 0, {})
+        plan = plan_round(workload(CLOSED), FILES, 0, {})
         assert [one.setting for one in plan] == [1, 4]
         assert [one.arguments["concurrency"] for one in plan] == [1, 4]
         assert sorted(plan[0].arguments["prompts"]) == sorted(PROMPTS)
 
     def test_every_other_prompt_of_mixed_is_hard(self) -> None:
-        plan = plan_round(workload(MIXED), PROMPTS, 0, {})
+        plan = plan_round(workload(MIXED), FILES, 0, {})
         prompts = plan[0].arguments["prompts"]
         assert all(prompt in PROMPTS for prompt in prompts[::2])
         words = [sorted(prompt.split()) for prompt in PROMPTS]
         assert all(sorted(prompt.split()) in words for prompt in prompts[1::2])
         assert sum(prompt in PROMPTS for prompt in prompts[1::2]) < len(prompts) / 4
 
+    def test_closed_loads_are_measured_with_each_file_at_each_temperature(self) -> None:
+        files = {"code": PROMPTS[:20], "chat": PROMPTS[20:]}
+        load = replace(workload(CLOSED, SWING, "prose"), temperatures=(0.0, 0.7), files=(*files,))
+        plan = plan_round(load, files, 0, RATES)
+        assert [*dict.fromkeys(one.load for one in plan)] == [
+            "closed, code",
+            "closed, code, temperature 0.7",
+            "closed, chat",
+            "closed, chat, temperature 0.7",
+            "swing",
+            "prose",
+            "prose, temperature 0.7",
+        ]
+        _, _, code, _, chat, *_ = plan
+        assert {*code.arguments["prompts"]} == {*PROMPTS[:20]}
+        assert code.arguments["sampling"] == {"temperature": 0.7, "ignore_eos": False}
+        assert {*chat.arguments["prompts"]} == {*PROMPTS[20:]}
+        (swing,) = (one for one in plan if one.load == SWING)
+        assert {*swing.arguments["prompts"]} == {*PROMPTS}
+        assert load.seconds_of_round == 2 * (4 * 2 + 2 + 2 * 2)
+
     def test_hard_prompts_stay_the_same(self) -> None:
         assert easy_and_hard(PROMPTS) == easy_and_hard(PROMPTS)
 
     def test_phases_of_swing_take_plain_decoding_as_long_as_a_window(self) -> None:
-        (swing,) = plan_round(workload(SWING), PROMPTS, 0, RATES)
+        (swing,) = plan_round(workload(SWING), FILES, 0, RATES)
         assert swing.arguments["phases"] == [(1, 100), (8, 400)]
 
     def test_short_answers_are_as_many_as_plain_decoding_writes_in_a_window(self) -> None:
         load = replace(workload(SHORT), seconds=60.0)
-        one, four = plan_round(load, PROMPTS, 3, {}, {1: 14.0, 4: 56.0})
+        one, four = plan_round(load, FILES, 3, {}, {1: 14.0, 4: 56.0})
         assert (one.setting, four.setting) == (1, 4)
         assert [len(plan.arguments["answers"]) for plan in (one, four)] == [15, 60]
         answers = four.arguments["answers"]
@@ -384,14 +406,14 @@ class TestPlan:
         assert max(answers) <= LONGEST
         assert statistics.mean(answers) == pytest.approx(56, rel=0.15)
         assert answers[:15] == one.arguments["answers"]  # of one round
-        again, _ = plan_round(load, PROMPTS, 4, {}, {1: 14.0, 4: 56.0})
+        again, _ = plan_round(load, FILES, 4, {}, {1: 14.0, 4: 56.0})
         assert again.arguments["answers"] != one.arguments["answers"]
-        (few, _) = plan_round(load, PROMPTS, 3, {}, {1: 0.1, 4: 0.1})
+        (few, _) = plan_round(load, FILES, 3, {}, {1: 0.1, 4: 0.1})
         assert len(few.arguments["answers"]) == 2
 
     def test_arrivals_are_so_many_percent_of_what_plain_decoding_serves(self) -> None:
         load = replace(workload(ARRIVALS), seconds=1000.0)
-        half, most = plan_round(load, PROMPTS, 0, {}, {4: 56.0})  # one request a second
+        half, most = plan_round(load, FILES, 0, {}, {4: 56.0})  # one request a second
         assert (half.setting, most.setting) == (50, 90)
         for plan, share in ((half, 0.5), (most, 0.9)):
             arrivals = plan.arguments["arrivals"]

@@ -5,25 +5,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.tools.arguments import (
-    add_compared,
-    add_folder,
-    add_number,
-    add_numbers,
-    duration,
-    positive,
-    share,
-    whole,
+from vllm_dflash.tools.bench.bench_arguments import (
+    CONTEXTS,
+    FULL,
+    OF_CONTEXTS,
+    OF_DATASETS,
+    QUICK,
+    add_arguments,
 )
-from vllm_dflash.tools.bench.bench_datasets import add_dataset, given_dataset
-from vllm_dflash.tools.bench.bench_plan import LOADS, Workload
-from vllm_dflash.tools.bench.sides import BLOCKS, LOOK_UPS, SideEngines, make_sides
+from vllm_dflash.tools.bench.bench_datasets import given_dataset
+from vllm_dflash.tools.bench.bench_plan import CLOSED_LOADS, LOADS, Workload
+from vllm_dflash.tools.bench.sides import SideEngines, make_sides
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, print_report
 from vllm_dflash.tools.default_dtype import choose_dtype
-from vllm_dflash.tools.demo_files import demo_folder
 from vllm_dflash.tools.progress import Progress, progress_on
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.step_times import TIMED
@@ -31,18 +30,6 @@ from vllm_dflash.tools.step_times import TIMED
 if TYPE_CHECKING:
     from vllm_dflash.tools.bench.bench_pair import Pair
     from vllm_dflash.tools.bench.comparison import Comparison
-
-FULL = {
-    "seconds": 6.0,
-    "rounds": 5,
-    "concurrency": [1, 2, 4, 8, 16, 32],
-    "native_schedule": "tuned",
-}
-QUICK = FULL | {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
-OF_CONTEXTS = {"concurrency": [1, 4], "native_schedule": "none"}
-OF_DATASETS = {"concurrency": [1, 8], "native_schedule": "none", "rounds": 2}
-"""What is taken where nothing else is said."""
-CONTEXTS = (1024, 2048, 4096, 8192, 16384)
 
 EPILOG = """what the loads are:
 {loads}
@@ -72,114 +59,8 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         epilog=EPILOG.format(loads=loads, failed=COULD_NOT_RUN, interrupted=INTERRUPTED),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    pair = parser.add_argument_group("pair")
-    add_compared(pair, "held_out.jsonl of the demo pair")
-    about = "without --target: the small demo pair, widened to the cost of a larger one"
-    add_folder(pair, "--demo", str(demo_folder()), about)
-    pair.add_argument(
-        "--as-it-is",
-        action="store_true",
-        help="do not widen the demo pair: 5 M and 2.6 M parameters, whose steps take 2 ms",
-    )
-    pair.add_argument(
-        "--random-drafter",
-        action="store_true",
-        help="use a copy of the drafter with random weights, to see what useless drafts cost",
-    )
-    _add_sides(parser.add_argument_group("engines"))
-    _add_measurements(parser.add_argument_group("measurements"))
-    add_folder(parser, "--out", "out/bench", "for result.json, result.md, result.png and logs")
+    add_arguments(parser)
     parser.set_defaults(run=run_bench)
-
-
-def _add_sides(sides: argparse._ArgumentGroup) -> None:
-    about = "draft lengths of vLLM's own DFlash, an engine each, up to the drafter's block size"
-    add_numbers(sides, "--native-k", [1, 3, 5, 7], about)
-    sides.add_argument(
-        "--native-schedule",
-        choices=("tuned", "none"),
-        help="tuned: also measure vLLM's own DFlash with num_speculative_tokens_per_batch_size. A"
-        " short trial finds the fastest K of --native-k, or none, for each concurrency (default:"
-        " tuned; with --context or"
-        " --dataset-name: none)",
-    )
-    add_numbers(sides, "--ours-fixed-k", [], "measure ours at these fixed K, too")
-    sides.add_argument(
-        "--beside",
-        nargs="+",
-        choices=(BLOCKS, *LOOK_UPS),
-        default=[],
-        metavar="ENGINE",
-        help="more engines: blocks (ours without free drafts), ngram and suffix (vLLM's methods of"
-        " these names, which look drafts up in the text; suffix needs arctic-inference)",
-    )
-    add_number(sides, "--max-model-len", 1024, "of every engine; --context raises it")
-    add_number(sides, "--max-num-seqs", 64, "of every engine")
-    add_number(sides, "--tensor-parallel-size", 1, "ranks of every engine")
-    about = "of every engine (default: the model's, or float32 on CPUs without bfloat16)"
-    sides.add_argument("--dtype", help=about)
-    about = "of a GPU's memory, shared equally by all engines (default: 0.9)"
-    sides.add_argument(
-        "--gpu-memory-utilization", type=share, default=0.9, metavar="SHARE", help=about
-    )
-    about = "of every engine; with it, engines on a GPU start at the same time"
-    sides.add_argument("--kv-cache-memory-bytes", type=positive, metavar="BYTES", help=about)
-
-
-def _add_measurements(load: argparse._ArgumentGroup) -> None:
-    what = load.add_mutually_exclusive_group()
-    what.add_argument(
-        "--load",
-        nargs="+",
-        metavar="LOAD",
-        choices=LOADS,
-        default=["closed"],
-        help="(default: closed)",
-    )
-    what.add_argument(
-        "--context",
-        type=positive,
-        nargs="*",
-        metavar="TOKENS",
-        help="instead of a load: decoding alone, after cached prompts of this many tokens"
-        " (without numbers: 1024 2048 4096 8192 16384)",
-    )
-    add_dataset(what, load)
-    load.add_argument(
-        "--concurrency",
-        type=positive,
-        nargs="+",
-        metavar="N",
-        help="requests in flight, of all loads but swing (default: 1 2 4 8 16 32; --context: 1 4;"
-        " --dataset-name: 1 8)",
-    )
-    about = "of arrivals: requests a second, in percent of the most that plain decoding serves"
-    add_numbers(load, "--shares", [50, 80], about, nargs="+")
-    about = "requests in flight in each phase of swing"
-    add_numbers(load, "--phases", [1, 32, 4, 16, 1, 32, 8, 2], about, nargs="+")
-    add_number(load, "--tokens", 96, "new tokens of a request, except with short and arrivals")
-    load.add_argument(
-        "--seconds",
-        type=duration,
-        metavar="S",
-        help="length of a measurement; for swing and short: how long plain decoding takes"
-        " for a phase or a list (default: 6)",
-    )
-    load.add_argument("--rounds", type=positive, metavar="N", help="(default: 5; of datasets: 2)")
-    about = "rounds that do not count, since kernels are made at the first batch of each size"
-    about = f"{about} (default: 1)"
-    load.add_argument("--warmup-rounds", type=whole, default=1, metavar="N", help=about)
-    load.add_argument(
-        "--where",
-        action="store_true",
-        help="also show where the time goes, at each concurrency: milliseconds in the target, the"
-        " draft, its context, its planning, and the rest of the engine (CPU only)",
-    )
-    load.add_argument(
-        "--quick",
-        action="store_true",
-        help="other defaults: windows of 1.5 s, 2 rounds, concurrency 1 4 16",
-    )
 
 
 def run_bench(parsed: argparse.Namespace) -> int:
@@ -219,9 +100,10 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
     workload = _choose_workload(parsed)
     dataset = given_dataset(parsed)
     if dataset is None:
-        prompts = read_prompts(parsed.prompts or parsed.demo / "held_out.jsonl")
+        files = _distinct(parsed.prompts or [parsed.demo / "held_out.jsonl"])
+        prompts = dict(zip(workload.files, map(read_prompts, files), strict=True))
     else:
-        prompts = [str(one.prompt) for one in dataset.requests]
+        prompts = {"": [str(one.prompt) for one in dataset.requests]}
     parsed.out.mkdir(parents=True, exist_ok=True)
     max_model_len = max([parsed.max_model_len, *map(workload.room_for, workload.contexts)])
     with progress.stage("preparing the pair"):
@@ -282,7 +164,16 @@ def _choose_workload(parsed: argparse.Namespace) -> Workload:
         contexts=_distinct(parsed.context or ()),
         shares=_distinct(parsed.shares),
         where=parsed.where,
+        temperatures=_distinct(parsed.temperature),
+        ignore_eos=parsed.ignore_eos,
+        files=_file_names(_distinct(parsed.prompts or [])),
     )
+    others = {*(workload.loads or ["--context"])} - {*CLOSED_LOADS}
+    if others and not parsed.dataset_name and any(workload.temperatures):
+        raise ValueError(
+            f"--temperature is for {', '.join(CLOSED_LOADS)} and sets of prompts, not for"
+            f" {', '.join(sorted(others))}."
+        )
     if workload.highest_concurrency > parsed.max_num_seqs:
         raise ValueError(
             f"the loads have up to {workload.highest_concurrency} requests in flight, the engines"
@@ -299,6 +190,15 @@ def _choose_workload(parsed: argparse.Namespace) -> Workload:
         raise ValueError("--native-schedule tuned is for loads, not for sets of prompts.")
     check_thread_binding(parsed.tensor_parallel_size)
     return workload
+
+
+def _file_names(files: Sequence[Path]) -> tuple[str, ...]:
+    """What to call each of these; a single one needs no name."""
+    if len(files) < 2:
+        return ("",)
+    stems = [file.stem for file in files]
+    is_clear = len({*stems}) == len(stems)
+    return tuple(stems if is_clear else map(str, files))
 
 
 def _choose_pair(parsed: argparse.Namespace, positions: int) -> Pair:

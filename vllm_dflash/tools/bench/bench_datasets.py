@@ -67,14 +67,15 @@ def add_dataset(what: argparse._ActionsContainer, options: argparse._ActionsCont
     add_number(options, "--num-prompts", 80, "prompts of the set, from its categories in turn")
     about = "most new tokens of a prompt of the set (default: vLLM's for the set, or 256)"
     options.add_argument("--output-len", type=positive, metavar="N", help=about)
-    about = "for --dataset-name (default: 0)"
-    options.add_argument("--temperature", type=not_negative, default=0.0, metavar="T", help=about)
+    about = "one or more, at each of which closed loads are measured; of a set, one (default: 0)"
+    kinds: dict[str, Any] = {"type": not_negative, "nargs": "+", "default": [0.0], "metavar": "T"}
+    options.add_argument("--temperature", **kinds, help=about)
     about = 'for --dataset-name, such as {"enable_thinking": false}'
     kwargs: dict[str, Any] = {"type": json_object, "default": {}, "metavar": "JSON"}
     options.add_argument("--chat-template-kwargs", **kwargs, help=about)
     about = "use the set's prompts as they are"
     options.add_argument("--skip-chat-template", action="store_true", help=about)
-    about = "for --dataset-name: every answer has --output-len tokens"
+    about = "of closed loads and sets: every answer has as many tokens as it may"
     options.add_argument("--ignore-eos", action="store_true", help=about)
 
 
@@ -85,8 +86,10 @@ def given_dataset(parsed: argparse.Namespace) -> Dataset | None:
         if parsed.dataset_path is not None:
             raise ValueError("--dataset-path needs --dataset-name.")
         return None
+    if len(parsed.temperature) > 1:
+        raise ValueError("--dataset-name is measured at one --temperature.")
     requests = read_dataset(name, parsed.dataset_path, parsed.output_len)[: parsed.num_prompts]
-    sampling = {"temperature": parsed.temperature, "ignore_eos": parsed.ignore_eos}
+    sampling = {"temperature": parsed.temperature[0], "ignore_eos": parsed.ignore_eos}
     template = None if parsed.skip_chat_template else parsed.chat_template_kwargs
     return Dataset(name, requests, sampling, template)
 

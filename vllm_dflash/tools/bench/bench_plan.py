@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,8 @@ LOADS = {
     SHORT: "a list of requests with answers of 16 to 96 tokens, a fixed number in flight",
     ARRIVALS: "the same, coming at random (Poisson), at shares of what plain decoding serves",
 }
+CLOSED_LOADS = (CLOSED, MIXED, *TEXTS)
+"""Loads with a fixed number of requests in flight."""
 SERVED = (SHORT, ARRIVALS)
 """Loads that are lists of requests, each of which waits for its tokens."""
 SHORTEST, LONGEST = 16, 96
@@ -61,6 +64,13 @@ class Workload:
     """Of arrivals: percent of the requests a second that plain decoding serves at its most."""
     where: bool = False
     """Whether it is also measured where the time goes. The engines' workers are `TimedSteps`."""
+    temperatures: tuple[float, ...] = (0.0,)
+    """Each closed load is measured at each of these."""
+    ignore_eos: bool = False
+    """Whether answers of closed loads go on to their last token."""
+    files: tuple[str, ...] = ("",)
+    """Names of the files of prompts; closed loads without prompts of their own are measured with
+    each."""
 
     @property
     def calibrated(self) -> list[int]:
@@ -85,7 +95,10 @@ class Workload:
         """Of one engine, about: what windows and phases take."""
         windows = len(self.contexts) * len(self.concurrency)
         settings = {SWING: self.phases, ARRIVALS: self.shares}
-        windows += sum(len(settings.get(one, self.concurrency)) for one in self.loads)
+        for load in self.loads:
+            times = len(self.temperatures) if load in CLOSED_LOADS else 1
+            times *= len(self.files) if load in (CLOSED, MIXED) else 1
+            windows += times * len(settings.get(load, self.concurrency))
         return windows * self.seconds
 
     def room_for(self, context: int) -> int:
@@ -108,11 +121,15 @@ class Measurement:
         return self.load + of
 
 
-def plan_closed(workload: Workload, load: str, prompts: Sequence[str]) -> list[Measurement]:
+def plan_closed(
+    workload: Workload, load: str, prompts: Sequence[str], temperature: float = 0.0
+) -> list[Measurement]:
     """A window at each number of requests."""
-    shared = {"prompts": prompts, "tokens": workload.tokens, "seconds": workload.seconds}
+    asked: dict[str, Any] = {"prompts": prompts, "tokens": workload.tokens}
+    asked["seconds"] = workload.seconds
+    asked["sampling"] = {"temperature": temperature, "ignore_eos": workload.ignore_eos}
     return [
-        Measurement(load, count, "closed", shared | {"concurrency": count})
+        Measurement(load, count, "closed", asked | {"concurrency": count})
         for count in workload.concurrency
     ]
 
@@ -155,19 +172,19 @@ def short_answers(seed: str, count: int) -> list[int]:
 
 def plan_round(
     workload: Workload,
-    prompts: Sequence[str],
+    prompts: Mapping[str, Sequence[str]],
     round_number: int,
     plain_rates: Mapping[int, float],
     served_rates: Mapping[int, float] = MappingProxyType({}),
 ) -> list[Measurement]:
     """Everything one round measures.
 
-    `plain_rates` are plain decoding's tokens per second by concurrency, `served_rates` the same of
-    short answers, their prompts included.
+    `prompts` are those of each file, by its name. `plain_rates` are plain decoding's tokens per
+    second by concurrency, `served_rates` the same of short answers, their prompts included.
     """
     plan: list[Measurement] = []
+    texts = in_order_of_round([*chain(*prompts.values())], round_number)
     for load in workload.loads:
-        texts = in_order_of_round(TEXTS[load]() if load in TEXTS else prompts, round_number)
         if load == SWING:
             tokens = [round(plain_rates[count] * workload.seconds) for count in workload.phases]
             phases = list(zip(workload.phases, tokens, strict=True))
@@ -180,8 +197,23 @@ def plan_round(
             most = served_rates[max(workload.concurrency)]
             plan += plan_arrivals(workload, texts, str(round_number), most)
         else:
-            texts = easy_and_hard(texts) if load == MIXED else texts
-            plan += plan_closed(workload, load, texts)
+            plan += _plan_closed_loads(workload, load, prompts, round_number)
+    return plan
+
+
+def _plan_closed_loads(
+    workload: Workload, load: str, prompts: Mapping[str, Sequence[str]], round_number: int
+) -> list[Measurement]:
+    """One load at each temperature, with each file of prompts or with its own."""
+    plan: list[Measurement] = []
+    files = {"": TEXTS[load]()} if load in TEXTS else prompts
+    for file, of_file in files.items():
+        texts = in_order_of_round(of_file, round_number)
+        texts = easy_and_hard(texts) if load == MIXED else texts
+        for temperature in workload.temperatures:
+            at = f"temperature {temperature:g}" * bool(temperature)
+            name = ", ".join(filter(None, [load, file, at]))
+            plan += plan_closed(workload, name, texts, temperature)
     return plan
 
 

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ class Comparison:
 
     record: Record
     workload: Workload
-    prompts: list[str]
+    prompts: dict[str, list[str]]
+    """Those of each file, by its name."""
     engines: SideEngines
     out: Path
     progress: Progress
@@ -57,6 +59,11 @@ class Comparison:
     """Whether a side with vLLM's own schedule is added, made of what its fixed K reach here."""
     dataset: Dataset | None = None
     """Whose requests are measured, instead of loads."""
+
+    @property
+    def all_prompts(self) -> list[str]:
+        """Prompts of all files."""
+        return [*chain(*self.prompts.values())]
 
     def run(self) -> None:
         """Start the engines, measure all rounds, write results after each of them."""
@@ -91,9 +98,9 @@ class Comparison:
                     for load in results.loads:
                         self.progress.say(comparison_table(results, load).plain())
             if self.workload.where:  # last: timing costs little, but rounds are to be as in use
-                plan = contexts or plan_closed(self.workload, CLOSED, self.prompts)
+                plan = contexts or plan_closed(self.workload, CLOSED, self.all_prompts)
                 if SHORT in self.workload.loads:  # with prompts, which the others leave out
-                    plan = plan_short(self.workload, self.prompts, "where", served_rates)
+                    plan = plan_short(self.workload, self.all_prompts, "where", served_rates)
                 plan = [replace(one, question="where") for one in plan]
                 self.record.where += self._measure("where the time goes", plan, sides)
                 self.record.write(self.out)
@@ -120,7 +127,7 @@ class Comparison:
         """Raises ValueError where there is room for none of those that are asked for."""
         if not self.workload.contexts:
             return []
-        texts = long_texts(self.prompts, max(self.workload.concurrency))
+        texts = long_texts(self.all_prompts, max(self.workload.concurrency))
         tokens = self.engines.ask(PLAIN, "encode", texts=texts)
         plan = plan_contexts(self.workload, tokens, room)
         without = len(self.workload.contexts) * len(self.workload.concurrency) - len(plan)
@@ -170,7 +177,7 @@ class Comparison:
             concurrency=tuple(sorted(counts)),
             seconds=min(CALIBRATION_SECONDS, self.workload.seconds),
         )
-        plan = plan_closed(short, CLOSED, self.prompts)
+        plan = plan_closed(short, CLOSED, self.all_prompts)
         calibrated = [side for side in sides if side.name in lengths]
         rates: dict[int, dict[int, float]] = defaultdict(dict)
         for _ in range(CALIBRATION_WINDOWS if plan else 0):
@@ -188,7 +195,7 @@ class Comparison:
     def _calibrate_served(self) -> dict[int, float]:
         """Plain decoding's tokens per second, roughly, of short answers with their prompts."""
         nothing_yet = dict.fromkeys(self.workload.served, 0.0)
-        plan = plan_short(self.workload, self.prompts, "calibration", nothing_yet)
+        plan = plan_short(self.workload, self.all_prompts, "calibration", nothing_yet)
         plain = [side for side in self.record.sides if side.name == PLAIN]
         rates: dict[int, float] = {}
         for _ in range(CALIBRATION_WINDOWS if plan else 0):

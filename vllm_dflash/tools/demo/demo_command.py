@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from vllm_dflash.tools.arguments import add_compared, add_folder, add_number, add_numbers
+from vllm_dflash.tools.arguments import add_folder, add_models, add_number, add_numbers, add_prompts
 from vllm_dflash.tools.console import complain, output_console
 from vllm_dflash.tools.default_dtype import choose_dtype
 from vllm_dflash.tools.demo_files import IN_A_CLONE, demo_folder, unpack_demo
@@ -36,7 +36,8 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "exit code 0: shown, 1: float32 texts differ, 2: could not run, 130: interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_compared(parser, "some of many kinds; for the demo pair, text it was not trained on")
+    add_models(parser)
+    add_prompts(parser, "some of many kinds; for the demo pair, text it was not trained on")
     about = "draft lengths of vLLM's own DFlash, an engine and about a minute each, such as 3"
     add_numbers(parser, "--native-k", [], about)
     add_number(parser, "--tokens", 48, "new tokens a text at most")
