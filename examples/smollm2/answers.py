@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
 from vllm import LLM
 
 from drafter_training.continuations import Pair, write_continuations
+from smollm2.prompts import as_chats
 
 PIECE = 256
 NEW_TOKENS = 256
@@ -33,12 +33,6 @@ def write_answers(llm: LLM, prompts: list[str], folder: Path, rounds: int = 1) -
         pairs = write_continuations(llm, ids, NEW_TOKENS, temperature)
         partial.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
         partial.rename(file)
-
-
-def as_chats(tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> list[str]:
-    """Each prompt as the first message of a chat, in the target's own template."""
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    return tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
 
 
 def read_answers(folder: Path) -> list[Pair]:

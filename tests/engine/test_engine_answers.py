@@ -61,6 +61,19 @@ def test_generate(plain: EngineAnswers) -> None:
     assert one["token_ids"] == [answer["token_ids"][2][:3]]
 
 
+def test_a_text_step_by_step(plain: EngineAnswers) -> None:
+    """Plain decoding brings a token a step."""
+    assert plain.facts()["has_chat_template"]
+    plain.begin_text(prompt=PROMPTS[0], tokens=3)
+    steps = [*iter(plain.next_step, None)]
+    assert [len(pieces) for pieces in steps] == [1, 1, 1]
+    tokens = plain.generate(prompts=PROMPTS[:1], tokens=3)["token_ids"][0]
+    assert "".join(piece for pieces in steps for piece in pieces) == "".join(
+        plain.decode(tokens=tokens)
+    )
+    assert plain.next_step() is None
+
+
 def test_messages_go_through_the_chat_template(plain: EngineAnswers) -> None:
     (tokens,) = plain.encode(texts=["What is a keel?"], template={"enable_thinking": False})
     assert "".join(plain.decode(tokens=tokens)) == "What is a keel?\n"  # the demo target's

@@ -9,20 +9,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
 
 from vllm_dflash import __version__
 from vllm_dflash.tools.by_step import write_by_step
 from vllm_dflash.tools.loads import (
-    Output,
-    SteppedEngine,
     measure_answers,
     measure_closed,
     measure_decoding,
     measure_swing,
 )
+from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -43,6 +42,7 @@ class Facts(TypedDict):
     """That its cache holds, if all of its layers are of one kind."""
     stop_tokens: list[int]
     """Tokens that end a text."""
+    has_chat_template: bool
     drafter: str | None
     """Who drafts; None: nobody."""
     versions: dict[str, str]
@@ -82,6 +82,7 @@ class EngineAnswers(SteppedEngine):
         self._waiting: deque[tuple[int, Request]] = deque()
         self._running: dict[str, tuple[int, Request]] = {}
         self._concurrency = 1
+        self._steps: Iterator[list[str]] = iter(())
 
     @classmethod
     def start(cls, model: str, flags: list[str] | None = None, **arguments: Any) -> Self:
@@ -122,6 +123,7 @@ class EngineAnswers(SteppedEngine):
             max_num_seqs=config.scheduler_config.max_num_seqs,
             cache_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
             stop_tokens=sorted(params.all_stop_token_ids),
+            has_chat_template=bool(getattr(processor.get_tokenizer(), "chat_template", None)),
             drafter=drafter,
             versions={
                 "vllm-dflash": __version__,
@@ -203,13 +205,18 @@ class EngineAnswers(SteppedEngine):
         self.add(name, request.tokens, request.max_tokens, whole=True, **sampling)
 
     def generate(
-        self, prompts: list[str], tokens: int, concurrency: int | None = None
+        self,
+        prompts: list[str],
+        tokens: int,
+        concurrency: int | None = None,
+        template: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """The tokens that follow, greedily; their throughput; and what `counts` counted meanwhile.
 
-        So many prompts at a time, by default all of them. Needs an engine with statistics.
+        So many prompts at a time, by default all of them; see `encode`. Needs an engine with
+        statistics.
         """
-        requests = [Request(one, tokens) for one in self.encode(prompts)]
+        requests = [Request(one, tokens) for one in self.encode(prompts, template)]
         before, started = self.counts(), time.perf_counter()
         token_ids = [one.tokens for one in complete(self, requests, concurrency or len(requests))]
         seconds, after = time.perf_counter() - started, self.counts()
@@ -219,10 +226,15 @@ class EngineAnswers(SteppedEngine):
             "counts": {name: after[name] - before[name] for name in after},
         }
 
-    def by_step(self, prompt: str, tokens: int) -> list[list[str]]:
-        """See `write_by_step`."""
-        (encoded,) = self.encode([prompt])
-        return write_by_step(self, self._engine.get_tokenizer().decode, encoded, tokens)
+    def begin_text(self, prompt: str, tokens: int, template: dict[str, Any] | None = None) -> None:
+        """Begin a text that `next_step` tells step by step; prompts as for `encode`."""
+        (encoded,) = self.encode([prompt], template)
+        decode = self._engine.get_tokenizer().decode
+        self._steps = write_by_step(self, decode, encoded, tokens)
+
+    def next_step(self) -> list[str] | None:
+        """See `write_by_step`; None after the last."""
+        return next(self._steps, None)
 
     # --- workers with an extension ------------------------------------------------------------
 

@@ -7,11 +7,18 @@ from pathlib import Path
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
 """Prompts of many kinds."""
+QUESTIONS = Path(__file__).with_name("questions.jsonl")
+"""What users ask a chat."""
+
+
+def held_out_beside(target: str) -> Path:
+    """The file of prompts that a target was not trained on; the demo pair has one."""
+    return Path(target).parent / "held_out.jsonl"
 
 
 def default_prompts(target: str) -> list[str]:
     """The built-in ones, after the held-out ones that lie beside the demo pair's target."""
-    held_out = Path(target).parent / "held_out.jsonl"
+    held_out = held_out_beside(target)
     return [*(read_prompts(held_out) if held_out.is_file() else []), *read_prompts(BUILT_IN)]
 
 

@@ -17,7 +17,7 @@ from gpu import gpu_kernels, gpu_soak, gpu_text, random_traffic
 from gpu.random_traffic import SoakedEngine
 from support import DEMO
 from vllm_dflash.tools.engine_process import EngineDied
-from vllm_dflash.tools.loads import Output
+from vllm_dflash.tools.stepped_engine import Output
 from vllm_dflash.tools.verify.verification import Level, Verification
 
 PROMPTS = [[1, 2], [3]]

@@ -26,13 +26,12 @@ from vllm_dflash.tools.bench.bench_plan import (
 )
 from vllm_dflash.tools.bench.bench_prompts import easy_and_hard, long_texts
 from vllm_dflash.tools.loads import (
-    Output,
-    SteppedEngine,
     measure_answers,
     measure_closed,
     measure_decoding,
     measure_swing,
 )
+from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
 
 PROMPTS = [f"prompt {number} has words" for number in range(50)]
 

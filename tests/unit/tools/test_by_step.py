@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from vllm_dflash.tools.by_step import write_by_step
-from vllm_dflash.tools.loads import Output
+from vllm_dflash.tools.stepped_engine import Output
 
 
 class Playback:
@@ -34,7 +34,7 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 def by_step(engine: Playback, tokens: int) -> list[list[str]]:
-    return write_by_step(engine, decode, [1, 2], tokens)  # type: ignore[arg-type]
+    return [*write_by_step(engine, decode, [1, 2], tokens)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tokens", [4, 5])
@@ -45,10 +45,17 @@ def test_steps_are_whole(tokens: int) -> None:
     assert engine.asked[0] >= tokens + 16  # so that vLLM cuts no step short either
 
 
-def test_a_step_cut_short_by_the_end_is_left_out() -> None:
+def test_the_token_that_ends_a_text_is_not_shown() -> None:
     engine = Playback([[97, 98], [], [99, 100]])
-    assert by_step(engine, 9) == [["a", "b"]]
+    assert by_step(engine, 9) == [["a", "b"], ["c", ""]]
     assert not engine.aborted
+
+
+def test_steps_are_told_as_they_come() -> None:
+    engine = Playback([[97], [98, 99], [100]])
+    steps = write_by_step(engine, decode, [1, 2], 9)  # type: ignore[arg-type]
+    assert next(steps) == ["a"]
+    assert engine.steps == [[98, 99], [100]]
 
 
 def test_text_of_a_character_in_two_tokens() -> None:

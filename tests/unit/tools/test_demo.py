@@ -27,7 +27,7 @@ from vllm_dflash.tools.demo.demonstration import (
 from vllm_dflash.tools.demo_files import INSTALLED
 from vllm_dflash.tools.engine_process import EngineDied
 from vllm_dflash.tools.progress import Progress
-from vllm_dflash.tools.prompts import default_prompts
+from vllm_dflash.tools.prompts import QUESTIONS, default_prompts, read_prompts
 
 PAIR = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
 SIDES = make_sides("drafter", [3])
@@ -50,8 +50,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Demonstrations that were asked for."""
     calls: list[dict[str, Any]] = []
 
-    def answer(engine: Any, sides: Any, prompts: Any, *_: Any) -> Demonstration:
-        calls.append({**engine, "sides": sides, "prompts": prompts})
+    def answer(engine: Any, sides: Any, prompts: Any, *others: Any) -> Demonstration:
+        calls.append({**engine, "sides": sides, "prompts": prompts, "questions": others[-1]})
         engine["logs"].mkdir(parents=True)
         return found()
 
@@ -141,6 +141,11 @@ def test_a_users_pair_brings_its_own_dtype_and_needs_no_prompts(
     assert "--enforce-eager" not in call["flags"]
     assert call["prompts"] == default_prompts(str(target))
     assert len(call["prompts"]) == 16
+    assert call["questions"] == read_prompts(QUESTIONS)
+    assert demo(tmp_path / "beside", *PAIR) == 0
+    assert demo(tmp_path / "given", *PAIR, "--prompts", str(DEMO / "held_out.jsonl")) == 0
+    # Text that lies beside a target, or was asked for, is gone on with.
+    assert [call["questions"] for call in asked[1:]] == [None, None]
     assert [side.name for side in call["sides"]] == ["plain", "ours"]
 
 
@@ -221,6 +226,7 @@ class InstantProcess:
     """Writes each text at once: its prompt's length, over and over."""
 
     started: list[tuple[str, dict[str, Any]]]
+    has_chat_template = False
 
     def __init__(self, log: Path, *, environment: dict[str, str], **arguments: Any) -> None:
         self.started.append((environment["VLLM_PLUGINS"], arguments))
@@ -232,17 +238,24 @@ class InstantProcess:
 
     def __exit__(self, *error: object) -> None: ...
 
-    def facts(self) -> dict[str, str]:
-        return {"dtype": "float32"}
+    def facts(self) -> dict[str, Any]:
+        return {"dtype": "float32", "has_chat_template": self.has_chat_template}
 
-    def generate(self, prompts: list[str], tokens: int, concurrency: int) -> dict[str, Any]:
+    def generate(
+        self, prompts: list[str], tokens: int, concurrency: int, template: Any
+    ) -> dict[str, Any]:
+        assert (template is None) == (not self.has_chat_template)
         self.asked.append((len(prompts), concurrency))
         counts = {"drafts": 5.0, "draft_tokens": 35.0, "accepted_tokens": 5.0}
         texts = [[len(prompt)] * tokens for prompt in prompts]
         return {"token_ids": texts, "tokens_per_second": 7.0, "counts": counts}
 
-    def by_step(self, prompt: str, tokens: int) -> list[list[str]]:
-        return [[prompt, str(tokens)]]
+    def begin_text(self, prompt: str, tokens: int, template: Any) -> None:
+        assert (template is None) == (not self.has_chat_template)
+        self.steps = iter([[prompt, str(tokens)], [str(template)]])
+
+    def next_step(self) -> list[str] | None:
+        return next(self.steps, None)
 
 
 def test_every_side_writes_the_same_texts_and_ours_starts_first(
@@ -260,7 +273,8 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
     prompts = ["p" * length for length in range(1, 31)]
     engine = {"model": "target", "logs": tmp_path}
     told: list[Any] = []
-    one = demonstrate(engine, SIDES, prompts, 10, Progress(), lambda *text: told.append(text))
+    show = lambda prompt, steps: told.append((prompt, [*steps]))  # noqa: E731
+    one = demonstrate(engine, SIDES, prompts, 10, Progress(), show, ["a question"])
     assert [plugins for plugins, _ in InstantProcess.started] == ["dflash", "", ""]
     configs = [arguments["speculative_config"] for _, arguments in InstantProcess.started]
     assert [config and config.get("num_speculative_tokens") for config in configs] == [
@@ -275,4 +289,19 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
     assert {
         name: written.acceptance_length for name, written in one.levels[8].items()
     } == dict.fromkeys(("ours", "plain", "native K=3"), 2.0)
-    assert told == [("p", [["p", "10"]]), ("pp", [["pp", "10"]])]
+    assert told == [("p", [["p", "10"], ["None"]]), ("pp", [["pp", "10"], ["None"]])]
+
+
+def test_a_target_that_chats_is_asked_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    InstantProcess.started = []
+    monkeypatch.setattr(InstantProcess, "has_chat_template", True)
+    monkeypatch.setattr(sides, "EngineProcess", InstantProcess)
+    told: list[Any] = []
+    show = lambda prompt, steps: told.append((prompt, [*steps]))  # noqa: E731
+    engine = {"model": "target", "logs": tmp_path}
+    questions = [f"question {number}?" for number in range(24)]
+    one = demonstrate(engine, SIDES, ["p"], 10, Progress(), show, questions)
+    assert told[0] == ("question 0?\n\n", [["question 0?", "10"], ["{}"]])
+    assert {name: len(level["ours"].texts) for name, level in one.levels.items()} == {1: 4, 8: 24}

@@ -26,7 +26,8 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         " at a time, and show\nthe speed, whether the texts are the same, and which tokens"
         " were drafted.\nWithout --target and --drafter it uses the small pair that comes with"
         " this package, widens it so that\nspeed matters, and does not compile it, for a shorter"
-        " start. Its prompts are the last 160\ncharacters of source files it was not trained on.",
+        " start. Its prompts are the last 160\ncharacters of source files it was not trained on."
+        " Other targets\nare asked questions.",
         epilog="Flags of `vllm serve` after -- are for all engines.\n\n"
         "examples:\n"
         "  vllm-dflash demo\n"
@@ -37,7 +38,8 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_models(parser)
-    add_prompts(parser, "some of many kinds; for the demo pair, text it was not trained on")
+    about = "questions, through the target's chat template; without one, text to go on with"
+    add_prompts(parser, about)
     about = "draft lengths of vLLM's own DFlash, an engine and about a minute each, such as 3"
     add_numbers(parser, "--native-k", [], about)
     add_number(parser, "--tokens", 48, "new tokens a text at most")
@@ -73,14 +75,21 @@ def run_demo(parsed: argparse.Namespace) -> int:
         show_speeds,
         show_text,
     )
-    from vllm_dflash.tools.prompts import default_prompts, read_prompts
+    from vllm_dflash.tools.prompts import (
+        QUESTIONS,
+        default_prompts,
+        held_out_beside,
+        read_prompts,
+    )
 
     demo, progress = demo_folder(), progress_on()
     pair = own = given_pair(parsed.target, parsed.drafter)
     if own and (fault := folder_fault(own.target)):
         raise ValueError(f"target {own.target!r}: {fault}.")
-    held_out_beside = own.target if own else str(demo / "target")
-    prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(held_out_beside)
+    target = own.target if own else str(demo / "target")
+    prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(target)
+    is_told = parsed.prompts or held_out_beside(target).is_file()
+    questions = None if is_told else read_prompts(QUESTIONS)
     if pair is None:
         widened = parsed.out / "widened"
         name = f"widening the demo pair to 200 M parameters: {widened}"
@@ -101,8 +110,8 @@ def run_demo(parsed: argparse.Namespace) -> int:
     }
     sides = make_sides(pair.drafter, native_k)
     console = output_console()
-    tell = partial(show_text, console=console)
-    found = demonstrate(engine, sides, prompts, parsed.tokens, progress, tell)
+    show = partial(show_text, console=console)
+    found = demonstrate(engine, sides, prompts, parsed.tokens, progress, show, questions)
     show_speeds(found, console)
     if found.dtype == "float32" and not found.all_identical:
         complain("demo", "float32 texts differ. This should never happen: please report it.")

