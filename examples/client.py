@@ -1,4 +1,4 @@
-"""Stream a completion from a server started with examples/serve.sh, then show its counters."""
+"""Ask a server started with examples/serve.sh, stream its answer, then show its counters."""
 
 import argparse
 import re
@@ -11,23 +11,23 @@ def main() -> None:
     """Ask, print as it comes, and read /metrics."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--prompt", default="import os\n\n\ndef read_file(path):\n")
-    parser.add_argument("--tokens", type=int, default=64)
+    question = "Write a Python function that counts the vowels in a string."
+    parser.add_argument("question", nargs="?", default=question)
+    parser.add_argument("--tokens", type=int, default=256)
     arguments = parser.parse_args()
     client = openai.OpenAI(base_url=f"{arguments.url}/v1", api_key="none")
     try:
-        stream = client.completions.create(
-            model="demo",
-            prompt=arguments.prompt,
+        stream = client.chat.completions.create(
+            model=client.models.list().data[0].id,
+            messages=[{"role": "user", "content": arguments.question}],
             max_tokens=arguments.tokens,
             temperature=0.0,
             stream=True,
         )
     except openai.APIConnectionError as error:
         raise SystemExit(f"no server at {arguments.url}: start examples/serve.sh first") from error
-    print(arguments.prompt, end="")
     for chunk in stream:
-        print(chunk.choices[0].text, end="", flush=True)
+        print(chunk.choices[0].delta.content or "", end="", flush=True)
     metrics = httpx.get(f"{arguments.url}/metrics").text
     print("\n")
     for name, value in re.findall(r"^vllm:spec_decode_(num_\w+_total)\{.*?\} (\S+)", metrics, re.M):
