@@ -1,6 +1,5 @@
 """Every family of targets: the engine's drafts are the reference's, and the output the target's."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from vllm import LLM
 from vllm.model_executor.kernels.linear.scaled_mm import cpu as scaled_mm
 
+from support.drafter_watch import watch_logits
 from support.engines import (
     FIXED,
     TARGET,
@@ -16,7 +16,6 @@ from support.engines import (
     engine,
     greedy,
     held_out_prompts,
-    proposer_of,
     token_ids,
     tokens_by_step,
 )
@@ -42,15 +41,9 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
 
 def drafted_logits(llm: LLM, prompt: list[int]) -> tuple[list[list[int]], list[torch.Tensor]]:
     """The tokens that each step brought, and the drafter's logits at each step that drafted."""
-    model = proposer_of(llm).model
-    compute: Callable[[torch.Tensor], torch.Tensor] = model.compute_logits
-    logits: list[torch.Tensor] = []
-    model.compute_logits = lambda hidden: logits.append(compute(hidden)) or logits[-1]
     params = greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
-    try:
+    with watch_logits(llm) as logits:
         (steps,) = tokens_by_step(llm, [{"prompt_token_ids": prompt}], params)
-    finally:
-        model.compute_logits = compute
     return steps, logits
 
 

@@ -23,6 +23,7 @@ from smollm2.drafter import frequent_tokens, write_drafter
 from smollm2.prompts import write_prompts
 from smollm2.target_folder import GEMMA3_270M, write_target
 from support import ROOT
+from support.drafter_watch import watch_logits
 from support.engines import (
     FIXED,
     engine,
@@ -44,11 +45,12 @@ pytestmark = pytest.mark.slow  # minutes, and 238 MB the first time
 FOLDER = ROOT / "models" / "gemma3-270m"
 VOCABULARY, HIDDEN, WINDOW, BOS, MASK = 262_144, 640, 512, 2, 4
 TAPS = [1, 5, 9, 13, 16]
-NEW_TOKENS = 32
+NEW_TOKENS = 24
 SETTINGS: dict[str, Any] = {"max_model_len": 1024, "max_num_batched_tokens": 256}
+SETTINGS |= {"num_gpu_blocks_override": 160}  # little memory: the weights are in it three times
 SETTINGS |= {"model_impl": "transformers"}  # vLLM's own class returns no hidden states
-TAUGHT, TAUGHT_TOKENS, TAUGHT_SECONDS = 96, 48, 150.0
-"""Answers that a drafter learns from, tokens of each, and seconds of one core that it learns."""
+TAUGHT, TAUGHT_TOKENS, TAUGHT_SECONDS = 16, 48, 120.0
+"""Answers that a drafter learns by heart, tokens of each, and seconds of one core that it takes."""
 
 
 def shape(**changes: Any) -> dict[str, Any]:
@@ -76,9 +78,8 @@ class Gemma:
     drafter: Path
     oracle: Oracle
     prompts: list[list[int]]
-    """The first is longer than the target's windows."""
+    """The first is longer than the target's windows, the last four are taught."""
     taught: list[list[int]]
-    """Prompts of other subjects."""
 
     def engine(self, drafter: Path | None = None, **changes: Any) -> Any:
         """An engine, plain unless it is given a drafter, which drafts whole blocks."""
@@ -111,10 +112,10 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Gemma:
         return [[BOS, *ids] for ids in tokenizer(texts)["input_ids"]]
 
     (long,) = encoded([(ROOT / "LICENSE").read_text()])
-    taught, held_out = write_prompts()
-    return Gemma(
-        target, drafter, oracle, [long[:600], *encoded(held_out[:4])], encoded(taught[:TAUGHT])
-    )
+    texts, held_out = write_prompts()
+    taught = encoded(texts[:TAUGHT])
+    prompts = [long[:600], *encoded(held_out[:2]), *taught[:4]]
+    return Gemma(target, drafter, oracle, prompts, taught)
 
 
 # --- engines --------------------------------------------------------------------------------------
@@ -140,22 +141,22 @@ def plain(gemma: Gemma) -> Plain:
         hits = []
         for prompt in gemma.prompts:
             assert llm.reset_prefix_cache()
-            written(llm, [prompt])
+            written(llm, [prompt], 1)
             before = prefix_cache_hits(llm)
-            written(llm, [prompt])
+            written(llm, [prompt], 1)
             hits.append(prefix_cache_hits(llm) - before)
     return Plain(tokens, hits, answers)
 
 
-def written(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+def written(llm: LLM, prompts: list[list[int]], tokens: int = NEW_TOKENS) -> list[list[int]]:
     """What follows prompts that are served at once."""
     requests = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return token_ids(llm, requests, greedy(NEW_TOKENS, ignore_eos=True))
+    return token_ids(llm, requests, greedy(tokens, ignore_eos=True))
 
 
 @pytest.fixture(scope="module")
 def trained(gemma: Gemma, plain: Plain, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A drafter of two layers and 8,192 tokens that has learned from the target's answers."""
+    """A drafter of two layers and 8,192 tokens that knows some of the target's answers."""
     folder, target = tmp_path_factory.mktemp("trained"), gemma.oracle.target
     tokens = frequent_tokens([answer for _, answer in plain.answers])
     config = as_speculators(
@@ -172,8 +173,6 @@ def trained(gemma: Gemma, plain: Plain, tmp_path_factory: pytest.TempPathFactory
     drafter.lm_head = nn.Linear(HIDDEN, len(tokens), bias=False)
     drafter.lm_head.weight = nn.Parameter(target.lm_head.weight[tokens].clone(), False)
     with torch.no_grad():
-        drafter.fc.weight *= 0.1
-        drafter.fc.weight[:, -HIDDEN:] += torch.eye(HIDDEN)
         drafter.norm.weight.copy_(1 + target.model.norm.weight)  # Gemma's norms count from one
     source = Cached(target, TAPS, folder / "features")
     source.take("all", plain.answers)
@@ -182,9 +181,9 @@ def trained(gemma: Gemma, plain: Plain, tmp_path_factory: pytest.TempPathFactory
         target.get_input_embeddings(),
         drafter.lm_head.weight,
         [adamw(one for one in drafter.parameters() if one.requires_grad)],
-        peak=2e-3,
+        peak=1e-3,
         rows=4,
-        anchors=16,
+        anchors=8,
         negatives=1024,
         dtype=torch.float32,
     )
@@ -284,7 +283,7 @@ def test_hazard_7_a_wrong_scale_or_a_softcap_is_found(
 def test_output_is_plain_decodings(
     llm: LLM, plain: Plain, gemma: Gemma, request: pytest.FixtureRequest
 ) -> None:
-    """In float32, four requests at a time; a trained drafter is accepted now and then."""
+    """In float32, four requests at a time; drafts of a trained drafter are accepted."""
     assert written(llm, gemma.prompts) == plain.tokens
     (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["nan_drafts"] == 0
@@ -308,18 +307,12 @@ def test_hazard_1_a_cached_prefix_is_drafted_behind_as_if_computed(
         if hits:  # without its context it drafts others
             for attention in proposer_of(llm).model.context.attentions:
                 attention.attn.kv_cache.zero_()
-            assert relative_error(drafted(llm, prompt), cold) > 0.01
+            assert relative_error(drafted(llm, prompt), cold) > 1e-3
     assert plain.hits[0] > WINDOW
 
 
 def drafted(llm: LLM, prompt: list[int]) -> torch.Tensor:
-    """Logits of the drafts of a request's first steps, [N, V']."""
-    model = proposer_of(llm).model
-    compute: Callable[[torch.Tensor], torch.Tensor] = model.compute_logits
-    logits: list[torch.Tensor] = []
-    model.compute_logits = lambda hidden: logits.append(compute(hidden)) or logits[-1]
-    try:
-        written(llm, [prompt])
-    finally:
-        model.compute_logits = compute
+    """Logits of all drafts of a request, [N, V']."""
+    with watch_logits(llm) as logits:
+        written(llm, [prompt], 8)
     return torch.cat(logits)

@@ -1,13 +1,14 @@
-"""Where the drafts of an engine are put, on either model runner."""
+"""Where the drafts of an engine are put and what they are chosen from, on either model runner."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from vllm import LLM
 
 from support.engines import USES_V2, proposer_of, scheduler_of
@@ -62,3 +63,16 @@ def watch_drafts(llm: LLM) -> Iterator[list[Draft]]:
         yield seen
     finally:
         delattr(owner, name)
+
+
+@contextmanager
+def watch_logits(llm: LLM) -> Iterator[list[torch.Tensor]]:
+    """Logits of each block that is drafted, [drafts, V'] each, as they come."""
+    model = proposer_of(llm).model
+    compute: Callable[[torch.Tensor], torch.Tensor] = model.compute_logits
+    logits: list[torch.Tensor] = []
+    model.compute_logits = lambda hidden: logits.append(compute(hidden)) or logits[-1]
+    try:
+        yield logits
+    finally:
+        model.compute_logits = compute
