@@ -307,7 +307,8 @@ def test_hazard_1_a_cached_prefix_is_drafted_behind_as_if_computed(
         if hits:  # without its context it drafts others
             for attention in proposer_of(llm).model.context.attentions:
                 attention.attn.kv_cache.zero_()
-            assert relative_error(drafted(llm, prompt), cold) > 1e-3
+            without = drafted(llm, prompt)  # may draft more blocks: fewer are accepted
+            assert relative_error(without[:7], cold[:7]) > 1e-3
     assert plain.hits[0] > WINDOW
 
 
