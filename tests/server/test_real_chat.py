@@ -60,13 +60,15 @@ def pair(
 ) -> Iterator[Pair]:
     """Fixed lengths, with blocks in every step; or what users get who ask for nothing."""
     config = json.dumps({**DFLASH, "draft_length": request.param})
+    logs = tmp_path_factory.mktemp("chats")
     sides = {"plain": ("", []), "ours": ("dflash", [f"--speculative-config={config}"])}
 
     def start(name: str) -> Server:
         plugins, more = sides[name]
-        log = tmp_path_factory.mktemp(name) / "log"
         environment = {**ONE_CORE_EACH, "VLLM_PLUGINS": plugins}
-        return stack.enter_context(serving(log, target, *FLAGS, *more, environment=environment))
+        return stack.enter_context(
+            serving(logs / name, target, *FLAGS, *more, environment=environment)
+        )
 
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         plain, ours = pool.map(start, sides)
@@ -124,21 +126,25 @@ TURNS = [
 
 
 def test_six_turns(pair: Pair) -> None:
-    """Each turn finds the last one's prefix in the cache, and the drafter its context with it: turn
-    6 is drafted as if nothing had been found."""
+    """Each turn finds the last one's prefix in the cache, and the drafter its context with it: as
+    many drafts are accepted as where nothing is found."""
     messages: list[Any] = [{"role": "system", "content": "You teach Python with short examples."}]
-    turns = []
-    for question in TURNS:
+    turns, again = [], []
+    for number, question in enumerate(TURNS):
         messages.append({"role": "user", "content": question})
         turns.append(as_plain(pair, messages, max_tokens=32))
+        anew = {"cache_salt": f"of turn {number}"}
+        again.append(verified(pair.ours, messages, max_tokens=32, extra_body=anew))
         messages.append({"role": "assistant", "content": text(turns[-1].answer)})
-    again = as_plain(pair, messages[:-1], max_tokens=32, extra_body={"cache_salt": "another"})
     found = [cached(one.answer) for one in turns]
     assert found == sorted(set(found)), "each turn finds more"
-    assert cached(again.answer) == 0
-    print([(one.drafts, one.accepted) for one in turns], found, again[1:])
+    assert [cached(one.answer) for one in again] == [0] * len(TURNS)
+    assert [text(one.answer) for one in again] == [text(one.answer) for one in turns]
     if pair.drafts_always:
-        assert turns[-1][1:] == again[1:]
+        assert [one[1:] for one in again] == [one[1:] for one in turns]
+        # Measured: 0.63 and 1.00; with context one position off, 0.35 and 0.76.
+        assert turns[0].accepted / turns[0].drafts > 0.5
+        assert turns[-1].accepted / turns[-1].drafts > 0.85
 
 
 class Trip(BaseModel):

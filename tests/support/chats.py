@@ -103,7 +103,10 @@ def verified(server: Server, asked: Asked, **more: Any) -> Verified:
     assert answer.usage is not None
     written = answer.usage.completion_tokens
     # A step's counts are published together, shortly after its tokens.
-    wait_until(lambda: read()[0] >= before[0] + written, "counts of the last step")
+    wait_until(
+        lambda: server.metric(f"vllm:{names[0]}_total") >= before[0] + written,
+        "counts of the last step",
+    )
     _, drafts, accepted = (now - then for now, then in zip(read(), before, strict=True))
     return Verified(answer, drafts, accepted)
 
