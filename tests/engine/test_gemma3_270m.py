@@ -112,9 +112,9 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Gemma:
         return [[BOS, *ids] for ids in tokenizer(texts)["input_ids"]]
 
     (long,) = encoded([(ROOT / "LICENSE").read_text()])
-    texts, held_out = write_prompts()
-    taught = encoded(texts[:TAUGHT])
-    prompts = [long[:600], *encoded(held_out[:2]), *taught[:4]]
+    texts = write_prompts()
+    taught = encoded(texts.training[:TAUGHT])
+    prompts = [long[:600], *encoded(texts.held_out[:2]), *taught[:4]]
     return Gemma(target, drafter, oracle, prompts, taught)
 
 
