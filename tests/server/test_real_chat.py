@@ -37,6 +37,7 @@ TARGET, PACKAGES = SMOLLM2 / "target", SMOLLM2 / "packages"
 DFLASH = {"method": "dflash", "model": str(SMOLLM2 / "drafter")}
 FLAGS = ["--enforce-eager", "--dtype=float32", "--max-num-seqs=16", "--max-model-len=1024"]
 FLAGS += ["--max-num-batched-tokens=256", "--block-size=32", "--enable-prompt-tokens-details"]
+FLAGS += ["--enable-auto-tool-choice", "--tool-call-parser=hermes"]
 ONE_CORE_EACH = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 CODE = "Write a Python function that returns the sum of a list of numbers."
 """Its answer is long, and many drafts of it are accepted."""
@@ -91,28 +92,31 @@ def test_answers_that_end_within_a_block(pair: Pair) -> None:
     assert sum(one.thrown_away > 0 for one in answers) > 1 or not pair.drafts_always
 
 
-def test_limits_and_stop_strings_within_a_block(pair: Pair) -> None:
-    """An answer ends where plain's does, whole and streamed, wherever a block ends."""
-    tokens = [one.token for one in scored(chat(pair.plain, CODE, logprobs=True, max_tokens=24))]
-    begun = {count: "".join(tokens[:count]) for count in range(7, 24, 4)}
-    limited = {count: as_plain(pair, CODE, max_tokens=count) for count in begun}
-    assert {count: text(one.answer) for count, one in limited.items()} == begun
-    within = sum(one.thrown_away > 0 for one in limited.values())
+def test_stop_tokens_and_strings_within_a_block(pair: Pair) -> None:
+    """An answer ends where plain's does, whole and streamed, wherever the block ends."""
+    (choice,) = chat(pair.plain, CODE, logprobs=True, extra_body={"return_token_ids": True}).choices
+    ids, tokens = choice.token_ids, [one.token for one in choice.logprobs.content]
+    places = [place for place in range(6, 24) if ids[place] not in ids[:place]][:8:2]
+    within = 0
+    for place in places:
+        ended = as_plain(pair, CODE, extra_body={"stop_token_ids": [ids[place]]})
+        assert text(ended.answer) == "".join(tokens[:place])
+        within += ended.thrown_away > 0
     assert within > 1 or not pair.drafts_always
 
-    def stop_at(count: int) -> None:
-        whole = begun[count]
+    def stop_behind(place: int) -> None:
+        whole = "".join(tokens[: place + 1])
         # Its shortest end, from four characters on, that does not stand before.
         stop = next(end for at in range(4, len(whole)) if whole.count(end := whole[-at:]) == 1)
-        asked: dict[str, Any] = {"stop": stop, "max_tokens": 24}
-        plain, ours = pair.both(partial(streamed, asked=CODE, **asked))
-        expected = {"text": whole.removesuffix(stop), "reason": "stop", "tokens": count}
+        expected = {"text": whole.removesuffix(stop), "reason": "stop", "tokens": place + 1}
+        plain, ours = pair.both(partial(streamed, asked=CODE, stop=stop))
         assert ours == plain == expected
-        answer = chat(pair.ours, CODE, **asked)
-        assert (text(answer), answer.usage.completion_tokens) == (expected["text"], count)
+        answer = chat(pair.ours, CODE, stop=stop)
+        assert text(answer) == expected["text"]
+        assert answer.usage.completion_tokens == expected["tokens"]
 
-    with ThreadPoolExecutor(len(begun)) as pool:
-        list(pool.map(stop_at, begun))
+    with ThreadPoolExecutor(len(places)) as pool:
+        list(pool.map(stop_behind, places))
 
 
 TURNS = [
@@ -129,22 +133,25 @@ def test_six_turns(pair: Pair) -> None:
     """Each turn finds the last one's prefix in the cache, and the drafter its context with it: as
     many drafts are accepted as where nothing is found."""
     messages: list[Any] = [{"role": "system", "content": "You teach Python with short examples."}]
-    turns, again = [], []
-    for number, question in enumerate(TURNS):
+    turns, again = {}, {}
+    for turn, question in enumerate(TURNS, 1):
         messages.append({"role": "user", "content": question})
-        turns.append(as_plain(pair, messages, max_tokens=32))
-        anew = {"cache_salt": f"of turn {number}"}
-        again.append(verified(pair.ours, messages, max_tokens=32, extra_body=anew))
-        messages.append({"role": "assistant", "content": text(turns[-1].answer)})
-    found = [cached(one.answer) for one in turns]
+        turns[turn] = as_plain(pair, messages, max_tokens=32)
+        if turn in (2, 6):
+            anew = {"cache_salt": f"of turn {turn}"}
+            again[turn] = verified(pair.ours, messages, max_tokens=32, extra_body=anew)
+            assert cached(again[turn].answer) == 0
+            assert essence(again[turn].answer) == essence(turns[turn].answer)
+        messages.append({"role": "assistant", "content": text(turns[turn].answer)})
+    found = [cached(one.answer) for one in turns.values()]
     assert found == sorted(set(found)), "each turn finds more"
-    assert [cached(one.answer) for one in again] == [0] * len(TURNS)
-    assert [text(one.answer) for one in again] == [text(one.answer) for one in turns]
     if pair.drafts_always:
-        assert [one[1:] for one in again] == [one[1:] for one in turns]
+        assert {turn: one[1:] for turn, one in again.items()} == {
+            turn: turns[turn][1:] for turn in again
+        }
         # Measured: 0.63 and 1.00; with context one position off, 0.35 and 0.76.
-        assert turns[0].accepted / turns[0].drafts > 0.5
-        assert turns[-1].accepted / turns[-1].drafts > 0.85
+        assert turns[1].accepted / turns[1].drafts > 0.5
+        assert turns[6].accepted / turns[6].drafts > 0.85
 
 
 class Trip(BaseModel):
@@ -269,5 +276,5 @@ def test_64_streams_cut_at_random(pair: Pair) -> None:
         return not any(pair.ours.metric(f"vllm:num_requests_{x}") for x in ("running", "waiting"))
 
     wait_until(is_idle, "no request left")
-    for turn, answer in zip(TURNS, expected, strict=True):
+    for turn, answer in list(zip(TURNS, expected, strict=True))[:3]:
         assert text(chat(pair.ours, turn, max_tokens=16)) == answer
