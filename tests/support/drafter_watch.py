@@ -71,7 +71,12 @@ def watch_logits(llm: LLM) -> Iterator[list[torch.Tensor]]:
     model = proposer_of(llm).model
     compute: Callable[[torch.Tensor], torch.Tensor] = model.compute_logits
     logits: list[torch.Tensor] = []
-    model.compute_logits = lambda hidden: logits.append(compute(hidden)) or logits[-1]
+
+    def keep(hidden: torch.Tensor) -> torch.Tensor:
+        logits.append(compute(hidden))
+        return logits[-1]
+
+    model.compute_logits = keep
     try:
         yield logits
     finally:
