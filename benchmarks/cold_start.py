@@ -41,7 +41,7 @@ if __name__ == "__main__":
 
 
 def seconds_of_start(side: str, caches: Path) -> float:
-    """Of a process that starts an engine, has it write a token, and ends.
+    """Seconds of a process that starts an engine, has it write a token, and ends.
 
     Raises:
         subprocess.CalledProcessError: it failed; what it said is shown.

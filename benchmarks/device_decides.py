@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def table(machine: str, concurrency: list[int]) -> Table:
-    """Of one machine."""
+    """Table of one machine."""
     sys.path.insert(0, str(HERE.parent / "tests"))
     from support.judge import REGIMES, fixed_rates, ours, rate_of, table_of
     from support.recorded_drafts import recorded_drafts

@@ -68,7 +68,7 @@ class SourcedAnswers(EngineAnswers):
     """Questions to an engine whose drafts can come from here or there."""
 
     def draft_from(self, side: str) -> None:
-        """Of all workers."""
+        """Tell all workers."""
         self._engine.collective_rpc("draft_from", args=(side,))
 
 

@@ -55,7 +55,7 @@ class SwitchedAnswers(EngineAnswers):
     """Questions to an engine whose drafting can be turned off."""
 
     def let_draft(self, allowed: bool) -> None:
-        """Of all workers."""
+        """Tell all workers."""
         self._engine.collective_rpc("let_draft", args=(allowed,))
 
 

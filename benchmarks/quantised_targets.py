@@ -103,7 +103,7 @@ def main() -> None:
     parsed.out.mkdir(parents=True, exist_ok=True)
     dtype = choose_dtype(parsed.dtype, progress_on(), str(TARGET)).get("dtype", "bfloat16")
     options = ["--concurrency", *parsed.concurrency, "--rounds", parsed.rounds]
-    options += ["--seconds", parsed.seconds, "--dtype", dtype]
+    options += ["--seconds", parsed.seconds, "--dtype", dtype, "--enforce-eager"]
     found = {
         name: measure(target, parsed.out / f"bench-{target.name}", options)
         for name, target in targets(parsed.out).items()

@@ -33,7 +33,7 @@ NUM_WRITTEN, NUM_DRAWN, NUM_COPIES, LENGTH = 32, 32, 12, 192
 TEMPERATURE = 0.7
 PROMPTS_PER_DOCUMENT = 5
 EDITED_SHARE = 0.03
-"""Of a document's tokens: as many are changed as are left out as are put in."""
+"""Share of a document's tokens that is changed, left out, and put in, each."""
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ LAUNCH = 2e-6
 TILE = 4096
 """Logits that are read for each candidate but the first (`confidence.py`)."""
 BYTES, FLOAT = 2, 4
-"""Of a number in bfloat16, and in float32."""
+"""Bytes of a number in bfloat16, and in float32."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Target:
 
     @property
     def kv_bytes(self) -> int:
-        """Of a token."""
+        """K/V bytes of a token."""
         return self.layers * 2 * self.kv_heads * self.head_size * BYTES
 
 
@@ -61,7 +61,7 @@ class Step:
 
     @property
     def rows(self) -> int:
-        """Of the batch."""
+        """Rows of the batch."""
         return self.requests * (1 + self.drafts)
 
     def floor(self) -> float:
@@ -126,7 +126,7 @@ HEADER = (
 
 
 def lines() -> Iterator[str]:
-    """Of the table."""
+    """Lines of the table."""
     target = Target()
     yield HEADER
     for requests in (1, 4, 16):

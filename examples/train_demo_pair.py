@@ -19,9 +19,9 @@ from demo_pair.target import train_target
 from drafter_training.continuations import write_continuations
 
 FOLDERS = {"dflash": "drafter", "dflash2": "drafter2", "lilicorr": "lilicorr"}
-"""Of each architecture's drafter."""
+"""Folder of each architecture's drafter."""
 PROMPT_TOKENS, NEW_TOKENS = 96, 128
-"""Of each text that the target continues, and of what it writes."""
+"""Tokens of each text that the target continues, and of what it writes."""
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ class Seam:
     parameters: str | None = None
     """Names of the parameters, in order; None: it is not called. Those with ? may be missing."""
     versions: str = ""
-    """Of vLLM, that have it: a specifier such as `>=0.33`. Empty: all that we support."""
+    """Versions of vLLM that have it: a specifier such as `>=0.33`. Empty: all that we support."""
 
     def is_in(self, version: str) -> bool:
         """Whether this version of vLLM is to have it; one that nobody knows is the newest."""

@@ -154,7 +154,7 @@ def report(whole: Sequence[Part], out: Path, docs: Path, machine: Mapping[str, s
 
 
 def report_alone(whole: Sequence[Part], out: Path, docs: Path, machine: Mapping[str, str]) -> int:
-    """Of outcomes that were brought here; the last one says of which machine they are."""
+    """Report outcomes that were brought here; the last one says of which machine they are."""
     found = read_outcomes(out)
     if not found:
         print(f"there are no outcomes in {out / 'parts'}", file=sys.stderr)

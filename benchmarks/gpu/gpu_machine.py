@@ -58,7 +58,7 @@ def together(machines: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Of their contents and their places in the repository."""
+    """Digest of their contents and their places in the repository."""
     found = hashlib.sha256()
     for file in sorted(files):
         found.update(f"{file.relative_to(ROOT).as_posix()}\0".encode())
@@ -80,7 +80,7 @@ def lacking(machine: Mapping[str, str]) -> str | None:
 
 
 def version_of(package: str) -> str:
-    """Of a package, if it is installed."""
+    """Version of a package, if it is installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

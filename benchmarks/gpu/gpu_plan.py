@@ -21,7 +21,7 @@ LONGEST = 480.0
 COMMAND = (sys.executable, "-m", "vllm_dflash.tools.cli")
 RESULT = "{result}"
 NODES = 15
-"""Of draft trees, where they are asked for."""
+"""Nodes of draft trees, where they are asked for."""
 PARITY = (*COMMAND, "parity", str(DEMO / "drafter"), "--target", str(DEMO / "target"), "--json")
 TOLERANCES = {"float32": "1e-2", "bfloat16": "0.1"}
 BACKENDS = {"FLASH_ATTN": "bfloat16", "TRITON_ATTN": "float32"}

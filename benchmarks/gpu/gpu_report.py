@@ -156,7 +156,7 @@ def engines_table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def whole_sides(measurements: Sequence[dict[str, Any]]) -> Results:
-    """Of one load: the sides that were measured in all settings."""
+    """Results of one load, for the sides that were measured in all settings."""
     settings: dict[str, set[Any]] = {}
     for one in measurements:
         settings.setdefault(one["side"], set()).add(one["setting"])
@@ -166,7 +166,7 @@ def whole_sides(measurements: Sequence[dict[str, Any]]) -> Results:
 
 
 def names(results: Results) -> set[str]:
-    """Of its sides."""
+    """Names of its sides."""
     return {side.name for side in results.sides}
 
 

@@ -23,7 +23,7 @@ from vllm_dflash.tools.progress import Tell
 
 PASSED, FAILED, SKIPPED, REFUSED = "passed", "failed", "skipped", "refused by vLLM"
 UNFINISHED = "broken off"
-"""Of what never came to its end: the machine was taken away, say."""
+"""Outcome of what never came to its end: the machine was taken away, say."""
 SECONDS_TO_END = 20.0
 """For a part whose time is over, or that is interrupted."""
 
@@ -40,7 +40,7 @@ class Outcome:
     words: str
     seconds: float
     tail: list[str]
-    """Of its log, where it failed."""
+    """End of its log, where it failed."""
     data: dict[str, Any]
     """Its own result."""
     when: str = ""
@@ -195,6 +195,6 @@ def _end(process: psutil.Popen) -> None:
 
 
 def last_line(log: Path) -> str:
-    """Of what it prints, for a person who waits."""
+    """Last line of what it prints, for a person who waits."""
     lines = log.read_text(errors="replace").splitlines()[-3:]
     return next((line[:60] for line in reversed(lines) if line.strip()), "")

@@ -9,10 +9,10 @@ from vllm_dflash.tools.bench.sides import NO_PLUGIN, OURS, PLAIN, Side, make_sid
 from vllm_dflash.tools.bench.widen import Shape
 
 HEAD_DIM = 64
-"""Of the demo pair; widening keeps it."""
+"""Head size of the demo pair; widening keeps it."""
 LONGEST_DRAFT = 7
 HELD_OUT_TOKENS = 256
-"""Of a held-out prompt, at most."""
+"""Most tokens of a held-out prompt."""
 ADAPTIVE = "native adaptive"
 
 
@@ -51,7 +51,7 @@ class Size:
     loads: tuple[Load, ...]
     """The most important first: the last are left out where time is short."""
     seconds: float
-    """Of an engine, its start included."""
+    """Seconds of an engine, its start included."""
     seconds_to_widen: float = 0.0
     warm_seconds: float = 1.5
     window_seconds: float = 2.5
@@ -67,7 +67,7 @@ class Size:
 
     @property
     def bytes_of_weights(self) -> int:
-        """Of the layers of both, in bfloat16."""
+        """Bytes of the layers of both, in bfloat16."""
         numbers = 0
         for one in (self.target, self.drafter):
             heads = 2 * HEAD_DIM * (one.heads + one.kv_heads)

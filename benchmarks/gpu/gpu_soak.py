@@ -33,7 +33,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "top_p": 0.9, "seed": 5},  # the last one: no interpreter runs its kernel
 )
 NEVER = ("captures_after_warmup", "reallocations_after_warmup", "nan_drafts")
-"""Of our counters, those that must stay 0."""
+"""Counters of ours that must stay 0."""
 MOST_GROWTH = 256
 """MiB of the GPU, from the first look at it to the last."""
 SECONDS_AT_A_TIME = 15.0
@@ -41,7 +41,7 @@ SECONDS_AT_A_TIME = 15.0
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Of both engines: compiled, with graphs, and so few blocks that requests lose theirs."""
+    """Settings of both engines: compiled, with graphs, so few blocks that requests lose theirs."""
     found: dict[str, Any] = {"model": str(DEMO / "target"), "dtype": options.dtype, "seed": 0}
     found |= {"disable_log_stats": False, "max_model_len": 512, "max_num_seqs": options.most}
     if options.backend:

@@ -21,7 +21,7 @@ from vllm_dflash.tools.verify.verify_command import open_side
 # Fixed: on so small a pair drafting may not pay, and then nothing would be verified.
 DFLASH = {"method": "dflash", "model": str(DEMO / "drafter"), "draft_length": "fixed"}
 BLOCK_DRAFTS = 7
-"""Of the demo drafter."""
+"""Drafts in a block of the demo drafter."""
 PROMPTS = 24
 ON_A_CPU = {"float32": 2.79, "bfloat16": 2.81}
 """Tokens of a verify step of these prompts, 64 tokens each, on either model runner."""
@@ -36,7 +36,7 @@ TRACED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 
 
 def flags(options: argparse.Namespace) -> list[str]:
-    """Of `vllm serve`, for both engines: small, since both are there at a time. And of fixed sizes:
+    """Flags of `vllm serve` for both engines: small, since both run together. And of fixed sizes:
     who asks how much memory is left while another takes some gets an answer of no use."""
     found = ["--max-model-len", "512", "--max-num-seqs", "8", "--gpu-memory-utilization", "0.3"]
     if options.tiny:

@@ -29,7 +29,7 @@ class Outcome:
     """What the server said, of anything but 200."""
     text: str = ""
     gaps: list[float] = field(default_factory=list)
-    """Of a stream: seconds from each chunk to the next."""
+    """Seconds of a stream from each chunk to the next."""
 
 
 @dataclass

@@ -54,7 +54,7 @@ class Settings:
     """vLLM without any drafter, to compare with."""
     max_model_len: int = 512
     max_rows: int = 256
-    """Of a step (`--max-num-batched-tokens`): oneDNN keeps kernels for each number of them."""
+    """Most of a step (`--max-num-batched-tokens`): oneDNN keeps kernels for each number."""
     sample_every: float = 2.0
     arguments: tuple[str, ...] = ()
     """More of `vllm serve`'s."""

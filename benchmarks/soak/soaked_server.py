@@ -37,13 +37,13 @@ class Sample:
     """What could be seen from outside at one moment."""
 
     seconds: float
-    """Of `time.monotonic`."""
+    """Seconds of `time.monotonic`."""
     rss: dict[str, int]
     """Bytes, by process: `server`, then its children in order of birth."""
     files: int
     """Open file descriptors of all of them."""
     metrics: dict[str, float]
-    """Of /metrics, by the keys of `METRICS`; what is not there is 0."""
+    """Values of /metrics, by the keys of `METRICS`; what is not there is 0."""
     others: float
     """Cores busy with other processes since the sample before."""
 

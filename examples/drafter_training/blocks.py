@@ -18,9 +18,9 @@ class Blocks:
     ids: torch.Tensor
     """Tokens of the sequences, [R, T]."""
     positions: torch.Tensor
-    """Of the rows, [R, A * B]."""
+    """Positions of the rows, [R, A * B]."""
     tokens: torch.Tensor
-    """Of the rows, as the drafter is given them, [R, A * B]."""
+    """Tokens of the rows, as the drafter is given them, [R, A * B]."""
     labels: torch.Tensor
     """What stands at the rows' places, -100 where there is nothing to predict, [R, A * B]."""
     size: int

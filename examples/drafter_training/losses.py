@@ -80,7 +80,7 @@ def numbered(labels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def mean_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Of logits [N, w, V] and labels [N, w], with a weight for each place, [w]."""
+    """Mean loss of logits [N, w, V] and labels [N, w], with a weight for each place, [w]."""
     weight = weights * (labels != -100)
     loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
     return (loss.view_as(labels) * weight).sum() / weight.sum()
@@ -89,7 +89,7 @@ def mean_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor)
 def lattice_loss(
     scores: torch.Tensor, candidates: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of LiLiCorr's scores [N, w, C before, C]: each token behind the right one before it.
+    """Losses of LiLiCorr's scores [N, w, C before, C]: each token behind the right one before it.
 
     Counts as far as all tokens from the block's first on are candidates [N, w, C]. Labels are
     [N, w]; weights, by place, [w].

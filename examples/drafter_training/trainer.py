@@ -79,7 +79,7 @@ class Trainer:
         self.core_seconds += time.process_time() - used
 
     def columns(self, labels: torch.Tensor) -> torch.Tensor | None:
-        """Of the head: those of the labels, and of tokens that they are told from."""
+        """Columns of the head: those of the labels, and of tokens that they are told from."""
         if self.negatives is None:
             return None
         seed = torch.Generator().manual_seed(self.rng.getrandbits(32))

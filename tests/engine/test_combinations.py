@@ -117,7 +117,7 @@ def test_every_two_settings(
 
 
 class Expected(NamedTuple):
-    """Of one sequence."""
+    """What is expected of one sequence."""
 
     tokens: list[int]
     text: str | None

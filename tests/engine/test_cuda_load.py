@@ -18,9 +18,9 @@ from support.engines import DFLASH, FIXED, engine, fix_costs, greedy, runner_of,
 
 pytestmark = ON_CUDA
 CYCLES = 4_000_000
-"""Of the GPU's clock: two milliseconds, several times a step of the demo pair."""
+"""Ticks of the GPU's clock: two milliseconds, several times a step of the demo pair."""
 NUMBERS = 16 * 2**20
-"""Of a copy that keeps the engines for copies busy: 64 MiB, milliseconds."""
+"""Numbers of a copy that keeps the engines for copies busy: 64 MiB, milliseconds."""
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def busy_copies() -> Callable[[], None]:
 def before_each(
     monkeypatch: pytest.MonkeyPatch, llm: LLM, names: tuple[str, ...], act: Callable[[], None]
 ) -> None:
-    """Of these methods of the model runner."""
+    """Delay these methods of the model runner."""
     runner = runner_of(llm)
 
     def late(original: Callable[..., Any], *args: Any, **named: Any) -> Any:

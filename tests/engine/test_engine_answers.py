@@ -89,7 +89,7 @@ def test_messages_go_through_the_chat_template(plain: EngineAnswers) -> None:
     ],
 )
 def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:
-    """Of vLLM's own drafter as well as ours, by a worker extension: no code travels."""
+    """Time vLLM's own drafter as well as ours, by a worker extension: no code travels."""
     config = {**FIXED, "num_speculative_tokens": 7}
     if plugins == NO_PLUGIN:
         del config["draft_length"]

@@ -48,7 +48,8 @@ def drafted_logits(llm: LLM, prompt: list[int]) -> tuple[list[list[int]], list[t
 
 
 def largest_error(family: Family, llm: LLM, prompt: list[int]) -> float:
-    """Of the engine's logits against the reference's, over all steps, relative to the largest."""
+    """Error of the engine's logits against the reference's, over all steps, relative to the
+    largest."""
     steps, logits = drafted_logits(llm, prompt)
     ids, features = family.written[tuple(prompt)]
     assert ids[0, len(prompt) :].tolist() == [token for step in steps for token in step]

@@ -166,7 +166,7 @@ class Session:
 def serve(
     llm: LLM, prompts: list[list[int]], new_tokens: int = NEW_TOKENS
 ) -> list[tuple[list[int], list[int]]]:
-    """Of every prompt: its tokens, and how many each step brought, as `expected` has them."""
+    """For every prompt: its tokens, and how many each step brought, as `expected` has them."""
     session = Session(llm)
     for number, prompt in enumerate(prompts):
         session.add(str(number), prompt, new_tokens)

@@ -42,7 +42,7 @@ def serve(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
 
 
 def next_turn(texts: list[list[int]]) -> list[list[int]]:
-    """Of a conversation: one block was filled while drafts were accepted and rejected."""
+    """Next turn of a conversation: one block was filled while drafts were accepted and rejected."""
     return [[*text, 7] for text in texts]
 
 

@@ -31,7 +31,7 @@ EACH = 2
 
 
 def continuations(speculative: dict[str, Any] | None) -> tuple[list[tuple[int, ...]], Any]:
-    """Of one prompt; each with a seed of its own."""
+    """Continue one prompt; each with a seed of its own."""
     prompt = held_out_prompts(1)[0] * 2  # whose text predicts something
     first_seed = 1_000_000 if speculative else 0
     params = [

@@ -115,7 +115,7 @@ def test_nothing_waits_for_the_device(llm: LLM, monkeypatch: pytest.MonkeyPatch)
 def test_steps_of_more_requests_run_no_more_lines(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of ours, in Python: there is no loop over requests."""
+    """Steps of ours in Python: there is no loop over requests."""
     monkeypatch.setattr(worker_of(llm), "_ticking", ())  # who look up now and then
     monkeypatch.setattr(scheduler_of(llm), "_news_in", 1000)  # nor is anything told
     few = warm_steps(llm, 2, lines_counted, monkeypatch)

@@ -36,7 +36,7 @@ class Run:
     written_down: dict[str, list[Any]] = field(default_factory=dict)
     """By each rank."""
     stats: list[dict[str, Any]] = field(default_factory=list)
-    """Of each rank, in the end."""
+    """Counters of each rank, in the end."""
     sampled_tokens: int = 0
     """Written at temperature 1, half of them by a seed."""
     costs: list[Any] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Both:
     one: Run
     two: Run
     divergences: dict[str, list[list[Any]]]
-    """Of two ranks' texts from one rank's, by policy and prompt."""
+    """Divergences of two ranks' texts from one rank's, by policy and prompt."""
     left_over: list[str]
     """Processes and shared memory of the two ranks that were there after their engine's end."""
 

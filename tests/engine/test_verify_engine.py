@@ -169,7 +169,7 @@ def test_a_close_second_is_a_tie(gate: Gate, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_regret_is_that_of_the_full_distribution(plain: EngineAnswers) -> None:
-    """Of several requests at once, scored ones among others."""
+    """For several requests at once, scored ones among others."""
     (prompt,) = plain.encode(texts=PROMPTS[:1])
     tokens = list(range(5, 25))
     requests = [Request(prompt, 1, token) for token in tokens] + [Request(prompt, 6)]

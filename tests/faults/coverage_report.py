@@ -54,7 +54,7 @@ class Lines:
 
 
 def lines_of(source: PackageSource, records: Records) -> list[Lines]:
-    """Of every file of the package that has functions."""
+    """Lines of every file of the package that has functions."""
     parser = Coverage(data_file=None, config_file=False, messages=False)
     found = []
     for file, functions in source.functions.items():

@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def digest(path: Path) -> str:
-    """Of a file's text; empty if there is none."""
+    """Digest of a file's text; empty if there is none."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
 
 
@@ -68,7 +68,7 @@ class Executed:
         self.seconds: dict[str, float] = defaultdict(float)
         self.outcomes: dict[str, set[str]] = defaultdict(set)
         self.fixtures: dict[str, list[str]] = {}
-        """Of each test, those that it shares with others."""
+        """Fixtures that each test shares with others."""
         self.coverage.start()
 
     def _switch(self, context: str) -> str:

@@ -30,7 +30,7 @@ class Fault:
 
     @property
     def room(self) -> str:
-        """Of the package; `engine/v1` and `engine/v2` count as rooms of their own."""
+        """Room of the package; `engine/v1` and `engine/v2` count as rooms of their own."""
         parts = Path(self.file).parts[1:-1]
         return "/".join(parts[: 2 if parts[1:2] in (("v1",), ("v2",)) else 1]) or "plugin"
 

@@ -43,7 +43,7 @@ IMPORTED = {
 }
 """By runner. V2 needs those of V1 as well."""
 PLUGINS = ("pytest_timeout", "_hypothesis_pytestplugin")
-"""Of pytest, that tests need."""
+"""Plugins of pytest that tests need."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Request:
     arguments: list[str] = field(default_factory=list)
     """More for pytest."""
     limit: float = 180.0
-    """Of tests without one, and for finding tests."""
+    """Limit of tests without one, and for finding tests."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Statement(NamedTuple):
 
 @cache
 def _statements(folder: Path) -> dict[str, list[Statement]]:
-    """Of all modules of a folder, by the name that they define."""
+    """Statements of all modules of a folder, by the name that they define."""
     found: dict[str, list[Statement]] = {}
     for path in sorted(folder.glob("*.py")):
         for node in ast.parse(path.read_text()).body:
@@ -47,7 +47,7 @@ def _statements(folder: Path) -> dict[str, list[Statement]]:
 
 
 def digest_of(folder: Path, name: str) -> str:
-    """Of a function and of all that it mentions in its folder, by name."""
+    """Digest of a function and of all that it mentions in its folder, by name."""
     statements = _statements(folder)
     waiting, seen = [name], set()
     while waiting:

@@ -35,7 +35,7 @@ def print_of(fault: Fault) -> str:
 
 
 def known_outcomes(results: Path, faults: list[Fault]) -> dict[str, Outcome]:
-    """Of earlier runs, for faults that are still the same."""
+    """Outcomes of earlier runs, for faults that are still the same."""
     if not results.exists():
         return {}
     told = [json.loads(line) for line in results.read_text().splitlines()]

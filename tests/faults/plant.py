@@ -103,7 +103,7 @@ def make_records(kinds: tuple[str, ...], jobs: int, *, strictly: bool = False) -
 
 
 def read_settings() -> argparse.Namespace:
-    """Of the command line."""
+    """Settings of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", help="names of faults, or what they begin with")
     parser.add_argument("--from", nargs="+", type=Path, default=LISTS, dest="lists", metavar="TOML")

@@ -29,7 +29,7 @@ class Function:
 
     @property
     def key(self) -> str:
-        """Of all functions of the project."""
+        """Key of all functions of the project."""
         return f"{self.file}::{self.name}"
 
     @property

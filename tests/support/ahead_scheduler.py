@@ -57,7 +57,7 @@ class Ours:
 
 
 class OurBudget:
-    """Of the drafts that a step verifies."""
+    """Budget of the drafts that a step verifies."""
 
     def __init__(self, costs: StepCosts, num_slots: int, width: int) -> None:
         self.costs, self.width = costs, width

@@ -21,7 +21,7 @@ from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.step import BLOCK
 
 CONTEXT_TOKENS = 100
-"""Of every request there could be."""
+"""Context of every request there could be."""
 MAX_LEN = 4096
 
 

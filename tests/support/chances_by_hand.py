@@ -20,7 +20,7 @@ from vllm_dflash.planning.chances import (
 
 
 class Calibration:
-    """Of K positions."""
+    """Calibration of K positions."""
 
     def __init__(self, max_draft: int) -> None:
         self.seen: Floats = np.zeros((max_draft, len(CONFIDENCE_KNOTS)))
@@ -64,7 +64,7 @@ class Calibration:
 
 
 class Bias:
-    """Of so many requests."""
+    """Bias of so many requests."""
 
     def __init__(self, num_rows: int) -> None:
         self.requests = np.zeros((num_rows, 2))

@@ -11,7 +11,7 @@ LEAST_EXPECTED = 8
 
 
 def p_value(one: Counter, other: Counter) -> float:
-    """Of a chi-square test that two samples of the same size come from one distribution."""
+    """Chance, by a chi-square test, that samples of one size come from one distribution."""
     both = one + other
     common = [key for key, count in both.items() if count >= 2 * LEAST_EXPECTED]
     rest = [sum(counts.values()) - sum(counts[key] for key in common) for counts in (one, other)]

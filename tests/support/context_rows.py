@@ -69,7 +69,7 @@ class ContextRows:
             self._given.update(rows)
 
     def slots(self, request: Request) -> list[int]:
-        """Of a running request, by position; as far as its blocks go."""
+        """Slots of a running request, by position; as far as its blocks go."""
         manager = self.scheduler.kv_cache_manager
         (blocks,) = manager.get_block_ids(request.request_id)
         size = manager.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size

@@ -29,15 +29,15 @@ class CostTable(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str
-    """Of the machine and the models."""
+    """Name of the machine and the models."""
     source: str
     """Who measured it and how, or that it is assumed."""
     verify_ms: Milliseconds
-    """Of the target's step."""
+    """Milliseconds of the target's step."""
     draft_ms: Milliseconds
-    """Of the drafter's blocks."""
+    """Milliseconds of the drafter's blocks."""
     context_ms: Milliseconds
-    """Of storing context."""
+    """Milliseconds of storing context."""
 
     @classmethod
     def read(cls, file: Path) -> CostTable:

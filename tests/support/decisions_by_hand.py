@@ -35,7 +35,7 @@ class Held:
 
 @dataclass
 class Chosen:
-    """Of one request."""
+    """Drafts of one request."""
 
     tokens: list[int]
     chances: list[float]
@@ -50,7 +50,7 @@ def survival_of(chances: list[float]) -> list[float]:
 
 
 class DecisionsByHand:
-    """Of S slots with K drafts each."""
+    """Decisions for S slots with K drafts each."""
 
     def __init__(self, num_slots: int, width: int) -> None:
         self.width = width

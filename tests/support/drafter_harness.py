@@ -87,7 +87,7 @@ class Harness:
         rendezvous: str | None = None,
         **speculative: Any,
     ) -> None:
-        """Of several ranks, which meet at a file, all take the same steps in their processes."""
+        """Set up one rank. Several meet at a file, and take the same steps in their processes."""
         args = EngineArgs(
             model=str(pair.target),
             skip_tokenizer_init=True,

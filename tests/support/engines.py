@@ -192,7 +192,7 @@ def counted(lengths: list[int], tokens: list[int]) -> list[int]:
 
 
 def in_order(of_requests: dict[str, list[int]]) -> list[list[int]]:
-    """Of each request, in the order in which they were added."""
+    """Values of each request, in the order in which they were added."""
     return [of_requests[name] for name in sorted(of_requests, key=lambda n: int(n.split("-")[0]))]
 
 

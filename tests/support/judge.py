@@ -25,7 +25,7 @@ class Regime(NamedTuple):
     ragged_ms: float = 0.0
 
     def world(self) -> dict[str, Any]:
-        """Of a pipeline."""
+        """Arguments of a pipeline."""
         captured = (0, *self.choices) if self.ragged_ms else None
         return {"captured": captured, "ragged_ms": self.ragged_ms}
 
@@ -38,7 +38,7 @@ REGIMES = {
 
 
 def table_of(name: str) -> CostTable:
-    """Of `assumed_gpu` or `cpu_2_cores`."""
+    """Costs of `assumed_gpu` or `cpu_2_cores`."""
     return CostTable.read(COSTS / f"{name}.json")
 
 
@@ -74,7 +74,7 @@ def ours(
 
 
 def planner_of(pipeline: Pipeline) -> AheadPlanner:
-    """Of one of ours."""
+    """Planner of one of ours."""
     assert isinstance(pipeline.scheduler, Ours)
     return pipeline.scheduler.planner
 
@@ -95,7 +95,7 @@ def fixed_rates(
     lengths: tuple[int, ...] | None = None,
     **world: Any,
 ) -> dict[int, float]:
-    """Of plain decoding (0) and of blocks of each length that is compiled for."""
+    """Rates of plain decoding (0) and of blocks of each length that is compiled for."""
     tried = lengths or (tuple(range(8)) if not regime.ragged_ms else (0, *regime.choices))
     return {
         length: rate_of(

@@ -28,7 +28,7 @@ class Level:
 
     @classmethod
     def fresh(cls, max_requests: int) -> Level:
-        """Of which nothing is known."""
+        """A level of which nothing is known."""
         free = straight(0, 0)
         return cls(StepCosts.of(free, free, free, max_requests))
 

@@ -19,7 +19,7 @@ def outcomes_of(
     came_true: list[int] | None = None,
     accepted: list[int] | None = None,
 ) -> Outcomes:
-    """Of R requests, whose drafts are all of one kind; a request with none has nobody's."""
+    """Outcomes of R requests, whose drafts are of one kind; a request without has nobody's."""
     count = len(admitted)
     drafts = np.array(admitted)
     nothing = np.zeros(count, np.int64)

@@ -27,14 +27,14 @@ class Predicted(NamedTuple):
     length: int
     """Tokens predicted."""
     came_true: int
-    """Of those, how many first ones are right."""
+    """Those that are right, up to the first wrong one."""
     agreed: int
-    """Of those, how many first ones the drafter's block has as well."""
+    """Those that the drafter's block has as well, up to the first other one."""
 
 
 @dataclass(frozen=True)
 class RecordedDrafts:
-    """Of N texts of T tokens, with blocks of K drafts."""
+    """Drafts of N texts of T tokens, with blocks of K drafts."""
 
     prompt_lengths: Ints
     """[N]."""
@@ -68,7 +68,7 @@ class RecordedDrafts:
 
 @cache
 def recorded_drafts() -> tuple[RecordedDrafts, RecordedDrafts, RecordedDrafts]:
-    """Of texts that the target writes greedily, those that it draws, and copies with edits."""
+    """Drafts of texts that the target writes greedily, or draws, and of copies with edits."""
     with np.load(FILE) as file:
         arrays = {name: file[name].astype(np.int64) for name in file.files}
     ends = np.cumsum(arrays["prompt_lengths"] + arrays["lengths"])

@@ -20,7 +20,7 @@ def tree_of(
     bonus: int,
     num_nodes: int,
 ) -> Tree:
-    """Of one block behind C context rows, as an engine makes it that has learned nothing."""
+    """Tree of one block behind C context rows, as an engine makes it that has learned nothing."""
     width = drafter.spec.max_draft_tokens
     logits = draft(target, drafter, features, bonus, width)
     chances, tokens = logits.softmax(-1).topk(MOST_CANDIDATES)

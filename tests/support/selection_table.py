@@ -31,7 +31,7 @@ class Cell:
 
     capability: str
     backend: str = "auto"
-    """Of the target's attention."""
+    """Backend of the target's attention."""
     target: str = "full"
     """`mixed`: sliding and full layers. `hybrid`: linear and full ones."""
     level: str = "-O2"

@@ -35,7 +35,7 @@ class Verified(NamedTuple):
 
 
 class SimulatedDevice:
-    """Of S slots with K drafts each, at most."""
+    """A device of S slots with K drafts each, at most."""
 
     def __init__(self, drafts: RecordedDrafts, num_slots: int, *, looks_up: bool) -> None:
         self.drafts, self.looks_up, self.width = drafts, looks_up, drafts.width
@@ -106,7 +106,7 @@ class SimulatedDevice:
         bias[-1] = GLOBAL_MEMORY ** len(slots) * bias[-1] + came.sum(axis=0)
 
     def choose(self, slots: Ints, *, runs_block: bool) -> None:
-        """Whose drafts R requests get, and how likely each is to be accepted."""
+        """Choose what drafts R requests, and how likely each is to be accepted."""
         text, place, draft = self.text[slots], self.place[slots], np.arange(self.width)
         survival, corrected = np.zeros((2, 2, len(slots), self.width))
         self._confidence[slots] = 0.0

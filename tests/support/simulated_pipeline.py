@@ -64,7 +64,7 @@ class Scheduler(Protocol):
         """Whether it is one of speculative decoding."""
 
     def schedule(self, names: list[str], context: Ints) -> Directed:
-        """Of a step's R requests."""
+        """Schedule a step's R requests."""
 
     def update(self, scheduled: Scheduled, verified: Verified) -> None:
         """The output of a step is there."""
@@ -74,7 +74,7 @@ class Budget(Protocol):
     """Says how many drafts are verified, where the device trims them."""
 
     def drafts(self, scheduled: Scheduled, slots: Ints, chances: Floats) -> int:
-        """Of a step of R requests; `chances` are those of the drafts of the step before."""
+        """Count the drafts of a step of R requests; `chances`: of the drafts of the step before."""
 
 
 @dataclass

@@ -72,7 +72,7 @@ class ToldPlanner(Planner):
         max_requests: int = 8,
         **mode: Any,
     ) -> None:
-        """Of every draft, position by position, so much is expected."""
+        """Tell what is expected of every draft, position by position."""
         super().__init__(max_draft, max_requests, straight_costs(), **mode)
         of_all = np.pad(np.array(curve), (0, max_draft - len(curve)))
         self.forecast = ToldForecast(of_all, mean_first_survival, 2 * max_requests)

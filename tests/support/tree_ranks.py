@@ -16,7 +16,7 @@ from support import importing_support
 from support.interpreter import triton_attention
 
 AT_START = "from support.interpreter import use_model_runner_v2\nuse_model_runner_v2()\n"
-"""Of every process: before vLLM is imported there."""
+"""First in every process: before vLLM is imported there."""
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class Case:
 
 @dataclass
 class Trees:
-    """Of all slots; also the batch's metadata, as far as kernels of ours look at them."""
+    """Trees of all slots; also the batch's metadata, as far as kernels of ours look at them."""
 
     slots: torch.Tensor
     masks: torch.Tensor
@@ -97,7 +97,7 @@ def attention(
     seen: torch.Tensor,
     scores: Scores,
 ) -> torch.Tensor:
-    """Of rows [T, H, D] to keys [S, K/V heads, D], where `seen` [T, S]."""
+    """Attention of rows [T, H, D] to keys [S, K/V heads, D], where `seen` [T, S]."""
     group = query.shape[1] // keys.shape[1]
     keys, values = (each.repeat_interleave(group, dim=1) for each in (keys, values))
     weights = torch.einsum("thd,shd->hts", query, keys) * scores.scale

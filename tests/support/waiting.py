@@ -21,6 +21,6 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = PATI
 
 
 def wait_for_end(processes: Iterable[psutil.Process]) -> None:
-    """Of all of them. Raises `AssertionError` with those that go on."""
+    """Wait for the end of all. Raises `AssertionError` with those that go on."""
     _, alive = psutil.wait_procs(list(processes), timeout=PATIENCE_S)
     assert not alive, f"after {PATIENCE_S:g} s there still are {alive}"

@@ -25,7 +25,7 @@ OURS = str(Path(vllm_dflash.__file__).parent)
 SITE = Path(torch.__file__).parent.parent
 LIBRARIES = (str(SITE / "torch"), str(SITE / "numpy"), str(SITE / "triton"), __file__)
 METHODS = ("cpu", "numpy", "tolist", "to", "cuda", "pin_memory", "__array__")
-"""Of tensors: those of which a CPU tells the operations below nothing."""
+"""Methods of tensors of which a CPU tells the operations below nothing."""
 WAITING = {
     "aten::_local_scalar_dense": "value",
     "aten::nonzero": "nonzero",

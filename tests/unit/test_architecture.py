@@ -124,7 +124,7 @@ def is_module(vllm: Path, name: str) -> bool:
 
 
 def test_v2_needs_nothing_that_leaves_vllm_with_v1() -> None:
-    """Of workers, sampling and speculation it imports the modules that vLLM's own V2 does."""
+    """For workers, sampling and speculation it imports the modules that vLLM's own V2 does."""
     vllm = Path(find_spec("vllm").origin).parent  # type: ignore[union-attr,arg-type]
     folders = [vllm / "v1" / "worker" / "gpu", vllm / "v1" / "core"]
     stay = set().union(*(imported(file) for each in folders for file in each.rglob("*.py")))
@@ -171,6 +171,13 @@ def test_modules_are_short() -> None:
     assert {module.name: count for module, count in lines.items() if count > LINES} == {
         "seams.py": lines[PACKAGE / "seams.py"]  # a list, most of it
     }
+
+
+def test_docstrings_begin_with_what_they_describe() -> None:
+    folders = ("vllm_dflash", "benchmarks", "examples", "scripts", "tests")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    inverted = re.compile(r'^ *"""(Of|Whose) ', re.MULTILINE)
+    assert {file.name for file in files if inverted.search(file.read_text())} == set()
 
 
 def test_names_say_what_is_inside() -> None:

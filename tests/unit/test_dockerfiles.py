@@ -25,8 +25,8 @@ STACK_MODEL = {
     *("name", "repository", "tag", "modelURL", "replicaCount", "requestCPU", "requestMemory"),
     *("requestGPU", "pvcStorage", "vllmConfig", "env", "hf_token"),
 }
-"""Of a model in vLLM's production-stack (helm/values.schema.json at commit a6c01db, chart 0.1.12),
-those that ours uses; the same of the next two."""
+"""Values of a model in vLLM's production-stack (helm/values.schema.json at commit a6c01db, chart
+0.1.12), those that ours uses; the same of the next two."""
 STACK_VLLM = {"enablePrefixCaching", "maxModelLen", "extraArgs"}
 STACK_ENGINES = {
     *("imagePullPolicy", "securityContext", "startupProbe", "serviceMonitor", "modelSpec"),

@@ -133,7 +133,7 @@ class ZlabConfig(DrafterShape):
 AT_TOP_LEVEL = ("block_size", "draft_vocab_size", "target_hidden_size", "quantization_config")
 
 ARCHITECTURE_OF = {"dflash": ARCHITECTURE, "dflash2": ARCHITECTURE_2}
-"""Of each `speculators_model_type` that is read here."""
+"""Architecture for each `speculators_model_type` that is read here."""
 
 
 class Speculators(BaseModel):

@@ -184,7 +184,7 @@ def _parsed(model: str, config: dict[str, Any]) -> DrafterSpec:
 
 
 def _read_dflash2(nested: Mapping[str, Any], layers: ZlabConfig) -> DFlash2:
-    """Of `dflash_config` alone, as vLLM reads it: at top level, these fields are the target's."""
+    """Read `dflash_config` alone, as vLLM does: at top level, these fields are the target's."""
     own = {name: nested.get(name) for name in DFlash2.model_fields}
     fields = checked(DFlash2, own, inside="dflash_config")
     _check_candidates(
@@ -195,7 +195,7 @@ def _read_dflash2(nested: Mapping[str, Any], layers: ZlabConfig) -> DFlash2:
 
 
 def _read_lilicorr(nested: Mapping[str, Any], layers: ZlabConfig) -> LiLiCorr:
-    """Of `dflash_config` alone, as vLLM reads it."""
+    """Read `dflash_config` alone, as vLLM does."""
     fields = checked(LiLiCorr, nested, inside="dflash_config")
     count, taps, group = fields.candidate_topk, fields.conv_kernel_size, fields.conv_group_size
     width = fields.hidden_size or layers.hidden_size

@@ -55,7 +55,7 @@ class LiLiCorr(BaseModel):
     candidate_topk: int = whole(most=16, alias="lilicorr_candidate_topk")
     """Candidates for each place of the block; a power of two."""
     hidden_size: int = whole(0, least=0, alias="lilicorr_hidden_size")
-    """Of the head's own layers; read as the drafter's where it is 0."""
+    """Width of the head's own layers; 0: the drafter's."""
     num_layers: int = whole(most=MOST_LAYERS, alias="lilicorr_num_layers")
     num_heads: int = whole(alias="lilicorr_num_heads")
     mlp_ratio: float = positive(alias="lilicorr_mlp_ratio")
@@ -101,7 +101,7 @@ class DrafterShape(BaseModel):
     num_target_layers: int | None = whole(None)
     """Layers of the target it was trained for, where the checkpoint says so."""
     vocab_size: int = whole()
-    """Of the target: ids that drafts are made of, and the mask token's."""
+    """Size of the target's vocabulary, whose ids drafts and the mask token have."""
     draft_vocab_size: int = whole(lambda of: of["vocab_size"])
     """Rows of the drafter's own head; a smaller vocabulary comes with a map to the target's."""
     intermediate_size: int = whole()
@@ -137,7 +137,7 @@ class DrafterSpec(DrafterShape):
     rope_parameters: dict[str, Any]
     """As transformers 5 writes it: `rope_type`, `rope_theta` and the type's own fields."""
     sliding_rope_parameters: dict[str, Any] | None = None
-    """Of the layers with a window, where those are rotated otherwise than the full ones."""
+    """RoPE of the layers with a window, where it differs from that of the full ones."""
     base_is_assumed: bool = False
     """Whether no key of the config states `rope_theta`."""
     windows: tuple[int | None, ...]

@@ -26,7 +26,7 @@ LATTICE = "lilicorr."
 NEVER_QUANTISED = {
     f"{LATTICE}{name}.weight" for name in ("factor_input_proj", "in_head", "out_head")
 }
-"""Of its linear layers."""
+"""Weights of its linear layers."""
 NUMBERED = {  # torch's Sequential does so, and so did exports at first
     "feature_mlp.0.": "feature_norm.",
     "feature_mlp.1.": "feature_mlp.up_proj.",
@@ -152,7 +152,7 @@ def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
 
 
 def quantised_parts(spec: DrafterSpec, found: Collection[str]) -> dict[str, set[str]]:
-    """Of each weight that a checkpoint has quantised: the tensors that are there instead of it.
+    """Tensors that are there instead of each weight that a checkpoint has quantised.
 
     By name. What they are and what shapes they have is a matter of the method, which vLLM knows.
     """

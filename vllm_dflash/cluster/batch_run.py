@@ -36,9 +36,9 @@ class BatchSettings:
     enforce_eager: bool = False
     engines: int = 1
     threads: int | None = None
-    """Of each engine. None: the machine's cores, shared."""
+    """Threads of each engine. None: the machine's cores, shared."""
     gpus: int = 0
-    """Of each engine."""
+    """GPUs of each engine."""
     batch: int = 32
     """Rows in flight in an engine, and in a part."""
     limit: int | None = None
@@ -72,7 +72,7 @@ class BatchResult:
     accepted: int = 0
     began: float = float("inf")
     ended: float = float("-inf")
-    """Of the first and last batch; engines start before that."""
+    """When the first batch began and the last one ended; engines start before that."""
 
     @property
     def tokens_per_second(self) -> float:

@@ -17,7 +17,7 @@ Runner = Literal["v1", "v2"]
 """vLLM's model runner: on `v1` the host plans, on `v2` the device decides."""
 
 MOST_FREE_DRAFTS = 32
-"""Of a request and step. More are seldom accepted; a step has a row for each that is verified."""
+"""Most for a request in a step. More are seldom accepted, and each that is verified is a row."""
 
 TREE_CUTS = 7, 15, 31
 """Nodes that a tree of more may be cut to for a step: 8, 16 or 32 rows with the bonus token, as
@@ -74,7 +74,7 @@ class Mode:
     """Where to keep what was learned; None: nowhere."""
     runner: Runner = "v1"
     tree_nodes: int = 0
-    """Of the tree that a request's drafts are, where they may be one; 0: all are chains."""
+    """Most nodes of a draft tree; 0: all drafts are chains."""
     most_active: int | None = None
     """Requests at a time, as the user limits them (`max_num_active_seqs`)."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
 MOST_NODES = 64
-"""Of a tree."""
+"""Largest `draft_tree`."""
 AUTO_NODES = 31
 """32 rows with the root, which fill the tiles of a tensor core (docs/engineering/trees.md)."""
 IGNORED = {

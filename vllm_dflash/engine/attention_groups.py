@@ -26,13 +26,13 @@ class DraftAttentionGroup(AttentionGroup):
     causal: bool = False
 
     def build_metadata(self, common: CommonAttentionMetadata, *args: Any, **kwargs: Any) -> Any:
-        """Of a step."""
+        """Metadata for a step."""
         return super().build_metadata(replace(common, causal=self.causal), *args, **kwargs)
 
     def build_metadata_for_cudagraph_capture(
         self, common: CommonAttentionMetadata, *args: Any
     ) -> Any:
-        """Of the step that is captured."""
+        """Metadata for the step that is captured."""
         return super().build_metadata_for_cudagraph_capture(
             replace(common, causal=self.causal), *args
         )

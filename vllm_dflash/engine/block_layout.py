@@ -98,7 +98,7 @@ class BlockInputs:
     seq_lens: npt.NDArray[np.int32]
     """Context plus block, [D]."""
     offsets: npt.NDArray[np.int64]
-    """Of each row in its own block, [Q]."""
+    """Place of each row in its own block, [Q]."""
     mask_rows: Ints
     """Rows that predict a token, request by request, [Q - D]."""
 

@@ -18,7 +18,7 @@ class Message(Generic[Content]):
     """One kind of message."""
 
     name: str
-    """Of the attribute that holds it."""
+    """Name of the attribute that holds it."""
 
     def attach(self, carrier: Any, content: Content) -> None:
         """Send it along with one of vLLM's objects."""

@@ -31,7 +31,7 @@ from vllm_dflash.plugin import register_draft_model
 from vllm_dflash.seams import Seams, check_vllm
 
 Output: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput
-"""Of a step: of V1, and of V2, whose tokens are still to come."""
+"""Output of a step on V1, and on V2, where its tokens are still to come."""
 
 
 class Drafter(Protocol):

@@ -71,7 +71,7 @@ class ReferenceSelector(nn.Module):
         hidden: torch.Tensor,  # [..., H]
         before: torch.Tensor,  # [...]
     ) -> torch.Tensor:
-        """Of candidates behind one token, [..., C]."""
+        """Score candidates behind one token, [..., C]."""
         weights = self.predecessor_codebook[before] * self.hidden_projection(hidden)  # [..., r]
         return logits + (self.successor_codebook[candidates] * weights[..., None, :]).sum(-1)
 

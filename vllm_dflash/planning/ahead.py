@@ -36,7 +36,7 @@ OLD_TOKENS = 24.0
 SURPRISE, PROBE_MEMORY = 3.0, 0.5
 """Standard deviations from which on they do, and what is left of a probe after another one."""
 LEAST_PROBED = 0.005
-"""Of the time, that probes take in the long run: blocks are run of all requests or of nobody."""
+"""Share of the time that probes take in the long run: blocks run for all requests or none."""
 LEAST_READING = 0.02
 """Accepted drafts that reading a context for one more draft must be worth before it counts."""
 TYPICAL_RATE = 0.05
@@ -162,7 +162,7 @@ class AheadPlanner(LearningPlanner):
         return came * (survival * is_rest).sum(axis=1)
 
     def _drafting_seconds(self, count: int, context: float) -> float:
-        """Of a block of each of R requests, which have so many tokens of context together."""
+        """Seconds of a block for each of R requests, with so many tokens of context together."""
         return self.costs.block(count * (1 + self.max_draft), context)
 
     def _best(self, expected: Expected) -> Ahead:
@@ -223,7 +223,7 @@ class AheadPlanner(LearningPlanner):
         return alone._replace(target_seconds=alone.target_seconds + drafting)
 
     def _learn_blocks(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:
-        """Of whom a block was made; `found`: survival of what the texts predicted, [R, K]."""
+        """Learn from requests with a block; `found`: survival of what texts predicted, [R, K]."""
         made = np.flatnonzero(outcomes.confidence[:, 0] > 0.0)
         of_those = rows[made]
         verified = np.where(outcomes.source == BLOCK, outcomes.likeliest, 0)

@@ -16,9 +16,9 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
 
 MOST_STEPS = 16
-"""Whose chances are remembered."""
+"""Most steps whose chances are remembered."""
 ENOUGH_REQUESTS = 48
-"""Of which one step is enough: of fewer, as many steps as make so many."""
+"""Requests of a sample: one step of so many is enough, of fewer as many steps as make them."""
 ASSUMED_RATE = 0.8
 """Chance of a draft of a request of which nothing is known."""
 CANDIDATES = 48
@@ -67,13 +67,13 @@ class Load(NamedTuple):
     num_requests: int
     """That decode, R."""
     rows: int
-    """Of the target without drafts: R, and those of prompts."""
+    """Rows of the target without drafts: R, and those of prompts."""
     context: float
     """Tokens of context of all requests."""
     mean_context: float
-    """Of those that have drafts."""
+    """Mean context of requests that have drafts."""
     block_rows: int
-    """Of a block that is drafted behind it; 0: none."""
+    """Rows of the block that is drafted next; 0: none."""
 
 
 def best_budget(

@@ -48,7 +48,7 @@ class Chances(NamedTuple):
     seen: Floats
     """Drafts by position and confidence, [K, knots]; old ones fade."""
     accepted: Floats
-    """Of those."""
+    """Accepted ones among them."""
     rates: Floats
     """What follows from both."""
     bias: Floats
@@ -56,7 +56,7 @@ class Chances(NamedTuple):
     bias_of_all: Floats
     """[2]."""
     confidence: Floats
-    """Of each request's last drafts, [rows, K]."""
+    """Confidence of each request's last drafts, [rows, K]."""
     survival: Floats
     """Chance that each of those and all before it are accepted, not corrected by bias."""
     num_verified: Ints
@@ -64,7 +64,7 @@ class Chances(NamedTuple):
 
     @classmethod
     def of(cls, max_draft: int, num_rows: int) -> Chances:
-        """Of up to `max_draft` drafts (K), of which nothing is known yet."""
+        """Chances of up to `max_draft` drafts (K), of which nothing is known yet."""
         seen, accepted, rates = np.zeros((3, max_draft, len(CONFIDENCE_KNOTS)))
         confidence, survival = np.zeros((2, num_rows, max_draft))
         num_verified = np.zeros(num_rows, np.int64)
@@ -79,7 +79,7 @@ class Chances(NamedTuple):
         self.num_verified[rows] = 0
 
     def acceptance(self, confidence: Floats) -> Floats:
-        """Of drafts of such confidence, given those before them, [D, w] each."""
+        """Chances of drafts of such confidence, given those before them, [D, w] each."""
         columns = zip(self.rates, confidence.T, strict=False)
         return np.stack([np.interp(sure, CONFIDENCE_KNOTS, rates) for rates, sure in columns], 1)
 

@@ -55,11 +55,11 @@ class Attention(NamedTuple):
     """Seconds that attention takes for each token of a context, on top of what rows cost."""
 
     plain: float = 0.0
-    """Of a request that decodes: once a step."""
+    """Per token of context of a request that decodes: once a step."""
     draft: float = 0.0
-    """Of each draft that is verified behind it."""
+    """The same for each draft that is verified."""
     block: float = 0.0
-    """Of a block that is drafted."""
+    """The same for a block that is drafted."""
 
 
 NO_ATTENTION = Attention()

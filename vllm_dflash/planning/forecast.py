@@ -32,7 +32,7 @@ ENOUGH_SAMPLES, MANY_SAMPLES = 8, 32
 
 
 class Summary(NamedTuple):
-    """Of the samples that count now, group by group, the best ones first."""
+    """Samples that count now, group by group, the best ones first."""
 
     min_scores: Floats
     """Half-way between the worst score in a group and the best below; of the last, -inf, [G]."""
@@ -81,7 +81,7 @@ class Forecast:
     """
 
     def __init__(self, max_draft: int, num_rows: int) -> None:
-        """Of blocks of up to `max_draft` tokens (K)."""
+        """Forecast blocks of up to `max_draft` tokens (K)."""
         self._scores = np.zeros(num_rows)
         # A ring of samples: survival, the score of whom it is of, and the step it was made in.
         self._curves = np.zeros((MAX_SAMPLES, max_draft))
@@ -100,7 +100,7 @@ class Forecast:
         self._scores[rows] = self.summary.mean_first_survival
 
     def scores(self, rows: Ints) -> Floats:
-        """Of requests, [R]; step by step they come nearer to everybody's."""
+        """Scores of requests, [R]; step by step they come nearer to everybody's."""
         scores = self._scores[rows]
         scores += SCORE_FADE * (self.summary.mean_first_survival - scores)
         self._scores[rows] = scores

@@ -16,7 +16,7 @@ from vllm_dflash.planning.costs import decoding_seconds
 from vllm_dflash.planning.forecast import THRESHOLDS, Summary
 
 LEAST_SURVIVAL = 1e-6
-"""Of a draft that is given a place."""
+"""Least survival of a draft that is given a place."""
 
 
 class Expected(NamedTuple):

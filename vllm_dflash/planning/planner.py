@@ -88,7 +88,7 @@ class LearningPlanner:
     costs: StepCosts
 
     def __init__(self, max_draft: int, max_requests: int, most_free: int) -> None:
-        """Of blocks of up to `max_draft` tokens (K) a request, and `max_requests` a batch.
+        """Plan blocks of up to `max_draft` tokens (K) a request, and `max_requests` a batch.
 
         What texts predict is up to `most_free` drafts of each (F).
         """

@@ -257,7 +257,7 @@ def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> In
 
 @compiled
 def choose_lengths(records: Records, drafts: Drafts) -> tuple[Ints, Ints]:
-    """Of each request's block and text take what is worth more, and cut it where it is not.
+    """Take what is worth more of each request's block and text, and cut it where it is not.
 
     Args:
         records: costs, [1].

@@ -61,20 +61,20 @@ class Predicted(NamedTuple):
     matches: Ints
     """Tokens that stood there before, as they do now, [R]."""
     known: Ints
-    """Of the tokens that were predicted last: how many there is a true one for by now, [R]."""
+    """Tokens that were predicted last and have a true one by now, [R]."""
     came_true: Ints
-    """Of those: how many first ones were right, [R]."""
+    """Those that were right, up to the first wrong one, [R]."""
 
 
 NOBODY, BLOCK, TEXT = 0, 1, 2
-"""Whose a request's drafts are; placeholders of vLLM's are nobody's."""
+"""What produced a request's drafts; placeholders of vLLM's come from nobody."""
 
 
 class Outcomes(NamedTuple):
     """What became of the drafts of R requests, as the device saw it."""
 
     source: Ints
-    """Whose they were, [R]."""
+    """What produced them, [R]."""
     admitted: Ints
     """Drafts that were verified, [R]."""
     matches: Ints
@@ -82,14 +82,14 @@ class Outcomes(NamedTuple):
     text_lengths: Ints
     """Tokens that it predicted, [R]."""
     known: Ints
-    """Of those: how many there is a true one for, [R]."""
+    """Those that have a true one by now, [R]."""
     came_true: Ints
-    """Of those: how many first ones were right, [R]."""
+    """Those that were right, up to the first wrong one, [R]."""
     likeliest: Ints
     """Drafts that were verified, without those of a tree that are not, like all before them, the
     likeliest of their places, [R]."""
     accepted: Ints
-    """Of those: how many first ones were accepted, [R]."""
+    """Those that were accepted, [R]."""
     confidence: Floats
     """The drafter's, in its last block; 0: there was none, or a draft was not finite, [R, K]."""
     if_cut: Ints
@@ -111,7 +111,7 @@ class Learned(NamedTuple):
     """What workers are told now and then, copies."""
 
     costs: Records
-    """Of `StepCosts`, [1]."""
+    """Record of `StepCosts`, [1]."""
     block_rates: Floats
     """Acceptance by position and confidence, [K, knots]; see `Chances`."""
     text_rates: Floats
@@ -126,17 +126,17 @@ class Work(NamedTuple):
 
     num_requests: int
     rows: float
-    """Of the target."""
+    """Rows of the target."""
     context: float
     """Tokens of context of all requests together."""
     draft_context: float
-    """Of each verified draft's request, once for every draft."""
+    """Context of each verified draft's request, once for every draft."""
     draft_rows: float
-    """Of blocks that were drafted."""
+    """Rows of blocks that were drafted."""
     num_blocks: int
     """Requests that were drafted."""
     block_context: float
-    """Of these."""
+    """Context of these."""
     context_rows: float
     """That were stored."""
     target_seconds: float
@@ -165,7 +165,7 @@ class Step:
     """A step of an engine that runs R requests. Seconds are wall-clock."""
 
     ids: Sequence[str]
-    """Of the requests, [R]."""
+    """Ids of the requests, [R]."""
     produced: Ints
     """Tokens each got, the bonus token included; 0 while it is in its prompt, [R]."""
     rows: int = 0
@@ -173,7 +173,7 @@ class Step:
     verified: Ints = field(default_factory=_nothing_yet)
     """Drafts of each that the target verified, [R]."""
     verified_free: Ints = field(default_factory=_nothing_yet)
-    """Of those, what its text predicted, [R]."""
+    """Those of them that its text predicted, [R]."""
 
     limits: Ints = field(default_factory=_nothing_yet)
     """Drafts each can use at most in the next step, [R]; after drafting, those that are finite."""

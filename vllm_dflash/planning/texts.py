@@ -25,7 +25,7 @@ SHORTEST, LONGEST = 2, 32
 MOST_PLACES = 64
 """That a look-up in a text compares."""
 BUCKETS, PAIR_FACTOR = 4096, 40503
-"""Of pairs of tokens, in a text's index: the first one times this, and the second one."""
+"""Buckets for pairs of tokens in a text's index: the first one times the factor, and the second."""
 
 
 @compiled
@@ -129,7 +129,7 @@ def look_up_recent(recent: RecentOutputs, wanted: Ints, end: int) -> tuple[int, 
 
 
 class TextIndex(NamedTuple):
-    """Of every request's text, by row."""
+    """Index of every request's text, by row."""
 
     newest: Ints
     """[rows, BUCKETS]."""
@@ -142,7 +142,7 @@ class TextIndex(NamedTuple):
     predicted: Ints
     """What was predicted last, [rows, F]."""
     length: Ints
-    """Of that, [rows]."""
+    """Prediction lengths, [rows]."""
 
     def forget(self, rows: Ints) -> None:
         """They are other requests' from now on."""

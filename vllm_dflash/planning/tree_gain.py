@@ -26,7 +26,7 @@ FORGETTING = 0.998
 
 
 class TreeGain:
-    """Of one engine."""
+    """What draft trees of an engine gain."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         """For trees of S sizes, ascending: nodes of each."""

@@ -67,7 +67,7 @@ class Finished(NamedTuple):
     tokens: list[int]
     """A stop token included."""
     regret: float | None
-    """Of the request's `scored`, in nat."""
+    """Regret of the request's `scored`, in nat."""
 
 
 class EngineAnswers(SteppedEngine):
@@ -260,7 +260,7 @@ class EngineAnswers(SteppedEngine):
 
 
 def _regret(output: Output, token: int) -> float:
-    """Of a token as the first one. The likeliest token is always among those that are listed."""
+    """Regret of a token as the first one. The likeliest token is always among those listed."""
     first = output.logprobs[0]
     return max(one.logprob for one in first.values()) - first[token].logprob
 

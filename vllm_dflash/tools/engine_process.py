@@ -38,7 +38,7 @@ SECONDS_TO_STOP = 10.0
 """For a child that is interrupted, because nobody waits for its answer any more, or whose parent is
 gone."""
 LAST_LINES = 15
-"""Of a log without errors, which are told."""
+"""Lines that are shown of a log without errors."""
 ERROR_LINE = re.compile(
     r"^(?:\(\w+ pid=\d+\) )?(?:\[rank\d+\]: )?(?:ERROR [^]]*\] )?"
     r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: .*)?)$",

@@ -12,7 +12,7 @@ from vllm_dflash.seams import STEP_TIMES, check_seams
 
 TARGET, DRAFT, CONTEXT, PLANNING = "target", "draft", "context", "planning"
 KINDS = ("decoding", "decoding, drafts", "prompts", "prompts, drafts")
-"""Of steps: with rows of prompts (more than one of each) or without, with drafts or without."""
+"""Kinds of steps: with rows of prompts (more than one of each) or without, with drafts or not."""
 OF_A_KIND = ("steps", "seconds", "rows", "drafts", "tokens")
 """What is summed up of each: "prompts: rows" and so on."""
 OF_THE_RUNNER = (

@@ -191,7 +191,8 @@ def test_an_interrupted_run_reports_what_there_is(
 def test_runs_of_some_parts_become_one_report(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the same kind of machine and the same sources; what is of others is named."""
+    """Combine results of the same kind of machine and the same sources; what is of others is
+    named."""
     parts = [counting(tmp_path), Part("other", 60.0, (sys.executable, "-c", "print('2 passed')"))]
     newer = MACHINE | {"driver_version": "2"}
     assert run_all(parts[:1], tmp_path, whole=parts) == 0

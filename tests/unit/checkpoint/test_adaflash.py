@@ -15,7 +15,7 @@ PUBLISHED = {
     "use_thresh_head_two_model": True,
     "thresh_head_direct_len": True,
 }
-"""Of AdaFlash/Qwen3-8B-AdaFlash, beside what any drafter has."""
+"""Fields of AdaFlash/Qwen3-8B-AdaFlash, beside what any drafter has."""
 HEAD = {
     "thresh_head_two_model.down.weight": (256, 128),
     "thresh_head_two_model.down.bias": (256,),

@@ -203,7 +203,7 @@ def test_weights_that_are_integers(pair: Pair, tmp_path: Path, dtype: torch.dtyp
 def test_integers_from_a_hub_are_refused_while_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose headers nobody read before."""
+    """Nobody read its headers before."""
     pair = make_pair(tmp_path)
     tensors = load_file(pair.drafter / "model.safetensors")
     tensors["fc.weight"] = tensors["fc.weight"].char()

@@ -78,7 +78,7 @@ def test_what_came_by_a_flag_is_not_written_twice() -> None:
 
 
 def test_cores_are_for_the_ranks_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two machines with two ranks each."""
+    """There are two machines with two ranks each."""
     monkeypatch.setenv(VARIABLE, "0|1")
     monkeypatch.delenv("VLLM_CPU_SIM_MULTI_NUMA", raising=False)
     args: Any = SimpleNamespace(watermark_config=None)

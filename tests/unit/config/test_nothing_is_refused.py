@@ -69,7 +69,7 @@ def test_every_field_of_vllms_speculative_config(pair: Pair) -> None:
 
 
 PARTS = 8
-"""Of a test that would be the last to end by minutes."""
+"""Parts of a test that would be the last to end by minutes."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))

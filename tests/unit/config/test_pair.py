@@ -103,7 +103,7 @@ def drafter(tmp_path: Path) -> Path:
 def test_options_of_a_pair_that_fits(
     drafter: Path, own: dict[str, Any], tensor: int, expected: tuple[Any, ...], is_folder: bool
 ) -> None:
-    """Of a repository, the weights are checked while they are loaded."""
+    """Weights of a repository are checked while they are loaded."""
     model = str(drafter) if is_folder else "someone/drafter"
     config = drafter_config()
     settings = SpeculativeSettings(model=model, **own)

@@ -108,7 +108,7 @@ def test_ranks_may_search_their_part_of_the_head(draft_length: str, is_asked: bo
 
 @pytest.mark.parametrize(("asked", "tokens"), [(None, 7), (1, 1), (7, 7)])
 def test_draft_tokens(asked: int | None, tokens: int) -> None:
-    """Of a block of 8, one is the bonus token."""
+    """In a block of 8, one is the bonus token."""
     settings = SpeculativeSettings(model="it", num_speculative_tokens=asked)
     assert settings.draft_tokens(parse_config("it", GPT_OSS)) == tokens
 

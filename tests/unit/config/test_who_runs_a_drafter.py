@@ -1,4 +1,4 @@
-"""Whose code runs a drafter: ours, vLLM's, or nobody's. Without an engine's settings."""
+"""Which code runs a drafter: ours, vLLM's, or nobody's. Without an engine's settings."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def write(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def why(requested: dict[str, Any], *, has_watermark: bool = False, **changes: Any) -> list[str]:
-    """Of an engine that is ours but for its drafter, and these changes of its parallel config."""
+    """Reasons for an engine that is ours but for its drafter, and these changes of its parallel
+    config."""
     target: Any = SimpleNamespace(is_moe=False, is_hybrid=False, is_multimodal_model=False)
     parallel: Any = SimpleNamespace(
         worker_cls="auto",

@@ -184,7 +184,7 @@ def test_trees_leave_room_for_the_blocks_of_all_requests(
 def test_as_many_requests_are_let_in_as_have_room_for_blocks(
     monkeypatch: pytest.MonkeyPatch, of_vllm: int, asked: int | None, active: int
 ) -> None:
-    """Of up to 1024, in steps of 8192 rows, blocks have 8, and trees 32."""
+    """With 1024 requests, in steps of 8192 rows, blocks have 8, and trees 32."""
     take_vllm_out(monkeypatch, 7, tree_nodes=31)
     monkeypatch.setattr(Mode.of(Scheduler.vllm_config), "most_active", asked)
     monkeypatch.setattr(Scheduler, "max_num_active_reqs", of_vllm)
@@ -193,8 +193,8 @@ def test_as_many_requests_are_let_in_as_have_room_for_blocks(
 
 
 def test_each_request_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of five, in an order of the step's own: an inner one gets none, one is in its prompt, one at
-    its limit, one was just admitted."""
+    """Five requests, in an order of the step's own: an inner one gets none, one is in its prompt,
+    one at its limit, one was just admitted."""
     take_vllm_out(monkeypatch, 7)
     scheduler: Any = DFlashAsyncScheduler()
     requests = {name: request(number, places=5) for number, name in enumerate("abwn", 100)}
@@ -495,7 +495,7 @@ def test_a_fixed_length_is_counted(scheduler: Any, monkeypatch: pytest.MonkeyPat
 def test_steps_are_judged_by_their_contexts(
     scheduler: Any, observed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a request that was aborted while its step ran, nothing is known any more."""
+    """Nothing is known any more of a request that was aborted while its step ran."""
     asked = plans(monkeypatch, 0, 0, 0)
     scheduler._update_after_schedule(step(dict.fromkeys("abc", 0), {})[0])
     assert asked[0][1].tolist() == [CONTEXT_TOKENS + 1] * 3
@@ -518,7 +518,7 @@ def test_a_step_that_outlived_one_of_its_requests_teaches_no_times(
 
 
 def test_what_became_of_trees_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all sizes that they had at least, from what the device says in its own order."""
+    """For all sizes that they had at least, from what the device says in its own order."""
     take_vllm_out(monkeypatch, 7, tree_nodes=31)
     scheduler: Any = DFlashAsyncScheduler()
     scheduled, output = step({"a": 15, "b": 15}, {"b": 3, "a": 5})

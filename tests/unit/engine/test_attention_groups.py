@@ -19,7 +19,7 @@ WINDOWS = {"draft.0": 20, "draft.1": None, "draft.2": 20}
 
 
 class Builder:
-    """Of metadata; it works in memory that others may use, too."""
+    """A builder of metadata that works in memory that others may use, too."""
 
     requires_block_table_width = False
 

@@ -57,7 +57,7 @@ def block(model: Fake, monkeypatch: pytest.MonkeyPatch) -> BlockForward:
 
 
 def logits(*shares: float) -> list[float]:
-    """Of which these are the probabilities, whatever is added to all of them."""
+    """Logits of which these are the probabilities, whatever is added to all of them."""
     return [math.log(share) + 3.5 for share in shares]
 
 

@@ -30,7 +30,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
 
 def runs_instead(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Path:
-    """Of Python; its arguments are left in the file that is returned."""
+    """A Python whose arguments are left in the file that is returned."""
     program, told = folder / "program", folder / "told"
     program.write_text(f'#!/bin/sh\necho "$@" > {told}\n{script}\n')
     program.chmod(0o755)

@@ -49,7 +49,7 @@ def test_more_requests_than_are_graded_at_a_time() -> None:
 
 
 def batch_of(slots: list[int], sampled: list[int], newest: list[int]) -> Batch:
-    """Whose texts nobody reads."""
+    """A batch whose texts nobody reads."""
     there, came = torch.tensor(slots), torch.tensor(sampled, dtype=torch.int32)
     nothing = torch.zeros(0)
     return Batch(there, came, 0 * came, nothing, nothing, torch.tensor(newest)[:, None])

@@ -26,7 +26,7 @@ PROMPTS = np.array([200, 9000, 50, 450, 90, 250], np.int32)
 
 
 def bare(chances: float | Floats = 0.5) -> Any:
-    """Of six slots; `chances` are those that the host has by now, [6, 3]."""
+    """A budget of six slots; `chances` are those that the host has by now, [6, 3]."""
     states = SimpleNamespace(
         max_num_reqs=SLOTS,
         req_id_to_index=PLACES,
@@ -88,8 +88,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize("runs_block", [True, False])
 def test_five_requests(asked: list[Any], runs_block: bool) -> None:
-    """Of the inner ones, one has no drafts and one is in its prompt; one is at its limit, and one
-    new, with placeholders; slots are no batch rows, nor in their order."""
+    """Among the inner ones, one has no drafts and one is in its prompt; one is at its limit, and
+    one new, with placeholders; slots are no batch rows, nor in their order."""
     random = np.random.default_rng(0)
     chances = random.random((SLOTS, K)).astype(np.float32)
     budget, recent = bare(chances), RecentChances(SLOTS, K)
@@ -134,7 +134,7 @@ def test_without_drafts_nobody_asks(
 
 
 def test_it_may_be_nothing_and_a_probe_is_verified_a_step_later() -> None:
-    """Of drafts that are never right. What a step directs holds for the drafts it makes."""
+    """Drafts are never right. What a step directs holds for the drafts it makes."""
     budget = bare(0.0)
     budget.costs = straight_costs()
     found = [

@@ -319,8 +319,8 @@ def handed_over(*from_text: bool, lengths: tuple[int, ...] = (2, 2, 2)) -> Host:
 def test_placeholders_are_no_drafts(
     admitted: set[str], ended: set[str], expected: tuple[int, int, int]
 ) -> None:
-    """Of a request that comes back, or whose name somebody else has by now. Of the second, all were
-    rejected; the third had none in this step."""
+    """Count for a request that comes back, or whose name somebody else has by now. Of the second,
+    all were rejected; the third had none in this step."""
     host = handed_over()
     host.expect(admitted, ended, host.all_texts)
     host.verify("abc", [2, 2, 0], [2, 1, 1])

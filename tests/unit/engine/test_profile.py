@@ -88,9 +88,9 @@ def test_two_points_are_measured_however_long_they_take(fake: FakeTime) -> None:
 
 
 ROWS = [1, 2, 3, 4, 8, 12]
-"""Of 4 requests and 2 drafts: batches of one row each, then full ones of several."""
+"""For 4 requests and 2 drafts: batches of one row each, then full ones of several."""
 MORE_ROWS = [16, 24, 32, 48, 64]
-"""Of as many requests with free drafts, as far as a step's tokens go."""
+"""For as many requests with free drafts, as far as a step's tokens go."""
 
 
 class MadeUp:

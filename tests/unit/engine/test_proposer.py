@@ -253,7 +253,7 @@ def test_each_request_gets_drafts_of_the_source_that_was_chosen(pair: Pair) -> N
 
 
 def test_how_far_block_and_text_say_the_same(pair: Pair) -> None:
-    """Of those that have both."""
+    """Only those that have both count."""
     rows = [Row(number, features(20, number), bonus=12) for number in range(3)]
     block = DrafterHarness(pair).step([rows[1]])[0]
     policy = FromText([True, True, False], [0, 0, 0], [False] * 3)

@@ -215,7 +215,8 @@ def test_texts_that_would_take_too_much_memory_are_not_looked_up(length: int, fi
 
 @pytest.mark.parametrize("version", ["0.32", "0.33"])
 def test_the_newest_context_is_kept_for_lilicorr(version: str) -> None:
-    """Of each request's last row that was not rejected; of padding, any row that is there."""
+    """It is that of each request's last row that was not rejected; of padding, any row that is
+    there."""
     speculator = bare()
     speculator.hidden_states = torch.arange(20.0).view(10, 2)
     speculator.newest_context = None

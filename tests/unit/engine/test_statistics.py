@@ -155,7 +155,7 @@ def test_steps_of_one_length_for_all() -> None:
 def test_parts_are_never_more_than_the_whole(
     rows: list[tuple[int, bool, bool, int]], times: int
 ) -> None:
-    """Of each request: drafts verified, whether they are free, whether it got tokens, and accepted
+    """For each request: drafts verified, whether they are free, whether it got tokens, and accepted
     ones at most."""
     verified = np.array([count for count, _, _, _ in rows], int)
     free = verified * np.array([is_free for _, is_free, _, _ in rows], int)

@@ -121,7 +121,7 @@ def flash_attention(calls: list[dict[str, Any]]) -> Any:
 
 @pytest.fixture
 def flash_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Of FlashAttention, which this machine does not have."""
+    """Calls of FlashAttention, which this machine does not have."""
     from vllm.v1.attention.backends import fa_utils
 
     calls: list[dict[str, Any]] = []

@@ -71,7 +71,7 @@ def test_chains_where_there_are_no_trees() -> None:
 
 
 def test_the_likeliest_chain_of_a_tree_is_graded_as_a_chain() -> None:
-    """Of a request that had a tree with a chain of three, of which two came; beside one with a
+    """A request had a tree with a chain of three, of which two came; beside one with a
     chain in more places than a block has drafts."""
     slots = DraftSlots(2, 4, CPU)
     slots.records[:, 0] = BLOCK
@@ -92,7 +92,8 @@ def test_the_likeliest_chain_of_a_tree_is_graded_as_a_chain() -> None:
 @settings(max_examples=settings().max_examples // 2)
 @given(SEEDS, st.sampled_from([1, 8, 33, 64]), st.integers(0, 3))
 def test_trees_are_walked_as_by_hand(seed: int, nodes: int, start: int) -> None:
-    """Of any size, cut anywhere, beside requests without one; part of a batch from `start` on."""
+    """Trees of any size, cut anywhere, beside requests without one; part of a batch from `start`
+    on."""
     world = Grown(seed, 7, nodes, nodes)
     world.grow()
     world.walk(start)

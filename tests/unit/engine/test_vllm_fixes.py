@@ -43,7 +43,7 @@ def test_permission_for_amx_is_asked_where_there_is_amx(
 
 
 def test_rows_whose_token_is_thrown_away_have_no_generator_while_it_is_sampled() -> None:
-    """Of three with seeds, one in the midst of its prompt; behind them lies an earlier batch."""
+    """Three have seeds, one is in the midst of its prompt; behind them lies an earlier batch."""
     generators = {row: torch.Generator() for row in (0, 1, 3)}
     before = dict(generators)
     discarded = SimpleNamespace(np=torch.tensor([False, True, True, False, True]).numpy())
@@ -113,7 +113,7 @@ def test_a_rank_takes_its_own_name_off_the_shared_memory(
 
 
 def test_integers_are_gathered_as_floating_point_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 64 bits, which come back as they were; all else goes as it is."""
+    """Those of 64 bits, which come back as they were; all else goes as it is."""
     seen: list[torch.dtype] = []
 
     def gather(output: torch.Tensor, given: torch.Tensor, group: Any) -> None:
@@ -175,7 +175,7 @@ def test_keys_are_not_split_where_windows_and_sinks_meet(
 
 
 def test_bonus_rows_come_behind_their_drafts() -> None:
-    """Of four requests that want 5 tokens before token 2: 3 written and 0, 1, 2 drafts before the
+    """Four requests want 5 tokens before token 2: 3 written and 0, 1, 2 drafts before the
     bonus row, 4 and 0."""
     processor = MinTokensLogitsProcessor(None, torch.device("cpu"), False)
     added: Any = [

@@ -46,8 +46,8 @@ def test_a_step_whose_first_half_failed_ends_quietly(monkeypatch: pytest.MonkeyP
 def blocks_dropped(
     known: dict[str, Any], finished: set[str], *, caches_prefixes: bool
 ) -> list[int]:
-    """Of requests that the runner knows; those named `ended` and `other` still have rows. A new one
-    found the first of its two blocks, 8 and 9."""
+    """Rows of requests that the runner knows; those named `ended` and `other` still have rows. A
+    new one found the first of its two blocks, 8 and 9."""
     proposer: Any = object.__new__(PlannedProposer)
     dropped: list[int] = []
     cache = SimpleNamespace(enable_prefix_caching=caches_prefixes)
@@ -296,7 +296,7 @@ def test_nothing_is_sampled_before_a_grammar_has_had_its_say(
 
 
 def test_blocks_that_the_drafters_layers_get_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of their own cache groups, whose numbers and sizes are others than the target's."""
+    """They have their own cache groups, whose numbers and sizes are others than the target's."""
     monkeypatch.setattr(CPUWorker, "initialize_from_config", lambda *_: None)
     monkeypatch.setattr(DraftingWorker, "execute_model", lambda *_: None)
     layers = [

@@ -184,7 +184,7 @@ def features_of(pair: Pair, num_rows: int, seed: int) -> torch.Tensor:
 
 
 def columns(harness: Harness, logits: torch.Tensor) -> torch.Tensor:
-    """Of all tokens' logits, those the harness has."""
+    """Columns of all tokens' logits the harness has."""
     if harness.gives_log_probs:
         logits = logits.log_softmax(-1)
     return logits if harness.candidates is None else logits.gather(-1, harness.candidates)

@@ -38,8 +38,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 FIRST_LAYER = tuple(f"layers.0.self_attn.{part}_proj" for part in "qkv")
 WHOLE: dict[str, tuple[str, ...]] = {"all": (), "fc": ("fc",), "a-layer": FIRST_LAYER}
 ROUNDING = {"int8": 0.08, "fp8": 0.25, "int4": 0.08}
-"""Of inputs to 8 bits where the way does so, in every layer, and of all to bfloat16, which vLLM's
-kernels for AMX take; relative to the hidden states."""
+"""Rounding of inputs to 8 bits where the way does so, in every layer, and of all to bfloat16, which
+vLLM's kernels for AMX take; relative to the hidden states."""
 ALONE = {
     "o": ("layers.0.self_attn.o_proj",),
     "down": ("layers.1.mlp.down_proj",),

@@ -85,7 +85,7 @@ def test_hazard_57964_no_position_is_read_behind_the_rotary_table(
 def test_requests_are_drafted_up_to_the_drafters_own_limit(
     tmp_path: Path, num_rows: int, num_drafts: int
 ) -> None:
-    """Whose positions do not go on."""
+    """Their positions do not go on."""
     pair = make_pair(tmp_path, max_position_embeddings=OWN, rope_parameters=YARN)
     harness = DrafterHarness(pair, max_model_len=OF_TARGET)
     (drafts,) = harness.step([Row(0, features_of(pair, num_rows), bonus=7)])

@@ -31,8 +31,8 @@ def by_hand(
     looks_up: bool = False,
     **rules: Any,
 ) -> AheadPlanner:
-    """Of K drafts each survives as a test says. n rows take 10 + n ms to verify, and (2 + n) / 4 to
-    draft."""
+    """Plan K drafts, each of which survives as a test says. n rows take 10 + n ms to verify, and (2
+    + n) / 4 to draft."""
     planner = AheadPlanner(len(curve), 8, looks_up=looks_up)
     planner.start(costs or straight_costs(), choices, **rules)
     planner.forecast = ToldForecast(np.array(curve), 0.5, 16)
@@ -101,7 +101,7 @@ def test_where_the_device_trims_all_get_all_places() -> None:
 
 @pytest.mark.parametrize("rules", [TRIMMED, ANY])
 def test_one_long_context_gets_no_drafts_and_short_ones_go_on(rules: dict[str, Any]) -> None:
-    """Of four, an inner one: a draft of it takes 92 ms more, a plain step takes 14."""
+    """It is an inner one of four: a draft of it takes 92 ms more, a plain step takes 14."""
     costs = straight_costs()
     costs.records["attention"] = Attention(draft=0.5e-6)
     planner = by_hand(0.9, 0.8, 0.7, costs=costs, **rules)
@@ -374,7 +374,7 @@ def test_what_plans_take_that_were_not_found_here() -> None:
 
 
 def test_what_a_chain_would_have_brought_behind_what_was_verified() -> None:
-    """Of five drafts: three verified and all accepted, one of them not, all verified, and one whose
+    """Five drafts: three verified and all accepted, one of them not, all verified, and one whose
     fourth was not finite."""
     planner = by_hand(*[0.5] * 5)
     confidence = np.tile([0.9, 0.9, 0.9, 0.5, 0.35], (4, 1))

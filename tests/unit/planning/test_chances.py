@@ -74,7 +74,7 @@ def test_positions_behind_a_rejection_teach_nothing() -> None:
 
 
 def test_compared_with_what_was_expected() -> None:
-    """Of the accepted drafts and the first rejected one; what is behind that nobody looked at."""
+    """Only the accepted drafts and the first rejected one; what is behind that nobody looked at."""
     chances = Chances.of(WIDTH, 4)
     confidence = np.array([[0.9, 0.8, 0.7]] * 4)
     # The second is rejected; all of two are accepted; the first is rejected; none were verified.

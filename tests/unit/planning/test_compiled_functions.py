@@ -19,7 +19,7 @@ from vllm_dflash.planning.rehearsal import rehearse
 def test_they_are_kept_by_the_sources_of_the_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all of them: a compiled function holds those that it calls, from other files as well."""
+    """Holds for all: a compiled function holds those that it calls, from other files as well."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in ("compiled.py", "other.py"):
         (tmp_path / name).write_text("one")

@@ -195,8 +195,8 @@ def test_only_who_has_no_match_is_drafted() -> None:
 
 
 def test_each_block_is_its_own_requests() -> None:
-    """Of five the second and fourth were drafted, the one unsure, the other sure; the first has a
-    text, and the third is at its limit."""
+    """Among five the second and fourth were drafted, the one unsure, the other sure; the first has
+    a text, and the third is at its limit."""
     ours = ToldPlanner(2, 0.9, 0.8, most_free=6)
     step = decoding([2, 2, 0, 2, 2])
     step.predicted = predicted([6, 0, 0, 0, 0], match=32)

@@ -22,7 +22,7 @@ WIDTH = 3
 
 
 class Outcomes(NamedTuple):
-    """Of drafting the best group of requests, the best two, and so on."""
+    """Outcomes of drafting the best group of requests, the best two, and so on."""
 
     drafted: Ints
     min_scores: Floats
@@ -31,7 +31,7 @@ class Outcomes(NamedTuple):
 
 
 def outcomes_of(summary: Summary, scores: Floats) -> Outcomes:
-    """Of requests with these scores."""
+    """Outcomes of requests with these scores."""
     best_first = zip([np.inf, *summary.min_scores[:-1]], summary.min_scores, strict=True)
     members = np.array(
         [((scores < above) & (scores >= least)).sum() for above, least in best_first]
@@ -134,7 +134,7 @@ def test_before_anything_was_seen_four_rates_are_possible() -> None:
 
 
 def test_of_requests_that_score_alike_the_first_samples_come_first() -> None:
-    """Of scores 2, 1 and 0 in turn: the better half is all 14 twos, and the first 6 ones."""
+    """With scores 2, 1 and 0 in turn: the better half is all 14 twos, and the first 6 ones."""
     forecast = new_forecast(1)
     observe(forecast, 2.0 - np.arange(40) % 3, np.repeat([[1.0], [0.0]], 20, axis=0))
     # Accepted were the first 20 samples: 7 of the twos, and all of those ones.

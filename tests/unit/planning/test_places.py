@@ -43,7 +43,7 @@ def made_up(seed: int) -> tuple[Expected, Forecast, np.random.Generator]:
 
 
 def rates_of(expected: Expected, kept: Floats, gain: Floats) -> Floats:
-    """Of steps that verify, and accept, so many drafts of each request, [N, R]."""
+    """Rates of steps that verify, and accept, so many drafts of each request, [N, R]."""
     count, context = len(expected.limits), float(expected.context_lens.sum())
     rows, reading = count + kept.sum(axis=1), kept @ expected.context_lens
     seconds = COSTS.decoding(count, rows, context, reading) + expected.block_seconds

@@ -138,7 +138,7 @@ def test_nobody_who_could_be_drafted() -> None:
 
 @pytest.mark.parametrize("gain", [0.0, 0.3])
 def test_nothing_is_skipped_while_a_prompt_may_end(gain: float) -> None:
-    """Whose prompt ends is still in the same batch, so a skip would outlast it."""
+    """A request whose prompt ends is still in the same batch, so a skip would outlast it."""
     ours = ToldPlanner(1, gain)
     step = decoding([1, 0])
     step.produced = np.array([1, 0])
@@ -183,7 +183,7 @@ def test_the_best_plan_is_the_probe_where_that_is_cheaper() -> None:
 
 
 def test_a_probe_costs_what_its_own_requests_take() -> None:
-    """Of four: one is at its limit, and the third has the least to catch up."""
+    """Four requests: one is at its limit, and the third has the least to catch up."""
     ours = ToldPlanner(4)
     ours.costs.records["attention"] = Attention(draft=1e-6, block=2e-6)
     ours.probes.due = True

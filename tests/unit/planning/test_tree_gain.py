@@ -18,8 +18,8 @@ NODES = 31
 def told(
     verified: list[int], if_cut: list[list[int]], chains: list[int]
 ) -> tuple[Outcomes, np.ndarray, np.ndarray]:
-    """Of trees: how many nodes were verified, drafts accepted if there were 7, 15 or all, and of
-    the chains in them."""
+    """Outcomes of trees: how many nodes were verified, drafts accepted if there were 7, 15 or all,
+    and of the chains in them."""
     accepted = np.array(if_cut)
     columns = 1 + accepted[:, [0, 1, 2]]
     columns[accepted[:, 2] < 0] = 0  # no tree
@@ -34,7 +34,8 @@ def test_without_news_all_sizes_are_hoped_for() -> None:
 
 
 def test_what_trees_brought_counts() -> None:
-    """Of requests that had some, of as many nodes: by a chain's, whatever of it was verified."""
+    """Counted for requests that had some, of as many nodes: by a chain's, whatever of it was
+    verified."""
     gain = TreeGain(tree_sizes(NODES))
     for _ in range(300):
         outcomes, accepted, rest = told(

@@ -216,6 +216,14 @@ def test_where_the_time_goes_is_not_known_on_a_gpu(
     assert not comparisons
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_engines_are_compiled_unless_asked_otherwise(
+    tmp_path: Path, comparisons: list[Comparison], asked: bool
+) -> None:
+    assert bench(tmp_path, *NOT_WIDENED, *["--enforce-eager"] * asked) == 0
+    assert comparisons[0].engines.arguments.get("enforce_eager", False) == asked
+
+
 def test_quick_leaves_what_was_asked_for(tmp_path: Path, comparisons: list[Comparison]) -> None:
     assert bench(tmp_path, *NOT_WIDENED, "--rounds", "7", "--quick") == 0
     (comparison,) = comparisons

@@ -106,7 +106,7 @@ def test_quantised_caches(
     target_bytes: int,
     drafter_bytes: int,
 ) -> None:
-    """Of 4 and 2 layers with 2 heads of 32 numbers each; on CPUs there are no scales."""
+    """Models of 4 and 2 layers with 2 heads of 32 numbers each; on CPUs there are no scales."""
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: "token" not in cache)
     options = {**SMALL, "kv_cache_dtype": cache, "draft_kv_cache_dtype": drafters}
     found = inspect(pair.drafter, pair.target, options, kv_cache_memory=1 << 20)

@@ -22,7 +22,7 @@ DEMO = Path(__file__).parents[2] / "demo_pair"
 
 
 class Settings(BaseModel):
-    """Of one application. Values may be strings: `serve run` passes `key=value`."""
+    """Settings of one application. Values may be strings: `serve run` passes `key=value`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -41,9 +41,9 @@ class Settings(BaseModel):
     upscale_delay_s: float = 10.0
     downscale_delay_s: float = 300.0
     threads: PositiveInt | None = None
-    """Of each replica's engine. None: the machine's cores, shared by `max_replicas`."""
+    """Threads of each replica's engine. None: the machine's cores, shared by `max_replicas`."""
     gpus: NonNegativeInt = 0
-    """Of each replica; as many as `--tensor-parallel-size` says."""
+    """GPUs of each replica; as many as `--tensor-parallel-size` says."""
     health_check_period_s: PositiveFloat = 2.0
     health_check_timeout_s: PositiveFloat = 30.0
     """An engine that does not answer for so long, three times in a row, is replaced. It answers

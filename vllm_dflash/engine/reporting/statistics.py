@@ -14,7 +14,7 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.step import Step, StepEstimate
 
 UNIT = 1e-6
-"""Of figures under way: vLLM's statistics have room for whole numbers only."""
+"""Unit of fractions in messages: vLLM's statistics have room for whole numbers only."""
 Figures = dict[str, int]
 """Increase of each counter that increased, in `UNIT`."""
 COSTS = ("step", "draft", "context")
@@ -65,7 +65,7 @@ class DraftStatistics:
     draft_lengths: Ints = field(init=False)
     """How often each length from 0 to K was chosen for a request in a drafted step, [K + 1]."""
     costs: Floats = field(init=False)
-    """Of `COSTS`: how many, seconds estimated beforehand, and seconds measured, [3, 3]."""
+    """For each of `COSTS`: count, seconds estimated beforehand, and seconds measured, [3, 3]."""
 
     def __post_init__(self) -> None:
         self.draft_lengths = np.zeros(self.max_draft + 1, dtype=np.int64)

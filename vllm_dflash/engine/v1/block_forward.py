@@ -30,7 +30,7 @@ class BlockDrafts:
 
 
 NO_BLOCKS = BlockDrafts(np.zeros(0, np.int64), [], np.zeros((0, 0)))
-"""Of a step without drafts."""
+"""What a step without drafts has."""
 
 
 class BlockForward:
@@ -40,7 +40,7 @@ class BlockForward:
         self._model = model
         self._vllm_config = vllm_config
         self.groups: list[DraftAttentionGroup] = []
-        """Of layers that share attention metadata, once the cache is there."""
+        """Layers that share attention metadata, once the cache is there."""
         assert vllm_config.speculative_config is not None
         self.searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
 

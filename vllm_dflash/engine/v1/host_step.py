@@ -39,11 +39,11 @@ class TargetBatch(NamedTuple):
     """What the target ran, T rows of R requests, and what there is to draft them by."""
 
     features: torch.Tensor
-    """Of the taps, [T, m * H]."""
+    """Hidden states of the taps, [T, m * H]."""
     positions: torch.Tensor
     """[T]."""
     slots: torch.Tensor
-    """Of the drafter's cache, [T]."""
+    """Slots of the drafter's cache, [T]."""
     query_start_loc: Ints
     """First row of each request and the total, [R + 1]."""
     num_rejected: Ints
@@ -170,7 +170,7 @@ class HostStep:
         self.statistics.observe_verification(step)
 
     def _keep_context(self, step: Step, batch: TargetBatch) -> None:
-        """Of all rows that the target did not reject."""
+        """Keep the context of all rows that the target did not reject."""
         rows: slice | torch.Tensor
         if batch.num_rejected[:-1].any():
             rows = torch.from_numpy(kept_rows(batch.query_start_loc, batch.num_rejected))
@@ -257,7 +257,7 @@ class HostStep:
         return block
 
     def _choose(self, step: Step, block: BlockDrafts) -> None:
-        """Whose drafts each request gets, and how many of them, on every rank alike."""
+        """Choose what drafts each request, and how many tokens, on every rank alike."""
         drafted, usable = step.plan.drafted, np.zeros_like(step.limits)
         usable[block.requests] = [len(tokens) for tokens in block.tokens]
         step.nan_drafts = int(np.minimum(step.limits, step.plan.width)[drafted].sum())

@@ -110,7 +110,7 @@ class PlannedProposer(DFlashProposer):
         self.statistics = self.host.statistics
         group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
         self.cache_block_size = group.kv_cache_spec.block_size
-        """Of the scheduler; kernels may have smaller ones (`block_size`)."""
+        """Block size of the scheduler; kernels may have smaller ones (`block_size`)."""
         self.num_slots = kv_cache_config.num_blocks * self.cache_block_size
         self.num_cache_groups = len(kv_cache_config.kv_cache_groups)
 

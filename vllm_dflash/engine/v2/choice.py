@@ -1,4 +1,4 @@
-"""Whose drafts a request gets, and how likely each is to be accepted, decided on the device.
+"""What drafts a request, and how likely each draft is to be accepted, decided on the device.
 
 Drafts are the tokens that a drafter thinks likeliest, or those that followed the same words before:
 none is drawn at random. A chance follows from what was known before the draft's own place was

@@ -52,7 +52,7 @@ class DeviceStep:
         """What became of the last step's drafts, on the way to the host."""
 
     def owners(self) -> tuple[object, ...]:
-        """Of all persistent tensors."""
+        """Owners of all persistent tensors."""
         trees = self.trees
         of_trees = () if trees is None else (trees, trees.slots, trees.candidates)
         return self, self.slots, self.texts, *of_trees

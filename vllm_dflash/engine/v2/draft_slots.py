@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     """A step of R requests, behind the target's. S slots are there for all requests."""
 
     slots: torch.Tensor
-    """Of each request, [R]."""
+    """Slot of each request, [R]."""
     sampled: torch.Tensor
     """Tokens that each got in this step; 0: it is still in its prompt, [R]."""
     rejected: torch.Tensor
@@ -42,9 +42,9 @@ class Drafts(NamedTuple):
     tokens: torch.Tensor
     """[max R, K] int64."""
     confidence: torch.Tensor
-    """Of the drafter, in its block; 0 where its logits were not finite, [max R, K] float32."""
+    """Drafter's confidence in its block; 0 where its logits were not finite, [max R, K] float32."""
     chances: torch.Tensor
-    """Of each draft, if those before it are accepted, [max R, K] float32."""
+    """Chance of each draft, if those before it are accepted, [max R, K] float32."""
 
 
 class DraftSlots:

@@ -33,7 +33,7 @@ class Directions:
     runs_block: bool
     """Whether the drafter's block is run behind it."""
     min_verified: int = 0
-    """Of the drafts that it makes, how many the next step verifies, whatever they seem worth."""
+    """How many of the drafts that it makes the next step verifies, whatever they seem worth."""
     could_draft: bool = True
     """Whether any request could have used drafts."""
     is_anew: bool = True
@@ -72,7 +72,7 @@ CHAINS_ONLY: Message[bool] = Message("dflash_chains_only")
 
 
 def directions_of(step: SchedulerOutput) -> Directions:
-    """Of a step; where nobody plans, each that has room for drafts runs a block."""
+    """Directions for a step; where nobody plans, each that has room for drafts runs a block."""
     return DIRECTIONS.on(step) or Directions(runs_block=step.num_spec_tokens_to_schedule > 0)
 
 

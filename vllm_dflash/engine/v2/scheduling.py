@@ -87,7 +87,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         self._planning_seconds = 0.0
         """Spent on the last plan."""
         self._draft_rows = 0
-        """Of the block behind the last step, which takes part of the next one's time."""
+        """Rows of the block behind the last step, which takes part of the next one's time."""
         self._news_in, self._news_every = FIRST_NEWS, FIRST_NEWS
         """Steps until workers are told what was learned, and between two such times."""
         self._places: dict[str, int] = {}

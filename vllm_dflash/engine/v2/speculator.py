@@ -38,7 +38,7 @@ class PlannedSpeculator(LoadedSpeculator):
     """vLLM's speculator with our draft model, chances, free drafts and statistics."""
 
     batch: Batch
-    """Of the step that runs, once the target has."""
+    """Batch of the step that runs, once the target has."""
     req_states: RequestState
     """The model runner's."""
     draft_token_confidence_probs: torch.Tensor
@@ -70,14 +70,14 @@ class PlannedSpeculator(LoadedSpeculator):
         self.budget: DraftBudget | None = None
         """How many drafts are verified, where the device trims them."""
         self.directions = Directions(runs_block=True)
-        """Of the step that runs."""
+        """Directions for the step that runs."""
         self.newly_admitted: Collection[str] = ()
         """Requests whose drafts in this step are vLLM's placeholders."""
         self._report: HostCopy | None = None
         """What became of drafts in the step that runs, on the way to the host."""
         self._runs_block = True
         self.num_dummy_requests = 0
-        """Of the last dummy run: a graph may have more than were asked for."""
+        """Requests of the last dummy run: a graph may have more than were asked for."""
 
     def before_capture(self, runner: GPUModelRunner) -> None:
         """All is loaded, no graph is captured. What runs between graphs is compiled here: no

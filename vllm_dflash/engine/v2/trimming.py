@@ -145,7 +145,7 @@ class DraftBudget(AdaptiveVerificationManager):
     costs: StepCosts | None = None
     """What steps take; None until that is known."""
     directions = Directions(runs_block=False)
-    """Of the step that runs."""
+    """Directions for the step that runs."""
     recent: RecentChances
     rows_of_block: int
     """1 + K."""

@@ -82,6 +82,8 @@ def _add_sides(sides: argparse._ArgumentGroup) -> None:
     add_number(sides, "--tensor-parallel-size", 1, "ranks of every engine")
     about = "of every engine (default: the model's, or float32 on CPUs without bfloat16)"
     sides.add_argument("--dtype", help=about)
+    about = "do not compile: engines start sooner, and are slower than in use"
+    sides.add_argument("--enforce-eager", action="store_true", help=about)
     about = "of a GPU's memory, shared equally by all engines (default: 0.9)"
     sides.add_argument(
         "--gpu-memory-utilization", type=share, default=0.9, metavar="SHARE", help=about

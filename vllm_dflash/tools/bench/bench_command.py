@@ -126,6 +126,8 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
         "enable_prefix_caching": bool(workload.contexts),
         **choose_dtype(parsed.dtype, progress, pair.target),
     }
+    if parsed.enforce_eager:
+        engine["enforce_eager"] = True
     if parsed.tensor_parallel_size > 1:
         engine["tensor_parallel_size"] = parsed.tensor_parallel_size
     if workload.where:

@@ -61,7 +61,7 @@ class Workload:
     contexts: tuple[int, ...] = ()
     """Tokens of prompts whose continuation is measured, instead of loads."""
     shares: tuple[int, ...] = ()
-    """Of arrivals: percent of the requests a second that plain decoding serves at its most."""
+    """Arrivals, in percent of the requests a second that plain decoding serves at its most."""
     where: bool = False
     """Whether it is also measured where the time goes. The engines' workers are `TimedSteps`."""
     temperatures: tuple[float, ...] = (0.0,)
@@ -92,7 +92,7 @@ class Workload:
 
     @property
     def seconds_of_round(self) -> float:
-        """Of one engine, about: what windows and phases take."""
+        """Seconds for one engine, about: what windows and phases take."""
         windows = len(self.contexts) * len(self.concurrency)
         settings = {SWING: self.phases, ARRIVALS: self.shares}
         for load in self.loads:

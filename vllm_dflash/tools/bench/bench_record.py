@@ -30,8 +30,8 @@ class Record:
     """As asked for; there may be fewer measurements."""
     rounds_complete: int = 0
     measurements: list[dict[str, Any]] = field(default_factory=list)
-    """Of complete rounds: round, load, setting, side, result, and our worker's counters since its
-    engine started as stats."""
+    """Those of complete rounds: round, load, setting, side, result, and our worker's counters since
+    its engine started as stats."""
     where: list[dict[str, Any]] = field(default_factory=list)
     """Where the time goes: load, setting, side, and the result with what was `spent`."""
 

@@ -18,10 +18,10 @@ from vllm_dflash.tools.step_times import CONTEXT, DRAFT, KINDS, OF_A_KIND, PLANN
 from vllm_dflash.tools.tables import Table
 
 PARTS, ENGINE = (TARGET, DRAFT, CONTEXT, PLANNING), "engine"
-"""Of a step. The engine is what is left: scheduling, input, sampling, output."""
+"""Parts of a step. The engine is what is left: scheduling, input, sampling, output."""
 ALL = "all"
 POSITIONS = 8
-"""Of a block, whose acceptance is told."""
+"""Positions of a block whose acceptance is shown."""
 SEEN = ["acceptance length", "accepted by position", "tokens/s"]
 SEEN += ["TTFT", "p99", "TPOT", "p99", "ITL", "p99"]
 Setting = str | int
@@ -113,7 +113,7 @@ def waits_table(results: Results, load: str) -> Table:
 
 
 def categories_table(results: Results, load: str, setting: Setting) -> Table:
-    """Of a set of prompts: its categories, and all of it, on every side."""
+    """Categories of a set of prompts, and all of it, on every side."""
     records = {
         side.name: [*chain(*results.values(load, setting, side.name, "requests"))]
         for side in results.sides
@@ -185,7 +185,7 @@ def _opponents(results: Results) -> dict[str, list[Side]]:
 
 
 def milliseconds(spent: Mapping[str, float], unit: str) -> dict[str, float]:
-    """Of each part that a side has, per step or per token (`unit`) that came out."""
+    """Milliseconds of each part that a side has, per step or per token (`unit`) that came out."""
     known = {part: spent[part] for part in PARTS if part in spent}
     parts = known | {ENGINE: spent["seconds"] - sum(known.values())}
     return {part: 1000 * seconds / spent[unit] for part, seconds in parts.items()}

@@ -58,7 +58,7 @@ class Comparison:
     tune_schedule: bool = False
     """Whether a side with vLLM's own schedule is added, made of what its fixed K reach here."""
     dataset: Dataset | None = None
-    """Whose requests are measured, instead of loads."""
+    """A set whose requests are measured, instead of loads."""
 
     @property
     def all_prompts(self) -> list[str]:
@@ -142,7 +142,7 @@ class Comparison:
         return plan
 
     def _requests(self, facts: Sequence[Facts]) -> list[Asked]:
-        """Of the set, in tokens, those that all engines take; ValueError where there is none."""
+        """Requests of the set that all engines take, in tokens; ValueError where there is none."""
         if self.dataset is None:
             return []
         asked, template = self.dataset.requests, self.dataset.template

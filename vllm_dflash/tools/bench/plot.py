@@ -24,9 +24,9 @@ STYLES: dict[str, dict[str, Any]] = {
     "ours": {"color": "tab:red", "marker": "o", "linewidth": 2.5},
     "ours fixed": {"color": "tab:orange", "marker": ".", "linestyle": ":"},
 }
-"""Of the kinds of sides."""
+"""Line styles of the kinds of sides."""
 SHADES = {"native": "Blues", "beside": "Purples"}
-"""Of kinds of which there may be several, so that ours stands out."""
+"""Colours of kinds of which there may be several, so that ours stands out."""
 
 
 def plot_panels(panels: Sequence[tuple[Results, str]], path: Path) -> None:

@@ -57,7 +57,7 @@ class Side:
 
 
 def side_environment(plugins: str | None = None) -> dict[str, str]:
-    """Of one engine of several that live side by side; `plugins=""` leaves vllm-dflash out."""
+    """Environment of one engine among several; `plugins=""` leaves vllm-dflash out."""
     environment = {} if plugins is None else {"VLLM_PLUGINS": plugins}
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         environment["VLLM_CPU_KVCACHE_SPACE"] = "1"
@@ -116,7 +116,7 @@ class SideEngines:
     """One for each side, in processes of their own, until the context ends."""
 
     arguments: dict[str, Any]
-    """Of every engine."""
+    """Arguments of every engine."""
     at_once: int
     """Engines that may start at the same time."""
     logs: Path
@@ -147,7 +147,7 @@ class SideEngines:
         return facts
 
     def ask(self, name: str, question: str, **arguments: Any) -> Any:
-        """Of the side of that name; see `EngineProcess.ask`."""
+        """Ask the side of that name; see `EngineProcess.ask`."""
         return self._children[name].ask(question, **arguments)
 
     def __enter__(self) -> Self:

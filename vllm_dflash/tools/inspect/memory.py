@@ -130,7 +130,7 @@ def _cache_facts(
     tp_size: int,
     draft_cache: str | None,
 ) -> CacheFacts:
-    """Of each rank. Raises ValueError where the config does not say how large it is.
+    """The cache of each rank. Raises ValueError where the config does not say how large it is.
 
     `asked`: bytes that it is to have, by who says so; the first one counts.
     """
@@ -156,7 +156,7 @@ def _cache_facts(
 
 
 def _num_bytes(vectors: list[int], cache_dtype: str, model: ModelConfig) -> int:
-    """Of keys and values with so many numbers each. Raises ValueError for a type not known here."""
+    """Bytes of keys and values with so many numbers each. Raises ValueError for an unknown type."""
     if cache_dtype not in COUNTED:
         raise ValueError(
             f"vLLM packs a cache of {cache_dtype}, so its size is only known once it runs"

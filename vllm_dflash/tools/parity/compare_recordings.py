@@ -48,7 +48,7 @@ def compare(
 
 
 class _Comparison:
-    """Of a request: `logits` [T, V], `features` [T, m * H_target], `z` [T, H] of the oracle."""
+    """One request: `logits` [T, V], `features` [T, m * H_target], `z` [T, H] of the oracle."""
 
     def __init__(
         self, oracle: Oracle, recording: Recording, prompt: int, stages: dict[str, Stage]
@@ -56,7 +56,7 @@ class _Comparison:
         self.oracle, self.drafter, self.spec = oracle, oracle.drafter, oracle.drafter.spec
         self.recording, self.prompt, self.stages = recording, prompt, stages
         self.number = 0
-        """Of the draft step that is compared, from 0."""
+        """Number of the draft step that is compared, from 0."""
         self.checked = torch.zeros(len(recording.positions), dtype=torch.bool)
         """Context rows that a step before saw."""
         self.acceptance = Acceptance([], [])

@@ -120,7 +120,7 @@ class Acceptance:
 
     engine: list[int]
     reference: list[int]
-    """Of the reference's drafts, at the same places in the same text."""
+    """The same for the reference's drafts, at the same places in the same text."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,13 @@ class ParityReport:
     drafter: str
     target: str
     runner: str
-    """Of vLLM: `v1` or `v2`."""
+    """Model runner of vLLM: `v1` or `v2`."""
     dtype: str
     tolerance: float
     """Largest relative error that counts as equal."""
     stages: tuple[Stage, ...]
     acceptance: tuple[Acceptance, ...]
-    """Of each prompt."""
+    """Acceptance for each prompt."""
     nan_drafts: int
     """Drafts the engine threw away because their logits were not finite."""
 

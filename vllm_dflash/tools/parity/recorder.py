@@ -37,8 +37,8 @@ class DraftStep:
     hidden: torch.Tensor = NOTHING
     """Behind the final norm, [Q, H]."""
     logits: torch.Tensor = NOTHING
-    """Of the mask rows, [Q - 1, V']; of DFlash 2 those of candidates, [Q - 1, C], and of LiLiCorr
-    their log-probabilities."""
+    """Logits of the mask rows, [Q - 1, V']; for DFlash 2 those of candidates, [Q - 1, C], and for
+    LiLiCorr their log-probabilities."""
     drafts: torch.Tensor = NOTHING
     """Tokens of the target that were drafted, [Q - 1]."""
     num_drafted: int = 0
@@ -63,7 +63,7 @@ class Recording:
     """[T]. One that occurs twice was stored twice; the later row counts."""
     steps: list[DraftStep]
     runner: str
-    """Of vLLM: `v1` or `v2`."""
+    """Model runner of vLLM: `v1` or `v2`."""
     nan_drafts: int = 0
     """Drafts the engine threw away because their logits were not finite."""
 
@@ -116,12 +116,12 @@ class DraftRecorder:
         self._drafter = drafter
         self._nan_drafts = statistics.nan_drafts
         self._rows: list[tuple[torch.Tensor, ...]] = []
-        """Of each time that rows were stored: features, Z and positions."""
+        """Features, Z and positions of each time that rows were stored."""
         self._steps: list[DraftStep] = []
         self._newest: torch.Tensor | None = None
         """Features that were fused and are to be stored, [T, m * H_target]."""
         self._verified: DraftStep | None = None
-        """Of V2, the block that the step which runs verifies: the next is drafted by the time that
+        """The block that the running step verifies, on V2: the next is drafted by the time that
         what became of it is known."""
         self._is_v2 = hasattr(drafter, "sample_draft")
         self._undo = ExitStack()
@@ -204,7 +204,7 @@ class DraftRecorder:
         self._steps[-1].layers.append(_copy(x + residual))
 
     def _keep(self, **values: torch.Tensor | list[int]) -> None:
-        """Of the newest block."""
+        """Keep values of the newest block."""
         for name, value in values.items():
             setattr(self._steps[-1], name, _copy(torch.as_tensor(value)))
 

@@ -41,8 +41,8 @@ class Divergence:
     plain: int | None
     """The tokens; None: this text has ended."""
     regret: float
-    """Of DFlash's token, in nat: plain decoding's log-probability of its best token minus that of
-    this one; infinite where one of them has ended."""
+    """Regret of DFlash's token, in nat: plain decoding's log-probability of its best token minus
+    that of this one; infinite where one of them has ended."""
 
     def is_tie(self, tie: float) -> bool:
         """Whether rounding explains it: plain decoding likes the token almost as much as its own.

@@ -161,7 +161,7 @@ def _write(
 def _describe(
     engine: EngineAnswers, divergences: Sequence[Sequence[Divergence]], num_prompts: int, tie: float
 ) -> list[tuple[Finding, ...]]:
-    """Of each text, in words; texts of all prompts follow each other, level by level."""
+    """Findings for each text, in words; texts of all prompts follow each other, level by level."""
     both = {token for text in divergences for one in text for token in (one.dflash, one.plain)}
     tokens = sorted(token for token in both if token is not None)
     words: dict[int | None, str | None] = {None: None}

@@ -24,7 +24,7 @@ class Finding:
     plain: str | None
     """What each wrote there; None: its text has ended."""
     regret: float
-    """Of DFlash's token, in nat; infinite where one of the texts has ended."""
+    """Regret of DFlash's token, in nat; infinite where one of the texts has ended."""
     is_tie: bool
 
     def __str__(self) -> str:

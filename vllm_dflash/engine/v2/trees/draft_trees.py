@@ -45,7 +45,7 @@ from vllm_dflash.engine.v2.trees.tree_walk import TreeVerifier
 
 
 class DraftTrees:
-    """Of one engine; until they are attached, and where they are refused, all drafts are chains."""
+    """Draft trees of one engine; all drafts are chains until attached, and where refused."""
 
     is_attached = False
 
@@ -62,7 +62,7 @@ class DraftTrees:
         self.tokens = torch.zeros(num_slots, places, dtype=torch.int64, device=device)
         """Handed over to vLLM, [max R, W]."""
         self.chances = torch.zeros(num_slots, places, device=device)
-        """Of each, if those before it are accepted, as vLLM's trimming takes it, [max R, W]."""
+        """Chance of each, if those before it are accepted, for vLLM's trimming, [max R, W]."""
         self._paths = Paths(self.slots.paths, self.slots.path_lens)
         self._newcomers: list[tuple[str, bool]] = []
         """New requests, and whether their drafts may be trees."""
@@ -134,7 +134,7 @@ class DraftTrees:
         confidence: torch.Tensor,
         target_ids: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """Of R blocks, whose rows are [R * K, V]; returns the likeliest of each row. Captured.
+        """Note the candidates of R blocks, and return the likeliest of each row. Captured.
 
         Args:
             logits: over the drafter's vocabulary.

@@ -35,7 +35,7 @@ from vllm_dflash.engine.v2.trees.tree_nodes import attend_to_nodes
 
 Layers = Mapping[str, AttentionLayerBase]
 BACKENDS = ("FLASH_ATTN", "TRITON_ATTN")
-"""Whose caches have a head's keys and values side by side."""
+"""Backends whose caches have a head's keys and values side by side."""
 
 
 def refusal(config: VllmConfig, layers: Layers) -> str | None:

@@ -26,7 +26,7 @@ from vllm_dflash.engine.v2.trees.tree_kernels import (
 )
 
 MOST_SEGMENTS = 16
-"""Of a context."""
+"""Most parts that a context is split into."""
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -148,7 +148,7 @@ def _attend_context(  # type: ignore[no-untyped-def]
 
 
 def num_segments(num_tiles: int, num_programs: int) -> int:
-    """Of each context: as many as give all programs something to do."""
+    """Parts of each context: as many as give all programs something to do."""
     return max(1, min(MOST_SEGMENTS, num_programs // max(1, num_tiles)))
 
 

@@ -32,11 +32,11 @@ from vllm_dflash.planning.chances import BIAS_PRIOR_TOKENS
 from vllm_dflash.planning.step import BLOCK
 
 MOST_CANDIDATES = 8
-"""Of a place."""
+"""Most candidates for a place of a block."""
 
 
 class Candidates(NamedTuple):
-    """Of the places of blocks, likeliest first."""
+    """Candidates for the places of blocks, likeliest first."""
 
     tokens: torch.Tensor
     """[max R, K, C] int64; the first is the block's draft."""

@@ -22,7 +22,7 @@ from vllm.utils.math_utils import next_power_of_2
 from vllm_dflash.config.speculative_settings import MOST_NODES
 
 MOST_ROWS = 1 + MOST_NODES
-"""Of a request: what a node sees are the bits of a word."""
+"""Most rows of a request: what a node sees are the bits of a word."""
 PROGRAMS_PER_PROCESSOR = 2
 FEW_REQUESTS = 64
 
@@ -31,7 +31,7 @@ class TreeRows(Protocol):
     """Trees of S requests with up to N nodes each, by slot."""
 
     slots: torch.Tensor
-    """Of the batch's requests, [max R]; those behind the batch's are not looked at."""
+    """Slots of the batch's requests, [max R]; those behind the batch's are not looked at."""
     masks: torch.Tensor
     """Nodes that each node sees, itself among them: bit j is node j, [S, N] int64."""
     sizes: torch.Tensor
@@ -74,7 +74,7 @@ class Parts(NamedTuple):
     log_sums: torch.Tensor
     """Logarithms of the sums of weights, -inf where there was nothing to see, [P, T, H]."""
     places: int = 0
-    """Of each request, for its first rows, in the place of T; 0: rows stand as in the batch."""
+    """Places for each request's first rows, instead of T; 0: rows stand as in the batch."""
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def rows_of(  # type: ignore[no-untyped-def]
     HEAD_SIZE: tl.constexpr,
     PADDED_HEAD: tl.constexpr,
 ):
-    """Whose rows a tile has: the request, its number of rows, and the position of its bonus token;
+    """Find the rows of a tile: the request, its number of rows, and its bonus token's position;
     then, [ROWS] each, rows of the request, query heads, which there are, and rows of the batch; and
     which numbers of queries there are, and the queries, [ROWS, D]."""
     request = tl.sum((ends <= tile).to(tl.int32), axis=0)
@@ -243,9 +243,9 @@ class Launch:
     batch: tuple[torch.Tensor, ...]
     cache_strides: tuple[int, ...]
     most_rows: int
-    """Of a request, and only of those with a tree; 0: all of everybody's."""
+    """Most rows of a request, and only of those with a tree; 0: all of everybody's."""
     num_rows: int
-    """Of all requests together, at most."""
+    """Most rows of all requests together."""
     places: int
     """As in `Parts`."""
     num_tiles: int

@@ -26,9 +26,9 @@ BYTES = 4 * ALIGNED
 CHUNK = 128
 """Words of a row that a program moves."""
 COLUMNS = 9
-"""Of a layer, in the table: addresses of cache and block table, the latter's stride, tokens of a
-block, heads, and in pieces of 16 bytes: keys and
-values of a head, and strides of the cache by block, head and token."""
+"""Columns of a layer in the table: addresses of cache and block table, the latter's stride, tokens
+of a block, heads, and in pieces of 16 bytes: keys and values of a head, and strides of the cache by
+block, head and token."""
 
 
 @triton.jit

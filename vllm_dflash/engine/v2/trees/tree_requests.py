@@ -1,4 +1,4 @@
-"""Whose drafts may be trees: which engines, and which of their requests. All others get chains."""
+"""Which engines, and which of their requests, may have draft trees. All others get chains."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class PlacesOfTrees:
     """How many places the scheduler keeps for the nodes of requests whose drafts may be trees."""
 
     def __init__(self, num_nodes: int) -> None:
-        """Of up to so many nodes each; 0: all drafts are chains."""
+        """Allow trees of up to `num_nodes`; 0: all drafts are chains."""
         self.num_nodes = num_nodes
         *self._cuts, _ = tree_sizes(num_nodes)
         self._may_branch: dict[str, bool] = {}

@@ -41,14 +41,14 @@ class TreeSlots:
 
         # Of the batch that runs.
         self.slots = zeros(num_slots, dtype=torch.int64)
-        """Of each request, where captured graphs read it, [max R]."""
+        """Slot of each request, where captured graphs read it, [max R]."""
         self.paths = zeros(num_slots, min(width, num_nodes))
         """Accepted nodes of each, from the bonus token's child on, [max R, D]: D = min(K, N), for
         no node is deeper."""
         self.path_lens = zeros(num_slots)
         """How many, [max R]."""
         self.chains = torch.full_like(zeros(num_slots, 2 + len(TREE_CUTS)), -1)
-        """Of the likeliest nodes of each request's tree, how many were verified, and how many of
+        """How many of the likeliest nodes of each request's tree were verified, and how many of
         these, one after the other, were accepted; and how many tokens the step had brought, had the
         tree been cut to the first of `TREE_CUTS`, or less, and so on; -1: it had no tree, [max R, 2
         + C]."""

@@ -135,7 +135,7 @@ class TreeVerifier(ScoringVerifier):
 
     trees: TreeSlots
     _start = 0
-    """Of the requests that are verified next, in the batch."""
+    """First of the requests that are verified next, in the batch."""
 
     def __call__(
         self, logits: torch.Tensor, input_batch: InputBatch, *others: Any, **more: Any
