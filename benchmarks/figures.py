@@ -24,7 +24,7 @@ from vllm_dflash.tools.bench.sides import OURS, PLAIN, SCHEDULE, Side
 ROOT = Path(__file__).parents[1]
 RAW, PICTURE = ROOT / "docs" / "benchmarks.json", ROOT / "docs" / "benchmarks.png"
 NAMES = {"human_eval": "code (HumanEval)"}
-OURS_ALONE = "ours, blocks only"
+NGRAM = "ngram"
 FROM, TO = "<!-- from here on written by `make figures` -->", "<!-- to here -->"
 
 
@@ -38,7 +38,7 @@ def kept(result: dict[str, Any]) -> str:
     loads = {one["load"].partition(",")[0] for one in result["measurements"]}
     if result["rounds_complete"] < result["rounds"]:
         raise ValueError(f"only {result['rounds_complete']} of {result['rounds']} rounds are there")
-    if loads != {CLOSED} or not {PLAIN, SCHEDULE, "ngram", OURS_ALONE, OURS} < sides:
+    if loads != {CLOSED} or not {PLAIN, SCHEDULE, NGRAM, OURS} < sides:
         raise ValueError(f"README's table is of other loads and engines: {loads}, {sides}")
     head = {name: value for name, value in result.items() if name not in ("measurements", "where")}
     numbers = [json.dumps({**one, "stats": None}) for one in result["measurements"]]
@@ -62,7 +62,6 @@ def readme_part(raw: dict[str, Any]) -> str:
         f"vLLM's DFlash, best of K = {lengths} drafts a step": "---:",
         "the same, K by batch size": "---:",
         "ngram": "---:",
-        "ours without free drafts": "---:",
         "ours": "---:",
         "against the fastest other": "---:",
     }
@@ -72,10 +71,10 @@ def readme_part(raw: dict[str, Any]) -> str:
             rounds = {side.name: results.rounds(load, setting, side.name) for side in results.sides}
             medians = {name: float(np.median(rates)) for name, rates in rounds.items()}
             best = max(medians[side.name] for side in natives)
-            fastest = max(medians.keys() - {OURS, OURS_ALONE}, key=medians.__getitem__)
+            fastest = max(medians.keys() - {OURS}, key=medians.__getitem__)
             ratio = rounds[OURS] / rounds[fastest]
-            rates = [medians[PLAIN], best, medians[SCHEDULE], medians["ngram"]]
-            cells = [f"{rate:.0f}" for rate in [*rates, medians[OURS_ALONE], medians[OURS]]]
+            rates = [medians[PLAIN], best, medians[SCHEDULE], medians[NGRAM]]
+            cells = [f"{rate:.0f}" for rate in [*rates, medians[OURS]]]
             cells += [f"{np.median(ratio):.2f}x ({ratio.min():.2f} - {ratio.max():.2f})"]
             lines.append(f"| {prompts_of(load)} | {setting} | {' | '.join(cells)} |")
     about = raw["about"]
