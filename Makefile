@@ -114,8 +114,8 @@ selection: setup
 	PYTHONPATH=tests $(BESIDE) python -m support.selection_table
 
 MEASURED = models/smollm2/human_eval.jsonl models/smollm2/chat.jsonl
-FIGURES = $(SMOLLM2) --prompts $(MEASURED) --temperature 0 0.7 --native-k 1 3 --beside ngram \
-    --concurrency 1 8 32 --tokens 192 --seconds 4 --rounds 3 --enforce-eager --max-num-seqs 32 \
+FIGURES = $(SMOLLM2) --prompts $(MEASURED) --native-k 1 3 --beside ngram \
+    --concurrency 1 8 32 --tokens 192 --seconds 4 --warmup-rounds 0 --rounds 2 --enforce-eager --max-num-seqs 32 \
     --kv-cache-memory-bytes 700000000
 figures: setup
 	scripts/run.sh python examples/smollm2_target.py

@@ -5,7 +5,8 @@
 writes SmolLM2-135M-Instruct (`examples/smollm2_target.py` makes it) with weights of 8 bits (W8A8)
 and of 4 (W4A16, groups of 32) to `out/quantised`, rounded to the nearest and not calibrated. The
 drafter stays the one that was trained for the target in bf16. `vllm-dflash bench` measures each of
-the three on HumanEval, chat, and code to write out again with a name changed.
+the three on HumanEval, chat, and code to write out again with a name changed. Engines are not
+compiled, for a shorter start.
 
 On CPUs vLLM multiplies weights of 4 bits with AVX-512 alone. Elsewhere the rounded weights are
 written out in full: acceptance is that of W4A16, speed is not.
