@@ -113,12 +113,8 @@ selection: setup
 	PYTHONPATH=tests $(ONE_THREAD) scripts/run.sh python -m support.selection_table
 	PYTHONPATH=tests $(BESIDE) python -m support.selection_table
 
-MEASURED = models/smollm2/human_eval.jsonl models/smollm2/chat.jsonl
-FIGURES = $(SMOLLM2) --prompts $(MEASURED) --native-k 1 3 --beside ngram \
-    --concurrency 1 8 32 --tokens 192 --seconds 4 --warmup-rounds 0 --rounds 2 --enforce-eager --max-num-seqs 32 \
-    --kv-cache-memory-bytes 700000000
+FIGURES = --native-k 1 3 7 --concurrency 1 8 32 --tokens 192 --seconds 10 --rounds 4
 figures: setup
-	scripts/run.sh python examples/smollm2_target.py
 	scripts/run.sh vllm-dflash bench $(FIGURES) --out out/figures
 	scripts/run.sh python benchmarks/figures.py out/figures/result.json
 

@@ -23,8 +23,6 @@ from vllm_dflash.tools.bench.sides import OURS, PLAIN, SCHEDULE, Side
 
 ROOT = Path(__file__).parents[1]
 RAW, PICTURE = ROOT / "docs" / "benchmarks.json", ROOT / "docs" / "benchmarks.png"
-NAMES = {"human_eval": "code (HumanEval)"}
-NGRAM = "ngram"
 FROM, TO = "<!-- from here on written by `make figures` -->", "<!-- to here -->"
 
 
@@ -35,10 +33,10 @@ def kept(result: dict[str, Any]) -> str:
         ValueError: the run was broken off, or has other loads or engines than README tells of.
     """
     sides = {side["name"] for side in result["sides"]}
-    loads = {one["load"].partition(",")[0] for one in result["measurements"]}
+    loads = {one["load"] for one in result["measurements"]}
     if result["rounds_complete"] < result["rounds"]:
         raise ValueError(f"only {result['rounds_complete']} of {result['rounds']} rounds are there")
-    if loads != {CLOSED} or not {PLAIN, SCHEDULE, NGRAM, OURS} < sides:
+    if loads != {CLOSED} or not {PLAIN, SCHEDULE, OURS} < sides:
         raise ValueError(f"README's table is of other loads and engines: {loads}, {sides}")
     head = {name: value for name, value in result.items() if name not in ("measurements", "where")}
     numbers = [json.dumps({**one, "stats": None}) for one in result["measurements"]]
@@ -55,38 +53,26 @@ def readme_part(raw: dict[str, Any]) -> str:
     results = results_of(raw)
     natives = results.of_kind("native")
     lengths = ", ".join(str(side.draft_tokens) for side in natives)
-    heads = {
-        "prompts": "---",
-        "requests at a time": "---:",
-        "plain": "---:",
-        f"vLLM's DFlash, best of K = {lengths} drafts a step": "---:",
-        "the same, K by batch size": "---:",
-        "ngram": "---:",
-        "ours": "---:",
-        "against the fastest other": "---:",
-    }
-    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(heads.values())}|"]
-    for load in results.loads:
-        for setting in results.settings(load):
-            rounds = {side.name: results.rounds(load, setting, side.name) for side in results.sides}
-            medians = {name: float(np.median(rates)) for name, rates in rounds.items()}
-            best = max(medians[side.name] for side in natives)
-            fastest = max(medians.keys() - {OURS}, key=medians.__getitem__)
-            ratio = rounds[OURS] / rounds[fastest]
-            rates = [medians[PLAIN], best, medians[SCHEDULE], medians[NGRAM]]
-            cells = [f"{rate:.0f}" for rate in [*rates, medians[OURS]]]
-            cells += [f"{np.median(ratio):.2f}x ({ratio.min():.2f} - {ratio.max():.2f})"]
-            lines.append(f"| {prompts_of(load)} | {setting} | {' | '.join(cells)} |")
+    lines = [
+        "| requests at a time | plain | vLLM's DFlash, best of"
+        f" K = {lengths} drafts a step | the same, K by batch size | ours |"
+        " against the fastest other |",
+        "|---:|---:|---:|---:|---:|---:|",
+    ]
+    for setting in results.settings(CLOSED):
+        rounds = {side.name: results.rounds(CLOSED, setting, side.name) for side in results.sides}
+        medians = {name: float(np.median(rates)) for name, rates in rounds.items()}
+        best = max(medians[side.name] for side in natives)
+        fastest = max(medians.keys() - {OURS}, key=medians.__getitem__)
+        ratio = rounds[OURS] / rounds[fastest]
+        cells = [f"{medians[PLAIN]:.0f} tokens/s", f"{best:.0f}", f"{medians[SCHEDULE]:.0f}"]
+        cells += [f"{medians[OURS]:.0f}"]
+        cells += [f"{np.median(ratio):.2f}x ({ratio.min():.2f} - {ratio.max():.2f})"]
+        lines.append(f"| {setting} | {' | '.join(cells)} |")
     about = raw["about"]
     return "\n".join(
         [*lines, "", f"{raw['rounds']} rounds, {about['cores']} cores, {about['cpu']}."]
     )
-
-
-def prompts_of(load: str) -> str:
-    """What a load is called in README: its prompts, and the temperature if there is one."""
-    names = [NAMES.get(name, name) for name in load.split(", ")[1:]]
-    return ", ".join(names) or "as given"
 
 
 def page_part(raw: dict[str, Any]) -> str:
@@ -98,12 +84,7 @@ def page_part(raw: dict[str, Any]) -> str:
         f"{about['pair']}; {raw['rounds']} rounds; {about['cores']} cores, {about['cpu']};"
         f" {versions}; preloaded: {preloaded}. `scripts/run.sh {about['command']}`"
     )
-    results = results_of(raw)
-    tables = [
-        table(results, load)
-        for load in results.loads
-        for table in (throughput_table, comparison_table)
-    ]
+    tables = [table(results_of(raw), CLOSED) for table in (throughput_table, comparison_table)]
     parts = [table.markdown().replace(f"## {table.title}", f"{table.title}:") for table in tables]
     return "\n".join([head, "", *parts]).rstrip()
 
@@ -130,8 +111,7 @@ def main() -> None:
     if parsed.result is not None:
         RAW.write_text(kept(json.loads(parsed.result.read_text())))
     raw = json.loads(RAW.read_text())
-    results = results_of(raw)
-    plot_panels([(results, load) for load in results.loads if "temperature" not in load], PICTURE)
+    plot_panels([(results_of(raw), CLOSED)], PICTURE)
     for page, part in PAGES.items():
         page.write_text(with_part(page.read_text(), part(raw)))
 
