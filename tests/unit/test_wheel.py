@@ -19,7 +19,7 @@ from vllm_dflash.tools.demo_files import PARTS
 
 SOURCES = ("pyproject.toml", "README.md", "LICENSE")
 DATA = {"vllm_dflash/py.typed", "vllm_dflash/tools/prompts.jsonl"}
-DATA |= {"vllm_dflash/tools/parity/prompts.jsonl"}
+DATA |= {"vllm_dflash/tools/questions.jsonl", "vllm_dflash/tools/parity/prompts.jsonl"}
 PAIR = "vllm_dflash/demo_pair/"
 
 
