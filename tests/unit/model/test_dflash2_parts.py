@@ -38,7 +38,7 @@ def naive_convolution(
 def test_rows_are_mixed_with_those_before_them_in_their_own_block(
     blocks: list[int], taps: int, groups: int
 ) -> None:
-    """With any widths side by side, also narrower than the kernel."""
+    """Blocks of any width stand side by side, also narrower than the kernel."""
     rows = sum(blocks)
     x, base = torch.randn(rows, HIDDEN), torch.randn(taps, HIDDEN)
     corrections = torch.randn(rows, taps, groups)

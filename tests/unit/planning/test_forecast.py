@@ -134,7 +134,7 @@ def test_before_anything_was_seen_four_rates_are_possible() -> None:
 
 
 def test_of_requests_that_score_alike_the_first_samples_come_first() -> None:
-    """With scores 2, 1 and 0 in turn: the better half is all 14 twos, and the first 6 ones."""
+    """Scores are 2, 1 and 0 in turn: the better half is all 14 twos, and the first 6 ones."""
     forecast = new_forecast(1)
     observe(forecast, 2.0 - np.arange(40) % 3, np.repeat([[1.0], [0.0]], 20, axis=0))
     # Accepted were the first 20 samples: 7 of the twos, and all of those ones.
