@@ -123,7 +123,7 @@ class EngineAnswers(SteppedEngine):
             max_num_seqs=config.scheduler_config.max_num_seqs,
             cache_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
             stop_tokens=sorted(params.all_stop_token_ids),
-            has_chat_template=bool(getattr(processor.get_tokenizer(), "chat_template", None)),
+            has_chat_template=bool(getattr(processor.tokenizer, "chat_template", None)),
             drafter=drafter,
             versions={
                 "vllm-dflash": __version__,
