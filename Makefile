@@ -64,7 +64,7 @@ BESIDE = $(ONE_THREAD) scripts/run.sh python scripts/beside.py $(or $(VLLM),0.33
 NEXT = tests/unit/config tests/unit/test_plugin.py tests/unit/test_compatibility.py
 test-next:
 	$(BESIDE) pytest $(NEXT) tests/engine/test_selection_matrix.py -k "not every_field" $(PYTEST_ARGS)
-	$(BESIDE) pytest tests/engine/test_engine_v2.py --runner v2 -k "not (lilicorr or dflash2)" $(PYTEST_ARGS)
+	$(BESIDE) pytest tests/engine/test_engine_v2.py --runner v2 $(PYTEST_ARGS)
 
 test-cluster:
 	scripts/run.sh pytest tests/cluster $(PYTEST_ARGS)
@@ -80,7 +80,7 @@ hazards: setup
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_crossed_requests.py --runner v2 --slow $(PYTEST_ARGS)
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine --runner v2 --slow -m slow $(PYTEST_ARGS)
 	$(ONE_THREAD) scripts/run.sh pytest $(EMULATED) --slow -m slow $(PYTEST_ARGS)
-	scripts/run.sh pytest tests/engine tests/server tests/cluster --slow -m slow $(PYTEST_ARGS)
+	scripts/run.sh pytest tests/unit tests/engine tests/server tests/cluster --slow -m slow $(PYTEST_ARGS)
 
 # Longer than any limit for a test that hangs. Failures come with what brings them back.
 fuzz: FUZZ = pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)

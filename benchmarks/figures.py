@@ -23,6 +23,12 @@ from vllm_dflash.tools.bench.sides import OURS, PLAIN, SCHEDULE, Side
 
 ROOT = Path(__file__).parents[1]
 RAW, PICTURE = ROOT / "docs" / "benchmarks.json", ROOT / "docs" / "benchmarks.png"
+NAMES = {
+    "human_eval": "code (HumanEval)",
+    SCHEDULE: "the same, K by batch size",
+    "": "the demo pair's",
+}
+"""What README calls prompts and engines."""
 FROM, TO = "<!-- from here on written by `make figures` -->", "<!-- to here -->"
 
 
@@ -33,10 +39,10 @@ def kept(result: dict[str, Any]) -> str:
         ValueError: the run was broken off, or has other loads or engines than README tells of.
     """
     sides = {side["name"] for side in result["sides"]}
-    loads = {one["load"] for one in result["measurements"]}
+    loads = {one["load"].partition(",")[0] for one in result["measurements"]}
     if result["rounds_complete"] < result["rounds"]:
         raise ValueError(f"only {result['rounds_complete']} of {result['rounds']} rounds are there")
-    if loads != {CLOSED} or not {PLAIN, SCHEDULE, OURS} < sides:
+    if loads != {CLOSED} or not {PLAIN, OURS} < sides:
         raise ValueError(f"README's table is of other loads and engines: {loads}, {sides}")
     head = {name: value for name, value in result.items() if name not in ("measurements", "where")}
     numbers = [json.dumps({**one, "stats": None}) for one in result["measurements"]]
@@ -53,26 +59,43 @@ def readme_part(raw: dict[str, Any]) -> str:
     results = results_of(raw)
     natives = results.of_kind("native")
     lengths = ", ".join(str(side.draft_tokens) for side in natives)
+    others = [one.name for one in results.sides if one.name != PLAIN and one not in natives]
+    theirs = [name for name in others if not name.startswith(OURS)]
+    ours = [name for name in others if name.startswith(OURS)]
+    heads = {
+        "prompts": "---",
+        "requests at a time": "---:",
+        "plain": "---:",
+        f"vLLM's DFlash, best of K = {lengths} drafts a step": "---:",
+        **dict.fromkeys([*theirs, *ours], "---:"),
+        "ours against the fastest other": "---:",
+    }
     lines = [
-        "| requests at a time | plain | vLLM's DFlash, best of"
-        f" K = {lengths} drafts a step | the same, K by batch size | ours |"
-        " against the fastest other |",
-        "|---:|---:|---:|---:|---:|---:|",
+        "Tokens/s:",
+        "",
+        f"| {' | '.join(NAMES.get(head, head) for head in heads)} |",
+        f"|{'|'.join(heads.values())}|",
     ]
-    for setting in results.settings(CLOSED):
-        rounds = {side.name: results.rounds(CLOSED, setting, side.name) for side in results.sides}
-        medians = {name: float(np.median(rates)) for name, rates in rounds.items()}
-        best = max(medians[side.name] for side in natives)
-        fastest = max(medians.keys() - {OURS}, key=medians.__getitem__)
-        ratio = rounds[OURS] / rounds[fastest]
-        cells = [f"{medians[PLAIN]:.0f} tokens/s", f"{best:.0f}", f"{medians[SCHEDULE]:.0f}"]
-        cells += [f"{medians[OURS]:.0f}"]
-        cells += [f"{np.median(ratio):.2f}x ({ratio.min():.2f} - {ratio.max():.2f})"]
-        lines.append(f"| {setting} | {' | '.join(cells)} |")
+    for load in results.loads:
+        for setting in results.settings(load):
+            rounds = {side.name: results.rounds(load, setting, side.name) for side in results.sides}
+            medians = {name: float(np.median(rates)) for name, rates in rounds.items()}
+            medians[list(heads)[3]] = max(medians[side.name] for side in natives)
+            rivals = [PLAIN, *(side.name for side in natives), *theirs]
+            fastest = max(rivals, key=medians.__getitem__)
+            ratio = rounds[OURS] / rounds[fastest]
+            cells = [f"{medians[name]:.0f}" for name in list(heads)[2:-1]]
+            cells += [f"{np.median(ratio):.2f}x ({ratio.min():.2f} - {ratio.max():.2f})"]
+            lines.append(f"| {prompts_of(load)} | {setting} | {' | '.join(cells)} |")
     about = raw["about"]
     return "\n".join(
         [*lines, "", f"{raw['rounds']} rounds, {about['cores']} cores, {about['cpu']}."]
     )
+
+
+def prompts_of(load: str) -> str:
+    """What a load is called in README: its prompts, and the temperature if there is one."""
+    return ", ".join(NAMES.get(name, name) for name in load.split(", ")[1:] or [""])
 
 
 def page_part(raw: dict[str, Any]) -> str:
@@ -84,7 +107,12 @@ def page_part(raw: dict[str, Any]) -> str:
         f"{about['pair']}; {raw['rounds']} rounds; {about['cores']} cores, {about['cpu']};"
         f" {versions}; preloaded: {preloaded}. `scripts/run.sh {about['command']}`"
     )
-    tables = [table(results_of(raw), CLOSED) for table in (throughput_table, comparison_table)]
+    results = results_of(raw)
+    tables = [
+        table(results, load)
+        for load in results.loads
+        for table in (throughput_table, comparison_table)
+    ]
     parts = [table.markdown().replace(f"## {table.title}", f"{table.title}:") for table in tables]
     return "\n".join([head, "", *parts]).rstrip()
 
@@ -111,7 +139,8 @@ def main() -> None:
     if parsed.result is not None:
         RAW.write_text(kept(json.loads(parsed.result.read_text())))
     raw = json.loads(RAW.read_text())
-    plot_panels([(results_of(raw), CLOSED)], PICTURE)
+    results = results_of(raw)
+    plot_panels([(results, load) for load in results.loads if "temperature" not in load], PICTURE)
     for page, part in PAGES.items():
         page.write_text(with_part(page.read_text(), part(raw)))
 

@@ -22,13 +22,17 @@ from vllm_dflash.engine.v2 import exchange
 pytestmark = pytest.mark.emulated
 
 
-@pytest.mark.parametrize("has_graphs", [False, True], ids=["eager", "graphs"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "has_graphs", [pytest.param(False, marks=SLOW, id="eager"), pytest.param(True, id="graphs")]
+)
 def test_plain_decoding_writes_what_the_cpu_platform_writes(has_graphs: bool) -> None:
     found = run("plain", "latest", has_graphs=has_graphs)
     assert tokens_of(found) == tokens_of(on_cpu("plain"))
 
 
-SLOW = pytest.mark.slow
 OFTEN = ("latest", "random 1")
 
 

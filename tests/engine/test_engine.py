@@ -13,6 +13,7 @@ from support.engines import (
     DFLASH,
     DRAFTER,
     FIXED,
+    SLOW_ON_V2,
     USES_V2,
     acceptance_by_request,
     as_the_reference,
@@ -59,7 +60,11 @@ def plain() -> Plain:
 @pytest.mark.parametrize("draft_length", ["fixed", "adaptive"])
 @pytest.mark.parametrize(
     ("concurrency", "batched_tokens"),
-    [(1, 64), (8, 32)] if USES_V2 else [(1, 64), (8, 32), (32, 64)],
+    [
+        pytest.param(1, 64, marks=SLOW_ON_V2),
+        (8, 32),
+        *([] if USES_V2 else [(32, 64)]),
+    ],
     ids=lambda n: str(n),
 )
 def test_output_is_identical_to_plain_decoding(

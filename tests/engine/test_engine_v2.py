@@ -45,8 +45,11 @@ def expected() -> list[list[int]]:
 
 @pytest.mark.parametrize(
     "source",
-    [DRAFTER, DEMO / "drafter2", DEMO / "lilicorr"],
-    ids=["dflash", "dflash2", "lilicorr"],
+    [
+        pytest.param(DRAFTER, id="dflash"),
+        pytest.param(DEMO / "drafter2", id="dflash2", marks=pytest.mark.slow),
+        pytest.param(DEMO / "lilicorr", id="lilicorr", marks=pytest.mark.slow),
+    ],
 )
 def test_the_same_acceptance_as_vllms_own_speculator(tmp_path: Path, source: Path) -> None:
     """For a drafter whose layers share a key norm: vLLM's CPU kernel knows only the first's."""

@@ -140,6 +140,7 @@ def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
     assert not torch.equal(speculator.step.slots.rates, fresh)
 
 
+@pytest.mark.slow  # engines on the emulated GPU always trim there
 def test_trimmed_in_front_of_vllms_kernel_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which takes each request's rows from the device; those of trimmed ones are fewer."""
     params, prompts = greedy(6, ignore_eos=True), held_out_prompts(2)

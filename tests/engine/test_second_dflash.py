@@ -12,6 +12,7 @@ from support import DEMO
 from support.engines import (
     DRAFTER,
     FIXED,
+    SLOW_ON_V2,
     USES_V2,
     as_the_reference,
     engine,
@@ -53,7 +54,13 @@ def test_acceptance_of_every_step_equals_the_reference(
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
 
 
-@pytest.mark.parametrize("drafter", [DRAFTER2, LILICORR], ids=["dflash2", "lilicorr"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        pytest.param(DRAFTER2, id="dflash2"),
+        pytest.param(LILICORR, id="lilicorr", marks=SLOW_ON_V2),
+    ],
+)
 def test_planned_lengths(
     plain: list[list[int]], monkeypatch: pytest.MonkeyPatch, drafter: Path
 ) -> None:

@@ -31,6 +31,8 @@ USES_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1" or torch_cuda.is_ins
 DFLASH = {"method": "dflash", "model": str(DRAFTER)}
 FIXED = {**DFLASH, "draft_length": "fixed"}
 V2_WORKERS = GPU_WORKER.rpartition(".")[0]
+SLOW_ON_V2 = [pytest.mark.slow] if USES_V2 else []
+"""For tests that take the interpreter a minute, and whose like runs there."""
 SCHEDULING = ("synchronous", "asynchronous") if USES_V2 else ("synchronous",)
 """How this process's model runner can be scheduled."""
 

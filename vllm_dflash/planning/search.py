@@ -106,7 +106,9 @@ def drafted_groups(
 
 
 @compiled
-def best_step(records: Records, batch: Batch, summary: Summary, max_draft: int) -> Choice:
+def best_step(  # noqa: C901 - one loop over groups, thresholds and widths
+    records: Records, batch: Batch, summary: Summary, max_draft: int
+) -> Choice:
     """All groups, thresholds and widths of a forecast are tried, and nobody.
 
     Args:

@@ -1,7 +1,5 @@
 """What tests of the benchmarks leave alone."""
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +11,3 @@ from gpu import gpu_models
 def _no_models_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's memory is for those who measure."""
     monkeypatch.setattr(gpu_models, "IN_MEMORY", tmp_path / "no-memory")
-
-
-@pytest.fixture
-def sigterm_ignored() -> Iterator[None]:
-    """By who does not care for it, instead of the end of the tests."""
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGTERM, before)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +12,21 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from gpu import gpu_command, gpu_machine, gpu_measure, gpu_models, gpu_plan, gpu_run
-from gpu.gpu_machine import NO_GPU, kind_of, together
-from gpu.gpu_plan import RESULT, Part, chosen, environment, plan, plan_dry_run
+from gpu import gpu_command, gpu_machine, gpu_models, gpu_run
+from gpu.gpu_plan import RESULT, Part, chosen, plan, plan_dry_run
 from gpu.gpu_run import (
     FAILED,
     PASSED,
-    REFUSED,
     SKIPPED,
     UNFINISHED,
-    judge,
     kept,
     read_outcomes,
     run,
 )
-from gpu.gpu_sizes import ADAPTIVE, SIZES, TINY, Load, Size, side_of
+from gpu.gpu_sizes import ADAPTIVE, SIZES, TINY, Size, side_of
 from support import DEMO
 from support.waiting import wait_until
 from vllm_dflash.tools.bench.widen import widen
-from vllm_dflash.tools.engine_process import EngineDied
 
 MACHINE = {"name": "some GPU", "sources": "1"}
 
@@ -97,14 +91,6 @@ def test_parts_are_listed_where_there_is_no_gpu(capsys: pytest.CaptureFixture[st
     assert ["soak", "soak", "FLASH_ATTN", "390", "480"] in lines
 
 
-def test_flashinfers_sampler_is_off_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
-    monkeypatch.setattr(gpu_plan, "find_spec", lambda name: None)
-    assert environment(is_dry=False)["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
-    monkeypatch.setattr(gpu_plan, "find_spec", lambda name: name)
-    assert "VLLM_USE_FLASHINFER_SAMPLER" not in environment(is_dry=False)
-
-
 def test_models_are_made_in_memory_where_that_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,115 +145,6 @@ def test_every_side_there_is() -> None:
     config = side_of(ADAPTIVE, "drafter").speculative_config or {}
     assert config["enable_adaptive_verification"]
     assert config["num_speculative_tokens"] == 7
-
-
-def test_prompts_are_as_long_as_asked_for_and_differ() -> None:
-    held_out = [[10 * number + i for i in range(3)] for number in range(5)]
-    long = prompts = gpu_measure.prompts_for(Load("", 40, 1, ()), held_out, 5)
-    assert {len(prompt) for prompt in long} == {40}
-    assert len({tuple(prompt[:3]) for prompt in prompts}) == 5
-    assert prompts[1][:4] == [10, 11, 12, 20]
-    assert gpu_measure.prompts_for(Load("", None, 1, ()), held_out, 2) is held_out
-
-
-def test_telling_lines(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(
-        "(EngineCore pid=7) INFO 11-22 08:44:05 [log.py:30] vllm-dflash 1.0 is active: drafter d\n"
-        "INFO 11-22 [cuda.py:507] Using FLASH_ATTN attention backend out of ['FLASH_ATTN'].\n"
-        "INFO 11-22 [x.py:1] draft lengths 0, 7 (whole)\n"
-        "INFO 11-22 [x.py:1] draft lengths 0, 7 (whole)\n"
-        "INFO something else\n"
-        "INFO 11-22 [x.py:1] GPU KV cache size: 1,000 tokens\n"
-        "INFO 11-22 [m.py:1] Graph capturing finished in 5 secs, took 0.30 GiB\n"
-        "WARNING 11-22 [j.py:1] Triton kernel JIT compilation during inference: _walk. This ...\n"
-    )
-    assert gpu_measure.telling_lines(log) == [
-        "vllm-dflash 1.0 is active: drafter d",
-        "Using FLASH_ATTN attention backend out of ['FLASH_ATTN'].",
-        "draft lengths 0, 7 (whole)",
-        "KV cache size: 1,000 tokens",
-        "Graph capturing finished in 5 secs, took 0.30 GiB",
-        "Triton kernel JIT compilation during inference: _walk. This ...",
-    ]
-
-
-class Answering:
-    """An engine in name only."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, float]] = []
-
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        return [[1, 2]] * len(texts)
-
-    def closed(self, **load: Any) -> dict[str, Any]:
-        self.asked.append((load["concurrency"], load["seconds"]))
-        time.sleep(0.05)
-        return {"number": len(self.asked)}
-
-
-def test_the_first_window_does_not_count() -> None:
-    engine: Any = Answering()
-    settings = [(TINY.loads[0], 1), (TINY.loads[0], 2)]
-    ((_, results), (setting, _)) = gpu_measure.measure_all(
-        engine, SIZES[0], settings, time.monotonic() + 60
-    )
-    assert engine.asked == [(1, 1.5), (1, 2.5), (1, 2.5), (2, 1.5), (2, 2.5), (2, 2.5)]
-    assert results == [{"number": 2}, {"number": 3}]
-    assert setting == settings[1]
-
-
-def test_what_there_is_no_time_for_is_left_out() -> None:
-    """The second one could begin before the deadline, but takes as long as the first."""
-    engine: Any = Answering()
-    settings = [(TINY.loads[0], count) for count in (1, 2)]
-    deadline = time.monotonic() + 0.25
-    assert len([*gpu_measure.measure_all(engine, SIZES[0], settings, deadline)]) == 1
-
-
-@pytest.mark.parametrize(
-    ("side", "words", "code"),
-    [
-        (ADAPTIVE, "ValueError: Adaptive verification replays decode cudagraphs", 0),
-        (ADAPTIVE, "OutOfMemoryError", 1),
-        ("native K=7", "ValueError: Adaptive verification", 1),
-    ],
-)
-def test_only_a_refusal_of_adaptive_verification_is_none_of_our_failures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str, words: str, code: int
-) -> None:
-    log = tmp_path / "engine.log"
-    log.write_text(words)
-
-    def die(*arguments: Any, **named: Any) -> None:
-        raise EngineDied(log)
-
-    monkeypatch.setattr(gpu_measure, "EngineProcess", die)
-    (tmp_path / "json").mkdir()
-    file = tmp_path / "json" / "one.json"
-    assert gpu_measure.measure(TINY, side, 60.0, 80.0, file) == code
-    data = json.loads(file.read_text())
-    assert judge(code, ["died"], data)[0] == (FAILED if code else REFUSED)
-    assert ("refused" in data) == (code == 0)
-
-
-def test_an_engine_without_memory_for_any_load_is_not_started(tmp_path: Path) -> None:
-    file = tmp_path / "one.json"
-    assert gpu_measure.measure(SIZES[-1], "plain", 60.0, 8.0, file) == 0
-    assert judge(0, [], json.loads(file.read_text())) == (PASSED, "no memory for any load")
-
-
-def test_judging() -> None:
-    assert judge(0, ["SKIPPED [7] a.py: needs a GPU", "==== 7 skipped in 3s ===="], {}) == (
-        SKIPPED,
-        "7 skipped in 3s: needs a GPU",
-    )
-    assert judge(0, ["= 6 passed, 1 skipped in 3s ="], {}) == (PASSED, "6 passed, 1 skipped in 3s")
-    assert judge(1, ["x", "= 1 failed, 1 passed in 3s ="], {})[0] == FAILED
-    assert judge(0, ["..."], {"verdict": "lossless"}) == (PASSED, "lossless")
-    assert judge(1, ["..."], {"verdict": "regression"}) == (FAILED, "regression")
-    assert judge(2, [], {}) == (FAILED, "no word")
 
 
 def test_results_come_from_a_file_or_from_what_is_printed(tmp_path: Path) -> None:
@@ -359,65 +236,3 @@ pathlib.Path(sys.argv[1]).write_text('{"verdict": "half"}')
 while not pathlib.Path(sys.argv[2]).exists():
     time.sleep(0.05)
 """
-
-
-def test_machines_of_a_kind() -> None:
-    one = MACHINE | {"driver_version": "1", "torch": "2"}
-    assert kind_of(one) == MACHINE | {"torch": "2"}
-    both = together([one, one | {"driver_version": "2"}])
-    assert both == one | {"driver_version": "1, 2"}
-
-
-def test_the_digest_is_that_of_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_machine, "ROOT", tmp_path)
-    digests = [gpu_machine.describe_machine()["sources"]]
-    for name, text in {
-        "vllm_dflash/engine/a.py": "1",
-        "benchmarks/gpu/b.py": "1",
-        "tests/engine/test_cuda_c.py": "1",
-        "benchmarks/gpu/d.py": "1",
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-        digests.append(gpu_machine.describe_machine()["sources"])
-    (tmp_path / "benchmarks/gpu/d.py").rename(tmp_path / "benchmarks/gpu/e.py")
-    digests.append(gpu_machine.describe_machine()["sources"])
-    (tmp_path / "benchmarks/gpu/e.py").write_text("2")
-    digests.append(gpu_machine.describe_machine()["sources"])
-    assert len({*digests}) == len(digests)
-    (tmp_path / "README.md").write_text("2")
-    assert gpu_machine.describe_machine()["sources"] == digests[-1]
-
-
-@pytest.mark.usefixtures("sigterm_ignored")
-def test_a_time_limit_ends_the_kit_as_ctrl_c_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its parts are in sessions of their own, and would go on."""
-    monkeypatch.setattr(gpu_command, "run_all", lambda *_: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(SystemExit, match="143"):
-        gpu_command.main(["--dry-run", "--out", str(tmp_path)])
-
-
-def test_what_is_lacking_is_said_in_a_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(gpu_machine, "_output", lambda command: "")
-    assert gpu_command.main([]) == gpu_command.LACKING
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert said[0].startswith("make gpu needs a GPU with NVIDIA's driver, vLLM's CUDA build")
-    assert "--dry-run" in said[0]
-    monkeypatch.setattr(gpu_machine, "version_of", lambda package: "")
-    assert "vllm-dflash installed (" in (gpu_machine.lacking({"name": NO_GPU}) or "")
-
-
-def test_a_complete_machine_lacks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of what is optional for vLLM is there, no plots, no tests, no repository."""
-    versions = {"vllm": "0.32.0", "vllm-dflash": "1"}
-    monkeypatch.setattr(gpu_machine, "version_of", lambda package: versions.get(package, ""))
-    said = {"nvidia-smi": "NVIDIA H100, 575.1, 81559, 9.0, 700.00"}
-    monkeypatch.setattr(gpu_machine, "_output", lambda command: said[command[0]])
-    machine = gpu_machine.describe_machine()
-    assert (machine["memory.total"], machine["driver_version"]) == ("81559", "575.1")
-    assert gpu_machine.lacking(machine) is None

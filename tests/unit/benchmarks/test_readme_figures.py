@@ -20,14 +20,18 @@ MADE_UP = {
     "native K=7": [10.0, 10.0],
     "native schedule": [36.0, 33.0],
     "ours": [44.0, 36.0],
+    "ngram": [25.0, 25.0],
 }
 
 
+LOAD = "closed, human_eval, temperature 0.7"
+
+
 def run(**other: Any) -> dict[str, Any]:
-    natives = make_sides("drafter", [3, 7])
+    natives = make_sides("drafter", [3, 7], (), ["ngram"])
     sides = [*natives, tuned_schedule("drafter", {1: {0: 1.0, 3: 2.0}})]
     measurements = [
-        {"load": "closed", "setting": 8, "side": side, "result": {"tokens_per_second": rate}}
+        {"load": LOAD, "setting": 8, "side": side, "result": {"tokens_per_second": rate}}
         | {"round": number, "stats": {"much": 1}}
         for side, rates in MADE_UP.items()
         for number, rate in enumerate(rates)
@@ -50,14 +54,16 @@ def test_the_table_of_a_run() -> None:
     text = figures.readme_part(json.loads(figures.kept(run())))
     assert "best of K = 3, 7 drafts a step" in text
     # 44 / 40 and 36 / 30: by rounds, against the engine whose median is the highest.
-    assert "| 8 | 25 tokens/s | 35 | 34 | 40 | 1.15x (1.10 - 1.20) |" in text
+    row = "| 8 | 25 | 35 | 25 | 34 | 40 | 1.15x (1.10 - 1.20) |"
+    assert f"| code (HumanEval), temperature 0.7 {row}" in text
     assert "2 rounds, 2 cores, a CPU." in text
 
 
 def test_a_page_names_the_command_and_every_engine() -> None:
     text = figures.page_part(run())
     assert "`scripts/run.sh vllm-dflash bench --made-up`" in text
-    assert "| concurrency | plain | native K=3 | native K=7 | ours | native schedule |" in text
+    names = "plain | native K=3 | native K=7 | ours | ngram | native schedule"
+    assert f"| concurrency | {names} |" in text
 
 
 def test_only_a_whole_run_of_what_readme_tells_is_kept() -> None:
