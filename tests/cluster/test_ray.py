@@ -131,5 +131,5 @@ def test_a_node_without_the_package_is_named(cluster: RayCluster, tmp_path: Path
     assert "NodeError: 1 of 2 nodes of the Ray cluster cannot run workers of" in str(died.value)
     assert "node 127.0.0.4 (" in message
     assert "ModuleNotFoundError: No module named 'vllm_dflash'" in message
-    assert "in a checkout of the vllm-dflash that the engine has: pip --python " in message
+    assert "in a checkout of the engine's vllm-dflash version, run: pip --python " in message
     assert f"node {HEAD} (" not in message

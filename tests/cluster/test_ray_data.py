@@ -78,8 +78,8 @@ def test_the_first_rows_and_columns_by_name(in_ray: None, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["a", "b", "a"], "column 'key' holds 'a' more than once: without --id-column"),
-        (["a", None, "b"], "a row has nothing in column 'key'"),
+        (["a", "b", "a"], "column 'key' holds 'a' more than once: leave out --id-column"),
+        (["a", None, "b"], "a row has no value in column 'key'"),
     ],
 )
 def test_ids_that_would_lose_rows_are_refused(

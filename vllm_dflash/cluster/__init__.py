@@ -1,6 +1,6 @@
 """Engines on Ray.
 
-One engine over many nodes: `ray_executor`, `ray_worker`, what they ask of `nodes` and where they
-place workers (`placement`). Many engines: behind one route (`replicas/`), over one dataset
+One engine on many nodes: `ray_executor` and `ray_worker`, the checks of each node (`nodes`) and the
+placement of workers (`placement`). Many engines: behind one route (`replicas/`), for one dataset
 (`batch_run`, `batch_parts`), on one machine (`local_ray`).
 """

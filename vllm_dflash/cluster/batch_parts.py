@@ -1,7 +1,7 @@
-"""What a batch run has finished: parts in a folder, each whole or absent.
+"""The finished parts of a batch run: files in a folder, each complete or absent.
 
-A part is written under another name and then renamed. Its name follows from the rows it holds, so
-a batch that is done twice, because an actor died behind it, takes its own place.
+A part is written under a temporary name and then renamed. Its name is a hash of its row ids, so a
+batch that runs twice, because its actor died after writing it, overwrites its own part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ID = "id"
 
 
 def write_part(out: Path, rows: Sequence[dict[str, Any]], form: str) -> None:
-    """Write rows, each with an `id` of its own, to a part; all of them or none."""
+    """Write rows, each with a unique `id`, to one part: all of them or none."""
     ids = json.dumps([str(row[ID]) for row in rows])
     path = out / f"part-{hashlib.sha256(ids.encode()).hexdigest()[:16]}.{form}"
     unfinished = path.with_name(path.name + UNFINISHED)
@@ -34,12 +34,12 @@ def write_part(out: Path, rows: Sequence[dict[str, Any]], form: str) -> None:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         unfinished.write_text("".join(lines), encoding="utf-8")
     with unfinished.open("rb") as file:
-        os.fsync(file.fileno())  # the name is not to survive a power cut that the rows do not
+        os.fsync(file.fileno())  # a power cut must not leave the name without the rows
     os.replace(unfinished, path)
 
 
 def read_parts(out: Path) -> Iterator[dict[str, Any]]:
-    """All rows of all parts, in no order."""
+    """Yield all rows of all parts, in no particular order."""
     for path in out.glob(f"part-*.{PARQUET}"):
         from pyarrow import parquet
 
@@ -50,32 +50,32 @@ def read_parts(out: Path) -> Iterator[dict[str, Any]]:
 
 
 def finished_ids(out: Path) -> set[str]:
-    """Ids of all rows in the parts, as text."""
+    """Return the ids of all rows in the parts, as strings."""
     return {str(row[ID]) for row in read_parts(out)}
 
 
 def check_claimed(out: Path) -> None:
-    """Where an engine runs: that it sees the folder `claim` was called with.
+    """Check, on an engine's machine, that `out` is the folder `claim` was called with.
 
     Raises:
-        ValueError: it does not, as on another machine.
+        ValueError: it is not, for example on a machine that does not share the storage.
     """
     if not (out / ABOUT).exists():
         raise ValueError(
             f"{out} on {socket.gethostname()} is not the folder this run was started with: put"
-            " --out on storage that all nodes of the cluster share."
+            " --out on storage shared by all nodes of the cluster."
         )
 
 
 def claim(out: Path, about: Mapping[str, Any]) -> None:
-    """Make the folder this run's, or go on with it; what was left unfinished is removed.
+    """Mark the folder as this run's, or resume the run in it. Removes unfinished parts.
 
     Args:
         out: the folder.
-        about: what decides about the rows, as JSON can hold it.
+        about: the settings that determine the rows, as JSON values.
 
     Raises:
-        ValueError: it holds parts of a run with other settings.
+        ValueError: the folder holds parts of a run with other settings.
     """
     out.mkdir(parents=True, exist_ok=True)
     path = out / ABOUT
@@ -88,8 +88,8 @@ def claim(out: Path, about: Mapping[str, Any]) -> None:
         ]
         if changed:
             raise ValueError(
-                f"{out} holds another run: {'; '.join(changed)}. Choose another --out, or the"
-                " settings of then to go on with it."
+                f"{out} holds another run: {'; '.join(changed)}. Choose another --out, or use the"
+                " old settings to resume that run."
             )
     else:
         path.write_text(json.dumps(about, indent=1))

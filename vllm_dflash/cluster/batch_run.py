@@ -1,4 +1,4 @@
-"""A batch run: what is left of a dataset, through a pool of engines, into parts (Ray Data)."""
+"""A batch run: a pool of engines generates for a dataset and writes its parts (Ray Data)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """What is to be done."""
+    """Settings of a batch run."""
 
     data: str
-    """A file: .jsonl, .json, .parquet, or text with a prompt a line; or a folder of Parquet."""
+    """A .jsonl, .json or .parquet file, a text file with one prompt per line, or a folder of
+    Parquet files."""
     out: Path
     model: str
     drafter: str | None
     form: str = "jsonl"
     prompt_column: str = "prompt"
     id_column: str | None = None
-    """None: rows are numbered in the order of the files, which must not change between runs."""
+    """None: rows are numbered in file order, which must not change between runs."""
     max_tokens: int = 96
     temperature: float = 0.0
     max_model_len: int = 1024
@@ -36,56 +37,56 @@ class BatchSettings:
     enforce_eager: bool = False
     engines: int = 1
     threads: int | None = None
-    """Threads of each engine. None: the machine's cores, shared."""
+    """Threads per engine. None: the machine's cores divided by `engines`."""
     gpus: int = 0
-    """GPUs of each engine."""
+    """GPUs per engine."""
     batch: int = 32
-    """Rows in flight in an engine, and in a part."""
+    """Rows in flight per engine, and rows per part."""
     limit: int | None = None
-    """Only the first so many rows."""
+    """Use only this many rows from the start of the dataset."""
 
     def about(self) -> dict[str, Any]:
-        """What decides about the output: a folder holds parts of one such run."""
+        """Settings that determine the output; a folder holds parts of one such run."""
         names = "data model drafter form prompt_column id_column max_tokens temperature"
         return {name: getattr(self, name) for name in f"{names} max_model_len dtype".split()}
 
     @property
     def num_threads(self) -> int:
-        """Threads of one engine."""
+        """Threads per engine."""
         return self.threads or threads_of_each(self.engines)
 
 
 @dataclass
 class BatchResult:
-    """What a run did."""
+    """Counts of a run."""
 
     total: int
-    """Rows of the dataset."""
+    """Rows in the dataset."""
     skipped: int
-    """Done by earlier runs."""
+    """Rows finished by earlier runs."""
     rows: int = 0
-    """Written by this one, those with an error included."""
+    """Rows written by this run, including those with an error."""
     refused: int = 0
-    """Written with an error: their prompts do not fit, or are no text."""
+    """Rows written with an error, because the prompt does not fit or is not text."""
     tokens: int = 0
     drafts: int = 0
     accepted: int = 0
     began: float = float("inf")
     ended: float = float("-inf")
-    """When the first batch began and the last one ended; engines start before that."""
+    """When the first batch began and the last one ended, without the engines' start."""
 
     @property
     def tokens_per_second(self) -> float:
-        """While rows were generated; 0 where none was."""
+        """Throughput from the first batch to the last; 0 if there was none."""
         return self.tokens / (self.ended - self.began) if self.ended > self.began else 0.0
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens of a verify step with drafts; 0 where there was none."""
+        """Mean tokens per verify step with drafts; 0 if there was none."""
         return 1 + self.accepted / self.drafts if self.drafts else 0.0
 
     def add(self, batch: dict[str, Any]) -> None:
-        """Count what an engine said of one batch."""
+        """Add the counts of one batch."""
         for name in ("rows", "refused", "tokens", "drafts", "accepted"):
             setattr(self, name, getattr(self, name) + int(batch[name]))
         self.began = min(self.began, float(batch["began"]))
@@ -93,16 +94,16 @@ class BatchResult:
 
 
 class Generator:
-    """One engine, in an actor that Ray Data hands rows to. Whatever ends the actor ends all of it.
+    """One engine in a Ray Data actor. Its core runs in the actor's process and ends with it.
 
-    Generates for a batch, writes its part, and says what that took.
+    Generates for a batch, writes its part, and returns the counts.
     """
 
     def __init__(self, settings: BatchSettings) -> None:
         """Start the engine.
 
         Raises:
-            ValueError: `out` is not the folder of the run that this machine sees.
+            ValueError: this machine does not see the run's folder at `out`.
         """
         check_claimed(settings.out)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -125,7 +126,7 @@ class Generator:
         self._settings = settings
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """`batch`: columns of the dataset. Returns one row, for `BatchResult.add`."""
+        """Generate for `batch` (columns of the dataset). Returns one row for `BatchResult.add`."""
         began = time.time()
         drafts, accepted = self._count("drafts"), self._count("accepted_tokens")
         prompts = [_plain(prompt) for prompt in batch[self._settings.prompt_column]]
@@ -142,7 +143,7 @@ class Generator:
         }
 
     def _generate(self, ids: list[Any], prompts: list[Any]) -> list[dict[str, Any]]:
-        """A row of the output for each prompt; one that cannot be generated from has an error."""
+        """Return one output row per prompt; rows of unusable prompts have an error."""
         errors = [self._error_of(prompt) for prompt in prompts]
         good = [prompt for prompt, error in zip(prompts, errors, strict=True) if error is None]
         outputs = iter(self._llm.generate(good, self._sampling, use_tqdm=False))
@@ -159,38 +160,40 @@ class Generator:
         return rows
 
     def _error_of(self, prompt: Any) -> str | None:
-        """Why nothing can be generated from this prompt."""
-        if prompt is None or prompt != prompt:  # in a column of numbers and nothing, it is NaN
+        """Say why a prompt is unusable; None if it is fine."""
+        if prompt is None or prompt != prompt:  # NaN: a missing value in a column of numbers
             return "there is no prompt"
         if not isinstance(prompt, str):
-            return f"the prompt is not a text but {prompt!r}"
+            return f"the prompt is not text: {prompt!r}"
         limit = self._settings.max_model_len
         length = len(self._llm.get_tokenizer().encode(prompt))
         fits = 0 < length < limit
         return None if fits else f"{length} tokens; from 1 to {limit - 1} fit max_model_len {limit}"
 
     def _count(self, name: str) -> int:
-        """One of vLLM's counters; 0 in an engine without drafts, which does not have it."""
+        """Read one of vLLM's counters; 0 in an engine without speculative decoding."""
         full_name = f"vllm:spec_decode_num_{name}"
         return sum(one.value for one in self._llm.get_metrics() if one.name == full_name)
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can hold it: numpy's numbers become Python's."""
+    """Convert numpy numbers to Python's, for JSON."""
     return value.item() if hasattr(value, "item") else value
 
 
 def run(settings: BatchSettings, tell: Callable[[BatchResult], None]) -> BatchResult:
-    """Do what is left, in the Ray this process is connected to. `tell` is called after each batch.
+    """Generate for the unfinished rows, on the Ray cluster that this process is connected to.
+
+    `tell` is called before the first batch and after each.
 
     Raises:
-        ValueError: `out` holds another run's parts, the dataset lacks a column, or ids are not
-            one for each row.
+        ValueError: `out` holds another run's parts, the dataset lacks a column, or an id is
+            missing or not unique.
     """
     import ray.data
 
     claim(settings.out, settings.about())
-    # Numbers, and the first so many rows, are to be the same ones next time.
+    # Row numbers, and the rows within `limit`, must be the same in the next run.
     ordered = settings.id_column is None or settings.limit is not None
     ray.data.DataContext.get_current().execution_options.preserve_order = ordered
     rows = read(settings)
@@ -201,14 +204,14 @@ def run(settings: BatchSettings, tell: Callable[[BatchResult], None]) -> BatchRe
     result = BatchResult(total, skipped=total - num_left)
     tell(result)
     if num_left:
-        # So that a task is a batch.
+        # One block per batch, so that each task is one batch.
         blocks = left.repartition(target_num_rows_per_block=settings.batch)
         batches = blocks.map_batches(
             Generator,
             fn_constructor_args=(replace(settings, out=settings.out.absolute()),),
             batch_size=settings.batch,
             compute=ray.data.ActorPoolStrategy(size=settings.engines),
-            # A core less than threads, for tasks that read the data need one, too.
+            # One fewer than its threads: tasks that read the data need a core, too.
             num_cpus=max(0.5, settings.num_threads - 1),
             num_gpus=settings.gpus,
             runtime_env={"env_vars": engine_environment(settings.num_threads)},
@@ -220,7 +223,7 @@ def run(settings: BatchSettings, tell: Callable[[BatchResult], None]) -> BatchRe
 
 
 def read(settings: BatchSettings) -> Dataset:
-    """The dataset's prompts and their ids (column "id")."""
+    """Read the dataset's prompts and their ids (column "id")."""
     import ray.data
 
     paths = settings.data
@@ -240,25 +243,25 @@ def read(settings: BatchSettings) -> Dataset:
         rows = rows.limit(settings.limit)
     if settings.id_column is None:
         rows = rows.select_columns([prompt])
-        return ray.data.range(rows.count()).zip(rows)  # its only column is called "id"
+        return ray.data.range(rows.count()).zip(rows)  # range's only column is called "id"
     rows = rows.select_columns([settings.id_column, prompt])
     return rows if settings.id_column == ID else rows.rename_columns({settings.id_column: ID})
 
 
 def count_ids(rows: Dataset, column: str) -> int:
-    """How many rows there are. `column`: what the user calls that of the ids.
+    """Count the rows and check their ids. `column`: the user's name of the id column, for messages.
 
     Raises:
-        ValueError: a row has no id, or that of another row: one would count as the other.
+        ValueError: a row has no id, or two rows have the same id.
     """
     seen: set[str] = set()
     for row in rows.select_columns([ID]).iter_rows():
         if row[ID] is None:
-            raise ValueError(f"a row has nothing in column {column!r}; ids are needed to resume")
+            raise ValueError(f"a row has no value in column {column!r}; ids are needed to resume")
         if str(row[ID]) in seen:
             raise ValueError(
-                f"column {column!r} holds {row[ID]!r} more than once: without --id-column, rows are"
-                " numbered"
+                f"column {column!r} holds {row[ID]!r} more than once: leave out --id-column to"
+                " number the rows instead"
             )
         seen.add(str(row[ID]))
     return len(seen)

@@ -1,4 +1,4 @@
-"""A Ray of this program's own, which leaves nothing behind, and how engines share its machine."""
+"""A temporary Ray instance on this machine, and how engines share the machine's cores."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 PROXY_CALLBACK = "vllm_dflash.cluster.replicas.client_errors.proxy_middlewares"
-"""What tells clients of a replica that died."""
+"""The middleware that tells clients when a replica died."""
 
 OBJECT_STORE_BYTES = 100 << 20
-"""Prompts and texts: Ray's own default is 30% of the memory."""
+"""Enough for prompts and texts; Ray's default is 30% of the memory."""
 
 LONGEST_PARENT = 24
-"""Characters: Ray puts 72 behind it, and paths of Unix sockets end at 107."""
+"""Characters. Ray appends 72, and the path of a Unix socket has at most 107."""
 
 
 @contextmanager
 def local_ray(
     num_cpus: float | None = None, address: str | None = None, *, show_log: bool = True
 ) -> Iterator[None]:
-    """Start Ray on this machine, or connect to a cluster where `address` names one.
+    """Start Ray on this machine, or connect to the cluster at `address` if given.
 
-    What is started uses `num_cpus` cores (all, by default), ports that are free, and a temporary
-    folder that is removed in the end. `show_log`: what its processes print, on standard output.
+    A new instance uses `num_cpus` cores (default: all), free ports, and a temporary folder that is
+    removed at the end. `show_log`: print the output of its processes to standard output.
     """
-    # Before anything of Ray Serve is imported, which reads it at once; Ray's processes inherit it.
+    # Set before Ray Serve is imported, which reads it at import; Ray's processes inherit it.
     os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", PROXY_CALLBACK)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # A replica's guard and resource tracker are to outlive it for a moment.
+    # A replica's guard and resource tracker must outlive it for a moment.
     os.environ.setdefault("RAY_kill_child_processes_on_worker_exit", "false")
     import ray
 
@@ -56,15 +56,15 @@ def local_ray(
 
 
 def threads_of_each(engines: int) -> int:
-    """The machine's cores, dealt out."""
+    """The machine's cores divided among the engines, at least 1 each."""
     return max(1, (os.cpu_count() or 1) // engines)
 
 
 def engine_environment(threads: int) -> dict[str, str]:
-    """Variables of an engine that shares its machine with others of Ray's.
+    """Environment variables of an engine that shares its machine with other engines on Ray.
 
-    vLLM would bind every engine's threads to the same cores, so none is bound; the rest is what
-    vLLM sets where it binds.
+    vLLM would bind the threads of every engine to the same cores, so binding is off. The other
+    variables are those that vLLM sets when it binds threads.
     """
     return {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

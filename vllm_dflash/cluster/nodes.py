@@ -1,4 +1,4 @@
-"""Has every node what a worker of ours needs? Asked of the nodes before any worker starts."""
+"""Checks that every Ray node has what our workers need, before any worker starts."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 SECONDS_TO_ANSWER = 600.0
-"""A node may have to set up the environment that a job asks for, packages included."""
+"""A node may first have to set up the job's runtime environment, including its packages."""
 
 
 class NodeError(RuntimeError):
-    """Nodes of the cluster cannot run our workers; the message names each, and what to do there."""
+    """Nodes of the cluster cannot run our workers; the message names each one and its remedy."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """What a node answered, or why it did not."""
+    """A node's answer, or why there is none."""
 
     ip: str
     node_id: str
     host: str = "unknown host"
     python: str | None = None
-    """The interpreter that workers run in there; None where there was no answer."""
+    """The node's Python interpreter; None if the node did not answer."""
     installed: Mapping[str, str] = field(default_factory=dict)
-    """What must be the same on all nodes: its name for people, and its version."""
+    """What must be the same on all nodes: display name to version."""
     problem: str = ""
-    """Why nothing can be said of that."""
+    """Why `installed` is incomplete; empty if it is complete."""
     preload_fault: str = ""
-    """Why the engine's LD_PRELOAD cannot be a worker's there."""
+    """Why workers on this node cannot use the engine's LD_PRELOAD; empty if they can."""
 
     @property
     def name(self) -> str:
-        """As people look it up: `ray list nodes` shows the same."""
+        """Address, host and id, as `ray list nodes` shows them."""
         return f"node {self.ip} ({self.host}, id {self.node_id})"
 
 
 def build_probe(preload: Sequence[str] = ()) -> Callable[[], dict[str, Any]]:
-    """What runs on a node. A nested function, for those are sent as code: nothing to import there.
+    """Return the function to run on each node.
 
-    It imports our package, which is light, but only reads vLLM's version, which is not.
-    `preload`: files of the engine's LD_PRELOAD.
+    It is a nested function because Ray sends those as code, so the node need not be able to import
+    this module. It imports our package, which is light, but reads vLLM's version from its file.
+    `preload`: the files in the engine's LD_PRELOAD.
     """
 
     def probe() -> dict[str, Any]:
@@ -63,7 +64,7 @@ def build_probe(preload: Sequence[str] = ()) -> Callable[[], dict[str, Any]]:
         answer = {"host": platform.node(), "python": sys.executable, "installed": installed}
         if missing := [name for name in preload if not os.path.exists(name)]:
             answer["preload_fault"] = f"has no {', '.join(missing)}"
-        elif preload and os.environ.get("LD_PRELOAD"):  # its raylet's
+        elif preload and os.environ.get("LD_PRELOAD"):  # inherited from its raylet
             answer["preload_fault"] = "was started with one already"
         try:
             package = importlib.import_module("vllm_dflash")
@@ -90,7 +91,7 @@ def build_probe(preload: Sequence[str] = ()) -> Callable[[], dict[str, Any]]:
 def ask_nodes(
     placement_group: PlacementGroup, runtime_env: Mapping[str, Any], preload: Sequence[str] = ()
 ) -> list[Node]:
-    """Ask each node of a placement group once, in the environment that its workers will have."""
+    """Probe each node of a placement group once, in the runtime environment of its workers."""
     import ray
     from ray.util import placement_group_table
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -119,12 +120,12 @@ def ask_nodes(
 
 
 def describe_faults(nodes: Sequence[Node], own: Mapping[str, str], extra: str) -> str | None:
-    """What is wrong with these nodes and the command to mend it, for people; None: nothing.
+    """Return a message with each node's fault and the command that fixes it; None if all are fine.
 
     Args:
-        nodes: their answers.
-        own: what is installed where the engine's own process is.
-        extra: of the package, that brings this platform's vLLM.
+        nodes: the nodes' answers.
+        own: what is installed for the engine's own process.
+        extra: the extra of our package that installs this platform's vLLM.
     """
     lines = []
     for node in nodes:
@@ -132,23 +133,23 @@ def describe_faults(nodes: Sequence[Node], own: Mapping[str, str], extra: str) -
         if node.problem:
             fault = f"vllm-dflash cannot run there: {node.problem}"
         elif other:
-            fault = f"it has {other} {node.installed[other]}, the engine {own[other]}"
+            fault = f"it has {other} {node.installed[other]}, the engine has {own[other]}"
         else:
             continue
-        # A pip of outside: an environment that `scripts/setup.sh` made has none.
+        # `pip --python`: environments made by `scripts/setup.sh` have no pip of their own.
         command = f'pip --python {node.python} install ".[{extra}]"'
-        remedy = f"there, in a checkout of the vllm-dflash that the engine has: {command}"
-        silent = "Ray's log of that node says more"
+        remedy = f"on that node, in a checkout of the engine's vllm-dflash version, run: {command}"
+        silent = "see Ray's log on that node"
         lines += [f"  {node.name}: {fault}", f"    {remedy if node.python else silent}"]
     if not lines:
         return None
     return "\n".join(
         [
             f"{len(lines) // 2} of {len(nodes)} nodes of the Ray cluster cannot run workers of"
-            f" vllm-dflash {__version__}. Every node needs the package and the vLLM that the engine"
-            " has:",
+            f" vllm-dflash {__version__}. Every node needs the same vllm-dflash and vLLM as the"
+            " engine:",
             *lines,
-            "Then start the engine again; Ray itself can stay up.",
+            "Then restart the engine; Ray can stay up.",
         ]
     )
 
@@ -156,13 +157,14 @@ def describe_faults(nodes: Sequence[Node], own: Mapping[str, str], extra: str) -
 def check_nodes(
     placement_group: PlacementGroup, runtime_env: Mapping[str, Any], preload: Sequence[str] = ()
 ) -> list[Node]:
-    """Ask, and stop where workers would fail.
+    """Probe the nodes, and raise if workers would fail on any of them.
 
     Returns:
-        What the nodes answered; `preload` is for `Node.preload_fault`.
+        The nodes' answers. `preload` (the files in the engine's LD_PRELOAD) affects only
+        `Node.preload_fault`.
 
     Raises:
-        NodeError: nodes lack the package, or have another build of it or another vLLM.
+        NodeError: nodes lack our package, or have another build of it or another vLLM.
     """
     from vllm.platforms import current_platform
 

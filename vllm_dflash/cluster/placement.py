@@ -1,4 +1,4 @@
-"""Which CPUs of a Ray cluster become workers."""
+"""Places workers on the CPUs of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
 
 SECONDS_TO_RESERVE = 60.0
 SECONDS_TO_BE_FREED = 10.0
-"""How long CPUs that somebody holds are waited for: those of an engine that has just ended."""
+"""How long to wait for CPUs that are still held, such as by an engine that has just exited."""
 
 Place = tuple[int, str, str]
-"""A worker's bundle: index, node and address, as vLLM has them."""
+"""A worker's bundle: its index, node id and node address, in vLLM's format."""
 
 
 def cpus_per_worker(free: Sequence[float], workers: int) -> int:
-    """The most CPUs that every worker can have, if none spans two nodes; 0: there are too few.
+    """Return the most CPUs that every worker can have if none spans two nodes; 0: too few CPUs.
 
-    A tensor-parallel step takes as long as its slowest worker, so all get the same.
+    All workers get the same number, since a tensor-parallel step is as slow as its slowest worker.
 
     Args:
-        free: CPUs of each node.
-        workers: how many are to be placed, several to a node where that gives them more.
+        free: CPUs per node.
+        workers: workers to place; several share a node if that gives each of them more CPUs.
     """
     shares = {int(cpus // count) for cpus in free for count in range(1, workers + 1)} - {0}
     fitting = (n for n in shares if sum(int(cpus // n) for cpus in free) >= workers)
@@ -31,7 +31,7 @@ def cpus_per_worker(free: Sequence[float], workers: int) -> int:
 
 
 def bundles_of_workers(bundles: Sequence[Mapping[str, float]], workers: int) -> list[int]:
-    """Indices of the bundles that workers get: those with the most CPUs, in their order.
+    """Return the indices of the `workers` bundles with the most CPUs, ascending.
 
     Raises:
         ValueError: fewer bundles than workers have a CPU.
@@ -47,7 +47,7 @@ def bundles_of_workers(bundles: Sequence[Mapping[str, float]], workers: int) -> 
 
 
 def placed_bundles(placement_group: PlacementGroup, workers: int) -> list[Place]:
-    """Where workers go, by rank: to this node first."""
+    """Return where workers go, by rank; those on this node come first."""
     import ray
     from ray.util import placement_group_table
 
@@ -60,9 +60,9 @@ def placed_bundles(placement_group: PlacementGroup, workers: int) -> list[Place]
 
 
 def reserve_cpus(workers: int) -> PlacementGroup:
-    """Reserve CPUs for workers on the cluster this process is connected to, spread over its nodes.
+    """Reserve CPUs for workers on the connected Ray cluster, spread over its nodes.
 
-    As many as idle nodes would have; where those are not to be had, of what is free.
+    First tries to share all CPUs of each node; if those cannot be reserved, those that are free.
 
     Raises:
         ValueError: there are too few free CPUs.
@@ -81,6 +81,6 @@ def reserve_cpus(workers: int) -> PlacementGroup:
         nodes = list(available_resources_per_node().values())
     raise ValueError(
         f"{workers} workers need a CPU each, but the Ray cluster's {len(nodes)} nodes have"
-        f" {sum(node.get('CPU', 0) for node in nodes):g} free. `ray status` says what holds them;"
-        " lower the tensor-parallel size, or add nodes."
+        f" {sum(node.get('CPU', 0) for node in nodes):g} free. `ray status` shows what uses"
+        " them. Lower the tensor-parallel size, or add nodes."
     )

@@ -1,8 +1,8 @@
-"""vLLM's executor for Ray, as engines with DFlash use it: nodes are asked before workers start.
+"""vLLM's Ray executor for engines with DFlash: it checks the nodes before workers start.
 
-`DFlashRayExecutor` takes the place of vLLM's own where `--distributed-executor-backend ray` meets
-DFlash. `CPURayExecutor` is for clusters of nodes without accelerators, which vLLM's own refuses;
-its users name it: `--distributed-executor-backend vllm_dflash.cluster.ray_executor.CPURayExecutor`.
+`DFlashRayExecutor` replaces vLLM's own for `--distributed-executor-backend ray` with DFlash.
+`CPURayExecutor` is for nodes without accelerators, which vLLM's own refuses; select it with
+`--distributed-executor-backend vllm_dflash.cluster.ray_executor.CPURayExecutor`.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ if TYPE_CHECKING:
 
 LEAVE = ray.cloudpickle.dumps(leave)
 SECONDS_TO_LEAVE = 3.0
-"""For workers that are asked to; the engine's process itself has 5 s."""
+"""How long to wait for workers to exit; the engine's process itself is given 5 s."""
 
 logger = init_logger("vllm.dflash")
 
 
 class DFlashRayExecutor(RayExecutorV2):
-    """vLLM's Ray executor, which first asks every node whether a worker of ours can run there.
+    """vLLM's Ray executor, which first checks that our workers can run on every node.
 
     Hook 7: vLLM's `distributed_executor_backend` holds this class from the selection of DFlash
-    until the executor is built. The class and not its path, which vLLM takes for an executor
-    without Ray (`ParallelConfig.use_ray`): no nsight, and wrong devices for data-parallel ranks.
-    While it stands there, vLLM compares the setting with "ray" once: `--numa-bind` binds the
-    engine's process to the memory nodes of its own GPUs instead of all. Workers see "ray", as
-    always: several functions there ask for it (`gpu_worker.Worker.init_device`).
+    until the executor is built. It holds the class, not its dotted path, because vLLM takes a path
+    for an executor without Ray (`ParallelConfig.use_ray`): no nsight, and wrong devices for
+    data-parallel ranks. In that time vLLM compares the setting with "ray" once, for `--numa-bind`,
+    which therefore binds the engine's process to the memory nodes of its own GPUs instead of all.
+    Workers see "ray" as usual, which several functions check (`gpu_worker.Worker.init_device`).
     """
 
     def _init_executor(self) -> None:
         check_seams(RAY_EXECUTOR)
         configs = [self.parallel_config]
-        if (speculative := self.vllm_config.speculative_config) is not None:  # has them once more
+        if (speculative := self.vllm_config.speculative_config) is not None:  # has two copies
             configs += [speculative.target_parallel_config, speculative.draft_parallel_config]
         for config in configs:
             config.distributed_executor_backend = "ray"
         super()._init_executor()
 
     def _build_runtime_env(self) -> dict[str, Any]:
-        """What vLLM asks for once, when workers have their places. Raises `NodeError`."""
+        """Check the nodes; vLLM calls this once, after placing the workers. Raises `NodeError`."""
         runtime_env = super()._build_runtime_env()
         check_nodes(self.parallel_config.placement_group, runtime_env)
         return runtime_env
@@ -69,26 +69,25 @@ class DFlashRayExecutor(RayExecutorV2):
 class CPURayExecutor(RayExecutorV2):
     """vLLM's Ray executor for nodes without accelerators.
 
-    Workers get bundles of CPUs, compute with as many threads, and talk through shared memory only
-    if they are on one node. The placement group of the caller, where there is one, must have a
-    bundle with CPUs for each worker; otherwise free CPUs of the cluster are reserved, and given
-    back at the end.
+    Each worker gets a bundle of CPUs and as many threads. Workers use shared memory only with
+    others on their node. If the caller has a placement group, it must have a bundle with CPUs for
+    each worker; otherwise the executor reserves CPUs of the cluster and releases them at the end.
     """
 
     def _init_executor(self) -> None:
         self._own_group: PlacementGroup | None = None
         if not current_platform.is_cpu():
             raise ValueError(
-                "CPURayExecutor is for CPUs. On this platform, vLLM's own does it:"
+                "CPURayExecutor is for CPUs. On this platform, use vLLM's own:"
                 " --distributed-executor-backend ray"
             )
         if envs.VLLM_RAY_BUNDLE_INDICES:
             raise ValueError(
-                "CPURayExecutor chooses the bundles of its workers itself: those with the most"
-                " CPUs. Unset VLLM_RAY_BUNDLE_INDICES, or start the engine in a placement group"
-                " of just the bundles it is to have."
+                "CPURayExecutor gives its workers the bundles with the most CPUs. Unset"
+                " VLLM_RAY_BUNDLE_INDICES, or start the engine in a placement group that has only"
+                " the bundles it should use."
             )
-        check_vllm(RAY_CPU)  # here, for engines without DFlash may use this executor, too
+        check_vllm(RAY_CPU)  # here, because engines without DFlash may use this executor, too
         try:
             places = self._place()
             bundles = self.parallel_config.placement_group.bundle_specs
@@ -104,7 +103,7 @@ class CPURayExecutor(RayExecutorV2):
             raise
 
     def _place(self) -> list[Place]:
-        """Connect to Ray and see to a placement group. Returns where each worker will be."""
+        """Connect to Ray and ensure a placement group. Returns the place of each worker."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # as vLLM does
         if not ray.is_initialized():
             ray.init(runtime_env=self.parallel_config.ray_runtime_env)
@@ -117,15 +116,15 @@ class CPURayExecutor(RayExecutorV2):
 
     @staticmethod
     def _get_actor_resource_kwargs() -> dict[str, Any]:
-        """Nothing besides its place: its bundle has reserved the CPUs."""
+        """No resources of its own: the worker's bundle has reserved the CPUs."""
         return {"num_gpus": 0}
 
     def _build_runtime_env(self) -> dict[str, Any]:
-        """What must be there before a worker's process starts. Raises `NodeError`."""
+        """Add variables that must be set before a worker's process starts. Raises `NodeError`."""
         runtime_env = super()._build_runtime_env()
         variables = runtime_env["env_vars"]
-        variables.setdefault("OMP_NUM_THREADS", str(self._threads))  # Ray's own is 1
-        # What vLLM sets for its processes: Intel OpenMP's threads would spin for 200 ms.
+        variables.setdefault("OMP_NUM_THREADS", str(self._threads))  # Ray's default is 1
+        # As vLLM sets for its own processes: Intel OpenMP's threads would spin for 200 ms.
         variables.setdefault("KMP_BLOCKTIME", os.environ.get("KMP_BLOCKTIME", "5"))
         variables.setdefault("KMP_TPAUSE", os.environ.get("KMP_TPAUSE", "0"))
         preload = os.environ.get("LD_PRELOAD", "")
@@ -136,31 +135,31 @@ class CPURayExecutor(RayExecutorV2):
             variables.setdefault("LD_PRELOAD", preload)
         for node in without:
             logger.warning(
-                "workers do not get the engine's LD_PRELOAD, without which a CPU may be much"
-                " slower: %s %s. Start every node with its own: LD_PRELOAD=... ray start ...",
+                "workers do not get the engine's LD_PRELOAD and may be much slower without it: %s"
+                " %s. Set it when starting each node: LD_PRELOAD=... ray start ...",
                 node.name,
                 node.preload_fault,
             )
         return runtime_env
 
     def _join_monitor_thread(self) -> None:
-        """First thing of vLLM's `shutdown`: let the workers leave, so that they clean up.
+        """Let the workers exit and clean up; vLLM's `shutdown` calls this first.
 
-        What vLLM kills leaves its shared memory behind.
+        Workers that vLLM kills leave their shared memory behind.
         """
         handles = getattr(self, "ray_worker_handles", [])
         running = [handle.run_ref for handle in handles if handle.run_ref is not None]
         queue = getattr(self, "rpc_broadcast_mq", None)
         if running and queue is not None and not self.is_failed and ray.is_initialized():
             deadline = time.monotonic() + SECONDS_TO_LEAVE
-            with contextlib.suppress(Exception):  # whoever stays is killed
+            with contextlib.suppress(Exception):  # vLLM kills the workers that stay
                 queue.enqueue((LEAVE, (), {}, None), timeout=SECONDS_TO_LEAVE)
                 left = max(0.0, deadline - time.monotonic())
                 ray.wait(running, num_returns=len(running), timeout=left)
         super()._join_monitor_thread()
 
     def shutdown(self) -> None:
-        """End the workers and give back the CPUs."""
+        """End the workers and release the CPUs."""
         super().shutdown()
         group, self._own_group = self._own_group, None
         if group is not None and ray.is_initialized():
@@ -169,14 +168,15 @@ class CPURayExecutor(RayExecutorV2):
 
 @contextlib.contextmanager
 def _names_for_cpus(places: list[Place]) -> Iterator[None]:
-    """Part of hook 14, in the engine's process, while our executor for CPUs starts its workers.
+    """Replace three names in vLLM's executor module while our CPU executor starts its workers.
 
-    `RayWorkerProc`, `initialize_ray_cluster` and `get_bundles_sorted_by_node` ask the platform for
-    its accelerator, and a CPU has none. `_init_executor` is the only function of their module that
-    uses them. Ray is connected and workers have their places by then, so nothing is left for the
-    second. No setting does it: with "CPU" for a device, the second refuses bundles of more than
-    one; `VLLM_RAY_BUNDLE_INDICES` would do for the third, but vLLM reads variables once in a
-    process, and hands them to its workers.
+    Part of hook 14, in the engine's process. `RayWorkerProc`, `initialize_ray_cluster` and
+    `get_bundles_sorted_by_node` ask the platform for its accelerator, and a CPU has none. Only
+    `_init_executor` uses them in their module. By then Ray is connected and workers have their
+    places, so `initialize_ray_cluster` has nothing left to do. No setting achieves this: with "CPU"
+    as the device, `initialize_ray_cluster` refuses bundles of more than one;
+    `VLLM_RAY_BUNDLE_INDICES` could replace `get_bundles_sorted_by_node`, but vLLM reads variables
+    once per process and passes them on to its workers.
     """
     ours = {
         "RayWorkerProc": CPURayWorkerProc,

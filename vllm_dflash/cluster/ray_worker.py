@@ -1,4 +1,4 @@
-"""A worker of our Ray executor for CPUs: its cores, its priority, its way to the others."""
+"""The worker of our Ray executor for CPUs: its cores, priority and messages."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from vllm.v1.executor.ray_executor_v2 import RayWorkerProc
 from vllm_dflash.config.thread_binding import VARIABLE, share_of_cores
 
 SECONDS_OF_A_NAP = 50e-6
-"""A step of a small model takes 2 ms."""
+"""Short beside a step, which takes 2 ms for a small model."""
 
 logger = init_logger("vllm.dflash")
 
 
 class CPURayWorkerProc(RayWorkerProc):
-    """A worker in a Ray actor on a node of CPUs."""
+    """A worker in a Ray actor on a node without accelerators."""
 
     def get_node_and_physical_gpu_ids(self) -> tuple[str, list[int]]:
-        """The node, and this worker's rank: the executor numbers a node's workers by it."""
+        """Return the node id and, as a device id, the rank: vLLM numbers a node's workers by it."""
         return ray.get_runtime_context().get_node_id(), [self._init_kwargs["rank"]]
 
     def initialize_worker(
@@ -37,22 +37,22 @@ class CPURayWorkerProc(RayWorkerProc):
         driver_env_vars: dict[str, str] | None = None,
         assigned_physical_gpu_ids: list[int] | None = None,
     ) -> None:
-        """Load the model, on this worker's share of the node's cores.
+        """Load the model, using this worker's share of the node's cores.
 
         Args:
-            local_rank: among the workers of this node.
-            env_vars: variables to set.
-            distributed_init_method: where all workers meet.
-            driver_env_vars: variables of the engine's process, for those the node has not set.
+            local_rank: this worker's rank among the workers of its node.
+            env_vars: environment variables to set.
+            distributed_init_method: address at which all workers meet.
+            driver_env_vars: variables of the engine's process, used if the node has not set them.
             assigned_physical_gpu_ids: ranks of all workers of this node.
         """
         driver = dict(driver_env_vars or {})
-        driver.pop("LD_PRELOAD", None)  # too late: vLLM would believe what is not loaded
-        take_full_priority()  # threads that this one starts from now on inherit it
+        driver.pop("LD_PRELOAD", None)  # too late to load it, but vLLM would think it is loaded
+        take_full_priority()  # inherited by threads that start from now on
         binding = os.environ.get(VARIABLE) or driver.get(VARIABLE) or "auto"
         keep_to_cores(binding, local_rank, len(assigned_physical_gpu_ids or [0]))
-        # vLLM's workers use shared memory if they agree on what stands behind the last colon.
-        # That is a port, the same on all nodes; torch reads the address and ignores the rest.
+        # vLLM's workers use shared memory if they agree on what follows the last colon. That is a
+        # port, the same on all nodes, so add the node; torch ignores what follows the address.
         node = ray.get_runtime_context().get_node_id()
         meeting_point = f"{distributed_init_method}?node={node}"
         super().initialize_worker(local_rank, env_vars, meeting_point, driver)
@@ -60,7 +60,7 @@ class CPURayWorkerProc(RayWorkerProc):
 
 
 def take_full_priority() -> None:
-    """Ray starts workers with a niceness of 15, so that others get their cores first."""
+    """Undo Ray's niceness of 15 for workers, which lets other processes have their cores first."""
     if os.getpriority(os.PRIO_PROCESS, 0) <= 0:
         return
     try:
@@ -74,10 +74,10 @@ def take_full_priority() -> None:
 
 
 def keep_to_cores(binding: str, local_rank: int, local_workers: int) -> None:
-    """Compute on this worker's share only; see `share_of_cores`.
+    """Bind this process to its share of the node's cores; see `share_of_cores`.
 
     Raises:
-        ValueError: the node does not have these cores, or not for this process.
+        ValueError: the node lacks these cores, or this process may not use them.
     """
     chosen = share_of_cores(get_allowed_cpu_list(), binding, local_rank, local_workers)
     if chosen is None:
@@ -88,19 +88,19 @@ def keep_to_cores(binding: str, local_rank: int, local_workers: int) -> None:
             f"{VARIABLE}={binding!r} names cores {absent} of {platform.node()}, which a worker may"
             f" not use there. It may use {sorted(os.sched_getaffinity(0))}."
         )
-    os.sched_setaffinity(0, chosen)  # threads that start from now on inherit it
+    os.sched_setaffinity(0, chosen)  # inherited by threads that start from now on
     if torch.get_num_threads() > len(chosen):
         torch.set_num_threads(len(chosen))
 
 
 def nap_while_waiting(queue: MessageQueue | None) -> None:
-    """A reader of shared memory naps instead of spinning: its core is for those who compute.
+    """Make a reader of shared memory sleep briefly instead of spinning, to leave its core free.
 
-    vLLM's asks again and again for the second after a message, and yields in between. That helps
-    its own processes; but Linux shares its time out by session first (autogroups), and those that
-    Ray has started are in another than the engine: it keeps half a core of them.
+    For a second after each message, vLLM's reader polls and yields. Yielding helps vLLM's own
+    processes, but Linux divides time by session first (autogroups), and Ray's workers are in
+    another session than the engine, so the spinning engine would take half a core from them.
 
-    Part of hook 14: `SpinCondition.wait`, replaced on the instance. Other readers are let be.
+    Part of hook 14: replaces `SpinCondition.wait` on the instance. Readers of other kinds stay.
     """
     if queue is None or not queue._is_local_reader:
         return
@@ -117,5 +117,5 @@ def nap_while_waiting(queue: MessageQueue | None) -> None:
 
 
 def leave(worker: Any) -> None:
-    """End a worker's loop, and with it its actor: what the executor asks all of them in the end."""
+    """End a worker's loop, and with it its actor; the executor sends this to all at the end."""
     raise SystemExit

@@ -1,1 +1,1 @@
-"""What a user runs beside an engine: the `vllm-dflash` command. Nothing else imports it."""
+"""The `vllm-dflash` command. Nothing else imports it."""

@@ -1,4 +1,4 @@
-"""Types of arguments that several commands take."""
+"""Types and options of arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import AllowInfNan, Field, NonNegativeFloat, PositiveInt, TypeAdap
 
 
 def _number(kind: Any, words: str) -> Callable[[str], Any]:
-    """The type of an argument that is a number of such a kind, as pydantic reads it."""
+    """Return an argparse type for numbers that pydantic accepts as `kind`; errors name `words`."""
     adapter = TypeAdapter[Any](kind)
 
     def parse(text: str) -> Any:
@@ -25,15 +25,15 @@ def _number(kind: Any, words: str) -> Callable[[str], Any]:
 
 
 positive = _number(PositiveInt, "positive whole number")
-whole = _number(Annotated[int, Field(ge=0)], "whole number of 0 or more")
+whole = _number(Annotated[int, Field(ge=0)], "non-negative whole number")
 duration = _number(Annotated[float, Field(gt=0, allow_inf_nan=False)], "positive number of seconds")
-not_negative = _number(Annotated[NonNegativeFloat, AllowInfNan(False)], "number of 0 or more")
-"""Finite: as a limit, anything else would let everything or nothing pass."""
-share = _number(Annotated[float, Field(gt=0, le=1)], "number above 0 and up to 1")
+not_negative = _number(Annotated[NonNegativeFloat, AllowInfNan(False)], "non-negative number")
+"""Finite, since infinity or NaN as a limit would let everything or nothing pass."""
+share = _number(Annotated[float, Field(gt=0, le=1)], "number above 0 and at most 1")
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """An object in JSON."""
+    """Parse a JSON object."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -44,7 +44,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def add_number(options: argparse._ActionsContainer, name: str, default: int, about: str) -> None:
-    """An option that takes a positive whole number."""
+    """Add an option that takes a positive whole number."""
     about = f"{about} (default: {default})"
     options.add_argument(name, type=positive, default=default, metavar="N", help=about)
 
@@ -56,39 +56,42 @@ def add_numbers(
     about: str,
     nargs: str = "*",
 ) -> None:
-    """An option that takes several positive whole numbers; with `nargs="+"`, one at least."""
+    """Add an option that takes positive whole numbers; at least one with `nargs="+"`."""
     about = f"{about} (default: {' '.join(map(str, default)) or 'none'})"
     options.add_argument(name, type=positive, nargs=nargs, default=default, metavar="N", help=about)
 
 
 def add_folder(options: argparse._ActionsContainer, name: str, default: str, about: str) -> None:
-    """An option that takes a folder."""
+    """Add an option that takes a folder."""
     about = f"{about} (default: {default})"
     options.add_argument(name, type=Path, default=Path(default), metavar="FOLDER", help=about)
 
 
 def add_models(options: argparse._ActionsContainer) -> None:
-    """Options for a pair of the user's, where it is not the demo pair."""
-    options.add_argument("--target", help="folder or repository of the target; needs --drafter")
-    options.add_argument("--drafter", help="folder or repository of the drafter")
+    """Add options for a pair to use instead of the demo pair."""
+    about = "path or Hugging Face name of the target (requires --drafter)"
+    options.add_argument("--target", help=about)
+    about = "path or Hugging Face name of the drafter (requires --target)"
+    options.add_argument("--drafter", help=about)
 
 
 def add_prompts(
     options: argparse._ActionsContainer, default: str, nargs: str | None = None
 ) -> None:
-    """A file of prompts, or `nargs` of them; `default` says in words which are taken without."""
-    about = f'lines of {{"prompt": "..."}} or of plain text (default: {default})'
+    """Add `--prompts` for one file or `nargs` files; `default` describes the default in words."""
+    about = f'file with one prompt per line: {{"prompt": "..."}} or plain text (default: {default})'
     options.add_argument("--prompts", type=Path, nargs=nargs, metavar="FILE", help=about)
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
-    """The drafter and its target, and options that say how the drafter is read."""
-    parser.add_argument("drafter", help="folder or repository of the drafter")
-    parser.add_argument("--target", required=True, help="folder or repository of the target")
+    """Add the drafter, its target, and options for reading the drafter."""
+    parser.add_argument("drafter", help="path or Hugging Face name of the drafter")
+    about = "path or Hugging Face name of the target"
+    parser.add_argument("--target", required=True, help=about)
     parser.add_argument("--revision", help="revision of the drafter's repository")
     parser.add_argument(
         "--drafter-overrides",
         type=json_object,
         metavar="JSON",
-        help="fields to use instead of those in the drafter's config.json",
+        help="fields that override those of the drafter's config.json",
     )

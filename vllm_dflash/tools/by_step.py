@@ -1,4 +1,4 @@
-"""A text step by step, as `demo` shows it: what each step of an engine brought."""
+"""Generates a text step by step, for `demo`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from vllm_dflash.tools.stepped_engine import SteppedEngine
 
 MOST_IN_A_STEP = 64
-"""Tokens; no block of a drafter is as long."""
+"""Tokens; longer than any drafter's block."""
 INCOMPLETE = "\ufffd"
 
 
@@ -17,11 +17,11 @@ def write_by_step(
     prompt: Sequence[int],
     tokens: int,
 ) -> Iterator[list[str]]:
-    """The text of each token, by the step of the engine that brought it, as they come.
+    """Yield the texts of the new tokens, one list per engine step.
 
-    The last token of a step is the target's own (the bonus token), those before it are accepted
-    drafts. Of a character in several tokens, the last one has all. All steps are whole, so there
-    may be some tokens more than asked for; the token that ends a text has none itself.
+    The last token of a step is the target's own (the bonus token); those before it are accepted
+    drafts. A character made of several tokens is the text of the last of them. Steps are never cut,
+    so there may be a few more than `tokens` tokens. A token that ends the text has an empty text.
     """
     engine.add("by step", prompt, tokens + MOST_IN_A_STEP)
     written: list[int] = []

@@ -1,4 +1,4 @@
-"""Command line: `vllm-dflash COMMAND`. Each command stands in the package of its name."""
+"""The command line `vllm-dflash COMMAND`. Each command is in the package of its name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError, EngineDied) as error:
         complain(parsed.command, error)
         return COULD_NOT_RUN
-    except Exception as error:  # a bug; Python's own exit code would read as a verdict
+    except Exception as error:  # a bug; Python's own exit code, 1, would read as a verdict
         traceback.print_exc()
         complain(parsed.command, error)
         return COULD_NOT_RUN

@@ -1,4 +1,4 @@
-"""What the commands print, for a person who looks or for a pipe, and how they end."""
+"""How commands print, to a terminal or a pipe, and how they end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ WIDTH_OF_FILES = 120
 
 
 def output_console() -> Console:
-    """Standard output: as wide as the terminal, or wide enough for the tables in a file."""
+    """Return standard output: as wide as the terminal, or 120 columns in a file."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
 
 
 def print_report(tables: Iterable[Table], notes: Iterable[str] = ()) -> None:
-    """Tables where a person looks, plain text elsewhere; then lines of text as they are."""
+    """Print tables, drawn on a terminal and as plain text elsewhere, then the notes."""
     if sys.stdout.isatty():
         console = output_console()
         for table in tables:
@@ -41,13 +41,13 @@ def print_report(tables: Iterable[Table], notes: Iterable[str] = ()) -> None:
 
 
 def complain(command: str, message: object) -> None:
-    """Say on standard error why a command did not do what it was asked for."""
+    """Print to standard error why a command failed."""
     print(f"vllm-dflash {command}: {message}", file=sys.stderr)
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """A time limit or a cancelled job ends this as Ctrl-C does: with all that it has started."""
+    """Let SIGTERM, as from a time limit, end the command and what it started, like Ctrl-C."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         yield

@@ -1,4 +1,4 @@
-"""The dtype of the engines that a command starts, unless its user names one."""
+"""The default dtype of the engines that a command starts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.tools.progress import Progress
 
 IN_FLOAT32 = (
-    "this CPU has no instructions for bfloat16 (AVX-512 BF16), which makes it several times slower"
-    " than float32: the engines run in float32 (--dtype auto: as they are served)"
+    "this CPU has no bfloat16 instructions (AVX-512 BF16), so bfloat16 is several times slower than"
+    " float32: the engines run in float32 (--dtype auto: run them as `vllm serve` would)"
 )
 
 
 def emulates_bfloat16() -> bool:
-    """Whether vLLM runs on an x86 CPU that computes bfloat16 in float32, step by step."""
+    """Whether vLLM runs on an x86 CPU without bfloat16 instructions, which emulates them."""
     import torch
     from vllm.platforms import current_platform
 
@@ -26,23 +26,23 @@ def emulates_bfloat16() -> bool:
 
 
 def is_quantised(model: str) -> bool:
-    """Whether its config says so: most of vLLM's quantised layers have no float32."""
+    """Whether a model's config says so; most of vLLM's quantised layers do not run in float32."""
     try:
         return bool(load_config(model).get("quantization_config"))
-    except DrafterError:  # the engine will say what is wrong with it
+    except DrafterError:  # the engine will report what is wrong
         return False
 
 
 def choose_dtype(
     given: str | None, progress: Progress, target: str, flags: Sequence[str] = ()
 ) -> dict[str, str]:
-    """The engine argument `dtype`, or none where the model's own will do; says why.
+    """Return the engine argument `dtype`; empty to leave the choice to vLLM.
 
     Args:
-        given: by the user of the command.
-        progress: told why.
+        given: the command's `--dtype`, if any.
+        progress: told if float32 is chosen, and why.
         target: folder or repository.
-        flags: of `vllm serve`, which may name it, too.
+        flags: flags of `vllm serve`, which may include `--dtype`.
     """
     if given is not None:
         return {"dtype": given}

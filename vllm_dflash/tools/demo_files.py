@@ -1,4 +1,4 @@
-"""The demo pair's files: in a clone of the repository, or as they come with the package."""
+"""Finds the demo pair's files, in a clone of the repository or in the installed package."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import shutil
 from pathlib import Path
 
 IN_A_CLONE = Path("models/demo")
-"""Where all examples of the documentation look for it."""
+"""Where the documentation's examples expect the demo pair."""
 INSTALLED = Path(__file__).parent.parent / "demo_pair"
-"""In a clone a link to `models/demo`; a wheel has the files themselves."""
+"""A link to `models/demo` in a clone; a wheel contains the files."""
 PARTS = ("README.md", "held_out.jsonl", "target", "drafter")
-"""What a wheel has of it."""
+"""Files and folders of the demo pair that a wheel contains."""
 
 
 def demo_folder() -> Path:
-    """Where the demo pair is, named as briefly as can be."""
+    """Return the demo pair's folder, as a short relative path if possible."""
     return IN_A_CLONE if (IN_A_CLONE / "target").is_dir() else INSTALLED
 
 
 def unpack_demo(goal: Path = IN_A_CLONE) -> bool:
-    """Copy the pair to where the examples look for it. False where something is there already."""
+    """Copy the demo pair to `goal`. Returns False, copying nothing, if `goal` exists."""
     if goal.exists():
         return False
-    part = goal.with_name(f"{goal.name}.part")  # what is broken off does not count as there
+    part = goal.with_name(f"{goal.name}.part")  # so that an interrupted copy is not taken for it
     shutil.rmtree(part, ignore_errors=True)
     for name in PARTS:
         source, copy = INSTALLED / name, part / name

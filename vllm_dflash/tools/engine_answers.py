@@ -1,7 +1,7 @@
-"""An engine as the commands use it: how it starts, and all that is asked of it.
+"""The commands' interface to an engine: starting it, and every question it answers.
 
-An `EngineAnswers` is used in the engine's own process, or through `EngineProcess` from another one.
-So what goes in and out is plain, and JSON can carry it; tuples arrive as lists.
+An `EngineAnswers` is used in the engine's own process, or from another one through
+`EngineProcess`. Arguments and results are therefore JSON values; tuples arrive as lists.
 """
 
 from __future__ import annotations
@@ -29,49 +29,49 @@ if TYPE_CHECKING:
 SPEC_METRICS = "vllm:spec_decode_num_"
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_CLOSE = 30.0
-"""For an engine's own processes. vLLM's limit is 5 s; what it kills leaves shared memory behind."""
+"""For an engine's processes. vLLM's limit is 5 s; those it kills leave shared memory behind."""
 
 
 class Facts(TypedDict):
-    """About an engine."""
+    """Facts about an engine."""
 
     dtype: str
     max_model_len: int
     max_num_seqs: int
     cache_tokens: int
-    """That its cache holds, if all of its layers are of one kind."""
+    """Tokens that the KV cache holds, if all layers are of one kind."""
     stop_tokens: list[int]
     """Tokens that end a text."""
     has_chat_template: bool
     drafter: str | None
-    """Who drafts; None: nobody."""
+    """The package that drafts, and its version; None without speculative decoding."""
     versions: dict[str, str]
 
 
 class Request(NamedTuple):
-    """Tokens to continue, greedily."""
+    """Tokens to continue greedily."""
 
     tokens: Sequence[int]
     max_tokens: int
     scored: int | None = None
-    """A token whose regret as the next one is wanted."""
+    """A token whose regret as the next one to report."""
     ignore_eos: bool = False
-    """Whether it goes on behind the end of a text."""
+    """Whether to continue after the end-of-text token."""
 
 
 class Finished(NamedTuple):
-    """A request that is done."""
+    """A finished request."""
 
     number: int
-    """Which of those submitted, from 0."""
+    """Its index among the submitted requests, from 0."""
     tokens: list[int]
-    """A stop token included."""
+    """New tokens, including the stop token if there is one."""
     regret: float | None
-    """Regret of the request's `scored`, in nat."""
+    """Regret of the request's `scored` token, in nat."""
 
 
 class EngineAnswers(SteppedEngine):
-    """Each public method is a question."""
+    """An engine's answers: each public method is a question."""
 
     closed, swing, decoding = measure_closed, measure_swing, measure_decoding
     answers = measure_answers
@@ -86,11 +86,11 @@ class EngineAnswers(SteppedEngine):
 
     @classmethod
     def start(cls, model: str, flags: list[str] | None = None, **arguments: Any) -> Self:
-        """An engine of a target in this process; `arguments` are more of vLLM's engine arguments.
+        """Start an engine for a target in this process. `arguments`: more engine arguments of vLLM.
 
-        With `flags` of `vllm serve`, be they none, the engine is a server's, whose batches are of
-        other sizes than those of `LLM`, and it has statistics; flags of the server itself mean
-        nothing.
+        If `flags` is given, even empty, the engine is set up as `vllm serve` with these flags would
+        do it, so its default batch sizes differ from those of `LLM`, and it keeps statistics. Flags
+        of the HTTP server have no effect.
 
         Raises:
             SystemExit: a flag is unknown.
@@ -102,7 +102,7 @@ class EngineAnswers(SteppedEngine):
         return cls(LLM(model, **arguments).llm_engine)
 
     def facts(self) -> Facts:
-        """What it is; the first question waits until it has started."""
+        """Return facts about the engine."""
         import torch
         import vllm
         from vllm import SamplingParams
@@ -133,8 +133,10 @@ class EngineAnswers(SteppedEngine):
         )
 
     def encode(self, texts: list[str], template: dict[str, Any] | None = None) -> list[list[int]]:
-        """Tokens of each text, as a prompt; with a `template` as a user's message, through the chat
-        template as a server applies it, with these arguments more.
+        """Tokenize each text as a prompt.
+
+        If `template` is given, each text is a user's message, to which the chat template is applied
+        as a server does it, with `template` as extra arguments.
 
         Raises:
             ValueError: the target has no chat template.
@@ -152,19 +154,19 @@ class EngineAnswers(SteppedEngine):
         return [list(prompt["prompt_token_ids"]) for prompt in prompts]
 
     def decode(self, tokens: list[int]) -> list[str]:
-        """The text of each token."""
+        """Return the text of each token."""
         tokenizer = self._engine.get_tokenizer()
         return [tokenizer.decode([token]) for token in tokens]
 
     def dflash_stats(self) -> list[dict[str, Any]]:
-        """Counters of each of our workers since the engine started; other engines die of it."""
+        """Return each worker's counters since the engine started. Other engines crash on this."""
         return self._engine.collective_rpc("dflash_stats")
 
     def counts(self) -> dict[str, float]:
-        """vLLM's counters of speculative decoding since it started, if it has statistics.
+        """Return vLLM's counters of speculative decoding since the engine started.
 
-        drafts (steps of a request that verified any), draft_tokens, accepted_tokens. Empty without
-        speculative decoding.
+        drafts (a request's steps that verified any), draft_tokens, accepted_tokens. Empty without
+        speculative decoding. Needs an engine with statistics.
         """
         return {
             metric.name.removeprefix(SPEC_METRICS): metric.value
@@ -177,14 +179,14 @@ class EngineAnswers(SteppedEngine):
         self._engine.engine_core.shutdown(timeout=SECONDS_TO_CLOSE)
 
     def submit(self, requests: Sequence[Request], concurrency: int) -> None:
-        """Queue requests; so many of them are worked on at a time. The last ones are finished."""
+        """Queue requests, to run `concurrency` at a time. Earlier ones must be finished."""
         assert not self._waiting
         assert not self._running
         self._waiting.extend(enumerate(Request(*one) for one in requests))
         self._concurrency = concurrency
 
     def advance(self, seconds: float) -> list[Finished]:
-        """Work for about so long, or until all is done. Returns what was finished meanwhile."""
+        """Run for about this long or until all requests are done. Returns those that finished."""
         deadline = time.monotonic() + seconds
         finished: list[Finished] = []
         while (self._waiting or self._running) and time.monotonic() < deadline:
@@ -211,10 +213,10 @@ class EngineAnswers(SteppedEngine):
         concurrency: int | None = None,
         template: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The tokens that follow, greedily; their throughput; and what `counts` counted meanwhile.
+        """Continue prompts greedily. Returns token ids, throughput, and the increase of `counts`.
 
-        So many prompts at a time, by default all of them; see `encode`. Needs an engine with
-        statistics.
+        `concurrency`: prompts at a time (default: all). `template`: see `encode`. Needs an engine
+        with statistics.
         """
         requests = [Request(one, tokens) for one in self.encode(prompts, template)]
         before, started = self.counts(), time.perf_counter()
@@ -227,31 +229,33 @@ class EngineAnswers(SteppedEngine):
         }
 
     def begin_text(self, prompt: str, tokens: int, template: dict[str, Any] | None = None) -> None:
-        """Begin a text that `next_step` tells step by step; prompts as for `encode`."""
+        """Begin a text, to be read with `next_step`. `template`: see `encode`."""
         (encoded,) = self.encode([prompt], template)
         decode = self._engine.get_tokenizer().decode
         self._steps = write_by_step(self, decode, encoded, tokens)
 
     def next_step(self) -> list[str] | None:
-        """See `write_by_step`; None after the last."""
+        """Return the next step's texts (see `write_by_step`); None after the last step."""
         return next(self._steps, None)
 
     # --- workers with an extension ------------------------------------------------------------
 
     def step_times(self) -> dict[str, float]:
-        """What steps took since this was first asked. The workers are `TimedSteps`."""
+        """Return times of steps since the first call. Needs `TimedSteps` as worker extension."""
         return self._engine.collective_rpc("step_times")[0]
 
     def where(self, **load: Any) -> dict[str, Any]:
-        """As `decoding`, or as `answers` where such are asked for, with the `step_times` of it as
-        `spent`."""
+        """Measure `answers` if `load` has any, otherwise `decoding`.
+
+        `spent` in the result is the increase of `step_times`.
+        """
         measure = self.answers if "answers" in load else self.decoding
         return measure(read=self.step_times, **load)
 
     def record(self, token_ids: list[int], tokens: int, file: str) -> list[int]:
-        """The tokens that follow these, greedily; what was computed meanwhile goes to the file.
+        """Continue tokens greedily, and write a recording of the drafting to the file.
 
-        Its workers are `RecordedDrafting`.
+        Needs `RecordedDrafting` as worker extension.
         """
         self._engine.collective_rpc("record_drafting")
         (written,) = complete(self, [Request(token_ids, tokens, ignore_eos=True)], 1)
@@ -260,7 +264,10 @@ class EngineAnswers(SteppedEngine):
 
 
 def _regret(output: Output, token: int) -> float:
-    """Regret of a token as the first one. The likeliest token is always among those listed."""
+    """Return the regret of a token as the first new one, in nat.
+
+    vLLM always lists the likeliest token, too.
+    """
     first = output.logprobs[0]
     return max(one.logprob for one in first.values()) - first[token].logprob
 
@@ -271,7 +278,7 @@ def complete(
     concurrency: int,
     on_finished: Callable[[int], None] = lambda count: None,
 ) -> list[Finished]:
-    """Run requests to their ends, in the order given. `on_finished` is told how many are done."""
+    """Run requests and return them in the given order. `on_finished` gets the number finished."""
     engine.submit(requests=requests, concurrency=concurrency)
     finished: dict[int, Finished] = {}
     while len(finished) < len(requests):
@@ -294,8 +301,8 @@ def _start_server(flags: list[str], arguments: dict[str, Any]) -> LLMEngine:
     speculative = (parsed.speculative_config, parsed.spec_method, parsed.spec_model)
     other_target = parsed.model_tag not in (None, arguments["model"])
     if other_target or any(one is not None for one in speculative):
-        parser.error("the target and the speculative config are not among the flags after --")
-    parsed.model = arguments["model"]  # offline, vLLM looks its own default up at once
+        parser.error("the flags after -- must not set the target or the speculative config")
+    parsed.model = arguments["model"]  # set early: offline, vLLM looks up its default at once
     engine = EngineArgs.from_cli_args(parsed)
     for name, value in {"disable_log_stats": False, **arguments}.items():
         setattr(engine, name, value)

@@ -1,10 +1,10 @@
-"""One vLLM engine in a process of its own, driven by JSON lines over a pair of pipes.
+"""Runs one vLLM engine in its own process, driven by JSON lines over a pair of pipes.
 
-Engines of different kinds can so follow each other or live side by side; an idle one waits for its
-input. vLLM's own start cannot be interrupted safely: a Ctrl-C that reaches one of its processes
-while that starts leaves the others waiting for it. So all of them live in a session that Ctrl-C
-does not reach, and are ended as one: by the command that started them or, where somebody has killed
-that, by themselves.
+This lets a command run different engines one after the other or side by side; an idle engine waits
+for input. vLLM's start cannot be interrupted safely: if Ctrl-C reaches one of its processes during
+its start, the others wait for it forever. So an engine's processes are in their own session, which
+Ctrl-C does not reach. They end together: the command ends them or, if the command was killed, they
+end by themselves.
 """
 
 from __future__ import annotations
@@ -35,28 +35,27 @@ if TYPE_CHECKING:
 START = "vllm_dflash.tools.engine_answers:EngineAnswers.start"
 SECONDS_TO_LEAVE = 2 * SECONDS_TO_CLOSE
 SECONDS_TO_STOP = 10.0
-"""For a child that is interrupted, because nobody waits for its answer any more, or whose parent is
-gone."""
+"""For a child whose answer is no longer wanted, or whose parent is gone."""
 LAST_LINES = 15
-"""Lines that are shown of a log without errors."""
+"""Lines shown from the end of a log without errors."""
 ERROR_LINE = re.compile(
     r"^(?:\(\w+ pid=\d+\) )?(?:\[rank\d+\]: )?(?:ERROR [^]]*\] )?"
     r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: .*)?)$",
     re.MULTILINE,
 )
-"""The last line of a traceback, with or without what vLLM and PyTorch put before it."""
+"""The last line of a traceback, with or without the prefixes of vLLM and PyTorch."""
 
 
 def errors_in(log: str) -> list[str]:
-    """The errors a log names, each of them once: the root cause first, then what it led to."""
+    """Return the distinct errors in a log, in order: the root cause first, then its effects."""
     return list(dict.fromkeys(match.group(1) for match in ERROR_LINE.finditer(log)))
 
 
 class EngineDied(RuntimeError):
-    """A child ended before it answered. The message names its errors, the root cause first."""
+    """A child ended before it answered. The message lists its errors, the root cause first."""
 
     def __init__(self, log: Path) -> None:
-        """`log` is that of the child; the message says where it lies."""
+        """`log`: the child's log, which the message points to."""
         text = log.read_text(errors="replace")
         lines = ["an engine died:", *errors_in(text)]
         if len(lines) == 1:
@@ -66,7 +65,7 @@ class EngineDied(RuntimeError):
 
 @contextlib.contextmanager
 def temporary_logs(prefix: str) -> Iterator[Path]:
-    """A folder for logs, which is kept only where an engine died."""
+    """Create a temporary folder for logs; it is kept only if an engine died."""
     folder, is_kept = Path(tempfile.mkdtemp(prefix=prefix)), False
     try:
         yield folder
@@ -92,16 +91,16 @@ class EngineProcess:
         """Start the process; the engine is ready when it first answers.
 
         Args:
-            log: everything vLLM prints goes to this file.
-            start: "module:callable", called in the process with the arguments. What it returns has
-                the questions as public methods; `close` is called in the end.
-            environment: variables that the process does not share with this one.
-            arguments: which JSON can hold; see `EngineAnswers.start`.
+            log: file for everything that vLLM prints.
+            start: "module:callable", called in the process with the arguments. Public methods of
+                the object it returns are the questions; its `close` is called at the end.
+            environment: variables to set for the process, which override those of this one.
+            arguments: JSON values; see `EngineAnswers.start`.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         self._busy = True
-        """Whether it starts, or is at a question."""
+        """Whether the engine is starting or answering."""
         self._patience = SECONDS_TO_LEAVE
         with log.open("w") as file:
             self._process = subprocess.Popen(
@@ -111,7 +110,7 @@ class EngineProcess:
                 stderr=file,
                 text=True,
                 env=os.environ | (environment or {}),
-                # A group of its own: Ctrl-C is for the command, which ends its children.
+                # Ctrl-C must reach only the command, which then ends its children.
                 start_new_session=True,
             )
         assert self._process.stdin is not None
@@ -120,7 +119,7 @@ class EngineProcess:
 
     @property
     def answers(self) -> EngineAnswers:
-        """Asked like the object in the process; arguments are named. Raises as `ask` does."""
+        """A proxy of the object in the process; pass arguments by name. Raises as `ask` does."""
         return cast("EngineAnswers", _Asked(self))
 
     def ask(self, question: str, **arguments: Any) -> Any:
@@ -129,21 +128,21 @@ class EngineProcess:
         The first one waits until the engine has started.
 
         Raises:
-            ValueError: the engine refused its arguments (then there is none), or this question.
-            EngineDied: there will be no answer.
+            ValueError: the engine refused its arguments and did not start, or refused the question.
+            EngineDied: the engine ended without answering.
         """
         self.send(question, **arguments)
         return self.receive()
 
     def send(self, question: str, **arguments: Any) -> None:
-        """The first half of `ask`: whoever has several engines need not wait for each in turn."""
+        """Send a question without waiting, for callers with several engines; then `receive`."""
         self._busy = True
-        with contextlib.suppress(BrokenPipeError):  # dead already: there is no answer either
+        with contextlib.suppress(BrokenPipeError):  # already dead; `receive` will say so
             self._questions.write(json.dumps([question, arguments]) + "\n")
             self._questions.flush()
 
     def receive(self) -> Any:
-        """The second half of `ask`; raises what that raises."""
+        """Wait for the answer to `send`. Raises as `ask` does."""
         line = self._answers.readline()
         if not line:
             raise EngineDied(self._log)
@@ -154,10 +153,10 @@ class EngineProcess:
         return message["answer"]
 
     def dismiss(self) -> None:
-        """It may leave, whatever it does. Several can do so at once; `__exit__` waits for each."""
+        """Ask the process to exit, without waiting; `__exit__` waits."""
         with contextlib.suppress(BrokenPipeError):
             self._questions.close()
-        if self._busy:  # nobody waits any more for what it does
+        if self._busy:  # its answer is no longer wanted
             self._busy, self._patience = False, SECONDS_TO_STOP
             self._process.send_signal(signal.SIGINT)
 
@@ -169,15 +168,15 @@ class EngineProcess:
             self.dismiss()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(self._patience)
-        finally:  # also when somebody is too impatient to wait
-            # vLLM's own processes outlive a child that could not take leave of them.
+        finally:  # also if the wait is interrupted
+            # vLLM's own processes outlive a child that could not shut them down.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 
 class _Asked:
-    """Every attribute is a question to a process."""
+    """Proxy on which every attribute is a question to a process."""
 
     def __init__(self, process: EngineProcess) -> None:
         self._process = process
@@ -187,18 +186,18 @@ class _Asked:
 
 
 def _end_without(parent: int) -> None:
-    """An engine that nobody can ask any more would go on holding its memory: end all of them."""
+    """End this engine's processes when the parent is gone, so that they do not keep its memory."""
     while os.getppid() == parent:
         time.sleep(0.5)
-    time.sleep(SECONDS_TO_STOP)  # one that is idle sees the end of its input, and takes its leave
+    time.sleep(SECONDS_TO_STOP)  # an idle engine sees the end of its input and exits by itself
     os.killpg(0, signal.SIGKILL)
 
 
 def serve(start: str, arguments: dict[str, Any]) -> None:
-    """Answer until the input ends, a line of JSON each."""
+    """Answer questions until the input ends, with one line of JSON each."""
     threading.Thread(target=_end_without, args=[os.getppid()], daemon=True).start()
-    # What vLLM prints goes to the log. Processes it starts do not get the duplicate, so the end
-    # of the answers' pipe tells the parent that this process died.
+    # What vLLM prints goes to the log. Its processes do not inherit the duplicated pipe, so the
+    # end of the pipe tells the parent that this process died.
     pipe = os.dup(sys.stdout.fileno())
     os.register_at_fork(after_in_child=lambda: os.close(pipe))
     output = os.fdopen(pipe, "w", closefd=False)

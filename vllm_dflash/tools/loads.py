@@ -1,8 +1,9 @@
-"""Loads: what clients ask of an engine, and how it serves them. They step it by hand.
+"""Loads: the requests that clients send to an engine, and measurements of how it serves them.
 
-So what is in flight is exact. Closed loops have so many clients, each of which asks again as soon
-as it is served. Answers are a list of requests that all engines serve to its end. Decoding is
-measured alone, after prompts were read.
+Loads step the engine by hand, so the number of requests in flight is exact. A closed loop has a
+fixed number of clients, each of which sends its next request as soon as one is served. `answers`
+is a list of requests that every engine serves to the end. `decoding` measures decoding alone, after
+the prompts were read.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 from vllm_dflash.tools.stepped_engine import Output, Prompt, SteppedEngine
 
 TO_THE_END: Mapping[str, Any] = MappingProxyType({"ignore_eos": True})
-"""Arguments of `SteppedEngine.add`, for answers as long as they may be."""
+"""Arguments of `SteppedEngine.add` for answers of full length."""
 
 
 class ClosedLoop:
-    """Keeps a number of requests in flight; a finished one is replaced by the next prompt."""
+    """Keeps a fixed number of requests in flight: the next prompt replaces a finished request."""
 
     def __init__(
         self,
@@ -37,18 +38,18 @@ class ClosedLoop:
         """Ids of requests, oldest first."""
 
     def resize(self, concurrency: int) -> None:
-        """Go on with this many requests: the oldest of a surplus hang up, new ones are admitted."""
+        """Change the number of requests in flight: abort the oldest surplus ones, or add new."""
         missing = concurrency - len(self.in_flight)
         if missing < 0:
             self._engine.abort(self.in_flight[:-missing])
             del self.in_flight[:-missing]
         for number in range(1, missing + 1):
-            # Lengths in steps up to the full one, so that they finish evenly spread in time, as
-            # in a loop that has been running for long.
+            # Stagger the lengths up to the full one, so that requests finish evenly spread in
+            # time, as in a loop that has been running for long.
             self._admit(-(-self._tokens * number // missing))
 
     def step(self) -> list[Output]:
-        """One step of the engine; finished requests are replaced."""
+        """Run one step of the engine and replace finished requests."""
         outputs = self._engine.step()
         for output in outputs:
             if output.finished:
@@ -70,13 +71,13 @@ def measure_closed(
     seconds: float,
     sampling: Mapping[str, Any] = TO_THE_END,
 ) -> dict[str, Any]:
-    """Throughput in a window that opens when each of the first requests has its first token."""
+    """Measure throughput in a window that opens once every initial request has its first token."""
     loop = ClosedLoop(engine, prompts, tokens, sampling)
     loop.resize(concurrency)
     silent = set(loop.in_flight)
     while silent:
         silent -= {output.request_id for output in loop.step()}
-    # The window opens and closes at the end of a step, so it holds whole steps.
+    # The window opens and closes at the end of a step, so that it contains whole steps.
     opened = engine.now()
     outputs: list[Output] = []
     while (elapsed := engine.now() - opened) < seconds:
@@ -96,18 +97,21 @@ def measure_answers(
     categories: Sequence[str] = (),
     sampling: Mapping[str, Any] = TO_THE_END,
 ) -> dict[str, Any]:
-    """Throughput of a list of requests, from the first one to the end of the last one, and how
-    long each waited for its first token, and for every one behind that, on average.
+    """Measure throughput and waiting times of a list of N requests.
+
+    Throughput is from the call to the end of the last request. The waiting times are those until
+    each request's first token, and per token after it (the request's mean).
 
     Args:
-        engine: nothing else runs on it.
-        prompts: of the requests, over and over.
-        answers: tokens of each at most, [N].
-        concurrency: requests in flight at most; None: any number.
-        arrivals: seconds at which each comes, ascending, [N]; without them, as soon as it may.
+        engine: an otherwise idle engine.
+        prompts: prompts of the requests, repeated as needed.
+        answers: maximum new tokens of each request, [N].
+        concurrency: maximum requests in flight; None: unlimited.
+        arrivals: arrival time of each request in seconds, ascending, [N]; empty: each arrives as
+            soon as `concurrency` allows.
         read: see `measure_decoding`.
-        categories: of each, [N]: then there is a record of each, `requests`, with the seconds since
-            it came, and the tokens, of every output.
+        categories: category of each request, [N]. If given, the result has a list `requests`: for
+            each request, every output's seconds since the arrival and number of tokens.
         sampling: see `SteppedEngine.add`.
     """
     before, opened, count = read(), engine.now(), len(answers)
@@ -148,7 +152,7 @@ def measure_answers(
 def measure_swing(
     engine: SteppedEngine, *, prompts: Sequence[str], phases: Sequence[tuple[int, int]], tokens: int
 ) -> dict[str, Any]:
-    """Throughput in each phase: a number of requests, and the tokens to write until the next."""
+    """Measure throughput in each phase: (requests in flight, tokens to generate)."""
     loop = ClosedLoop(engine, prompts, tokens, TO_THE_END)
     rates = []
     for concurrency, work in phases:
@@ -172,24 +176,24 @@ def measure_decoding(
     shorter: Sequence[int] = (0,),
     read: Callable[[], Mapping[str, float]] = dict,
 ) -> dict[str, Any]:
-    """Throughput of batches of requests, one batch after the other.
+    """Measure throughput of batches of requests, one batch after the other.
 
-    A batch counts from when each of its requests has its first token until they have so many more
-    on average. Its prompts are read once before that: where the engine keeps prefixes, all of its
-    requests then start in the same step.
+    The measurement of a batch starts when each request has its first token and ends when they have
+    `tokens` more on average. Its prompts are read once before that, so that with prefix caching all
+    its requests start in the same step.
 
     Args:
-        engine: nothing else runs on it.
-        prompts: of one batch after the other, over and over.
-        concurrency: requests of a batch.
-        tokens: new ones of each request, on average.
-        seconds: of all batches together; the last one is finished.
-        shorter: tokens that prompts are cut by at their ends, batch by batch, over and over. So
-            different texts follow from prompts that need not be read again.
-        read: sums of what is counted elsewhere; what they grow by while a batch counts is `spent`.
+        engine: an otherwise idle engine.
+        prompts: prompts for one batch after the other, repeated as needed.
+        concurrency: requests per batch.
+        tokens: mean new tokens per request.
+        seconds: total time to measure; the batch running at its end is finished.
+        shorter: number of tokens to cut from the ends of prompts, one number per batch, repeated as
+            needed. Different texts then follow from prompts that are in the prefix cache.
+        read: returns sums counted elsewhere; their increase during measurements is `spent`.
 
     Raises:
-        ValueError: a request was done before another one began: the engine has no room for all.
+        ValueError: a request finished before another one began, so the engine has no room for all.
     """
     queue = itertools.cycle(prompts)
     spent: dict[str, float] = {}
@@ -220,8 +224,10 @@ def measure_decoding(
 
 
 def token_seconds(waits: Sequence[Sequence[float]], written: Sequence[int]) -> list[float]:
-    """For each token behind the first one, on average, of each request that has some: `waits` are
-    until each of its outputs, `written` its tokens."""
+    """Return the mean time per token after the first, for each request with more than one token.
+
+    `waits` are each request's times until its outputs, `written` its number of tokens.
+    """
     return [
         (waited[-1] - waited[0]) / (count - 1)
         for waited, count in zip(waits, written, strict=True)
@@ -230,7 +236,7 @@ def token_seconds(waits: Sequence[Sequence[float]], written: Sequence[int]) -> l
 
 
 def _throughput(tokens: int, seconds: float, outputs: int) -> dict[str, Any]:
-    """`outputs` is how often a step gave tokens to a request."""
+    """Summarize a measurement. `outputs`: how often a step produced tokens for a request."""
     return {
         "tokens": tokens,
         "seconds": seconds,
@@ -248,9 +254,9 @@ def _read_prompts(engine: SteppedEngine, batch: Mapping[str, Prompt]) -> None:
 
 
 def _start(engine: SteppedEngine, batch: Mapping[str, Prompt], tokens: int) -> None:
-    """Until each request has a token."""
+    """Add the requests of a batch, and run until each has a token."""
     for name, prompt in batch.items():
-        # Those that are ahead of the others must go on, or not all would run together.
+        # Twice the length, so that the first to start still run when the last one starts.
         engine.add(name, prompt, 2 * tokens, ignore_eos=True)
     silent = set(batch)
     while silent:
@@ -258,6 +264,7 @@ def _start(engine: SteppedEngine, batch: Mapping[str, Prompt], tokens: int) -> N
         silent -= {output.request_id for output in outputs}
         if any(output.finished for output in outputs):
             raise ValueError(
-                f"a request came to its end before the last of {len(batch)} had begun: the engine"
-                " has no room for so many of this length. Give it more memory, or raise --tokens."
+                f"a request finished before the last of {len(batch)} started: the engine has no"
+                " room for this many requests of this length. Give it more memory, or raise"
+                " --tokens."
             )

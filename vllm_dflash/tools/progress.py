@@ -1,4 +1,4 @@
-"""What goes on, for a person who looks or for a log. On standard error: results go elsewhere."""
+"""Progress of a command, for a terminal or a log; on standard error, apart from results."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SECONDS_BETWEEN_LINES = 15.0
-"""A log is told so often what goes on inside a stage."""
+"""Interval between lines about the same stage in a log."""
 
 
 class Tell(Protocol):
-    """Told how much of a stage is done, and what is being done now."""
+    """Reports how much of a stage is done, and what is being done now."""
 
     def __call__(self, done: float, doing: str = "", /) -> None:
-        """Anything may be told at any time."""
+        """Report at any time."""
 
 
 class Progress:
-    """Told what a command does; shows bars on a terminal, lines in a log, else nothing."""
+    """Reports what a command does: bars on a terminal, lines in a log, nothing without a file."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
@@ -36,16 +36,16 @@ class Progress:
     def stage(
         self, name: str, total: float | None = None, unit: str = "s"
     ) -> AbstractContextManager[Tell]:
-        """Something begins, and ends with the context.
+        """Report a stage, which ends with the context.
 
-        `total` is how much there is to do, of a `unit` such as "texts". None: nobody knows.
+        `total`: how much there is to do, in `unit` such as "texts"; None if unknown.
         """
         if self._terminal is None:
             return self._lines(name, total, unit)
         return _bar(self._terminal, name, total)
 
     def say(self, line: str) -> None:
-        """Something that is to stay."""
+        """Print a line that stays."""
         if self._terminal is not None:
             self._terminal.print(line, markup=False, highlight=False)
         elif self._file is not None:
@@ -53,7 +53,7 @@ class Progress:
 
     @contextmanager
     def _lines(self, name: str, total: float | None, unit: str) -> Iterator[Tell]:
-        """One when it begins, one now and then, and one when it has ended."""
+        """Print a line when the stage begins, when it ends, and every 15 s in between."""
         self.say(name if total is None else f"{name}: {total:g} {unit}")
         started = said = time.perf_counter()
 
@@ -76,7 +76,7 @@ def _bar(terminal: Console, name: str, total: float | None) -> Iterator[Tell]:
     columns = [bars.TextColumn("{task.description}", markup=False), bars.BarColumn()]
     columns += [] if total is None else [bars.MofNCompleteColumn()]
     columns.append(bars.TimeElapsedColumn())
-    # The engines need the processor.
+    # Refresh rarely: the engines need the CPU.
     with bars.Progress(*columns, console=terminal, refresh_per_second=1) as shown:
         task = shown.add_task(name, total=total)
 
@@ -90,5 +90,5 @@ def _bar(terminal: Console, name: str, total: float | None) -> Iterator[Tell]:
 
 
 def progress_on() -> Progress:
-    """On standard error."""
+    """Return progress on standard error."""
     return Progress(sys.stderr)

@@ -1,4 +1,4 @@
-"""Files of prompts, and the built-in one."""
+"""Reads files of prompts, and locates the built-in ones."""
 
 from __future__ import annotations
 
@@ -8,28 +8,31 @@ from pathlib import Path
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
 """Prompts of many kinds."""
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
-"""What users ask a chat."""
+"""Questions that users ask a chat model."""
 
 
 def held_out_beside(target: str) -> Path:
-    """The file of prompts that a target was not trained on; the demo pair has one."""
+    """Return the path, next to a target, of prompts that it was not trained on.
+
+    The demo pair has this file; for other targets it need not exist.
+    """
     return Path(target).parent / "held_out.jsonl"
 
 
 def default_prompts(target: str) -> list[str]:
-    """The built-in ones, after the held-out ones that lie beside the demo pair's target."""
+    """Return the built-in prompts, after the held-out ones next to the target if there are any."""
     held_out = held_out_beside(target)
     return [*(read_prompts(held_out) if held_out.is_file() else []), *read_prompts(BUILT_IN)]
 
 
 def read_prompts(path: Path, count: int | None = None) -> list[str]:
-    """The first prompts of a file, one a line: {"prompt": "..."} or plain text.
+    """Read the first `count` prompts of a file (default: all).
 
-    Empty lines are passed over; without a count, all prompts are read.
+    Each line is a prompt, as {"prompt": "..."} or plain text; empty lines are skipped.
 
     Raises:
-        ValueError: there is no such file, or no prompt in it, or a line is not UTF-8, or starts
-            like JSON and is none.
+        ValueError: the file does not exist or has no prompt, or a line is not UTF-8 or is invalid
+            JSON.
     """
     try:
         with path.open("rb") as file:

@@ -1,6 +1,6 @@
-"""Times the parts of an engine's steps, from inside its worker: `bench --where`.
+"""Times the parts of an engine's steps from inside its worker, for `bench --where`.
 
-On a CPU, where what a call does is done when it returns. On a GPU it is only launched by then.
+Works on CPUs only: on a GPU, a call returns when its work is launched, not when it is done.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from vllm_dflash.seams import STEP_TIMES, check_seams
 
 TARGET, DRAFT, CONTEXT, PLANNING = "target", "draft", "context", "planning"
 KINDS = ("decoding", "decoding, drafts", "prompts", "prompts, drafts")
-"""Kinds of steps: with rows of prompts (more than one of each) or without, with drafts or not."""
+"""Kinds of steps: with or without prompts (several rows of one), with or without drafts."""
 OF_A_KIND = ("steps", "seconds", "rows", "drafts", "tokens")
-"""What is summed up of each: "prompts: rows" and so on."""
+"""What is summed per kind of step, under keys like "prompts: rows"."""
 OF_THE_RUNNER = (
     ("_model_forward", TARGET),
     ("propose_draft_token_ids", DRAFT),
@@ -25,15 +25,15 @@ OF_VLLMS_DRAFTER = ("combine_hidden_states", "precompute_and_store_context_kv")
 
 
 class TimedSteps:
-    """Given to every worker of an engine (`worker_extension_cls`) that runs vLLM's V1 runner."""
+    """Worker extension (`worker_extension_cls`) for engines that run vLLM's V1 runner."""
 
     model_runner: Any
 
     def step_times(self) -> dict[str, float]:
-        """Sums since it was first asked: steps, their seconds and tokens, drafts, seconds by part.
+        """Return sums since the first call: steps, seconds, tokens, drafts, and seconds per part.
 
-        What is no part is the engine: scheduling, input, sampling, output, and the way between
-        processes.
+        The rest of the time is the engine's: scheduling, input, sampling, output, and communication
+        between processes.
         """
         if not hasattr(self, "_step_parts"):
             check_seams(STEP_TIMES)
@@ -45,7 +45,7 @@ TIMED = f"{TimedSteps.__module__}.{TimedSteps.__qualname__}"
 
 
 class StepParts:
-    """Adds up what calls take. The time of a part in another one is not the other's as well."""
+    """Sums the time that calls take. Time in a nested part does not count for the outer one."""
 
     def __init__(self, runner: Any, *, is_ours: bool) -> None:
         names = (TARGET, DRAFT, "drafts", "steps", "tokens", "seconds")
@@ -72,7 +72,7 @@ class StepParts:
         self.sums.setdefault(part, 0.0)
 
         def timed(*arguments: Any, **named: Any) -> Any:
-            if part == TARGET and self._inside:  # a drafter that borrows the target's head
+            if part == TARGET and self._inside:  # a drafter that uses the target's head
                 return original(*arguments, **named)
             self.sums["drafts"] += name == "propose_draft_token_ids"
             self._add()
@@ -86,7 +86,7 @@ class StepParts:
         setattr(owner, name, timed)
 
     def _watch_own_parts(self, drafter: Any) -> None:
-        """Our drafter ends its steps itself, which have timed their context and planning."""
+        """Time our drafter's `end_step`, and take context and planning times from its steps."""
         self._watch(drafter, "end_step", DRAFT)
         original = drafter.end_step
         self.sums |= {CONTEXT: 0.0, PLANNING: 0.0}
@@ -102,7 +102,7 @@ class StepParts:
         drafter.end_step = end_step
 
     def _watch_rows(self, runner: Any) -> None:
-        """See what kind of step is run."""
+        """Determine the kind of each step."""
         original = runner.execute_model
 
         def execute_model(scheduled: Any, *arguments: Any, **named: Any) -> Any:
@@ -110,14 +110,14 @@ class StepParts:
             self._drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
             more = self._rows > len(scheduled.num_scheduled_tokens) + self._drafts
             self._kind = KINDS[2 * more + (self._drafts > 0)]
-            if not scheduled.scheduled_cached_reqs.req_ids:  # before them, the engine had a pause
+            if not scheduled.scheduled_cached_reqs.req_ids:  # the engine was idle until now
                 self._ended = time.perf_counter()
             return original(scheduled, *arguments, **named)
 
         runner.execute_model = execute_model
 
     def _watch_ends(self, runner: Any) -> None:
-        """Time steps from the end of one to that of the next, which is when it has sampled."""
+        """Time steps from the end of one to the end of the next; a step ends with its sampling."""
         original = runner.sample_tokens
 
         def sample_tokens(*arguments: Any, **named: Any) -> Any:
@@ -135,7 +135,7 @@ class StepParts:
         runner.sample_tokens = sample_tokens
 
     def _add(self) -> None:
-        """Give the time since the last change to the part that ran."""
+        """Add the time since the last change to the part that ran."""
         now = time.perf_counter()
         if self._inside:
             self.sums[self._inside[-1]] += now - self._since

@@ -1,4 +1,4 @@
-"""vLLM's engine, stepped by hand."""
+"""Runs vLLM's engine step by step."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Prompt = str | Sequence[int]
 
 
 class Output(NamedTuple):
-    """What one step made of one request."""
+    """The output of one step for one request."""
 
     request_id: str
     token_ids: Sequence[int]
-    """Those that are new."""
+    """New tokens."""
     finished: bool
     logprobs: Any = None
-    """vLLM's, of these tokens, where the request asked for them."""
+    """vLLM's logprobs of these tokens, if the request asked for them."""
 
 
 class SteppedEngine:
-    """vLLM's engine, stepped by hand: requests go in, steps are taken one at a time.
+    """vLLM's engine, run one step at a time.
 
-    It is also the clock of what is measured on it: a made-up engine has a made-up one.
+    It is also the clock of measurements, so that a fake engine can have a fake clock.
     """
 
     def __init__(self, engine: LLMEngine) -> None:
@@ -41,10 +41,10 @@ class SteppedEngine:
         whole: bool = False,
         **sampling: Any,
     ) -> None:
-        """Queue a request, greedy unless `sampling` tells otherwise.
+        """Queue a request, greedy unless `sampling` says otherwise.
 
-        No text is made of what follows token ids. A `whole` one is heard of once, when it is
-        finished. `sampling` are more arguments of vLLM's `SamplingParams`.
+        Output is detokenized only for text prompts. A `whole` request has one output, when it is
+        finished. `sampling`: more arguments of vLLM's `SamplingParams`.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -57,7 +57,7 @@ class SteppedEngine:
         self._engine.add_request(request_id, tokens_or_text, params)
 
     def step(self) -> list[Output]:
-        """Wait for the next outputs. Only while a request is in flight."""
+        """Run one step and return its outputs. Call it only while a request is in flight."""
         found: list[Output] = []
         for output in self._engine.step():
             one = output.outputs[0]
@@ -65,13 +65,13 @@ class SteppedEngine:
         return found
 
     def abort(self, request_ids: list[str]) -> None:
-        """Forget these requests; nothing more is heard of them."""
+        """Abort these requests; they have no further outputs."""
         self._engine.abort_request(request_ids)
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Return seconds since an arbitrary moment."""
         return time.perf_counter()
 
     def wait_until(self, moment: float) -> None:
-        """Do nothing until it is `now`."""
+        """Sleep until `now` reaches `moment`."""
         time.sleep(max(moment - self.now(), 0.0))

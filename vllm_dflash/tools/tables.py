@@ -1,4 +1,4 @@
-"""The one kind of table: for a terminal, for a pipe, and as Markdown."""
+"""Tables for terminals, pipes and Markdown."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class Table:
 
     title: str
     columns: Sequence[str]
-    """Their heads; none where a row is a name and what it is."""
+    """Column heads; empty for rows of a name and a value."""
     rows: Sequence[Sequence[str]]
     words: Collection[int] = ()
-    """Which columns hold words, which begin at the left; all others hold numbers."""
+    """Columns of words, aligned left; all others hold numbers, aligned right."""
     marked: Collection[int] = ()
     """Rows that a terminal shows in red."""
 
     def markdown(self) -> str:
-        """As a section of a Markdown document."""
+        """Format as a section of a Markdown document."""
         heads = self.columns or [""] * self._width
         rules = ["---" if number in self.words else "---:" for number in range(self._width)]
         table = "\n".join(f"| {' | '.join(line)} |" for line in (heads, rules, *self.rows))
         return f"## {self.title}\n\n{table}\n"
 
     def plain(self) -> str:
-        """Columns of text under the title, with no markup of any kind."""
+        """Format as aligned plain text under the title."""
         table = [self.columns, *self.rows] if self.columns else list(self.rows)
         widths = [max(len(row[number]) for row in table) for number in range(self._width)]
         lines = [self.title]
@@ -44,7 +44,7 @@ class Table:
         return "\n".join(lines)
 
     def rich(self) -> rich.console.RenderableType:
-        """For a terminal."""
+        """Format for a terminal."""
         import rich.console
         import rich.table
         from rich.text import Text
@@ -54,9 +54,9 @@ class Table:
             head = Text(self.columns[number]) if self.columns else ""
             table.add_column(head, justify="left" if number in self.words else "right")
         for number, row in enumerate(self.rows):
-            # Names of models are no markup.
+            # As `Text`, so that names of models are not taken for markup.
             table.add_row(*map(Text, row), style="bold red" if number in self.marked else "")
-        # Not the table's own title, which would be wrapped to its width.
+        # Not as the table's own title, which rich would wrap to the table's width.
         return rich.console.Group("", Text(self.title, style="bold"), table)
 
     @property

@@ -45,7 +45,7 @@ def test_a_folder_holds_parts_of_one_run(tmp_path: Path) -> None:
         claim(tmp_path, {"model": "a", "max_tokens": 6})
     assert json.loads((tmp_path / ABOUT).read_text())["max_tokens"] == 5
     check_claimed(tmp_path)
-    with pytest.raises(ValueError, match=r"elsewhere on .* storage that all nodes"):
+    with pytest.raises(ValueError, match=r"elsewhere on .* storage shared by all"):
         check_claimed(tmp_path / "elsewhere")
 
 
@@ -88,7 +88,7 @@ def test_rows_keep_their_order_where_numbers_or_a_limit_depend_on_it(
     [
         (None, "there is no prompt"),
         (float("nan"), "there is no prompt"),
-        (7, "the prompt is not a text but 7"),
+        (7, "the prompt is not text: 7"),
         ("", "0 tokens; from 1 to 3 fit max_model_len 4"),
         ("abc", None),
         ("abcd", "4 tokens; from 1 to 3 fit max_model_len 4"),

@@ -80,13 +80,13 @@ def another(**changes: Any) -> Node:
         ),
         (
             another(installed={**OWN, "vllm-dflash": "0.0.9", BUILD: "b0"}),
-            f"it has vllm-dflash 0.0.9, the engine {__version__}",
+            f"it has vllm-dflash 0.0.9, the engine has {__version__}",
         ),
         (
             another(installed={**OWN, BUILD: "b2"}),
-            "it has another build of vllm-dflash, sources b2, the engine b1",
+            "it has another build of vllm-dflash, sources b2, the engine has b1",
         ),
-        (another(installed={**OWN, "vLLM": "0.31.0"}), "it has vLLM 0.31.0, the engine 0.32.0"),
+        (another(installed={**OWN, "vLLM": "0.31.0"}), "it has vLLM 0.31.0, the engine has 0.32.0"),
     ],
 )
 def test_faults_name_the_node_and_the_command(node: Node, fault: str) -> None:
@@ -96,10 +96,10 @@ def test_faults_name_the_node_and_the_command(node: Node, fault: str) -> None:
     assert first.startswith("1 of 2 nodes of the Ray cluster cannot run workers of vllm-dflash")
     assert lines == [
         f"  node 10.0.0.2 (two, id bb): {fault}",
-        "    there, in a checkout of the vllm-dflash that the engine has:"
+        "    on that node, in a checkout of the engine's vllm-dflash version, run:"
         ' pip --python /opt/python install ".[cuda]"',
     ]
-    assert last == "Then start the engine again; Ray itself can stay up."
+    assert last == "Then restart the engine; Ray can stay up."
 
 
 def test_what_no_package_would_mend_gets_no_such_advice() -> None:

@@ -212,7 +212,7 @@ def test_where_the_time_goes_is_not_known_on_a_gpu(
 ) -> None:
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
     assert bench(tmp_path, *NOT_WIDENED, "--where") == COULD_NOT_RUN
-    assert "a call returns before its work is done" in capsys.readouterr().err
+    assert "calls return before their work is done" in capsys.readouterr().err
     assert not comparisons
 
 

@@ -188,9 +188,9 @@ def test_a_tuned_schedule_has_the_fastest_k_of_each_concurrency(
     ("loads", "tuned", "at_once", "said"),
     [
         # 3 engines x (60 s + 4 rounds x 2 settings x 2 s)
-        ([CLOSED], False, 1, "3 engines (plain, native K=3, ours) are started, then follow"),
-        ([CLOSED], False, 1, "1 to warm up and 3 that count: about 4 minutes"),
-        ([CLOSED], False, 2, "1 to warm up and 3 that count: about 3 minutes"),
+        ([CLOSED], False, 1, "starting 3 engines (plain, native K=3, ours), then 1 warm-up"),
+        ([CLOSED], False, 1, "1 warm-up and 3 measured rounds: about 4 minutes"),
+        ([CLOSED], False, 2, "1 warm-up and 3 measured rounds: about 3 minutes"),
         # 4 engines x (60 s + 4 rounds x (2 settings + 2 phases) x 2 s)
         ([CLOSED, SWING], True, 1, "4 engines (plain, native K=3, ours, native schedule)"),
         ([CLOSED, SWING], True, 1, "about 6 minutes"),
@@ -288,7 +288,7 @@ def test_contexts_are_measured_where_there_is_room(tmp_path: Path, asked: list[Q
         (*setting, side) for setting in settings for side in sides
     ]
     assert "1 settings are left out: the engines' caches hold 900 tokens each" in file.getvalue()
-    assert "minutes, and what each engine takes to read prompts of 3,200 tokens. Ctrl" in words
+    assert "minutes, plus the time each engine takes to read prompts of 3,200 tokens. Ctrl" in words
     windows = of(asked, "decoding") + of(asked, "where")
     assert sum(arguments["seconds"] for _, _, arguments in windows) == 3 * (3 + 1) * 3 * 2.0
 
@@ -328,7 +328,7 @@ def test_a_set_of_prompts_is_served_whole_in_every_round(
     one.run()
     texts = [each.prompt for each in ASKED * 5]
     assert of(asked, "encode") == [("plain", "encode", {"texts": texts, "template": template})]
-    assert "5 of 15 prompts are left out: with answers, they take more than 20" in said.getvalue()
+    assert "5 of 15 prompts are left out: with their answers, they exceed 20" in said.getvalue()
     loads = [arguments for side, _, arguments in of(asked, "answers") if side == "ours"]
     assert [each["concurrency"] for each in loads] == [1, 4] * 3
     for each in loads[2:]:  # behind the warm-up

@@ -183,5 +183,5 @@ def test_from_options_to_what_is_measured(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(second.requests) == 3
     workload = asked[0].workload
     assert (workload.loads, workload.concurrency) == ((), (1, 8))
-    assert "what each takes for 2 requests a round" in asked[0].announcement()
+    assert "plus the time for 2 requests a round on each" in asked[0].announcement()
     assert cli.main([*common, "--where"]) == COULD_NOT_RUN

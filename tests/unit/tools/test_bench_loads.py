@@ -270,7 +270,7 @@ class TestDecoding:
         assert not engine.left
 
     def test_no_room_for_all(self) -> None:
-        with pytest.raises(ValueError, match="before the last of 3 had begun: the engine has no"):
+        with pytest.raises(ValueError, match="before the last of 3 started: the engine has no"):
             measure_decoding(RoomForTwo(), prompts=PROMPTS, concurrency=3, tokens=4, seconds=1)
 
 

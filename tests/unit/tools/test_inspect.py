@@ -115,7 +115,7 @@ def test_a_target_whose_engines_are_left_to_vllm(pair: Pair, tmp_path: Path) -> 
     write_config(tmp_path, "NemotronH")
     found = inspect(pair.drafter, tmp_path)
     assert found.exit_code == 0
-    (warning,) = [one for one in found.warnings if "vLLM's own DFlash runs its engines" in one]
+    (warning,) = [one for one in found.warnings if "vLLM's own DFlash runs this target" in one]
     assert "a hybrid without gated delta nets" in warning
 
 

@@ -45,7 +45,7 @@ def test_a_drafter_that_does_not_divide_is_whole_on_every_rank(pair: Pair, tmp_p
     assert found.memory.cache.drafter_bytes_per_token == 2 * 2 * 3 * 32 * 4
     assert found.memory.cache.target_bytes_per_token == 4 * 2 * 1 * 32 * 4
     rows = [row for table in make_tables(found) for row in table.rows]
-    assert ("drafter's layers", "whole on every rank: do not divide") in rows
+    assert ("drafter's layers", "whole on every rank: they do not divide") in rows
 
 
 @pytest.mark.parametrize("gib", ["2", ""])
@@ -67,7 +67,7 @@ def test_windows_that_are_lost(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 65536}))
     found = inspect(changed_drafter(tmp_path), tmp_path, {}, kv_cache_memory=4 << 30)
-    assert any(one.startswith("2 of the target's layers look back") for one in found.warnings)
+    assert any(one.startswith("2 of the target's layers have a sliding") for one in found.warnings)
     assert any("tokens: drafts beyond them may be worse" in one for one in found.warnings)
     assert found.memory is not None
     assert found.memory.cache is not None
@@ -80,11 +80,11 @@ def test_windows_that_are_not_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
     found = inspect(changed_drafter(tmp_path), tmp_path, SMALL, kv_cache_memory=4 << 30)
     assert any(one.startswith("what windows save: 2 of the") for one in found.not_checked)
-    assert not any("look back" in one for one in found.warnings)
+    assert not any("have a sliding window" in one for one in found.warnings)
     # So that too little may be enough.
     found = inspect(changed_drafter(tmp_path), tmp_path, SMALL, kv_cache_memory=1 << 20)
     assert found.faults == []
-    assert any("less may do for a request" in one for one in found.not_checked)
+    assert any("less may be enough for a request" in one for one in found.not_checked)
 
 
 @pytest.mark.parametrize(
@@ -140,4 +140,4 @@ def test_too_little_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm.platforms.cpu.GiB_bytes", 1 << 20)
     found = inspect(pair.drafter, pair.target, options)
     assert found.exit_code == 0
-    assert "do not hold one request of max_model_len 512" in found.warnings[0]
+    assert "cannot hold one request of max_model_len 512" in found.warnings[0]

@@ -56,8 +56,8 @@ def test_what_is_said_and_where(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--kv-cache-memory", "lots"], "write 4GiB"),
-        (["--kv-cache-memory", "0"], "write 4GiB"),
+        (["--kv-cache-memory", "lots"], "use 4GiB"),
+        (["--kv-cache-memory", "0"], "use 4GiB"),
         (["--tensor-parallel-size", "0"], "not a positive whole number"),
     ],
 )

@@ -38,7 +38,7 @@ NO_FILE = "prompts file 'nowhere.jsonl' does not exist"
         (["verify"], "required"),
         (["parity"], "required"),
         (["bench", "--rounds", "none"], "not a positive whole number"),
-        (["bench", "--warmup-rounds", "-1"], "-1 is not a whole number of 0 or more"),
+        (["bench", "--warmup-rounds", "-1"], "-1 is not a non-negative whole number"),
         (["bench", "--seconds", "inf"], "inf is not a positive number of seconds"),
         ([], "required"),
     ],

@@ -44,10 +44,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (["--target", "x", "--speculative-config", "{"], "not JSON"),
         ([*PAIR, "--concurrency", "0"], "not a positive whole number"),
         ([*PAIR, "--tokens", "ten"], "ten is not a positive whole number"),
-        ([*PAIR, "--tie", "-0.1"], "not a number of 0 or more"),
-        ([*PAIR, "--tie", "nan"], "not a number of 0 or more"),
-        ([*PAIR, "--tie", "inf"], "not a number of 0 or more"),
-        ([*PAIR, "--tie", "some"], "not a number of 0 or more"),
+        ([*PAIR, "--tie", "-0.1"], "not a non-negative number"),
+        ([*PAIR, "--tie", "nan"], "not a non-negative number"),
+        ([*PAIR, "--tie", "inf"], "not a non-negative number"),
+        ([*PAIR, "--tie", "some"], "not a non-negative number"),
     ],
 )
 def test_bad_arguments(

@@ -99,7 +99,7 @@ def test_the_worst_finding(regrets: tuple[float, ...], worst: int) -> None:
     ("finding", "words"),
     [
         (TIED, "0.125 nat at prompt 0, position 3: DFlash wrote 'a', plain decoding 'b'"),
-        (ENDED, "no tie at prompt 2, position 7: DFlash wrote the end, plain decoding 'e'"),
+        (ENDED, "not a tie at prompt 2, position 7: DFlash wrote the end, plain decoding 'e'"),
     ],
 )
 def test_a_finding_in_words(finding: Finding, words: str) -> None:

@@ -1,7 +1,7 @@
-"""The Serve application: each replica is one engine under vLLM's own OpenAI server.
+"""The Ray Serve application: each replica is one engine with vLLM's own OpenAI server.
 
-Nothing of the protocol is written again: a replica's ASGI app is what `vllm serve` would run, with
-all its routes. Serve's proxy spreads requests over the replicas.
+A replica's ASGI app is the one `vllm serve` runs, with all its routes. Serve's proxy distributes
+requests over the replicas.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ SECONDS_BETWEEN_LOOKS = 0.05
 
 
 def build(settings: Settings) -> Application:
-    """The application, to be passed to `serve.run`; also what `serve run` calls.
+    """Build the application for `serve.run`; the `serve run` command calls this, too.
 
     Raises:
         ValueError: vLLM does not know one of `vllm_arguments`.
     """
     read_arguments(settings.serve_arguments())
-    replicas: Any = Replica  # what the decorators made of it
+    replicas: Any = Replica  # a Deployment, since it is decorated
     return replicas.options(**settings.deployment_options()).bind(settings.serve_arguments())
 
 
 def read_arguments(arguments: list[str]) -> Namespace:
-    """As `vllm serve` reads them. Raises `ValueError` where it would end with a usage message."""
+    """Parse arguments as `vllm serve` does. Raises `ValueError` if it would print its usage."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from vllm_dflash.config.serve_arguments import make_arg_parser, validate_parsed_serve_args
@@ -56,7 +56,7 @@ def read_arguments(arguments: list[str]) -> Namespace:
 @serve.deployment(name="vllm")
 @serve.ingress()
 class Replica:
-    """One engine and its server."""
+    """One engine with its server."""
 
     def __init__(self, arguments: list[str]) -> None:
         self._guard = Guard()
@@ -64,7 +64,7 @@ class Replica:
         self._resources = AsyncExitStack()
 
     async def __serve_build_asgi_app__(self) -> App:
-        """Start the engine; what Serve calls before the replica gets requests."""
+        """Start the engine and return its app; Serve calls this before any request."""
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
         from vllm.entrypoints.launchers.app import build_app
@@ -75,29 +75,30 @@ class Replica:
         tasks = await self._engine.get_supported_tasks()
         app = build_app(self._arguments, tasks, self._engine.model_config)
         await init_app_state(self._engine, app.state, self._arguments, tasks)
-        app.state.server = Namespace()  # uvicorn's, which vLLM would tell to leave
+        app.state.server = Namespace()  # in place of uvicorn's, which vLLM would tell to exit
         self._watch = asyncio.create_task(self._leave_with_the_engine())
         return signed(app, f"{socket.gethostname()}/{os.getpid()}")
 
     async def check_health(self) -> None:
-        """Asked by Serve every `health_check_period_s`; does not return where the engine hangs.
+        """Serve calls this every `health_check_period_s`; it does not return if the engine hangs.
 
-        A question to the engine's own process: vLLM's `check_health` only says whether it died.
+        It asks the engine's own process; vLLM's `check_health` only tells whether that died.
         """
         await self._engine.is_sleeping()
 
     async def _leave_with_the_engine(self) -> None:
-        """A replica whose engine died fails faster than others serve, and so would be sent more.
+        """Exit the process when the engine dies.
 
-        Until Serve asks for its health, that is. With the process gone, the proxy sends requests
-        elsewhere from the next one on, and tells those in flight what happened.
+        Otherwise the replica would fail requests faster than others serve them, and so be sent more
+        of them, until Serve's next health check. Once the process is gone, the proxy sends requests
+        elsewhere and tells the clients of those in flight what happened.
         """
         while not self._engine.errored:
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
         os._exit(1)
 
     async def __del__(self) -> None:
-        """End the engine; Serve calls it when a replica is no longer wanted."""
+        """End the engine; Serve calls this when it removes the replica."""
         if watch := getattr(self, "_watch", None):
             watch.cancel()
         await self._resources.aclose()
@@ -105,7 +106,7 @@ class Replica:
 
 
 def signed(app: App, name: str) -> App:
-    """ASGI middleware: answers carry the host and process id of their replica."""
+    """ASGI middleware that adds `name` (host/process id) to responses as `x-served-by`."""
 
     async def signed_app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         async def send_signed(message: Message) -> None:

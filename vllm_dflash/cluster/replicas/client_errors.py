@@ -1,7 +1,7 @@
-"""What a client is told when the replica that serves it dies, in OpenAI's form of an error.
+"""Errors in OpenAI's format for clients whose replica dies.
 
-Serve's proxy knows nothing of that form: where a replica dies before its answer has begun, uvicorn
-says "Internal Server Error"; a stream just breaks off, as it also does where a network fails.
+Serve's proxy does not know that format. If a replica dies before its response has begun, uvicorn
+sends "Internal Server Error"; a stream just breaks off, as it does when the network fails.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 REPLICA_DIED = "the replica that served this request died; send the request again"
 PROXYS_ERRORS = (408, 429, 503)
-"""Which the proxy sends as plain text; a replica's are JSON already."""
+"""Statuses that the proxy sends as plain text; those of a replica are JSON already."""
 
 
 def proxy_middlewares() -> list[Any]:
-    """What Serve's proxy is to run around every request.
+    """Middlewares for Serve's proxy to run around every request.
 
-    Named by `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`, where Ray is started.
+    Ray finds this function by `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`, set when Ray starts.
     """
     from starlette.middleware import Middleware
 
@@ -32,19 +32,19 @@ def proxy_middlewares() -> list[Any]:
 
 
 class OpenAIErrors:
-    """ASGI middleware: every request ends in an answer, and the proxy's own errors are JSON.
+    """ASGI middleware: every request gets a response, and the proxy's own errors become JSON.
 
-    - No answer has begun: 503, which clients know as worth another try.
-    - A stream of events broke off: one more event with the error, then `[DONE]`, as vLLM ends one.
+    - No response has begun: send 503, which clients retry.
+    - A stream of events broke off: send an event with the error, then `[DONE]`, as vLLM does.
     - Another body broke off: nothing can be added to it; uvicorn closes the connection.
-    - Errors of the proxy's own: the same words as JSON.
+    - The proxy's own errors: send the same message as JSON.
     """
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Pass a request on and watch how its answer ends."""
+        """Pass a request on and watch how its response ends."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -58,7 +58,7 @@ class OpenAIErrors:
                 kind = dict(message.get("headers", ())).get(b"content-type", b"")
                 is_stream = kind.startswith(b"text/event-stream")
                 is_held = message["status"] in PROXYS_ERRORS and kind.startswith(b"text/plain")
-                if is_held:  # until its words are known
+                if is_held:  # until its message is known
                     return
             else:
                 is_finished = not message.get("more_body", False)
@@ -79,7 +79,7 @@ class OpenAIErrors:
 
 
 def _error_body(message: str, status: int) -> bytes:
-    """JSON as vLLM's server writes it."""
+    """An error as JSON, in the form that vLLM's server uses."""
     kind = HTTPStatus(status).phrase.replace(" ", "") + "Error"
     error = {"message": message, "type": kind, "param": None, "code": status}
     return json.dumps({"error": error}).encode()
@@ -88,7 +88,7 @@ def _error_body(message: str, status: int) -> bytes:
 async def _send_error(
     send: Send, message: str, status: int, headers: list[tuple[bytes, bytes]] | None = None
 ) -> None:
-    """A whole answer. `headers`: those of the answer that it stands for."""
+    """Send a complete error response. `headers`: those of the response that it replaces."""
     body = _error_body(message, status)
     own = {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
     kept = [(name, value) for name, value in headers or () if name not in own]

@@ -1,7 +1,7 @@
-"""No process outlives the one that started it, however that ends.
+"""Ends an engine's processes with the process that started them, however that one ends.
 
-An engine's processes do not notice a SIGKILL of their parent: they would go on, with their memory
-and cores, beside the replica that takes its place. This file is also run, as a program of its own.
+An engine's processes do not notice a SIGKILL of their parent: they would keep their memory and
+cores beside the replica that replaces it. This file also runs as a program.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from multiprocessing import resource_tracker
 
 
 class Guard:
-    """Puts this process into a group of its own; when it dies, the others of the group do, too.
+    """Puts this process in its own process group, which is killed when this process dies.
 
     Children belong to the group unless they leave it. The guard is a small process outside the
-    group that waits at a pipe which the death of this process closes. Python's resource tracker,
-    which removes shared memory that nobody uses any more, is started outside, too: Ray's raylet
-    may be first to kill the group, and takes all of it.
+    group that waits on a pipe, which closes when this process dies. Python's resource tracker,
+    which removes unused shared memory, is started outside the group as well, because Ray's raylet
+    may kill the whole group first.
 
-    To be made before anything has started a resource tracker, and not in the leader of a session.
+    Create it before anything has started a resource tracker, and not in a session leader.
     """
 
     def __init__(self) -> None:
@@ -37,10 +37,10 @@ class Guard:
         os.setpgid(0, group)
 
     def dismiss(self) -> None:
-        """There is nobody left to guard: the children have ended.
+        """End the guard once the children have ended.
 
-        Waits until the resource tracker has done its work, for Ray kills a worker's children where
-        that ends by itself.
+        Waits for the resource tracker to finish, because Ray kills a worker's children when the
+        worker exits by itself.
         """
         if self._process.poll() is None:
             self._process.communicate(b"dismissed")
@@ -48,7 +48,7 @@ class Guard:
 
 
 def main() -> None:
-    """Wait for the end of the guarded process; kill its group unless there is nothing to guard."""
+    """Wait for the guarded process to end, then kill its group unless the guard was dismissed."""
     if not sys.stdin.buffer.read():
         with contextlib.suppress(ProcessLookupError):
             os.killpg(int(sys.argv[1]), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What the user of `examples/ray_serve.py` may choose."""
+"""Settings for users of `examples/ray_serve.py`."""
 
 from __future__ import annotations
 
@@ -18,63 +18,63 @@ from pydantic import (
 from vllm_dflash.cluster.local_ray import engine_environment, threads_of_each
 
 DEMO = Path(__file__).parents[2] / "demo_pair"
-"""In a clone a link to `models/demo`; a wheel has the files themselves."""
+"""A link to `models/demo` in a clone; a wheel contains the files."""
 
 
 class Settings(BaseModel):
-    """Settings of one application. Values may be strings: `serve run` passes `key=value`."""
+    """Settings of one application. Values may be strings, as `serve run` passes `key=value`."""
 
     model_config = ConfigDict(extra="forbid")
 
     model: str = str(DEMO / "target")
     drafter: str | None = str(DEMO / "drafter")
-    """None, or empty: no DFlash."""
+    """None or empty: run without DFlash."""
     served_model_name: str = "demo"
     max_model_len: PositiveInt = 1024
     min_replicas: PositiveInt = 2
     max_replicas: PositiveInt = 2
-    """More than `min_replicas`: Serve scales by the requests in flight."""
+    """If above `min_replicas`, Serve scales with the number of requests in flight."""
     ongoing_requests: PositiveFloat = 16.0
-    """Requests in flight per replica that scaling aims at."""
+    """Target of scaling: requests in flight per replica."""
     max_ongoing_requests: PositiveInt = 256
-    """Requests a replica takes at a time (its engine queues); others wait for one to be free."""
+    """Most requests in a replica at a time (its engine queues them); others wait for a replica."""
     upscale_delay_s: float = 10.0
     downscale_delay_s: float = 300.0
     threads: PositiveInt | None = None
-    """Threads of each replica's engine. None: the machine's cores, shared by `max_replicas`."""
+    """Threads per replica's engine. None: the machine's cores divided by `max_replicas`."""
     gpus: NonNegativeInt = 0
-    """GPUs of each replica; as many as `--tensor-parallel-size` says."""
+    """GPUs per replica; must match `--tensor-parallel-size`."""
     health_check_period_s: PositiveFloat = 2.0
     health_check_timeout_s: PositiveFloat = 30.0
-    """An engine that does not answer for so long, three times in a row, is replaced. It answers
-    between two steps."""
+    """An engine that fails to answer within this time, three times in a row, is replaced. Engines
+    answer between steps."""
     graceful_shutdown_timeout_s: PositiveFloat = 60.0
-    """A replica that leaves, of which there are too many or at the end of the program, has so long
-    to finish its requests."""
+    """How long a replica that is removed, by scaling or shutdown, may take to finish its
+    requests."""
     vllm_arguments: tuple[str, ...] = ()
-    """More arguments of `vllm serve`."""
+    """Additional arguments for `vllm serve`."""
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
         if self.min_replicas > self.max_replicas:
             raise ValueError(
                 f"min_replicas {self.min_replicas} is more than max_replicas {self.max_replicas}:"
-                " raise the one or lower the other"
+                " raise max_replicas or lower min_replicas"
             )
         return self
 
     @property
     def num_threads(self) -> int:
-        """Threads of one engine."""
+        """Threads per engine."""
         return self.threads or threads_of_each(self.max_replicas)
 
     @property
     def num_cpus(self) -> float:
-        """Ray's share for one replica: more replicas than cores share them."""
+        """CPUs that Ray counts per replica: a fraction if there are more replicas than cores."""
         return min(self.num_threads, (os.cpu_count() or 1) / self.max_replicas)
 
     def serve_arguments(self) -> list[str]:
-        """The command line of `vllm serve` that one replica stands for."""
+        """The arguments of `vllm serve` equivalent to one replica."""
         arguments = [self.model, "--served-model-name", self.served_model_name]
         arguments += ["--max-model-len", str(self.max_model_len)]
         if self.drafter:
@@ -83,12 +83,12 @@ class Settings(BaseModel):
         return [*arguments, *self.vllm_arguments]
 
     def environment(self) -> dict[str, str]:
-        """Variables of a replica's processes."""
+        """Environment variables of a replica's processes."""
         method = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
         return engine_environment(self.num_threads) | method
 
     def deployment_options(self) -> dict[str, Any]:
-        """Options of the Serve deployment, which has these names."""
+        """Options of the Serve deployment."""
         actor = {
             "num_cpus": self.num_cpus,
             "num_gpus": self.gpus,

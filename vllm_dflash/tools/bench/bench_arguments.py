@@ -1,4 +1,4 @@
-"""`vllm-dflash bench`: its arguments, and what is taken where they say nothing."""
+"""`vllm-dflash bench`: its arguments and their defaults."""
 
 from __future__ import annotations
 
@@ -29,66 +29,67 @@ FULL = {
 QUICK = FULL | {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
 OF_CONTEXTS = {"concurrency": [1, 4], "native_schedule": "none"}
 OF_DATASETS = {"concurrency": [1, 8], "native_schedule": "none", "rounds": 2}
-"""What is taken where nothing else is said."""
+"""Defaults of the arguments with these names."""
 CONTEXTS = (1024, 2048, 4096, 8192, 16384)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add all of them."""
+    """Add all arguments of the command."""
     pair = parser.add_argument_group("pair")
     add_models(pair)
-    about = "each closed load is measured with each file"
+    about = "with several files, each closed load is measured with each"
     add_prompts(pair, f"held_out.jsonl of the demo pair; {about}", nargs="+")
-    about = "without --target: the small demo pair, widened to the cost of a larger one"
+    about = "small pair to use without --target, widened to the cost of a larger one"
     add_folder(pair, "--demo", str(demo_folder()), about)
     pair.add_argument(
         "--as-it-is",
         action="store_true",
-        help="do not widen the demo pair: 5 M and 2.6 M parameters, whose steps take 2 ms",
+        help="do not widen the demo pair (5 M and 2.6 M parameters; its steps take 2 ms)",
     )
     pair.add_argument(
         "--random-drafter",
         action="store_true",
-        help="use a copy of the drafter with random weights, to see what useless drafts cost",
+        help="replace the drafter's weights with random ones, to measure what useless drafts cost",
     )
     _add_sides(parser.add_argument_group("engines"))
     _add_measurements(parser.add_argument_group("measurements"))
-    add_folder(parser, "--out", "out/bench", "for result.json, result.md, result.png and logs")
+    about = "folder for result.json, result.md, result.png and logs"
+    add_folder(parser, "--out", "out/bench", about)
 
 
 def _add_sides(sides: argparse._ArgumentGroup) -> None:
-    about = "draft lengths of vLLM's own DFlash, an engine each, up to the drafter's block size"
+    about = "draft lengths of vLLM's own DFlash, one engine each, up to the drafter's maximum"
     add_numbers(sides, "--native-k", [1, 3, 5, 7], about)
     sides.add_argument(
         "--native-schedule",
         choices=("tuned", "none"),
-        help="tuned: also measure vLLM's own DFlash with num_speculative_tokens_per_batch_size. A"
-        " short trial finds the fastest K of --native-k, or none, for each concurrency (default:"
-        " tuned; with --context or"
-        " --dataset-name: none)",
+        help="tuned: also measure vLLM's own DFlash with num_speculative_tokens_per_batch_size set"
+        " to the fastest K of --native-k (or 0) for each concurrency, found in a short trial"
+        " (default: tuned; with --context or --dataset-name: none)",
     )
-    add_numbers(sides, "--ours-fixed-k", [], "measure ours at these fixed K, too")
+    add_numbers(sides, "--ours-fixed-k", [], "also measure ours at these fixed K")
     sides.add_argument(
         "--beside",
         nargs="+",
         choices=(BLOCKS, *LOOK_UPS),
         default=[],
         metavar="ENGINE",
-        help="more engines: blocks (ours without free drafts), ngram and suffix (vLLM's methods of"
-        " these names, which look drafts up in the text; suffix needs arctic-inference)",
+        help="additional engines: blocks (ours without free drafts), ngram and suffix (vLLM's"
+        " methods, which look up drafts in the text; suffix needs arctic-inference)",
     )
-    add_number(sides, "--max-model-len", 1024, "of every engine; --context raises it")
-    add_number(sides, "--max-num-seqs", 64, "of every engine")
-    add_number(sides, "--tensor-parallel-size", 1, "ranks of every engine")
-    about = "of every engine (default: the model's, or float32 on CPUs without bfloat16)"
+    about = "maximum tokens per request in every engine; raised by --context"
+    add_number(sides, "--max-model-len", 1024, about)
+    add_number(sides, "--max-num-seqs", 64, "maximum requests at a time in every engine")
+    add_number(sides, "--tensor-parallel-size", 1, "tensor-parallel ranks of every engine")
+    about = "dtype of every engine (default: the model's, or float32 on CPUs without bfloat16)"
     sides.add_argument("--dtype", help=about)
-    about = "do not compile: engines start sooner, and are slower than in use"
+    about = "do not compile: engines start sooner, but are slower than in production"
     sides.add_argument("--enforce-eager", action="store_true", help=about)
-    about = "of a GPU's memory, shared equally by all engines (default: 0.9)"
+    about = "share of a GPU's memory, divided equally among all engines (default: 0.9)"
     sides.add_argument(
         "--gpu-memory-utilization", type=share, default=0.9, metavar="SHARE", help=about
     )
-    about = "of every engine; with it, engines on a GPU start at the same time"
+    about = "KV cache size of every engine; if set, engines on a GPU start at the same time"
     sides.add_argument("--kv-cache-memory-bytes", type=positive, metavar="BYTES", help=about)
 
 
@@ -100,14 +101,14 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
         metavar="LOAD",
         choices=LOADS,
         default=["closed"],
-        help="(default: closed)",
+        help="loads to measure, listed below (default: closed)",
     )
     what.add_argument(
         "--context",
         type=positive,
         nargs="*",
         metavar="TOKENS",
-        help="instead of a load: decoding alone, after cached prompts of this many tokens"
+        help="instead of a load, measure only decoding after cached prompts of this many tokens"
         " (without numbers: 1024 2048 4096 8192 16384)",
     )
     add_dataset(what, load)
@@ -116,33 +117,34 @@ def _add_measurements(load: argparse._ArgumentGroup) -> None:
         type=positive,
         nargs="+",
         metavar="N",
-        help="requests in flight, of all loads but swing (default: 1 2 4 8 16 32; --context: 1 4;"
-        " --dataset-name: 1 8)",
+        help="requests in flight, for all loads except swing (default: 1 2 4 8 16 32; with"
+        " --context: 1 4; with --dataset-name: 1 8)",
     )
-    about = "of arrivals: requests a second, in percent of the most that plain decoding serves"
+    about = "for arrivals: rates, in percent of the most requests/s that plain decoding serves"
     add_numbers(load, "--shares", [50, 80], about, nargs="+")
     about = "requests in flight in each phase of swing"
     add_numbers(load, "--phases", [1, 32, 4, 16, 1, 32, 8, 2], about, nargs="+")
-    add_number(load, "--tokens", 96, "new tokens of a request, except with short and arrivals")
+    add_number(load, "--tokens", 96, "new tokens per request, except for short and arrivals")
     load.add_argument(
         "--seconds",
         type=duration,
         metavar="S",
-        help="length of a measurement; for swing and short: how long plain decoding takes"
-        " for a phase or a list (default: 6)",
+        help="duration of a measurement in seconds; for swing and short, how long plain decoding"
+        " takes for a phase or list (default: 6)",
     )
-    load.add_argument("--rounds", type=positive, metavar="N", help="(default: 5; of datasets: 2)")
-    about = "rounds that do not count, since kernels are made at the first batch of each size"
+    about = "rounds to measure (default: 5; with --dataset-name: 2)"
+    load.add_argument("--rounds", type=positive, metavar="N", help=about)
+    about = "rounds to discard, since kernels are prepared at the first batch of each size"
     about = f"{about} (default: 1)"
     load.add_argument("--warmup-rounds", type=whole, default=1, metavar="N", help=about)
     load.add_argument(
         "--where",
         action="store_true",
-        help="also show where the time goes, at each concurrency: milliseconds in the target, the"
-        " draft, its context, its planning, and the rest of the engine (CPU only)",
+        help="also show where the time goes at each concurrency: milliseconds in the target,"
+        " drafting, its context, planning, and the rest of the engine (CPU only)",
     )
     load.add_argument(
         "--quick",
         action="store_true",
-        help="other defaults: windows of 1.5 s, 2 rounds, concurrency 1 4 16",
+        help="use faster defaults: windows of 1.5 s, 2 rounds, concurrency 1 4 16",
     )

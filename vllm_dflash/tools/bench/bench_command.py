@@ -1,4 +1,4 @@
-"""`vllm-dflash bench`: its arguments, and from them to a comparison and what it prints."""
+"""`vllm-dflash bench`: sets up a comparison from its arguments, runs it and prints the tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vllm_dflash.tools.bench.bench_pair import Pair
     from vllm_dflash.tools.bench.comparison import Comparison
 
-EPILOG = """what the loads are:
+EPILOG = """loads:
 {loads}
 
 examples:
@@ -45,7 +45,7 @@ examples:
   vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\
       --prompts prompts.jsonl
 
-exit code 0: measured, {failed}: could not run, {interrupted}: interrupted"""
+exit code: 0 success, {failed} could not run, {interrupted} interrupted"""
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,7 +55,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "bench",
         help="measure plain decoding, vLLM's own DFlash and ours side by side",
         description="Measure plain decoding, vLLM's own DFlash at several fixed K, and ours.\nAll"
-        " engines run at the same time; every round measures each of them once with each load.",
+        " engines stay up for the whole run; each round measures every load once on each engine.",
         epilog=EPILOG.format(loads=loads, failed=COULD_NOT_RUN, interrupted=INTERRUPTED),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -64,7 +64,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def run_bench(parsed: argparse.Namespace) -> int:
-    """Measure and print tables. Returns the exit code; raises what `cli.main` explains."""
+    """Measure and print tables. Returns the exit code; `cli.main` reports what this raises."""
     defaults = QUICK if parsed.quick else FULL
     if parsed.context is not None:
         parsed.context = parsed.context or CONTEXTS
@@ -76,11 +76,11 @@ def run_bench(parsed: argparse.Namespace) -> int:
             setattr(parsed, name, value)
     progress = progress_on()
     if find_spec("matplotlib") is None:
-        raise ValueError('it needs matplotlib: pip install "vllm-dflash[bench]"')
+        raise ValueError('bench needs matplotlib: pip install "vllm-dflash[bench]"')
     comparison = _prepare(parsed, progress)
     try:
         comparison.run()
-    finally:  # also where it is interrupted
+    finally:  # also when interrupted
         record = comparison.record
         if record.rounds_complete:
             rounds = f"{record.rounds_complete} of {record.rounds} rounds are complete."
@@ -90,7 +90,7 @@ def run_bench(parsed: argparse.Namespace) -> int:
 
 
 def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
-    """Raises ValueError where something does not fit."""
+    """Build the comparison. Raises ValueError for arguments that do not fit each other."""
     from vllm.platforms import current_platform
 
     from vllm_dflash.checkpoint.read import read_drafter
@@ -112,7 +112,7 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
     progress.say(f"the pair: {pair.name}")
     native_k = [k for k in sorted({*parsed.native_k}) if k <= drafter.max_draft_tokens]
     if drafter.num_candidates is not None and current_platform.is_cpu():
-        progress.say("vLLM's own DFlash is left out: it does not support such drafters on CPUs")
+        progress.say("vLLM's own DFlash is left out: it does not support this drafter on CPUs")
         native_k = []
     ours_k, beside = _distinct(parsed.ours_fixed_k), _distinct(parsed.beside)
     sides = make_sides(pair.drafter, native_k, ours_k, beside)
@@ -121,8 +121,7 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
         "model": pair.target,
         "max_model_len": max_model_len,
         "max_num_seqs": parsed.max_num_seqs,
-        # The prompts come by again and again; in use, they would not. But where reading them is
-        # not measured, it need not be done again.
+        # Off because prompts are repeated, unlike in production; on if prefill is not measured.
         "enable_prefix_caching": bool(workload.contexts),
         **choose_dtype(parsed.dtype, progress, pair.target),
     }
@@ -136,7 +135,7 @@ def _prepare(parsed: argparse.Namespace, progress: Progress) -> Comparison:
     if current_platform.is_cuda():
         engine["gpu_memory_utilization"] = parsed.gpu_memory_utilization / (len(sides) + tunes)
         if parsed.kv_cache_memory_bytes is None:
-            at_once = 1  # while one starts, vLLM measures how much memory is free
+            at_once = 1  # an engine measures free memory while it starts
     if parsed.kv_cache_memory_bytes is not None:
         engine["kv_cache_memory_bytes"] = parsed.kv_cache_memory_bytes
     return Comparison(
@@ -178,13 +177,13 @@ def _choose_workload(parsed: argparse.Namespace) -> Workload:
         )
     if workload.highest_concurrency > parsed.max_num_seqs:
         raise ValueError(
-            f"the loads have up to {workload.highest_concurrency} requests in flight, the engines"
-            f" take {parsed.max_num_seqs} at a time: raise --max-num-seqs."
+            f"the loads have up to {workload.highest_concurrency} requests in flight, but the"
+            f" engines take {parsed.max_num_seqs} at a time: raise --max-num-seqs."
         )
     if workload.where and current_platform.is_cuda():
         raise ValueError(
-            "--where times calls, and on a GPU a call returns before its work is done: use vLLM's"
-            " profiler there (--profiler-config), or leave --where out."
+            "--where does not work on a GPU, where calls return before their work is done: use"
+            " vLLM's profiler (--profiler-config), or leave --where out."
         )
     if workload.where and parsed.dataset_name:
         raise ValueError("--where is for loads and contexts, not for sets of prompts.")
@@ -195,7 +194,7 @@ def _choose_workload(parsed: argparse.Namespace) -> Workload:
 
 
 def _file_names(files: Sequence[Path]) -> tuple[str, ...]:
-    """What to call each of these; a single one needs no name."""
+    """Return distinct names for the files: their stems if possible; empty for a single file."""
     if len(files) < 2:
         return ("",)
     stems = [file.stem for file in files]
@@ -214,7 +213,7 @@ def _choose_pair(parsed: argparse.Namespace, positions: int) -> Pair:
             parsed.demo, parsed.out, as_it_is=as_it_is, positions=positions, context=context
         )
     elif parsed.as_it_is:
-        raise ValueError("--as-it-is is for the demo pair: other pairs are never widened.")
+        raise ValueError("--as-it-is is for the demo pair; other pairs are never widened.")
     return with_random_drafter(pair, parsed.out) if parsed.random_drafter else pair
 
 

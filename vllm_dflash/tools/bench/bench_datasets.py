@@ -1,4 +1,4 @@
-"""Standard prompts: the sets that `vllm bench serve` knows, from files, read by vLLM's classes."""
+"""Standard prompts: the sets that `vllm bench serve` knows, read from files by vLLM's classes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ SETS = {
     "aimo": ("AIMODataset", f"{ON_HUB}AI-MO/aimo-validation-aime"),
     "custom": ("CustomDataset", 'write lines of {"prompt": "...", "category": "..."}'),
 }
-"""By name: vLLM's class that reads it, and how to get it."""
+"""Name of a set: vLLM's class that reads it, and how to get it."""
 OUTPUT_TOKENS = 256
-"""Where that class has no number of its own."""
+"""Maximum new tokens if vLLM's class does not define them."""
 
 
 class Asked(NamedTuple):
@@ -44,50 +44,50 @@ class Asked(NamedTuple):
     category: str
     prompt: str | Sequence[int]
     tokens: int
-    """New ones at most."""
+    """Maximum new tokens."""
 
 
 class Dataset(NamedTuple):
-    """Prompts of a set, and how they are put to an engine."""
+    """Requests from a set, and how to send them to an engine."""
 
     name: str
     requests: list[Asked]
     sampling: dict[str, Any]
     """Arguments of vLLM's `SamplingParams`."""
     template: dict[str, Any] | None
-    """More arguments of the chat template; None: prompts stay as they are."""
+    """Extra arguments of the chat template; None: use prompts as they are."""
 
 
 def add_dataset(what: argparse._ActionsContainer, options: argparse._ActionsContainer) -> None:
-    """The set, as an alternative among `what` is measured, and options of it, as vLLM has them."""
-    about = "instead of a load: prompts of a standard set, with results for its categories"
+    """Add the set to the alternatives in `what`, and its options, named as in vLLM."""
+    about = "instead of a load, measure prompts of a standard set, with results per category"
     what.add_argument("--dataset-name", choices=SETS, help=about)
-    about = "the set's .jsonl, .json or .parquet; without it, the command says how to get it"
+    about = "the set's .jsonl, .json or .parquet file; if missing, bench prints how to get it"
     options.add_argument("--dataset-path", type=Path, metavar="FILE", help=about)
     add_number(options, "--num-prompts", 80, "prompts of the set, from its categories in turn")
-    about = "most new tokens of a prompt of the set (default: vLLM's for the set, or 256)"
+    about = "maximum new tokens per prompt of the set (default: vLLM's for the set, or 256)"
     options.add_argument("--output-len", type=positive, metavar="N", help=about)
-    about = "one or more, at each of which closed loads are measured; of a set, one (default: 0)"
+    about = "temperatures to measure closed loads at; only one for a set (default: 0)"
     kinds: dict[str, Any] = {"type": not_negative, "nargs": "+", "default": [0.0], "metavar": "T"}
     options.add_argument("--temperature", **kinds, help=about)
-    about = 'for --dataset-name, such as {"enable_thinking": false}'
+    about = 'chat template arguments for the set, such as {"enable_thinking": false}'
     kwargs: dict[str, Any] = {"type": json_object, "default": {}, "metavar": "JSON"}
     options.add_argument("--chat-template-kwargs", **kwargs, help=about)
-    about = "use the set's prompts as they are"
+    about = "use the set's prompts without the chat template"
     options.add_argument("--skip-chat-template", action="store_true", help=about)
-    about = "of closed loads and sets: every answer has as many tokens as it may"
+    about = "for closed loads and sets: continue every answer to its maximum length"
     options.add_argument("--ignore-eos", action="store_true", help=about)
 
 
 def given_dataset(parsed: argparse.Namespace) -> Dataset | None:
-    """The set that a user named, if any. Raises ValueError where it cannot be read."""
+    """Read the set that the user named, if any. Raises ValueError if it cannot be read."""
     name = parsed.dataset_name
     if name is None:
         if parsed.dataset_path is not None:
             raise ValueError("--dataset-path needs --dataset-name.")
         return None
     if len(parsed.temperature) > 1:
-        raise ValueError("--dataset-name is measured at one --temperature.")
+        raise ValueError("--dataset-name takes only one --temperature.")
     requests = read_dataset(name, parsed.dataset_path, parsed.output_len)[: parsed.num_prompts]
     sampling = {"temperature": parsed.temperature[0], "ignore_eos": parsed.ignore_eos}
     template = None if parsed.skip_chat_template else parsed.chat_template_kwargs
@@ -95,14 +95,16 @@ def given_dataset(parsed: argparse.Namespace) -> Dataset | None:
 
 
 def read_dataset(name: str, path: Path | None, tokens: int | None = None) -> list[Asked]:
-    """All prompts, one of each category in turn; `tokens` are those of an answer.
+    """Read all requests of a set, taking one from each category in turn.
+
+    `tokens`: maximum new tokens of an answer; None: vLLM's default for the set.
 
     Raises:
-        ValueError: there is no such file, or it is none of this set. It says how to get one.
+        ValueError: the file does not exist or is not of this set. The message says how to get it.
     """
     reader, how = SETS[name]
     if path is None:
-        raise ValueError(f"--dataset-name needs --dataset-path, a file. To get {name}: {how}")
+        raise ValueError(f"--dataset-name needs --dataset-path FILE. To get {name}: {how}")
     file = path / SPEED_SUBSET if name == SPEED_BENCH and path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"{str(file)!r} is not a file. To get {name}: {how}")
@@ -117,7 +119,7 @@ def read_dataset(name: str, path: Path | None, tokens: int | None = None) -> lis
 
 
 def _read(name: str, file: Path, class_name: str, tokens: int | None) -> list[Asked]:
-    import pandas  # vLLM's classes need it, too
+    import pandas  # vLLM's classes need it as well
     from vllm.benchmarks.datasets import datasets
 
     if file.suffix == ".parquet":
@@ -126,17 +128,17 @@ def _read(name: str, file: Path, class_name: str, tokens: int | None) -> list[As
         frame = pandas.read_json(file, lines=".jsonl" in file.suffixes, convert_dates=False)
     rows = frame.to_dict("records")
     reader: Any = getattr(datasets, class_name)
-    if issubclass(reader, datasets.HuggingFaceDataset):  # it would fetch its rows from the hub
+    if issubclass(reader, datasets.HuggingFaceDataset):  # would download its rows from the hub
         members = {"load_data": lambda self: setattr(self, "data", rows)}
         reader = type(class_name, (reader,), members)
-    opened = reader(  # each takes what it knows
+    opened = reader(  # readers ignore arguments they do not know
         dataset_path=str(file.parent if name == SPEED_BENCH else file),
         dataset_subset=file.stem,
         dataset_split="",
         disable_shuffle=True,
     )
     samples = opened.sample(
-        tokenizer=lambda text: SimpleNamespace(input_ids=()),  # an engine tokenizes, and counts
+        tokenizer=lambda text: SimpleNamespace(input_ids=()),  # an engine tokenizes later
         num_requests=len(rows),
         output_len=tokens or getattr(reader, "DEFAULT_OUTPUT_LEN", OUTPUT_TOKENS),
         skip_chat_template=True,

@@ -15,12 +15,12 @@ from vllm_dflash.tools.bench import widen
 from vllm_dflash.tools.bench.widen import WIDE_DRAFTER, WIDE_TARGET, Shape, widen_pair
 
 TRAINED_ON = 512
-"""Tokens that the training of the demo pair saw at a time."""
+"""Tokens per sequence in the training of the demo pair."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Folders or repositories of a pair, and what to call it in a report."""
+    """Folders or repositories of a pair, and its name in reports."""
 
     target: str
     drafter: str
@@ -28,19 +28,19 @@ class Pair:
 
 
 def given_pair(target: str | None, drafter: str | None) -> Pair | None:
-    """The pair that a user named, if any. Raises ValueError where it is half a pair."""
+    """Return the pair that the user named, if any. Raises ValueError if only one is given."""
     if target is None and drafter is None:
         return None
     if target is None or drafter is None:
-        raise ValueError("--target and --drafter belong together.")
+        raise ValueError("--target and --drafter belong together: pass both, or neither.")
     return Pair(target, drafter, f"{target} and {drafter}")
 
 
 def demo_pair(demo: Path, out: Path, *, as_it_is: bool, positions: int, context: int) -> Pair:
-    """A copy of the demo pair in `out`, widened unless it is to stay as it is.
+    """Write a copy of the demo pair to `out`, widened unless `as_it_is`.
 
-    Its configs allow `positions` at least. `context` is the longest prompt: the pair's name tells
-    where drafts mean nothing.
+    Its configs allow at least `positions` tokens. `context`: tokens of the longest prompt; if the
+    pair was not trained on so many, its name says that drafts are noise.
     """
     target, drafter = (None if as_it_is else shape for shape in (WIDE_TARGET, WIDE_DRAFTER))
     pair = widened_demo(demo, out, target, drafter, positions)
@@ -60,14 +60,14 @@ def widened_demo(
     drafter: Shape | None = WIDE_DRAFTER,
     positions: int = 0,
 ) -> Pair:
-    """The demo pair made as large as one worth speeding up; what it computes stays the same.
+    """Widen the demo pair to the cost of a larger one, without changing what it computes.
 
-    Made once for a folder; after that it is found there. Sizes: as for `widen_pair`.
+    The result is cached in `out`. Sizes are as for `widen_pair`.
     """
     if not (demo / "target").is_dir():
         raise ValueError(
-            f"there is no demo pair in {demo}. Leave --demo out for the one that comes with this"
-            " package, or pass --target and --drafter."
+            f"there is no demo pair in {demo}. Leave out --demo to use the one in this package, or"
+            " pass --target and --drafter."
         )
     sizes = target, drafter, positions
     digest = hashlib.sha256(repr(sizes).encode())
@@ -76,7 +76,7 @@ def widened_demo(
     wide = out / "widened"
     stamp = wide / "made_from"
     if not stamp.is_file() or stamp.read_text() != digest.hexdigest():
-        stamp.unlink(missing_ok=True)  # or it would outlive a widening that is interrupted
+        stamp.unlink(missing_ok=True)  # so that an interrupted widening is not taken for done
         widen_pair(demo, wide, *sizes)
         stamp.write_text(digest.hexdigest())
     name = "demo pair as it is"
@@ -87,11 +87,11 @@ def widened_demo(
 
 
 def with_random_drafter(pair: Pair, out: Path) -> Pair:
-    """The pair with drafts that are no use: its drafter's weights are noise."""
+    """Replace the pair's drafter by a copy with random weights, whose drafts are useless."""
     source, goal = Path(pair.drafter), out / "random_drafter"
     if not source.is_dir():
-        raise ValueError(f"--random-drafter needs the drafter in a folder; {source} is none.")
-    shutil.rmtree(goal, ignore_errors=True)  # that of another drafter may have other files
+        raise ValueError(f"--random-drafter needs the drafter in a folder; {source} is not one.")
+    shutil.rmtree(goal, ignore_errors=True)  # a copy of another drafter may have other files
     shutil.copytree(source, goal)
     generator = torch.Generator().manual_seed(0)
     for file in sorted(goal.glob("*.safetensors")):

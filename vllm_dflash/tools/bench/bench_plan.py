@@ -1,4 +1,4 @@
-"""What is asked of every engine, round by round."""
+"""Plans the measurements of each round."""
 
 from __future__ import annotations
 
@@ -16,83 +16,82 @@ CLOSED, MIXED, SWING = "closed", "mixed", "swing"
 SHORT, ARRIVALS = "short", "arrivals"
 LOADS = {
     CLOSED: "a fixed number of requests in flight",
-    MIXED: "the same, every other prompt with shuffled words, which is hard to draft for",
-    "edit": "the same with prompts of its own: source code to write out again",
-    "quote": "the same: passages to quote from",
-    "prose": "the same: passages to continue, which repeat little",
+    MIXED: "like closed; every other prompt has shuffled words, which are hard to draft for",
+    "edit": "like closed, with its own prompts: source code to repeat with a change",
+    "quote": "like closed, with its own prompts: passages to quote from",
+    "prose": "like closed, with its own prompts: passages to continue, with little repetition",
     SWING: "a number of requests in flight that changes from phase to phase",
     SHORT: "a list of requests with answers of 16 to 96 tokens, a fixed number in flight",
-    ARRIVALS: "the same, coming at random (Poisson), at shares of what plain decoding serves",
+    ARRIVALS: "like short, arriving at random (Poisson) at --shares of what plain decoding serves",
 }
 CLOSED_LOADS = (CLOSED, MIXED, *TEXTS)
 """Loads with a fixed number of requests in flight."""
 SERVED = (SHORT, ARRIVALS)
-"""Loads that are lists of requests, each of which waits for its tokens."""
+"""Loads that are lists of short requests, whose waiting times are reported."""
 SHORTEST, LONGEST = 16, 96
 """Tokens of their answers."""
 MEAN_ANSWER = (SHORTEST + LONGEST) / 2
 CONTEXT = "context"
-"""How names of loads begin whose settings are tokens of context."""
+"""Prefix of the names of loads whose settings are tokens of context."""
 SHORTER_BY = 32
-"""Tokens between two ends of a long prompt, from which different texts follow."""
+"""Step, in tokens, by which a long prompt is shortened to get different texts."""
 FROM_THE_END = 64
-"""Tokens that are kept between requests and the context limit: near it, some drafters give up."""
+"""Tokens to keep free before the context limit, near which some drafters stop drafting."""
 
 
 def setting_name(load: str) -> str:
-    """What the settings of a load are."""
+    """Return what the settings of a load are, for heads of tables."""
     if load.startswith(CONTEXT):
         return CONTEXT
-    return {SWING: "phase: requests", ARRIVALS: "% of plain's most"}.get(load, "concurrency")
+    return {SWING: "phase: requests", ARRIVALS: "% of plain's maximum"}.get(load, "concurrency")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is measured in every round."""
+    """What to measure in every round."""
 
     loads: tuple[str, ...]
     concurrency: tuple[int, ...]
     phases: tuple[int, ...]
-    """Concurrencies of the swing, one after the other."""
+    """Concurrencies of the swing's phases, in order."""
     tokens: int
-    """New tokens of a request."""
+    """New tokens per request."""
     seconds: float
-    """Length of a window, and about that of a phase."""
+    """Length of a window, and approximately of a phase."""
     contexts: tuple[int, ...] = ()
-    """Tokens of prompts whose continuation is measured, instead of loads."""
+    """Prompt lengths at which decoding is measured, instead of loads."""
     shares: tuple[int, ...] = ()
-    """Arrivals, in percent of the requests a second that plain decoding serves at its most."""
+    """Rates of arrivals, in percent of the most requests per second that plain decoding serves."""
     where: bool = False
-    """Whether it is also measured where the time goes. The engines' workers are `TimedSteps`."""
+    """Whether to measure where the time goes; needs `TimedSteps` as worker extension."""
     temperatures: tuple[float, ...] = (0.0,)
-    """Each closed load is measured at each of these."""
+    """Temperatures at which each closed load is measured."""
     ignore_eos: bool = False
-    """Whether answers of closed loads go on to their last token."""
+    """Whether answers of closed loads continue to their maximum length."""
     files: tuple[str, ...] = ("",)
-    """Names of the files of prompts; closed loads without prompts of their own are measured with
-    each."""
+    """Names of the prompt files; the loads closed and mixed are measured with each."""
 
     @property
     def calibrated(self) -> list[int]:
-        """Concurrencies at which the plan needs to know plain decoding's tokens per second."""
+        """Concurrencies at which the plan needs plain decoding's tokens per second."""
         return sorted({*self.phases}) if SWING in self.loads else []
 
     @property
     def served(self) -> list[int]:
-        """Concurrencies at which it needs to know how fast plain decoding serves short answers."""
+        """Concurrencies at which the plan needs plain decoding's tokens per second in `short`."""
         if SHORT in self.loads:
             return sorted({*self.concurrency})
         return [max(self.concurrency)] if ARRIVALS in self.loads else []
 
     @property
     def highest_concurrency(self) -> int:
-        """Requests in flight at most."""
+        """Most requests in flight."""
         only_swings = {*self.loads} == {SWING} and not self.where
         return max([*self.calibrated, *(() if only_swings else self.concurrency)])
 
     @property
     def seconds_of_round(self) -> float:
-        """Seconds for one engine, about: what windows and phases take."""
+        """Approximate seconds per round on one engine: the sum of windows and phases."""
         windows = len(self.contexts) * len(self.concurrency)
         settings = {SWING: self.phases, ARRIVALS: self.shares}
         for load in self.loads:
@@ -102,17 +101,17 @@ class Workload:
         return windows * self.seconds
 
     def room_for(self, context: int) -> int:
-        """Tokens that an engine must be able to take for a request of such a context."""
+        """Return the tokens that a request with this much context may need in an engine."""
         return context + 2 * self.tokens + FROM_THE_END
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One question to every engine."""
+    """One question for every engine."""
 
     load: str
     setting: int | None
-    """A concurrency, or tokens of context; the swing is asked for as a whole."""
+    """Concurrency, share of arrivals, or tokens of context; None for the swing as a whole."""
     question: str
     arguments: dict[str, Any]
 
@@ -124,7 +123,7 @@ class Measurement:
 def plan_closed(
     workload: Workload, load: str, prompts: Sequence[str], temperature: float = 0.0
 ) -> list[Measurement]:
-    """A window at each number of requests."""
+    """Plan one window per concurrency."""
     asked: dict[str, Any] = {"prompts": prompts, "tokens": workload.tokens}
     asked["seconds"] = workload.seconds
     asked["sampling"] = {"temperature": temperature, "ignore_eos": workload.ignore_eos}
@@ -137,8 +136,11 @@ def plan_closed(
 def plan_short(
     workload: Workload, prompts: Sequence[str], seed: str, rates: Mapping[int, float]
 ) -> list[Measurement]:
-    """At each number of requests in flight, as many short answers as so many tokens a second make
-    in a window, but at least two for each of them."""
+    """Plan a list of short answers per concurrency.
+
+    `rates`: expected tokens per second by concurrency. A list has as many answers as that rate
+    serves in a window, and at least two per request in flight.
+    """
     plan = []
     for count, rate in rates.items():
         answers = short_answers(seed, max(round(rate * workload.seconds / MEAN_ANSWER), 2 * count))
@@ -150,10 +152,10 @@ def plan_short(
 def plan_arrivals(
     workload: Workload, prompts: Sequence[str], seed: str, served: float
 ) -> list[Measurement]:
-    """Short answers that come at random, at each share of `served` tokens a second."""
+    """Plan short answers that arrive at random, at each share of `served` tokens per second."""
     plan = []
     for share in workload.shares:
-        rate = served / MEAN_ANSWER * share / 100  # requests a second
+        rate = served / MEAN_ANSWER * share / 100  # requests per second
         gaps = Random(f"arrivals {seed}")
         arrivals = [gaps.expovariate(rate)]
         while arrivals[-1] < workload.seconds:
@@ -165,7 +167,7 @@ def plan_arrivals(
 
 
 def short_answers(seed: str, count: int) -> list[int]:
-    """Tokens of so many answers."""
+    """Draw the lengths of `count` answers, in tokens."""
     lengths = Random(f"answers {seed}")
     return [lengths.randint(SHORTEST, LONGEST) for _ in range(count)]
 
@@ -177,10 +179,10 @@ def plan_round(
     plain_rates: Mapping[int, float],
     served_rates: Mapping[int, float] = MappingProxyType({}),
 ) -> list[Measurement]:
-    """Everything one round measures.
+    """Plan all measurements of a round.
 
-    `prompts` are those of each file, by its name. `plain_rates` are plain decoding's tokens per
-    second by concurrency, `served_rates` the same of short answers, their prompts included.
+    `prompts`: prompts by name of their file. `plain_rates`: plain decoding's tokens per second by
+    concurrency. `served_rates`: the same for short answers, including the time for their prompts.
     """
     plan: list[Measurement] = []
     texts = in_order_of_round([*chain(*prompts.values())], round_number)
@@ -204,7 +206,7 @@ def plan_round(
 def _plan_closed_loads(
     workload: Workload, load: str, prompts: Mapping[str, Sequence[str]], round_number: int
 ) -> list[Measurement]:
-    """One load at each temperature, with each file of prompts or with its own."""
+    """Plan a closed load at each temperature, with each prompt file or with its own prompts."""
     plan: list[Measurement] = []
     files = {"": TEXTS[load]()} if load in TEXTS else prompts
     for file, of_file in files.items():
@@ -220,7 +222,7 @@ def _plan_closed_loads(
 def plan_requests(
     workload: Workload, dataset: Dataset, requests: Sequence[Asked]
 ) -> list[Measurement]:
-    """These requests of a set, in tokens, at each number in flight."""
+    """Plan a set's requests, whose prompts are token ids, at each concurrency."""
     categories, prompts, answers = zip(*requests, strict=True)
     asked: dict[str, Any] = {"prompts": prompts, "answers": answers, "categories": categories}
     asked["sampling"] = dataset.sampling
@@ -233,10 +235,10 @@ def plan_requests(
 def plan_contexts(
     workload: Workload, texts: Sequence[Sequence[int]], room: float
 ) -> list[Measurement]:
-    """Decoding alone, at each length of context and concurrency for which there is room.
+    """Plan decoding alone, at each context length and concurrency that fits the cache.
 
-    `texts` are tokens, as many as the highest concurrency has requests; they are cut to length, or
-    repeated. `room` is how many tokens the engines' caches hold.
+    `texts`: token ids of one text per request of the highest concurrency; they are cut or repeated
+    to the context length. `room`: tokens that the engines' caches hold.
     """
     plan = []
     for count in workload.concurrency:

@@ -1,7 +1,7 @@
-"""Prompts of a benchmark: in the order of a round, hard to draft for, very long, or repetitive.
+"""Prompts of a benchmark: shuffled per round, hard to draft for, very long, or repetitive.
 
-The loads `edit`, `quote` and `prose` have prompts of their own, from text that every machine has:
-the source of Python's library, and the language reference that `help()` shows.
+The loads `edit`, `quote` and `prose` have their own prompts, from text that every machine has: the
+source of Python's library, and the language reference that `help()` shows.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from collections.abc import Callable, Sequence
 
 MODULES = (textwrap, shlex, string, json.decoder, tempfile)
 CODE_CHARACTERS, PASSAGE_CHARACTERS, BEGINNING_CHARACTERS = 1400, 1100, 80
-"""With a beginning of the answer, about 600 tokens of a small vocabulary."""
+"""Together with the beginning of the answer, about 600 tokens of a small vocabulary."""
 
 
 def in_order_of_round(prompts: Sequence[str], round_number: int) -> list[str]:
-    """The prompts in an order that is this round's own."""
+    """Shuffle the prompts, always the same way for the same round."""
     order = list(prompts)
     random.Random(f"order {round_number}").shuffle(order)
     return order
 
 
 def easy_and_hard(prompts: Sequence[str]) -> list[str]:
-    """Every other prompt with its words shuffled: text that no drafter can predict."""
+    """Shuffle the words of every other prompt, so that no drafter can predict its text."""
     mixed = list(prompts)
     for number in range(1, len(mixed), 2):
         words = mixed[number].split()
@@ -38,13 +38,13 @@ def easy_and_hard(prompts: Sequence[str]) -> list[str]:
 
 
 def long_texts(prompts: Sequence[str], count: int) -> list[str]:
-    """All prompts one after the other, so many times, beginning with another one each time."""
+    """Return `count` texts, each with all prompts, beginning with a different prompt each time."""
     starts = (len(prompts) * number // count for number in range(count))
     return ["\n".join([*prompts[start:], *prompts[:start]]) for start in starts]
 
 
 def _edits() -> list[str]:
-    """Pieces of source code to write out again with a small change; the first lines are there."""
+    """Pieces of source code to repeat with a small change, and the first lines of the answer."""
     prompts, piece = [], ""
     for module in MODULES:
         for line in inspect.getsource(module).splitlines(keepends=True):
@@ -53,12 +53,12 @@ def _edits() -> list[str]:
                 again = "# The same again, with one name changed:"
                 prompts.append(f"{piece}\n{again}\n\n{_beginning(piece)}")
                 piece = ""
-        piece = ""  # what is left over of a module
+        piece = ""  # drop the rest of a module
     return prompts
 
 
 def _quotes() -> list[str]:
-    """Passages to answer a question from in their own words, with the first words."""
+    """Passages with a question to answer by quoting them, and the first words of the answer."""
     return [
         f"{passage}\n\nWhat does the text say? It says:\n\n{_beginning(passage)}"
         for passage in _passages()
@@ -66,17 +66,17 @@ def _quotes() -> list[str]:
 
 
 def _prose() -> list[str]:
-    """Passages to go on from."""
+    """Passages to continue."""
     return [passage[: PASSAGE_CHARACTERS // 2] for passage in _passages()]
 
 
 def _beginning(text: str) -> str:
-    """Its first lines."""
+    """Return the first lines of a text, at least 80 characters."""
     return text[: text.find("\n", BEGINNING_CHARACTERS) + 1]
 
 
 def _passages() -> list[str]:
-    """The beginnings of all long topics of the language reference."""
+    """Return the beginnings of all long topics of the language reference."""
     from pydoc_data.topics import topics  # large, and every command imports this file
 
     texts = (text for _, text in sorted(topics.items()))
@@ -84,4 +84,4 @@ def _passages() -> list[str]:
 
 
 TEXTS: dict[str, Callable[[], list[str]]] = {"edit": _edits, "quote": _quotes, "prose": _prose}
-"""Loads that have prompts of their own."""
+"""Loads that have their own prompts."""

@@ -1,4 +1,4 @@
-"""What a benchmark has measured so far, and where; and the files that keep it."""
+"""The record of a benchmark so far, and the files that keep it."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ class Record:
     """Command line, pair, workload, versions, machine, calibration."""
     sides: list[Side]
     rounds: int
-    """As asked for; there may be fewer measurements."""
+    """Rounds asked for; fewer may have been measured."""
     rounds_complete: int = 0
     measurements: list[dict[str, Any]] = field(default_factory=list)
-    """Those of complete rounds: round, load, setting, side, result, and our worker's counters since
-    its engine started as stats."""
+    """Measurements of complete rounds: round, load, setting, side, result, and stats (our worker's
+    counters since its engine started)."""
     where: list[dict[str, Any]] = field(default_factory=list)
-    """Where the time goes: load, setting, side, and the result with what was `spent`."""
+    """Where the time goes: load, setting, side, and the result, which includes `spent`."""
 
     def finish_round(self, measurements: list[dict[str, Any]]) -> None:
-        """Add a round, all of it."""
+        """Add the measurements of a complete round."""
         self.measurements += measurements
         self.rounds_complete += 1
 
     @property
     def results(self) -> Results:
-        """Those of complete rounds."""
+        """Results of complete rounds."""
         return Results(self.sides, self.measurements)
 
     @property
     def tables(self) -> list[Table]:
-        """Those of `result.md`."""
+        """Tables of `result.md`."""
         return make_tables(self.results) + parts_tables(self.where)
 
     def write(self, out: Path) -> None:
         """Write `result.json`, `result.md` and `result.png` into a folder."""
         from vllm_dflash.tools.bench.plot import plot_panels
 
-        # Whoever interrupts this finds the file of the round before.
+        # If this is interrupted, the file of the previous round remains.
         unfinished = out / "result.unfinished"
         unfinished.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1))
         unfinished.replace(out / "result.json")
@@ -79,14 +79,14 @@ class Record:
 def describe(
     command: list[str], pair: str, engine: dict[str, Any], workload: Workload
 ) -> dict[str, Any]:
-    """What a reader of the results needs to know beside them."""
+    """Return what a reader needs to know about the results."""
     preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
     return {
         "command": shlex.join(["vllm-dflash", *command]),
         "pair": pair,
         "engine": engine,
         "workload": asdict(workload),
-        "versions": {},  # the engines tell theirs
+        "versions": {},  # filled in by the engines
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "preloaded": [Path(library).name for library in preloaded],
@@ -94,7 +94,7 @@ def describe(
 
 
 def cpu_name() -> str:
-    """As the system calls it."""
+    """Return the CPU's name according to the system."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.M)
     return found[1] if found else platform.processor() or "unknown"

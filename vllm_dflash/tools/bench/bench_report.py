@@ -1,4 +1,4 @@
-"""From what was measured to tables: medians, and ratios of paired rounds."""
+"""Makes tables of measurements: medians, and ratios of paired rounds."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from vllm_dflash.tools.step_times import CONTEXT, DRAFT, KINDS, OF_A_KIND, PLANN
 from vllm_dflash.tools.tables import Table
 
 PARTS, ENGINE = (TARGET, DRAFT, CONTEXT, PLANNING), "engine"
-"""Parts of a step. The engine is what is left: scheduling, input, sampling, output."""
+"""Parts of a step. `ENGINE` is the rest: scheduling, input, sampling, output."""
 ALL = "all"
 POSITIONS = 8
-"""Positions of a block whose acceptance is shown."""
+"""Number of positions of a block for which acceptance is shown."""
 SEEN = ["acceptance length", "accepted by position", "tokens/s"]
 SEEN += ["TTFT", "p99", "TPOT", "p99", "ITL", "p99"]
 Setting = str | int
 Rounds = npt.NDArray[np.float64]
-"""One value per round. Rounds of different sides are pairs: divide first, then take the median."""
+"""One value per round. Rounds of two sides are paired: divide them before taking the median."""
 
 
 class Results:
@@ -37,7 +37,7 @@ class Results:
         self._results: dict[tuple[str, Setting, str], list[dict[str, Any]]] = defaultdict(list)
         for one in measurements:
             load, side, result = one["load"], one["side"], one["result"]
-            if load == SWING:  # each phase is a setting of its own
+            if load == SWING:  # each phase becomes a setting
                 phases = zip(result["concurrency"], result["tokens_per_second"], strict=True)
                 for number, (count, rate) in enumerate(phases, 1):
                     setting = f"{number}: {count}"
@@ -47,35 +47,35 @@ class Results:
 
     @property
     def loads(self) -> list[str]:
-        """Loads that were measured, in order."""
+        """Measured loads, in order."""
         return list(dict.fromkeys(load for load, _, _ in self._results))
 
     def of_kind(self, *kinds: str) -> list[Side]:
-        """Sides of these kinds, in order."""
+        """Return the sides of these kinds, in order."""
         return [side for side in self.sides if side.kind in kinds]
 
     def settings(self, load: str) -> list[Setting]:
-        """Concurrencies, phases or contexts of a load, in order."""
+        """Return the concurrencies, phases, shares or contexts of a load, in order."""
         return list(dict.fromkeys(setting for one, setting, _ in self._results if one == load))
 
     def rounds(
         self, load: str, setting: Setting, side: str, value: str = "tokens_per_second"
     ) -> Rounds:
-        """A number of each round's result."""
+        """Return one number per round, [rounds]."""
         return np.array(self.values(load, setting, side, value))
 
     def values(self, load: str, setting: Setting, side: str, value: str) -> list[Any]:
-        """What each round's result has of that name."""
+        """Return the value of this name in each round's result."""
         return [result[value] for result in self._results[load, setting, side]]
 
 
 def spread(rounds: Rounds) -> str:
-    """A median, and how far the rounds lie apart."""
+    """Format the median and range of rounds."""
     return f"{np.median(rounds):.2f} ({rounds.min():.2f} - {rounds.max():.2f})"
 
 
 def make_tables(results: Results) -> list[Table]:
-    """Every table of what was measured."""
+    """Make all tables of measurements."""
     tables = []
     for load in results.loads:
         tables += [throughput_table(results, load), comparison_table(results, load)]
@@ -87,7 +87,7 @@ def make_tables(results: Results) -> list[Table]:
 
 
 def throughput_table(results: Results, load: str) -> Table:
-    """Tokens per second of every side."""
+    """Make the table of every side's tokens per second."""
     names = [side.name for side in results.sides]
     rows = []
     for setting in results.settings(load):
@@ -97,7 +97,7 @@ def throughput_table(results: Results, load: str) -> Table:
 
 
 def waits_table(results: Results, load: str) -> Table:
-    """How long clients wait, of all rounds together: for the first token, and for each behind."""
+    """Make the table of waiting times over all rounds: TTFT, and TPOT (mean of each request)."""
     rows = []
     for setting in results.settings(load):
         for side in results.sides:
@@ -108,12 +108,12 @@ def waits_table(results: Results, load: str) -> Table:
                 cells += [f"{one:.0f}" for one in milliseconds]
             rows.append(cells)
     columns = ["TTFT, median", "p99", "TPOT, median", "p99"]
-    title = f"{load}: ms to the first token of a request, and for each token behind it (its mean)"
+    title = f"{load}: ms to a request's first token (TTFT), and per token after it (TPOT)"
     return Table(title, [setting_name(load), "side", *columns], rows, words=(1,))
 
 
 def categories_table(results: Results, load: str, setting: Setting) -> Table:
-    """Categories of a set of prompts, and all of it, on every side."""
+    """Make the table of a set's categories, and of the whole set, on every side."""
     records = {
         side.name: [*chain(*results.values(load, setting, side.name, "requests"))]
         for side in results.sides
@@ -124,16 +124,16 @@ def categories_table(results: Results, load: str, setting: Setting) -> Table:
         for category in (*categories, ALL)
         for side, of_side in records.items()
     ]
-    title = f"{load}, {setting} in flight, all rounds: of requests; TTFT, TPOT, ITL in ms"
+    title = f"{load}, {setting} in flight, all rounds, per request; TTFT, TPOT, ITL in ms"
     return Table(title, ["category", "side", *SEEN], rows, words=(0, 1))
 
 
 def seen(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What clients saw of requests, in the order of `SEEN`; waits in ms.
+    """Summarize what clients saw, in the order of `SEEN`; times in ms.
 
-    `records` have, of each request, by output, `seconds` since it came and `tokens`. The first
-    output is the prompt's. Each one behind it is a step: accepted drafts, and the bonus token. ITL
-    is the time between two outputs, as vLLM counts it; tokens/s are those of one request.
+    Each record is a request and has, per output, `seconds` since its arrival and `tokens`. The
+    first output is the prompt's; each later one is a step: accepted drafts and the bonus token. ITL
+    is the time between two outputs, as in vLLM; tokens/s is the mean speed of one request.
     """
     tokens = [sum(one["tokens"]) for one in records]
     steps = np.concatenate([one["tokens"][1:] for one in records])
@@ -152,7 +152,7 @@ def seen(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def comparison_table(results: Results, load: str) -> Table:
-    """Ours against vLLM as it comes; the last row is the geometric mean of the others."""
+    """Make the table of ours relative to the other sides; its last row is the geometric mean."""
     opponents = _opponents(results)
     ratios: dict[str, list[Rounds]] = {title: [] for title in opponents}
     rows = []
@@ -172,7 +172,7 @@ def comparison_table(results: Results, load: str) -> Table:
 
 
 def _opponents(results: Results) -> dict[str, list[Side]]:
-    """The sides of which the fastest is compared with ours, by the column's title."""
+    """Return the sides per column title; ours is compared with the fastest of them."""
     plain, natives = results.of_kind("plain"), results.of_kind("native")
     opponents = {"/ plain": plain}
     if len(natives) > 1:
@@ -185,15 +185,17 @@ def _opponents(results: Results) -> dict[str, list[Side]]:
 
 
 def milliseconds(spent: Mapping[str, float], unit: str) -> dict[str, float]:
-    """Milliseconds of each part that a side has, per step or per token (`unit`) that came out."""
+    """Return the milliseconds of each part that a side has, per step or output token (`unit`)."""
     known = {part: spent[part] for part in PARTS if part in spent}
     parts = known | {ENGINE: spent["seconds"] - sum(known.values())}
     return {part: 1000 * seconds / spent[unit] for part, seconds in parts.items()}
 
 
 def parts_tables(where: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Where the time goes, per step and per token, and in which kinds of steps; `where` is that of
-    a record."""
+    """Make the tables of where the time goes: per step, per token, and by kind of step.
+
+    `where`: that of a `Record`.
+    """
     tables = []
     for load in dict.fromkeys(one["load"] for one in where):
         found = [one for one in where if one["load"] == load]
@@ -216,7 +218,7 @@ def _kinds_table(where: Sequence[Mapping[str, Any]], load: str) -> Table:
             cells += [f"{1000 * seconds / steps:.1f}", f"{sums[-1] / seconds:.1f}"]
             rows.append([str(one["setting"]), one["side"], kind, *cells])
     heads = ["steps", "time", "rows", "drafts", "tokens", "ms", "tokens/s"]
-    title = f"{load}: kinds of steps, means of a step"
+    title = f"{load}: kinds of steps, means per step"
     return Table(title, [setting_name(load), "side", "kind", *heads], rows, words=(1, 2))
 
 

@@ -1,4 +1,4 @@
-"""Engines side by side: every measurement on each of them, one after the other, in rounds."""
+"""Compares engines: in each round, runs every measurement on each engine in turn."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ from vllm_dflash.tools.progress import Progress
 
 CALIBRATION_SECONDS = 2.0
 CALIBRATION_WINDOWS = 2
-"""The last one tells; before it, kernels are prepared."""
+"""Only the last window counts; kernels are prepared before it."""
 MINUTES_TO_START = 1.0
-"""About; of an engine on two cores that it has for itself."""
+"""Approximate, for an engine that has two cores for itself."""
 
 
 @dataclass
 class Comparison:
-    """Runs a workload on every side of a record, and keeps what it finds in a folder."""
+    """Runs a workload on every side of a record, and writes the results to a folder."""
 
     record: Record
     workload: Workload
     prompts: dict[str, list[str]]
-    """Those of each file, by its name."""
+    """Prompts by name of their file."""
     engines: SideEngines
     out: Path
     progress: Progress
     warmup_rounds: int = 1
     tune_schedule: bool = False
-    """Whether a side with vLLM's own schedule is added, made of what its fixed K reach here."""
+    """Whether to add a side with vLLM's own schedule, tuned by measuring its fixed K here."""
     dataset: Dataset | None = None
-    """A set whose requests are measured, instead of loads."""
+    """A set of requests to measure, instead of loads."""
 
     @property
     def all_prompts(self) -> list[str]:
@@ -66,7 +66,7 @@ class Comparison:
         return [*chain(*self.prompts.values())]
 
     def run(self) -> None:
-        """Start the engines, measure all rounds, write results after each of them."""
+        """Start the engines, measure all rounds, and write the results after each."""
         self.progress.say(self.announcement())
         sides, rounds = self.record.sides, self.record.rounds
         with self.engines:
@@ -82,10 +82,10 @@ class Comparison:
             for number in range(-self.warmup_rounds, rounds):
                 plan = plan_round(self.workload, self.prompts, number, plain_rates, served_rates)
                 plan += contexts
-                if self.dataset is not None:  # two for each in flight prepare the kernels
+                if self.dataset is not None:  # two per request in flight suffice to warm up
                     most = None if number >= 0 else 2 * max(self.workload.concurrency)
                     plan += plan_requests(self.workload, self.dataset, requests[:most])
-                first = number % len(sides)  # nobody is always first after another's load
+                first = number % len(sides)  # so that no side always comes first in a measurement
                 in_turns = [*sides[first:], *sides[:first]]
                 if number < 0:
                     self._measure("warm-up", plan, in_turns)
@@ -93,20 +93,20 @@ class Comparison:
                 found = self._measure(f"round {number + 1} of {rounds}", plan, in_turns)
                 self.record.finish_round([{"round": number, **one} for one in found])
                 self.record.write(self.out)
-                if number + 1 < rounds:  # after the last one comes the report
+                if number + 1 < rounds:  # the report follows the last round
                     results = self.record.results
                     for load in results.loads:
                         self.progress.say(comparison_table(results, load).plain())
-            if self.workload.where:  # last: timing costs little, but rounds are to be as in use
+            if self.workload.where:  # last, since it leaves timers in the engines
                 plan = contexts or plan_closed(self.workload, CLOSED, self.all_prompts)
-                if SHORT in self.workload.loads:  # with prompts, which the others leave out
+                if SHORT in self.workload.loads:  # includes prompts, unlike the others
                     plan = plan_short(self.workload, self.all_prompts, "where", served_rates)
                 plan = [replace(one, question="where") for one in plan]
                 self.record.where += self._measure("where the time goes", plan, sides)
                 self.record.write(self.out)
 
     def announcement(self) -> str:
-        """What is going to happen, and about how long it takes."""
+        """Say what will run, and about how long it takes."""
         names = [side.name for side in self.record.sides] + [SCHEDULE] * self.tune_schedule
         rounds = self.warmup_rounds + self.record.rounds
         minutes = MINUTES_TO_START * (1 + math.ceil((len(names) - 1) / self.engines.at_once))
@@ -114,17 +114,17 @@ class Comparison:
         reading = ""
         if self.workload.contexts:
             tokens = max(self.workload.contexts) * max(self.workload.concurrency)
-            reading = f", and what each engine takes to read prompts of {tokens:,} tokens"
+            reading = f", plus the time each engine takes to read prompts of {tokens:,} tokens"
         if self.dataset is not None:
-            reading = f", and what each takes for {len(self.dataset.requests)} requests a round"
+            reading = f", plus the time for {len(self.dataset.requests)} requests a round on each"
         return (
-            f"{len(names)} engines ({', '.join(names)}) are started, then follow"
-            f" rounds, {self.warmup_rounds} to warm up and {self.record.rounds} that count: about"
-            f" {max(1, round(minutes))} minutes{reading}. Ctrl-C ends it; complete rounds are kept."
+            f"starting {len(names)} engines ({', '.join(names)}), then"
+            f" {self.warmup_rounds} warm-up and {self.record.rounds} measured rounds: about"
+            f" {max(1, round(minutes))} minutes{reading}. Ctrl-C stops; complete rounds are kept."
         )
 
     def _plan_contexts(self, room: int) -> list[Measurement]:
-        """Raises ValueError where there is room for none of those that are asked for."""
+        """Plan the contexts that fit the caches. Raises ValueError if none of them does."""
         if not self.workload.contexts:
             return []
         texts = long_texts(self.all_prompts, max(self.workload.concurrency))
@@ -132,8 +132,8 @@ class Comparison:
         plan = plan_contexts(self.workload, tokens, room)
         without = len(self.workload.contexts) * len(self.workload.concurrency) - len(plan)
         words = (
-            f"the engines' caches hold {room:,} tokens each; more do with VLLM_CPU_KVCACHE_SPACE"
-            " (GiB) on a CPU, --gpu-memory-utilization on a GPU"
+            f"the engines' caches hold {room:,} tokens each; raise VLLM_CPU_KVCACHE_SPACE (GiB) on"
+            " a CPU, or --gpu-memory-utilization on a GPU"
         )
         if not plan:
             raise ValueError(f"there is no room for any of the contexts: {words}.")
@@ -142,7 +142,7 @@ class Comparison:
         return plan
 
     def _requests(self, facts: Sequence[Facts]) -> list[Asked]:
-        """Requests of the set that all engines take, in tokens; ValueError where there is none."""
+        """Tokenize the set's requests that fit all engines. Raises ValueError if none does."""
         if self.dataset is None:
             return []
         asked, template = self.dataset.requests, self.dataset.template
@@ -156,16 +156,16 @@ class Comparison:
         ]
         if len(requests) < len(asked):
             left_out = f"{len(asked) - len(requests)} of {len(asked)} prompts"
-            words = f"{left_out} are left out: with answers, they take more than {room:,} tokens"
+            words = f"{left_out} are left out: with their answers, they exceed {room:,} tokens"
             if not requests:
                 raise ValueError(f"{words}. Raise --max-model-len.")
             self.progress.say(f"{words} (--max-model-len)")
         return requests
 
     def _calibrate(self) -> dict[int, float]:
-        """Plain decoding's tokens per second, roughly, at each concurrency that the plan needs.
+        """Estimate plain decoding's tokens per second at each concurrency that the plan needs.
 
-        By the same measurements vLLM's schedule gets its K, where it is to be tuned.
+        With `tune_schedule`, the same measurements choose the K of vLLM's schedule.
         """
         sides = self.record.sides
         counts, lengths = {*self.workload.calibrated}, {PLAIN: 0}
@@ -193,7 +193,7 @@ class Comparison:
         return {count: rates[count][0] for count in self.workload.calibrated}
 
     def _calibrate_served(self) -> dict[int, float]:
-        """Plain decoding's tokens per second, roughly, of short answers with their prompts."""
+        """Estimate plain decoding's tokens per second for short answers, including prompts."""
         nothing_yet = dict.fromkeys(self.workload.served, 0.0)
         plan = plan_short(self.workload, self.all_prompts, "calibration", nothing_yet)
         plain = [side for side in self.record.sides if side.name == PLAIN]
@@ -206,7 +206,7 @@ class Comparison:
     def _measure(
         self, name: str, plan: Sequence[Measurement], sides: Sequence[Side]
     ) -> list[dict[str, Any]]:
-        """Every measurement, of each side in turn."""
+        """Run every measurement on each side in turn."""
         found: list[dict[str, Any]] = []
         with self.progress.stage(name, len(plan) * len(sides), "measurements") as tell:
             for measurement in plan:

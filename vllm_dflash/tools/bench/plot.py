@@ -24,13 +24,13 @@ STYLES: dict[str, dict[str, Any]] = {
     "ours": {"color": "tab:red", "marker": "o", "linewidth": 2.5},
     "ours fixed": {"color": "tab:orange", "marker": ".", "linestyle": ":"},
 }
-"""Line styles of the kinds of sides."""
+"""Line styles by kind of side."""
 SHADES = {"native": "Blues", "beside": "Purples"}
-"""Colours of kinds of which there may be several, so that ours stands out."""
+"""Colour maps of kinds that may have several sides, chosen so that ours stands out."""
 
 
 def plot_panels(panels: Sequence[tuple[Results, str]], path: Path) -> None:
-    """A panel for each load of some results: every side relative to plain decoding."""
+    """Plot one panel per (results, load): every side relative to plain decoding."""
     figure, axes = plt.subplots(
         1, len(panels), figsize=(6 * len(panels), 4.5), squeeze=False, layout="constrained"
     )
@@ -39,7 +39,7 @@ def plot_panels(panels: Sequence[tuple[Results, str]], path: Path) -> None:
         plain = [results.rounds(load, setting, PLAIN) for setting in settings]
         for side in results.sides:
             rounds = [results.rounds(load, setting, side.name) for setting in settings]
-            # Of each setting, its rounds' lowest, median and highest ratio.
+            # Lowest, median and highest ratio of the rounds, per setting.
             low, medians, high = np.transpose(
                 [np.quantile(a / b, [0, 0.5, 1]) for a, b in zip(rounds, plain, strict=True)]
             )
@@ -59,7 +59,7 @@ def plot_panels(panels: Sequence[tuple[Results, str]], path: Path) -> None:
 
 
 def _styles(results: Results) -> dict[str, dict[str, Any]]:
-    """By side."""
+    """Return line styles by name of side."""
     styles = {side.name: dict(STYLES[side.kind]) for side in results.sides}
     for kind, colours in SHADES.items():
         sides = results.of_kind(kind)

@@ -1,4 +1,4 @@
-"""The engines that are compared. They start side by side where that is safe, and stay so."""
+"""The engines to compare. They start at the same time if that is safe, and all stay up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_UPS: dict[str, dict[str, Any]] = {
     "ngram": {"num_speculative_tokens": 7, "prompt_lookup_min": 2, "prompt_lookup_max": 8},
     "suffix": {},
 }
-"""Settings of vLLM's methods; those of suffix are its defaults."""
+"""Settings of vLLM's look-up methods; suffix uses vLLM's defaults."""
 BLOCKS = "blocks"
 PLUGIN, NO_PLUGIN = "dflash", ""
 """Values of VLLM_PLUGINS."""
@@ -29,7 +29,7 @@ PLUGIN, NO_PLUGIN = "dflash", ""
 
 @dataclass(frozen=True)
 class Side:
-    """One engine."""
+    """An engine to compare."""
 
     name: str
     kind: Literal["plain", "native", "native schedule", "ours", "ours fixed", "beside"]
@@ -38,16 +38,16 @@ class Side:
 
     @property
     def draft_tokens(self) -> int | None:
-        """K where it is fixed."""
+        """K if it is fixed, otherwise None."""
         return (self.speculative_config or {}).get("num_speculative_tokens")
 
     @property
     def draft_length(self) -> str:
-        """What tells this side from others of vLLM as it comes, in a few letters."""
+        """Short label, to tell plain decoding and native DFlash with different K apart."""
         return PLAIN if self.draft_tokens is None else f"K={self.draft_tokens}"
 
     def start(self, logs: Path, **arguments: Any) -> EngineProcess:
-        """Its engine, in a process whose log goes to that folder."""
+        """Start the engine in a process that logs to a file in `logs`."""
         return EngineProcess(
             logs / f"{self.name.replace(' ', '-')}.log",
             environment=side_environment(self.plugins),
@@ -57,7 +57,7 @@ class Side:
 
 
 def side_environment(plugins: str | None = None) -> dict[str, str]:
-    """Environment of one engine among several; `plugins=""` leaves vllm-dflash out."""
+    """Return variables for one of several engines. `plugins`: VLLM_PLUGINS; None: unchanged."""
     environment = {} if plugins is None else {"VLLM_PLUGINS": plugins}
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         environment["VLLM_CPU_KVCACHE_SPACE"] = "1"
@@ -70,9 +70,9 @@ def make_sides(
     ours_fixed_k: Iterable[int] = (),
     beside: Iterable[str] = (),
 ) -> list[Side]:
-    """Plain decoding, native DFlash at each fixed K, ours: adaptive and at each fixed K; others.
+    """Make the sides: plain, native DFlash at each fixed K, ours, ours at each fixed K, others.
 
-    `beside` are `BLOCKS`, which is ours without free drafts, or methods among `LOOK_UPS`.
+    `beside`: `BLOCKS` (ours without free drafts) and methods in `LOOK_UPS`.
     """
     dflash: dict[str, Any] = {"method": "dflash", "model": drafter}
     sides = [Side(PLAIN, "plain", NO_PLUGIN, None)]
@@ -93,10 +93,10 @@ def make_sides(
 
 
 def tuned_schedule(drafter: str, rates: Mapping[int, Mapping[int, float]]) -> Side:
-    """Native DFlash with vLLM's own schedule, one K for each number of requests, at its best.
+    """Make a side of native DFlash with vLLM's schedule: the fastest K per number of requests.
 
-    `rates`: tokens per second by number of requests and K, 0 being plain decoding. The fastest K
-    holds from its number of requests to the next one; vLLM takes the last K for all beyond.
+    `rates`: tokens per second by number of requests and K; K = 0 is plain decoding. A K holds from
+    its number of requests up to the next; vLLM uses the last K for all larger numbers.
     """
     counts = sorted(rates)
     lasts = [*(following - 1 for following in counts[1:]), counts[-1]]
@@ -113,21 +113,21 @@ def tuned_schedule(drafter: str, rates: Mapping[int, Mapping[int, float]]) -> Si
 
 @dataclass
 class SideEngines:
-    """One for each side, in processes of their own, until the context ends."""
+    """One engine per side, each in its own process, until the context ends."""
 
     arguments: dict[str, Any]
     """Arguments of every engine."""
     at_once: int
     """Engines that may start at the same time."""
     logs: Path
-    """A folder."""
+    """Folder for the engines' logs."""
     _children: dict[str, EngineProcess] = field(default_factory=dict)
 
     def start(self, sides: Sequence[Side], progress: Progress) -> list[Facts]:
-        """Start an engine for each of these sides, and return what they say about themselves.
+        """Start an engine for each side. Returns facts in the order in which engines started.
 
-        The first one starts alone: that is ours, which times its own costs at the end of its start,
-        and nobody may disturb it then.
+        Ours starts first and alone, because it times its costs at the end of its start and must not
+        be disturbed.
         """
         waiting = sorted(sides, key=lambda side: side.name != OURS)
         facts: list[Facts] = []
@@ -136,7 +136,7 @@ class SideEngines:
                 room = self.at_once if self._children else 1
                 crowd, waiting = waiting[:room], waiting[room:]
                 names, began = ", ".join(side.name for side in crowd), time.monotonic()
-                tell(len(facts), f"{names} on the way")
+                tell(len(facts), f"waiting for {names}")
                 for side in crowd:
                     self._children[side.name] = side.start(self.logs, **self.arguments)
                     self._children[side.name].send("facts")
@@ -147,7 +147,7 @@ class SideEngines:
         return facts
 
     def ask(self, name: str, question: str, **arguments: Any) -> Any:
-        """Ask the side of that name; see `EngineProcess.ask`."""
+        """Ask the engine of the side with this name; see `EngineProcess.ask`."""
         return self._children[name].ask(question, **arguments)
 
     def __enter__(self) -> Self:
@@ -158,4 +158,4 @@ class SideEngines:
             for child in self._children.values():
                 stack.push(child)
             for child in self._children.values():
-                child.dismiss()  # all of them, before the first is waited for
+                child.dismiss()  # dismiss all before waiting for the first

@@ -1,8 +1,8 @@
 """Make a small trained pair cost as much as a large one, without changing what it computes.
 
-The widths are padded with zeros and identity layers are appended (Net2Net, arXiv 1511.05641), so
-both models predict what they predicted, and acceptance stays that of trained models on real text,
-while time and memory are those of the larger shapes. Kernels do not skip zeros.
+The widths are padded with zeros and identity layers are appended (Net2Net, arXiv 1511.05641). Both
+models predict the same as before, so acceptance remains that of trained models on real text, while
+time and memory are those of the larger shapes, since kernels do not skip zeros.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIZES = (
     "num_key_value_heads",
     "num_hidden_layers",
 )
-"""What a config calls the fields of a `Shape`."""
+"""Names in a config of the fields of `Shape`, in order."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Shape:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Shape:
-        """The shape a `config.json` describes."""
+        """Return the shape that a `config.json` describes."""
         return cls(*(config[name] for name in SIZES))
 
 
 WIDE_TARGET = Shape(hidden=1024, intermediate=3072, heads=16, kv_heads=8, layers=16)
-"""203 M parameters from the demo pair's target."""
+"""Widens the demo pair's target to 203 M parameters."""
 WIDE_DRAFTER = Shape(hidden=1024, intermediate=1792, heads=8, kv_heads=4, layers=3)
-"""24 M parameters of its own from the demo pair's drafter: an eighth of the target."""
+"""Widens the demo pair's drafter to 24 M parameters of its own, an eighth of the target."""
 
 
 def widen_pair(
@@ -62,15 +62,16 @@ def widen_pair(
     drafter: Shape | None = WIDE_DRAFTER,
     positions: int = 0,
 ) -> None:
-    """Write a copy of the pair in a folder to `out`, with these sizes; None: the original's.
+    """Write a widened copy of the pair in folder `pair` to `out`. None: keep the original's sizes.
 
-    Its configs allow a context of `positions` at least. Beyond what the original was trained for,
-    costs are right and texts are noise.
+    Its configs allow a context of at least `positions` tokens. Beyond the context that the original
+    was trained for, costs are right but texts are noise.
 
     Raises:
-        ValueError: a size is smaller than the original's, the hidden sizes are not related by a
-            power of four (by which norms rescale exactly in binary), heads are grouped
-            differently, the drafter's depth differs, or a layer has a sliding window.
+        ValueError: a size is smaller than the original's, the target's and the drafter's hidden
+            sizes differ, a hidden size is not the original's times a power of four (by which norms
+            rescale exactly in binary), heads are grouped differently, the drafter's depth changes,
+            or a layer has a sliding window.
     """
     configs = {name: json.loads((pair / name / CONFIG).read_text()) for name in PARTS}
     target, drafter = target or Shape.of(configs[TARGET]), drafter or Shape.of(configs[DRAFTER])
@@ -81,7 +82,7 @@ def widen_pair(
     for name, shape in ((TARGET, target), (DRAFTER, drafter)):
         config = configs[name]
         weights = widen(load_file(pair / name / WEIGHTS), config, shape)
-        # Mean squares shrink with the zeros in them, and epsilon with the mean squares.
+        # The zeros shrink the mean squares, so epsilon must shrink with them.
         config["rms_norm_eps"] *= config["hidden_size"] / shape.hidden
         config |= dict(zip(SIZES, astuple(shape), strict=True))
         config["layer_types"] = [FULL_ATTENTION] * shape.layers
@@ -97,7 +98,7 @@ def widen_pair(
 def widen(
     weights: dict[str, torch.Tensor], config: dict[str, Any], shape: Shape
 ) -> dict[str, torch.Tensor]:
-    """Widened copies of a checkpoint's tensors; `config` is the original's."""
+    """Return widened copies of a checkpoint's tensors. `config`: the original's."""
     old = Shape.of(config)
     shrink = math.isqrt(shape.hidden // old.hidden)
     if shape.hidden != old.hidden * shrink * shrink or shrink & (shrink - 1):
@@ -128,7 +129,7 @@ def widen(
             return _padded(tensor, (len(tensor), shape.hidden))
         if name.endswith("base_kernel"):
             return _padded(tensor, (*tensor.shape[:2], shape.hidden))
-        if part == "kernel_projection":  # rows for each side, row of the kernel and group
+        if part == "kernel_projection":  # rows are [side, row of the kernel, group]
             second = config["dflash_config"]
             sides = (2, second["conv_kernel_size"], old.hidden // second["conv_group_size"])
             groups = shape.hidden // second["conv_group_size"]
@@ -148,7 +149,7 @@ def widen(
 
 
 def _identity(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A layer that adds nothing to the residual stream: its two output projections are zero."""
+    """Return a tensor of an identity layer: zeros for its two output projections, else a copy."""
     is_output = name.split(".")[-2] in ("o_proj", "down_proj")
     return torch.zeros_like(tensor) if is_output else tensor.clone()
 

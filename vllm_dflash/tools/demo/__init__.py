@@ -1,1 +1,1 @@
-"""`vllm-dflash demo`: a first look, with plain decoding and vLLM's own DFlash beside ours."""
+"""`vllm-dflash demo`: plain decoding, vLLM's own DFlash and ours on the same texts."""

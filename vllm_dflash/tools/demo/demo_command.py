@@ -1,4 +1,4 @@
-"""`vllm-dflash demo`: its arguments, and from them to a screen."""
+"""`vllm-dflash demo`: its arguments, and running it."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from vllm_dflash.tools.progress import progress_on
 DIFFERENT = 1
 FLAGS = ["--max-model-len=1024", "--max-num-seqs=8", "--no-enable-prefix-caching"]
 SOONER = ["--enforce-eager"]
-"""For the demo pair: compiling takes minutes, and makes all its engines about a tenth faster."""
+"""For the demo pair: compiling takes minutes and makes its engines only about a tenth faster."""
 
 
 def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command to the command line."""
     parser = commands.add_parser(
         "demo",
-        help="generate some text with and without DFlash; show speed and drafted tokens",
+        help="generate text with and without DFlash; show speed and drafted tokens",
         description="Generate the same texts with plain decoding and with DFlash, 1 and 8"
-        " at a time, and show\nthe speed, whether the texts are the same, and which tokens"
-        " were drafted.\nWithout --target and --drafter it uses the small pair that comes with"
-        " this package, widens it so that\nspeed matters, and does not compile it, for a shorter"
-        " start. Its prompts are the last 160\ncharacters of source files it was not trained on."
-        " Other targets\nare asked questions.",
-        epilog="Flags of `vllm serve` after -- are for all engines.\n\n"
+        " at a time. Show the\nspeed, whether the texts are identical, and which tokens were"
+        " drafted.\n\nWithout --target and --drafter, this uses the small pair that comes with the"
+        " package, widened\nto the cost of a larger one and not compiled, to start sooner. Its"
+        " prompts are the last 160\ncharacters of source files that it was not trained on. For"
+        " other targets, they are questions.",
+        epilog="Flags after -- are passed to all engines, as for `vllm serve`.\n\n"
         "examples:\n"
         "  vllm-dflash demo\n"
         "  vllm-dflash demo --unpack\n"
         "  vllm-dflash demo --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\\n"
         "      -- --gpu-memory-utilization 0.8\n\n"
-        "exit code 0: shown, 1: float32 texts differ, 2: could not run, 130: interrupted",
+        "exit code: 0 success, 1 float32 texts differ, 2 could not run, 130 interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_models(parser)
-    about = "questions, through the target's chat template; without one, text to go on with"
+    about = "questions if the target has a chat template, otherwise text to continue"
     add_prompts(parser, about)
-    about = "draft lengths of vLLM's own DFlash, an engine and about a minute each, such as 3"
+    about = "also run vLLM's own DFlash at these draft lengths; about a minute for each"
     add_numbers(parser, "--native-k", [], about)
-    add_number(parser, "--tokens", 48, "new tokens a text at most")
+    add_number(parser, "--tokens", 48, "maximum new tokens per text")
     parser.add_argument(
         "--dtype",
-        help="of all engines (default: float32 for the demo pair, in which texts must be the same"
-        " to the last token; the model's for yours, or float32 on CPUs without bfloat16)",
+        help="dtype of all engines (default: float32 for the demo pair, so that texts must be"
+        " identical; for other pairs the model's, or float32 on CPUs without bfloat16)",
     )
-    add_folder(parser, "--out", "out/demo", "for logs and the widened pair")
+    add_folder(parser, "--out", "out/demo", "folder for logs and the widened pair")
     parser.add_argument(
         "--unpack",
         action="store_true",
-        help=f"only copy the small pair to {IN_A_CLONE} (16 MB), where the examples of the"
-        " documentation look for it",
+        help=f"only copy the small pair to {IN_A_CLONE} (16 MB), where the documentation's"
+        " examples expect it",
     )
     parser.add_argument(
         "flags", nargs="*", metavar="-- FLAGS", help="flags of `vllm serve`, for all engines"
@@ -62,7 +62,7 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def run_demo(parsed: argparse.Namespace) -> int:
-    """Write texts and show them. Returns the exit code, or raises what `cli.main` explains."""
+    """Generate texts and show them. Returns the exit code; `cli.main` reports what this raises."""
     if parsed.unpack:
         return run_unpack()
     from vllm_dflash.checkpoint.read import read_drafter
@@ -96,7 +96,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
         with progress.stage(name):
             pair = widened_demo(demo, parsed.out)
         if not parsed.prompts:
-            # Prefill of whole ones would take half of the time, and drafts do not shorten it.
+            # Prefill of whole prompts would take half of the time, and drafts do not speed it up.
             prompts = [one[-PROMPT_SHOWN:] for one in prompts]
     longest = read_drafter(pair.drafter).max_draft_tokens
     native_k = sorted({min(k, longest) for k in parsed.native_k})
@@ -120,7 +120,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
 
 
 def run_unpack() -> int:
-    """Copy the demo pair into the current folder, and say what to do with it."""
+    """Copy the demo pair into the current folder, and print how to use it."""
     there = "The demo pair is in" if unpack_demo() else "Nothing was copied, there is already a"
     print(
         f"{there} {IN_A_CLONE}. Next:\n"

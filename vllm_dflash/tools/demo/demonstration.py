@@ -1,4 +1,4 @@
-"""Engines one after the other write the same texts, and it is shown who wrote what, how fast."""
+"""Runs the engines on the same prompts, one after the other; shows speeds and drafted tokens."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.verify.gate import drafting_between
 
 TEXTS = {1: (1, 4), 8: (8, 24)}
-"""How many texts are written, by how many of them at a time: first some that do not count, since
-kernels are prepared and costs learned when a batch first comes by."""
+"""Number of texts of each pass, by how many run at a time. Only the last pass counts: kernels are
+prepared and costs learned when a batch size first occurs."""
 SHOWN = 2
-"""Texts that are shown by the step, as soon as ours is up."""
+"""Texts that are shown step by step, as soon as our engine is up."""
 BAR = 16
 ACCEPTED, OWN = "bold green", "bold"
 ANSWER = "\n\n"
 """Between a question and its answer."""
 PROMPT_SHOWN = 160
-"""Characters of a prompt's end. A text that is only gone on with needs no more."""
+"""Characters of a prompt's end to show, and to use if the text is only continued."""
 NAMES = {"plain": "plain decoding", "ours": "vllm-dflash"}
 STYLES = {"plain": "dim", "native": "blue", "ours": "green"}
 
 
 @dataclass(frozen=True)
 class Written:
-    """What one engine wrote, so many texts at a time."""
+    """What one engine wrote at one concurrency."""
 
     texts: list[list[int]]
     tokens_per_second: float
@@ -40,17 +40,17 @@ class Written:
 
 @dataclass
 class Demonstration:
-    """All that was seen."""
+    """All results of a demonstration."""
 
     sides: list[Side]
     dtype: str = ""
     levels: dict[int, dict[str, Written]] = field(
         default_factory=lambda: {one: {} for one in TEXTS}
     )
-    """By how many requests at a time, and by side."""
+    """Results by concurrency and by name of side."""
 
     def identical(self, concurrency: int, side: Side) -> int:
-        """Texts that are plain decoding's, token for token."""
+        """Count texts that are identical to plain decoding's, token by token."""
         level = self.levels[concurrency]
         pairs = zip(level[side.name].texts, level[PLAIN].texts, strict=True)
         return sum(mine == plain for mine, plain in pairs)
@@ -74,20 +74,20 @@ def demonstrate(
     show: Callable[[str, Iterator[list[str]]], None],
     questions: list[str] | None = None,
 ) -> Demonstration:
-    """Write texts of so many tokens on every side, each in an engine of its own, in turn.
+    """Generate texts of up to `tokens` tokens on every side, one engine after the other.
 
-    Plain decoding and ours are among the sides; `start` are arguments of `Side.start`. `show` is
-    given each text that ours writes first, its prompt and the text of its tokens by step, as they
-    come: nobody has to wait for the other engines to see what DFlash does. `questions` take the
-    place of the prompts where the target has a chat template, and go through it.
+    `sides` must include plain decoding and ours. `start`: arguments of `Side.start`. Our engine
+    runs first, so that users see DFlash without waiting for the others: `show` gets the prompts of
+    its first texts and the texts of their tokens, step by step as they come. `questions` replace
+    the prompts, and go through the chat template, if the target has one.
 
     Raises:
         ValueError: an engine refused its arguments.
-        EngineDied: an engine did.
+        EngineDied: an engine died.
     """
     found = Demonstration(sides)
     template: dict[str, Any] | None = None
-    # Ours first: it is the one that finds fault with a pair.
+    # Ours first: only it checks that the pair fits.
     for number, side in enumerate(sorted(sides, key=lambda side: side.name != OURS), 1):
         with side.start(**start) as process:
             engine, name = process.answers, f"engine {number} of {len(sides)} ({side.name})"
@@ -116,7 +116,7 @@ def demonstrate(
 
 
 def show_text(prompt: str, steps: Iterable[list[str]], console: Console) -> None:
-    """What follows a prompt, by who writes it, as it comes."""
+    """Print the text that follows a prompt as it comes, marking accepted drafts."""
     colours = bool(console.color_system) and not console.no_color
     accepted = Text("accepted drafts" if colours else "«accepted drafts»", ACCEPTED)
     own = Text("the target's own tokens", OWN)
@@ -137,12 +137,12 @@ def show_text(prompt: str, steps: Iterable[list[str]], console: Console) -> None
 
 
 def _write(console: Console, text: str, style: str) -> None:
-    """Go on where the last text ended. Lines are broken by the terminal."""
+    """Print `text` where the last text ended; the terminal wraps lines."""
     console.print(Text(text, style), end="", soft_wrap=True)
 
 
 def show_speeds(found: Demonstration, console: Console) -> None:
-    """How fast each side was, and whether the texts are the same."""
+    """Print how fast each side was, and how many texts were identical."""
     _print(console, _speeds(found), *_notes(found))
 
 
@@ -178,7 +178,7 @@ def _speeds(found: Demonstration) -> Table:
 
 
 def _name(side: Side) -> str:
-    """What a newcomer would call it."""
+    """Return a side's name for newcomers."""
     return NAMES.get(side.kind, f"vLLM's DFlash, {side.draft_length}")
 
 

@@ -23,28 +23,28 @@ from vllm_dflash.tools.inspect.inspection import (
 )
 
 ENGINE: dict[str, dict[str, Any]] = {
-    "tensor_parallel_size": {"type": positive, "metavar": "N"},
-    "max_model_len": {"type": positive, "metavar": "N"},
-    "block_size": {"type": positive, "metavar": "N", "help": "tokens of a KV block"},
-    "dtype": {"help": "of weights: auto, bfloat16, float16, float32"},
-    "kv_cache_dtype": {"help": "of the KV cache: auto, fp8 and so on"},
-    "draft_kv_cache_dtype": {"help": "of the drafter's share of it (default: the same)"},
-    "model_impl": {"help": "vLLM's, such as transformers"},
-    "trust_remote_code": {"action": "store_true", "help": "of the target"},
+    "tensor_parallel_size": {"type": positive, "metavar": "N", "help": "number of ranks"},
+    "max_model_len": {"type": positive, "metavar": "N", "help": "maximum tokens per request"},
+    "block_size": {"type": positive, "metavar": "N", "help": "tokens per KV cache block"},
+    "dtype": {"help": "dtype of the weights: auto, bfloat16, float16 or float32"},
+    "kv_cache_dtype": {"help": "dtype of the KV cache, such as auto or fp8"},
+    "draft_kv_cache_dtype": {"help": "dtype of the drafter's KV cache (default: the same)"},
+    "model_impl": {"help": "vLLM's implementation of the target, such as transformers"},
+    "trust_remote_code": {"action": "store_true", "help": "allow the target's own code"},
 }
-"""Options of vLLM."""
+"""vLLM's options that this command takes, and their arguments for argparse."""
 
 
 def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command to the command line."""
     parser = commands.add_parser(
         "inspect",
-        help="show a drafter, whether it fits a target, and the memory of the pair",
+        help="show a drafter, whether it fits a target, and the memory that the pair needs",
         description="Show what a drafter is, whether it fits a target, and how much memory the pair"
         " needs.\nReads configs and the headers of safetensors files. Loads no weights and needs"
         " no GPU.",
-        epilog=f"exit code: {FITS} fits; {DOES_NOT_FIT} does not fit (or --kv-cache-memory does not"
-        f" hold one request); {UNREADABLE} could not be read\n\n"
+        epilog=f"exit code: {FITS} fits, {DOES_NOT_FIT} does not fit (or --kv-cache-memory does not"
+        f" hold one request), {UNREADABLE} could not be read\n\n"
         "examples:\n"
         "  vllm-dflash inspect models/demo/drafter --target models/demo/target\n"
         "  vllm-dflash inspect models/demo/drafter --target models/demo/target \\\n"
@@ -54,15 +54,15 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add_pair(parser)
     parser.add_argument(
-        "--json", action="store_true", help="print only one JSON object (docs/inspect.md)"
+        "--json", action="store_true", help="print only a JSON object (see docs/inspect.md)"
     )
-    engine = parser.add_argument_group("settings of the engine that change the result")
+    engine = parser.add_argument_group("engine settings that affect the result")
     engine.add_argument(
         "--kv-cache-memory",
         type=parse_size,
         metavar="SIZE",
-        help="memory of the KV cache on each rank, such as 4GiB (default: VLLM_CPU_KVCACHE_SPACE"
-        " on a CPU if set, otherwise some examples)",
+        help="size of the KV cache on each rank, such as 4GiB (default: VLLM_CPU_KVCACHE_SPACE"
+        " on a CPU if set, otherwise a few examples)",
     )
     for name, option in ENGINE.items():
         engine.add_argument(f"--{name.replace('_', '-')}", **option)
@@ -70,7 +70,7 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run_inspect(parsed: argparse.Namespace) -> int:
-    """Inspect and print, to standard error why something cannot be read. Returns the exit code."""
+    """Inspect and print the result; errors go to standard error. Returns the exit code."""
     # vLLM logs to standard output unless told otherwise before it is imported.
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -96,13 +96,13 @@ def run_inspect(parsed: argparse.Namespace) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `4GiB`, `4 GB`, `1.5GiB`, `512MiB` or `4294967296`."""
+    """Parse a size such as `4GiB`, `4 GB`, `1.5GiB`, `512MiB` or `4294967296`. Returns bytes."""
     size = 0
     if re.fullmatch(r"\s*\d+(\.\d+)?\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE):
-        whole = re.sub(r"(?i)(?<=[kmgti])\s*$", "B", text)  # Kubernetes writes 4Gi
+        whole = re.sub(r"(?i)(?<=[kmgti])\s*$", "B", text)  # add the B to 4Gi, as in Kubernetes
         size = TypeAdapter(ByteSize).validate_python(whole)
     if size < 1:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no size: write 4GiB, 512MiB, 4GB or a number of bytes"
+            f"{text!r} is not a size: use 4GiB, 512MiB, 4GB or a number of bytes"
         )
     return size

@@ -1,4 +1,4 @@
-"""From two names to an `Inspection`: configs and headers only."""
+"""Inspects a pair: reads its configs and headers and fills in an `Inspection`."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ def inspect_pair(
     draft_kv_cache_dtype: str | None = None,
     **engine: Any,
 ) -> Inspection:
-    """Say what a drafter is, whether it fits a target, and what the pair takes of memory.
+    """Find out what a drafter is, whether it fits a target, and how much memory the pair needs.
 
-    Reads configs and the headers of safetensors files, of folders or of repositories. Loads no
-    weights and needs no GPU. Nothing is raised for a pair that does not fit or cannot be read.
+    Reads configs and the headers of safetensors files, from folders or repositories. Loads no
+    weights and needs no GPU. Does not raise if the pair does not fit or cannot be read.
 
     Args:
         drafter: folder or repository of the drafter.
         target: folder or repository of the target.
-        revision: of the drafter's repository.
-        drafter_overrides: fields that stand in for those of its `config.json`.
-        kv_cache_memory: bytes of KV cache on each rank; None: as `VLLM_CPU_KVCACHE_SPACE` says
-            on the CPU platform, else a few examples.
-        tensor_parallel_size: ranks.
-        draft_kv_cache_dtype: of the drafter's cache; None: the target's.
-        engine: more of vLLM's engine arguments that change the answer, such as `max_model_len`.
+        revision: revision of the drafter's repository.
+        drafter_overrides: fields that override those of its `config.json`.
+        kv_cache_memory: bytes of KV cache on each rank; None: `VLLM_CPU_KVCACHE_SPACE` if set, on
+            the CPU platform, otherwise a few examples.
+        tensor_parallel_size: number of ranks.
+        draft_kv_cache_dtype: dtype of the drafter's cache; None: the target's.
+        engine: other engine arguments of vLLM that affect the result, such as `max_model_len`.
     """
     found = Inspection(drafter, target)
     try:
@@ -90,18 +90,18 @@ def inspect_pair(
     found.warnings += spec.remarks[remarks:]
     found.faults += [Fault("target", message) for message in target_faults(facts)]
     found.faults += [Fault("pair", message) for message in pair_faults(spec, facts)]
-    found.warnings += [f"vLLM's own DFlash runs its engines: {why}" for why in of_target(model)]
+    found.warnings += [f"vLLM's own DFlash runs this target: {why}" for why in of_target(model)]
     if spec.max_position_embeddings < model.max_model_len:
         then = "longer ones continue without drafts"
         if spec.positions_go_on:
             then = "drafts beyond them may be worse"
         found.warnings.append(
-            f"the drafter knows {spec.max_position_embeddings} positions, requests may have"
+            f"the drafter supports {spec.max_position_embeddings} positions, but requests may have"
             f" {model.max_model_len} tokens: {then}"
         )
     if undivided := _rank_faults(model, tensor_parallel_size):
         found.faults += [Fault("parallel", message) for message in undivided]
-        found.not_checked.append("memory: the target does not divide among so many ranks")
+        found.not_checked.append("memory: the target cannot be split over this many ranks")
     else:
         tensors = headers.tensors if headers else {}
         sizes = kv_cache_memory, tensor_parallel_size, draft_kv_cache_dtype
@@ -123,7 +123,7 @@ def _read_spec(
     config = load_config(drafter, revision)
     try:
         target_config = load_config(target)
-    except DrafterError:  # what is wrong with the drafter is said first
+    except DrafterError:  # reported later: the drafter's faults come first
         target_config = {}
     check_not_swapped(drafter, config, target, target_config)
     return parse_overridden(drafter, config, overrides or {})
@@ -152,7 +152,7 @@ def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> Ten
     plain = {tensor.dtype for name, tensor in stored.items() if name not in {*MAPS, *quantised}}
     if odd := sorted({dtype for dtype in plain if dtype.startswith("F")} - FLOATS):
         found.warnings.append(
-            f"tensors are stored as {', '.join(odd)}: they are loaded as plain numbers, without"
+            f"tensors are stored as {', '.join(odd)}: they are loaded as plain numbers without"
             " scales, so a quantised checkpoint would draft nonsense"
         )
     return TensorFacts(
@@ -168,20 +168,21 @@ def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> Ten
 def _read_target(
     target: str, engine: Mapping[str, Any]
 ) -> tuple[EngineArgs, ModelConfig, PairingTarget]:
-    """Arguments of its engine on one rank, vLLM's config of it, and what pairing needs.
+    """Return engine arguments for one rank, vLLM's config of the target, and facts for pairing.
 
-    Raises ValueError where there is none. Sizes are divided by us, so that no rank need exist here.
+    Raises ValueError if the target cannot be read. One rank, because vLLM would want the others to
+    exist; `inspect_memory` divides sizes by the number of ranks.
     """
     if found := folder_fault(target):
         raise ValueError(
-            f"target {target!r}: {found}. Pass --target a folder with a model of Hugging Face's"
-            " format, or the name of its repository."
+            f"target {target!r}: {found}. Pass --target a folder with a model in Hugging Face's"
+            " format, or the name of a repository."
         )
     try:
         args = EngineArgs(model=target, skip_tokenizer_init=True, **engine)
         model = args.create_model_config()
         return args, model, target_facts(model)
-    except Exception as error:  # a config is a stranger's, and so is what breaks on it
+    except Exception as error:  # an arbitrary config can fail in arbitrary ways
         why = without_frame(error) or type(error).__name__
         remedy = (
             "" if looks_local(target) else " Download it first, and pass the folder, or try again."
@@ -190,7 +191,7 @@ def _read_target(
 
 
 def _rank_faults(model: ModelConfig, tp_size: int) -> list[str]:
-    """Why vLLM cannot divide the target among so many ranks."""
+    """Say why vLLM cannot split the target over `tp_size` ranks; empty if it can."""
     shape, ranks = model.model_arch_config, f"tensor_parallel_size {tp_size}"
     heads, kv_heads = shape.total_num_attention_heads, shape.total_num_kv_heads
     faults = []
@@ -204,7 +205,7 @@ def _rank_faults(model: ModelConfig, tp_size: int) -> list[str]:
 
 
 def _command(found: Inspection, engine: Mapping[str, Any], kv_cache_memory: int | None) -> str:
-    """`vllm serve` with all that was asked for."""
+    """Return the `vllm serve` command for these settings."""
     words = ["vllm", "serve", found.target_model]
     for name, value in engine.items():
         words.append(f"--{name.replace('_', '-')}")

@@ -1,4 +1,4 @@
-"""What an inspection found: as data, whose `to_dict` is the schema of `--json`, and in tables."""
+"""The result of an inspection, as data (`to_dict` defines the schema of `--json`) and tables."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ class Fault:
     """A reason why the pair does not fit."""
 
     kind: str
-    """`target`, `pair`, `parallel` (of ranks), `tensors` or `memory`."""
+    """`target`, `pair`, `parallel` (number of ranks), `tensors` or `memory`."""
     message: str
 
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What the headers of the drafter's checkpoint say."""
+    """Facts from the headers of the drafter's checkpoint."""
 
     files: list[str]
     parameters: int
     num_bytes: int
-    """In the files."""
+    """Bytes in the files."""
     dtypes: dict[str, int]
-    """Tensors of each type."""
+    """Number of tensors of each dtype."""
     own_embedding: bool
     own_head: bool
 
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What vLLM makes of the target's config."""
+    """Facts about the target, from vLLM's config of it."""
 
     model: str
     architecture: str
@@ -60,20 +60,20 @@ class TargetFacts:
     dtype: str
     max_model_len: int
     parameters: int | None
-    """None where the headers were not checked."""
+    """None if the headers were not checked."""
     num_bytes: int | None
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a KV cache of so many bytes holds on each rank, as vLLM logs it at start."""
+    """What a KV cache of `num_bytes` bytes holds on each rank, as vLLM logs it at start."""
 
     num_bytes: int
     tokens: int
     max_concurrency: float
-    """Requests of `max_model_len` tokens at a time."""
+    """Number of requests of `max_model_len` tokens that fit at a time."""
     longest_request: int
-    """Tokens; the largest `--max-model-len` that vLLM starts with, up to the target's limit."""
+    """Tokens: the largest `--max-model-len` that vLLM starts with, up to the target's limit."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ class CacheFacts:
     """The KV cache that target and drafter share, on each rank."""
 
     block_size: int
-    """Tokens of a block."""
+    """Tokens per cache block."""
     drafter_bytes_per_token: int
     target_bytes_per_token: int
     sliding_target_layers: int
-    """Layers of the target that look back through a window shorter than a request may be."""
+    """Number of the target's layers with a sliding window shorter than `max_model_len`."""
     budget_source: str | None
-    """`--kv-cache-memory`, `VLLM_CPU_KVCACHE_SPACE`, or None: `budgets` are examples."""
+    """`--kv-cache-memory` or `VLLM_CPU_KVCACHE_SPACE`; None if `budgets` are examples."""
     budgets: list[Budget]
 
 
@@ -98,22 +98,22 @@ class MemoryFacts:
     platform: str
     tensor_parallel_size: int
     drafter_tensor_parallel_size: int
-    """Ranks that the drafter's layers are split over; 1: each has them whole."""
+    """Ranks that the drafter's layers are split over; 1 if each rank has all of them."""
     max_model_len: int
     drafter_weights: int
-    """Parameters, and a copy of its K and V projections; what is the target's does not count."""
+    """The drafter's own parameters, plus a copy of its K and V projections."""
     cache: CacheFacts | None
-    """None where the target's cache cannot be told; `not_checked` says why."""
+    """None if the size of the target's cache is unknown; `not_checked` says why."""
 
 
 @dataclass
 class Inspection:
-    """All of it. What could not be found out is None, and `error` or `not_checked` says why."""
+    """The whole result. What is unknown is None; `error` or `not_checked` says why."""
 
     drafter_model: str
     target_model: str
     error: str | None = None
-    """Why something could not be read; the verdict is `unreadable` then."""
+    """Why something could not be read; the verdict is then `unreadable`."""
     faults: list[Fault] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Inspection:
     target: TargetFacts | None = None
     memory: MemoryFacts | None = None
     speculative_config: dict[str, Any] | None = None
-    """What to paste, where the pair fits."""
+    """The value of `--speculative-config`, if the pair fits."""
     command: str | None = None
 
     @property
@@ -133,7 +133,7 @@ class Inspection:
         return DOES_NOT_FIT if self.faults else FITS
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form; every key is there in every case."""
+        """Return JSON values; every key is always present."""
         status = {"status": STATUS[self.exit_code], "exit_code": self.exit_code}
         drafter = self.drafter and self.drafter.model_dump()
         return {"schema": SCHEMA, **status, **asdict(self), "drafter": drafter}
@@ -143,7 +143,7 @@ class Inspection:
 
 
 def make_tables(found: Inspection) -> list[Table]:
-    """All that is known, in the order people ask."""
+    """Make the tables of all that is known."""
     named: list[tuple[str, Rows]] = []
     if found.drafter is not None:
         named.append(("Drafter", _drafter(found.drafter, found.tensors)))
@@ -160,7 +160,7 @@ def make_tables(found: Inspection) -> list[Table]:
 
 
 def make_notes(found: Inspection) -> list[str]:
-    """What to take away: lines of text, the command last."""
+    """Return the lines of text after the tables; if the pair fits, the last is the command."""
     lines = [f"warning: {text}" for text in found.warnings]
     lines += [f"not checked: {text}" for text in found.not_checked]
     if found.error is not None:
@@ -192,9 +192,9 @@ def _drafter(spec: DrafterSpec, tensors: TensorFacts | None) -> Rows:
     ]
     if spec.num_candidates is not None:
         kind = "DFlash 2" if spec.lilicorr is None else "LiLiCorr"
-        rows.append(("candidates", f"{spec.num_candidates} for each place ({kind})"))
+        rows.append(("candidates", f"{spec.num_candidates} per position ({kind})"))
     if spec.quantization is not None:
-        rows.append(("quantised", f"{spec.quantization}, as vLLM's layers take it"))
+        rows.append(("quantised", f"{spec.quantization}, run by vLLM's quantised layers"))
     if tensors is not None:
         dtypes = ", ".join(f"{count} {dtype}" for dtype, count in tensors.dtypes.items())
         files = f"{', '.join(tensors.files)} ({dtypes})"
@@ -203,7 +203,7 @@ def _drafter(spec: DrafterSpec, tensors: TensorFacts | None) -> Rows:
 
 
 def layer_ranges(spec: DrafterSpec) -> Rows:
-    """Neighbouring layers of a kind together: ("layers 0-3", "window of 2048 tokens, ...")."""
+    """Return a row per range of equal layers: ("layers 0-3", "window of 2048 tokens, ...")."""
     ranges: Rows = []
     first = 0
     for (window, causal), same in groupby(zip(spec.windows, spec.causal, strict=True)):
@@ -232,15 +232,15 @@ def _memory(facts: MemoryFacts) -> Rows:
     rows: Rows = []
     if facts.tensor_parallel_size > 1:
         is_split = facts.drafter_tensor_parallel_size > 1
-        layers = "split over the ranks" if is_split else "whole on every rank: do not divide"
+        layers = "split over the ranks" if is_split else "whole on every rank: they do not divide"
         rows.append(("drafter's layers", layers))
     rows.append(("drafter's weights", _size(facts.drafter_weights)))
     if (cache := facts.cache) is not None:
         drafters, targets = cache.drafter_bytes_per_token, cache.target_bytes_per_token
         share = f"{drafters / (drafters + targets):.1%} of the KV cache"
         rows += [
-            ("drafter's K/V of a token", f"{_size(drafters)}, {share}"),
-            ("target's K/V of a token", _size(targets)),
+            ("drafter's K/V per token", f"{_size(drafters)}, {share}"),
+            ("target's K/V per token", _size(targets)),
         ]
     return rows
 

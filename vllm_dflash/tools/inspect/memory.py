@@ -1,4 +1,4 @@
-"""What a pair takes of memory, and what a KV cache of a given size holds; on each rank."""
+"""The memory that a pair needs, and what a KV cache of a given size holds, on each rank."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SPLIT = (
     *("q_proj.weight", "q_proj.bias", "o_proj.weight", "attention_sink_bias"),
     *("gate_proj.weight", "up_proj.weight", "down_proj.weight"),
 )
-"""Tensors of which each rank has its share."""
+"""Tensors that are split over the ranks."""
 PER_KV_HEAD = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
 COUNTED = {"auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"}
 COUNTED |= {"fp8_per_token_head", "int8_per_token_head"}
-"""Cache types that keep a number in as many bytes as it has; the last two, scales beside them."""
+"""Cache dtypes that do not pack numbers; the last two also keep scales."""
 SCALE_BYTES = 4
 OPTION, ENVIRONMENT = "--kv-cache-memory", "VLLM_CPU_KVCACHE_SPACE"
 EXAMPLES = (1 * GIB, 4 * GIB, 16 * GIB, 64 * GIB)
@@ -45,11 +45,15 @@ def inspect_memory(
     tp_size: int,
     draft_cache: str | None = None,
 ) -> None:
-    """Fill in `found.memory`, and what follows from it: faults, warnings, gaps.
+    """Fill in `found.memory`, and the faults, warnings and unchecked facts that follow from it.
 
-    `found` has a drafter and a target, `tensors` are those of the drafter's checkpoint, as far as
-    they are known, `args` are of the target's engine on one rank. `draft_cache` is the type of the
-    drafter's cache, where that is not the target's.
+    Args:
+        found: an inspection that has a drafter and a target.
+        tensors: tensors of the drafter's checkpoint; empty if unknown.
+        args: arguments of the target's engine on one rank.
+        kv_cache_memory: bytes of KV cache on each rank, if given.
+        tp_size: number of ranks.
+        draft_cache: dtype of the drafter's cache, if it differs from the target's.
     """
     spec, target = found.drafter, found.target
     assert spec is not None
@@ -57,11 +61,11 @@ def inspect_memory(
     cache = None
     try:
         config = args.create_engine_config()
-        of_environment = config.cache_config.kv_cache_memory_bytes  # which vLLM reads on CPUs
+        of_environment = config.cache_config.kv_cache_memory_bytes  # set by vLLM on CPUs
         sizes = {OPTION: kv_cache_memory, ENVIRONMENT: of_environment}
         asked = {name: size for name, size in sizes.items() if size is not None}
         cache = _cache_facts(spec, config, asked, tp_size, draft_cache)
-    except Exception as error:  # vLLM may make no engine of this config here
+    except Exception as error:  # vLLM may refuse this config here
         found.not_checked.append(f"KV cache: {without_frame(error) or type(error).__name__}")
     else:
         _judge(found, cache, asked, target.max_model_len)
@@ -79,16 +83,16 @@ def inspect_memory(
 def loaded_weights(
     spec: DrafterSpec, found: Mapping[str, Tensor], itemsize: int, tp_size: int = 1
 ) -> int:
-    """Bytes on each rank of a drafter whose checkpoint has the `found` tensors, as far as is known.
+    """Return the bytes of a drafter's weights on each rank.
 
-    With a second copy of all layers' K and V projections, stacked for the context. The target's
-    embedding and head do not count. An embedding and a head of its own are split over all ranks,
-    its layers where they divide. What is quantised stays as large as it is in the file.
+    Includes a second copy of all layers' K and V projections, stacked for the context; excludes the
+    target's embedding and head. The drafter's own embedding and head are split over all ranks, and
+    its layers if they divide. Quantised tensors keep their size in the file.
 
     Args:
-        spec: of the drafter.
-        found: its checkpoint's tensors.
-        itemsize: bytes of a number where nothing is quantised.
+        spec: the drafter's spec.
+        found: tensors of its checkpoint; empty if unknown.
+        itemsize: bytes per number of tensors that are not quantised.
         tp_size: ranks of the target.
     """
     ranks = drafter_ranks(spec, tp_size)
@@ -113,8 +117,8 @@ def loaded_weights(
     for name in rows_of.keys() & own_vocabulary:
         padded = -(-rows_of[name] // VOCABULARY_ALIGNMENT) * VOCABULARY_ALIGNMENT
         numbers += padded // tp_size * spec.hidden_size
-    stacked = spec.head_dim  # the K norm
-    if not any("self_attn" in name for name in parts):  # else layers project context themselves
+    stacked = spec.head_dim  # K norm
+    if not any("self_attn" in name for name in parts):  # otherwise layers project their context
         inputs = spec.hidden_size + (1 if spec.attention_bias else 0)
         stacked += 2 * kv_heads * spec.head_dim * inputs
     return num_bytes + (numbers + spec.num_layers * stacked) * itemsize
@@ -130,14 +134,14 @@ def _cache_facts(
     tp_size: int,
     draft_cache: str | None,
 ) -> CacheFacts:
-    """The cache of each rank. Raises ValueError where the config does not say how large it is.
+    """Return facts about each rank's cache. Raises ValueError if the config does not tell its size.
 
-    `asked`: bytes that it is to have, by who says so; the first one counts.
+    `asked`: bytes of the cache by their source; the first one counts.
     """
     written = config.cache_config.cache_dtype
     vectors, sliding = _target_cache(config, tp_size)
     target_bytes = _num_bytes(vectors, written, config.model_config)
-    # Windows do not matter: a sliding layer of ours keeps the whole context.
+    # Windows do not matter: our sliding layers keep the whole context.
     heads = max(1, spec.num_kv_heads // drafter_ranks(spec, tp_size))
     own = [spec.head_dim] * (2 * heads * spec.num_layers)
     own_bytes = _num_bytes(own, draft_cache or written, config.model_config)
@@ -156,34 +160,35 @@ def _cache_facts(
 
 
 def _num_bytes(vectors: list[int], cache_dtype: str, model: ModelConfig) -> int:
-    """Bytes of keys and values with so many numbers each. Raises ValueError for an unknown type."""
+    """Return the bytes of `vectors` (numbers in each). Raises ValueError for an unknown dtype."""
     if cache_dtype not in COUNTED:
         raise ValueError(
-            f"vLLM packs a cache of {cache_dtype}, so its size is only known once it runs"
+            f"vLLM packs the numbers of a {cache_dtype} cache, so its size is only known once it"
+            " runs"
         )
     scale = 0
     if cache_dtype.endswith("per_token_head"):
         if current_platform.is_cpu():
-            raise ValueError(f"vLLM has no kernels for a cache of {cache_dtype} on CPUs")
+            raise ValueError(f"vLLM has no kernels for a {cache_dtype} cache on CPUs")
         scale = SCALE_BYTES
     itemsize = kv_cache_dtype_str_to_dtype(cache_dtype, model).itemsize
     return sum(vectors) * itemsize + len(vectors) * scale
 
 
 def _target_cache(config: VllmConfig, tp_size: int) -> tuple[list[int], int]:
-    """Vectors that a rank keeps of a token, as numbers in each, and layers whose window is shorter
-    than a request.
+    """Return what the target caches per token on each rank: the sizes of its vectors.
 
-    Raises ValueError for a target that is no plain transformer, so that its config does not say.
+    Also returns the number of layers whose window is shorter than `max_model_len`. Raises
+    ValueError for a target that is not a plain transformer, whose config does not tell.
     """
     model = config.model_config
     for what, has_it in (
-        ("layers that are no attention", model.is_hybrid or model.is_attention_free),
+        ("layers other than attention", model.is_hybrid or model.is_attention_free),
         ("layers without attention", model.has_noops),
         ("an encoder", model.is_encoder_decoder),
         ("chunked local attention", model.attention_chunk_size is not None),
         # vLLM 0.33
-        ("a grouping of caches of its own", getattr(model, "supports_kv_cache_grouping", False)),
+        ("its own grouping of caches", getattr(model, "supports_kv_cache_grouping", False)),
     ):
         if has_it:
             raise ValueError(f"the target has {what}, so its size is only known once it runs")
@@ -192,10 +197,10 @@ def _target_cache(config: VllmConfig, tp_size: int) -> tuple[list[int], int]:
     kinds = getattr(text, "layer_types", None) or [""] * num_layers
     vectors: list[int] = []
     sliding = 0
-    # The last so many of Gemma's newer models read the cache of layers before them.
+    # In newer Gemma models, the last `num_kv_shared_layers` layers read the cache of earlier ones.
     for number in range(num_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)):
         shape = model.model_arch_config[number]
-        if model.use_mla:  # one vector for keys and values of all heads
+        if model.use_mla:  # one vector for the keys and values of all heads
             vectors.append(shape.head_size)
         else:
             heads = max(1, shape.total_num_kv_heads // tp_size)
@@ -208,7 +213,7 @@ def _target_cache(config: VllmConfig, tp_size: int) -> tuple[list[int], int]:
 
 
 def _budget(num_bytes: int, bytes_per_block: int, block_size: int, max_model_len: int) -> Budget:
-    """As vLLM has it, of layers that keep the whole context: one pool of blocks for all of them."""
+    """Count as vLLM does if all layers keep the whole context: one pool of blocks for all."""
     blocks = num_bytes // bytes_per_block
     max_concurrency = blocks / -(-max_model_len // block_size)
     usable = max(blocks - 1, 0)  # vLLM keeps one for itself
@@ -223,30 +228,30 @@ def _budget(num_bytes: int, bytes_per_block: int, block_size: int, max_model_len
 def _judge(
     found: Inspection, cache: CacheFacts, asked: Mapping[str, int], max_model_len: int
 ) -> None:
-    """Say what windows do, and where the budget is too small for vLLM to start."""
+    """Report the effect of windows, and a budget that is too small for vLLM to start."""
     if len({*asked.values()}) > 1:
         found.warnings.append(
             f"{ENVIRONMENT} is set, and on CPUs it overrides --kv-cache-memory-bytes: unset it"
         )
     if sliding := cache.sliding_target_layers:
-        if not current_platform.is_cpu():  # the target keeps them: too little may be enough
+        if not current_platform.is_cpu():  # the target caches only windows, so less may be enough
             found.not_checked.append(
-                f"what windows save: {sliding} of the target's layers have one, and the KV cache is"
-                " counted as if they kept the whole context, so that less may do for a request of"
+                f"what windows save: {sliding} of the target's layers have one, but the KV cache is"
+                " counted as if they kept the whole context, so less may be enough for a request of"
                 " max_model_len"
             )
             return
         found.warnings.append(
-            f"{sliding} of the target's layers look back through a window only. Without DFlash vLLM"
-            " keeps no more of them; with it, on this platform, they keep the whole context like"
-            " all others, since V1's drafters have one cache group"
+            f"{sliding} of the target's layers have a sliding window. Without DFlash, vLLM keeps"
+            " only their windows; with DFlash on this platform, they keep the whole context like"
+            " all others, since drafters on V1 have a single cache group"
         )
     longest = min(budget.longest_request for budget in cache.budgets)
     if cache.budget_source is None or longest >= max_model_len:
         return
     size = ByteSize(asked[cache.budget_source]).human_readable(separator=" ")
     message = (
-        f"{size} of KV cache ({cache.budget_source}) do not hold one request of max_model_len"
+        f"{size} of KV cache ({cache.budget_source}) cannot hold one request of max_model_len"
         f" {max_model_len}, so vLLM does not start; "
         + (f"pass --max-model-len {longest} or less, or " if longest else "")
         + "give it more memory"

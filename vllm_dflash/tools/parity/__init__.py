@@ -1,1 +1,1 @@
-"""`vllm-dflash parity`: does the engine's drafter compute what `reference.py` computes?"""
+"""`vllm-dflash parity`: checks that the engine's drafter computes what `reference.py` does."""

@@ -1,4 +1,4 @@
-"""`check_parity`: run the engine, run the reference, compare."""
+"""`check_parity`: runs the engine and the reference, and compares them."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ def check_parity(
     progress: Progress | None = None,
     **engine: Any,
 ) -> ParityReport:
-    """Compare the engine's drafter with the reference, stage by stage, on a pair.
+    """Compare the engine's drafter with the reference, stage by stage.
 
-    Both run on this machine, one after the other; the reference on the CPU.
+    Both run on this machine, one after the other; the reference runs on the CPU.
 
     Args:
         drafter: folder or repository.
         target: folder or repository.
-        prompts: texts, or lists of token ids (default: the built-in ones).
-        tokens: new tokens of each prompt.
-        dtype: of both sides, `float32` or `bfloat16`.
-        tolerance: largest relative error that counts as equal; by dtype unless given.
-        max_model_len: of the engine, or less if the target has less.
-        revision: of the drafter's repository.
-        drafter_overrides: fields that stand in for those of its `config.json`.
-        progress: told what is going on (default: nobody is).
+        prompts: texts or lists of token ids (default: the built-in ones).
+        tokens: new tokens per prompt.
+        dtype: dtype of both sides, `float32` or `bfloat16`.
+        tolerance: largest relative error that counts as equal (default: by dtype).
+        max_model_len: the engine's limit, reduced to the target's if that is lower.
+        revision: revision of the drafter's repository.
+        drafter_overrides: fields that override those of its `config.json`.
+        progress: for reporting progress (default: silent).
         engine: more arguments of `vllm.LLM`, for targets that need some (`model_impl`).
 
     Raises:
-        ValueError: options or pair do not fit.
+        ValueError: the options or the pair do not fit.
         OSError: a model is missing.
         EngineDied: the engine did not start, or died; its log is kept.
     """
@@ -67,16 +67,16 @@ def check_parity(
     if ranks != 1:
         raise ValueError(
             f"tensor_parallel_size is {ranks}, but parity reads every stage whole and a rank has"
-            " only its part: leave it out. What a split drafter writes is checked by `vllm-dflash"
-            f" verify ... -- --tensor-parallel-size {ranks}`."
+            " only its part: leave it out. To check a split drafter, use `vllm-dflash verify ... --"
+            f" --tensor-parallel-size {ranks}`."
         )
-    # Refuses a bad one before anything is loaded.
+    # Refuse a bad drafter before anything is loaded.
     spec = read_drafter(drafter, revision, drafter_overrides)
     if spec.quantization is not None:
         raise ValueError(
-            f"drafter {drafter!r} is quantised ({spec.quantization}), and the reference has no"
-            " such layers: compare the checkpoint it was made from, and both with `vllm-dflash"
-            " verify`, whose report has each one's acceptance length."
+            f"drafter {drafter!r} is quantised ({spec.quantization}), and the reference has no such"
+            " layers: check the checkpoint that it was made from, and compare the acceptance"
+            " lengths of both with `vllm-dflash verify`."
         )
     prompts, progress = prompts or read_prompts(BUILT_IN), progress or Progress()
     arguments = engine_arguments(drafter, target, dtype, _shorter(target, max_model_len)) | engine
@@ -95,12 +95,12 @@ def check_parity(
 
 
 def engine_arguments(drafter: str, target: str, dtype: str, max_model_len: int) -> dict[str, Any]:
-    """Arguments of an engine that can be recorded: eager, one request at a time, nothing cached."""
+    """Return arguments for an engine that can be recorded: eager, one request, no prefix cache."""
     return {
         "model": target,
         "dtype": dtype,
         "max_model_len": max_model_len,
-        "enforce_eager": True,  # hooks see nothing of compiled code
+        "enforce_eager": True,  # compiled code calls no hooks
         "max_num_seqs": 1,
         "enable_prefix_caching": False,  # cached rows would never be recorded
         "async_scheduling": False,  # the worker must see each verdict before it drafts again
@@ -117,12 +117,12 @@ def record_prompts(
     folder: Path,
     progress: Progress | None = None,
 ) -> list[Recording]:
-    """Generate so many tokens from each prompt, text or token ids, one after the other.
+    """Generate and record `tokens` tokens from each prompt, one prompt after the other.
 
-    The recordings go through the folder, which is all that the engine and the caller share.
+    The engine hands recordings over as files in `folder`.
 
     Raises:
-        ValueError: a prompt is longer than the engine's context. Nothing is generated then.
+        ValueError: a prompt does not fit the engine's context; nothing is generated then.
     """
     progress = progress or Progress()
     with progress.stage("starting the engine"):
@@ -134,7 +134,7 @@ def record_prompts(
         if not ids or needed > limit:
             raise ValueError(
                 f"prompt {number + 1} has {len(ids)} tokens; with {tokens} new ones and a block it"
-                f" needs {needed}, the engine takes {limit}: raise"
+                f" needs {needed}, but the engine takes {limit}: raise"
                 " --max-model-len, lower --tokens or pass other prompts."
             )
     recordings = []
@@ -148,7 +148,7 @@ def record_prompts(
 
 
 def _shorter(target: str, max_model_len: int) -> int:
-    """The length asked for, unless the target's own is less."""
+    """Return `max_model_len`, or the target's own limit if that is lower."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(target).get_text_config()

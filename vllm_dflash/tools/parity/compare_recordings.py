@@ -1,4 +1,4 @@
-"""Walks along the texts an engine wrote, and compares every stage of every draft step."""
+"""Compares every stage of every draft step in an engine's recordings with the reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def compare(
     tolerance: float | None = None,
     progress: Progress | None = None,
 ) -> ParityReport:
-    """The engine's side against the reference's. Raises ValueError where nothing was drafted."""
+    """Compare recordings with the reference. Raises ValueError if the engine drafted nothing."""
     spec, dtype = oracle.drafter.spec, str(oracle.target.dtype).removeprefix("torch.")
     stages = {name: Stage(name) for name in stage_names(spec)}
     acceptance = []
@@ -48,7 +48,10 @@ def compare(
 
 
 class _Comparison:
-    """One request: `logits` [T, V], `features` [T, m * H_target], `z` [T, H] of the oracle."""
+    """Compares one request.
+
+    The oracle's values for its T tokens: `logits` [T, V], `features` [T, m * H_target], `z` [T, H].
+    """
 
     def __init__(
         self, oracle: Oracle, recording: Recording, prompt: int, stages: dict[str, Stage]
@@ -56,14 +59,14 @@ class _Comparison:
         self.oracle, self.drafter, self.spec = oracle, oracle.drafter, oracle.drafter.spec
         self.recording, self.prompt, self.stages = recording, prompt, stages
         self.number = 0
-        """Number of the draft step that is compared, from 0."""
+        """Index of the draft step being compared."""
         self.checked = torch.zeros(len(recording.positions), dtype=torch.bool)
-        """Context rows that a step before saw."""
+        """Whether an earlier step saw this context row."""
         self.acceptance = Acceptance([], [])
 
     @torch.inference_mode()
     def run(self) -> Acceptance:
-        """All stages of all steps."""
+        """Compare all stages of all steps. Returns the accepted drafts."""
         recording, start = self.recording, self.recording.prompt_length
         self.logits, self.features = self.oracle.text(recording.token_ids, self.spec.taps)
         self.z = self.drafter.context(self.features)
@@ -86,12 +89,18 @@ class _Comparison:
     def _compare(
         self, name: str, got: torch.Tensor, alone: torch.Tensor, expected: torch.Tensor
     ) -> None:
-        """Take values of a stage, all of one shape: the engine's, the reference's from the engine's
-        inputs, and the reference's from its own."""
+        """Record the errors of a stage, from three values of one shape.
+
+        Args:
+            name: name of the stage.
+            got: the engine's value.
+            alone: the reference's value from the engine's inputs.
+            expected: the reference's value from its own inputs.
+        """
         self._observe(name, relative_error(got, alone), relative_error(got, expected))
 
     def _compare_context(self, rows: torch.Tensor) -> None:
-        """Taps and Z of the rows this step sees and no step before it saw."""
+        """Compare taps and Z of the context rows that this step is the first to see."""
         self._observe("context rows", (rows < 0).float().mean().item())
         is_new = rows >= 0
         is_new[is_new.clone()] = ~self.checked[rows[is_new]]
@@ -108,17 +117,17 @@ class _Comparison:
         )
 
     def _engine_context(self, rows: torch.Tensor) -> torch.Tensor:
-        """The engine's fused context by position, [C, H]; the reference's where there is none."""
+        """Return the fused context by position, [C, H]: the engine's, or else the reference's."""
         mine, z = self.recording.z, self.z[: len(rows)]
         return torch.where((rows >= 0)[:, None], mine[rows.clamp(min=0)], z) if len(mine) else z
 
     def _compare_block(
         self, step: DraftStep, rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """From the block's tokens to its logits.
+        """Compare the stages from the block's tokens to its logits.
 
         Returns:
-            The reference's hidden states and logits of the mask rows, [K, H] and [K, V'].
+            The reference's hidden states [K, H] and logits [K, V'] of the mask rows.
         """
         target, length = self.oracle.target, len(rows)
         ids = torch.full_like(step.input_ids, self.spec.mask_token_id).long()
@@ -156,7 +165,7 @@ class _Comparison:
         expected: torch.Tensor,
     ) -> None:
         mine = step.logits
-        if step.candidates is not None:  # the engine's are of few columns
+        if step.candidates is not None:  # the engine's logits are only those of candidates
             mine = self.drafter.logits(step.hidden[1:], self.oracle.target)
         alone = self._gap(step, step.hidden[1:], mine, self._engine_context(rows)[-1])
         self._observe("drafts", alone, self._gap(step, hidden, expected, self.z[len(rows) - 1]))
@@ -164,10 +173,10 @@ class _Comparison:
     def _gap(
         self, step: DraftStep, hidden: torch.Tensor, logits: torch.Tensor, newest: torch.Tensor
     ) -> float:
-        """How far the engine's drafts lie below the best by hidden states [K, H], logits [K, V']
-        and newest context [H], of candidates each behind the engine's own draft before it.
+        """Return how far the engine's drafts score below the best tokens; see `gap_to_best`.
 
-        1 where one of them is not even a candidate.
+        Scores follow from hidden states [K, H], logits [K, V'] and newest context [H]; those of
+        candidates are given the engine's own previous draft. 1 if a draft is not a candidate.
         """
         before = torch.cat([step.input_ids[:1].long(), step.drafts[:-1].long()])
         tokens, scores = self.oracle.scores(logits, hidden, before, newest)  # [K, C]
@@ -192,39 +201,40 @@ class _Comparison:
 
 
 def count_matches(drafts: torch.Tensor, tokens: list[int]) -> int:
-    """How many drafts [K] are accepted, if these are the target's tokens."""
+    """Return how many of the drafts [K] are accepted if `tokens` are the target's."""
     wanted = torch.tensor(tokens[: len(drafts)], dtype=drafts.dtype)
     return int((drafts[: len(wanted)] == wanted).cumprod(0).sum())
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference in a row, relative to the row's largest number; of the worst row.
+    """Return the largest error of any row: its largest difference over its largest number.
 
-    Row by row, since targets have rows (the first token's) a thousand times as large as others,
-    beside which an error of another row would vanish. Infinite where a number is not finite.
+    Errors are relative to the row because some rows of targets (the first token's) are a thousand
+    times as large as others, which would hide errors in the rest. Infinite if a number is not
+    finite.
 
     Args:
         got: [..., N].
-        expected: of the same shape.
+        expected: same shape.
     """
     if got.shape != expected.shape:
         raise ValueError(f"shapes differ: {list(got.shape)} and {list(expected.shape)}")
     difference = (got.float() - expected.float()).abs().amax(-1)
     least = torch.finfo(torch.float32).tiny
     errors = difference / expected.float().abs().amax(-1).clamp(min=least)
-    # A row that ought to be zeros is far off, and yet of numbers.
+    # A finite row that should be zero has a huge error, not an infinite one.
     errors = torch.where(difference.isfinite(), errors.clamp(max=1 / least), errors)
     return _worst(errors)
 
 
 def gap_to_best(logits: torch.Tensor, columns: torch.Tensor) -> float:
-    """How far logits of the chosen columns lie below the best, relative to the row's largest.
+    """Return how far the chosen logit lies below the row's best, in the worst row.
 
-    0 where each choice is the most likely one, or as likely; of the worst row.
+    Relative to the row's largest absolute logit. 0 if every choice is the likeliest, or tied.
 
     Args:
         logits: [K, V].
-        columns: a choice for each row, [K].
+        columns: chosen column per row, [K].
     """
     logits = logits.float()
     chosen = logits.gather(-1, columns.long()[:, None])[:, 0]

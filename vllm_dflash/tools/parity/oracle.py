@@ -1,4 +1,4 @@
-"""The values the engine's are compared with: `reference.py` and the Hugging Face target."""
+"""Computes the expected values, with `reference.py` and the Hugging Face target."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Oracle:
         revision: str | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> Oracle:
-        """Load both; repositories are downloaded. Revision and overrides are the drafter's.
+        """Load both, downloading repositories. `revision` and `overrides` are for the drafter.
 
         Raises:
             OSError: one of them is missing.
@@ -51,7 +51,7 @@ class Oracle:
         rotaries: list[Any] = [layer.rotary for layer in reference.layers]
         frequencies = [rotary.inv_freq for rotary in rotaries]
         reference.to(dtype)
-        # In bfloat16 they are off by up to 0.4%: a radian at position 300.
+        # Rounded to bfloat16, they are off by up to 0.4%: a radian at position 300.
         for rotary, exact in zip(rotaries, frequencies, strict=True):
             rotary.inv_freq = exact
         return cls(model, reference)
@@ -59,7 +59,7 @@ class Oracle:
     def text(
         self, token_ids: Sequence[int], taps: Collection[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The target over T tokens: logits [T, V] and outputs of the tapped layers [T, m * H]."""
+        """Run the target over T tokens. Returns logits [T, V] and outputs of taps [T, m * H]."""
         cache = DynamicCache(config=self.target.config)
         return target_step(self.target, torch.tensor([list(token_ids)]), cache, taps)
 
@@ -71,16 +71,22 @@ class Oracle:
         before: torch.Tensor,
         newest: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens that may be drafted in K places, and their scores there, [K, C] each.
+        """Return the tokens that may be drafted at K positions, and their scores, [K, C] each.
 
-        From logits [K, V'] and hidden states [K, H]. Of DFlash these are all tokens and their
-        logits; of DFlash 2 and LiLiCorr the likeliest ones, scored behind the tokens [K] `before`
-        them, of LiLiCorr also by the `newest` context, [H].
+        For DFlash, these are all tokens and their logits. For DFlash 2 and LiLiCorr, these are the
+        likeliest tokens, scored given the tokens before them, and for LiLiCorr also given the
+        newest context.
+
+        Args:
+            logits: [K, V'].
+            hidden: hidden states, [K, H].
+            before: token before each position, [K].
+            newest: fused features of the newest context row, [H].
         """
         if (lattice := self.drafter.lilicorr) is not None:
             embed = self.target.get_input_embeddings()
             candidates, scores = lattice.weigh(logits, hidden, newest, embed)
-            # Behind a token that is no candidate, and is found to be none, whatever the first is.
+            # A token before that is not a candidate scores as the first one; `_gap` reports it.
             chosen = (candidates[:-1] == before[1:, None]).int().argmax(-1)
             return candidates, scores[torch.arange(len(scores)), F.pad(chosen, (1, 0))]
         selector = self.drafter.candidate_selector
@@ -98,16 +104,16 @@ class Oracle:
         *,
         fed: Sequence[torch.Tensor] | None = None,
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """One block behind its context.
+        """Run the drafter on one block after its context.
 
         Args:
-            embedding: of the block's rows, [Q, H].
+            embedding: embedding of the block's rows, [Q, H].
             z: fused context, [C, H].
-            fed: input of each layer and of the final norm, [Q, H] each, to be used in place of
-                what the layer before gave: then every stage stands for itself.
+            fed: input of each layer and of the final norm, [Q, H] each, to use instead of the
+                output of the previous layer, so that errors do not spread between stages.
 
         Returns:
-            Output of each layer, and of the final norm, [Q, H] each.
+            Outputs of the layers, and the output of the final norm, [Q, H] each.
         """
         positions = torch.arange(len(z) + len(embedding))
         outputs: list[torch.Tensor] = []

@@ -27,27 +27,27 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "parity",
         help="compare the engine's drafter with the PyTorch reference, stage by stage",
-        description="Compare the engine's drafter with the PyTorch reference. Where they differ,"
-        " name the first stage that does.\nGenerates from some prompts, records every stage of"
-        " every draft in the engine, and computes the same with\nHugging Face's target and the"
-        " reference drafter: end to end, and each stage alone, from the engine's own inputs.",
+        description="Compare the engine's drafter with the PyTorch reference, and name the first"
+        " stage that differs.\nGenerates text, records every stage of every draft in the engine,"
+        " and computes the same with the\nHugging Face target and the reference drafter: end to"
+        " end, and each stage alone from the engine's\ninputs.",
         epilog="examples:\n"
         "  vllm-dflash parity models/demo/drafter --target models/demo/target\n"
         "  vllm-dflash parity models/demo/drafter --target models/demo/target"
         " --prompts models/demo/held_out.jsonl --json\n\n"
-        f"exit code {EQUAL}: equal, {DIFFERS}: differs, {COULD_NOT_RUN}: could not run,"
-        f" {INTERRUPTED}: interrupted",
+        f"exit code: {EQUAL} equal, {DIFFERS} differs, {COULD_NOT_RUN} could not run,"
+        f" {INTERRUPTED} interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_pair(parser)
-    add_prompts(parser, "a few built-in ones")
+    add_prompts(parser, "built-in ones")
     add_number(parser, "--num-prompts", NUM_PROMPTS, "use only the first N prompts")
-    add_number(parser, "--tokens", TOKENS, "new tokens of each prompt")
+    add_number(parser, "--tokens", TOKENS, "new tokens per prompt")
     parser.add_argument(
         "--dtype",
         choices=TOLERANCES,
         default="float32",
-        help="of engine and reference (default: float32, where a difference is not rounding)",
+        help="dtype of engine and reference (default: float32, where rounding is small)",
     )
     by_dtype = ", ".join(f"{value:g} in {dtype}" for dtype, value in TOLERANCES.items())
     parser.add_argument(
@@ -56,14 +56,15 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="X",
         help=f"largest relative error that counts as equal (default: {by_dtype})",
     )
-    add_number(parser, "--max-model-len", MAX_MODEL_LEN, "of the engine, at most the target's")
+    about = "maximum tokens per request in the engine, up to the target's own"
+    add_number(parser, "--max-model-len", MAX_MODEL_LEN, about)
     parser.add_argument("--model-impl", metavar="NAME", help="as for `vllm serve`")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(run=run_parity)
 
 
 def run_parity(parsed: argparse.Namespace) -> int:
-    """Compare and print. Returns the exit code, or raises what `cli.main` explains."""
+    """Compare and print. Returns the exit code; `cli.main` reports what this raises."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

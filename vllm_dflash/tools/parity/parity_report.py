@@ -1,6 +1,6 @@
-"""What a comparison came to: the error of every stage, the verdict, and both as JSON and tables.
+"""The result of a comparison: errors per stage and the verdict, as JSON and tables.
 
-Imports nothing heavy, for the command line.
+Imports nothing heavy, since the command line imports it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from vllm_dflash.tools.tables import Table
 
 SCHEMA = "vllm-dflash.parity/2"
 TOKENS, MAX_MODEL_LEN = 32, 2048
-"""New tokens of each prompt, and the engine's limit, where nobody says."""
+"""Defaults: new tokens per prompt, and the engine's `max_model_len`."""
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
-"""Short and longer prompts, so that context is stored over several cache blocks."""
+"""Short and longer prompts, whose context takes several cache blocks."""
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1}
 """Largest relative error that counts as equal, by dtype."""
 HINTS = {
@@ -38,27 +38,27 @@ HINTS = {
     "acceptance": "drafts are right, but others were verified: they are lost or shifted on their"
     " way to the target",
     "text": "the target itself, or the verification of drafts, writes other tokens than plain"
-    " decoding: it is not the drafter",
+    " decoding: the drafter is not the cause",
 }
-"""The stages of drafting, in the order in which an error spreads, and what to look at where one is
-the first that differs. There is a tap of each tapped layer, and each layer of the drafter."""
+"""Stages of drafting, in the order in which errors spread, and what to check if a stage is the
+first that differs. "tap" and "layer" stand for one stage per tap and per layer of the drafter."""
 COUNTED = ("context rows", "block rows", "acceptance")
-"""Stages whose error is a share of rows or steps that are wrong."""
+"""Stages whose error is the share of wrong rows or steps."""
 EXACT_ALONE = (*COUNTED, "drafts")
-"""Stages that round nothing: by themselves they are right in every row or wrong."""
+"""Stages without rounding, whose own error must be 0."""
 NOT_FINITE = (
     "NaN or infinite numbers: cache that was never written, weights that were not loaded, or an"
     " overflow"
 )
 ACCUMULATED = (
-    "each stage alone is within the tolerance, but their errors add up to more than it: rounding,"
-    " which a larger --tolerance accepts"
+    "each stage alone is within the tolerance, but their errors add up to more: rounding, which a"
+    " larger --tolerance accepts"
 )
 LOST = "drafts were dropped because their logits were not finite"
 
 
 def stage_names(spec: DrafterSpec) -> list[str]:
-    """All stages of a drafter, in order."""
+    """Return the names of all stages of a drafter, in order."""
     several = {
         "tap": [f"tap of layer {tap}" for tap in spec.taps],
         "layer": [f"layer {number}" for number in range(spec.num_layers)],
@@ -68,21 +68,21 @@ def stage_names(spec: DrafterSpec) -> list[str]:
 
 @dataclass
 class Stage:
-    """The worst that was seen of a stage; an error is infinite where a number is not finite."""
+    """The largest errors of a stage so far; infinite if a number was not finite."""
 
     name: str
     end_to_end: float = 0.0
-    """Error of the engine's value, all of the reference's own making."""
+    """Error relative to the reference's value from its own inputs."""
     alone: float = 0.0
-    """Error of the engine's value where the reference starts from the engine's inputs."""
+    """Error relative to the reference's value from the engine's inputs."""
     prompt: int | None = None
     step: int | None = None
-    """Where the stage alone is worst, both from 0."""
+    """Prompt and step with the largest error alone, both from 0."""
 
     def observe(
         self, prompt: int, step: int, alone: float, end_to_end: float | None = None
     ) -> None:
-        """Take the errors of one step; a stage that reads no engine's input has but one."""
+        """Add the errors of one step. A stage without inputs from the engine has only `alone`."""
         if self.prompt is None or alone > self.alone:
             self.prompt, self.step = prompt, step
         self.alone = max(self.alone, alone)
@@ -90,21 +90,21 @@ class Stage:
 
     @property
     def hint(self) -> str:
-        """What to look at if it is the first that differs."""
+        """What to check if this is the first stage that differs."""
         if math.isinf(self.alone):
             return NOT_FINITE
         return next(hint for kind, hint in HINTS.items() if self.name.startswith(kind))
 
     def differs_alone(self, tolerance: float) -> bool:
-        """Whether it is wrong by itself, and not only for what came before it."""
+        """Whether the stage itself is wrong, apart from the errors of earlier stages."""
         return self.alone > (0.0 if self.name in EXACT_ALONE else tolerance)
 
     def differs(self, tolerance: float) -> bool:
-        """Whether it is wrong, by itself or end to end."""
+        """Whether the stage is wrong, alone or end to end."""
         return self.end_to_end > tolerance or self.differs_alone(tolerance)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which has no infinity: an error that is not finite is null."""
+        """Return JSON values; an infinite error becomes None."""
         errors = {"end_to_end": self.end_to_end, "alone": self.alone}
         return {
             "stage": self.name,
@@ -116,33 +116,33 @@ class Stage:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Accepted drafts of each verified step of a prompt."""
+    """Number of accepted drafts in each verified step of a prompt."""
 
     engine: list[int]
     reference: list[int]
-    """The same for the reference's drafts, at the same places in the same text."""
+    """The same for the reference's drafts, at the same positions of the same text."""
 
 
 @dataclass(frozen=True)
 class ParityReport:
-    """Whether an engine's drafter is the reference's, and if not, where it first differs."""
+    """Whether an engine's drafter matches the reference, and otherwise where it first differs."""
 
     drafter: str
     target: str
     runner: str
-    """Model runner of vLLM: `v1` or `v2`."""
+    """vLLM's model runner: `v1` or `v2`."""
     dtype: str
     tolerance: float
     """Largest relative error that counts as equal."""
     stages: tuple[Stage, ...]
     acceptance: tuple[Acceptance, ...]
-    """Acceptance for each prompt."""
+    """One per prompt."""
     nan_drafts: int
-    """Drafts the engine threw away because their logits were not finite."""
+    """Drafts that the engine dropped because their logits were not finite."""
 
     @property
     def first_difference(self) -> Stage | None:
-        """The first stage that differs by itself; what comes behind may only inherit it."""
+        """The first stage that differs by itself; later ones may only inherit its error."""
         return next((one for one in self.stages if one.differs_alone(self.tolerance)), None)
 
     @property
@@ -152,12 +152,12 @@ class ParityReport:
 
     @property
     def culprit(self) -> str | None:
-        """Name of the first stage whose own error is beyond the tolerance."""
+        """Name of the first stage whose own error exceeds the tolerance."""
         return None if self.first_difference is None else self.first_difference.name
 
     @property
     def cause(self) -> str | None:
-        """What may be the matter; None if nothing is."""
+        """The likely cause of a difference; None if everything is equal."""
         if self.first_difference is not None:
             return self.first_difference.hint
         if any(math.isinf(stage.end_to_end) for stage in self.stages):
@@ -167,7 +167,7 @@ class ParityReport:
         return LOST if self.nan_drafts else None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return JSON values."""
         return {
             "schema": SCHEMA,
             "verdict": "equal" if self.is_equal else "differs",
@@ -179,7 +179,7 @@ class ParityReport:
 
 
 def make_tables(report: ParityReport) -> list[Table]:
-    """Every stage's errors, and the accepted drafts of each prompt."""
+    """Make the tables of every stage's errors, and of accepted drafts per prompt."""
     title = (
         f"{report.drafter} for {report.target}: runner {report.runner}, {report.dtype},"
         f" tolerance {report.tolerance:g}"
@@ -203,7 +203,7 @@ def make_tables(report: ParityReport) -> list[Table]:
 
 
 def make_notes(report: ParityReport) -> list[str]:
-    """What the tables do not say, and the verdict."""
+    """Return the lines of text after the tables; the last is the verdict."""
     notes = [f"Drafts lost to NaN or infinite numbers: {report.nan_drafts}"]
     if not report.is_equal:
         where = f" from {report.culprit} on" if report.culprit else ""

@@ -1,7 +1,7 @@
-"""What an engine computes while it drafts for one request: written down in its worker, and read.
+"""Records, in its worker, what an engine computes while it drafts for one request.
 
-Works on eager models only: a compiled block or a captured graph calls no hooks. Shapes: Q rows of a
-block (the bonus token's and k masks'), H hidden size, m taps, T context rows taken.
+Works on eager models only: compiled blocks and captured graphs call no hooks. Shapes: Q rows of a
+block (the bonus token and K mask tokens), H hidden size, m taps, T stored context rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 NOT_VERIFIED = -1
 NOTHING = torch.empty(0)
-"""What a step has before its block has run."""
+"""Value of a step's fields before its block has run."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class DraftStep:
     """One block forward of the engine's drafter."""
 
     rows_taken: int
-    """How many context rows the engine had taken in when this block ran."""
+    """Context rows that the engine had stored when this block ran."""
     input_ids: torch.Tensor
     """[Q]."""
     positions: torch.Tensor
@@ -33,24 +33,24 @@ class DraftStep:
     embedding: torch.Tensor = NOTHING
     """[Q, H]."""
     layers: list[torch.Tensor] = field(default_factory=list)
-    """Output of each layer, its residual added, [Q, H]."""
+    """Output of each layer, including its residual, [Q, H]."""
     hidden: torch.Tensor = NOTHING
-    """Behind the final norm, [Q, H]."""
+    """Output of the final norm, [Q, H]."""
     logits: torch.Tensor = NOTHING
-    """Logits of the mask rows, [Q - 1, V']; for DFlash 2 those of candidates, [Q - 1, C], and for
-    LiLiCorr their log-probabilities."""
+    """Logits of the mask rows, [Q - 1, V']; for DFlash 2 those of candidates, [Q - 1, C]; for
+    LiLiCorr the candidates' log-probabilities."""
     drafts: torch.Tensor = NOTHING
-    """Tokens of the target that were drafted, [Q - 1]."""
+    """Drafted tokens, as the target's ids, [Q - 1]."""
     num_drafted: int = 0
-    """Drafts the target verified; fewer than Q - 1 where the request could not use all."""
+    """Drafts that the target verified; fewer than Q - 1 if the request could not use all."""
     num_accepted: int = NOT_VERIFIED
     candidates: torch.Tensor | None = None
-    """Columns of the logits, where they are those of candidates, [Q - 1, C]."""
+    """Vocabulary columns of `logits` if those are of candidates, [Q - 1, C]; otherwise None."""
 
 
 @dataclass
 class Recording:
-    """All context rows and draft steps of one request, in the order in which they came."""
+    """All context rows and draft steps of one request, in order."""
 
     token_ids: list[int]
     """The prompt and the new tokens."""
@@ -58,38 +58,38 @@ class Recording:
     features: torch.Tensor
     """Taps, concatenated in ascending layer order, [T, m * H_target]."""
     z: torch.Tensor
-    """The same rows fused, as their keys and values were made of them, [T, H]."""
+    """The same rows fused, from which keys and values were computed, [T, H]."""
     positions: torch.Tensor
-    """[T]. One that occurs twice was stored twice; the later row counts."""
+    """[T]. A position that occurs twice was stored twice; the later row counts."""
     steps: list[DraftStep]
     runner: str
-    """Model runner of vLLM: `v1` or `v2`."""
+    """vLLM's model runner: `v1` or `v2`."""
     nan_drafts: int = 0
-    """Drafts the engine threw away because their logits were not finite."""
+    """Drafts that the engine dropped because their logits were not finite."""
 
     @classmethod
     def load(cls, path: Path, token_ids: list[int], prompt_length: int) -> Recording:
-        """What `RecordedDrafting.take_recording` wrote while these tokens were generated."""
+        """Load what `RecordedDrafting.take_recording` wrote while these tokens were generated."""
         found = torch.load(path, weights_only=True)
         steps = [DraftStep(**step) for step in found.pop("steps")]
         return cls(token_ids, prompt_length, steps=steps, **found)
 
     def visible_rows(self, step: DraftStep, length: int) -> torch.Tensor:
-        """Row of each context position that this step sees, -1 where there is none: [length]."""
+        """Return the row of each context position that this step sees, or -1, [length]."""
         positions = self.positions[: step.rows_taken].long()
         rows = (positions < length).nonzero()[:, 0]
-        # Of several rows of one position, the last counts.
+        # The last row of a position counts.
         return torch.full((length,), -1).scatter_reduce(0, positions[rows], rows, "amax")
 
 
 class RecordedDrafting:
-    """Given to the worker of an engine that drafts with ours (`worker_extension_cls`)."""
+    """Worker extension (`worker_extension_cls`) for an engine with our drafter."""
 
     drafter: Any
     vllm_config: Any
 
     def record_drafting(self) -> None:
-        """From now on write down all that is computed for drafts.
+        """Start recording all that is computed for drafts.
 
         Raises:
             ValueError: the engine is compiled, or takes more than one request at a time.
@@ -100,7 +100,7 @@ class RecordedDrafting:
         self._draft_recorder = DraftRecorder(self.drafter)
 
     def take_recording(self, path: str) -> None:
-        """Stop, and write it to a file for `Recording.load`."""
+        """Stop recording, and write the recording to a file for `Recording.load`."""
         torch.save(self._draft_recorder.finish(), path)
 
 
@@ -108,21 +108,21 @@ RECORDED = f"{RecordedDrafting.__module__}.{RecordedDrafting.__qualname__}"
 
 
 class DraftRecorder:
-    """Records one request at a time; rows of several in one batch could not be told apart."""
+    """Records one request at a time, since rows of a batch could not be told apart."""
 
     def __init__(self, drafter: Any) -> None:
-        """For our proposer (V1) or speculator (V2); recording starts here."""
+        """Start recording. `drafter`: our proposer (V1) or speculator (V2)."""
         model, statistics = drafter.model, drafter.statistics
         self._drafter = drafter
         self._nan_drafts = statistics.nan_drafts
         self._rows: list[tuple[torch.Tensor, ...]] = []
-        """Features, Z and positions of each time that rows were stored."""
+        """Features, Z and positions, one tuple each time rows were stored."""
         self._steps: list[DraftStep] = []
         self._newest: torch.Tensor | None = None
-        """Features that were fused and are to be stored, [T, m * H_target]."""
+        """Features that were fused last, before they are stored, [T, m * H_target]."""
         self._verified: DraftStep | None = None
-        """The block that the running step verifies, on V2: the next is drafted by the time that
-        what became of it is known."""
+        """On V2, the block that the running step verifies: when its result is known, the next
+        block has been drafted."""
         self._is_v2 = hasattr(drafter, "sample_draft")
         self._undo = ExitStack()
         self._wrap(model.context, "fuse", self._on_fuse)
@@ -145,10 +145,10 @@ class DraftRecorder:
             self._undo.enter_context(layer.register_forward_hook(self._on_layer))
 
     def finish(self) -> dict[str, Any]:
-        """Stop, and return all of it, as `Recording` has it."""
+        """Stop recording. Returns the fields of `Recording`."""
         self._undo.close()
         if self._is_v2 and self._steps and self._steps[-1] is not self._verified:
-            del self._steps[-1]  # drafted behind the last step, which nobody verifies
+            del self._steps[-1]  # drafted after the last step, and never verified
         spec = self._drafter.spec
         widths = len(spec.taps) * spec.target_hidden_size, spec.hidden_size
         nothing = (*(torch.zeros(0, width) for width in widths), torch.zeros(0, dtype=torch.int64))
@@ -167,7 +167,7 @@ class DraftRecorder:
         original = getattr(owner, name)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            # Before the call: what is passed may be overwritten in it.
+            # Copy first: the call may overwrite its arguments.
             kept = [_copy(value) if isinstance(value, torch.Tensor) else value for value in args]
             result = original(*args, **kwargs)
             observe(result, *kept, **kwargs)
@@ -184,7 +184,7 @@ class DraftRecorder:
         self, _: None, z: torch.Tensor, positions: torch.Tensor, slots: list[torch.Tensor]
     ) -> None:
         assert self._newest is not None
-        stored = _copy(slots[0]) >= 0  # a slot of -1 is a row that was rejected
+        stored = _copy(slots[0]) >= 0  # rejected rows have slot -1
         self._rows.append((self._newest[: len(z)][stored], z[stored], positions[stored]))
 
     # --- block --------------------------------------------------------------------------------
@@ -200,11 +200,11 @@ class DraftRecorder:
         )
 
     def _on_layer(self, _: Any, __: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
-        x, residual = output  # vLLM adds them up in the norm that comes next
+        x, residual = output  # vLLM adds them in the next norm
         self._steps[-1].layers.append(_copy(x + residual))
 
     def _keep(self, **values: torch.Tensor | list[int]) -> None:
-        """Keep values of the newest block."""
+        """Set fields of the newest step."""
         for name, value in values.items():
             setattr(self._steps[-1], name, _copy(torch.as_tensor(value)))
 
@@ -216,7 +216,7 @@ class DraftRecorder:
     def _on_verification(
         self, _: None, ids: object, produced: Sequence[int], drafts: Sequence[tuple[int, int]]
     ) -> None:
-        """Drafts of the one request were verified."""
+        """Record how many drafts of the request were verified and accepted."""
         block = self._verified if self._is_v2 else self._steps[-1]
         verified, _free = drafts[0]
         if verified and block is not None:

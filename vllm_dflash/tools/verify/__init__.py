@@ -1,1 +1,1 @@
-"""`vllm-dflash verify`: is DFlash's output plain decoding's? The losslessness gate."""
+"""`vllm-dflash verify`: checks that DFlash writes what plain decoding writes."""

@@ -1,7 +1,8 @@
-"""Token by token: where DFlash's text leaves plain decoding's, and by how much.
+"""Compares texts token by token: where DFlash's differs from plain decoding's, and by how much.
 
-Pure. What plain decoding would have written or how it likes a token is asked for: `compare` yields
-requests and is sent what became of them; `compare_all` collects those of many texts into rounds.
+Pure: `compare` is a generator that yields requests to plain decoding, to learn what it would have
+written or how likely it finds a token, and is sent the results. `compare_all` batches the requests
+of many texts in rounds.
 """
 
 from __future__ import annotations
@@ -16,38 +17,38 @@ from vllm_dflash.tools.engine_answers import Finished, Request
 
 Tokens = tuple[int, ...]
 FIRST_PIECE = 16
-"""Tokens asked for behind a divergence; twice as many each time they agree. All at once would be
-wasted on a text that diverges again and again."""
+"""Tokens to request after a divergence, doubled each time they agree. Requesting all at once would
+waste work on texts that diverge repeatedly."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """What both wrote behind a prompt."""
+    """What both wrote after a prompt."""
 
     prompt: Tokens
     plain: Tokens
     dflash: Tokens
     limit: int
-    """Tokens at which a text ends that no stop token ended before."""
+    """Maximum tokens, unless a stop token ends the text first."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where DFlash's text is not what plain decoding would have written behind the same tokens."""
+    """A place where plain decoding would have written another token after the same tokens."""
 
     position: int
-    """Tokens of the text before it."""
+    """Number of the text's tokens before it."""
     dflash: int | None
     plain: int | None
-    """The tokens; None: this text has ended."""
+    """The tokens; None if the text has ended."""
     regret: float
     """Regret of DFlash's token, in nat: plain decoding's log-probability of its best token minus
-    that of this one; infinite where one of them has ended."""
+    that of this one; infinite if one text has ended."""
 
     def is_tie(self, tie: float) -> bool:
-        """Whether rounding explains it: plain decoding likes the token almost as much as its own.
+        """Whether rounding explains it: DFlash's token is almost as likely as the best one.
 
-        Regret that is not a number is no tie.
+        NaN is not a tie.
         """
         return self.regret <= tie
 
@@ -55,7 +56,7 @@ class Divergence:
 def compare(
     text: Text, stop_tokens: AbstractSet[int]
 ) -> Generator[list[Request], list[Finished], list[Divergence]]:
-    """Find every divergence. Behind each, plain decoding goes on from DFlash's own tokens."""
+    """Find every divergence. After each, plain decoding continues from DFlash's own tokens."""
     ours = text.dflash
     start, plain, asked = 0, text.plain, text.limit
     found: list[Divergence] = []
@@ -66,7 +67,7 @@ def compare(
         before = (*text.prompt, *ours[:at])
         stopped = bool(plain) and plain[-1] in stop_tokens
         if wanted is None and len(plain) == asked and not stopped and at < text.limit:
-            # So far so good, and plain decoding has not ended.
+            # Equal so far, and plain decoding has not ended: request more.
             asked = min(2 * asked, text.limit - at)
             (written,) = yield [Request(before, asked)]
             start, plain = at, tuple(written.tokens)
@@ -82,7 +83,7 @@ def compare(
             asked = min(FIRST_PIECE, text.limit - next_one)
             requests.append(Request((*before, got), asked))
         scored, *behind = yield requests
-        # No answer exonerates nobody.
+        # An unknown regret must not pass as a tie.
         regret = math.nan if scored.regret is None else scored.regret
         found.append(Divergence(at, got, wanted, regret))
         if ends:
@@ -98,10 +99,13 @@ def compare_all(
     ask: Callable[[list[Request]], Sequence[Finished]],
     on_round: Callable[[int], None] = lambda settled: None,
 ) -> list[list[Divergence]]:
-    """The divergences of each text, asking about all at a time and nothing twice in a round.
+    """Find the divergences of each text, with one batch of distinct requests per round.
 
-    `ask` has plain decoding run these requests, in their order, such as `complete`; `on_round` is
-    told before each round how many texts need no more answers.
+    Args:
+        texts: texts to compare.
+        stop_tokens: tokens that end a text.
+        ask: runs requests on plain decoding and returns their results in order, such as `complete`.
+        on_round: called before each round with the number of texts that are done.
     """
     found: list[list[Divergence]] = [[] for _ in texts]
     comparisons = {number: compare(text, stop_tokens) for number, text in enumerate(texts)}

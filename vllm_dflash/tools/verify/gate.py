@@ -1,6 +1,6 @@
-"""The gate: DFlash writes at every concurrency, plain decoding writes and then judges.
+"""The gate: DFlash writes texts at every concurrency; plain decoding writes and judges them.
 
-One engine after the other, since on a GPU each of them takes most of the memory.
+The engines run one after the other, since each takes most of a GPU's memory.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from vllm_dflash.tools.verify.verification import Finding, Level, Verification
 OpenEngine = Callable[[], AbstractContextManager[EngineAnswers]]
 """Starts an engine, which ends with the context."""
 TIE = 0.20
-"""Nat. In bfloat16, logits between 16 and 32 are an eighth apart; so two roundings differ."""
+"""Nat. In bfloat16, logits between 16 and 32 are 0.125 apart, so rounding can differ by that."""
 EXACT = "float32"
-"""In this dtype greedy texts are identical: nothing is a tie but equal logits."""
+"""In this dtype greedy texts are identical: only equal logits are a tie."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class GateSettings:
 
     concurrency: tuple[int, ...] = (1, 8, 32)
     tokens: int = 128
-    """New tokens a text at most."""
+    """Maximum new tokens per text."""
     tie: float | None = None
-    """Most regret of a tie, in nat; None: 0.20, in float32 0."""
+    """Largest regret of a tie, in nat; None: 0.20, or 0 in float32."""
 
 
 def verify(
@@ -41,19 +41,19 @@ def verify(
     settings: GateSettings | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Compare DFlash with plain decoding, greedily, token by token.
+    """Compare greedy texts of DFlash and plain decoding, token by token.
 
     Args:
-        prompts: what is continued.
+        prompts: texts to continue.
         open_dflash: starts the engine to verify.
-        open_plain: starts the same one without a speculative config; the other has ended by then.
-        settings: (default: `GateSettings()`).
-        progress: told what goes on (default: nobody is).
+        open_plain: starts the same engine without a speculative config, after the other has ended.
+        settings: how to verify (default: `GateSettings()`).
+        progress: for reporting progress (default: silent).
 
     Raises:
-        ValueError: a prompt or a concurrency that the engines cannot take, or engines that say
-            nothing about each other.
-        EngineDied: an engine in a child process did.
+        ValueError: a prompt or concurrency does not fit the engines, or the engines cannot be
+            compared.
+        EngineDied: an engine in a child process died.
     """
     settings = settings or GateSettings()
     progress = progress or Progress()
@@ -94,7 +94,7 @@ def verify(
 
 
 def check_engines(dflash: Facts, plain: Facts) -> None:
-    """Raises ValueError where plain decoding is not the plain decoding of the same model."""
+    """Raise ValueError if `plain` is not plain decoding with the same settings."""
     for option in ("dtype", "max_model_len"):
         if (ours := dflash[option]) != (theirs := plain[option]):
             raise ValueError(
@@ -111,11 +111,10 @@ def check_engines(dflash: Facts, plain: Facts) -> None:
 def make_requests(
     prompts: Sequence[Sequence[int]], settings: GateSettings, facts: Facts
 ) -> list[Request]:
-    """To continue each prompt for so long, or to the engine's limit.
+    """Make a request per prompt, for `settings.tokens` tokens or up to the engine's limit.
 
     Raises:
-        ValueError: requests would wait for each other inside the engine, or a prompt is empty or
-            leaves no room.
+        ValueError: the concurrency exceeds the engine's, or a prompt is empty or leaves no room.
     """
     if (most := max(settings.concurrency)) > (taken := facts["max_num_seqs"]):
         raise ValueError(
@@ -128,7 +127,7 @@ def make_requests(
             raise ValueError(f"prompt {number} is empty.")
         if len(prompt) >= max_model_len:
             raise ValueError(
-                f"prompt {number} has {len(prompt)} tokens, which leaves no room for text in"
+                f"prompt {number} has {len(prompt)} tokens, which leaves no room for new ones in"
                 f" {max_model_len}: leave it out, or raise the engine's --max-model-len."
             )
         requests.append(Request(prompt, min(settings.tokens, max_model_len - len(prompt))))
@@ -138,7 +137,10 @@ def make_requests(
 def drafting_between(
     before: Mapping[str, float], after: Mapping[str, float]
 ) -> tuple[int, float | None]:
-    """Drafts verified and acceptance length between two looks at `EngineAnswers.counts`."""
+    """Return verified drafts and acceptance length between two results of `counts`.
+
+    The acceptance length is None if no drafts were verified.
+    """
     steps, verified, accepted = (
         after.get(name, 0.0) - before.get(name, 0.0)
         for name in ("drafts", "draft_tokens", "accepted_tokens")
@@ -161,7 +163,7 @@ def _write(
 def _describe(
     engine: EngineAnswers, divergences: Sequence[Sequence[Divergence]], num_prompts: int, tie: float
 ) -> list[tuple[Finding, ...]]:
-    """Findings for each text, in words; texts of all prompts follow each other, level by level."""
+    """Return each text's findings, with tokens as text. Texts are ordered by level, then prompt."""
     both = {token for text in divergences for one in text for token in (one.dflash, one.plain)}
     tokens = sorted(token for token in both if token is not None)
     words: dict[int | None, str | None] = {None: None}

@@ -1,4 +1,4 @@
-"""What the gate found."""
+"""The gate's result."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ EXIT_CODES: Mapping[Verdict, int] = {"lossless": 0, "regression": 1, "nothing dr
 
 @dataclass(frozen=True)
 class Finding:
-    """A divergence, with the place and the words."""
+    """A divergence with its prompt, and with tokens as text."""
 
     prompt: int
-    """From 0."""
+    """Index of the prompt, from 0."""
     position: int
-    """Tokens of the text before it."""
+    """Number of the text's tokens before it."""
     dflash: str | None
     plain: str | None
-    """What each wrote there; None: its text has ended."""
+    """What each wrote there; None if its text has ended."""
     regret: float
-    """Regret of DFlash's token, in nat; infinite where one of the texts has ended."""
+    """Regret of DFlash's token, in nat; infinite if one text has ended."""
     is_tie: bool
 
     def __str__(self) -> str:
         def word(token: str | None) -> str:
             return "the end" if token is None else repr(token)
 
-        regret = f"{self.regret:.3g} nat" if math.isfinite(self.regret) else "no tie"
+        regret = f"{self.regret:.3g} nat" if math.isfinite(self.regret) else "not a tie"
         return (
             f"{regret} at prompt {self.prompt}, position {self.position}: DFlash wrote"
             f" {word(self.dflash)}, plain decoding {word(self.plain)}"
@@ -40,25 +40,25 @@ class Finding:
 
 @dataclass(frozen=True)
 class Level:
-    """All texts, written so many at a time."""
+    """Results of all texts at one concurrency."""
 
     concurrency: int
     texts: int
     identical: int
     """Texts without any divergence."""
     with_ties: int
-    """Texts that diverge in ties only."""
+    """Texts that diverge only in ties."""
     with_regressions: int
     ties: int
     """Divergences that rounding explains."""
     regressions: int
-    """Divergences that it does not."""
+    """Divergences that rounding does not explain."""
     worst: Finding | None
-    """The one with the most regret; one that has none, since a text ended, before all."""
+    """The divergence with the largest regret; NaN ranks above infinity."""
     acceptance_length: float | None
-    """Tokens of a verify step of a request, bonus token included; None: there were no such."""
+    """Mean tokens per verification of a request, including the bonus token; None without any."""
     drafts_verified: int
-    """Drafts the target verified meanwhile, as vLLM counts them."""
+    """Drafts that the target verified, as counted by vLLM."""
     divergences: tuple[Finding, ...]
 
     @classmethod
@@ -82,7 +82,7 @@ class Level:
             with_regressions=with_regressions,
             ties=ties,
             regressions=len(found) - ties,
-            # Not a number: worse than anything.
+            # NaN is worse than anything.
             worst=max(found, key=lambda one: (math.isnan(one.regret), one.regret), default=None),
             acceptance_length=acceptance_length,
             drafts_verified=drafts_verified,
@@ -92,17 +92,17 @@ class Level:
 
 @dataclass(frozen=True)
 class Verification:
-    """The gate's result."""
+    """Result of comparing DFlash with plain decoding."""
 
     about: dict[str, Any]
-    """What was run: dtype, drafter, versions, tokens, and what the command adds."""
+    """What was run: prompts, tokens, dtype, drafter, versions, and what the command adds."""
     tie: float
-    """The most regret, in nat, that rounding may explain."""
+    """Largest regret of a tie, in nat."""
     levels: tuple[Level, ...]
 
     @property
     def verdict(self) -> Verdict:
-        """A regression anywhere is one; where nothing was drafted, nothing was shown."""
+        """A regression at any level, else whether any draft was verified."""
         if any(level.regressions for level in self.levels):
             return "regression"
         if not any(level.drafts_verified for level in self.levels):
@@ -115,7 +115,7 @@ class Verification:
         return EXIT_CODES[self.verdict]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which has no infinity: a regret that is not finite is None."""
+        """Return JSON values; a regret that is not finite becomes None."""
         return {
             "schema": SCHEMA,
             "verdict": self.verdict,

@@ -38,22 +38,22 @@ VERDICTS = {
     "nothing drafted": "nothing verified: no draft reached the target at any concurrency",
 }
 WITH_TIES = (
-    "lossless but for rounding: where the texts differ, both tokens are equally likely to plain"
-    " decoding, to within {:g} nat"
+    "lossless but for rounding: where the texts differ, plain decoding finds both tokens equally"
+    " likely, to within {:g} nat"
 )
-FIX_LENGTHS = 'add "draft_length": "fixed" to the speculative config to have drafts in every step.'
+FIX_LENGTHS = 'add "draft_length": "fixed" to the speculative config to draft in every step.'
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command to the command line."""
     parser = commands.add_parser(
         "verify",
-        help="check that DFlash's output is plain decoding's, token by token",
+        help="check that DFlash writes what plain decoding writes, token by token",
         description="Generate the same texts with DFlash and with plain decoding, greedily, and"
         " compare token by token.\nWhere they differ, plain decoding's log-probabilities show"
         " whether rounding explains it (a tie)\nor not (a regression); the comparison continues"
         " from DFlash's tokens.",
-        epilog="Flags of `vllm serve` after -- are for both engines.\n\n"
+        epilog="Flags after -- are passed to both engines, as for `vllm serve`.\n\n"
         "examples:\n"
         "  vllm-dflash verify --target models/demo/target \\\n"
         '      --speculative-config \'{"method": "dflash", "model": "models/demo/drafter"}\'\n'
@@ -61,11 +61,12 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         '      --speculative-config \'{"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16"}\''
         " \\\n"
         "      -- --max-model-len 8192 --gpu-memory-utilization 0.8\n\n"
-        "exit code 0: lossless, 1: a regression, 2: could not run (or nothing was drafted),"
-        " 130: interrupted",
+        "exit code: 0 lossless, 1 regression, 2 could not run (or nothing was drafted),"
+        " 130 interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--target", required=True, help="folder or repository of the target")
+    about = "path or Hugging Face name of the target"
+    parser.add_argument("--target", required=True, help=about)
     parser.add_argument(
         "--speculative-config",
         required=True,
@@ -73,35 +74,37 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="JSON",
         help="as for `vllm serve`",
     )
-    held_out = "after those of a held_out.jsonl beside the target's folder"
-    add_prompts(parser, f"16 built-in ones of many kinds, {held_out}")
+    held_out = "held_out.jsonl next to the target's folder, if there is one"
+    add_prompts(parser, f"{held_out}, and 16 built-in ones")
     parser.add_argument(
         "--concurrency",
         type=positive,
         nargs="+",
         default=[1, 8, 32],
         metavar="N",
-        help="requests in flight with DFlash; all texts for each number (default: 1 8 32)",
+        help="requests in flight with DFlash; all texts are written at each (default: 1 8 32)",
     )
-    add_number(parser, "--tokens", 128, "most new tokens of a text")
+    add_number(parser, "--tokens", 128, "maximum new tokens per text")
     parser.add_argument(
         "--tie",
         type=not_negative,
         metavar="NAT",
-        help="largest difference that counts as rounding, between the log-probabilities of plain"
-        " decoding's token and DFlash's token (default: 0.20; in float32 0)",
+        help="largest difference between the log-probabilities of plain decoding's and DFlash's"
+        " token that counts as rounding (default: 0.20; 0 in float32)",
     )
-    about = "of both engines (default: the model's, or float32 on CPUs without bfloat16)"
+    about = "dtype of both engines (default: the model's, or float32 on CPUs without bfloat16)"
     parser.add_argument("--dtype", help=about)
     parser.add_argument(
         "--json", action="store_true", help="print the result as JSON instead of a table"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result there as JSON")
+    about = "also write the result as JSON to this file"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=about)
     parser.add_argument(
         "--logs",
         type=Path,
         metavar="FOLDER",
-        help="keep the engines' logs here (default: only those of an engine that dies are kept)",
+        help="folder to keep the engines' logs in (default: keep only those of an engine that"
+        " dies)",
     )
     parser.add_argument(
         "flags", nargs="*", metavar="-- FLAGS", help="flags of `vllm serve`, for both engines"
@@ -110,7 +113,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_verify(parsed: argparse.Namespace) -> int:
-    """Verify and print. Returns the exit code, or raises what `cli.main` explains."""
+    """Verify and print. Returns the exit code; `cli.main` reports what this raises."""
     prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(parsed.target)
     progress = progress_on()
     result = verify_pair(
@@ -129,7 +132,7 @@ def run_verify(parsed: argparse.Namespace) -> int:
         print(written)
     else:
         print_report([make_table(result)], make_notes(result))
-    # Last: what took so long is not lost to a folder that cannot be written.
+    # Last, so that a file that cannot be written does not lose the result.
     if parsed.out:
         parsed.out.parent.mkdir(parents=True, exist_ok=True)
         parsed.out.write_text(written + "\n")
@@ -147,15 +150,17 @@ def verify_pair(
     logs: Path | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """`verify` on engines in processes of their own, one after the other; raises what that does.
+    """Run `verify` on two engines, each in its own process. Raises as `verify` does.
 
     Args:
         target: folder or repository.
-        speculative_config: as for `vllm serve`, of the first engine.
-        prompts: see `verify`; so `settings` and `progress`.
-        dtype: of both engines.
-        flags: of `vllm serve`, for both engines.
-        logs: folder for the engines' logs; without one, only those of an engine that died are kept.
+        speculative_config: as for `vllm serve`; for the engine to verify.
+        prompts: see `verify`.
+        settings: see `verify`.
+        dtype: dtype of both engines.
+        flags: flags of `vllm serve` for both engines.
+        logs: folder for the engines' logs; None: keep only those of an engine that died.
+        progress: see `verify`.
     """
     if not speculative_config:
         raise ValueError('the speculative config is empty: expected {"method": "dflash", ...}')
@@ -181,13 +186,13 @@ def open_side(
     flags: Sequence[str] = (),
     dtype: str | None = None,
 ) -> Iterator[EngineAnswers]:
-    """An engine with this speculative config; without one, and without our plugin, a plain one.
+    """Start an engine, with our plugin only if there is a speculative config.
 
-    Everything is as for `vllm serve`; the log is the engine's.
+    Arguments are as for `vllm serve`. `log`: file for the engine's log.
 
     Raises:
-        ValueError: (also later) the engine refused its arguments.
-        EngineDied: (also later) it did.
+        ValueError: the engine refused its arguments; also raised by questions.
+        EngineDied: the engine died; also raised by questions.
     """
     arguments: dict[str, Any] = {"flags": [*flags]}
     if dtype is not None:
@@ -201,7 +206,7 @@ def open_side(
 
 
 def other_plugins() -> list[str]:
-    """All plugins that this environment would load, but ours: platforms and models, maybe."""
+    """Return the names of all plugins that vLLM would load here, except ours."""
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None:
         names = {*allowed.split(",")}
@@ -212,7 +217,7 @@ def other_plugins() -> list[str]:
 
 
 def make_table(result: Verification) -> Table:
-    """A row per concurrency."""
+    """Make the table of results, with one row per concurrency."""
     about = result.about
     title = (
         f"{about['prompts']} prompts, up to {about['tokens']} tokens, {about['dtype']},"
@@ -225,13 +230,13 @@ def make_table(result: Verification) -> Table:
         length = "-" if one.acceptance_length is None else f"{one.acceptance_length:.2f}"
         counts = *of_texts, one.ties, one.regressions, regret, one.drafts_verified, length
         rows.append([*map(str, counts)])
-    # Of texts, then of places where they part, then of drafts. In a terminal of 100 columns.
+    # Counts of texts, then of divergences, then of drafts. Must fit a terminal of 100 columns.
     columns = ["concurrency", "identical", "tied", "regressed", "ties", "regressions", "regret"]
     return Table(title, [*columns, "drafts", "acceptance"], rows)
 
 
 def make_notes(result: Verification) -> list[str]:
-    """The worst divergence of each concurrency, what was not tested, and the verdict."""
+    """Return the worst divergence per concurrency, what was not tested, and the verdict."""
     notes = [
         f"worst at concurrency {level.concurrency}: {level.worst}"
         for level in result.levels
