@@ -314,7 +314,7 @@ def test_remarks_on_a_config_are_warned_of(pair: Pair, tmp_path: Path) -> None:
             engine_args(pair, speculative_config=asked).create_engine_config()
     warnings = [line for line in lines if line.startswith("WARNING")]
     assert warnings == [
-        f"WARNING drafter '{drafter}': dflash_config has 'mask_token', which nothing here reads;"
+        f"WARNING drafter '{drafter}': dflash_config has 'mask_token', which is ignored;"
         " did its author mean 'mask_token_id'?"
     ]
 
