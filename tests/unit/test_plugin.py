@@ -298,7 +298,7 @@ def test_options_are_parsed_once_in_a_process(pair: Pair) -> None:
 
 @pytest.mark.parametrize("additional", [{}, {"something": 1}, SimpleNamespace()])
 def test_options_of_an_engine_that_did_not_select_us(additional: Any) -> None:
-    message = "VLLM_PLUGINS unset or add 'dflash'"
+    message = "unset VLLM_PLUGINS or add 'dflash'"
     with pytest.raises(RuntimeError, match=message):
         Mode.of(SimpleNamespace(additional_config=additional))
 
