@@ -1,4 +1,4 @@
-"""Whether this vLLM is one that our hooks fit: asked in the front end, before anything starts."""
+"""Whether our hooks fit this vLLM; checked in the front end, before anything starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OLDEST = min(Version(one.version) for one in SUPPORTED_VLLM)
 
 
 def is_too_old(version: str) -> bool:
-    """Whether it is older than all that we were made for; one that is no version is not."""
+    """Whether this vLLM is older than all supported ones; False if it is not a valid version."""
     try:
         return Version(version).release < OLDEST.release
     except InvalidVersion:
@@ -23,10 +23,10 @@ def is_too_old(version: str) -> bool:
 
 
 def untested(version: str) -> str:
-    """What to say of a vLLM that tests do not run with; nothing of one that they do.
+    """Warning about a vLLM that our tests do not run with; empty if they do.
 
-    They run with releases, of `SUPPORTED_VLLM`. What is in a later one, a prerelease, a nightly or
-    a build without a version may be anything.
+    They run with releases in `SUPPORTED_VLLM`. A later release, a prerelease, a nightly or a build
+    without a version may contain anything.
     """
     try:
         known = Version(version)
@@ -36,22 +36,22 @@ def untested(version: str) -> str:
         pass
     return (
         f"vllm-dflash {__version__} was never tested with vLLM {version}, only with"
-        f" {SUPPORTED_VLLM}. All that it relies on is there, so it runs."
+        f" {SUPPORTED_VLLM}. Everything it relies on is there, so it runs."
     )
 
 
 def why_unfit(elsewhere: Seams, files: Iterable[Path] = ()) -> str | None:
-    """Why no engine is ours with this vLLM, and what to install; None where all fits.
+    """Why we cannot run engines with this vLLM, and what to install; None if everything fits.
 
     Args:
-        elsewhere: seams of processes that are yet to start. Their sources are read, and not run.
-        files: ours, that these import. Where tests do not run with this vLLM, what they import of
-            it has to be there, too.
+        elsewhere: seams of processes that have not started yet. vLLM's sources are read, not run.
+        files: our files that these processes import. If tests do not run with this vLLM, whatever
+            these files import from it has to exist too.
     """
     import vllm
 
     version = vllm.__version__
-    ours = f"vllm-dflash {__version__} is made for vLLM {SUPPORTED_VLLM}, this is vLLM {version}"
+    ours = f"vllm-dflash {__version__} supports vLLM {SUPPORTED_VLLM}, this is vLLM {version}"
     if is_too_old(version):
         return f"{ours} (install a newer vLLM)"
     sources = Sources(Path(vllm.__file__).parents[1])
@@ -61,7 +61,7 @@ def why_unfit(elsewhere: Seams, files: Iterable[Path] = ()) -> str | None:
         if untested(version):
             _check_imports(files, sources)
     except UnsupportedVllmError as error:
-        return f"{ours}: {error} (install a vllm-dflash for this vLLM, or a vLLM of that range)"
+        return f"{ours}: {error} (install a vllm-dflash for this vLLM, or a vLLM in that range)"
     return None
 
 
@@ -72,9 +72,9 @@ def _check_sources(seams: Seams, version: str, sources: Sources) -> None:
         try:
             _, node = sources.find(seam.path)
         except MissingError as error:
-            raise UnsupportedVllmError(f"it has no {seam.path}, for {error}") from error
+            raise UnsupportedVllmError(f"it has no {seam.path}, because {error}") from error
         if not seam.is_as_written(found := parameters_of(node)):
-            raise UnsupportedVllmError(f"{seam.path} takes ({found}) and not ({seam.parameters})")
+            raise UnsupportedVllmError(f"{seam.path} takes ({found}), not ({seam.parameters})")
 
 
 def _check_imports(files: Iterable[Path], sources: Sources) -> None:

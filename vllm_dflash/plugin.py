@@ -1,112 +1,112 @@
-"""The page of hooks: all that we attach to vLLM. Where, why, what would replace it.
+"""Every attachment point in vLLM: where, why, and what would replace it.
 
 `register` runs once in every vLLM process (entry point group `vllm.general_plugins`) and places
-hook 1. The others are placed only where `method: "dflash"` was selected and our code runs the
-drafter, so plain serving and other speculative methods run unmodified vLLM. (Hook 14
-where a user names that executor.) What we rely on is listed in `seams`. Before a hook other than 1
-is placed, it is looked for (`compatibility`): what is here by signature, what workers and
-schedulers need by vLLM's sources. This module imports nothing heavy.
+hook 1. The others are placed only if `method: "dflash"` was selected and our code runs the drafter,
+so plain serving and other speculative methods run unmodified vLLM. (Hook 14 is placed only if the
+user names that executor.) `seams` lists what we rely on. Before a hook other than 1 is placed,
+`compatibility` checks that its target exists: in this process by signature, for workers and
+schedulers by reading vLLM's sources. This module imports nothing heavy.
 
-Engines that ours does not run are left to vLLM's own DFlash (`config/left_to_vllm.py`): those of a
-vLLM that is too old, or lacks something we rely on, among them. Hook 1 is all that is placed there.
+Engines that our code does not run are left to vLLM's own DFlash (`config/left_to_vllm.py`), for
+example if vLLM is too old or lacks something we rely on. Only hook 1 is placed there.
 
-Functions of vLLM that are wrapped:
+Wrapped vLLM functions:
 
  1. `EngineArgs.create_speculative_config` (here). The one place where `LLM(...)` and `vllm serve`
     pass the user's speculative config before any process starts, so a pair that does not fit can
     be refused and defaults filled in. Replaced by: a registry of speculative methods in vLLM.
  2. `MultiprocExecutor.take_draft_token_ids` (`v1/v1_scheduling.py`). Drafts come with the
-    step's output, so the call for them is spared. Replaced by: drafts in `ModelRunnerOutput`.
+    step's output, so no separate call fetches them. Replaced by: drafts in `ModelRunnerOutput`.
 
-vLLM's own settings, which we fill in (`_apply` here, `config/engine_settings.py`):
+vLLM settings that we fill in (`_apply` here, `config/engine_settings.py`):
 
- 3. `worker_cls`. Our worker puts our drafting code in place; a node without this package fails by
-    name when it imports the class.
- 4. `additional_config`. Carries the checked options to all workers, as one string; part of the
-    compile cache's key.
+ 3. `worker_cls`. Our worker installs our drafting code. On a node without this package, importing
+    the class fails with an error that names it.
+ 4. `additional_config`. Carries the checked options to all workers as one JSON string, which is
+    part of the compile cache's key.
  5. `scheduler_cls`, unless the user chose one. V1's takes the drafts that come with the output;
-    V2's plan each step's drafts.
- 6. `ModelRegistry.register_model`, here and in workers. Our draft model stands for the
-    architecture `DFlashDraftModel`. vLLM warns that it replaces its own.
- 7. `distributed_executor_backend`, where it is "ray" (on CUDA, unless the older Ray executor of
-    vLLM 0.32 is asked for). A subclass of vLLM's executor asks every node before a worker starts
-    (`cluster/ray_executor.py`). Replaced by: a hook of vLLM's there.
- 8. The speculative config, without our own keys, and with what was not given: method, number of
-    drafts, drafter's ranks, drafts that are the likeliest token, the last block of a prefix kept
-    (until vLLM 0.32 is dropped: 0.33 knows); on CUDA a table of draft lengths, for which vLLM
-    captures graphs, and nothing else: our schedulers overrule what it looks up there by batch size.
-    Replaced by: a list of lengths to capture.
- 9. `disable_hybrid_kv_cache_manager` on V1, whose drafters have one cache group, also where the
-    target has sliding layers; not where it has layers that are no attention, which need several.
+    V2's plans each step's drafts.
+ 6. `ModelRegistry.register_model`, here and in workers. Registers our draft model as
+    `DFlashDraftModel`. vLLM warns that this replaces its own.
+ 7. `distributed_executor_backend`, if it is "ray" (on CUDA, unless vLLM 0.32's older Ray executor
+    is selected). A subclass of vLLM's executor checks every node before a worker starts
+    (`cluster/ray_executor.py`). Replaced by: a hook in vLLM's executor.
+ 8. The speculative config. Our own keys are removed and missing ones filled in: method, number of
+    drafts, the drafter's ranks, greedy drafts and `disable_eagle_block_drop`, which keeps the last
+    block of a cached prefix (until vLLM 0.32 is dropped; 0.33 keeps it). On CUDA also a table of
+    draft lengths, which only makes vLLM capture graphs for them: our schedulers overrule the length
+    that vLLM looks up there by batch size. Replaced by: a list of lengths to capture.
+ 9. `disable_hybrid_kv_cache_manager` on V1, whose drafters have one cache group, even if the
+    target has sliding layers. Not set if it has layers other than attention, which need several.
 
-Assignments in our own worker (`engine/worker.py`), each to its own model runner:
+Set by our worker (`engine/worker.py`) on its own model runner:
 
-10. `drafter` (V1), `speculator` (V2). Subclasses of vLLM's stand in the place of what the runner
-    has built. Replaced by: `method: custom_class`, once that gets hidden states and a KV cache.
+10. `drafter` (V1), `speculator` (V2). Subclasses of vLLM's replace what the runner has built.
+    Replaced by: `method: custom_class`, once it gets hidden states and a KV cache.
 11. `_input_fits_in_drafter` (V1). vLLM compares the longest request of the batch with the context
-    limit, and would leave holes in the drafter's cache of all others; our proposer limits each by
-    itself. Replaced by: a per-request limit in vLLM.
+    limit, and would leave holes in the drafter's cache of all others; our proposer limits each
+    request separately. Replaced by: a per-request limit in vLLM.
 
 Our workers and schedulers are subclasses of vLLM's and do more than place hooks: a CPU worker
 samples and drafts in the call that runs the target, drafts and costs travel as attributes of
-`ModelRunnerOutput` (`engine/message.py`), vLLM's JIT monitor starts once
-costs are measured, new weights for a drafter are refused (`engine/worker.py`), and drafter layers
-with a window keep their whole context in the cache (`DraftAttentionCache` in `model/layers.py`).
+`ModelRunnerOutput` (`engine/message.py`), vLLM's JIT monitor starts once costs are measured, new
+weights for a drafter are refused (`engine/worker.py`), and drafter layers with a window keep their
+whole context in the cache (`DraftAttentionCache` in `model/layers.py`).
 
-Objects of vLLM's that we make or use, adjusted:
+Adjusted vLLM objects:
 
-12. The drafter's config, as vLLM reads it (`config/draft_config.py`, which says why):
-    `trust_remote_code` is off while it reads, and in its copy `architectures`, `dflash_config`,
-    `layer_types` and `max_model_len` are what V1 takes. Replaced by: DFlash 2, LiLiCorr and
-    drafters with several cache groups on V1, and limits of the draft model's own.
+12. The drafter's config, as vLLM reads it (`config/draft_config.py` says why):
+    `trust_remote_code` is off while vLLM reads it, and in vLLM's copy `architectures`,
+    `dflash_config`, `layer_types` and `max_model_len` are set to what V1 accepts. Replaced by:
+    DFlash 2, LiLiCorr and drafters with several cache groups on V1, and a limit of the draft
+    model's own.
 13. `aot_schedule` of a FlashAttention metadata builder is off for layers with a window: it would
-    plan for the window of the cache, and ours keeps everything (`engine/attention_groups.py`).
-14. Only where the user asks for `CPURayExecutor`, since a CPU has no accelerator that vLLM's could
-    ask for: three names of `ray_executor_v2` while that executor is built, the `SpinCondition.wait`
-    of its message queues, and a meeting point that names the node (`cluster/ray_executor.py`,
+    plan for the cache's window, and our cache keeps everything (`engine/attention_groups.py`).
+14. Only if the user names `CPURayExecutor`, because vLLM's Ray executor asks for an accelerator:
+    three names of `ray_executor_v2` while that executor is built, `SpinCondition.wait` of its
+    message queues, and a rendezvous address that names the node (`cluster/ray_executor.py`,
     `cluster/ray_worker.py`). Replaced by: a `ray_device_key` of vLLM's CPU platform.
 
-What is read of vLLM's runners, and copied for its scheduler, for free drafts:
+Read from vLLM's runners, and copied for its scheduler, for free drafts:
 
-15. `input_batch.token_ids_cpu` (V1; the sampled tokens are written there before the runner writes
-    the same ones) and `req_states.all_token_ids` (V2, which is replaced by one in the device's
-    memory, as vLLM has it for its ngram method) are the texts. V1's scheduler is given a copy of
-    the config in which `num_speculative_tokens` is the drafter's, so that vLLM keeps room for a
-    block of each request and not for one as long as its free drafts. Replaced by: a
-    limit of drafts beside that of a block.
+15. Request texts: `input_batch.token_ids_cpu` (V1; the sampled tokens are written there before the
+    runner writes the same ones) and `req_states.all_token_ids` (V2; replaced by a tensor in device
+    memory, as vLLM does for its ngram method). V1's scheduler gets a copy of the config in which
+    `num_speculative_tokens` is the drafter's, so that vLLM reserves room for each request's block
+    and not for its longest free draft. Replaced by: separate limits for drafts and for the block.
 
 Draft lengths on V2 (`engine/v2/trimming.py`):
 
-16. `enable_adaptive_verification` is turned on in a worker once its models are loaded, where all
-    attention backends allow it: before that nobody knows, and behind it, vLLM would stop with an
-    error. The runner's `adaptive_verification` is then ours: vLLM's, with another budget, other
-    chances (`draft_token_confidence_probs`), a kernel that splits the budget, and no wait for the
-    last step's chances. Without it, requests get placeholders of their own number
-    (`request.spec_token_ids`). The drafter's graphs are captured with a copy of the config
-    that has no table of lengths (hook 8), and larger sizes. Replaced by: the same decisions in
-    vLLM, and capture sizes of the drafter's own.
+16. `enable_adaptive_verification` is turned on in a worker once its models are loaded, if all
+    attention backends allow it. Earlier, the backends are not known, and vLLM would stop with an
+    error if one did not. The runner's `adaptive_verification` is then a subclass of vLLM's, with
+    another budget, other chances (`draft_token_confidence_probs`), a kernel that splits the budget,
+    and no wait for the last step's chances. Without it, each request gets its own number of
+    placeholders (`request.spec_token_ids`). The drafter's graphs are captured with a copy of the
+    config that has no table of lengths (hook 8), and with larger sizes. Replaced by: the same
+    decisions in vLLM, and separate capture sizes for the drafter.
 
-Draft trees on V2, only where they were asked for (`engine/v2/trees/draft_trees.py`):
+Draft trees on V2, only if requested (`engine/v2/trees/draft_trees.py`):
 
 19. In a runner, before graphs are captured: `prepare_attn` gives nodes the positions of their
-    depths once vLLM has given them slots in a row; `rejection_sampler` is a subclass of vLLM's,
+    depths after vLLM has given them consecutive slots; `rejection_sampler` is a subclass of vLLM's,
     which walks trees along what vLLM's `gumbel_sample` draws; and `forward` of the target's
-    attention layers goes by the trees' masks (`engine/v2/trees/tree_attention.py`). The speculator
+    attention layers applies the trees' masks (`engine/v2/trees/tree_attention.py`). The speculator
     is built with a copy of the config in which `num_speculative_tokens` is the drafter's, because
     a request's drafts have as many places as a tree has nodes. Replaced by: tree attention and tree
     verification in Model Runner V2.
 
 Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometheus.py`):
 
-17. `StatLoggerManager.__init__` is wrapped, in the front end: before vLLM's Prometheus logger comes
-    one of ours, which `vllm.stat_logger_plugins` would load for plain engines, too. Our schedulers'
-    figures reach it as `SchedulerStats.running_lora_adapters`, a declared field, and are taken out
-    of it before vLLM's logger reads that. Replaced by: stat loggers named in an engine's config,
-    and a free field.
+17. `StatLoggerManager.__init__` is wrapped in the front end, to add our stat logger before vLLM's
+    Prometheus logger; `vllm.stat_logger_plugins` would load ours for plain engines too. Our
+    schedulers' figures reach it as `SchedulerStats.running_lora_adapters`, a declared field, and
+    are removed from it before vLLM's logger reads that. Replaced by: stat loggers named in an
+    engine's config, and a free field.
 
-Bugs of vLLM that we mend, in workers and schedulers:
+vLLM bugs fixed here, in workers and schedulers:
 
-18. `engine/vllm_fixes/` and `engine/v1/v1_fixes/`: a file for each, which says when to delete it
+18. `engine/vllm_fixes/` and `engine/v1/v1_fixes/`: one file per bug, which says when to delete it
     (docs/engineering/upstream.md has an issue for each): `expanded_sampling.py`,
     `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `gathered_ids.py`,
     `stale_blocks.py`, `amx_permission.py`, `short_draft_states.py` and `aligned_states.py` (CPU;
@@ -115,9 +115,9 @@ Bugs of vLLM that we mend, in workers and schedulers:
     `scored_verification.py` (V2: the runner's `rejection_sampler`), `short_rotary_tables.py`,
     `stopped_sessions.py` (a base of our schedulers).
 
-And in the front end:
+Also in the front end:
 
-20. `InputProcessor.process_inputs` is wrapped: of engines that are ours, a request that would end
+20. `InputProcessor.process_inputs` is wrapped: for engines that we run, a request that would crash
     its worker is refused (`engine/vllm_fixes/request_limits.py`). Replaced by: vLLM's own checks.
 """
 
@@ -151,7 +151,7 @@ if TYPE_CHECKING:
 def register() -> None:
     """Place hook 1. Entry point; idempotent.
 
-    Never raises: where the hook cannot be placed, all engines go on as if we were not there.
+    Never raises: if the hook cannot be placed, engines run as if this package was not installed.
     """
     try:
         _wrap_front_end()
@@ -159,8 +159,8 @@ def register() -> None:
         from vllm.logger import init_logger
 
         init_logger("vllm.dflash").warning(
-            "vllm-dflash %s stays out of this vLLM, which it does not fit (%s: %s). vLLM's own"
-            " DFlash runs, if it is given none of our options: %s. Install matching versions.",
+            "vllm-dflash %s does not fit this vLLM and is not active (%s: %s). vLLM's own DFlash"
+            " runs if you remove our options: %s. Install matching versions.",
             __version__,
             type(error).__name__,
             error,
@@ -221,8 +221,8 @@ def _wrap_front_end() -> None:
 def _why_left(
     requested: dict[str, Any], target_model_config: ModelConfig, *args: Any, **kwargs: Any
 ) -> tuple[dict[str, Any], list[str]]:
-    """The drafter's `config.json`, and why vLLM's own DFlash runs this engine: no reasons if ours
-    does."""
+    """The drafter's `config.json`, and why vLLM's own DFlash runs this engine; no reasons if our
+    code does."""
     import vllm
     from vllm.logger import init_logger
 
@@ -234,7 +234,7 @@ def _why_left(
     except (ImportError, AttributeError) as error:
         unfit = f"vllm-dflash {__version__} does not know vLLM {vllm.__version__} ({error})"
     if unfit:
-        with suppress(Exception):  # whatever is wrong with it, vLLM says
+        with suppress(Exception):  # vLLM reports what is wrong with the config
             return config_of_drafter(requested), [unfit]
         return {}, [unfit]
     if line := untested(vllm.__version__):
@@ -245,7 +245,7 @@ def _why_left(
 
 @contextmanager
 def _refusals_logged(*kinds: type[Exception]) -> Iterator[None]:
-    """Say at ERROR why an engine does not start, before vLLM's traceback buries the sentence."""
+    """Log at ERROR why an engine does not start: vLLM's traceback would bury the message."""
     try:
         yield
     except kinds as error:
@@ -262,7 +262,7 @@ def _select(
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> Mode:
-    """Refuse what cannot be, resolve what was asked for, and apply it to vLLM's settings."""
+    """Refuse impossible settings, resolve the rest, and apply the result to vLLM's settings."""
     from vllm.logger import init_logger
 
     from vllm_dflash.config.engine_settings import refuse, refused_by_default
@@ -283,7 +283,7 @@ def _select(
 def _apply(
     engine_args: EngineArgs, parallel: ParallelConfig, mode: Mode, *, is_hybrid: bool
 ) -> None:
-    """Place hooks 3 to 9, and 17 and 20, which are of the front end as well."""
+    """Place hooks 3 to 9, 17 and 20, all of them in the front end."""
     from vllm import envs
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
@@ -296,12 +296,12 @@ def _apply(
     }
     if engine_args.scheduler_cls is None:
         engine_args.scheduler_cls = SCHEDULER
-    # The class and not its path, which a process of its own would be started to look at.
+    # The class and not its path: vLLM would start a process to inspect a path.
     register_draft_model(resolve_obj_by_qualname(DRAFT_MODEL.replace(":", ".")))
     # vLLM 0.33 has neither the variable nor the older executor.
     may_be_ours = getattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", True)
     if parallel.distributed_executor_backend == "ray" and may_be_ours:
-        # The class and not its path, which vLLM would take for an executor without Ray (`use_ray`).
+        # The class and not its path: vLLM takes a path for an executor without Ray (`use_ray`).
         parallel.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)
     write_speculative_config(engine_args, mode)
     manager = engine_args.disable_hybrid_kv_cache_manager
@@ -312,7 +312,7 @@ def _apply(
 
 
 def register_draft_model(kind: type | str = DRAFT_MODEL) -> None:
-    """Hook 6, in the front end and in every worker."""
+    """Place hook 6, in the front end and in every worker."""
     from vllm.model_executor.models.registry import ModelRegistry
 
     from vllm_dflash.checkpoint.spec import ARCHITECTURE

@@ -1,4 +1,4 @@
-"""The parts of vLLM we rely on, checked by signature. All of them are listed here."""
+"""Everything in vLLM that we rely on, checked by signature."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from packaging.version import InvalidVersion, Version
 from vllm_dflash.vllms_own import SWITCH_OFF
 
 SUPPORTED_VLLM = SpecifierSet(">=0.32.0,<0.34")
-"""Tests run with these."""
+"""Versions that tests run with."""
 
 
 class UnsupportedVllmError(RuntimeError):
-    """This vLLM is not one vllm-dflash was built for; the message names what differs."""
+    """vllm-dflash was not built for this vLLM; the message names what differs."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Seam:
     """A function or attribute of vLLM that a hook of ours depends on."""
 
     path: str
-    """`module:attribute`, dots allowed in the attribute, and keys of a dictionary among them."""
+    """`module:attribute`. The attribute may have dots, also for keys of a dictionary."""
     parameters: str | None = None
-    """Names of the parameters, in order; None: it is not called. Those with ? may be missing."""
+    """Parameter names, in order; None if it is not called. Those with ? may be missing."""
     versions: str = ""
-    """Versions of vLLM that have it: a specifier such as `>=0.33`. Empty: all that we support."""
+    """vLLM versions that have it: a specifier such as `>=0.33`. Empty: all that we support."""
 
     def is_in(self, version: str) -> bool:
-        """Whether this version of vLLM is to have it; one that nobody knows is the newest."""
+        """Whether this vLLM version should have it; an invalid version counts as the newest."""
         try:
             base = Version(version).base_version
         except InvalidVersion:
@@ -42,13 +42,13 @@ class Seam:
         return SpecifierSet(self.versions).contains(base)
 
     def accepts(self, found: Sequence[str]) -> bool:
-        """Whether a function with these parameters will do."""
+        """Whether a function with these parameters matches."""
         names = (self.parameters or "").split()
         kept = [name for name in names if name[-1] != "?" or name[:-1] in found]
         return self.parameters is None or list(found) == [name.removesuffix("?") for name in kept]
 
     def is_as_written(self, parameters: str | None) -> bool:
-        """Whether these will do, as a source has them: with the first one of a method."""
+        """Whether these match, as written in a source: methods include `self` or `cls`."""
         names = (parameters or "").split()
         return self.accepts(names) or (names[:1] in (["self"], ["cls"]) and self.accepts(names[1:]))
 
@@ -57,10 +57,10 @@ Seams = tuple[Seam, ...]
 
 
 def _listed(text: str) -> Seams:
-    """From a line for each: `module:name(parameters) versions`, without parentheses for what is
-    not called. A line that ends in `module:` or `module:Class.` is how those below it begin."""
+    """Seams from one line each: `module:name(parameters) versions`, without parentheses if it is
+    not called. A line that ends in `module:` or `module:Class.` is a prefix of those below it."""
     owner, seams = "", []
-    for line in re.sub(r"\n {8}", " ", text).splitlines():  # which go on
+    for line in re.sub(r"\n {8}", " ", text).splitlines():  # eight spaces continue a line
         if line.endswith((":", ".")):
             owner = line
             continue
@@ -72,7 +72,7 @@ def _listed(text: str) -> Seams:
 
 
 def check_seams(seams: Seams) -> None:
-    """Refuse a vLLM whose functions have changed. Raises `UnsupportedVllmError`."""
+    """Refuse a vLLM whose functions differ. Raises `UnsupportedVllmError`."""
     import vllm
 
     for seam in seams:
@@ -97,7 +97,7 @@ def check_seams(seams: Seams) -> None:
 
 
 def check_vllm(seams: Seams) -> None:
-    """The same in a process of an engine that is ours: what to do is said, too."""
+    """Check the seams in a process of an engine that we run; the error also says what to do."""
     try:
         check_seams(seams)
     except UnsupportedVllmError as error:
@@ -249,7 +249,7 @@ vllm.v1.worker.gpu_model_runner:GPUModelRunner.
     sample_tokens
     take_draft_token_ids
 """)
-"""Timed by `vllm-dflash bench`, with whatever arguments they have."""
+"""Timed by `vllm-dflash bench`, with any arguments."""
 
 V2_WORKER = BOTH_WORKERS + _listed("""\
 vllm.v1.outputs:AsyncModelRunnerOutput.
@@ -323,7 +323,7 @@ vllm.model_executor.models.lilicorr:LiLiCorrHead.
 vllm.model_executor.layers.logits_processor:LogitsProcessor.
     get_top_k_tokens(self lm_head hidden_states k embedding_bias return_log_probs)
 """)
-"""Used in a worker whose drafter is a LiLiCorr one."""
+"""Used in a worker with a LiLiCorr drafter."""
 
 RAY_EXECUTOR = _listed("""\
 vllm.v1.executor.ray_executor_v2:RayExecutorV2.
@@ -370,4 +370,4 @@ SEAMS = (
     *(FRONT_END, ENGINE, V1_WORKER, V2_WORKER, LILICORR, RAY_EXECUTOR, RAY_CPU),
     *(STEP_TIMES, DATASETS),
 )
-"""All there are: what is not in them is held against no release."""
+"""Every seam; a vLLM release is checked for nothing else."""

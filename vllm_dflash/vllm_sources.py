@@ -1,4 +1,4 @@
-"""vLLM's sources, parsed and never imported: what is there, and with which parameters."""
+"""Definitions and parameters in vLLM's sources, which are parsed and never imported."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class MissingError(LookupError):
-    """vLLM does not have it."""
+    """vLLM's sources do not define this name."""
 
 
 class Sources:
-    """A folder with vLLM's Python files in it."""
+    """A folder with vLLM's Python files."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` has a folder `vllm`. Files are read when they are asked about.
+        """`folder` contains a folder `vllm`. Files are read on first use.
 
-        Not followed: `from x import *`, and names made at run time.
+        `from x import *` and names made at run time are not found.
         """
         self._folder = folder
         self._tree = cache(lambda file: ast.parse(file.read_text()))
@@ -37,7 +37,7 @@ class Sources:
         module, _, name = path.partition(":")
         if (file := self._file(module)) is None:
             return False
-        # Environment variables, and what is imported late, are keys of a dictionary.
+        # Environment variables and lazily imported names are keys of a dictionary.
         if name in self._keys(file):
             return True
         try:
@@ -46,7 +46,7 @@ class Sources:
             return self._file(f"{module}.{name}") is not None
 
     def _top(self, module: str, name: str) -> tuple[Path, ast.stmt]:
-        """File and definition of a name at the top of a module, or of where it imports it from."""
+        """File and definition of a module's top-level name, following imports from vLLM."""
         if (file := self._file(module)) is None:
             raise MissingError(f"there is no {module}")
         found = _named(self._tree(file).body, name)
@@ -61,18 +61,18 @@ class Sources:
         return file, found
 
     def find(self, path: str) -> tuple[Path, ast.stmt]:
-        """File and definition of `module:attribute`, the attribute perhaps inherited."""
+        """File and definition of `module:attribute`; the attribute may be inherited."""
         module, _, attribute = path.partition(":")
         first, *rest = attribute.replace("__dataclass_fields__.", "").split(".")
         file, node = self._top(module, first)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            file, node = self._top(module, ast.unparse(node.value.func))  # an object: its class
+            file, node = self._top(module, ast.unparse(node.value.func))  # an object's class
         for name in rest:
             file, node = self._member(file, node, name)
         return file, node
 
     def inherits(self, path: str, wanted: str) -> bool:
-        """Whether the class `module:name` has a base of this name, near or far."""
+        """Whether the class `module:name` has a direct or indirect base of this name."""
         try:
             file, owner = self.find(path)
         except MissingError:
@@ -107,7 +107,7 @@ def _keys_of_dicts(tree: ast.Module) -> Iterator[Any]:
 
 
 def _statements(body: Iterable[Any]) -> Iterator[ast.stmt]:
-    """Statements of a body, those inside `if` and `try` among them."""
+    """Statements of a body, including those inside `if` and `try`."""
     for node in body:
         if not isinstance(node, ast.If | ast.Try | ast.ExceptHandler):
             yield node
@@ -117,7 +117,7 @@ def _statements(body: Iterable[Any]) -> Iterator[ast.stmt]:
 
 
 def _named(body: Iterable[ast.stmt], name: str) -> ast.stmt | None:
-    """What gives a name its meaning: its last definition, else its last assignment or import."""
+    """The last definition of a name, or else its last assignment or import."""
     found = None
     for node in _statements(body):
         targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
@@ -131,7 +131,7 @@ def _named(body: Iterable[ast.stmt], name: str) -> ast.stmt | None:
 
 
 def parameters_of(node: ast.stmt) -> str | None:
-    """Their names, of a function; None of anything else."""
+    """Parameter names of a function, separated by spaces; None for anything else."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     of = node.args
@@ -140,7 +140,7 @@ def parameters_of(node: ast.stmt) -> str | None:
 
 
 def imported_by(files: Iterable[Path]) -> set[frozenset[str]]:
-    """What these files of ours import of vLLM, as `module:name`; of each set one will do."""
+    """Names that these files import from vLLM, as `module:name`; one of each set has to exist."""
     needed = set()
     for file in files:
         tree = ast.parse(file.read_text())

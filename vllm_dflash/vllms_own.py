@@ -1,15 +1,15 @@
-"""What to write for vLLM's own DFlash, in every message that recommends it."""
+"""How to switch to vLLM's own DFlash, for every message that recommends it."""
 
 OWN_KEYS = (
     *("draft_length", "draft_tree", "drafter_overrides", "estimates_folder", "free_drafts"),
     "require",
 )
-"""Options of ours in the speculative config, which vLLM does not know and must not see."""
+"""Our options in the speculative config, which are removed before vLLM reads it."""
 
 SWITCH_OFF = (
-    "For vLLM's own DFlash set VLLM_PLUGINS='', add \"num_speculative_tokens\" to the speculative"
-    f" config, which vLLM needs, and take out {', '.join(map(repr, OWN_KEYS[:-1]))} and"
-    f" {OWN_KEYS[-1]!r},"
+    "To run vLLM's own DFlash, set VLLM_PLUGINS='', add \"num_speculative_tokens\" to the"
+    " speculative config, because vLLM needs it, and remove"
+    f" {', '.join(map(repr, OWN_KEYS[:-1]))} and {OWN_KEYS[-1]!r},"
     " which only vllm-dflash knows"
 )
-"""A sentence without its full stop."""
+"""A sentence without the full stop."""

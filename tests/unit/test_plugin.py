@@ -298,7 +298,7 @@ def test_options_are_parsed_once_in_a_process(pair: Pair) -> None:
 
 @pytest.mark.parametrize("additional", [{}, {"something": 1}, SimpleNamespace()])
 def test_options_of_an_engine_that_did_not_select_us(additional: Any) -> None:
-    message = "VLLM_PLUGINS unset or add 'dflash'"
+    message = "unset VLLM_PLUGINS or add 'dflash'"
     with pytest.raises(RuntimeError, match=message):
         Mode.of(SimpleNamespace(additional_config=additional))
 
@@ -314,7 +314,7 @@ def test_remarks_on_a_config_are_warned_of(pair: Pair, tmp_path: Path) -> None:
             engine_args(pair, speculative_config=asked).create_engine_config()
     warnings = [line for line in lines if line.startswith("WARNING")]
     assert warnings == [
-        f"WARNING drafter '{drafter}': dflash_config has 'mask_token', which nothing here reads;"
+        f"WARNING drafter '{drafter}': dflash_config has 'mask_token', which is ignored;"
         " did its author mean 'mask_token_id'?"
     ]
 

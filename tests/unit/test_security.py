@@ -69,7 +69,7 @@ def test_a_malicious_mask_embedding_is_refused_and_not_run(
         file.write_bytes(pickle.dumps(evil))
     else:
         torch.save(evil, file)
-    with pytest.raises(DrafterError, match=r"mask_embedding\.pt cannot be read as tensors"):
+    with pytest.raises(DrafterError, match=r"mask_embedding\.pt cannot be read as plain tensors"):
         engine_config(pair)
     assert not (tmp_path / "trace").exists()
 

@@ -1,1 +1,1 @@
-"""From a checkpoint, in any dialect, to a `DrafterSpec` that fits its target."""
+"""Reads a drafter checkpoint, in any dialect, into a `DrafterSpec` that fits its target."""

@@ -1,6 +1,6 @@
-"""The fields of a drafter's `config.json`: as z-lab writes them, and the speculators library.
+"""Fields of a drafter's `config.json`, in z-lab's format and in the speculators library's.
 
-A config of the second is turned into one of the first, so one parser reads both.
+A speculators config is translated to z-lab's format, so one parser reads both.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from vllm_dflash.checkpoint.spec import ARCHITECTURE, ARCHITECTURE_2, DFlash2, D
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 ONLY_NESTED = ("causal", "causal_head", "sample_from_anchor", "swa_window_size", "use_swa")
-"""Read in `dflash_config` alone, as vLLM does; any other field may stand in either place."""
+"""Fields read only from `dflash_config`, as in vLLM; others may also be at top level."""
 
 UNSUPPORTED = (
     (
         "sample_from_anchor",
         True,
-        "so its first row predicts as well; neither vllm-dflash nor vLLM's own DFlash runs such"
-        " drafters",
+        "so its first row predicts a token too; neither vllm-dflash nor vLLM's own DFlash runs"
+        " such drafters",
     ),
     (
         "causal_head",
         True,
         "so it is a JetSpec drafter, whose head predicts each token from those before it; neither"
-        " vllm-dflash nor vLLM 0.32 runs such drafters. Take a DFlash drafter of the same target",
+        " vllm-dflash nor vLLM 0.32 runs such drafters. Use a DFlash drafter for the same target",
     ),
     (
         "use_aux_hidden_state",
         False,
-        "so it reads the target's last hidden states instead of taps: its engines are left to"
-        " vLLM's own DFlash",
+        "so it reads the target's last hidden states instead of taps; vLLM's own DFlash runs such"
+        " drafters",
     ),
 )
-"""Fields that name another kind of drafter by a value, and what it is."""
+"""Fields whose value names another kind of drafter, the value, and the rest of the message."""
 
 
 class ZlabConfig(DrafterShape):
-    """All that is read of it but rotation, which has fields of its own (`rope.py`)."""
+    """Every field that is read from z-lab's format, except rotary ones (`rope.py`)."""
 
     add_swa_attention_sink_bias: bool = flag(False)
     attention_sink_bias: bool = flag(lambda of: of["add_swa_attention_sink_bias"])
@@ -53,14 +53,14 @@ class ZlabConfig(DrafterShape):
     use_swa: bool = flag(False)
     sliding_window: Any = None
     swa_window_size: Any = Field(default_factory=lambda of: of["sliding_window"])
-    """Counts, and is checked, only where a layer slides."""
+    """Used and checked only if a layer slides."""
     is_causal: bool | None = flag(None)
     causal: bool | None = flag(None)
     causal_head: bool = flag(False)
     sample_from_anchor: bool = flag(False)
     use_aux_hidden_state: bool = flag(True)
 
-    # Read by transformers, which fails at anything else without naming it.
+    # Read by transformers, which rejects other types without naming the field.
     model_type: str | None = described(None, "the name of a model type", min_length=1)
     dtype: str | dict[str, Any] | None = described(None, "a type's name", min_length=1)
     torch_dtype: str | dict[str, Any] | None = described(None, "a type's name", min_length=1)
@@ -118,12 +118,12 @@ class ZlabConfig(DrafterShape):
         return [True] * len(slides) if self.use_swa and not any(slides) else slides
 
     def derived(self) -> dict[str, Any]:
-        """What several fields say together, by the names of `DrafterSpec`."""
+        """Values that depend on several fields, by their names in `DrafterSpec`."""
         explicit = self.causal if self.is_causal is None else self.is_causal
         slides = [kind == SLIDING for kind in self.layer_types]
         return {
             "windows": tuple(self.swa_window_size if slide else None for slide in self.slides),
-            # An explicit setting wins, else the layers that `layer_types` lets slide are causal.
+            # An explicit setting wins; otherwise the layers that slide by `layer_types` are causal.
             "causal": tuple(slide if explicit is None else explicit for slide in slides),
             "attention_sinks": self.attention_sink_bias,
             "quantization": (self.quantization_config or {}).get("quant_method"),
@@ -133,29 +133,31 @@ class ZlabConfig(DrafterShape):
 AT_TOP_LEVEL = ("block_size", "draft_vocab_size", "target_hidden_size", "quantization_config")
 
 ARCHITECTURE_OF = {"dflash": ARCHITECTURE, "dflash2": ARCHITECTURE_2}
-"""Architecture for each `speculators_model_type` that is read here."""
+"""Architecture of each supported `speculators_model_type`."""
 
 
 class Speculators(BaseModel):
-    """What stands beside the layers' own config, and is written in another way by z-lab."""
+    """Fields outside `transformer_layer_config` that z-lab's format writes differently."""
 
     model_config = ConfigDict(strict=True)
 
     transformer_layer_config: dict[str, Any] = described(..., "an object")
     aux_hidden_state_layer_ids: list[PositiveInt] = described(
-        ..., "a list of numbers from 1 (the first layer's output) on", fail_fast=True
+        ..., "a list of numbers from 1 up (1: the first layer's output)", fail_fast=True
     )
     sliding_window_non_causal: bool = flag(True)
 
 
 def from_speculators(config: dict[str, Any]) -> dict[str, Any]:
-    """Translate. Its tap numbers count the embedding as 0, so they are one higher.
+    """Translate a speculators config to z-lab's format.
+
+    Its tap numbers count the embedding as 0, so they are one higher.
 
     Raises:
-        ValueError: it is another kind of drafter, or its own fields are not what they must be.
+        ValueError: it is another kind of drafter, or one of its own fields is invalid.
     """
     kind = config["speculators_model_type"]
-    if kind not in [*ARCHITECTURE_OF]:  # whatever JSON it is
+    if kind not in [*ARCHITECTURE_OF]:  # a list, because JSON values may be unhashable
         hint = '; method "dspark" runs those' if kind == "dspark" else ""
         raise ValueError(
             "it is not a DFlash checkpoint: speculators_model_type is"
@@ -168,8 +170,8 @@ def from_speculators(config: dict[str, Any]) -> dict[str, Any]:
         "target_layer_ids": [i - 1 for i in own.aux_hidden_state_layer_ids],
         "sample_from_anchor": config.get("sample_from_anchor"),
     }
-    # Said of sliding layers only: full ones are trained bidirectional whatever it is. vLLM 0.32
-    # makes them causal as well (vllm#56692); left out here, each layer is what its type says.
+    # The flag applies to sliding layers only: full ones are always trained bidirectional. vLLM 0.32
+    # makes them causal too (vllm#56692); without `causal`, each layer's type decides.
     if own.sliding_window_non_causal:
         nested["causal"] = False
     return {
@@ -183,9 +185,9 @@ def from_speculators(config: dict[str, Any]) -> dict[str, Any]:
 def _with_one_rotation(layers: dict[str, Any]) -> dict[str, Any]:
     """The layers' config with the rotation that the library trains them with.
 
-    Of a target that rotates its layer types differently, it takes the sliding ones' for all layers
-    of the drafter, whatever their own type (`flatten_rope_parameters`). A config may still hold
-    the entries that it was taken from.
+    If the target rotates its layer types differently, the library uses the sliding layers' rotation
+    for all drafter layers, whatever their type (`flatten_rope_parameters`). A config may still have
+    the target's entries.
     """
     rope = layers.get("rope_parameters")
     if isinstance(rope, dict) and isinstance(rope.get(SLIDING), dict):

@@ -1,6 +1,6 @@
-"""Names, shapes and types of a checkpoint's tensors; the weights themselves are never read.
+"""Names, shapes and types of a checkpoint's tensors, without reading the weights.
 
-The one reader: the check before an engine starts and `vllm-dflash inspect` see the same files.
+The check before an engine starts and `vllm-dflash inspect` both use it, so they see the same files.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from vllm_dflash.checkpoint.refusal import shown
 
 INDEX = "model.safetensors.index.json"
 MOST_INDEX_BYTES = 64 << 20
-"""Those of the largest models (200,000 tensors) take 25 MB. Parsed, an index is larger by far."""
+"""Size limit of an index. The largest models' (200,000 tensors) take 25 MB; parsed, far more."""
 MOST_NAMED = 10
-"""Files that a refusal names."""
+"""Maximum number of files that an error names."""
 OTHER_WEIGHTS = ("pytorch_model*.bin", "*.pth")
 BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -31,19 +31,19 @@ BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-"""Size of a number of each type of the safetensors format."""
+"""Bits per number, for each type of the safetensors format."""
 
 
 class HeadersError(ValueError):
-    """There are no headers to be had; the message says why."""
+    """The headers cannot be read; the message says why."""
 
 
 class HeadersUnreadableError(HeadersError):
-    """A file that is damaged, or ought to be there; the message says what to do."""
+    """A file is damaged or missing; the message says what to do."""
 
 
 class HeadersNotCheckedError(HeadersError):
-    """Headers that cannot be had here, say without a network; the message says why."""
+    """The headers are not available here, for example without a network; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +52,21 @@ class Tensor:
 
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors calls it: BF16, F32, I64; or torch, of one that is loaded: bfloat16."""
+    """safetensors' name of the type (BF16, F32, I64), or torch's if it is loaded (bfloat16)."""
 
     @property
     def count(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
     def is_floating(self) -> bool:
-        """Whether it holds floating-point numbers, of whatever width."""
+        """Whether it holds floating-point numbers of any width."""
         return self.dtype.upper().startswith(("F", "BF"))
 
     @property
     def num_bytes(self) -> int:
-        """Its size in the file."""
+        """Size in the file, in bytes."""
         return self.count * BITS[self.dtype] // 8
 
 
@@ -79,17 +79,17 @@ class Headers:
 
     @property
     def parameters(self) -> int:
-        """Numbers in all tensors."""
+        """Number of elements in all tensors."""
         return sum(tensor.count for tensor in self.tensors.values())
 
     @property
     def num_bytes(self) -> int:
-        """Size of all tensors in the files."""
+        """Size of all tensors in the files, in bytes."""
         return sum(tensor.num_bytes for tensor in self.tensors.values())
 
     @property
     def dtypes(self) -> dict[str, int]:
-        """Tensors of each type, the most frequent first."""
+        """Number of tensors of each type, the most frequent first."""
         return dict(Counter(t.dtype for t in self.tensors.values()).most_common())
 
 
@@ -97,8 +97,8 @@ def read_headers_of(model: str, revision: str | None = None) -> Headers:
     """Headers of a folder, of a repository in the local cache, or of one on the hub.
 
     Raises:
-        HeadersUnreadableError: a file is missing, truncated, or no safetensors file.
-        HeadersNotCheckedError: there are no safetensors, or the hub cannot be reached.
+        HeadersUnreadableError: a file is missing, truncated, or not a safetensors file.
+        HeadersNotCheckedError: there are no safetensors files, or the hub cannot be reached.
     """
     folder = Path(model) if Path(model).is_dir() else _cached(model, revision)
     if folder is not None:
@@ -107,10 +107,10 @@ def read_headers_of(model: str, revision: str | None = None) -> Headers:
 
 
 def read_folder(folder: Path) -> Headers:
-    """Headers of the `*.safetensors` of a folder. Raises as `read_headers_of`.
+    """Headers of a folder's `*.safetensors` files. Raises like `read_headers_of`.
 
-    Those its index names, where it has one, as vLLM takes them: others beside an index hold the
-    same weights once more (`consolidated.safetensors`).
+    If the folder has an index, only the files that it names, as in vLLM: others hold copies of the
+    same weights (`consolidated.safetensors`).
     """
     from safetensors import SafetensorError, safe_open
 
@@ -119,48 +119,48 @@ def read_folder(folder: Path) -> Headers:
         raise HeadersNotCheckedError(f"{str(folder)!r} holds no *.safetensors file")
     tensors: dict[str, Tensor] = {}
     for file in files:
-        if not file.is_file():  # a pipe would be waited for
+        if not file.is_file():  # opening a pipe would block
             raise HeadersUnreadableError(f"{str(file)!r} cannot be read: it is not a file.")
         try:
             # Opening compares the header with the size of the file.
             with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - a method; the file is no mapping
+                for name in opened.keys():  # noqa: SIM118 - the file is not a mapping
                     part = opened.get_slice(name)
                     tensors[name] = _tensor(name, part.get_shape(), part.get_dtype())
         except (SafetensorError, OSError) as error:
             raise HeadersUnreadableError(
-                f"{str(file)!r} cannot be read: {error}. It may be truncated, or a pointer of Git"
-                " LFS: download it again."
+                f"{str(file)!r} cannot be read: {error}. It may be truncated, or a Git LFS pointer:"
+                " download it again."
             ) from error
     return Headers(tuple(file.name for file in files), tensors)
 
 
 def missing_weights(folder: Path) -> str:
-    """What to do for a drafter's folder without weights, as a sentence; empty where it has some."""
+    """What to do about a drafter's folder without weights, as a sentence; empty if it has some."""
     if any(folder.glob("*.safetensors")) or (folder / INDEX).exists():
         return ""
     other = [file.name for kind in OTHER_WEIGHTS for file in sorted(folder.glob(kind))]
     if other:
         return (
-            f" {', '.join(map(repr, other))} may hold code and so is not read: convert it to"
+            f" {', '.join(map(repr, other))} may contain code, so it is not read: convert it to"
             " model.safetensors (docs/checkpoints.md says how)."
         )
     return " Download its weights into it."
 
 
 def loading_pattern(model: str, index: bytes | None) -> str:
-    """The pattern of file names by which vLLM's loader finds the weights of a drafter.
+    """File name pattern by which vLLM's loader finds a drafter's weights.
 
-    Where a model has such a pattern, that loader takes all files of it and asks no index. It can
-    be told one only, so this is as narrow as names such as `model-00001-of-00002.safetensors` let
-    it be.
+    If a model class sets a pattern, the loader takes every matching file and ignores the index. It
+    accepts only one pattern, so this is as narrow as names such as
+    `model-00001-of-00002.safetensors` allow.
 
     Args:
-        model: of the index, for messages.
-        index: content of `INDEX`; None: there is none, and all files count.
+        model: name of the drafter, for messages.
+        index: content of `INDEX`; None if there is none: then all files count.
 
     Raises:
-        HeadersUnreadableError: it is no index.
+        HeadersUnreadableError: the content is not an index.
     """
     if index is None:
         return "*.safetensors"
@@ -172,14 +172,14 @@ def loading_pattern(model: str, index: bytes | None) -> str:
 
 
 def _indexed(folder: Path) -> list[Path]:
-    """The files an index names; none without an index. Refuses a folder that lacks one of them."""
+    """Files that a folder's index names, none without an index. Refuses if one is missing."""
     index = folder / INDEX
     if not index.is_file():
         return []
     try:
         with index.open("rb") as file:
             names = _names_in(file.read(MOST_INDEX_BYTES + 1), str(index))
-        there = {*os.listdir(folder)}  # no name is handed to the system that is not one of these
+        there = {*os.listdir(folder)}  # only these names are passed to the operating system
     except OSError as error:
         raise HeadersUnreadableError(f"{str(index)!r} cannot be read: {error}.") from error
     if missing := [name for name in names if name not in there or not (folder / name).exists()]:
@@ -190,20 +190,20 @@ def _indexed(folder: Path) -> list[Path]:
 
 
 def _names_in(index: bytes, where: str) -> list[str]:
-    """The files that an index names, all of which lie beside it.
+    """Files that an index names, all of them in its folder.
 
-    What it says is whatever somebody wrote, and may be what a link leads to: no path leaves the
-    folder, and no message shows more than the first names.
+    The content is untrusted and may come from a link's target: no path leaves the folder, and
+    messages show only the first names.
     """
     if len(index) > MOST_INDEX_BYTES:
         raise HeadersUnreadableError(
-            f"{where!r} cannot be read: it has more than {MOST_INDEX_BYTES >> 20} MiB. Download it"
-            " again."
+            f"{where!r} cannot be read: it is larger than {MOST_INDEX_BYTES >> 20} MiB. Download"
+            " it again."
         )
     try:
         names = sorted({str(name) for name in json.loads(index)["weight_map"].values()})
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        # An error of decoding would show all of the file.
+        # A decoding error would show the whole file.
         why = "it is not text" if isinstance(error, UnicodeDecodeError) else repr(error)
         raise HeadersUnreadableError(
             f"{where!r} cannot be read: {why}. Download it again."
@@ -211,14 +211,14 @@ def _names_in(index: bytes, where: str) -> list[str]:
     odd = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
     if odd or not names:
         raise HeadersUnreadableError(
-            f"{where!r} cannot be used: it names {_shown(odd) if odd else 'no files'}, where"
-            " *.safetensors beside it belong. Download it again."
+            f"{where!r} cannot be used: it names {_shown(odd) if odd else 'no files'}, but only"
+            " *.safetensors files in its folder are allowed. Download it again."
         )
     return names
 
 
 def _shown(names: Sequence[str]) -> str:
-    """The first of these file names, as far as a message has room for them."""
+    """The first of these file names, for a message."""
     first = [shown(name) for name in names[:MOST_NAMED]]
     return ", ".join(first) + (f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED))
 
@@ -230,7 +230,7 @@ def _tensor(name: str, shape: list[int], dtype: str) -> Tensor:
 
 
 def _cached(model: str, revision: str | None) -> Path | None:
-    """The snapshot of a repository in the local cache, if all its weights are there."""
+    """Snapshot of a repository in the local cache; None unless all its weights are there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -240,7 +240,7 @@ def _cached(model: str, revision: str | None) -> Path | None:
         return None
     try:
         return folder if _indexed(folder) or (folder / "model.safetensors").is_file() else None
-    except HeadersUnreadableError:  # a download that was broken off; the hub has all of it
+    except HeadersUnreadableError:  # an interrupted download; the hub has all files
         return None
 
 
@@ -249,9 +249,9 @@ def _read_hub(model: str, revision: str | None) -> Headers:
 
     try:
         found = huggingface_hub.get_safetensors_metadata(model, revision=revision)
-    except Exception as error:  # whatever a network, a proxy or a hub may come up with
+    except Exception as error:  # networks, proxies and hubs fail in many ways
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise HeadersNotCheckedError(f"the hub gave no headers of {model!r} ({why})") from error
+        raise HeadersNotCheckedError(f"the hub returned no headers of {model!r} ({why})") from error
     tensors = {
         name: _tensor(name, tensor.shape, tensor.dtype)
         for file in found.files_metadata.values()

@@ -1,4 +1,4 @@
-"""Does this drafter fit this target, and is it split like it? Known before an engine starts."""
+"""Checks before an engine starts: does this drafter fit this target, and how is it split?"""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 
 MOST_PADDING = 1024
-"""Rows at most by which checkpoints with the same tokens differ, so that ranks can divide them."""
+"""Largest vocabulary difference taken for padding, which lets ranks divide the rows."""
 CPU_VECTOR = 8
-"""Numbers that vLLM's norm takes at a time on CPUs."""
+"""Numbers that vLLM's norm processes at a time on CPUs."""
 
 
 @dataclass(frozen=True)
 class PairingTarget:
-    """What pairing needs to know about a target model."""
+    """Facts about a target model that pairing needs."""
 
     model: str
     architecture: str
@@ -22,10 +22,10 @@ class PairingTarget:
     hidden_size: int
     vocab_size: int
     supports_taps: bool
-    """Whether vLLM's class of this architecture can hand out hidden states of its layers."""
+    """Whether vLLM's class for this architecture can return hidden states of its layers."""
     on_cpu: bool = False
     rope_theta: float | None = None
-    """Base of its rotation; None: it has several, or none."""
+    """Base of its rotation; None if it has several, or none."""
 
 
 def check_pair(drafter: DrafterSpec, target: PairingTarget) -> None:
@@ -47,15 +47,15 @@ def check_pair(drafter: DrafterSpec, target: PairingTarget) -> None:
 def beside_target(drafter: DrafterSpec, target: PairingTarget) -> DrafterSpec:
     """The drafter with the target's padded vocabulary, and remarks on doubtful settings.
 
-    It takes the target's number of tokens where no more than padding tells them apart: one that
-    embeds and heads with its target's tensors can take any number of them.
+    If the vocabulary sizes differ only by padding, it takes the target's: a drafter that uses its
+    target's embedding and head works with any size.
     """
     base = drafter.rope_parameters["rope_theta"]
     if drafter.base_is_assumed and target.rope_theta not in (None, base):
         drafter = _remarked(
             drafter,
             f"rope_theta is assumed to be {base:,.0f}, and the target's is"
-            f" {target.rope_theta:,.0f}; the drafter was probably trained with that one",
+            f" {target.rope_theta:,.0f}; the drafter was probably trained with the target's",
         )
     ours, theirs = drafter.vocab_size, target.vocab_size
     has_own = drafter.needs_own_vocabulary or drafter.draft_vocab_size != ours
@@ -64,7 +64,8 @@ def beside_target(drafter: DrafterSpec, target: PairingTarget) -> DrafterSpec:
         return drafter
     remark = (
         f"vocab_size is {ours} in its config and {theirs} in the target, whose embedding and head"
-        " it uses: counted as padding; if it is of another target, its drafts will not be accepted"
+        " it uses: the difference is taken for padding; if the drafter was trained for another"
+        " target, its drafts will not be accepted"
     )
     sizes = {"vocab_size": theirs, "draft_vocab_size": theirs}
     return _remarked(drafter, remark, **sizes)
@@ -75,7 +76,7 @@ def _remarked(drafter: DrafterSpec, remark: str, **changes: int) -> DrafterSpec:
 
 
 def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
-    """Every reason why another drafter is needed for this target, with both values."""
+    """Every reason why this target needs another drafter, with both values."""
     faults = []
     outside = [tap for tap in drafter.taps if tap >= target.num_layers]
     if outside:
@@ -112,21 +113,21 @@ def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
 
 
 def _vocabulary_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
-    """Whether ids mean the same to both, as far as their sizes tell."""
+    """Reasons why token ids may differ between both, judged by their sizes."""
     ours, theirs = drafter.vocab_size, target.vocab_size
     if ours == theirs:
         return []
     sizes = f"vocab_size is {ours} in the drafter and {theirs} in the target"
     if drafter.draft_vocab_size != ours:
-        # The columns of its own head become ids by `d2t`, which is checked as it is loaded. Its
-        # own embedding is given the target's ids.
+        # `d2t`, which is checked when it is loaded, maps columns of the drafter's own head to ids.
+        # Its own embedding gets the target's ids.
         lacks_rows = drafter.needs_own_vocabulary and ours < theirs
         return [f"{sizes}, whose last tokens it cannot embed"] if lacks_rows else []
     return [sizes]
 
 
 def target_faults(target: PairingTarget) -> list[str]:
-    """Those that no drafter would mend, and what to do about each."""
+    """Reasons why this target cannot have any drafter, and what to do about each."""
     if target.supports_taps:
         return []
     return [
@@ -136,9 +137,9 @@ def target_faults(target: PairingTarget) -> list[str]:
 
 
 def undivided(drafter: DrafterSpec, tp_size: int) -> list[str]:
-    """What of the drafter does not divide among so many ranks, in words; empty if all does.
+    """Parts of the drafter that `tp_size` ranks do not divide, in words; empty if there are none.
 
-    Fewer key/value heads than ranks do, where they divide those: ranks then share a head.
+    Fewer key/value heads than ranks are fine if they divide the ranks: ranks then share a head.
     """
     found = [
         f"{count} {what}"
@@ -155,15 +156,15 @@ def undivided(drafter: DrafterSpec, tp_size: int) -> list[str]:
 
 
 def drafter_ranks(drafter: DrafterSpec, tp_size: int, asked: int | None = None) -> int:
-    """`tp_size` where the drafter's layers are split, 1 where every rank has them whole.
+    """Ranks that the drafter's layers are split over: `tp_size`, or 1 if each rank has all of them.
 
     Args:
-        drafter: what is split.
+        drafter: the drafter to split.
         tp_size: ranks of the target.
         asked: `draft_tensor_parallel_size` of the speculative config.
 
     Raises:
-        DrafterError: it was asked to be split in another way, or does not divide.
+        DrafterError: `asked` is another number, or the drafter does not divide.
     """
     if (head := drafter.lilicorr) is not None and (
         head.hidden_size % tp_size or head.mlp_size % tp_size
@@ -183,16 +184,17 @@ def drafter_ranks(drafter: DrafterSpec, tp_size: int, asked: int | None = None) 
         )
     if asked > 1 and (parts := undivided(drafter, tp_size)):
         raise DrafterError(
-            f"drafter {drafter.model!r} cannot be split by draft_tensor_parallel_size {asked}:"
-            f" {', '.join(parts)}. Leave it out, and every rank has the whole drafter."
+            f"drafter {drafter.model!r} cannot be split by draft_tensor_parallel_size {asked},"
+            f" which does not divide {', '.join(parts)}. Leave it out: then every rank has the"
+            " whole drafter."
         )
     return asked
 
 
 def describe_ranks(drafter: DrafterSpec, tp_size: int, ranks: int) -> str:
-    """A sentence for the log on how a drafter lies on several ranks."""
+    """Log message about how a drafter is split over several ranks."""
     if ranks > 1:
         return f"the drafter is split over {ranks} ranks, like the target"
     parts = undivided(drafter, tp_size)
     why = f"{', '.join(parts)} do not divide by {tp_size}" if parts else "as configured"
-    return f"every one of {tp_size} ranks has the whole drafter ({why})"
+    return f"each of {tp_size} ranks has the whole drafter ({why})"

@@ -1,8 +1,8 @@
 """Read a drafter's `config.json` into a `DrafterSpec`.
 
 Dialects: z-lab's (`dflash_config` beside Qwen3-like fields, or its fields at top level) and the
-speculators library's (`transformer_layer_config`, tap numbers that count the embedding). The
-second is turned into the first, so one parser reads both. Others are refused by name.
+speculators library's (`transformer_layer_config`, tap numbers that count the embedding), which is
+translated to the first. Others are refused by name.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from vllm_dflash.checkpoint.spec import (
 )
 
 LENGTH_HEADS = ("thresh_head_two_model", "thresh_head_subsequent", "prob_head")
-"""Modules of an AdaFlash drafter: a DFlash drafter with a small head on its last hidden states,
-which guesses how many of the drafts are worth verifying. The drafts are the same without it, so
-they are known by their names, and left out."""
+"""Length heads of AdaFlash drafters: DFlash drafters with a small head on their last hidden states,
+which predicts how many drafts are worth verifying. The drafts are the same without it, so these
+modules are not loaded."""
 ABOUT_LENGTH_HEADS = ("thresh_head_", "use_thresh_head_", "prob_head_", "use_prob_head")
-"""How keys of `dflash_config` begin that are about such a head."""
+"""Prefixes of the keys of `dflash_config` that configure such a head."""
 ABOUT_ASSUMED_BASE = (
     f"config.json states no rope_theta: {ASSUMED_BASE:,.0f} is assumed. If the drafter was trained"
     ' with another base, few drafts are accepted: write it as "rope_theta" in "drafter_overrides"'
@@ -54,45 +54,45 @@ ABOUT_ASSUMED_BASE = (
 def read_drafter(
     model: str, revision: str | None = None, overrides: Mapping[str, Any] | None = None
 ) -> DrafterSpec:
-    """Read the spec of the drafter at `model`, a folder or a repository of the hub.
+    """Read the spec of the drafter at `model`, a folder or a hub repository.
 
     Args:
         model: the folder, or the name of the repository.
-        revision: of the repository.
-        overrides: fields that stand in for those of `config.json`; `dflash_config` is merged.
+        revision: the repository's revision.
+        overrides: fields that replace those of `config.json`; `dflash_config` is merged.
 
     Raises:
-        DrafterError: the drafter is missing, is no DFlash checkpoint, or needs what we lack; or
-            an override means nothing.
+        DrafterError: the drafter is missing, not a DFlash checkpoint or not supported, or an
+            override has no effect.
     """
     return parse_overridden(model, load_config(model, revision), overrides or {})
 
 
 def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
-    """The `config.json` of a folder or a repository, as it is. Raises `DrafterError`."""
+    """The unchanged `config.json` of a folder or a repository. Raises `DrafterError`."""
     if found := folder_fault(model):
         raise DrafterError(
-            f"drafter {model!r}: {found}. 'model' of the speculative config is"
-            " a folder with a DFlash checkpoint or the name of its repository."
+            f"drafter {model!r}: {found}. Set 'model' in the speculative config to a folder with a"
+            " DFlash checkpoint or to the name of its repository."
         )
     try:
         config, _ = PretrainedConfig.get_config_dict(model, revision=revision)
-    # The last three: where the JSON is no object, or nested without end.
+    # The last three: the JSON is not an object, or nested too deeply.
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         what, remedy = f"drafter {model!r}", ""
         if not looks_local(model):
             what = f"{what}: no such folder, and in the repository of that name"
             remedy = " Check its name and the network, or pass a folder it was downloaded to."
         why = without_frame(error).removesuffix(".") or type(error).__name__
-        # vLLM's traceback holds ours; those of each library below would bury it.
+        # `from None`: tracebacks of the libraries below would bury this message.
         raise DrafterError(f"{what}: config.json cannot be read: {why}.{remedy}") from None
     if not isinstance(config, dict):
-        raise DrafterError(f"drafter {model!r}: config.json cannot be read: it is no object.")
+        raise DrafterError(f"drafter {model!r}: config.json cannot be read: it is not an object.")
     return config
 
 
 def in_config(config: Mapping[str, Any], name: str) -> Any:
-    """A field of `config.json`, which may stand in its `dflash_config`; None where it does not."""
+    """A field of `config.json`, in its `dflash_config` or at top level; None if it has neither."""
     nested = config.get("dflash_config")
     inside = nested.get(name) if isinstance(nested, Mapping) else None
     return config.get(name) if inside is None else inside
@@ -101,10 +101,10 @@ def in_config(config: Mapping[str, Any], name: str) -> Any:
 def parse_overridden(
     model: str, config: dict[str, Any], overrides: Mapping[str, Any]
 ) -> DrafterSpec:
-    """Parse with these fields instead of the config's own; those of `dflash_config` one by one.
+    """Parse with `overrides` instead of the config's own fields; `dflash_config` is merged.
 
     Raises:
-        DrafterError: it cannot be read so, or one of them changes nothing.
+        DrafterError: the result cannot be read, or an override changes nothing.
     """
 
     def parse(chosen: Mapping[str, Any]) -> DrafterSpec:
@@ -117,7 +117,7 @@ def parse_overridden(
     def is_idle(name: str) -> bool:
         try:
             without = parse({key: value for key, value in overrides.items() if key != name})
-        except DrafterError:  # which this one mends
+        except DrafterError:  # this override fixes it
             return False
         return without.model_copy(update={"remarks": spec.remarks}) == spec
 
@@ -127,19 +127,20 @@ def parse_overridden(
         and config.get("speculators_config") is None
     ):
         raise DrafterError(
-            f"drafter {model!r}: config.json has speculators_model_type and no speculators_config,"
-            " by which vLLM knows the speculators library's. Take it from the config.json that was"
-            ' published, or write "speculators_config": {"algorithm": "dflash"} into this one.'
+            f"drafter {model!r}: config.json has speculators_model_type but no speculators_config,"
+            " by which vLLM recognises the speculators library's format. Copy it from the published"
+            ' config.json, or add "speculators_config": {"algorithm": "dflash"} to this one.'
         )
     if idle := [name for name in overrides if is_idle(name)]:
         raise DrafterError(
-            f"drafter {model!r}: drafter_overrides: {idle} changes nothing in how it is read."
+            f"drafter {model!r}: drafter_overrides: {idle} changes nothing in how the drafter is"
+            " read. Correct or remove it."
         )
     return spec
 
 
 def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
-    """Turn a parsed `config.json` into a spec. Pure. Raises `DrafterError`."""
+    """Turn a parsed `config.json` into a spec. Pure function. Raises `DrafterError`."""
     try:
         return _parsed(model, config)
     except ValueError as why:
@@ -147,7 +148,7 @@ def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
 
 
 def _parsed(model: str, config: dict[str, Any]) -> DrafterSpec:
-    """The same; raises `ValueError` with a message without its full stop."""
+    """The spec; raises `ValueError` with a message without the full stop."""
     dialect = "z-lab"
     if config.get("speculators_model_type") is not None:
         dialect, config = "speculators", from_speculators(config)
@@ -184,7 +185,7 @@ def _parsed(model: str, config: dict[str, Any]) -> DrafterSpec:
 
 
 def _read_dflash2(nested: Mapping[str, Any], layers: ZlabConfig) -> DFlash2:
-    """Read `dflash_config` alone, as vLLM does: at top level, these fields are the target's."""
+    """Read only `dflash_config`, as vLLM does: at top level, these fields are the target's."""
     own = {name: nested.get(name) for name in DFlash2.model_fields}
     fields = checked(DFlash2, own, inside="dflash_config")
     _check_candidates(
@@ -195,12 +196,12 @@ def _read_dflash2(nested: Mapping[str, Any], layers: ZlabConfig) -> DFlash2:
 
 
 def _read_lilicorr(nested: Mapping[str, Any], layers: ZlabConfig) -> LiLiCorr:
-    """Read `dflash_config` alone, as vLLM does."""
+    """Read only `dflash_config`, as vLLM does."""
     fields = checked(LiLiCorr, nested, inside="dflash_config")
     count, taps, group = fields.candidate_topk, fields.conv_kernel_size, fields.conv_group_size
     width = fields.hidden_size or layers.hidden_size
     if not fields.enabled:
-        raise ValueError("lilicorr_enabled is false: it is no LiLiCorr drafter then")
+        raise ValueError("lilicorr_enabled is false, so it is not a LiLiCorr drafter")
     if count & (count - 1):
         raise ValueError(f"lilicorr_candidate_topk must be a power of two, it is {count}")
     if width % fields.num_heads:
@@ -210,7 +211,7 @@ def _read_lilicorr(nested: Mapping[str, Any], layers: ZlabConfig) -> LiLiCorr:
     if bool(taps) != bool(group):
         raise ValueError(
             f"conv_kernel_size is {taps} and conv_group_size {group}: without convolutions, both"
-            " are 0 or left out"
+            " must be 0 or left out"
         )
     if layers.target_hidden_size != layers.hidden_size:
         raise ValueError(
@@ -225,7 +226,7 @@ def _read_lilicorr(nested: Mapping[str, Any], layers: ZlabConfig) -> LiLiCorr:
 def _check_candidates(
     kind: str, group_size: int, candidates: tuple[str, int], layers: ZlabConfig
 ) -> None:
-    """What holds for all drafters that choose among candidates, whose number has that name."""
+    """Check what all drafters with candidates need; `candidates`: name and value of their count."""
     name, count = candidates
     if layers.hidden_size % group_size:
         raise ValueError(
@@ -241,7 +242,7 @@ def _check_candidates(
 
 
 def is_drafter(config: Mapping[str, Any]) -> bool:
-    """Whether this `config.json` says that it is a DFlash drafter's, in either dialect."""
+    """Whether this `config.json` claims to be a DFlash drafter's, in either dialect."""
     if config.get("speculators_model_type") is not None:
         return config["speculators_model_type"] in [*ARCHITECTURE_OF]
     written = config.get("architectures")
@@ -251,18 +252,18 @@ def is_drafter(config: Mapping[str, Any]) -> bool:
 def check_not_swapped(
     drafter: str, config: Mapping[str, Any], target: str, target_config: Mapping[str, Any]
 ) -> None:
-    """Ask whether the two were swapped, where the target is a drafter. Raises `DrafterError`."""
+    """Refuse a target that is a drafter; the two may be swapped. Raises `DrafterError`."""
     if not is_drafter(target_config):
         return
     if is_drafter(config):
         raise DrafterError(
             f"target {target!r} is a DFlash drafter itself. Serve the model that it was trained"
-            " for, and name the drafter as 'model' in the speculative config."
+            " for, and set 'model' in the speculative config to the drafter."
         )
     raise DrafterError(
-        f"target {target!r} is a DFlash drafter, and drafter {drafter!r} is none: are the two"
-        f" swapped? The target is {drafter!r} then, and the drafter, which is 'model' in the"
-        f" speculative config, {target!r}."
+        f"target {target!r} is a DFlash drafter, and drafter {drafter!r} is not: are the two"
+        f" swapped? If so, serve {drafter!r} and set 'model' in the speculative config to"
+        f" {target!r}."
     )
 
 
@@ -272,7 +273,7 @@ def _check_architecture(architectures: Any) -> None:
     if "DSpark" in str(architectures):
         raise ValueError(
             f"it is a DSpark checkpoint (architectures {shown(architectures)}), which method"
-            ' "dflash" does not run, with or without vllm-dflash. Write "method": "dspark" in the'
+            ' "dflash" cannot run, with or without vllm-dflash. Write "method": "dspark" in the'
             " speculative config"
         )
     raise ValueError(
@@ -282,16 +283,16 @@ def _check_architecture(architectures: Any) -> None:
 
 
 def _remarks(nested: dict[str, Any], besides: type[Any]) -> tuple[str, ...]:
-    """On AdaFlash's heads, and on each key of `dflash_config` that nothing here reads.
+    """Remarks on AdaFlash's heads, and on each key of `dflash_config` that is ignored.
 
-    `besides`: whose fields are read, besides those of every drafter.
+    `besides`: class of the extra fields that this kind of drafter has.
     """
     remarks = []
     heads = [head for head in LENGTH_HEADS if nested.get(f"use_{head}") is True]
     if heads:
         remarks.append(
-            f"AdaFlash, whose length head ({', '.join(heads)}) is not run: draft lengths are"
-            " planned by vllm-dflash anyway"
+            f"AdaFlash: its length head ({', '.join(heads)}) is not run, because vllm-dflash plans"
+            " draft lengths itself"
         )
     fields = {**ZlabConfig.model_fields, **getattr(besides, "model_fields", {})}
     read = {field.alias or name for name, field in fields.items()}
@@ -299,5 +300,5 @@ def _remarks(nested: dict[str, Any], besides: type[Any]) -> tuple[str, ...]:
         if not (heads and key.startswith(ABOUT_LENGTH_HEADS)):
             near = nearest(key, read)
             hint = f"; did its author mean {near!r}?" if near else ""
-            remarks.append(f"dflash_config has {key!r}, which nothing here reads{hint}")
+            remarks.append(f"dflash_config has {key!r}, which is ignored{hint}")
     return tuple(remarks)

@@ -1,4 +1,4 @@
-"""From what pydantic finds wrong to one message for whoever wrote it."""
+"""Fields with descriptions, and one readable message for everything pydantic finds wrong."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pydantic import BaseModel, Field, ValidationError
 
 Fields = TypeVar("Fields", bound=BaseModel)
 LARGEST = 1 << 31
-"""Larger numbers than this are mistakes, and would only show as a lack of memory."""
+"""Limit of numbers; larger ones are mistakes that would only show as a lack of memory."""
 
 
 def whole(
     default: Any = ..., *, least: int = 1, most: int = LARGEST, alias: str | None = None
 ) -> Any:
-    """A field that is a whole number within reason. A default may be a function of the others."""
+    """A field that is an integer from `least` to `most`. `default` may be a function of others."""
     wanted = f"an integer from {least} to {most}"
     return described(default, wanted, ge=least, le=most, alias=alias)
 
 
 def positive(default: Any = ..., *, alias: str | None = None) -> Any:
-    """A field that is a positive number, neither infinite nor NaN, which JSON may hold."""
+    """A field that is a positive number, and not infinite or NaN, which JSON allows."""
     return described(default, "a positive number", gt=0, lt=LARGEST, alias=alias)
 
 
@@ -35,7 +35,7 @@ def flag(default: Any, *, alias: str | None = None) -> Any:
 
 
 def described(default: Any, description: str, **bounds: Any) -> Any:
-    """A field, what it must be in words that follow "must be", and more of pydantic's `Field`."""
+    """A pydantic field. `description` follows "must be" in messages; `bounds` go to `Field`."""
     source = "default_factory" if callable(default) else "default"
     return Field(description=description, **{source: default}, **bounds)
 
@@ -47,19 +47,18 @@ def checked(
     inside: str = "",
     said: str = "config.json says {}",
 ) -> Fields:
-    """The fields of `kind` among those that are `written`, by alias; null counts as missing.
+    """Validate the fields of `kind` in `written`, by alias; null counts as missing.
 
-    A field that is not what its description asks for is refused by its name, with its value; all
-    of them in one message.
+    One message names every field that is not what its description says, with its value.
 
     Args:
         kind: a pydantic model whose fields have descriptions ("an integer from 2 to 1024").
-        written: by name.
-        inside: the object of which these are fields, if it has a name.
-        said: how the message gives a value.
+        written: values by name.
+        inside: name of the object that contains these fields, if it has one.
+        said: format of a value in the message.
 
     Raises:
-        ValueError: with a message without its full stop.
+        ValueError: the message has no full stop.
     """
     there = {name: value for name, value in written.items() if value is not None}
     try:
@@ -71,24 +70,24 @@ def checked(
             if found["type"] == "default_factory_not_called":  # a field it depends on is at fault
                 continue
             cause = found.get("ctx", {}).get("error")
-            if not found["loc"]:  # of several fields, and a sentence already
+            if not found["loc"]:  # about several fields: already a sentence
                 faults[str(cause)] = None
                 continue
             name = str(found["loc"][0])
             wanted = cause or fields[name].description
             value = said.format(shown(there.get(name)))
             faults[f"{name}{f' of {inside}' if inside else ''} must be {wanted}, {value}"] = None
-        raise ValueError("; ".join(faults)) from None  # whose message says as much, and no more
+        raise ValueError("; ".join(faults)) from None
 
 
 def shown(value: Any) -> str:
-    """A value in a message, however large it is."""
+    """A value for a message, cut off if it is long."""
     written = repr(value)
     return written if len(written) <= 300 else f"{written[:300]}... ({len(written)} characters)"
 
 
 def without_frame(error: Exception) -> str:
-    """An error's message in one line, without pydantic's frame around it."""
+    """An error's message in one line, without pydantic's header and details."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and "validation error" in lines[0]:
         lines = lines[1:]
@@ -96,9 +95,9 @@ def without_frame(error: Exception) -> str:
 
 
 def folder_fault(model: str) -> str | None:
-    """Why no model lies where `model` points; None where one does, or a repository may.
+    """Why there is no model at `model`; None if there is one, or if it may be a repository.
 
-    The words follow the name of it and a colon.
+    The text is meant to follow the model's name and a colon.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -112,23 +111,23 @@ def folder_fault(model: str) -> str | None:
         with suppress(HFValidationError):
             validate_repo_id(model)
             return None
-    folder = Path(os.path.expanduser(folder))  # as a shell does, but not inside of JSON
+    folder = Path(os.path.expanduser(folder))  # a shell does not expand ~ inside JSON
     there = [one.name for one in folder.parent.glob("*/") if (one / "config.json").is_file()]
     near = nearest(folder.name, there)
     hint = f" (did you mean {str(folder.parent / near)!r}?)" if near else ""
     if not near and folder.parent == Path("models/demo"):
-        hint = " (the demo pair's? `vllm-dflash demo --unpack` copies it there)"
+        hint = " (for the demo pair, run `vllm-dflash demo --unpack`, which copies it there)"
     if is_local:
         return f"this folder does not exist{hint}"
-    return f"no such folder, and not a repository name, which has one slash at most{hint}"
+    return f"no such folder, and not a repository name, which has at most one slash{hint}"
 
 
 def looks_local(model: str) -> bool:
-    """Whether this is a folder and no repository."""
+    """Whether this is a folder rather than a repository."""
     return model.startswith((".", "/", "~")) or Path(model).exists()
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:
-    """The known name that an unknown one may have been meant to be."""
+    """The known name closest to `name`; None if none is similar."""
     near = difflib.get_close_matches(name, known, n=1)
     return near[0] if near else None

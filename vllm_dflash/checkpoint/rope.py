@@ -1,4 +1,4 @@
-"""Rotary settings of a checkpoint, from any of the ways they are written in."""
+"""Rotary settings of a checkpoint, from any of their formats."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from vllm_dflash.checkpoint.refusal import LARGEST, checked, described, positive
 from vllm_dflash.checkpoint.spec import MOST_POSITIONS
 
 ASSUMED_BASE = 1_000_000.0
-"""Base of the rotation where a config states none; the published drafters use it."""
+"""Base of the rotation if a config states none; the published drafters use it."""
 NEEDED = {
     "linear": ["factor"],
     "dynamic": ["factor"],
     "yarn": ["factor"],
     "llama3": ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"],
 }
-"""Fields that a rotary type cannot do without."""
+"""Fields that each rotary type requires."""
 
 
 class Rope(BaseModel):
-    """`rope_parameters` as transformers 5 writes it."""
+    """`rope_parameters` in transformers 5's format."""
 
     model_config = ConfigDict(strict=True)
 
@@ -57,13 +57,13 @@ def read_ropes(
     """Normalise `rope_parameters` (transformers 5) and `rope_theta`/`rope_scaling` (4).
 
     Returns:
-        The settings of all layers and None; or, where sliding layers are rotated otherwise than
-        full ones (an entry for each type, as transformers 5 writes it), those of both. Then,
-        whether the base of the first was assumed, since nothing states it.
+        The settings of all layers and None; or, if sliding layers are rotated differently from
+        full ones (transformers 5 has an entry for each type), the full layers' settings and the
+        sliding ones'. Third, whether the base of the first was assumed because none is stated.
 
     Raises:
-        ValueError: a type we do not know, a missing or impossible number, or settings without an
-            entry for a type of layer that the drafter has. No full stop.
+        ValueError: an unknown type, a missing or impossible number, or no entry for a layer type
+            that the drafter has. The message has no full stop.
     """
     source = next((k for k in ("rope_parameters", "rope_scaling") if config.get(k)), "rope_theta")
     written = config.get(source) if source != "rope_theta" else {}
@@ -74,7 +74,7 @@ def read_ropes(
         for name in ("rope_theta", "partial_rotary_factor")
         if config.get(name) is not None
     }
-    # What stands beside the entries of a config that has them counts for none, as in vLLM.
+    # If there are entries by layer type, other keys beside them are ignored, as in vLLM.
     entries = {name: value for name, value in written.items() if isinstance(value, dict)}
     if not entries:
         written = at_top | written
@@ -84,8 +84,8 @@ def read_ropes(
         if kind not in entries:
             raise ValueError(
                 f"{source} differs by layer type ({', '.join(entries)}), and has no entry for"
-                f" {kind}, which {kinds.count(kind)} of {len(kinds)} layers are"
-                f" (config.json says {shown(written.get(kind))}). Where the drafter was trained"
+                f" {kind}, the type of {kinds.count(kind)} of {len(kinds)} layers"
+                f" (config.json says {shown(written.get(kind))}). If the drafter was trained"
                 f' with one rotation for all layers, write it as "{source}" in'
                 ' "drafter_overrides" of the speculative config, without layer types'
             )
@@ -100,15 +100,15 @@ def read_ropes(
 
 
 def _read(written: Mapping[str, Any], source: str, layers: ZlabConfig) -> dict[str, Any]:
-    """One rotation as transformers 5 writes it."""
+    """One rotation in transformers 5's format."""
     rope = dict(written)
     rope.setdefault("rope_type", rope.pop("type", "default"))
     rope.setdefault("rope_theta", ASSUMED_BASE)
     if rope["rope_type"] == "yarn" and rope.get("original_max_position_embeddings") is None:
-        # As transformers does.
+        # The same default as in transformers.
         rope["original_max_position_embeddings"] = layers.max_position_embeddings
     fields = checked(Rope, rope, inside=source)
-    # vLLM makes a table with a row for every position that these numbers promise.
+    # vLLM allocates a table with a row for every position that these numbers imply.
     is_yarn = fields.rope_type == "yarn"
     rows = fields.original_max_position_embeddings if is_yarn else layers.max_position_embeddings
     reach = (rows or 1) * (fields.factor or 1)

@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, Strict
 from vllm_dflash.checkpoint.refusal import LARGEST, described, flag, positive, whole
 
 ARCHITECTURE = "DFlashDraftModel"
-"""What a drafter's `config.json` says it is; under this name vLLM finds our draft model."""
+"""Architecture of DFlash drafters; vLLM finds our draft model under this name."""
 ARCHITECTURE_2 = "DFlash2DraftModel"
-"""What that of a DFlash 2 drafter says, which is ours as well."""
+"""Architecture of DFlash 2 drafters."""
 ARCHITECTURE_LILICORR = "LiLiCorrDraftModel"
-"""And that of a LiLiCorr drafter."""
+"""Architecture of LiLiCorr drafters."""
 ARCHITECTURES = (ARCHITECTURE, ARCHITECTURE_2, ARCHITECTURE_LILICORR)
 MOST_LAYERS = 1024
 MOST_POSITIONS = 1 << 22
@@ -24,49 +24,49 @@ class DrafterError(ValueError):
 
 
 class DFlash2(BaseModel):
-    """What a DFlash 2 drafter has beside the layers of DFlash, under the names of its config."""
+    """Settings that a DFlash 2 drafter has in addition to DFlash's, named as in its config."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
     conv_kernel_size: int = whole(most=1024)
-    """Rows of the block that each convolution reads: a row itself and those before it."""
+    """Rows of the block that each convolution reads: the row itself and earlier ones."""
     conv_group_size: int = whole()
-    """Channels that share what a row adds to the kernel."""
+    """Channels that share a row's correction of the kernel."""
     selector_rank: int = whole()
-    """Numbers of the codes that tokens have as predecessors and as successors."""
+    """Length of a token's codes as predecessor and as successor."""
     selector_top_k: int = whole(most=1024)
-    """Candidates for each place of the block."""
+    """Candidates for each position of the block."""
     input_embedding_scale: float = positive(1.0)
-    """Factor on embeddings as they are stored, whatever the target does to its own."""
+    """Factor on stored embeddings, independent of the target's own scaling."""
     output_multiplier: float = positive(1.0)
-    """Factor on the head's logits, whatever the target does to its own."""
+    """Factor on the head's logits, independent of the target's own scaling."""
     final_logit_softcapping: float | None = described(None, "a number from 0", ge=0, lt=LARGEST)
 
 
 class LiLiCorr(BaseModel):
-    """What a LiLiCorr drafter has beside the layers of DFlash (arXiv 2608.20530).
+    """Settings that a LiLiCorr drafter has in addition to DFlash's (arXiv 2608.20530).
 
-    In its config, names begin with `lilicorr_`, but for those of the convolutions.
+    In its config, names begin with `lilicorr_`, except those of the convolutions.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, validate_by_name=True)
 
     enabled: bool = flag(True, alias="lilicorr_enabled")
     candidate_topk: int = whole(most=16, alias="lilicorr_candidate_topk")
-    """Candidates for each place of the block; a power of two."""
+    """Candidates for each position of the block; a power of two."""
     hidden_size: int = whole(0, least=0, alias="lilicorr_hidden_size")
-    """Width of the head's own layers; 0: the drafter's."""
+    """Width of the head's layers; 0 means the drafter's hidden size."""
     num_layers: int = whole(most=MOST_LAYERS, alias="lilicorr_num_layers")
     num_heads: int = whole(alias="lilicorr_num_heads")
     mlp_ratio: float = positive(alias="lilicorr_mlp_ratio")
     """Rows of the layers' MLPs, as a multiple of `hidden_size`."""
     factor_dim: int = whole(alias="lilicorr_factor_dim")
-    """Numbers of the vectors whose cosine says how well one token follows another."""
+    """Length of the vectors whose cosine scores how well one token follows another."""
     vector_eps: float = positive(alias="lilicorr_vector_eps")
     logit_scale: float = positive(alias="lilicorr_logit_scale")
-    """Makes logits of cosines."""
+    """Factor that turns cosines into logits."""
     conv_kernel_size: int = whole(0, least=0, most=1024)
-    """As of DFlash 2; 0: without convolutions."""
+    """See `DFlash2`; 0 disables convolutions."""
     conv_group_size: int = whole(0, least=0)
 
     @property
@@ -76,9 +76,9 @@ class LiLiCorr(BaseModel):
 
 
 class DrafterShape(BaseModel):
-    """What one field of a checkpoint's config says each; its name there is the alias, if another.
+    """Values that each come from one field of a checkpoint's config, under its name or alias.
 
-    Defaults are those of a config that leaves the field out.
+    Defaults apply if the config leaves the field out.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, validate_by_name=True)
@@ -99,9 +99,9 @@ class DrafterShape(BaseModel):
     hidden_size: int = whole()
     target_hidden_size: int = whole(lambda of: of["hidden_size"])
     num_target_layers: int | None = whole(None)
-    """Layers of the target it was trained for, where the checkpoint says so."""
+    """Layers of the target it was trained for, if the checkpoint says so."""
     vocab_size: int = whole()
-    """Size of the target's vocabulary, whose ids drafts and the mask token have."""
+    """Size of the target's vocabulary; drafts and the mask token use its ids."""
     draft_vocab_size: int = whole(lambda of: of["vocab_size"])
     """Rows of the drafter's own head; a smaller vocabulary comes with a map to the target's."""
     intermediate_size: int = whole()
@@ -110,90 +110,89 @@ class DrafterShape(BaseModel):
     num_kv_heads: int = whole(lambda of: of["num_heads"], alias="num_key_value_heads")
     head_dim: int = whole(lambda of: of["hidden_size"] // of["num_heads"])
     hidden_act: Literal["silu"] = described(
-        "silu", "'silu', which is all that vLLM's gated MLP has"
+        "silu", "'silu', the only one that vLLM's gated MLP has"
     )
     rms_norm_eps: float = positive(1e-6)
     attention_bias: bool = flag(False)
     max_position_embeddings: int = whole(32768, most=MOST_POSITIONS)
     is_neox_style: bool = flag(True)
-    """Whether rotation pairs the two halves of a head, or else neighbouring numbers."""
+    """Whether rotation pairs the two halves of a head; otherwise it pairs neighbouring numbers."""
     logit_scale: float = positive(1.0)
-    """Factor on the logits of the drafter's own head; a shared head is the target's, as it is."""
+    """Factor on the logits of the drafter's own head; not applied to the target's head."""
     value_scale: float | None = positive(None, alias="attention_value_scale")
-    """Factor on all values, of the context as well as of the block."""
+    """Factor on the attention values of context and block."""
 
 
 class DrafterSpec(DrafterShape):
-    """A DFlash drafter, whatever dialect its checkpoint is written in.
+    """Everything we know about a DFlash drafter, independent of its checkpoint's dialect.
 
-    Nothing downstream of the checkpoint reader looks at the raw config again. Travels to the
-    workers as JSON.
+    Only the checkpoint reader uses the raw config. Sent to the workers as JSON.
     """
 
     model: str
     """Folder or repository the checkpoint was read from."""
     dialect: str
-    """Which way of writing the config this was, for messages."""
+    """Format of the config, for messages."""
     rope_parameters: dict[str, Any]
-    """As transformers 5 writes it: `rope_type`, `rope_theta` and the type's own fields."""
+    """RoPE in transformers 5's format: `rope_type`, `rope_theta` and the type's own fields."""
     sliding_rope_parameters: dict[str, Any] | None = None
-    """RoPE of the layers with a window, where it differs from that of the full ones."""
+    """RoPE of the layers with a window, if it differs from the full layers'."""
     base_is_assumed: bool = False
-    """Whether no key of the config states `rope_theta`."""
+    """Whether the config does not state `rope_theta`."""
     windows: tuple[int | None, ...]
     """Sliding window of each layer in tokens; None attends to the whole context."""
     causal: tuple[bool, ...]
-    """Whether each layer's attention is causal inside the block; DFlash's own is not."""
+    """Whether each layer's attention is causal inside the block; in DFlash itself it is not."""
     attention_sinks: bool = False
-    """Whether each head has a logit of its own that attention may go to instead of any key."""
+    """Whether each head has a sink: a logit that attention may go to instead of any key."""
     dflash2: DFlash2 | None = None
     """None for other drafters."""
     lilicorr: LiLiCorr | None = None
     """None for other drafters."""
     quantization: str | None = None
-    """How weights are quantised, as vLLM names it; None where they are plain numbers."""
+    """vLLM's name of the quantisation method; None if weights are not quantised."""
     length_heads: tuple[str, ...] = ()
-    """AdaFlash: modules of the checkpoint that are not loaded."""
+    """AdaFlash modules in the checkpoint, which are not loaded."""
     remarks: tuple[str, ...] = ()
-    """What a user should know of the config, though it can be read."""
+    """Warnings about a config that can be read, for the user."""
 
     @property
     def max_draft_tokens(self) -> int:
-        """K at most: one row of the block is the bonus token."""
+        """Largest K: one row of the block is the bonus token."""
         return self.block_size - 1
 
     @property
     def convolutions(self) -> DFlash2 | LiLiCorr | None:
-        """What says how each sublayer's convolutions are made; None where it has none."""
+        """Settings with the shape of the sublayers' convolutions; None if there are none."""
         if self.lilicorr is not None:
             return self.lilicorr if self.lilicorr.conv_kernel_size else None
         return self.dflash2
 
     @property
     def num_candidates(self) -> int | None:
-        """Candidates for each place, along which tokens are chosen; None: the likeliest are."""
+        """Candidates for each position; None if each draft is simply the likeliest token."""
         if self.lilicorr is not None:
             return self.lilicorr.candidate_topk
         return None if self.dflash2 is None else self.dflash2.selector_top_k
 
     @property
     def needs_own_vocabulary(self) -> bool:
-        """Whether the target's embedding and head are of another size and cannot serve."""
+        """Whether the target's embedding and head have another size and cannot be shared."""
         return self.hidden_size != self.target_hidden_size
 
     @property
     def positions_go_on(self) -> bool:
-        """Whether more positions need longer rotary tables and nothing else, so that requests can
-        be drafted beyond `max_position_embeddings`; the types that vLLM 0.33 does so for."""
+        """Whether positions beyond `max_position_embeddings` only need longer rotary tables, so
+        that longer requests can be drafted; True for the same types as in vLLM 0.33."""
         ropes = self.rope_parameters, self.sliding_rope_parameters or self.rope_parameters
         return all(rope["rope_type"] in ("default", "linear", "llama3") for rope in ropes)
 
     def rope_of(self, number: int) -> dict[str, Any]:
-        """Rotary settings of the layer of this number."""
+        """Rotary settings of layer `number`."""
         if self.sliding_rope_parameters is None or self.windows[number] is None:
             return self.rope_parameters
         return self.sliding_rope_parameters
 
     def leaves_out(self, tensor: str) -> bool:
-        """Whether a tensor of the checkpoint, by name, is not loaded."""
+        """Whether the checkpoint's tensor of this name is not loaded."""
         return tensor.startswith(tuple(f"{head}." for head in self.length_heads))

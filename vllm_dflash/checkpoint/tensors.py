@@ -1,4 +1,4 @@
-"""The tensors of a drafter checkpoint: those it must hold, compared with those it does hold."""
+"""Tensors that a drafter checkpoint must have, and a check of those it has."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 MAPS = ("d2t", "t2d")
-"""Between a drafter's vocabulary and its target's; all else is numbers."""
-NOT_FLOATING = "what is not quantised must be floating-point numbers"
+"""Maps between the drafter's vocabulary and the target's; all other tensors are floating-point."""
+NOT_FLOATING = "unquantised tensors must be floating-point"
 LINEAR = ("_proj.weight", ".kernel_projection.weight")
-"""Ends of the names of layers that may be quantised."""
+"""Suffixes of weights that may be quantised."""
 MOST_NAMED = 40
-"""Tensors that a refusal names; a config with a wrong depth misses thousands."""
+"""Maximum number of tensors that an error names; a wrong depth would miss thousands."""
 LATTICE = "lilicorr."
-"""How names of LiLiCorr's head begin."""
+"""Prefix of tensors in LiLiCorr's head."""
 NEVER_QUANTISED = {
     f"{LATTICE}{name}.weight" for name in ("factor_input_proj", "in_head", "out_head")
 }
-"""Weights of its linear layers."""
-NUMBERED = {  # torch's Sequential does so, and so did exports at first
+"""Weights of LiLiCorr's head that are never quantised."""
+NUMBERED = {  # as in torch's Sequential, which early exports used
     "feature_mlp.0.": "feature_norm.",
     "feature_mlp.1.": "feature_mlp.up_proj.",
     "feature_mlp.3.": "feature_mlp.down_proj.",
     ".mlp.0.": ".mlp.up_proj.",
     ".mlp.2.": ".mlp.down_proj.",
 }
-"""Names of layers in LiLiCorr's head where they are numbers, and what they are called here."""
+"""Numbered layer names in LiLiCorr's head, and our names for them."""
 MASK_EMBEDDING_FILE = "mask_embedding.pt"
-"""Where a checkpoint keeps the mask token's embedding in a file of its own."""
+"""File with the mask token's embedding, if a checkpoint stores it separately."""
 
 
 def vocabulary_tensors(spec: DrafterSpec) -> dict[str, Shape]:
-    """Names and shapes of an embedding and a head of the drafter's own."""
+    """Names and shapes of the drafter's own embedding and head."""
     return {
         "embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
         "lm_head.weight": (spec.draft_vocab_size, spec.hidden_size),
@@ -50,7 +50,7 @@ def vocabulary_tensors(spec: DrafterSpec) -> dict[str, Shape]:
 
 
 def required_vocabulary(spec: DrafterSpec) -> set[str]:
-    """Which of them this drafter cannot do without."""
+    """Names of the vocabulary tensors that this drafter requires."""
     required = {"embed_tokens.weight", "lm_head.weight"} if spec.needs_own_vocabulary else set()
     if spec.draft_vocab_size != spec.vocab_size:
         required |= {"lm_head.weight", "d2t"}
@@ -58,7 +58,7 @@ def required_vocabulary(spec: DrafterSpec) -> set[str]:
 
 
 def called_here(name: str) -> str:
-    """The name by which a tensor of a checkpoint is known here: its own, nearly always."""
+    """Our name of a checkpoint's tensor; nearly always unchanged."""
     if name.startswith(LATTICE):
         for number, called in NUMBERED.items():
             name = name.replace(number, called)
@@ -138,7 +138,7 @@ def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
     if (made := spec.convolutions) is not None:
         taps, groups = made.conv_kernel_size, hidden // made.conv_group_size
         for convolution in ("attention_conv", "mlp_conv"):
-            # One kernel for what goes into the sublayer, one for what comes out.
+            # One kernel for the sublayer's input, one for its output.
             layer[f"{convolution}.base_kernel"] = (2, taps, hidden)
             layer[f"{convolution}.kernel_projection.weight"] = (2 * taps * groups, hidden)
     if spec.attention_sinks:
@@ -152,9 +152,9 @@ def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
 
 
 def quantised_parts(spec: DrafterSpec, found: Collection[str]) -> dict[str, set[str]]:
-    """Tensors that are there instead of each weight that a checkpoint has quantised.
+    """Names of the tensors that replace each quantised weight, by the weight's name.
 
-    By name. What they are and what shapes they have is a matter of the method, which vLLM knows.
+    Their meaning and shapes depend on the quantisation method, which vLLM checks.
     """
     if spec.quantization is None:
         return {}
@@ -175,7 +175,7 @@ def _may_be_quantised(weight: str) -> bool:
 
 
 def tensor_faults(spec: DrafterSpec, found: Mapping[str, Tensor]) -> list[str]:
-    """Where the `found` tensors are not those that the config implies: a sentence each, by name."""
+    """Differences between the `found` tensors and those that the config implies, one text each."""
     found = {called_here(name): tensor for name, tensor in found.items()}
     quantised = quantised_parts(spec, found)
     unjudged = set().union(*quantised.values())
@@ -204,15 +204,15 @@ def tensor_faults(spec: DrafterSpec, found: Mapping[str, Tensor]) -> list[str]:
 
 
 def check_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that do not fit the config, each by name. Raises `DrafterError`."""
+    """Refuse tensors that do not fit the config. Raises `DrafterError`, which names each."""
     faults = tensor_faults(spec, found)
     if not faults:
         return
     remedy = "Download the drafter again: weights and config.json belong together"
     if any(fault.endswith(NOT_FLOATING) for fault in faults):
         remedy = (
-            "Weights of integers need a quantization_config in config.json that says how to read"
-            " them, and their scales beside them: download the drafter again, or take the"
+            "Integer weights need a quantization_config in config.json that says how to read them,"
+            " and their scales in the checkpoint: download the drafter again, or use the"
             " unquantised checkpoint that this one was made from"
         )
     shown = "; ".join(faults[:MOST_NAMED])
@@ -223,11 +223,11 @@ def check_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> None:
 
 
 def parse_mask_embedding(spec: DrafterSpec, content: bytes) -> torch.Tensor:
-    """The embedding, [H], on the CPU. Never runs code that a pickle asks for.
+    """The embedding, [H], on the CPU. Never runs code from the pickle.
 
     Raises:
-        DrafterError: it holds anything but a tensor (alone, or as `embedding` of a dictionary), or
-            is for another mask token, or of another size.
+        DrafterError: the file holds anything but a tensor (alone, or as `embedding` in a
+            dictionary), or the embedding is for another mask token, or of another size.
     """
     import torch
 
@@ -236,10 +236,10 @@ def parse_mask_embedding(spec: DrafterSpec, content: bytes) -> torch.Tensor:
 
     try:
         state: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    # Whatever torch trips over in a file made to trip it.
+    # Everything that torch raises on a malicious file.
     except (pickle.UnpicklingError, RuntimeError, ValueError, LookupError, EOFError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise refuse(f"cannot be read as tensors and nothing else: {reason}") from error
+        raise refuse(f"cannot be read as plain tensors: {reason}") from error
     if isinstance(state, dict):
         token = state.get("mask_token_id", spec.mask_token_id)
         if token != spec.mask_token_id:
@@ -247,7 +247,7 @@ def parse_mask_embedding(spec: DrafterSpec, content: bytes) -> torch.Tensor:
         state = state.get("embedding")
     if not isinstance(state, torch.Tensor):
         raise refuse(f"holds a {type(state).__name__}, not a tensor")
-    # Before anything is copied: a few bytes can claim to be any number of numbers.
+    # Before anything is copied: a few bytes can claim any number of elements.
     if state.numel() != spec.hidden_size:
         raise refuse(f"has {state.numel()} numbers, hidden_size is {spec.hidden_size}")
     return state.reshape(-1)

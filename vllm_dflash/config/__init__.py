@@ -1,1 +1,1 @@
-"""What a user may write, resolved to a checked pair before any process starts."""
+"""User settings, resolved to a checked pair before any process starts."""

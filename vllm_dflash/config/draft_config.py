@@ -1,7 +1,7 @@
-"""vLLM's own reading of a drafter's `config.json`: kept from harm, mended, and blamed by name.
+"""vLLM's own reading of a drafter's `config.json`: made safe, corrected, and errors explained.
 
-vLLM and transformers read the file once more, by rules of their own, for a config that our code
-asks for little. What our code needs is in `DrafterSpec`.
+vLLM and transformers read the file again, by their own rules, into a config that our code hardly
+uses. What our code needs is in `DrafterSpec`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Read = Callable[["EngineArgs"], "SpeculativeConfig | None"]
 
 OWN_LENGTH = "max_model_len"
-"""Key in the `dflash_config` of vLLM's copy: tokens of the longest request that is drafted."""
+"""Key in the `dflash_config` of vLLM's copy: longest request that is drafted, in tokens."""
 
 
 def read_by_vllm(
@@ -35,28 +35,28 @@ def read_by_vllm(
     drafter: DrafterSpec,
     config: dict[str, Any],
 ) -> SpeculativeConfig:
-    """vLLM's own config of a drafter of ours.
+    """vLLM's own config of a drafter that we run.
 
-    `trust_remote_code` is off while vLLM reads: it hands the target's setting down to the drafter,
-    whose `auto_map` could then name a file of its folder to be imported. A DFlash drafter is data:
-    no code of its checkpoint is of use to us.
+    `trust_remote_code` is off while vLLM reads: vLLM passes the target's setting on to the drafter,
+    whose `auto_map` could then name a file in its folder to import. A DFlash drafter is data: we
+    need no code from its checkpoint.
 
     Args:
-        read: what vLLM makes it with.
-        engine_args: what vLLM makes it of.
-        target: vLLM's config of it.
-        drafter: as we have read it.
-        config: its `config.json`.
+        read: vLLM's function that makes the config.
+        engine_args: argument of `read`.
+        target: vLLM's config of the target.
+        drafter: our spec of the drafter.
+        config: the drafter's `config.json`.
 
     Raises:
         DrafterError: vLLM cannot read the drafter's config; names the field.
     """
-    asked = copy.copy(engine_args)  # which vLLM writes into
+    asked = copy.copy(engine_args)  # vLLM modifies the original
     asked.speculative_config = dict(engine_args.speculative_config)
     trusted, target.trust_remote_code = target.trust_remote_code, False
     try:
         speculative_config = read(engine_args)
-    except Exception as error:  # whatever vLLM and transformers trip over in a config
+    except Exception as error:  # vLLM and transformers raise many types for a bad config
         fault = config_fault(drafter, config, asked, read)
         if fault is None:
             raise
@@ -67,19 +67,21 @@ def read_by_vllm(
 
 
 def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> SpeculativeConfig:
-    """Say in vLLM's copy of the draft config what vLLM itself reads there, in its own words.
+    """Correct the fields that vLLM itself reads in its copy of the draft config.
 
-    Taps and mask token, which checkpoints keep in several places. And `layer_types`: vLLM refuses
-    drafters that mix sliding and full layers on the V1 runner for needing several cache groups;
-    ours keeps all layers in one and takes its windows from `DrafterSpec`. And the architectures of
-    DFlash 2 and LiLiCorr, which vLLM refuses on V1: our draft model is all three. And the drafter's
-    length: where positions do not go on, vLLM 0.33 cuts the target's limit down to it on V2; ours
-    leaves longer requests undrafted.
+    - Taps and mask token, which checkpoints keep in several places.
+    - `layer_types`: on V1, vLLM refuses drafters that mix sliding and full layers, because they
+      need several cache groups. Ours keeps all layers in one group and takes its windows from
+      `DrafterSpec`.
+    - The architectures of DFlash 2 and LiLiCorr, which vLLM refuses on V1. Our draft model
+      implements all three.
+    - The drafter's length: unless `positions_go_on`, vLLM 0.33 lowers the target's limit to it on
+      V2. Ours does not draft for longer requests instead.
     """
     draft = config.draft_model_config
     length = draft.max_model_len
     draft.max_model_len = max(length, config.target_model_config.max_model_len)
-    if drafter.positions_go_on and config.max_model_len is None:  # which is the user's
+    if drafter.positions_go_on and config.max_model_len is None:  # the user's limit
         length = draft.max_model_len
     draft.model_arch_config.architectures = [ARCHITECTURE]
     for hf_config in (draft.hf_config, draft.hf_text_config):
@@ -94,7 +96,7 @@ def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> Specula
 
 
 def drafted_length(draft: ModelConfig) -> int:
-    """Tokens of the longest request that this drafter drafts."""
+    """Length of the longest request that this drafter drafts for, in tokens."""
     return draft.hf_config.dflash_config[OWN_LENGTH]
 
 
@@ -104,20 +106,20 @@ def config_fault(
     engine_args: EngineArgs,
     read: Read,
 ) -> DrafterError | None:
-    """What to raise instead of an error of vLLM's, if the drafter's config has caused it.
+    """Error to raise instead of vLLM's, if the drafter's config has caused it.
 
-    Found out by trial: vLLM reads a plain config of the same drafter, with everything else as it
-    was. Where that fails, too, the cause is elsewhere. Else the drafter's fields are put into the
-    plain config one by one, until one fails; at last, all of them together.
+    Found by trial: vLLM reads a minimal config of the same drafter, with the same other settings.
+    If that fails too, the cause is elsewhere. Otherwise each of the drafter's fields is added to
+    the minimal config separately, until one fails; last, the whole config is tried.
 
     Args:
-        drafter: as we have read it.
-        config: its `config.json`.
-        engine_args: as they were given to vLLM.
-        read: what failed.
+        drafter: our spec of the drafter.
+        config: the drafter's `config.json`.
+        engine_args: a copy of vLLM's arguments from before the failed call.
+        read: the function that failed.
 
     Returns:
-        None where the cause is not in the config.
+        None if the cause is not in the config.
     """
 
     def failure(fields: dict[str, Any]) -> Exception | None:
@@ -133,7 +135,7 @@ def config_fault(
                 return failed
         return None
 
-    # Nothing in it but what such a drafter must have.
+    # Only the required fields.
     sizes = {"vocab_size", "hidden_size", "intermediate_size", "head_dim"}
     sizes |= {"num_layers", "num_heads", "num_kv_heads", "max_position_embeddings"}
     plain = drafter.model_dump(include=sizes, by_alias=True)
@@ -147,7 +149,7 @@ def config_fault(
         ({**plain, name: value}, f"{name} of config.json, which is {shown(value)}")
         for name, value in fields.items()
     ]
-    for trial, what in [*trials, (config, "config.json")]:  # last, fields that do not go together
+    for trial, what in [*trials, (config, "config.json")]:  # last: an invalid combination
         if failed := failure(trial):
             why = without_frame(failed).removeprefix("Value error, ") or "no reason given"
             return DrafterError(

@@ -1,4 +1,4 @@
-"""What DFlash sets in vLLM's own settings of an engine."""
+"""vLLM settings that DFlash checks and fills in."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ MANY_REQUESTS = 1 << 16
 
 
 def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
-    """Stop where an engine is asked for that nobody's can be: vLLM would stop as well, later.
+    """Refuse settings that neither we nor vLLM can run; vLLM alone would stop later.
 
     Raises:
-        ValueError: with every reason.
+        ValueError: lists every reason.
     """
     from vllm.platforms import current_platform
 
     faults = []
     if engine_args.watermark_config is not None:
         faults.append(
-            "a watermark needs drafts that are sampled. Leave --watermark-config out, leave the"
+            "a watermark needs sampled drafts. Leave --watermark-config out, leave the"
             ' speculative config out, or add "draft_sample_method": "probabilistic" to it: then'
-            " vLLM's own DFlash runs the engine, from vLLM 0.33 on."
+            " vLLM's own DFlash runs the engine (vLLM 0.33 and later)."
         )
     if parallel.distributed_executor_backend == "ray" and current_platform.is_cpu():
         faults.append(
             "vLLM's own Ray executor does not support CPUs. Set distributed_executor_backend to"
-            f" '{CPU_RAY_EXECUTOR}', or to 'mp' for processes of this machine (which vLLM does not"
-            " choose inside a placement group)."
+            f" '{CPU_RAY_EXECUTOR}', or to 'mp' for processes on this machine (vLLM does not"
+            " choose 'mp' by itself inside a placement group)."
         )
     if faults:
         raise ValueError(" ".join(faults))
@@ -46,35 +46,35 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
 def refused_by_default(target: ModelConfig) -> str | None:
     """Reason why vLLM would refuse most requests with HTTP 400; None if it would not.
 
-    A server applies the model's `generation_config.json` wherever a request leaves a field out.
+    A server applies the model's `generation_config.json` to fields that a request leaves out.
     """
     value = target.get_diff_sampling_param().get("min_p")
     if not value:
         return None
     return (
         f"the default sampling settings (generation_config.json) set min_p to {value}, which vLLM"
-        " refuses in any speculative decoding: requests that do not set min_p to 0 are answered"
-        " with HTTP 400, unless their temperature is 0. Start with --override-generation-config"
+        " refuses with any speculative decoding: requests that do not set min_p to 0 get HTTP 400,"
+        " unless their temperature is 0. Start with --override-generation-config"
         """ '{"min_p": 0}'"""
     )
 
 
 def length_table(max_draft: int, num_nodes: int = 0) -> list[tuple[int, int, int]]:
-    """A table of vLLM's that names the draft lengths to capture graphs for: 0, about 1/4, 1/2, K,
-    and where a tree has more nodes than that, those, and what it may be cut to.
+    """vLLM's table of draft lengths by batch size, which makes it capture graphs for these lengths:
+    0, about K/4, K/2 and K, and if a tree has more nodes than K, its sizes (`tree_sizes`).
 
-    vLLM takes a length from it by batch size; our schedulers choose among those lengths by what
-    they bring, or give each request its own. Workers that can have vLLM trim each request's drafts
-    on the device capture graphs of ragged batches instead (`engine/v2/trimming.py`): they know the
-    attention backends, and nobody here does yet.
+    vLLM looks up a length by batch size; our schedulers choose among the lengths by their expected
+    gain, or give each request its own. Workers in which vLLM can trim each request's drafts on the
+    device capture graphs of ragged batches instead (`engine/v2/trimming.py`): they know the
+    attention backends, which are not known here yet.
 
-    With its bonus token a request has a quarter or half of the block's rows. A batch finds a graph
-    only among those of the next size that has any, and blocks are powers of two: then sizes, which
-    are multiples of 8, suit all lengths alike, and every batch finds one.
+    With the bonus token, a request has a quarter or half of the block's rows. A batch finds a graph
+    only among those of the next captured size, and blocks are powers of two: then sizes, which
+    are multiples of 8, fit all lengths, and every batch finds a graph.
 
-    vLLM cuts the table off at the engine's largest batch, and captures more sizes for lengths that
-    have many batch sizes. So K and 0 come first, and K has all that is left over. At run time the
-    batch sizes mean nothing.
+    vLLM cuts the table off at the engine's largest batch, and captures more sizes for lengths with
+    many batch sizes. So the largest length, K and 0 come first, and the first one gets all
+    remaining batch sizes. At run time the batch sizes have no meaning.
     """
     rows = 1 + max_draft
     between = {rows // 4 - 1, rows // 2 - 1} - {-1, 0, max_draft}
@@ -87,7 +87,7 @@ def length_table(max_draft: int, num_nodes: int = 0) -> list[tuple[int, int, int
 
 
 def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
-    """Write into the user's speculative config what vLLM needs and DFlash knows."""
+    """Fill in the user's speculative config for vLLM, and remove what DFlash ignores."""
     from vllm.logger import init_logger
 
     config = written_settings(engine_args)
@@ -111,21 +111,21 @@ def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
         config["num_speculative_tokens"] = mode.num_speculative_tokens
     else:
         engine_args.spec_tokens = mode.num_speculative_tokens
-    # vLLM checks for itself that a drafter divides.
+    # vLLM itself also checks that the drafter divides by this number.
     config["draft_tensor_parallel_size"] = mode.drafter_ranks
     if config.get("draft_sample_method") == "probabilistic":
         why = "DFlash predicts each position without knowing the ones before it, so sampling them"
         why += " independently ruins acceptance"
-        if mode.drafter.num_candidates is not None:  # on V2, vLLM's own runs it
-            why = "Model Runner V1 has no drafts of this drafter that are sampled"
+        if mode.drafter.num_candidates is not None:  # on V2, vLLM's own DFlash runs the engine
+            why = "Model Runner V1 cannot sample this drafter's drafts"
         init_logger("vllm.dflash").warning(
-            "draft_sample_method 'probabilistic' is ignored: %s. Drafts stay at the most likely"
-            " token, which is lossless at any temperature.",
+            "draft_sample_method 'probabilistic' is ignored: %s. Drafts are the most likely tokens,"
+            " which is lossless at any temperature.",
             why,
         )
         config["draft_sample_method"] = "greedy"
     # A prefix-cache hit restores the drafter's context with the target's, block by block: unlike
     # EAGLE's, its rows are not shifted by one token, so the last block need not be dropped.
-    # Needless from vLLM 0.33 on, which never drops it for DFlash.
+    # Not needed with vLLM 0.33, which never drops it for DFlash.
     config.setdefault("disable_eagle_block_drop", True)
     engine_args.speculative_config = config

@@ -1,7 +1,7 @@
-"""Engines of method `dflash` that vLLM's own code runs and ours does not: they are left to it.
+"""Engines with method `dflash` that our code does not run are left to vLLM's own DFlash.
 
-Nobody gets less for having this package installed. One line in the log says why, and what would
-change it. What vLLM's own DFlash does not run either is refused elsewhere.
+Installing this package removes no vLLM feature. One line in the log says why vLLM's own code runs,
+and what would change that. What vLLM's own DFlash cannot run either is refused elsewhere.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
 DELTA_NETS = ("Qwen3Next", "Qwen3_5")
-"""How vLLM's architectures of hybrids with gated delta nets begin that it runs on CPUs."""
+"""Prefixes of the hybrid architectures with gated delta nets that vLLM runs on CPUs."""
 OF_SPECULATORS = {"dspark": "Qwen3DSparkModel"}
-"""Kinds of the speculators library that vLLM runs under this method, and as what."""
+"""Speculators model types that vLLM runs with this method, and their architectures."""
 
 
 def architecture_of_vllm(config: Mapping[str, Any]) -> str | None:
-    """The architecture that only vLLM runs; None where it is ours, or nobody's.
+    """The drafter's architecture, if only vLLM's own code runs it; None if we do, or nobody does.
 
-    `config`: of the drafter.
+    `config`: the drafter's `config.json`.
     """
     from transformers import PretrainedConfig
     from vllm.model_executor.models.registry import ModelRegistry
@@ -52,7 +52,7 @@ def architecture_of_vllm(config: Mapping[str, Any]) -> str | None:
     known = ModelRegistry.get_supported_archs()
     if {*ARCHITECTURES} & set(written) or not known & set(written):
         return None
-    # As vLLM renames them: a target's architecture becomes its drafter's.
+    # vLLM's renaming: a target's architecture becomes its drafter's.
     renamed = EAGLEConfig(
         PretrainedConfig(architectures=written), truncated_vocab_size=0, method="dflash"
     ).architectures
@@ -60,9 +60,9 @@ def architecture_of_vllm(config: Mapping[str, Any]) -> str | None:
 
 
 def config_of_drafter(requested: Mapping[str, Any]) -> dict[str, Any]:
-    """The drafter's `config.json`, which is empty without a drafter. Raises `DrafterError`.
+    """The drafter's `config.json`; empty if the user named no drafter. Raises `DrafterError`.
 
-    `requested`: what the user wrote.
+    `requested`: the user's speculative config.
     """
     model = requested.get("model")
     if not model or not isinstance(model, str):
@@ -71,8 +71,8 @@ def config_of_drafter(requested: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pulled(model: str) -> str:
-    """The folder that vLLM keeps of a drafter in object storage, now with what is read of it before
-    its weights are streamed; any other drafter as it is."""
+    """vLLM's local folder for a drafter in object storage, after the files that are needed before
+    its weights are streamed have been pulled; any other drafter unchanged."""
     from vllm.transformers_utils.runai_utils import ObjectStorageModel, is_runai_obj_uri
 
     if not is_runai_obj_uri(model):
@@ -80,14 +80,14 @@ def _pulled(model: str) -> str:
     try:
         kept = ObjectStorageModel(url=model)
         kept.pull_files(model, allow_pattern=["*.json", MASK_EMBEDDING_FILE])
-    except Exception as error:  # whatever a network, a store or a package that is missing comes to
+    except Exception as error:  # networks, stores and missing packages fail in many ways
         raise DrafterError(f"drafter {model!r}: vLLM cannot pull it: {error}") from error
     return kept.dir
 
 
 def why_unfit_here() -> str | None:
-    """Why no engine can be ours with the vLLM that is installed, or None. What workers and
-    schedulers need is looked at as well, which start later."""
+    """Why we can run no engine with the installed vLLM, or None. Also checks what workers and
+    schedulers need, although they start later."""
     is_v1, root = runner_here() == "v1", Path(__file__).parents[1]
     rooms = (root / name for name in ("config", "engine", "model"))
     files = (file for room in rooms for file in room.rglob("*.py"))
@@ -106,16 +106,17 @@ def why_left(
     *,
     has_watermark: bool = False,
 ) -> list[str]:
-    """Every reason why this engine is vLLM's, with what would change it; none where it is ours.
+    """Every reason why vLLM's own DFlash runs this engine, with what would change it; empty if our
+    code runs it.
 
     Args:
-        requested: what the user wrote.
+        requested: the user's speculative config.
         config: the drafter's `config.json`.
-        target: vLLM's config of it.
-        target_parallel_config: of the target.
-        has_watermark: whether texts are watermarked.
+        target: vLLM's config of the target.
+        target_parallel_config: vLLM's parallel config of the target.
+        has_watermark: whether output is watermarked.
     """
-    if not config:  # that a drafter is missing is said of the settings as a whole
+    if not config:  # `SpeculativeSettings` refuses a missing drafter
         return []
     return [
         *_of_drafter(requested, config),
@@ -140,7 +141,7 @@ def _of_drafter(requested: Mapping[str, Any], config: Mapping[str, Any]) -> Iter
     if in_config(config, "use_aux_hidden_state") is False:
         yield (
             f"drafter {model!r} has use_aux_hidden_state false: it reads the target's last hidden"
-            " states and no taps (take a drafter with taps)"
+            " states instead of taps (use a drafter with taps)"
         )
     written = config.get("architectures") or ()
     is_walked = ARCHITECTURE_2 in written or ARCHITECTURE_LILICORR in written
@@ -149,8 +150,8 @@ def _of_drafter(requested: Mapping[str, Any], config: Mapping[str, Any]) -> Iter
     if is_walked and is_sampled and runner_here() == "v2":  # on V1 vLLM refuses these drafters
         yield (
             f"draft_sample_method is 'probabilistic', which suits drafter {model!r}, whose tokens"
-            " depend on the ones before them, but ours are the likeliest tokens (leave"
-            " draft_sample_method out)"
+            " depend on the ones before them, but vllm-dflash drafts only the likeliest tokens"
+            " (leave draft_sample_method out)"
         )
 
 
@@ -162,12 +163,12 @@ def _of_platform(parallel: ParallelConfig) -> Iterator[str]:
         yield f"it runs on vLLM's CPU and CUDA platforms, not on {current_platform.device_name!r}"
         return
     if current_platform.is_cuda():
-        # As vLLM chooses: it splits batches in two on V1 only, unless somebody insists.
+        # vLLM's choice: it splits batches in two only on V1, unless the user asks for V2.
         splits = envs.VLLM_USE_V2_MODEL_RUNNER is None and parallel.use_ubatching
         if splits or runner_here() == "v1":
             yield (
-                "on CUDA it runs on Model Runner V2, and this engine gets V1 (leave out"
-                f" {'--enable-dbo' if splits else 'VLLM_USE_V2_MODEL_RUNNER=0, and have Triton'})"
+                "on CUDA it runs on Model Runner V2, and this engine gets V1 (leave out "
+                f"{'--enable-dbo' if splits else 'VLLM_USE_V2_MODEL_RUNNER=0, and install Triton'})"
             )
     if parallel.worker_cls not in ("auto", worker_here()):
         yield f"worker_cls is {parallel.worker_cls!r}, but it needs its own (leave worker_cls out)"
@@ -194,12 +195,12 @@ def _of_engine(
     if backend == "external_launcher" and size > 1 and is_planned and runner_here() == "v2":
         yield (
             "distributed_executor_backend is 'external_launcher' and tensor_parallel_size is"
-            f" {size}, so each rank schedules for itself, and lengths planned by the clocks of each"
-            ' would differ (write "draft_length": "fixed")'
+            f" {size}, so each rank schedules for itself, and draft lengths planned from their own"
+            ' clocks would differ (write "draft_length": "fixed")'
         )
     if requested.get("rejection_sample_method") == "fly":
         yield (
-            "rejection_sample_method is 'fly', which keeps drafts that the target would not have"
+            "rejection_sample_method is 'fly', which accepts drafts that the target would not have"
             " written (leave rejection_sample_method out)"
         )
     yield from of_target(target)
@@ -208,38 +209,38 @@ def _of_engine(
 def _of_watermark(requested: Mapping[str, Any], *, has_watermark: bool) -> Iterator[str]:
     if has_watermark and requested.get("draft_sample_method") == "probabilistic":
         yield (
-            "a watermark needs drafts that are sampled, and ours are the likeliest tokens (leave"
-            " --watermark-config out)"
+            "a watermark needs sampled drafts, and vllm-dflash drafts only the likeliest tokens"
+            " (leave --watermark-config out)"
         )
 
 
 def of_target(target: ModelConfig) -> Iterator[str]:
-    """Why engines of this target are vLLM's on this platform."""
+    """Reasons why vLLM's own DFlash runs engines with this target on this platform."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         return
     if target.is_multimodal_model:
         yield (
-            f"target {target.model!r} is multimodal, which it runs on CUDA only (use a checkpoint"
-            " of the text model alone, if there is one)"
+            f"target {target.model!r} is multimodal, which vllm-dflash runs on CUDA only (use a"
+            " checkpoint of the text model alone, if there is one)"
         )
     if is_other_hybrid(target):
         yield (
-            f"target {target.model!r} is a hybrid without gated delta nets, which it runs on CUDA"
-            " only (on CPUs it runs Qwen3-Next and Qwen3.5)"
+            f"target {target.model!r} is a hybrid without gated delta nets, which vllm-dflash runs"
+            " on CUDA only (on CPUs it runs Qwen3-Next and Qwen3.5)"
         )
 
 
 def is_other_hybrid(target: ModelConfig) -> bool:
-    """Whether this is a hybrid without gated delta nets: of Mamba layers, as a rule."""
+    """Whether this is a hybrid without gated delta nets, usually with Mamba layers."""
     return target.is_hybrid and not target.architecture.startswith(DELTA_NETS)
 
 
 def leave_to_vllm(engine_args: EngineArgs, config: Mapping[str, Any], reasons: list[str]) -> None:
-    """Take out what only we know, fill in what vLLM needs, and say so in the log.
+    """Remove our own options, fill in what vLLM needs, and log the `reasons` (`why_left`).
 
-    `config` is the drafter's, `reasons` those of `why_left`.
+    `config`: the drafter's `config.json`.
     """
     from vllm.logger import init_logger
 

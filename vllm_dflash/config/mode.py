@@ -1,4 +1,4 @@
-"""`Mode`: what was decided once about an engine, before any of its processes starts."""
+"""`Mode`: decisions about an engine, made once before any of its processes starts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Runner = Literal["v1", "v2"]
 """vLLM's model runner: on `v1` the host plans, on `v2` the device decides."""
 
 MOST_FREE_DRAFTS = 32
-"""Most for a request in a step. More are seldom accepted, and each that is verified is a row."""
+"""Maximum per request and step. More are seldom accepted, and each one costs a row to verify."""
 
 TREE_CUTS = 7, 15, 31
-"""Nodes that a tree of more may be cut to for a step: 8, 16 or 32 rows with the bonus token, as
-blocks have. So they share graphs with these, and suit kernels that take rows by powers of two."""
+"""Node counts that a larger tree may be cut to in a step: 8, 16 or 32 rows with the bonus token, as
+in blocks. So trees share the blocks' graphs, and suit kernels that take powers of two rows."""
 
-# What of ours vLLM is told by name, so that naming it imports nothing.
+# Import paths given to vLLM, so that naming a class imports nothing.
 CPU_WORKER = "vllm_dflash.engine.v1.v1_worker.V1CPUWorker"
 CPU_WORKER_V2 = "vllm_dflash.engine.v2.v2_cpu_worker.V2CPUWorker"
 GPU_WORKER = "vllm_dflash.engine.v2.v2_workers.GPUWorker"
@@ -35,48 +35,48 @@ CPU_RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.CPURayExecutor"
 RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.DFlashRayExecutor"
 
 ADDITIONAL_CONFIG_KEY = "vllm_dflash"
-"""Where it travels inside vLLM's `additional_config`, as one string of JSON: part of the key of the
-compile cache, and hashable, so that a process parses it once."""
+"""Key of the `Mode` in vLLM's `additional_config`. The value is one JSON string: part of the
+compile cache's key, and hashable, so that each process parses it once."""
 
 
 def tree_sizes(num_nodes: int) -> list[int]:
-    """Nodes of a tree of up to N that a step may verify, ascending: N, and about half of it or
-    less."""
+    """Node counts of a tree of up to N nodes that a step may verify, ascending: N, and cuts of
+    less than half of it."""
     return [*(cut for cut in TREE_CUTS if 2 * cut < num_nodes), num_nodes]
 
 
 @dataclass(frozen=True)
 class Mode:
-    """How an engine drafts, as its front end has decided it and its other processes read it.
+    """How an engine drafts; decided by its front end and read by its other processes.
 
-    Nothing in it depends on whether vLLM schedules asynchronously: V1 does not on CPUs, and what
-    the device decides on V2 is the same either way.
+    Independent of asynchronous scheduling: V1 does not use it on CPUs, and on V2 the device decides
+    the same either way.
     """
 
     num_speculative_tokens: int
-    """Drafts per request and step at most, whoever made them: what vLLM has room for."""
+    """Maximum number of drafts per request and step, from any source; vLLM reserves room for it."""
     draft_width: int
-    """K: drafts of the drafter's block at most."""
+    """K: maximum number of drafts from the drafter's block."""
     draft_length: Literal["adaptive", "fixed"]
     """`adaptive`: planned every step, from 0 to K. `fixed`: K."""
     drafter: DrafterSpec
     drafter_ranks: int = 1
-    """Tensor-parallel ranks that the drafter's layers are split over; 1: each has them whole."""
+    """Tensor-parallel ranks that the drafter's layers are split over; 1: each rank has all."""
     most_free: int = 0
-    """Drafts of a request and step at most that its text predicts; 0: none are looked up."""
+    """Maximum number of free drafts per request and step; 0 disables free drafts."""
     shares_outputs: bool = False
-    """Whether they are looked up in what others were answered lately as well."""
+    """Whether free drafts are also looked up in other requests' recent answers."""
     may_trim: bool = True
-    """Whether vLLM's adaptive verification may be turned on: not if the user turned it off."""
+    """Whether vLLM's adaptive verification may be turned on; False if the user turned it off."""
     captures_lengths: bool = False
-    """Whether vLLM is given a table of draft lengths to capture graphs for."""
+    """Whether vLLM gets a table of draft lengths to capture graphs for."""
     estimates_folder: str | None = None
-    """Where to keep what was learned; None: nowhere."""
+    """Folder that keeps estimates between starts; None: they are not kept."""
     runner: Runner = "v1"
     tree_nodes: int = 0
-    """Most nodes of a draft tree; 0: all drafts are chains."""
+    """Maximum number of nodes in a draft tree; 0: all drafts are chains."""
     most_active: int | None = None
-    """Requests at a time, as the user limits them (`max_num_active_seqs`)."""
+    """The user's limit of requests at a time (`max_num_active_seqs`)."""
 
     @property
     def is_planned(self) -> bool:
@@ -85,40 +85,40 @@ class Mode:
 
     @property
     def free_drafts(self) -> bool:
-        """Whether to look up what a request's text predicts."""
+        """Whether free drafts are used."""
         return self.most_free > 0
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> Mode:
-        """That of an engine that was started.
+        """The mode of an engine that was started.
 
         Raises:
-            RuntimeError: it was started without vllm-dflash.
+            RuntimeError: the engine was started without vllm-dflash.
         """
         additional = vllm_config.additional_config
         written = additional.get(ADDITIONAL_CONFIG_KEY) if isinstance(additional, dict) else None
         if written is None:
             raise RuntimeError(
                 "vllm-dflash's draft model or worker runs here, but the front end that started this"
-                " engine did not select it, so it has no options: there, install the same version"
-                " of vllm-dflash, and leave VLLM_PLUGINS unset or add 'dflash' to it; its log says"
-                " so if the plugin was loaded and could not be placed."
+                " engine did not select vllm-dflash and passed no options. On the front end,"
+                " install the same version of vllm-dflash, and unset VLLM_PLUGINS or add 'dflash'"
+                " to it. Its log says so if the plugin was loaded but does not fit that vLLM."
             )
         return from_json(written)
 
     def to_json(self) -> str:
-        """To travel in `additional_config`; inverse of `from_json`."""
+        """JSON for `additional_config`; inverse of `from_json`."""
         return TypeAdapter(Mode).dump_json(self).decode()
 
 
 @lru_cache(maxsize=16)
 def from_json(written: str) -> Mode:
-    """Rebuild it from `to_json`."""
+    """The mode that `to_json` wrote."""
     return TypeAdapter(Mode).validate_json(written)
 
 
 def runner_here() -> Runner:
-    """The runner that vLLM is going to choose here."""
+    """The runner that vLLM will choose here."""
     from vllm import envs
     from vllm.triton_utils import HAS_TRITON
 

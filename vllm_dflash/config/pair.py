@@ -1,4 +1,4 @@
-"""From what the user wrote to a checked pair, before any process starts."""
+"""Resolves the user's settings to a checked pair and a `Mode`, before any process starts."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def resolve(
     engine_args: EngineArgs,
     parallel: ParallelConfig,
 ) -> Mode:
-    """Check the drafter and the pair, and decide how they are to run.
+    """Check the drafter and the pair, and decide how they run.
 
     Args:
-        settings: what the user wrote.
+        settings: the user's speculative config.
         config: the drafter's `config.json`.
-        target: vLLM's config of it.
-        engine_args: what else was asked of the engine.
-        parallel: of the target.
+        target: vLLM's config of the target.
+        engine_args: the engine's other settings.
+        parallel: vLLM's parallel config of the target.
 
     Raises:
-        ValueError: (`DrafterError` included) with a message that says what to change.
+        ValueError: (`DrafterError` included) the message says what to change.
     """
     from vllm.platforms import current_platform
 
@@ -57,11 +57,12 @@ def resolve(
         check_shared(runner, is_planned)
     is_our_scheduler = engine_args.scheduler_cls is None
     step_rows = engine_args.max_num_batched_tokens
-    # Free drafts may be more than a block has, but not on V2, whose buffers are a block wide, nor
-    # where somebody else's scheduler would keep that much room for each request, nor where a step
-    # lacks the rows, which with LoRA vLLM asks for as many of as all requests may draft. Of a
-    # linear-attention target, every draft takes a whole state of memory. And who asks for a number
-    # of drafts gets no more.
+    # Free drafts may be longer than a block, except
+    # - on V2, whose buffers are one block wide;
+    # - with the user's scheduler, which would reserve that much room for each request;
+    # - if a step lacks the rows; with LoRA, vLLM needs rows for the drafts of all requests;
+    # - for hybrid targets, where every draft takes the memory of a whole state;
+    # - if the user asks for a number of drafts.
     is_free_to_choose = (
         runner == "v1"
         and is_our_scheduler
@@ -84,8 +85,8 @@ def resolve(
         most_free=most_free,
         shares_outputs=settings.free_drafts == "shared",
         may_trim=settings.enable_adaptive_verification is not False,
-        # Another scheduler would take the table at its word, and vLLM drops it where there are
-        # several ranks of data. Of Mamba layers it captures full lengths alone.
+        # Another scheduler would apply the table literally, and vLLM drops it with data
+        # parallelism. For Mamba layers, vLLM captures only full lengths.
         captures_lengths=current_platform.is_cuda()
         and is_planned
         and is_our_scheduler
@@ -105,20 +106,20 @@ def tree_nodes(
     engine_args: EngineArgs,
     runner: Runner,
 ) -> int:
-    """Nodes of a draft tree at most; 0: chains, with a line in the log if trees were asked for.
+    """Maximum number of nodes in a draft tree; 0: chains, with a log line if the user wants trees.
 
-    What else forbids them is known when the models are loaded (`engine/v2/trees/draft_trees.py`).
+    Other obstacles are known only after the models are loaded (`engine/v2/trees/draft_trees.py`).
     """
     from vllm.logger import init_logger
 
     if settings.draft_tree == "off":
         return 0
     for obstacle, is_so in (
-        ("Model Runner V1, which CPUs have, supports chains only", runner == "v1"),
+        ("Model Runner V1, which CPUs use, supports only chains", runner == "v1"),
         ("this drafter's candidates depend on each other", drafter.num_candidates is not None),
         ("use_local_argmax_reduction leaves no logits", settings.use_local_argmax_reduction),
         ("scheduler_cls is set", engine_args.scheduler_cls is not None),
-        ("the target is a hybrid, with states that cannot branch", target.is_hybrid),
+        ("the target is a hybrid, whose states cannot branch", target.is_hybrid),
         ("LoRA is on", engine_args.enable_lora),
     ):
         if is_so:
@@ -130,17 +131,17 @@ def tree_nodes(
 def checked_drafter(
     settings: SpeculativeSettings, config: dict[str, Any], target: ModelConfig
 ) -> DrafterSpec:
-    """The drafter, which fits the target; of a folder, the files fit, too.
+    """The drafter, checked against the target; if it is a folder, its files are checked too.
 
     Raises:
-        DrafterError: with a message that says what to change.
+        DrafterError: the message says what to change.
     """
     check_not_swapped(
         settings.model, config, target.model, {"architectures": list(target.architectures)}
     )
     overrides, asked = settings.drafter_overrides, settings.num_speculative_tokens
     if asked and in_config({**config, **overrides}, "block_size") is None:
-        overrides = {"block_size": 1 + asked, **overrides}  # which vLLM does not ask for
+        overrides = {"block_size": 1 + asked, **overrides}  # vLLM does not need the field
     facts = target_facts(target)
     drafter = beside_target(parse_overridden(settings.model, config, overrides), facts)
     check_pair(drafter, facts)
@@ -150,7 +151,7 @@ def checked_drafter(
 
 
 def check_shared(runner: Runner, is_planned: bool) -> None:
-    """Refuse to share answers where they are not looked up. Raises `ValueError`."""
+    """Refuse `free_drafts: "shared"` if answers are not looked up. Raises `ValueError`."""
     if not is_planned:
         raise ValueError(
             "free_drafts is 'shared', but draft_length 'fixed' has no free drafts: leave one of the"
@@ -158,13 +159,13 @@ def check_shared(runner: Runner, is_planned: bool) -> None:
         )
     if runner == "v2":
         raise ValueError(
-            "free_drafts is 'shared', but on Model Runner V2, which GPUs have, free drafts come"
-            " from the request's own text only: leave 'free_drafts' out of the speculative config."
+            "free_drafts is 'shared', but on Model Runner V2, which GPUs use, free drafts come"
+            " only from the request's own text: leave 'free_drafts' out of the speculative config."
         )
 
 
 def usable_folder(written: str) -> str:
-    """The absolute path of a folder to keep estimates in; it is made if it is not there.
+    """Absolute path of the folder for estimates, which is created if it does not exist.
 
     Raises:
         ValueError: nothing can be written there.
@@ -172,11 +173,11 @@ def usable_folder(written: str) -> str:
     try:
         folder = Path(written).expanduser().absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):  # rights alone do not say whether it works
+        with TemporaryFile(dir=folder):  # permissions alone do not show whether writing works
             pass
-    except (OSError, ValueError, RuntimeError) as error:  # the last: whose home is ~somebody?
+    except (OSError, ValueError, RuntimeError) as error:  # the last: no home for ~user
         raise ValueError(
-            f"estimates_folder is {written!r}, and nothing can be written there ({error}). Name a"
+            f"estimates_folder is {written!r}, but nothing can be written there ({error}). Name a"
             " folder that the server's user may write to, or leave estimates_folder out: then"
             " every start measures again."
         ) from None
@@ -184,7 +185,7 @@ def usable_folder(written: str) -> str:
 
 
 def check_weights(drafter: DrafterSpec, folder: Path) -> None:
-    """Refuse a folder whose files are not those of this drafter. Raises `DrafterError`."""
+    """Refuse a folder whose files do not fit this drafter. Raises `DrafterError`."""
     try:
         headers = read_folder(folder)
     except HeadersError as error:
@@ -196,10 +197,10 @@ def check_weights(drafter: DrafterSpec, folder: Path) -> None:
 
 
 def target_facts(target: ModelConfig) -> PairingTarget:
-    """Read what pairing needs from vLLM's own config."""
+    """Facts that pairing needs, from vLLM's config of the target."""
     from vllm.platforms import current_platform
 
-    # Some have one for each layer, or for each type of layer.
+    # Some targets have one base for each layer or layer type.
     base = (getattr(target.hf_text_config, "rope_parameters", None) or {}).get("rope_theta")
     return PairingTarget(
         model=target.model,

@@ -1,9 +1,9 @@
-"""Where vLLM keeps the arguments of `vllm serve`, which depends on its version."""
+"""Argument parser of `vllm serve`; its module depends on vLLM's version."""
 
 from __future__ import annotations
 
 try:
-    from vllm.entrypoints.common import cli_args  # from vLLM 0.33 on
+    from vllm.entrypoints.common import cli_args  # vLLM 0.33 and later
 except ImportError:
     from vllm.entrypoints.launchers import cli_args
 

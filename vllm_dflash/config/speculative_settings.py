@@ -1,4 +1,4 @@
-"""What a user may write in `--speculative-config` for DFlash."""
+"""Settings in `--speculative-config` for DFlash."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ IGNORED = {
     "num_speculative_tokens_per_batch_size": "'draft_length' sets how long drafts are; 'adaptive'"
     " plans it in every step",
 }
-"""Options of vLLM's that mean nothing here, and why: set, they are left out with a warning."""
+"""vLLM options that have no effect here, and why: if set, they are removed with a warning."""
 
 
 def _of_vllm(description: str, **bounds: Any) -> Any:
-    """A field of vLLM's, which takes "7" for 7."""
+    """A field of vLLM's, which accepts "7" for 7."""
     return described(None, description, strict=False, **bounds)
 
 
 class SpeculativeSettings(BaseModel):
-    """The settings that mean something to us; vLLM's others are passed on as they are."""
+    """Settings that we read; vLLM's other settings are passed on unchanged."""
 
     model_config = ConfigDict(strict=True)
 
@@ -42,7 +42,7 @@ class SpeculativeSettings(BaseModel):
     num_speculative_tokens: int | None = _of_vllm("a positive integer", ge=1)
     draft_length: Literal["adaptive", "fixed"] = described(
         "adaptive",
-        "'adaptive' (the length of every draft is planned, down to none where drafting does not"
+        "'adaptive' (the length of every draft is planned, down to none if drafting does not"
         " pay) or 'fixed' (always num_speculative_tokens)",
     )
     drafter_overrides: dict[str, Any] = described(
@@ -50,14 +50,14 @@ class SpeculativeSettings(BaseModel):
     )
     free_drafts: Literal["auto", "shared", "off"] = described(
         "auto",
-        "'auto' (where a request's text repeats itself, drafts are copied from it if they promise"
+        "'auto' (if a request's text repeats itself, drafts are copied from it when they promise"
         " more than the drafter's), 'shared' (also from other requests' recent answers) or 'off'",
     )
     draft_tree: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MOST_NODES)] = described(
         "off",
         "'off' (one candidate for each position), 'auto' (with Model Runner V2, draft trees of up"
-        f" to {AUTO_NODES} tokens, in each step the size that is fastest, or chains) or another"
-        f" limit for them, up to {MOST_NODES}",
+        f" to {AUTO_NODES} tokens or chains, whichever is fastest in each step) or another limit"
+        f" for trees, up to {MOST_NODES}",
     )
     estimates_folder: str | None = described(
         None,
@@ -75,10 +75,10 @@ class SpeculativeSettings(BaseModel):
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> SpeculativeSettings:
-        """Check what was written.
+        """Check the user's speculative config.
 
         Raises:
-            ValueError: (`DrafterError` included) with a message that says what to write instead.
+            ValueError: (`DrafterError` included) the message says what to write instead.
         """
         from vllm.config import SpeculativeConfig
         from vllm.logger import init_logger
@@ -102,7 +102,7 @@ class SpeculativeSettings(BaseModel):
         if written.get("use_local_argmax_reduction") and "draft_length" not in written:
             init_logger("vllm.dflash").warning_once(
                 "draft_length is 'fixed', because use_local_argmax_reduction leaves no logits to"
-                " plan lengths with. To plan them, remove it from the speculative config."
+                " plan lengths from. To plan them, remove it from the speculative config."
             )
             written = {**written, "draft_length": "fixed"}
         undrafted = " To serve without drafts, leave the whole speculative config out."
@@ -113,14 +113,14 @@ class SpeculativeSettings(BaseModel):
             raise ValueError(f"{why}.{remedy}") from None
         if settings.use_local_argmax_reduction and settings.draft_length != "fixed":
             raise ValueError(
-                "use_local_argmax_reduction leaves no logits to plan draft lengths with: add"
+                "use_local_argmax_reduction leaves no logits to plan draft lengths from: add"
                 ' "draft_length": "fixed" to the speculative config, or remove'
                 " 'use_local_argmax_reduction' from it."
             )
         return settings
 
     def draft_tokens(self, drafter: DrafterSpec) -> int:
-        """K: what was asked for, as far as the drafter was trained for it, else all of that."""
+        """K: the number that the user asks for, at most what the drafter was trained for."""
         from vllm.logger import init_logger
 
         most = drafter.max_draft_tokens
@@ -138,16 +138,16 @@ class SpeculativeSettings(BaseModel):
 
 
 def written_settings(engine_args: EngineArgs) -> dict[str, Any]:
-    """A copy of the user's speculative config, with the underscores that vLLM turns dashes into."""
+    """A copy of the user's speculative config, with underscores for dashes, as in vLLM."""
     config = engine_args.speculative_config or {}
     return {key.replace("-", "_"): value for key, value in config.items()}
 
 
 def requested_settings(engine_args: EngineArgs) -> dict[str, Any] | None:
-    """What the user asked of DFlash, whichever flags it came by; None for any other method."""
+    """The user's settings for DFlash, from the config or its flags; None for any other method."""
     requested = written_settings(engine_args)
     flags = {"method": "method", "model": "model", "num_speculative_tokens": "tokens"}
-    for key, flag in flags.items():  # a vLLM without one is no reason to stop
+    for key, flag in flags.items():  # a vLLM may lack one
         value = getattr(engine_args, f"spec_{flag}", None)
         if value is not None:
             requested.setdefault(key, value)
@@ -157,7 +157,7 @@ def requested_settings(engine_args: EngineArgs) -> dict[str, Any] | None:
 
 
 def _sounds_like_dflash(model: Any) -> bool:
-    """Whether vLLM, without a method, takes a drafter of this name for a DFlash one."""
+    """Whether vLLM infers method `dflash` from this drafter name."""
     from vllm.config import SpeculativeConfig
 
     name = str(model or "").lower()

@@ -1,9 +1,9 @@
-"""What the class of a target can do, asked without importing it.
+"""Features of a target's class, found without importing it.
 
-An import of some starts CUDA: flash-linear-attention asks for the device's name. From then on vLLM
-starts its engine as a new process where it would have forked, and a script with `LLM(...)` and no
-`if __name__ == "__main__"` runs a second time in it. What vLLM itself asks, it asks in a child, and
-keeps; hidden states are not among it. So the source is read.
+Importing some classes initialises CUDA, because flash-linear-attention asks for the device's name.
+vLLM then spawns its engine instead of forking it, and a script with `LLM(...)` but without
+`if __name__ == "__main__"` runs again in the new process. vLLM inspects classes in a child process
+and caches the result, but does not ask about hidden states. So we read the source.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def hands_out_hidden_states(target: ModelConfig) -> bool:
-    """Whether vLLM can take taps of this target. Yes where nobody knows: its worker then says so.
+    """Whether vLLM can read taps of this target. True if unknown: its worker then reports it.
 
-    Of vLLM's own classes the source is read; others may be built in any way.
+    Only vLLM's own classes are read from source; others may be built in any way.
     """
     import vllm
     from vllm.model_executor.models.interfaces import SupportsEagle3, supports_eagle3

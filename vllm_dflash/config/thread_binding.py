@@ -1,8 +1,8 @@
-"""Which cores the workers of a CPU engine compute on: `VLLM_CPU_OMP_THREADS_BIND`.
+"""Cores of a CPU engine's workers: `VLLM_CPU_OMP_THREADS_BIND`.
 
-vLLM gives each rank a NUMA node of its own unless the variable says otherwise, and where there are
-fewer nodes than ranks, its engine's process dies of a failed assertion. So that is checked before
-any of them starts. Workers of our Ray executor share a node's cores by `share_of_cores`.
+Unless the variable says otherwise, vLLM gives each rank its own NUMA node. With fewer nodes than
+ranks, its engine process dies with a failed assertion, so we check that before anything starts.
+Workers of our Ray executor share a node's cores by `share_of_cores`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 def share_of_cores(
     cores: Sequence[LogicalCPUInfo], binding: str, local_rank: int, local_workers: int
 ) -> list[int] | None:
-    """The logical CPUs of a worker; None: wherever the system puts it.
+    """Logical CPUs of a worker; None if it is not bound.
 
     Args:
-        cores: those that the worker's process may use, as vLLM finds them.
-        binding: value of the variable. "auto" deals out the physical cores of a node in equal
-            parts, by memory node, a logical CPU of each; "nobind"; or lists such as
-            "0-31|32-63", a part for each worker of a node.
-        local_rank: of the worker, among
-        local_workers: of this engine on its node.
+        cores: cores that the worker's process may use, as vLLM finds them.
+        binding: value of the variable. "auto" divides the node's physical cores equally, ordered by
+            memory node, with one logical CPU of each; "nobind"; or lists such as "0-31|32-63", one
+            part for each worker on a node.
+        local_rank: the worker's rank among the `local_workers`.
+        local_workers: number of this engine's workers on the node.
 
     Raises:
         ValueError: the lists have too few parts, or something is not a number.
@@ -41,13 +41,13 @@ def share_of_cores(
         if local_rank >= len(parts):
             raise ValueError(
                 f"{VARIABLE}={binding!r} names cores for {len(parts)} workers, but"
-                f" {local_workers} workers run on this node. Write a list for each, separated"
-                " by '|', or leave it out."
+                f" {local_workers} workers run on this node. Write one list for each worker,"
+                f" separated by '|', or unset {VARIABLE}."
             )
         from vllm.utils.cpu_resource_utils import parse_id_list
 
         return parse_id_list(parts[local_rank])
-    # One thread per core: two of them would share its arithmetic units.
+    # One thread per core: two threads would share its arithmetic units.
     first = {
         (cpu.numa_node, cpu.physical_core): cpu.id for cpu in sorted(cores, key=lambda c: -c.id)
     }
@@ -59,10 +59,10 @@ def share_of_cores(
 
 
 def check_thread_binding(ranks: int) -> None:
-    """Refuse what would stop vLLM's multiprocessing executor here; other platforms have no say.
+    """Refuse a binding that would stop vLLM's multiprocessing executor. Only checked on CPUs.
 
     Args:
-        ranks: those of this machine.
+        ranks: number of ranks on this machine.
 
     Raises:
         ValueError: `VLLM_CPU_OMP_THREADS_BIND` does not fit them; says what to set.
@@ -78,7 +78,7 @@ def check_thread_binding(ranks: int) -> None:
         return
     if binding == "auto":
         nodes = len(get_visible_memory_node())
-        found = f"vLLM binds each to its own NUMA node, of which there are {nodes}"
+        found = f"vLLM binds each to its own NUMA node (this machine has {nodes})"
         fits = nodes >= ranks
     else:
         lists = binding.count("|") + 1
@@ -94,9 +94,9 @@ def check_thread_binding(ranks: int) -> None:
 
 
 def divide_cores(cores: Sequence[LogicalCPUInfo], ranks: int) -> str | None:
-    """Logical CPUs of each rank, in vLLM's notation: `0-3|4-7`; None where cores are too few.
+    """Logical CPUs of each rank, in vLLM's notation: `0-3|4-7`; None if there are too few cores.
 
-    One of each physical core, as vLLM takes where it binds by itself.
+    One logical CPU of each physical core, as in vLLM's own binding.
     """
     shares = [share_of_cores(cores, "auto", rank, ranks) for rank in range(ranks)]
     return "|".join(_as_ranges(share) for share in shares if share) if all(shares) else None

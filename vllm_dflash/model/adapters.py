@@ -1,7 +1,7 @@
-"""The target's embedding and head without LoRA: a drafter has no adapters.
+"""The target's embedding and head without LoRA, because a drafter has no adapters.
 
-vLLM wraps both where LoRA is on, and the wrappers go by the rows of the target's last batch, which
-are not those of a block.
+With LoRA on, vLLM wraps both. The wrappers assume the rows of the target's last batch, which are
+not the rows of a block.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 
 
 class Unadapted(ContextDecorator):
-    """What is called inside `with` this, or decorated by it, goes through the wrapped layers."""
+    """Context manager and decorator that replaces LoRA wrappers by the layers they wrap."""
 
     def __init__(self, target: Any) -> None:
         self._wrapped: list[tuple[dict[str, nn.Module | None], str, nn.Module, nn.Module]] = []
-        """Where each wrapper stands, by what name, and what it wraps."""
+        """For each wrapper: its parent's modules, its name there, itself, and what it wraps."""
         parents = target.modules() if isinstance(target, nn.Module) else ()
         for parent in parents:
             for name, layer in parent.named_children():

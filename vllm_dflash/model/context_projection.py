@@ -1,4 +1,4 @@
-"""From the target's hidden states to every drafter layer's keys and values in the cache."""
+"""Writes the context's keys and values, made from the target's features, to the drafter's cache."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from vllm_dflash.model.layers import BlockAttention
 class ContextProjection(nn.Module):
     """Fuse the taps, project them to K/V of all layers in one GEMM, and store them.
 
-    Runs over every token that was not rejected, at once or when its context is needed, so it is
-    kept to a handful of fused operations; it is not compiled, since its number of rows has
-    nothing to do with the block's.
+    Runs over every token that was not rejected, at once or when its context is needed, so it
+    consists of a few fused operations. It is not compiled, because its number of rows is unrelated
+    to the block's.
     """
 
     def __init__(self, spec: DrafterSpec, quantisation: QuantizationConfig | None) -> None:
@@ -43,11 +43,11 @@ class ContextProjection(nn.Module):
         self.attentions: list[BlockAttention] = []  # a plain list: they belong to the block
 
     def fuse_layers(self, attentions: list[BlockAttention]) -> None:
-        """Stack the layers' K and V projections and K norms; call once the weights are loaded."""
+        """Stack the layers' K and V projections and K norms; call after the weights are loaded."""
         self.attentions = attentions
-        # On CUDA one GEMM makes K and V, and the norm takes the K half out of its rows, with each
-        # layer's own weight. The CPU's norm reads rows one behind another and knows one weight: of
-        # those halves it would read V as K. So K has a GEMM of its own there, and V another.
+        # On CUDA, one GEMM makes K and V, and the norm reads the K half of its rows with each
+        # layer's own weight. The CPU's norm takes one weight and contiguous rows: given a half, it
+        # would read V as K. So K and V have separate GEMMs there.
         self.has_grouped_norm = not current_platform.is_cpu()
         self.kv_weight: torch.Tensor | None = None
         self.kv_bias: torch.Tensor | None = None
@@ -57,20 +57,20 @@ class ContextProjection(nn.Module):
             if attentions[0].qkv_proj.bias is not None:
                 self.kv_bias = self._stack([a.qkv_proj.bias for a in attentions])
         self.k_norm_weight = torch.stack([a.k_norm.weight.data for a in attentions])  # [L, D]
-        # First layer and the one behind the last of each run that shares a rotation: one run, and
-        # one operation, unless the checkpoint rotates sliding layers otherwise than full ones.
+        # Start and end of each run of layers that share a rotation: one run, and one operation,
+        # unless the checkpoint rotates sliding layers differently from full ones.
         runs = groupby(range(len(attentions)), key=lambda number: id(attentions[number].rotary_emb))
         layers = [list(run) for _, run in runs]
         self.rotated_together = [(run[0], run[-1] + 1) for run in layers]
 
     def _stack(self, projections: list[torch.Tensor]) -> torch.Tensor:
-        """K of all layers, then V of all: behind q in each layer's projection come k, then v."""
+        """K of all layers, then V of all; each layer's projection holds q, k and v, in order."""
         sizes = [self.attentions[0].q_size] + [self.attentions[0].kv_size] * 2
         _, k, v = zip(*(projection.data.split(sizes) for projection in projections), strict=True)
         return torch.cat([*k, *v])
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """The taps' common representation Z: [C, m * H_target] to [C, H], normed once for all."""
+        """Fused and normed Z, [C, H], of features [C, m * H_target]; once for all layers."""
         fused = self.fc(features)
         z = torch.empty_like(fused)
         ops.rms_norm(z, fused, self.hidden_norm.weight, self.eps)
@@ -102,15 +102,15 @@ class ContextProjection(nn.Module):
         normed = torch.empty_like(k)
         ops.rms_norm(normed, k, None, self.eps)
         normed.mul_(self.k_norm_weight[:, None])
-        # To the rotation, L layers of kv_heads are L * kv_heads heads of one token.
+        # The rotation treats L layers of kv_heads as L * kv_heads heads of one token.
         for first, behind in self.rotated_together:
             self._rotate(first, positions, normed[:, first:behind].flatten(1, 2))
         return normed, v
 
     def _keys_and_values(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Projected rows, [C, L, kv_heads, D] each: halves of wider rows where one GEMM did it."""
+        """Projected rows, [C, L, kv_heads, D] each; views of wider rows if one GEMM made both."""
         if self.kv_weight is None:
-            # What only its own kernel can read has its queries made as well, for nothing.
+            # Quantised weights need their own kernel, which also computes the unused queries.
             layers = [
                 a.qkv_proj(z)[0].split([a.q_size, a.kv_size, a.kv_size], dim=-1)
                 for a in self.attentions
@@ -128,11 +128,11 @@ class ContextProjection(nn.Module):
         return k.unflatten(-1, shape), v.unflatten(-1, shape)
 
     def _rotate(self, number: int, positions: torch.Tensor, keys: torch.Tensor) -> None:
-        """Turn keys [N, heads, D] as the layer of this number does, in place; positions are [N]."""
+        """Rotate keys [N, heads, D] in place with this layer's rotation; positions are [N]."""
         rotary = self.attentions[number].rotary_emb
         ops.rotary_embedding(
             positions,
-            keys.view(len(keys), keys.shape[1] * self.head_dim),  # of a copy, nothing would remain
+            keys.view(len(keys), keys.shape[1] * self.head_dim),  # a copy would lose the result
             None,
             self.head_dim,
             rotary._match_cos_sin_cache_dtype(keys),
@@ -140,16 +140,16 @@ class ContextProjection(nn.Module):
         )
 
     def store(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        """Write the context K/V of C rows to their slots [C] int64; a slot of -1 writes nothing.
+        """Write the context K/V of C rows to their slots, [C] int64; slot -1 writes nothing.
 
-        Features are taps concatenated in ascending layer order, [C, m * H_target].
+        `features`: taps concatenated in ascending layer order, [C, m * H_target].
         """
         self.store_fused(self.fuse(features), positions, [slots] * len(self.attentions))
 
     def store_fused(
         self, z: torch.Tensor, positions: torch.Tensor, slots: Sequence[torch.Tensor]
     ) -> None:
-        """The same for fused rows [C, H], with the slots of each layer's own cache group."""
+        """Write fused rows [C, H] to the slots of each layer's cache group, [C] int64 each."""
         keys, values = self.project(z, positions)
         layers = zip(self.attentions, keys.unbind(1), values.unbind(1), slots, strict=True)
         for attention, k, v, layer_slots in layers:

@@ -1,6 +1,6 @@
-"""What DFlash 2 adds: a convolution along the block, and a walk along candidates for its tokens.
+"""DFlash 2's additions: a convolution along the block, and a walk that chooses its tokens.
 
-As in vLLM's `qwen3_dflash2.py`, but for blocks of any width side by side.
+Same as vLLM's `qwen3_dflash2.py`, except that blocks of any width can be in one batch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from vllm_dflash.checkpoint.spec import DFlash2, LiLiCorr
 
 
 class GroupedConvolution(nn.Module):
-    """Mixes each row of a block with those before it, by kernels that depend on the row.
+    """Mixes each row of a block with earlier rows, by kernels that depend on the row.
 
-    A kernel is the checkpoint's, by channel, plus what is projected from the sublayer's input, by
-    group of channels.
+    A kernel is the checkpoint's base, per channel, plus a correction projected from the sublayer's
+    input, per group of channels.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class GroupedConvolution(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = (2, spec.conv_kernel_size, hidden_size // spec.conv_group_size)
-        kernels = torch.empty(2, spec.conv_kernel_size, hidden_size)  # before and behind
+        kernels = torch.empty(2, spec.conv_kernel_size, hidden_size)  # before and after
         self.base_kernel = nn.Parameter(kernels, requires_grad=False)
         self.kernel_projection = ReplicatedLinear(
             hidden_size,
@@ -49,9 +49,9 @@ class GroupedConvolution(nn.Module):
         x: torch.Tensor,
         offsets: torch.Tensor,
     ) -> torch.Tensor:
-        """The sublayer with its input and its output convolved: [Q, H] to [Q, H].
+        """Run the sublayer with its input and output convolved: [Q, H] to [Q, H].
 
-        `offsets`: of each row in its own block, [Q].
+        `offsets`: index of each row in its own block, [Q].
         """
         corrections = self.kernel_projection(x).unflatten(-1, self.shape)  # [Q, 2, taps, groups]
         x = convolve(x, corrections[:, 0], self.base_kernel[0], offsets)
@@ -61,13 +61,13 @@ class GroupedConvolution(nn.Module):
 def convolve(
     x: torch.Tensor, corrections: torch.Tensor, base: torch.Tensor, offsets: torch.Tensor
 ) -> torch.Tensor:
-    """Row i becomes the sum over taps t of kernel[i, t] * row i - t, inside its own block.
+    """Replace row i by the sum over taps t of kernel[i, t] * row[i - t], inside its own block.
 
     Args:
-        x: rows of blocks, one block behind another, [Q, H].
+        x: rows of consecutive blocks, [Q, H].
         corrections: what each row adds to the kernel, [Q, taps, groups].
         base: the kernel itself, [taps, H].
-        offsets: of each row in its own block, [Q].
+        offsets: index of each row in its own block, [Q].
     """
     groups = corrections.shape[-1]
     kernels = base.unflatten(-1, (groups, -1)) + corrections.unsqueeze(-1)  # [Q, taps, G, H / G]
@@ -80,10 +80,10 @@ def convolve(
 
 
 class CandidateSelector(nn.Module):
-    """Scores every candidate of a place behind every candidate of the place before.
+    """Scores every candidate of a position after every candidate of the position before.
 
-    The score of successor c behind predecessor p is c's logit plus the product of both tokens'
-    codes, weighed by the row's hidden state.
+    The score of successor c after predecessor p is c's logit plus the product of both tokens'
+    codes, weighted by the row's hidden state.
     """
 
     def __init__(self, vocab_size: int, hidden_size: int, spec: DFlash2) -> None:
@@ -107,12 +107,12 @@ class CandidateSelector(nn.Module):
         hidden: torch.Tensor,
         bonus: torch.Tensor,
     ) -> torch.Tensor:
-        """Scores [D, w, C before, C]; before the first place, all C are the bonus token.
+        """Scores [D, w, C before, C]; before the first position, all C are the bonus token.
 
         Args:
-            candidates: token ids of w places in D blocks, [D, w, C].
-            logits: theirs, [D, w, C].
-            hidden: of the rows, [D, w, H].
+            candidates: token ids for w positions in D blocks, [D, w, C].
+            logits: the candidates' logits, [D, w, C].
+            hidden: hidden states of the rows, [D, w, H].
             bonus: each block's first token, [D].
         """
         first = bonus[:, None, None].expand(-1, 1, self.top_k)
@@ -124,11 +124,11 @@ class CandidateSelector(nn.Module):
 
 
 def walk(candidates: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """From each bonus token to the best successor, from that to its best, and so on.
+    """Choose the best successor of each bonus token, then the best successor of that, and so on.
 
     Args:
-        candidates: [D, w, C].
-        scores: of `CandidateSelector`, [D, w, C before, C].
+        candidates: token ids, [D, w, C].
+        scores: output of `CandidateSelector`, [D, w, C before, C].
 
     Returns:
         Tokens, and the probability of each among the candidates, given the one before: [D, w] each.

@@ -37,19 +37,19 @@ FUSED_LAYERS = {
     "qkv_proj": ["q_proj", "k_proj", "v_proj"],
     "gate_up_proj": ["gate_proj", "up_proj"],
 }
-"""What of a checkpoint is one layer here, for methods of quantisation that name layers."""
+"""Checkpoint layers that are fused here, for quantisation methods that name layers."""
 
 
 class DFlashDraftModel(nn.Module):
-    """A drafter, which shares its target's embedding and head or has its own (arXiv 2602.06036).
+    """A drafter that shares its target's embedding and head or has its own (arXiv 2602.06036).
 
-    Used in three steps: `share_vocabulary` once, `context.store` for every token that was not
-    rejected, and `forward` then `compute_logits` for the blocks that are drafted.
+    Call `share_vocabulary` once, `context.store` for every token that was not rejected, and
+    `forward`, then `compute_logits`, for the blocks to draft.
     """
 
     allow_patterns_overrides: Sequence[str] = ("*.safetensors",)
-    """vLLM's loader takes these files and no others: no pickle, whatever `load_format` says. Each
-    drafter narrows it to what its index names."""
+    """The only files that vLLM's loader takes: no pickle, whatever `load_format` says. Each
+    instance narrows it to the files that its index names."""
 
     checkpoint_names = WeightsMapper(
         orig_to_new_prefix={
@@ -61,8 +61,8 @@ class DFlashDraftModel(nn.Module):
             "embed_tokens.": "vocabulary.embed_tokens.",
             "lm_head.": "vocabulary.lm_head.",
             "d2t": "vocabulary.d2t",
-            "t2d": None,  # which ids of the target it has; the way back is all that is needed
-            "thresh_head_": None,  # AdaFlash's; surplus where the config does not say so
+            "t2d": None,  # target to draft; only the reverse, d2t, is needed
+            "thresh_head_": None,  # AdaFlash's; surplus if the config does not name it
             "prob_head.": None,
         },
         orig_to_new_stacked={
@@ -94,17 +94,17 @@ class DFlashDraftModel(nn.Module):
                 self.spec.vocab_size, self.spec.hidden_size, self.spec.dflash2
             )
         self.uniform_width = 1 + mode.draft_width
-        """Rows of each block where nobody says what belongs to which."""
+        """Rows of each block if `forward` gets no offsets."""
         self._target_vocab_size = vllm_config.model_config.get_vocab_size()
         self._searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
         draft = vllm_config.speculative_config.draft_model_config
         self._files = draft.model, draft.revision
-        """Where they are, but for weights: of a drafter in object storage, vLLM keeps a folder."""
+        """Where the files are, except weights; for object storage, the folder that vLLM keeps."""
         index = get_hf_file_bytes(INDEX, *self._files)
         self.allow_patterns_overrides = [loading_pattern(self.spec.model, index)]
-        if vllm_config.load_config.load_format == "dummy":  # then nobody calls `load_weights`
+        if vllm_config.load_config.load_format == "dummy":  # vLLM does not call `load_weights`
             for parameter in self.parameters():
-                parameter.data.zero_()  # what is fused stays finite
+                parameter.data.zero_()  # keeps fused weights finite
             self.vocabulary = DraftVocabulary(self.spec, (), None)
             self.context.fuse_layers(self.block.attentions())
             if self.lattice is not None:
@@ -112,25 +112,25 @@ class DFlashDraftModel(nn.Module):
 
     @property
     def has_candidates(self) -> bool:
-        """Whether tokens are chosen one after the other, along candidates of each place."""
+        """Whether tokens are chosen one after the other, among candidates for each position."""
         return self.spec.num_candidates is not None
 
     def share_vocabulary(self, target: Any) -> None:
-        """Use the target's embedding and head where the checkpoint has none of its own.
+        """Use the target's embedding and head if the checkpoint has none of its own.
 
         Raises:
-            ValueError: they cannot be used so, or ranks cannot search that head part by part, as
-                they were asked to.
+            ValueError: they cannot be shared, or `use_local_argmax_reduction` is set and ranks
+                cannot search that head part by part.
         """
         self.vocabulary.share(target)
         if self._searches_by_rank and self.vocabulary.head_parts is None:
             raise ValueError(
-                "remove 'use_local_argmax_reduction' from the speculative config: the head of"
-                f" {type(target).__name__} is not one whose parts vLLM can search rank by rank."
+                f"vLLM cannot search the head of {type(target).__name__} rank by rank: remove"
+                " 'use_local_argmax_reduction' from the speculative config."
             )
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings of [Q] token ids: [Q, H]."""
+        """Embeddings [Q, H] of token ids [Q]."""
         return self.vocabulary.embed(input_ids)
 
     def forward(
@@ -140,9 +140,10 @@ class DFlashDraftModel(nn.Module):
         inputs_embeds: torch.Tensor | None = None,
         offsets: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Blocks of any number of requests, [Q] ids and positions, to hidden states [Q, H].
+        """Hidden states [Q, H] of any number of blocks, from token ids and positions, [Q] each.
 
-        `offsets`: of the rows in their own blocks, [Q]; without them, all blocks are of full width.
+        `offsets`: index of each row in its own block, [Q]; None if all blocks have
+        `uniform_width` rows.
         """
         assert inputs_embeds is None  # in the signature because vLLM's runners name it
         if self.spec.convolutions is None:
@@ -152,12 +153,12 @@ class DFlashDraftModel(nn.Module):
         return self.block(self.embed_input_ids(input_ids), positions, offsets)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Logits [Q, V'] of hidden states [Q, H]; `target_ids` makes tokens of their columns."""
+        """Logits [Q, V'] of hidden states [Q, H]; `target_ids` turns columns into token ids."""
         return self.vocabulary.logits(hidden_states)
 
     def compute_candidates(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids of the likeliest tokens of [Q, H] and their logits, of LiLiCorr log-probabilities:
-        [Q, C] each."""
+        """Ids of the likeliest tokens for hidden states [Q, H], and their logits (LiLiCorr: their
+        log-probabilities), [Q, C] each."""
         return self.vocabulary.candidates(hidden_states)
 
     def score_candidates(
@@ -168,14 +169,15 @@ class DFlashDraftModel(nn.Module):
         bonus: torch.Tensor,
         newest: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Scores of each place's candidates behind each of the place before, [D, w, C before, C].
+        """Scores of each position's candidates after each one of the position before,
+        [D, w, C before, C].
 
         Args:
-            candidates: token ids of w places in D blocks, [D, w, C].
-            logits: what `compute_candidates` gave, [D, w, C].
-            hidden: of the rows, [D, w, H].
-            bonus: each block's first token, [D]; DFlash 2 goes by it.
-            newest: fused context of the token before that, [D, H]; LiLiCorr goes by it.
+            candidates: token ids for w positions in D blocks, [D, w, C].
+            logits: second output of `compute_candidates`, [D, w, C].
+            hidden: hidden states of the rows, [D, w, H].
+            bonus: each block's first token, [D]; only DFlash 2 reads it.
+            newest: fused context of the token before `bonus`, [D, H]; only LiLiCorr reads it.
         """
         if self.selector is not None:
             return self.selector(candidates, logits, hidden, bonus)
@@ -186,21 +188,21 @@ class DFlashDraftModel(nn.Module):
         return self.lattice(embeddings, logits, hidden, newest, is_there)
 
     def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
-        """Columns of logits to token ids of the target."""
+        """Token ids of the target for columns of logits."""
         return self.vocabulary.target_ids(draft_ids)
 
     def get_top_tokens(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The target's ids [Q] of the likeliest tokens of [Q, H], each rank searching its part."""
+        """Likeliest token of each row [Q, H], as target ids [Q]; each rank searches its part."""
         return self.target_ids(self.vocabulary.best_ids(hidden_states))
 
-    # --- what Model Runner V2 calls -----------------------------------------------------------
+    # --- called by Model Runner V2 ------------------------------------------------------------
 
     def combine_hidden_states(self, features: torch.Tensor) -> torch.Tensor:
-        """Taps concatenated in ascending layer order [T, m * H_target] to fused rows [T, H]."""
+        """Fused rows [T, H] of taps concatenated in ascending layer order, [T, m * H_target]."""
         return self.context.fuse(features)
 
     def get_draft_kv_cache_layer_names(self) -> list[str]:
-        """Names of the layers, in the order in which their slots are handed over."""
+        """Names of the attention layers, in the order in which vLLM passes their slots."""
         return [attention.attn.layer_name for attention in self.context.attentions]
 
     def precompute_and_store_context_kv(
@@ -209,7 +211,7 @@ class DFlashDraftModel(nn.Module):
         context_positions: torch.Tensor,
         context_slot_mapping: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        """Store fused rows [C, H] at each layer's slots [C]; without slots, compute only."""
+        """Store fused rows [C, H] at each layer's slots [C]; without slots, only compute them."""
         if context_slot_mapping is None:
             self.context.project(context_states, context_positions)
         else:
@@ -221,10 +223,11 @@ class DFlashDraftModel(nn.Module):
         """Load a checkpoint, all or nothing.
 
         Raises:
-            DrafterError: tensors are missing, surplus, misshapen or integers, each is named; or
-                it embeds fewer tokens than its target, or drafts tokens that its target lacks.
+            DrafterError: tensors are missing, surplus, of the wrong shape or integers (each is
+                named), or the drafter embeds fewer tokens than its target, or drafts tokens that
+                its target lacks.
         """
-        # All of them at once: a misfit must be named before vLLM's loaders trip over it.
+        # All tensors at once: a wrong one must be named before vLLM's loaders fail on it.
         tensors = [(called_here(name), tensor) for name, tensor in weights]
         check_tensors(
             self.spec,

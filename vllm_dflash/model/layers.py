@@ -1,4 +1,4 @@
-"""The layers a block of draft tokens goes through, built from vLLM's own layers."""
+"""The drafter's layers, built from vLLM's own."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vllm_dflash.model.dflash2_layers import GroupedConvolution
 
 
 class DraftAttentionCache(Attention):
-    """vLLM's attention whose cache keeps the whole context, also for sliding-window layers.
+    """vLLM's attention, with a cache that keeps the whole context even for sliding-window layers.
 
-    A sliding-window cache group would free old blocks, give them the null block and need a block
-    table of its own; the window itself is applied by the kernel. A drafter has few layers, so
-    one cache group for all of them costs little and lets full and sliding layers mix.
+    A sliding-window cache group would replace old blocks by the null block and need its own block
+    table. The kernel applies the window anyway. A drafter has few layers, so one cache group for
+    all of them costs little and lets full and sliding layers mix.
     """
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec | None:
@@ -47,8 +47,8 @@ class BlockAttention(nn.Module):
     """Attention of the block's rows over the cached context and the block itself.
 
     The context's keys and values are in the cache before this runs (`ContextProjection`). The
-    block's own are written to the slots behind the context: scratch, overwritten by context
-    once the tokens are verified. Whether it is causal is a matter of the attention metadata.
+    block's own are written to the slots after the context. They are temporary: context overwrites
+    them once the tokens are verified. The attention metadata decides whether it is causal.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class BlockAttention(nn.Module):
             quant_config=quantisation,
             prefix=f"layers.{number}.self_attn.qkv_proj",
         )
-        num_heads, num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads  # a rank's
+        num_heads, num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads  # per rank
         self.q_size, self.kv_size = num_heads * spec.head_dim, num_kv_heads * spec.head_dim
         self.o_proj = RowParallelLinear(
             spec.num_heads * spec.head_dim,
@@ -86,7 +86,7 @@ class BlockAttention(nn.Module):
         )
         self.q_norm = RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
         self.k_norm = RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
-        # The drafter lives in the target's positions, however far those go.
+        # The drafter uses the target's positions, however large they get.
         max_position = max(spec.max_position_embeddings, vllm_config.model_config.max_model_len)
         self.rotary_emb = get_rope(
             spec.head_dim,
@@ -106,7 +106,7 @@ class BlockAttention(nn.Module):
             spec.head_dim,
             spec.head_dim**-0.5,
             num_kv_heads=num_kv_heads,
-            # The target's own window, where all its layers have one, is not ours.
+            # vLLM keeps the target's window here if all its layers have one; ours is below.
             cache_config=replace(vllm_config.cache_config, sliding_window=None),
             per_layer_sliding_window=self.window,
             sinks=self.attention_sink_bias,
@@ -184,10 +184,10 @@ class DrafterLayer(nn.Module):
 
 
 def is_worth_compiling(_: VllmConfig) -> bool:
-    """Whether vLLM is to compile the drafter where it compiles the target.
+    """Whether vLLM should compile the drafter if it compiles the target.
 
-    Not on CPUs: its block takes 2% of the time there, 1.00 times as long compiled as not, and
-    compiling takes 6 to 10 s of a start (`docs/benchmarks.md`).
+    Not on CPUs: the block takes 2% of the time there and is no faster compiled (1.00 times as
+    long), while compiling adds 6 to 10 s to the start (`docs/benchmarks.md`).
     """
     return not current_platform.is_cpu()
 
@@ -196,7 +196,7 @@ def is_worth_compiling(_: VllmConfig) -> bool:
     dynamic_arg_dims={"x": 0, "positions": 0, "offsets": 0}, enable_if=is_worth_compiling
 )
 class DraftBlock(nn.Module):
-    """All layers and the final norm: what is compiled."""
+    """All layers and the final norm, compiled together."""
 
     def __init__(
         self,
@@ -207,8 +207,8 @@ class DraftBlock(nn.Module):
     ) -> None:
         super().__init__()
         spec = Mode.of(vllm_config).drafter
-        # vLLM keys attention layers by name, so ours are numbered behind the target's. Layers that
-        # may be quantised are named as in the checkpoint, whose config says which are left out.
+        # vLLM keys attention layers by name, so ours are numbered after the target's. Layers that
+        # may be quantised are named as in the checkpoint, because its config lists exceptions.
         first = vllm_config.model_config.get_total_num_hidden_layers()
         self.layers = nn.ModuleList(
             DrafterLayer(vllm_config, i, quantisation, prefix=f"{prefix}.layers.{first + i}")
@@ -223,7 +223,7 @@ class DraftBlock(nn.Module):
     def forward(
         self, x: torch.Tensor, positions: torch.Tensor, offsets: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Embeddings [Q, H] of the blocks to hidden states [Q, H].
+        """Hidden states [Q, H] of the blocks' embeddings [Q, H].
 
         `positions`: in their requests, [Q]; `offsets`: in their own blocks, [Q], for convolutions.
         """

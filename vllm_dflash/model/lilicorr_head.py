@@ -1,4 +1,4 @@
-"""LiLiCorr's head, which is vLLM's own: it weighs candidates by those of all places of a block."""
+"""LiLiCorr's head, which is vLLM's own: it weighs candidates by those of all block positions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 def make_head(spec: DrafterSpec, quantisation: QuantizationConfig | None) -> LiLiCorrHead:
-    """The head of a LiLiCorr drafter, without its weights."""
+    """A LiLiCorr drafter's head, without its weights."""
     check_vllm(LILICORR)
-    # Late: other drafters do without. And the front end imports this file; with vLLM's backends of
-    # compilation, FlashInfer would start CUDA there, and vLLM could not fork its engine.
+    # Imported here because the front end imports this module: vLLM's compilation backends import
+    # FlashInfer, which would initialise CUDA there, and vLLM could then not fork its engine.
     from vllm.compilation.backends import set_model_tag
     from vllm.model_executor.models.lilicorr import LiLiCorrHead
 
     assert spec.lilicorr is not None
-    with set_model_tag("lilicorr_head"):  # else it would share the cache of what the block compiles
+    with set_model_tag("lilicorr_head"):  # without it, it would share the block's compile cache
         head = LiLiCorrHead(
             model_hidden_size=spec.hidden_size,
             block_size=spec.block_size,
@@ -36,15 +36,15 @@ def make_head(spec: DrafterSpec, quantisation: QuantizationConfig | None) -> LiL
             quant_config=quantisation,
             prefix=LATTICE.removesuffix("."),
         )
-    # V1's blocks have any width, for each of which it would be compiled by itself.
+    # V1's blocks have any width, and each width would be compiled separately.
     head.do_not_compile |= current_platform.is_cpu()
     return head
 
 
 def load_head(head: LiLiCorrHead, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-    """Load its tensors, and no others. Returns the names of its parameters.
+    """Load the head's tensors and no others. Returns the names of its parameters.
 
-    By itself, since it has an `up_proj` that is no half of a stacked layer.
+    Separate from the other tensors, because its `up_proj` is not half of a stacked layer.
     """
     own = [(name.removeprefix(LATTICE), one) for name, one in tensors if name.startswith(LATTICE)]
     loaded = AutoWeightsLoader(head).load_weights(own)
@@ -53,5 +53,5 @@ def load_head(head: LiLiCorrHead, tensors: Iterable[tuple[str, torch.Tensor]]) -
 
 
 def finish_head(head: LiLiCorrHead) -> None:
-    """Make what it keeps ready of its weights, once it has them."""
+    """Fill the head's inference buffers; call after its weights are loaded."""
     head.materialize_inference_buffers(head.slot_embedding.device, head.slot_embedding.dtype)

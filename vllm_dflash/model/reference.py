@@ -1,4 +1,4 @@
-"""DFlash in plain PyTorch: the method written to be read, and the oracle of the tests.
+"""DFlash in plain PyTorch: readable reference, and oracle of the tests.
 
 A drafter proposes a whole block of tokens in one forward pass (arXiv 2602.06036). Names:
 B block size, K = B - 1 drafted tokens, m taps, H hidden size, C context rows, Q query rows.
@@ -6,7 +6,7 @@ B block size, K = B - 1 drafted tokens, m taps, H hidden size, C context rows, Q
     Z = RMSNorm(W_fc . concat(taps of the target))        context, shared by all layers
     X = E_target[bonus, mask x K]                         the block
     per layer:  X += attention(Q(X), K/V of [Z; X]);  X += MLP(X)
-    drafts = argmax(head_target(RMSNorm(X)[1:]))          a mask row predicts its own position
+    drafts = argmax(head_target(RMSNorm(X)[1:]))          each mask row predicts its own position
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from vllm_dflash.model.reference_lilicorr import ReferenceLattice, walk
 
 
 def rotary_of(spec: DrafterSpec, rope: dict[str, Any]) -> Qwen3RotaryEmbedding:
-    """What makes cosines and sines of positions, for the part of a head that is rotated."""
+    """Module that returns cosines and sines of positions, for the rotated part of a head."""
     rope = dict(rope)
-    part = rope.pop("partial_rotary_factor", None) or 1  # which this class would ignore
+    part = rope.pop("partial_rotary_factor", None) or 1  # this class would ignore it
     return Qwen3RotaryEmbedding(
         Qwen3Config(
             head_dim=int(spec.head_dim * part),
@@ -49,9 +49,9 @@ def rotary_of(spec: DrafterSpec, rope: dict[str, Any]) -> Qwen3RotaryEmbedding:
 def rotate(
     t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox_style: bool
 ) -> torch.Tensor:
-    """Turn the first numbers of heads [R, heads, T, D], as many as `cos` [R, T, ...] has.
+    """Rotate the first entries of heads [R, heads, T, D], as many as `cos` [R, T, ...] has.
 
-    Pairs are the two halves of them (neox), or neighbouring numbers.
+    Pairs are the two halves (neox) or neighbouring entries.
     """
     t, rest = t[..., : cos.shape[-1]], t[..., cos.shape[-1] :]
     if not is_neox_style:
@@ -63,7 +63,7 @@ def rotate(
 
 
 class ReferenceAttention(nn.Module):
-    """Queries of the block over the context's and the block's own keys and values."""
+    """Attention of the block's queries over keys and values of the context and the block."""
 
     def __init__(self, spec: DrafterSpec) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class ReferenceAttention(nn.Module):
         scores = q @ k.transpose(-1, -2) * self.head_dim**-0.5  # [R, heads, Q, C + Q]
         scores = scores.masked_fill(~visible, -torch.inf)
         if self.attention_sink_bias is not None:
-            # A logit that takes its share of the attention, and has no value.
+            # A logit that takes a share of the attention but has no value.
             sink = self.attention_sink_bias.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
             scores = torch.cat([scores, sink.to(scores)], dim=-1)
         weights = scores.softmax(dim=-1)[..., : k.shape[2]]
@@ -148,7 +148,7 @@ class ReferenceLayer(nn.Module):
 
 
 class ReferenceDrafter(nn.Module):
-    """A DFlash drafter whose parameters carry the names of the z-lab checkpoints."""
+    """A DFlash drafter with the parameter names of z-lab's checkpoints."""
 
     d2t: torch.Tensor | None
 
@@ -183,7 +183,7 @@ class ReferenceDrafter(nn.Module):
 
     @classmethod
     def load(cls, spec: DrafterSpec, folder: str | Path) -> ReferenceDrafter:
-        """Load the `*.safetensors` of a folder, strictly, in the file's own dtype.
+        """Load the `*.safetensors` of a folder strictly, in the file's own dtype.
 
         Raises:
             HeadersError: there are none, or one is damaged.
@@ -209,7 +209,7 @@ class ReferenceDrafter(nn.Module):
         return drafter.eval()
 
     def embed(self, token_ids: torch.Tensor, target: PreTrainedModel) -> torch.Tensor:
-        """Embeddings of token ids, the target's unless the drafter has its own. [T] -> [T, H]."""
+        """Embeddings [T, H] of token ids [T], the target's unless the drafter has its own."""
         table = target.get_input_embeddings() if self.embed_tokens is None else self.embed_tokens
         x = table(token_ids)
         if self.mask_embedding is not None:
@@ -217,7 +217,7 @@ class ReferenceDrafter(nn.Module):
         return x if self.spec.dflash2 is None else x * self.spec.dflash2.input_embedding_scale
 
     def logits(self, hidden: torch.Tensor, target: PreTrainedModel) -> torch.Tensor:
-        """Logits of hidden states, as the target makes them unless the drafter has its own head."""
+        """Logits of hidden states, as in the target unless the drafter has its own head."""
         own = self.lm_head
         logits = (target.get_output_embeddings() if own is None else own)(hidden)
         if self.spec.lilicorr is not None:
@@ -234,7 +234,7 @@ class ReferenceDrafter(nn.Module):
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
-        """Columns of the logits as token ids of the target."""
+        """Token ids of the target for columns of logits."""
         return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
 
     def choose(
@@ -245,8 +245,8 @@ class ReferenceDrafter(nn.Module):
         newest: torch.Tensor,
         target: PreTrainedModel,
     ) -> torch.Tensor:
-        """Tokens of one block, [K], from its logits [K, V'] and hidden states [K, H], behind the
-        bonus token, before which the context ends with `newest`, [H]."""
+        """Tokens of one block, [K], from logits [K, V'] and hidden states [K, H], after the `bonus`
+        token. `newest`: context of the token before it, [H]."""
         if self.lilicorr is not None:
             embed = target.get_input_embeddings()
             tokens = walk(*self.lilicorr.weigh(logits, hidden, newest, embed))
@@ -257,7 +257,7 @@ class ReferenceDrafter(nn.Module):
         return torch.tensor(tokens, device=logits.device)
 
     def context(self, features: torch.Tensor) -> torch.Tensor:
-        """Z: fuse the taps, concatenated in ascending layer order. [..., m * H] -> [..., H]."""
+        """Z, [..., H], of taps concatenated in ascending layer order, [..., m * H]."""
         return self.hidden_norm(self.fc(features))
 
     def forward(
@@ -270,9 +270,9 @@ class ReferenceDrafter(nn.Module):
     ) -> torch.Tensor:
         """Return the normed hidden states of the block, [R, Q, H].
 
-        `visible` says which keys a query may see besides the layer's own window and causality;
-        None means all of them (one block behind its whole context). `width`: rows of a block, where
-        Q are those of several.
+        `visible` says which keys a query may see, before the layer's window and causality apply;
+        None means all of them (one block after its whole context). `width`: rows per block, if Q
+        covers several blocks.
         """
         num_queries = block.shape[1]
         if visible is None:
@@ -298,7 +298,7 @@ def target_step(
     target: PreTrainedModel, token_ids: torch.Tensor, cache: DynamicCache, taps: Collection[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the target over new tokens [1, T]. Returns logits [T, V] and features [T, m * H]."""
-    # Hooks, since Hugging Face norms the last entry of `hidden_states`, and taps are not normed.
+    # Hooks, because Hugging Face norms the last entry of `hidden_states`, and taps are not normed.
     outputs: dict[int, torch.Tensor] = {}
 
     def keep(tap: int, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:

@@ -1,7 +1,7 @@
-"""What DFlash 2 adds, in plain PyTorch: convolutions along the block, and a walk along candidates.
+"""DFlash 2's additions in plain PyTorch: convolutions along the block, and a walk along candidates.
 
-R blocks of Q rows, H hidden size, G groups of channels, t rows that a kernel reads, C candidates of
-each of w places, r numbers of a code.
+R blocks of Q rows, H hidden size, G groups of channels, t rows read by a kernel, C candidates for
+each of w positions, codes of r numbers.
 
     around attention and MLP:  kernel[i] = base + W_k x[i], by group of channels
                                y[i] = sum over j < t of kernel[i, j] * x[i - j], inside the block
@@ -21,28 +21,28 @@ from vllm_dflash.checkpoint.spec import DFlash2, LiLiCorr
 
 
 class ReferenceConvolution(nn.Module):
-    """A convolution before a sublayer and one behind it, with kernels made of the first's input."""
+    """Convolutions before and after a sublayer; the first one's input makes both kernels."""
 
     def __init__(self, hidden_size: int, spec: DFlash2 | LiLiCorr) -> None:
         super().__init__()
         self.rows, self.group = spec.conv_kernel_size, spec.conv_group_size
         self.base_kernel = nn.Parameter(torch.zeros(2, self.rows, hidden_size))
         with torch.no_grad():
-            self.base_kernel[:, 0] = 1.0  # before training: every row is itself
+            self.base_kernel[:, 0] = 1.0  # the identity, before training
         groups = hidden_size // self.group
         self.kernel_projection = nn.Linear(hidden_size, 2 * self.rows * groups, bias=False)
 
     def forward(
         self, sublayer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, width: int
     ) -> torch.Tensor:
-        """[R, Q, H] to [R, Q, H], in blocks of `width` rows, one behind another."""
+        """[R, Q, H] to [R, Q, H], in consecutive blocks of `width` rows."""
         before, behind = self.kernel_projection(x).chunk(2, dim=-1)  # [R, Q, t * G] each
         return self.convolve(sublayer(self.convolve(x, before, 0, width)), behind, 1, width)
 
     def convolve(
         self, x: torch.Tensor, correction: torch.Tensor, side: int, width: int
     ) -> torch.Tensor:
-        """With the kernel of one side of the sublayer and what each row adds to it."""
+        """Convolve with the kernel of one side (0: before, 1: after) plus each row's correction."""
         added = correction.unflatten(-1, (self.rows, -1)).repeat_interleave(self.group, dim=-1)
         kernel = self.base_kernel[side] + added  # [R, Q, t, H]
         blocks = x.unflatten(1, (-1, width))  # [R, blocks, width, H]
@@ -55,7 +55,7 @@ class ReferenceConvolution(nn.Module):
 
 
 class ReferenceSelector(nn.Module):
-    """Chooses each place's token among candidates, given the token before it."""
+    """Chooses each position's token among candidates, given the token before it."""
 
     def __init__(self, vocab_size: int, hidden_size: int, spec: DFlash2) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class ReferenceSelector(nn.Module):
         hidden: torch.Tensor,  # [..., H]
         before: torch.Tensor,  # [...]
     ) -> torch.Tensor:
-        """Score candidates behind one token, [..., C]."""
+        """Scores [..., C] of candidates after the token `before`."""
         weights = self.predecessor_codebook[before] * self.hidden_projection(hidden)  # [..., r]
         return logits + (self.successor_codebook[candidates] * weights[..., None, :]).sum(-1)
 
@@ -81,9 +81,9 @@ class ReferenceSelector(nn.Module):
         """Tokens of one block, and the probability of each among its candidates.
 
         Args:
-            logits: of all tokens, [w, V].
-            hidden: [w, H].
-            bonus: the token before the first place.
+            logits: logits of the whole vocabulary, [w, V].
+            hidden: hidden states, [w, H].
+            bonus: the token before the first position.
         """
         tokens, confidence = [], []
         token = bonus

@@ -1,13 +1,13 @@
 """LiLiCorr's head in plain PyTorch (arXiv 2608.20530): how well one candidate follows another.
 
-R blocks of w places, C candidates of each; L = w * C of them are the lattice. H is the drafter's
-hidden size, N the head's.
+R blocks of w positions, C candidates for each; the lattice is all L = w * C of them. H is the
+drafter's hidden size, N the head's.
 
-    x = W_e E_target[candidate] + W_h hidden + MLP(features of its log-probability) + place + rank
-    per layer:  x += attention(RMSNorm(x)) with a bias by distance of places;  x += MLP(RMSNorm(x))
+    x = W_e E_target[candidate] + W_h hidden + MLP(log-probability features) + position + rank
+    per layer:  x += attention(RMSNorm(x)) with a bias by distance;  x += MLP(RMSNorm(x))
     a = RMSNorm(W_a z)                           z: context of the token before the bonus token
     f = silu(W_f [x, a, x * a]);  out = unit(W_out f);  in = unit(W_in f)
-    score(c | p) = s * out[p] . in[c], and in the first place s * unit(W_first a) . in[c]
+    score(c | p) = s * out[p] . in[c]; in the first position, s * unit(W_first a) . in[c]
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import nn
 from vllm_dflash.checkpoint.spec import DrafterSpec, LiLiCorr
 
 FEATURES = 5
-"""Numbers of a candidate: log-probability, probability, log of its ratio to the likeliest one's,
+"""Features of a candidate: log-probability, probability, log of the ratio to the likeliest one's,
 rank from 0 to 1, and whether it is the likeliest."""
 
 
 class ReferenceMLP(nn.Module):
-    """Up, silu, down; with biases."""
+    """Up projection, SiLU and down projection, with biases."""
 
     def __init__(self, width: int, rows: int, out: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class ReferenceMLP(nn.Module):
 
 
 class ReferenceLatticeLayer(nn.Module):
-    """Every candidate looks at every other one."""
+    """Attention among all candidates of a block, then an MLP."""
 
     def __init__(self, head: LiLiCorr, eps: float) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class ReferenceLatticeLayer(nn.Module):
         self.mlp = ReferenceMLP(head.hidden_size, head.mlp_size, head.hidden_size)
 
     def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """[R, L, N] to [R, L, N]; bias of each head, [heads, L, L]."""
+        """[R, L, N] to [R, L, N]; `bias`: one per head, [heads, L, L]."""
         rows = self.attn_norm(x)
         each = bias.repeat(len(x), 1, 1)  # [R * heads, L, L]
         attended, _ = self.attn(rows, rows, rows, attn_mask=each, need_weights=False)
@@ -54,7 +54,7 @@ class ReferenceLatticeLayer(nn.Module):
 
 
 class ReferenceLattice(nn.Module):
-    """Scores each place's candidates behind those of the place before, all at once."""
+    """Scores each position's candidates after those of the position before, all at once."""
 
     def __init__(self, spec: DrafterSpec, head: LiLiCorr) -> None:
         super().__init__()
@@ -81,7 +81,8 @@ class ReferenceLattice(nn.Module):
         self.anchor_out_head = nn.Linear(width, head.factor_dim)
 
     def candidates(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids of the likeliest tokens and their log-probabilities, [..., C] each, of [..., V]."""
+        """Ids of the likeliest tokens and their log-probabilities, [..., C] each, from logits
+        [..., V]."""
         likeliest = logits.float().log_softmax(-1).topk(self.head.candidate_topk)
         return likeliest.indices, likeliest.values
 
@@ -91,10 +92,10 @@ class ReferenceLattice(nn.Module):
         """Candidates of one block [w, C], and their scores [w, C before, C].
 
         Args:
-            logits: of all tokens, [w, V].
-            hidden: [w, H].
+            logits: logits of the whole vocabulary, [w, V].
+            hidden: hidden states, [w, H].
             newest: fused context of the token before the bonus token, [H].
-            embed: the target's.
+            embed: the target's embedding.
         """
         candidates, log_probs = self.candidates(logits)
         scores = self.scores(embed(candidates)[None], log_probs[None], hidden[None], newest[None])
@@ -107,7 +108,7 @@ class ReferenceLattice(nn.Module):
         hidden: torch.Tensor,  # [R, w, H]
         newest: torch.Tensor,  # [R, H]
     ) -> torch.Tensor:
-        """[R, w, C before, C]; in the first place, the C rows are alike."""
+        """Scores [R, w, C before, C]; in the first position, all C rows are the same."""
         blocks, places, count = log_probs.shape
         rank = torch.linspace(0, 1, count, device=log_probs.device)
         features = [
@@ -138,7 +139,7 @@ class ReferenceLattice(nn.Module):
         return self.head.logit_scale * cosines.float()
 
     def _bias(self, places: int) -> torch.Tensor:
-        """What each head adds to its attention, by how far apart two places are: [heads, L, L]."""
+        """Bias of each head's attention by the distance of two positions, [heads, L, L]."""
         place = torch.arange(places, device=self.same_slot_bias.device)
         place = place.repeat_interleave(self.head.candidate_topk)
         apart = place[:, None] - place

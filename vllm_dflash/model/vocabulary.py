@@ -1,4 +1,4 @@
-"""Where a block's embeddings and logits come from: the target, or the drafter's own tensors."""
+"""Embeddings and logits of a block, from the target or from the drafter's own tensors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from vllm_dflash.model.adapters import Unadapted
 
 
 class DraftVocabulary(nn.Module):
-    """Embedding and head of a drafter, each its own where its checkpoint brings one.
+    """Embedding and head of a drafter, each its own if the checkpoint has one.
 
-    What it does not bring is the target's: through the target's functions, not its weights, so
-    that whatever those do (Gemma's embedding scale, a logit softcap, tensor-parallel gathering)
-    is done exactly once and rounded exactly as the target rounds it.
+    Otherwise it uses the target's functions, not its weights, so that whatever those do (Gemma's
+    embedding scale, a logit softcap, tensor-parallel gathering) is done exactly once and rounded
+    exactly as in the target.
     """
 
     def __init__(
         self, spec: DrafterSpec, found: Container[str], mask_embedding: torch.Tensor | None
     ) -> None:
-        """For a checkpoint with the `found` tensors, and possibly a mask embedding [H]."""
+        """`found`: names of the checkpoint's tensors; `mask_embedding`: [H], if it has one."""
         super().__init__()
         self.mask_token_id = spec.mask_token_id
         self.dflash2 = spec.dflash2
@@ -38,7 +38,7 @@ class DraftVocabulary(nn.Module):
         self._embed_candidates: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._head: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.head_parts: tuple[LogitsProcessor, VocabParallelEmbedding] | None = None
-        """What makes logits of which weights, where that is vLLM's usual way."""
+        """Logits processor and weights of the head, if the head is a vLLM layer."""
         if "embed_tokens.weight" in found:
             self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size)
             self._embed = lambda token_ids: self.embed_tokens(token_ids)
@@ -57,11 +57,11 @@ class DraftVocabulary(nn.Module):
         self.mask_embedding = mask_embedding
 
     def share(self, target: Any) -> None:
-        """Take the target's function for whatever the checkpoint did not bring.
+        """Use the target's function for whatever the checkpoint does not have.
 
         Raises:
-            ValueError: a DFlash 2 or LiLiCorr drafter needs the target's tensors, which are not to
-                be found.
+            ValueError: a DFlash 2 or LiLiCorr drafter needs the target's tensors, and they are not
+                found.
         """
         if self.dflash2 is not None:
             self._share_tensors(target)
@@ -78,16 +78,16 @@ class DraftVocabulary(nn.Module):
             with unadapted:
                 processor = getattr(target, "logits_processor", None)
             head = getattr(target, "lm_head", None)
-            # What some targets do to their logits behind it, a scale or a softcap, keeps the order.
+            # A scale or a softcap that some targets apply after it keeps the order of the logits.
             if isinstance(processor, LogitsProcessor) and isinstance(head, VocabParallelEmbedding):
                 self.head_parts = processor, head
 
     def _share_tensors(self, target: Any) -> None:
-        """For DFlash 2, which scales embeddings and logits by its own config, not the target's."""
+        """Share the target's tensors: DFlash 2 scales embeddings and logits by its own config."""
         inner = getattr(target, "model", target)
         with Unadapted(target):
             if hasattr(inner, "get_input_embeddings"):
-                table = inner.get_input_embeddings()  # of transformers, whose names differ
+                table = inner.get_input_embeddings()  # transformers models use other names
             else:
                 table = getattr(inner, "embed_tokens", None) or getattr(inner, "embedding", None)
         table = _shared(getattr(self, "embed_tokens", table), "embedding", target, "DFlash 2")
@@ -95,12 +95,12 @@ class DraftVocabulary(nn.Module):
         self.head_parts = self.logits_processor, self._head_tensors(target, "DFlash 2")
 
     def _head_tensors(self, target: Any, kind: str) -> VocabParallelEmbedding:
-        """The drafter's own, or its target's, for a drafter of that kind."""
+        """Head of the drafter, or else of its target; `kind` names the drafter in messages."""
         head = getattr(self, "lm_head", getattr(target, "lm_head", None))
         return _shared(head, "head", target, kind)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """[Q] token ids of the target to embeddings [Q, H]."""
+        """Embeddings [Q, H] of the target's token ids [Q]."""
         assert self._embed is not None
         x = self._embed(token_ids)
         if self.mask_embedding is not None:
@@ -109,19 +109,19 @@ class DraftVocabulary(nn.Module):
         return x if self.dflash2 is None else x * self.dflash2.input_embedding_scale
 
     def embed_candidates(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The target's embeddings of ids [...], also where the drafter has its own: [..., H]."""
+        """The target's embeddings [..., H] of ids [...], even if the drafter has its own."""
         assert self._embed_candidates is not None
         return self._embed_candidates(token_ids.flatten()).unflatten(0, token_ids.shape)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Hidden states [Q, H] to logits over the drafter's vocabulary, [Q, V']."""
+        """Logits over the drafter's vocabulary, [Q, V'], of hidden states [Q, H]."""
         assert self._head is not None
         return self._head(hidden_states)
 
     def candidates(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and float32 logits of the C likeliest tokens of rows [Q, H]: [Q, C] each.
+        """Ids and float32 logits of the C likeliest tokens for rows [Q, H]: [Q, C] each.
 
-        For LiLiCorr, log-probabilities among all tokens instead.
+        For LiLiCorr, log-probabilities over the whole vocabulary instead of logits.
         """
         assert self.num_candidates is not None
         assert self.head_parts is not None
@@ -133,36 +133,36 @@ class DraftVocabulary(nn.Module):
     def best_ids(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Columns [Q] of the largest logits of [Q, H]; each rank searches its part of the head.
 
-        Ids alone come back, within the vocabulary also where logits are NaN.
+        They lie within the vocabulary even if logits are NaN.
         """
         assert self.head_parts is not None
         processor, head = self.head_parts
         return processor.get_top_tokens(head, hidden_states)
 
     def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
-        """Ids in the drafter's vocabulary to the target's: `d2t` holds what to add to each."""
+        """The target's ids of ids in the drafter's vocabulary; `d2t` holds the difference."""
         return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
 
 
 def _shared(tensors: Any, what: str, target: Any, kind: str) -> VocabParallelEmbedding:
-    """An embedding or a head as vLLM keeps them. Raises ValueError where it is another."""
+    """`tensors`, if they are vLLM's kind of embedding or head. Raises `ValueError` otherwise."""
     if isinstance(tensors, VocabParallelEmbedding):
         return tensors
     raise ValueError(
-        f"a {kind} drafter reads the {what} of its target, and that of {type(target).__name__} is"
-        f" not one that vLLM shares. Take a drafter with an {what} of its own, or leave the"
-        " speculative config out."
+        f"a {kind} drafter reads the {what} of its target, and vLLM cannot share the {what} of"
+        f" {type(target).__name__}. Use a drafter with its own {what}, or leave the speculative"
+        " config out."
     )
 
 
 def check_ids(
     spec: DrafterSpec, tensors: Mapping[str, torch.Tensor], target_vocab_size: int
 ) -> None:
-    """Refuse tensors, by name, that embed or draft other ids than the target's.
+    """Refuse tensors that embed or draft other ids than the target's.
 
     Raises:
-        DrafterError: the drafter's own embedding has no row for some of them, or `d2t` leads
-            outside of them.
+        DrafterError: the drafter's own embedding has too few rows, or `d2t` leads to an id outside
+            the target's vocabulary.
     """
 
     def refuse(why: str) -> DrafterError:

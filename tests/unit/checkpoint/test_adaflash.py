@@ -32,8 +32,8 @@ def floats(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
 def test_the_head_is_said_not_to_run_and_nothing_else_changes() -> None:
     spec = parse_config("it", drafter_config(dflash_config=PUBLISHED))
     assert spec.remarks == (
-        "AdaFlash, whose length head (thresh_head_two_model) is not run: draft lengths are planned"
-        " by vllm-dflash anyway",
+        "AdaFlash: its length head (thresh_head_two_model) is not run, because vllm-dflash plans"
+        " draft lengths itself",
     )
     assert spec.model_dump() == {
         **PLAIN.model_dump(),
@@ -56,13 +56,13 @@ def test_a_head_that_is_switched_off(value: object) -> None:
     nested = {"use_thresh_head_two_model": value, "thresh_head_bottleneck_dim": 256}
     spec = parse_config("it", drafter_config(dflash_config=nested))
     assert spec.model_copy(update={"remarks": ()}) == PLAIN
-    assert all("which nothing here reads" in remark for remark in spec.remarks)
+    assert all("which is ignored" in remark for remark in spec.remarks)
 
 
 def test_another_key_is_still_remarked_on() -> None:
     nested = {**PUBLISHED, "num_anchors": 512}
     _, remark = parse_config("it", drafter_config(dflash_config=nested)).remarks
-    assert "'num_anchors', which nothing here reads" in remark
+    assert "'num_anchors', which is ignored" in remark
 
 
 def test_its_tensors_are_no_surplus_where_the_config_knows_of_them() -> None:

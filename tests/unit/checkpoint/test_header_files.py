@@ -110,16 +110,16 @@ def test_a_damaged_file_is_named(folder: Path, damage: str) -> None:
     [
         ({"x": "c.safetensors", "y": "a.safetensors"}, "lacks 'c.safetensors', which"),
         ({"x": "c.safetensors", "y": "d.safetensors"}, "lacks 'c.safetensors', 'd.safetensors',"),
-        ({"x": "a.bin"}, "it names 'a.bin', where"),
-        ({"x": "sub/a.safetensors", "y": "a.safetensors"}, "it names 'sub/a.safetensors', where"),
-        ({"x": "../a.safetensors"}, r"it names '\.\./a\.safetensors', where"),
-        ({"x": "/etc/passwd"}, "it names '/etc/passwd', where"),
-        ({"x": 3}, "it names '3', where"),
-        ({"x": ["a.safetensors"]}, r"it names \"\['a.safetensors'\]\", where"),
+        ({"x": "a.bin"}, "it names 'a.bin', but only"),
+        ({"x": "sub/a.safetensors", "y": "a.safetensors"}, "names 'sub/a.safetensors', but only"),
+        ({"x": "../a.safetensors"}, r"it names '\.\./a\.safetensors', but only"),
+        ({"x": "/etc/passwd"}, "it names '/etc/passwd', but only"),
+        ({"x": 3}, "it names '3', but only"),
+        ({"x": ["a.safetensors"]}, r"it names \"\['a.safetensors'\]\", but only"),
         ({"x": "n" * 300 + ".safetensors"}, r"lacks 'n{299}\.\.\. \(314 characters\), which"),
         ({"x": "a.safetensors\0.safetensors"}, r"lacks 'a\.safetensors.x00\.safetensors', which"),
         ({"x": "\ud800.safetensors"}, r"lacks '.ud800\.safetensors', which"),
-        ({str(n): f"{n:05}.bin" for n in range(10**4)}, "'00009.bin' and 9990 more, where"),
+        ({str(n): f"{n:05}.bin" for n in range(10**4)}, "'00009.bin' and 9990 more, but only"),
         ({str(n): f"{n:05}.safetensors" for n in range(10**4)}, "and 9990 more, which"),
         ({}, "it names no files"),
     ],
@@ -136,7 +136,7 @@ def test_an_index_without_end(folder: Path) -> None:
     """No memory is taken for it: a sparse file may claim any size."""
     with (folder / INDEX).open("r+b") as file:
         file.truncate(1 << 42)
-    with pytest.raises(HeadersUnreadableError, match=f"{INDEX}' cannot be read: it has more than"):
+    with pytest.raises(HeadersUnreadableError, match=f"{INDEX}' cannot be read: it is larger than"):
         read_folder(folder)
 
 
@@ -259,7 +259,7 @@ def test_no_network(
         raise error
 
     monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", get_safetensors_metadata)
-    with pytest.raises(HeadersNotCheckedError, match=rf"^the hub gave no headers of .*\({said}\)$"):
+    with pytest.raises(HeadersNotCheckedError, match=rf"^the hub returned no .*\({said}\)$"):
         read_headers_of(REPOSITORY, "abc")
     assert asked == []
 

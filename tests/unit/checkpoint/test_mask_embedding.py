@@ -51,9 +51,9 @@ def test_an_embedding_is_a_row(state: Any) -> None:
         (stored({"weight": NUMBERS}), "holds a NoneType, not a tensor"),
         (stored([NUMBERS]), "holds a list, not a tensor"),
         (stored(NUMBERS[:-1].clone()), "has 63 numbers, hidden_size is 64"),
-        (stored(Called()), "cannot be read as tensors and nothing else: Weights only"),
-        (b"", "cannot be read as tensors and nothing else: EOFError|Ran out"),
-        (b"nonsense", "cannot be read as tensors and nothing else: "),
+        (stored(Called()), "cannot be read as plain tensors: Weights only"),
+        (b"", "cannot be read as plain tensors: EOFError|Ran out"),
+        (b"nonsense", "cannot be read as plain tensors: "),
     ],
 )
 def test_anything_else_is_refused(
@@ -66,7 +66,7 @@ def test_anything_else_is_refused(
 
 def test_no_code_is_run_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    with pytest.raises(DrafterError, match="cannot be read as tensors and nothing else"):
+    with pytest.raises(DrafterError, match="cannot be read as plain tensors"):
         parse_mask_embedding(SPEC, stored(Called()))
 
 

@@ -51,7 +51,7 @@ def test_how_a_drafter_is_split() -> None:
     odd = parse_config("it", drafter_config(intermediate_size=95))
     assert describe_ranks(spec, 2, 2) == "the drafter is split over 2 ranks, like the target"
     assert describe_ranks(odd, 2, 1) == (
-        "every one of 2 ranks has the whole drafter (95 rows of its MLP (intermediate_size) do not"
+        "each of 2 ranks has the whole drafter (95 rows of its MLP (intermediate_size) do not"
         " divide by 2)"
     )
     assert "(as configured)" in describe_ranks(spec, 2, 1)

@@ -68,7 +68,7 @@ def test_a_config_that_is_no_object(tmp_path: Path, content: str) -> None:
 @pytest.mark.parametrize("found", [[1], None])
 def test_a_hub_that_gives_no_object(monkeypatch: pytest.MonkeyPatch, found: Any) -> None:
     monkeypatch.setattr(PretrainedConfig, "get_config_dict", lambda *_, **__: (found, {}))
-    with pytest.raises(DrafterError, match=r"config\.json cannot be read: it is no object\.$"):
+    with pytest.raises(DrafterError, match=r"config\.json cannot be read: it is not an object\.$"):
         load_config(REPOSITORY)
 
 
@@ -127,7 +127,8 @@ def test_an_override_that_changes_nothing(overrides: Fields, idle: list[str]) ->
     with pytest.raises(DrafterError) as refused:
         parse_overridden("it", QWEN, overrides)
     assert str(refused.value) == (
-        f"drafter 'it': drafter_overrides: {idle} changes nothing in how it is read."
+        f"drafter 'it': drafter_overrides: {idle} changes nothing in how the drafter is"
+        " read. Correct or remove it."
     )
 
 
@@ -139,8 +140,7 @@ def test_an_override_that_cannot_be_read() -> None:
 def test_each_key_that_nothing_reads_is_remarked_on_in_order() -> None:
     nested = {**NESTED, "zzz": 1, "mask_token": 3, "causal": None, "use_swas": None}
     assert parse_config("it", {**QWEN, "dflash_config": nested, "odd_at_top": 1}).remarks == (
-        "dflash_config has 'mask_token', which nothing here reads;"
-        " did its author mean 'mask_token_id'?",
-        "dflash_config has 'use_swas', which nothing here reads; did its author mean 'use_swa'?",
-        "dflash_config has 'zzz', which nothing here reads",
+        "dflash_config has 'mask_token', which is ignored; did its author mean 'mask_token_id'?",
+        "dflash_config has 'use_swas', which is ignored; did its author mean 'use_swa'?",
+        "dflash_config has 'zzz', which is ignored",
     )

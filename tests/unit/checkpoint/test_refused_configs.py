@@ -160,7 +160,7 @@ REFUSED: list[tuple[Fields, str]] = [
     (
         scaled(sliding_attention={"rope_theta": 2.0}),
         "rope_scaling differs by layer type (sliding_attention), and has no entry for"
-        " full_attention, which 5 of 5 layers are (config.json says None). Where the drafter was"
+        " full_attention, the type of 5 of 5 layers (config.json says None). If the drafter was"
         ' trained with one rotation for all layers, write it as "rope_scaling" in'
         ' "drafter_overrides"',
     ),
@@ -171,7 +171,7 @@ REFUSED: list[tuple[Fields, str]] = [
             "sliding_window": 8,
         },
         "rope_scaling differs by layer type (full_attention), and has no entry for"
-        " sliding_attention, which 1 of 5 layers are (config.json says None)",
+        " sliding_attention, the type of 1 of 5 layers (config.json says None)",
     ),
     (
         scaled(main={"rope_theta": 1.0}, compress={"rope_theta": 2.0}),

@@ -157,7 +157,7 @@ def test_a_whole_checkpoint_has_no_faults() -> None:
     ],
 )
 def test_each_fault_by_name(change: dict[str, Tensor | None], faults: list[str]) -> None:
-    reason = ": what is not quantised must be floating-point numbers"
+    reason = ": unquantised tensors must be floating-point"
     faults = [fault + reason * ("stored as" in fault) for fault in faults]
     assert tensor_faults(SPEC, found(**change)) == faults
     with pytest.raises(DrafterError) as refused:
@@ -166,7 +166,7 @@ def test_each_fault_by_name(change: dict[str, Tensor | None], faults: list[str])
     said, _, to_do = listed.rpartition(". ")
     assert said == "; ".join(faults)
     is_integer = "stored as" in said
-    assert to_do.startswith("Weights of integers" if is_integer else "Download the drafter")
+    assert to_do.startswith("Integer weights" if is_integer else "Download the drafter")
 
 
 @pytest.mark.parametrize(("surplus", "named", "rest"), [(40, 40, ""), (43, 40, "; and 3 more")])

@@ -91,7 +91,7 @@ def test_a_drafter_that_does_not_fit_the_target(
         ({"speculators_model_type": "eagle3"}, "speculators_model_type is 'eagle3'"),
         (
             {**as_speculators(drafter_config()), "speculators_config": None},
-            "has speculators_model_type and no speculators_config, by which vLLM knows",
+            "has speculators_model_type but no speculators_config, by which vLLM recognises",
         ),
         (nested(target_layer_ids=[2, 0]), "must be strictly ascending"),
         (nested(sample_from_anchor=True), "sample_from_anchor is true, so"),
@@ -196,7 +196,7 @@ def test_weights_that_are_integers(pair: Pair, tmp_path: Path, dtype: torch.dtyp
     message = refusal(pair, model=str(tmp_path))
     stored = {"int8": "I8", "uint8": "U8", "int32": "I32", "bool": "BOOL"}
     kind = stored[str(dtype).removeprefix("torch.")]
-    assert all(f"{name} is stored as {kind}: what is not quantised" in message for name in odd)
+    assert all(f"{name} is stored as {kind}: unquantised tensors" in message for name in odd)
     assert message.count("is stored as") == 2
 
 

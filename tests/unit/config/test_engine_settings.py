@@ -107,7 +107,7 @@ def test_drafts_of_a_drafter_that_walks_are_not_sampled_on_v1() -> None:
     config = {"model": "it", "draft_sample_method": "probabilistic"}
     with log_lines() as lines:
         assert written(config, WALKED)["draft_sample_method"] == "greedy"
-    assert "is ignored: Model Runner V1 has no drafts" in lines[0]
+    assert "is ignored: Model Runner V1 cannot sample" in lines[0]
 
 
 @pytest.mark.parametrize("key", IGNORED)

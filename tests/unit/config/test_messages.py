@@ -77,7 +77,7 @@ def test_a_way_of_quantising_that_vllm_lacks_here(pair: Pair, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("change", "remedy"),
-    [("char", "or take the unquantised checkpoint"), ("t", "Download the drafter again")],
+    [("char", "or use the unquantised checkpoint"), ("t", "Download the drafter again")],
 )
 def test_weights_of_something_else(pair: Pair, tmp_path: Path, change: str, remedy: str) -> None:
     shutil.copytree(pair.drafter, tmp_path, dirs_exist_ok=True)
@@ -93,7 +93,7 @@ def test_weights_of_something_else(pair: Pair, tmp_path: Path, change: str, reme
     [
         ([], "Download its weights into it"),
         (["mask_embedding.pt"], "Download its weights into it"),
-        (["pytorch_model.bin"], "'pytorch_model.bin' may hold code and so is not read: convert it"),
+        (["pytorch_model.bin"], "'pytorch_model.bin' may contain code, so it is not read: convert"),
     ],
 )
 def test_no_safetensors(pair: Pair, tmp_path: Path, files: list[str], remedy: str) -> None:
@@ -152,7 +152,7 @@ def test_target_and_drafter_swapped(pair: Pair) -> None:
     drafter, target = str(pair.drafter), str(pair.target)
     message = str(refused(pair, {"model": target}, model=drafter))
     assert "are the two swapped?" in message
-    assert f"The target is '{target}' then, and the drafter" in message
+    assert f"If so, serve '{target}' and set 'model'" in message
     message = str(refused(pair, model=drafter))
     assert f"target '{drafter}' is a DFlash drafter itself" in message
     assert "swapped" not in message

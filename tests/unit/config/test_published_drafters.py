@@ -61,8 +61,8 @@ LEFT_TO_VLLM = {
     "poolside/Laguna-XS-2.1-DFlash": "DFlashLagunaForCausalLM",
 }
 REFUSED = {
-    "JetSpec/jetspec-qwen3-30b-a3b": "Take a DFlash drafter of the same target",
-    "JetSpec/jetspec-qwen3-8b": "Take a DFlash drafter of the same target",
+    "JetSpec/jetspec-qwen3-30b-a3b": "Use a DFlash drafter for the same target",
+    "JetSpec/jetspec-qwen3-8b": "Use a DFlash drafter for the same target",
     "RadixArk/Qwen3.8-27B-DSpark": 'Write "method": "dspark" in the speculative config',
     "deepseek-ai/dflash_qwen3_8b_block7": 'Write "method": "dspark" in the speculative config',
     "shanjiaz/dflash-test": "aux_hidden_state_layer_ids must be a list of numbers from 1",

@@ -94,8 +94,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ("0-3", 2, "'0-3' has cores for 1"),
         ("0|1|2", 3, None),
         ("0|1", 3, "'0|1' has cores for 2. Set VLLM_CPU_OMP_THREADS_BIND='0|1|2-3' to divide its"),
-        (None, 2, "there are 1. Set VLLM_CPU_OMP_THREADS_BIND='0-1|2-3' to divide"),
-        (None, 5, "there are 1. Set VLLM_CPU_OMP_THREADS_BIND=nobind to leave"),
+        (None, 2, "machine has 1). Set VLLM_CPU_OMP_THREADS_BIND='0-1|2-3' to divide"),
+        (None, 5, "machine has 1). Set VLLM_CPU_OMP_THREADS_BIND=nobind to leave"),
     ],
 )
 def test_ranks_of_this_machine(
