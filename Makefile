@@ -62,8 +62,9 @@ test-emulated:
 # The newest vLLM that we support, which pip installs on a GPU.
 BESIDE = $(ONE_THREAD) scripts/run.sh python scripts/beside.py $(or $(VLLM),0.33.0)
 NEXT = tests/unit/config tests/unit/test_plugin.py tests/unit/test_compatibility.py
+NEXT_FIRST = tests/unit/config/test_[lnpsw]*.py tests/unit/test_plugin.py tests/unit/test_compatibility.py
 test-next:
-	$(BESIDE) pytest $(NEXT) tests/engine/test_selection_matrix.py -k "not every_field" $(PYTEST_ARGS)
+	$(BESIDE) pytest $(NEXT_FIRST) tests/engine/test_selection_matrix.py -k "not every_field" $(PYTEST_ARGS)
 	$(BESIDE) pytest tests/engine/test_engine_v2.py --runner v2 $(PYTEST_ARGS)
 
 test-cluster:

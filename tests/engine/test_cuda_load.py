@@ -78,7 +78,11 @@ def outcomes(llm: LLM) -> tuple[list[list[int]], dict[str, Any]]:
 @pytest.mark.parametrize(
     "disturbance", [pytest.param(late_device, marks=SLOW_EMULATED), busy_copies]
 )
-@pytest.mark.parametrize("names", [("execute_model",), ("sample_tokens",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "names",
+    [("execute_model",), pytest.param(("sample_tokens",), marks=SLOW_EMULATED)],
+    ids=" ".join,
+)
 def test_a_device_that_lags_behind_changes_nothing(
     plain: list[list[int]],
     disturbance: Callable[[], Callable[[], None]],

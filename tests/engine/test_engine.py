@@ -25,6 +25,7 @@ from support.engines import (
     in_order,
     prefix_cache_hits,
     proposer_of,
+    slow_on_v2,
     token_ids,
 )
 from support.pairs import make_pair
@@ -162,6 +163,7 @@ def test_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counters["accepted_tokens"] == stats["accepted_tokens"] > 0
 
 
+@slow_on_v2
 def test_a_drafter_shaped_unlike_its_target(tmp_path: Path) -> None:
     """Other heads than the target's, sliding and full layers mixed, contexts beyond the window."""
     pair = make_pair(

@@ -17,6 +17,7 @@ from support.engines import (
     engine,
     greedy,
     held_out_prompts,
+    slow_on_v2,
     token_ids,
     tokens_by_step,
 )
@@ -106,6 +107,7 @@ def test_hazard_7_a_wrong_embedding_scale_breaks_parity(
         assert largest_error(family, llm, PROMPTS[0]) > 0.01
 
 
+@slow_on_v2
 def test_a_quantised_target(runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo pair with an 8-bit target: its own output, and drafts as good as before."""
     # On CPUs with AMX, the kernel that vLLM takes for such layers has no float32.

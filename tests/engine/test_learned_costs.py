@@ -22,6 +22,7 @@ from support.engines import (
     proposer_of,
     runner_of,
     scheduler_of,
+    slow_on_v2,
     token_ids,
 )
 from support.fake_time import FakeTime
@@ -73,6 +74,7 @@ class EngineTime(FakeTime):
         return run
 
 
+@slow_on_v2
 def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """From a profile that is a quarter off in each part, in either direction."""
     time = EngineTime()

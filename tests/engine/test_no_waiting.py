@@ -110,7 +110,9 @@ def test_nothing_waits_for_the_device(llm: LLM, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    "llm", [*CHAINS, pytest.param("trees", marks=pytest.mark.slow)], indirect=True
+    "llm",
+    ["trimming", *(pytest.param(way, marks=pytest.mark.slow) for way in (*CHAINS[:-1], "trees"))],
+    indirect=True,
 )
 def test_steps_of_more_requests_run_no_more_lines(
     llm: LLM, monkeypatch: pytest.MonkeyPatch

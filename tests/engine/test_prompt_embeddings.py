@@ -15,6 +15,7 @@ from support.engines import (
     fix_costs,
     greedy,
     held_out_prompts,
+    slow_on_v2,
     target_of,
     token_ids,
 )
@@ -37,6 +38,7 @@ def embedded(llm: LLM, prompt: str) -> dict[str, torch.Tensor]:
     return {"prompt_embeds": target_of(llm).embed_input_ids(ids).detach()}
 
 
+@slow_on_v2
 def test_they_are_drafted_and_verified_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, in rows that others had before, and beside others."""
     with engine(**SETTINGS) as llm:

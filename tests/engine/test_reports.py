@@ -17,6 +17,7 @@ from support.engines import (
     DFLASH,
     FIXED,
     SCHEDULING,
+    SLOW_ON_V2,
     USES_V2,
     engine,
     fix_costs,
@@ -152,7 +153,7 @@ def plain() -> tuple[list[list[int]], Found]:
 @pytest.fixture(
     scope="module",
     params=[
-        (way, name)
+        pytest.param((way, name), marks=SLOW_ON_V2 if way == "synchronous" else [])
         for way in SCHEDULING
         for name in (("adaptive",) if USES_V2 else ("adaptive", "one draft"))
     ],

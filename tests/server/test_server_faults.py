@@ -91,6 +91,7 @@ IN_NO_ROOM = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
 MOUNT = 'mount -t tmpfs -o size=64k tmpfs "$0"'
 
 
+@pytest.mark.slow  # a minute and a half, most of it to compile
 def test_a_disk_that_is_full_when_the_models_are_compiled(tmp_path: Path) -> None:
     """The server says so and ends."""
     if subprocess.run([*IN_NO_ROOM, MOUNT, tmp_path], capture_output=True).returncode:

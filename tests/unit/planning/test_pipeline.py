@@ -65,8 +65,8 @@ def test_where_drafts_are_trimmed_it_is_better_than_any_length(greedy: RecordedD
 
 @pytest.mark.parametrize(
     ("table", "count", "times"),
-    [(GPU, 1, 4), (GPU, 8, 4), (CPU, 1, 2.5), (CPU, 8, 1.2)],
-    ids=["gpu-1", "gpu-8", "cpu-1", "cpu-8"],
+    [(GPU, 8, 4), (CPU, 1, 2.5)],
+    ids=["gpu-8", "cpu-1"],
 )
 @ALL
 def test_copies_are_written_faster(
@@ -113,7 +113,7 @@ def test_a_drafter_that_becomes_good_is_found_out_soon(
     assert blocks_of(pipeline, 20) < 0.3
 
 
-@pytest.mark.parametrize("scale", [0.8, 1.5])
+@pytest.mark.parametrize("scale", [0.8, pytest.param(1.5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("count", [1, 64])
 @ALL
 def test_from_a_profile_that_is_wrong(
