@@ -33,7 +33,7 @@ class Directions:
     runs_block: bool
     """Whether the drafter's block runs after the target."""
     min_verified: int = 0
-    """Drafts of this step that the next one verifies at least, whatever they seem worth."""
+    """Minimum of this step's drafts that the next step verifies, whatever they seem worth."""
     could_draft: bool = True
     """Whether any request could have used drafts."""
     is_anew: bool = True

@@ -46,7 +46,7 @@ from vllm_dflash.planning.step import Outcomes, Step
 from vllm_dflash.planning.tree_gain import TreeGain
 
 FIRST_NEWS, MOST_NEWS = 4, 32
-"""Steps between two `learned` messages to workers: at first, and at most after doubling."""
+"""Steps between two `learned` messages to workers: at first, and at most. The number doubles."""
 
 
 class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
@@ -82,7 +82,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         """Whether the last step has a new plan; if so, we learn from the next output."""
         self._repeats_block = False
         self._planned_for: dict[str, int] = {}
-        """The last plan that was no probe: whether it runs a block, and each request's length."""
+        """Last plan that was not a probe: whether it runs a block, and each request's length."""
         self._planning_seconds = 0.0
         """Time spent on the last plan."""
         self._draft_rows = 0

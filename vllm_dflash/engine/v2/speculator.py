@@ -64,7 +64,7 @@ class PlannedSpeculator(LoadedSpeculator):
         self.statistics = DraftStatistics(places)
         self.warm = WarmState(lambda: (self, self.input_buffers, *self.step.owners()))
         self.candidates: CandidateSampler | None = None
-        """Chooses among the candidates of a DFlash 2 or LiLiCorr drafter, token by token."""
+        """Chooses among a DFlash 2 or LiLiCorr drafter's candidates, token by token; else None."""
         if (top_k := self.spec.num_candidates) is not None:
             self.candidates = CandidateSampler(self.max_num_reqs, width, top_k, device)
         self.budget: DraftBudget | None = None

@@ -149,7 +149,7 @@ class DraftBudget(AdaptiveVerificationManager):
     _share = 1.0
     """Share of the drafts that the last computed budget had room for."""
     _min_verified = 0
-    """Drafts to verify at least, from the previous step's directions."""
+    """Minimum number of drafts to verify, from the previous step's directions."""
     _had_block = False
     """Whether the last step ran a block."""
     _steps = 0

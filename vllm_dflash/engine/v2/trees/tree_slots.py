@@ -49,10 +49,11 @@ class TreeSlots:
         self.chains = torch.full_like(zeros(num_slots, 2 + len(TREE_CUTS)), -1)
         """Outcome of each request's tree, [max R, 2 + C]: likeliest nodes verified; those of them
         accepted one after the other; and for each of `TREE_CUTS`, the tokens that the step would
-        have brought with the tree cut to that size. -1: it had no tree."""
+        have brought with the tree cut to that size or less. -1: it had no tree."""
 
     def forget(self, slots: torch.Tensor, may_branch: torch.Tensor) -> None:
-        """Clear slots that go to new requests, and set whether these may have trees, [N] each."""
+        """Clear slots that go to new requests, [N] int64, on the device, and set whether these may
+        have trees, [N]."""
         self.sizes.index_fill_(0, slots, 0)
         self.may_branch[slots] = may_branch
 
